@@ -1,0 +1,55 @@
+#include "reshard/base/error.h"
+
+#include <cerrno>
+#include <system_error>
+
+#include "reshard/base/strings.h"
+
+namespace reshard {
+
+Error::Error(ErrorKind kind, std::string message)
+    : std::runtime_error(message), kind_(kind), message_(std::move(message)) {
+  compose();
+}
+
+Error& Error::in(const std::filesystem::path& path) {
+  path_ = path.string();
+  compose();
+  return *this;
+}
+
+Error& Error::tensor(std::string name) {
+  tensor_ = std::move(name);
+  compose();
+  return *this;
+}
+
+Error& Error::at_byte(std::uint64_t offset_bytes) {
+  offset_bytes_ = offset_bytes;
+  compose();
+  return *this;
+}
+
+Error& Error::hint(std::string text) {
+  hint_ = std::move(text);
+  return *this;
+}
+
+void Error::compose() {
+  what_.clear();
+  if (!path_.empty()) what_ += printable(path_) + ": ";
+  if (offset_bytes_) what_ += "at byte " + std::to_string(*offset_bytes_) + ": ";
+  if (!tensor_.empty()) what_ += "tensor " + printable(tensor_) + ": ";
+  what_ += message_;
+}
+
+Error system_error(int errno_value, std::string_view doing, const std::filesystem::path& path) {
+  const bool full = errno_value == ENOSPC || errno_value == EDQUOT || errno_value == EFBIG;
+  Error error(full ? ErrorKind::kNoSpace : ErrorKind::kIo,
+              std::string(doing) + ": " + std::generic_category().message(errno_value));
+  error.in(path);
+  if (full) error.hint("free some space or choose an output directory on another file system");
+  return error;
+}
+
+}  // namespace reshard

@@ -1,0 +1,83 @@
+// base/: what every other floor stands on: errors, checked arithmetic, files, strings, JSON text.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace reshard {
+
+/// What went wrong, in the terms a caller acts on. `kExitCodes` below maps each to the program's exit code.
+enum class ErrorKind {
+  kUsage,        // the request itself makes no sense
+  kBadInput,     // a file or checkpoint is damaged or contradicts itself
+  kUnsupported,  // understood, but not something this version does
+  kNoSpace,      // the outputs do not fit the file system
+  kIo,           // the operating system refused
+  kInterrupted,  // a signal asked to stop
+  kInternal,     // a defect of reshard
+};
+
+/// One row a kind: the one place where kinds, their names and exit codes meet.
+struct ErrorKindRow {
+  ErrorKind kind;
+  const char* name;
+  int exit_code;
+  const char* meaning;
+};
+inline constexpr ErrorKindRow kErrorKinds[] = {
+    {ErrorKind::kUsage, "usage", 2, "the command line makes no sense"},
+    {ErrorKind::kBadInput, "bad input", 3, "an input is damaged or inconsistent"},
+    {ErrorKind::kUnsupported, "unsupported", 4, "understood, but not supported"},
+    {ErrorKind::kNoSpace, "no space", 5, "not enough space for the outputs"},
+    {ErrorKind::kIo, "I/O", 6, "the operating system refused to read or write"},
+    {ErrorKind::kInternal, "internal", 70, "a defect of reshard: please report it"},
+    {ErrorKind::kInterrupted, "interrupted", 130, "stopped by a signal; nothing was left behind"},
+};
+
+constexpr const ErrorKindRow& describe(ErrorKind kind) {
+  for (const ErrorKindRow& row : kErrorKinds)
+    if (row.kind == kind) return row;
+  return kErrorKinds[5];
+}
+
+/// The one exception type of the library. `what()` is a whole sentence that names the file and the tensor where they
+/// are known; `hint()` says what to try and may be empty.
+///
+///   throw Error(ErrorKind::kBadInput, "…").in(path).tensor(name).hint("…");
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, std::string message);
+
+  Error& in(const std::filesystem::path& path);
+  Error& tensor(std::string name);
+  Error& at_byte(std::uint64_t offset_bytes);
+  Error& hint(std::string text);
+
+  ErrorKind kind() const { return kind_; }
+  const std::string& message() const { return message_; }
+  const std::string& path() const { return path_; }
+  const std::string& tensor() const { return tensor_; }
+  std::optional<std::uint64_t> offset_bytes() const { return offset_bytes_; }
+  const std::string& hint() const { return hint_; }
+  const char* what() const noexcept override { return what_.c_str(); }
+
+ private:
+  void compose();
+
+  ErrorKind kind_;
+  std::string message_;
+  std::string path_;
+  std::string tensor_;
+  std::optional<std::uint64_t> offset_bytes_;
+  std::string hint_;
+  std::string what_;
+};
+
+/// An Error for a failed system call: `errno_value` decides between kNoSpace (ENOSPC, EDQUOT, EFBIG) and kIo.
+Error system_error(int errno_value, std::string_view doing, const std::filesystem::path& path);
+
+}  // namespace reshard

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace reshard {
+
+/// Sorted keys, found in logarithmic time: a file of 60 000 parameters must not take a minute. Where order means
+/// something, a document says it with an array.
+using Json = nlohmann::json;
+
+/// Parses a whole JSON text that came from outside. \throws Error kBadInput, naming `path` and the byte, for anything
+/// that is not one JSON value, for a key given twice in one object, and for nesting deeper than 128.
+Json parse_json(std::string_view text, const std::filesystem::path& path);
+
+/// read_text_file and parse_json in one; `cap_bytes` bounds the file.
+Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes = std::uint64_t{64} << 20);
+
+/// Typed access to one object of a JSON file, with errors that name the file and the key.
+class JsonObject {
+ public:
+  /// `object` and `path` are borrowed. `where` names the object inside the file ("specs[0]") and may be empty.
+  /// \throws Error kBadInput if it is not an object.
+  JsonObject(const Json& object, const std::filesystem::path& path, std::string where = {});
+
+  bool has(const std::string& key) const;
+  /// The member, or an error that says it is missing.
+  const Json& at(const std::string& key) const;
+  std::uint64_t unsigned_at(const std::string& key) const;  // whole, not negative
+  bool bool_at(const std::string& key) const;
+  const std::string& string_at(const std::string& key) const;
+  const Json& array_at(const std::string& key) const;
+  const Json& object_at(const std::string& key) const;
+  const Json& value() const { return object_; }
+  [[noreturn]] void fail(const std::string& key, const std::string& expected) const;
+
+ private:
+  const Json& object_;
+  const std::filesystem::path& path_;
+  std::string where_;
+};
+
+/// `value` as text for an error: its JSON, cut short.
+std::string brief(const Json& value);
+
+}  // namespace reshard

@@ -1,0 +1,168 @@
+#include "reshard/base/strings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kPrintableBytes = 300;  // a hostile name must not flood the terminal
+
+std::string format_scaled(double value, double base, std::span<const char* const> units) {
+  std::size_t unit = 0;
+  while (unit + 1 < units.size() && value >= base * 0.9995) {
+    value /= base;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{:.0f}{}", value, units[0]);
+  const char* digits = value < 9.995 ? "{:.2f}{}" : value < 99.95 ? "{:.1f}{}" : "{:.0f}{}";
+  return fmt::format(fmt::runtime(digits), value, units[unit]);
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, changed});
+    }
+  }
+  return row[b.size()];
+}
+
+bool equal_ignoring_case(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  std::string out;
+  for (const unsigned char c : text.substr(0, kPrintableBytes)) {
+    if (c < 0x20 || c == 0x7f)
+      out += fmt::format("\\x{:02x}", c);
+    else
+      out += static_cast<char>(c);
+  }
+  if (text.size() > kPrintableBytes) out += fmt::format("… ({} bytes)", text.size());
+  return out;
+}
+
+std::string format_bytes(std::uint64_t bytes) {
+  static constexpr std::array kUnits{" B", " kB", " MB", " GB", " TB", " PB"};
+  return format_scaled(static_cast<double>(bytes), 1000.0, kUnits);
+}
+
+std::string format_memory(std::uint64_t bytes) {
+  static constexpr std::array kUnits{" B", " KiB", " MiB", " GiB", " TiB"};
+  return format_scaled(static_cast<double>(bytes), 1024.0, kUnits);
+}
+
+std::string format_count(std::uint64_t count) {
+  static constexpr std::array kUnits{"", " K", " M", " B", " T"};
+  return format_scaled(static_cast<double>(count), 1000.0, kUnits);
+}
+
+std::optional<std::uint64_t> parse_size(std::string_view text) {
+  struct Unit {
+    const char* name;
+    double bytes;
+  };
+  static constexpr Unit kUnits[] = {
+      {"", 1},      {"B", 1},        {"KB", 1e3},        {"MB", 1e6},           {"GB", 1e9},
+      {"TB", 1e12}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}};
+  const std::size_t digits = text.find_first_not_of("0123456789.");
+  const std::string_view number = text.substr(0, digits);
+  std::string_view unit = digits == std::string_view::npos ? std::string_view() : text.substr(digits);
+  if (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  if (number.empty() || number.front() == '.' || number.back() == '.') return std::nullopt;
+  for (const Unit& candidate : kUnits) {
+    if (!equal_ignoring_case(unit, candidate.name)) continue;
+    const bool whole = number.find('.') == std::string_view::npos;
+    if (candidate.bytes == 1) {
+      const auto bytes = parse_unsigned(number, std::uint64_t{1} << 63);
+      return bytes && *bytes > 0 ? bytes : std::nullopt;
+    }
+    if (!whole && std::count(number.begin(), number.end(), '.') > 1) return std::nullopt;
+    double value = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+    if (error != std::errc() || end != number.data() + number.size()) return std::nullopt;
+    const double bytes = std::round(value * candidate.bytes);
+    if (!(bytes >= 1) || bytes > 9.2e18) return std::nullopt;
+    return static_cast<std::uint64_t>(bytes);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::uint64_t> parse_unsigned(std::string_view text, std::uint64_t max) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 10);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size() || value > max) return std::nullopt;
+  return value;
+}
+
+std::string nearest(std::string_view word, std::span<const std::string> candidates) {
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(1, word.size() / 3) + 1;
+  for (const std::string& candidate : candidates) {
+    const std::size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t end = text.find(separator, begin);
+    parts.emplace_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+std::string join(std::span<const std::string> parts, std::string_view separator) {
+  return fmt::format("{}", fmt::join(parts.begin(), parts.end(), separator));
+}
+
+std::string list_numbers(std::span<const std::uint64_t> numbers, std::size_t most) {
+  const auto shown = numbers.subspan(0, std::min(most, numbers.size()));
+  std::string out = fmt::format("{}", fmt::join(shown.begin(), shown.end(), ", "));
+  if (numbers.size() > most) out += fmt::format(", … ({} in all)", numbers.size());
+  return out;
+}
+
+std::string list_names(std::span<const std::string> names, std::size_t most) {
+  std::string out;
+  for (std::size_t i = 0; i < std::min(most, names.size()); ++i) out += (i ? ", " : "") + printable(names[i]);
+  if (names.size() > most) out += fmt::format(", … ({} in all)", names.size());
+  return out;
+}
+
+std::string list_ranges(std::span<const std::uint64_t> ascending) {
+  std::string out;
+  for (std::size_t i = 0; i < ascending.size();) {
+    std::size_t last = i;
+    while (last + 1 < ascending.size() && ascending[last + 1] == ascending[last] + 1) ++last;
+    if (!out.empty()) out += ", ";
+    out += last == i ? fmt::format("{}", ascending[i]) : fmt::format("{}-{}", ascending[i], ascending[last]);
+    i = last + 1;
+  }
+  return out;
+}
+
+}  // namespace reshard

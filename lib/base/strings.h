@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace reshard {
+
+/// `text` fit for a terminal: control characters as \xNN, everything else as it is, cut after 300 bytes.
+std::string printable(std::string_view text);
+
+/// "1.23 GB", decimal (10^9): sizes of files and checkpoints.
+std::string format_bytes(std::uint64_t bytes);
+/// "1.23 GiB", binary (2^30): sizes of memory.
+std::string format_memory(std::uint64_t bytes);
+/// "8.03 B", "1.1 M": counts of parameters.
+std::string format_count(std::uint64_t count);
+
+/// A size such as 5GB, 256MiB, 1.5GB or 4096: decimal for KB MB GB TB, binary for KiB MiB GiB TiB, bytes without a
+/// unit. Nothing if `text` is anything else, zero, or more than 2^63.
+std::optional<std::uint64_t> parse_size(std::string_view text);
+
+/// A whole decimal number without sign or space, at most `max`; nothing otherwise.
+std::optional<std::uint64_t> parse_unsigned(std::string_view text, std::uint64_t max = UINT64_MAX);
+
+/// The candidate nearest to `word` by edit distance, or empty if none is near (more than a third of the word away).
+std::string nearest(std::string_view word, std::span<const std::string> candidates);
+
+std::vector<std::string> split(std::string_view text, char separator);
+std::string join(std::span<const std::string> parts, std::string_view separator);
+
+/// "0, 2, 4" ; more than `most` items are cut short with "… (N in all)".
+std::string list_numbers(std::span<const std::uint64_t> numbers, std::size_t most = 16);
+std::string list_names(std::span<const std::string> names, std::size_t most = 6);
+
+/// "0-3, 7, 9-11" for ascending numbers.
+std::string list_ranges(std::span<const std::uint64_t> ascending);
+
+}  // namespace reshard

@@ -1,0 +1,23 @@
+# Writes OUTPUT: a C++ file that holds every JSON file of INPUT_DIR. Run with cmake -P.
+file(GLOB files ${INPUT_DIR}/*.json)
+list(SORT files)
+set(entries "")
+foreach(file ${files})
+  get_filename_component(name ${file} NAME)
+  file(READ ${file} json)
+  string(APPEND entries "    {\"${name}\", R\"json(${json})json\"},\n")
+endforeach()
+file(WRITE ${OUTPUT} "#include \"reshard/specs/builtin_families.h\"
+
+namespace reshard {
+namespace {
+
+constexpr BuiltinFamily kFiles[] = {
+${entries}};
+
+}  // namespace
+
+const std::span<const BuiltinFamily> kBuiltinFamilies = kFiles;
+
+}  // namespace reshard
+")

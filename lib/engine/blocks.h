@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+
+#include "reshard/tensor/box.h"
+
+namespace reshard {
+
+/// A tensor cut into blocks that lie in one piece in C order: ranges of rows of the outermost dim whose rows fit a
+/// block.
+class BlockGrid {
+ public:
+  /// Blocks of at most `max_bytes`, as far as one row (for sub-byte dtypes: eight) of the innermost dim fits that.
+  BlockGrid(DType dtype, const Dims& shape, std::uint64_t max_bytes);
+
+  std::uint64_t count() const { return count_; }
+  /// Block `index`; every block but the last along its dim has the same size.
+  Box block(std::uint64_t index) const;
+
+ private:
+  Dims shape_;
+  std::size_t dim_ = 0;        // the dim that is cut; dims before it are taken one index at a time
+  std::uint64_t rows_ = 1;     // of that dim, per block
+  std::uint64_t per_dim_ = 1;  // blocks along that dim
+  std::uint64_t count_ = 0;
+};
+
+}  // namespace reshard

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+
+#include "reshard/engine/publish.h"
+#include "reshard/engine/run.h"
+#include "reshard/plan/job.h"
+
+namespace reshard {
+
+struct RunResult {
+  std::uint64_t files = 0;          // written
+  std::uint64_t read_bytes = 0;     // of tensors, compared ones counted
+  std::uint64_t written_bytes = 0;  // of all files
+  double seconds = 0;
+};
+
+/// Proves that the outputs may be written and fit, writes them into a staging directory, flushes them to disk and
+/// publishes them. Either all of the job's files stand under their names afterwards, or none. \throws Error of any
+/// kind; then nothing has changed but that a file replaced in a crash of the machine may be either.
+RunResult execute(const Job& job, const RunOptions& options);
+
+}  // namespace reshard

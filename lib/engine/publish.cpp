@@ -1,0 +1,267 @@
+#include "reshard/engine/publish.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/layouts/ranks_layout.h"
+#include "reshard/specs/metadata.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using FileId = std::pair<dev_t, ino_t>;
+
+std::optional<FileId> file_id(const fs::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+  return FileId{status.st_dev, status.st_ino};
+}
+
+bool in_whole_folder(const Job& job, const fs::path& relative) {
+  return std::find(job.whole_folders.begin(), job.whole_folders.end(), *relative.begin()) != job.whole_folders.end();
+}
+
+/// Every output file, relative to the output directory, in publishing order.
+std::vector<fs::path> output_files(const Job& job) {
+  std::vector<fs::path> files;
+  for (const CopiedFile& file : job.copied_files) files.push_back(file.path);
+  for (const LayoutFile& file : job.target.files) files.push_back(file.path);
+  for (const TextFile& file : job.text_files) files.push_back(file.path);
+  return files;
+}
+
+/// Everything in a shards folder has a name that `shard` writes.
+void prove_only_ours(const fs::path& folder, const fs::path& shown_as) {
+  std::vector<std::string> foreign;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (metadata_pp_rank(name) && entry.is_regular_file()) continue;
+    if (!rank_of_folder(name) || entry.is_symlink() || !entry.is_directory()) {
+      foreign.push_back(name);
+      continue;
+    }
+    for (const auto& file : fs::directory_iterator(entry.path()))
+      if (file.path().filename() != kSafetensorsFile || !file.is_regular_file())
+        foreign.push_back(name + "/" + file.path().filename().string());
+  }
+  std::sort(foreign.begin(), foreign.end());
+  if (!foreign.empty())
+    throw Error(ErrorKind::kBadInput,
+                "would be replaced as a whole, but holds what this program did not write: " + list_names(foreign))
+        .in(shown_as)
+        .hint("move these away or choose another OUT_DIR; nothing foreign is ever deleted");
+}
+
+fs::path nearest_existing(fs::path path) {
+  path = fs::absolute(path).lexically_normal();
+  while (!fs::exists(path) && path != path.parent_path()) path = path.parent_path();
+  return path;
+}
+
+void rename_entry(const fs::path& from, const fs::path& to, unsigned flags) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) != 0)
+    throw system_error(errno, "cannot rename to", to);
+}
+
+/// Whether the file system could not do the rename in one step (NFS and others know no flags).
+bool lacks_flags(int errno_value) {
+  return errno_value == EINVAL || errno_value == ENOSYS || errno_value == ENOTSUP;
+}
+
+void sync_directory(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw system_error(errno, "cannot open", path);
+  const int failed = ::fsync(fd) != 0 ? errno : 0;
+  ::close(fd);
+  if (failed != 0 && !lacks_flags(failed)) throw system_error(failed, "cannot flush to disk", path);
+}
+
+void sync_tree(const fs::path& root) {
+  for (const auto& entry : fs::recursive_directory_iterator(root))
+    if (entry.is_directory() && !entry.is_symlink()) sync_directory(entry.path());
+  sync_directory(root);
+}
+
+void make_directory(const fs::path& path) {
+  if (::mkdir(path.c_str(), 0777) != 0) throw system_error(errno, "cannot make the directory", path);
+}
+
+}  // namespace
+
+void prove_output(const Job& job) {
+  const fs::path& directory = job.output_directory;
+  const fs::path existing = nearest_existing(directory);
+  if (!fs::is_directory(existing))
+    throw Error(ErrorKind::kBadInput, "is not a directory, so no outputs can be made in it").in(existing);
+  if (::access(existing.c_str(), W_OK | X_OK) != 0) throw system_error(errno, "cannot write here", existing);
+
+  std::set<FileId> inputs;
+  for (const LayoutFile& file : job.source.files)
+    if (const auto id = file_id(file.path)) inputs.insert(*id);
+  for (const CopiedFile& file : job.copied_files)
+    if (const auto id = file_id(file.source)) inputs.insert(*id);
+
+  std::vector<std::string> present;
+  for (const fs::path& relative : output_files(job)) {
+    const fs::path final = directory / relative;
+    const auto id = file_id(final);
+    if (id && inputs.count(*id))
+      throw Error(ErrorKind::kUsage, "is an input and would be written").in(final).hint("choose another OUT_DIR");
+    if (in_whole_folder(job, relative) || !fs::exists(fs::symlink_status(final))) continue;
+    if (fs::is_directory(final))
+      throw Error(ErrorKind::kBadInput, "is a directory, but a file is to be written there").in(final);
+    present.push_back(relative.string());
+  }
+  for (const fs::path& folder : job.whole_folders) {
+    if (!fs::exists(fs::symlink_status(directory / folder))) continue;
+    if (fs::is_symlink(directory / folder) || !fs::is_directory(directory / folder))
+      throw Error(ErrorKind::kBadInput, "is not a folder that this program made").in(directory / folder);
+    present.push_back(folder.string() + "/");
+    if (job.force) prove_only_ours(directory / folder, directory / folder);
+  }
+  if (!present.empty() && !job.force)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} already there and would be replaced: {}",
+                            present.size() == 1 ? "one output is" : "some outputs are", list_names(present)))
+        .in(directory)
+        .hint("pass --force to replace them, or choose another OUT_DIR");
+}
+
+OutputSpace output_space(const Job& job) {
+  OutputSpace space;
+  space.needed_bytes = job.output_bytes();
+  space.file_system = nearest_existing(job.output_directory);
+  struct statvfs status {};
+  if (::statvfs(space.file_system.c_str(), &status) != 0)
+    throw system_error(errno, "cannot ask for free space", space.file_system);
+  space.free_bytes = static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize;
+  return space;
+}
+
+void prove_space(const OutputSpace& space) {
+  if (space.needed_bytes <= space.free_bytes) return;
+  throw Error(ErrorKind::kNoSpace, fmt::format("the outputs need {} ({} bytes), but only {} ({} bytes) are free",
+                                               format_bytes(space.needed_bytes), space.needed_bytes,
+                                               format_bytes(space.free_bytes), space.free_bytes))
+      .in(space.file_system)
+      .hint("free some space or choose an output directory on another file system");
+}
+
+Staging::Staging(const Job& job) : Staging(job, Unmade{}) {
+  const fs::path output = fs::absolute(job.output_directory).lexically_normal();
+  const fs::path final = output.filename().empty() ? output.parent_path() : output;
+  output_existed_ = fs::is_directory(final);
+  const fs::path home = output_existed_ ? final : final.parent_path();
+  std::vector<fs::path> missing;
+  for (fs::path path = home; !fs::exists(path); path = path.parent_path()) missing.push_back(path);
+  for (; !missing.empty(); missing.pop_back()) {
+    make_directory(missing.back());
+    made_directories_.push_back(missing.back());
+  }
+  std::string name =
+      (home / (output_existed_ ? ".reshard-XXXXXX" : "." + final.filename().string() + ".reshard-XXXXXX")).string();
+  if (::mkdtemp(name.data()) == nullptr) throw system_error(errno, "cannot make a temporary directory", home);
+  root_ = name;
+  const mode_t mask = ::umask(0);  // mkdtemp makes it private; the outputs are not
+  ::umask(mask);
+  ::chmod(root_.c_str(), 0777 & ~mask);
+  for (const fs::path& relative : output_files(job)) fs::create_directories(root_ / relative.parent_path());
+}
+
+Staging::~Staging() {
+  std::error_code ignored;
+  if (!root_.empty()) fs::remove_all(root_, ignored);
+  if (published_) return;
+  for (auto it = made_directories_.rbegin(); it != made_directories_.rend(); ++it) fs::remove(*it, ignored);
+}
+
+std::vector<fs::path> Staging::entries_in_order() const {
+  std::vector<fs::path> entries;
+  for (const fs::path& relative : output_files(job_))
+    if (!in_whole_folder(job_, relative)) entries.push_back(relative);
+  for (const fs::path& folder : job_.whole_folders) entries.push_back(folder);
+  return entries;
+}
+
+void Staging::publish_entry(const fs::path& relative) {
+  Step step{root_ / relative, fs::absolute(job_.output_directory) / relative, false};
+  std::vector<fs::path> missing;
+  for (fs::path path = step.final.parent_path(); !fs::exists(path); path = path.parent_path()) missing.push_back(path);
+  for (; !missing.empty(); missing.pop_back()) {
+    make_directory(missing.back());
+    made_directories_.push_back(missing.back());
+  }
+  if (!fs::exists(fs::symlink_status(step.final))) {
+    if (::renameat2(AT_FDCWD, step.staged.c_str(), AT_FDCWD, step.final.c_str(), RENAME_NOREPLACE) != 0) {
+      if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", step.final);
+      rename_entry(step.staged, step.final, 0);
+    }
+    steps_.push_back(step);
+    return;
+  }
+  if (!job_.force)
+    throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without --force")
+        .in(step.final);
+  step.replaced = true;
+  if (::renameat2(AT_FDCWD, step.staged.c_str(), AT_FDCWD, step.final.c_str(), RENAME_EXCHANGE) != 0) {
+    if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", step.final);
+    const fs::path aside = root_ / (".replaced-" + std::to_string(steps_.size()));
+    rename_entry(step.final, aside, 0);
+    try {
+      rename_entry(step.staged, step.final, 0);
+    } catch (...) {
+      rename_entry(aside, step.final, 0);
+      throw;
+    }
+    rename_entry(aside, step.staged, 0);
+  }
+  steps_.push_back(step);
+  if (in_whole_folder(job_, relative)) prove_only_ours(step.staged, step.final);
+}
+
+void Staging::undo() noexcept {
+  for (auto it = steps_.rbegin(); it != steps_.rend(); ++it) {
+    const unsigned flags = it->replaced ? RENAME_EXCHANGE : 0;
+    if (::renameat2(AT_FDCWD, it->final.c_str(), AT_FDCWD, it->staged.c_str(), flags) != 0 && it->replaced)
+      ::rename(it->staged.c_str(), it->final.c_str());
+  }
+  steps_.clear();
+}
+
+void Staging::publish() {
+  sync_tree(root_);
+  if (!output_existed_) {
+    const fs::path output = fs::absolute(job_.output_directory).lexically_normal();
+    const fs::path final = output.filename().empty() ? output.parent_path() : output;
+    if (::renameat2(AT_FDCWD, root_.c_str(), AT_FDCWD, final.c_str(), RENAME_NOREPLACE) != 0) {
+      if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", final);
+      rename_entry(root_, final, 0);
+    }
+    published_ = true;
+    sync_directory(final.parent_path());
+    return;
+  }
+  try {
+    for (const fs::path& relative : entries_in_order()) publish_entry(relative);
+  } catch (...) {
+    undo();
+    throw;
+  }
+  published_ = true;
+  sync_directory(fs::absolute(job_.output_directory));
+}
+
+}  // namespace reshard

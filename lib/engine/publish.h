@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "reshard/plan/job.h"
+
+namespace reshard {
+
+/// Room for a job's outputs, as far as the file system says.
+struct OutputSpace {
+  std::uint64_t needed_bytes = 0;
+  std::uint64_t free_bytes = 0;
+  std::filesystem::path file_system;  // the existing directory that was asked
+};
+
+/// Proves that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
+/// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing. \throws Error
+/// kUsage, kBadInput or kIo.
+void prove_output(const Job& job);
+
+/// Asks the file system. \throws Error kIo.
+OutputSpace output_space(const Job& job);
+
+/// \throws Error kNoSpace with both numbers if the outputs do not fit.
+void prove_space(const OutputSpace& space);
+
+/// The place where a job's outputs grow before they get their names: a hidden directory on the same file system,
+/// removed with all it holds unless published. Not thread-safe.
+class Staging {
+ public:
+  /// Makes the directory, and those above it that are missing.
+  explicit Staging(const Job& job);
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  /// Removes what was not published, and the directories it made if they are empty.
+  ~Staging();
+
+  const std::filesystem::path& root() const { return root_; }
+
+  /// Gives everything in root() its final name: the whole directory by one rename where the output directory is new;
+  /// otherwise entry by entry, weights before indexes, whole folders last, and all of it undone if one step fails.
+  /// What was replaced goes away with the staging. \throws Error kIo, kBadInput.
+  void publish();
+
+ private:
+  struct Unmade {};
+  Staging(const Job& job, Unmade) : job_(job) {}  // so that a constructor that fails half-way is cleaned up after
+
+  struct Step {
+    std::filesystem::path staged;
+    std::filesystem::path final;
+    bool replaced = false;  // `staged` now holds what stood at `final`
+  };
+
+  std::vector<std::filesystem::path> entries_in_order() const;
+  void publish_entry(const std::filesystem::path& relative);
+  void undo() noexcept;
+
+  const Job& job_;
+  std::filesystem::path root_;
+  bool output_existed_ = false;
+  bool published_ = false;
+  std::vector<std::filesystem::path> made_directories_;  // outermost first
+  std::vector<Step> steps_;
+};
+
+}  // namespace reshard

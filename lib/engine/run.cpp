@@ -1,0 +1,276 @@
+#include "reshard/engine/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/engine/blocks.h"
+#include "reshard/engine/file_pool.h"
+#include "reshard/tensor/runs.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kBuffersPerThread = 3;     // the block, the staging of a file's side, the block to compare with
+constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
+constexpr std::size_t kOpenFiles = 256;            // of each side; the usual limit is 1024 a process
+constexpr unsigned kMaxDefaultThreads = 16;
+
+/// The part of one stored tensor that a block needs or feeds. In `runs`, a is the stored tensor and b the block.
+struct Group {
+  std::uint32_t stored = 0;
+  std::vector<Runs> runs;
+  std::uint64_t begin_bytes = 0;  // the range of the stored tensor that holds them all
+  std::uint64_t end_bytes = 0;
+  std::uint64_t total_bytes = 0;
+
+  bool dense() const { return end_bytes - begin_bytes == total_bytes; }
+  bool is_one_run() const { return runs.size() == 1 && runs.front().loops.empty(); }
+};
+
+/// Work to be had: the next block of the next tensor, in order.
+class Queue {
+ public:
+  struct Item {
+    std::size_t transfer;
+    std::uint64_t block;
+    Box box;
+  };
+
+  Queue(const Program& program, std::uint64_t block_bytes) : program_(program), block_bytes_(block_bytes) {}
+
+  bool next(Item& item) {
+    const std::lock_guard lock(mutex_);
+    while (!grid_ || block_ == grid_->count()) {
+      if (transfer_ == program_.transfers.size()) return false;
+      const LogicalTensor& tensor = program_.source->logical[program_.transfers[transfer_++].source_logical];
+      grid_ = std::make_unique<BlockGrid>(tensor.dtype, tensor.shape, block_bytes_);
+      block_ = 0;
+    }
+    item = {transfer_ - 1, block_, grid_->block(block_)};
+    ++block_;
+    return true;
+  }
+
+ private:
+  const Program& program_;
+  std::uint64_t block_bytes_;
+  std::mutex mutex_;
+  std::size_t transfer_ = 0;  // the one after that of grid_
+  std::uint64_t block_ = 0;
+  std::unique_ptr<BlockGrid> grid_;
+};
+
+/// What all threads share.
+struct Shared {
+  const Program& program;
+  const std::filesystem::path& target_root;
+  const RunOptions& options;
+  const BlockVisitor& visitor;
+  Queue queue;
+  FilePool<Source> sources{kOpenFiles};
+  FilePool<Sink> sinks{kOpenFiles};
+  std::atomic<bool> failed{false};
+  std::mutex failure_mutex{};
+  std::exception_ptr failure{};
+};
+
+/// One thread's buffers and what it does with a block.
+class Worker {
+ public:
+  explicit Worker(Shared& shared) : shared_(shared) {}
+
+  void run() {
+    Queue::Item item;
+    while (!shared_.failed && shared_.queue.next(item)) {
+      if (shared_.options.progress && shared_.options.progress->stop)
+        throw Error(ErrorKind::kInterrupted, "stopped by a signal; nothing was written under a final name");
+      process(item);
+    }
+  }
+
+ private:
+  void process(const Queue::Item& item) {
+    const Transfer& transfer = shared_.program.transfers[item.transfer];
+    const LogicalTensor& tensor = shared_.program.source->logical[transfer.source_logical];
+    const std::uint64_t bytes = *num_bytes(tensor.dtype, item.box.size);
+    block_.resize(bytes);
+    for_each_group(*shared_.program.source, transfer.reads, tensor, item.box,
+                   [&](const Group& group) { load(group, block_); });
+    for_each_group(*shared_.program.source, transfer.checks, tensor, item.box, [&](const Group& group) {
+      other_.resize(bytes);
+      load(group, other_);
+      compare(group, tensor, item.box);
+    });
+    std::uint64_t done = 0;
+    if (shared_.program.target)
+      for_each_group(*shared_.program.target, transfer.writes, tensor, item.box, [&](const Group& group) {
+        store(group);
+        done += group.total_bytes;
+      });
+    if (shared_.visitor) {
+      shared_.visitor(item.transfer, item.block, block_);
+      done = bytes;
+    }
+    if (shared_.options.progress) shared_.options.progress->done_bytes += done;
+  }
+
+  /// Calls `use` with what each stored tensor has to do with the block. `pieces` are grouped by stored tensor.
+  template <typename Use>
+  void for_each_group(const Layout& layout, const std::vector<Piece>& pieces, const LogicalTensor& tensor,
+                      const Box& block, Use&& use) {
+    for (std::size_t first = 0; first < pieces.size();) {
+      Group group;
+      group.stored = pieces[first].stored;
+      std::size_t i = first;
+      for (; i < pieces.size() && pieces[i].stored == group.stored; ++i)
+        add_to_group(group, layout, pieces[i], tensor, block);
+      first = i;
+      if (!group.runs.empty()) use(group);
+    }
+  }
+
+  static void add_to_group(Group& group, const Layout& layout, const Piece& piece, const LogicalTensor& tensor,
+                           const Box& block) {
+    const auto shared = intersect(piece.box, block);
+    if (!shared) return;
+    Dims stored_begin = piece.stored_begin;
+    Dims block_begin = shared->begin;
+    for (std::size_t d = 0; d < stored_begin.size(); ++d) {
+      stored_begin[d] += shared->begin[d] - piece.box.begin[d];
+      block_begin[d] -= block.begin[d];
+    }
+    auto runs =
+        make_runs(tensor.dtype, shared->size, layout.stored[piece.stored].shape, stored_begin, block.size, block_begin);
+    if (!runs) throw Error(ErrorKind::kInternal, "a block cuts a packed byte").tensor(tensor.name);
+    const std::uint64_t end = runs->a_begin_bytes + runs->a_span_bytes();
+    group.begin_bytes = group.runs.empty() ? runs->a_begin_bytes : std::min(group.begin_bytes, runs->a_begin_bytes);
+    group.end_bytes = std::max(group.end_bytes, end);
+    group.total_bytes += runs->total_bytes();
+    group.runs.push_back(std::move(*runs));
+  }
+
+  /// Reads the group's bytes into `block`, from the file in as few calls as do not read what others need.
+  void load(const Group& group, std::vector<std::byte>& block) {
+    const StoredTensor& stored = shared_.program.source->stored[group.stored];
+    const auto file = shared_.sources.get(
+        stored.file, [&] { return shared_.options.storage->open(shared_.program.source->files[stored.file].path); });
+    const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
+    if (group.is_one_run()) {
+      const Runs& run = group.runs.front();
+      file->read_at(stored.offset_bytes + run.a_begin_bytes,
+                    std::span(block).subspan(run.b_begin_bytes, run.run_bytes));
+    } else if (group.dense() || (group.runs.front().run_bytes < kWorthASystemCall && span_bytes <= 2 * kBlockBytes)) {
+      staging_.resize(span_bytes);
+      file->read_at(stored.offset_bytes + group.begin_bytes, staging_);
+      for (const Runs& runs : group.runs) copy_runs(runs, staging_.data(), group.begin_bytes, block.data(), 0);
+    } else {
+      for (const Runs& runs : group.runs)
+        runs.for_each([&](std::uint64_t a, std::uint64_t b) {
+          file->read_at(stored.offset_bytes + a, std::span(block).subspan(b, runs.run_bytes));
+        });
+    }
+  }
+
+  /// Writes the group's bytes from the block: in one call where they make one range of the file.
+  void store(const Group& group) {
+    const StoredTensor& stored = shared_.program.target->stored[group.stored];
+    const auto file = shared_.sinks.get(stored.file, [&] {
+      return shared_.options.storage->reopen(shared_.target_root / shared_.program.target->files[stored.file].path);
+    });
+    if (group.is_one_run() || !group.dense()) {
+      for (const Runs& runs : group.runs)
+        runs.for_each([&](std::uint64_t a, std::uint64_t b) {
+          file->write_at(stored.offset_bytes + a, std::span(block_).subspan(b, runs.run_bytes));
+        });
+      return;
+    }
+    staging_.resize(group.total_bytes);
+    for (const Runs& runs : group.runs)
+      runs.for_each([&](std::uint64_t a, std::uint64_t b) {
+        std::memcpy(staging_.data() + (a - group.begin_bytes), block_.data() + b, runs.run_bytes);
+      });
+    file->write_at(stored.offset_bytes + group.begin_bytes, staging_);
+  }
+
+  /// The bytes of a second copy are those of the first. \throws Error with the first element that differs.
+  void compare(const Group& group, const LogicalTensor& tensor, const Box& box) const {
+    for (const Runs& runs : group.runs)
+      runs.for_each([&](std::uint64_t, std::uint64_t b) {
+        if (std::memcmp(block_.data() + b, other_.data() + b, runs.run_bytes) == 0) return;
+        std::uint64_t at = b;
+        while (block_[at] == other_[at]) ++at;
+        fail_compare(group.stored, tensor, box, at * 8 / bits(tensor.dtype));
+      });
+  }
+
+  [[noreturn]] void fail_compare(std::uint32_t stored, const LogicalTensor& tensor, const Box& box,
+                                 std::uint64_t elem_in_block) const {
+    Dims index(box.begin.size());
+    for (std::size_t d = index.size(); d-- > 0;) {
+      index[d] = box.begin[d] + elem_in_block % box.size[d];
+      elem_in_block /= box.size[d];
+    }
+    const StoredTensor& copy = shared_.program.source->stored[stored];
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("is said to be a copy of {}, but differs from it, first at element {}", tensor.name,
+                            to_string(index)))
+        .in(shared_.program.source->files[copy.file].path)
+        .tensor(copy.name)
+        .hint("if the two are meant to differ, config.json must say \"tie_word_embeddings\": false");
+  }
+
+  Shared& shared_;
+  std::vector<std::byte> block_;
+  std::vector<std::byte> staging_;
+  std::vector<std::byte> other_;
+};
+
+void run_worker(Shared& shared) {
+  try {
+    Worker(shared).run();
+  } catch (...) {
+    const std::lock_guard lock(shared.failure_mutex);
+    if (!shared.failure) shared.failure = std::current_exception();
+    shared.failed = true;
+  }
+}
+
+}  // namespace
+
+unsigned thread_count(const RunOptions& options) {
+  if (options.threads != 0) return options.threads;
+  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
+}
+
+void run_program(const Program& program, const std::filesystem::path& target_root, const RunOptions& options,
+                 const BlockVisitor& visitor, std::uint64_t visit_block_bytes) {
+  if (options.max_memory_bytes < kMinMemoryBytes)
+    throw Error(ErrorKind::kUsage,
+                "--max-memory " + format_memory(options.max_memory_bytes) + " is too little to work in")
+        .hint("give at least " + format_memory(kMinMemoryBytes));
+  // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
+  constexpr std::uint64_t kLeastPerThread = kMinMemoryBytes / 2;
+  const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
+      thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / kLeastPerThread)));
+  const std::uint64_t block_bytes = visit_block_bytes
+                                        ? visit_block_bytes
+                                        : std::min(kBlockBytes, options.max_memory_bytes / threads / kBuffersPerThread);
+  Shared shared{program, target_root, options, visitor, Queue(program, block_bytes)};
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared));
+  run_worker(shared);
+  for (std::thread& thread : others) thread.join();
+  if (shared.failure) std::rethrow_exception(shared.failure);
+}
+
+}  // namespace reshard

@@ -1,0 +1,48 @@
+// engine/: runs a program: walks logical tensors block by block, reads each source byte once, writes long runs,
+// publishes the outputs when all are complete.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+
+#include "reshard/base/storage.h"
+#include "reshard/plan/program.h"
+
+namespace reshard {
+
+/// What a run tells others while it goes on, and how others stop it. Thread-safe.
+struct Progress {
+  std::atomic<std::uint64_t> done_bytes{0};  // of Program::write_bytes, or read_bytes where nothing is written
+  std::atomic<bool> flushing{false};         // all bytes are written, the disk has not confirmed them yet
+  std::atomic<bool> stop{false};             // set it to end the run with kInterrupted
+};
+
+struct RunOptions {
+  unsigned threads = 0;                                       // 0: as many as there are processors, at most 16
+  std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // of the engine's buffers, over all threads
+  Progress* progress = nullptr;                               // borrowed; may be null
+  Storage* storage = &local_storage();                        // borrowed
+};
+
+/// The least memory a run can work in.
+inline constexpr std::uint64_t kMinMemoryBytes = std::uint64_t{4} << 20;
+
+/// Sees the bytes of one block of a logical tensor, C-ordered, whole. Called from several threads, each block once.
+/// `transfer` is the index into Program::transfers, `block` counts the blocks of that tensor.
+using BlockVisitor = std::function<void(std::size_t transfer, std::uint64_t block, std::span<const std::byte> bytes)>;
+
+/// Moves the bytes of `program` into files under `target_root`, which exist with their full size. Output bytes depend
+/// on the program alone, not on threads or memory. A visitor's blocks have `visit_block_bytes` whatever the memory.
+/// \throws Error kBadInput if a check finds different bytes (naming both tensors and the first element that differs);
+/// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is under kMinMemoryBytes.
+void run_program(const Program& program, const std::filesystem::path& target_root, const RunOptions& options,
+                 const BlockVisitor& visitor = {}, std::uint64_t visit_block_bytes = 0);
+
+/// The number of threads that options ask for.
+unsigned thread_count(const RunOptions& options);
+
+}  // namespace reshard

@@ -1,0 +1,144 @@
+#include "reshard/formats/hf_index.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/safetensors.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{256} << 20;  // over a million tensors
+
+bool is_plain_file_name(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == name.npos;
+}
+
+Error no_weights(const fs::path& directory) {
+  std::vector<std::string> numbered;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string file = entry.path().filename().string();
+    if (file.ends_with(".safetensors")) numbered.push_back(file);
+    if (file == "pytorch_model.bin" || file == "pytorch_model.bin.index.json")
+      return Error(ErrorKind::kUnsupported, "holds PyTorch weights (" + file + "), which this version does not read")
+          .in(directory)
+          .hint("save the model as safetensors (save_pretrained does) and try again");
+  }
+  std::sort(numbered.begin(), numbered.end());
+  Error error(ErrorKind::kBadInput, "holds neither model.safetensors nor model.safetensors.index.json");
+  error.in(directory);
+  if (!numbered.empty())
+    error.hint("there are other safetensors files (" + list_names(numbered) + "); is the index missing?");
+  return error;
+}
+
+/// The tensors that the index puts into each file, against those that the file holds.
+void prove_against_index(const Container& file, const std::vector<std::string>& listed, const fs::path& index_path) {
+  std::unordered_map<std::string, bool> held;  // name → also listed
+  for (const TensorEntry& tensor : file.tensors) held.emplace(tensor.name, false);
+  const std::string file_name = file.path.filename().string();
+  for (const std::string& name : listed) {
+    const auto found = held.find(name);
+    if (found == held.end())
+      throw Error(ErrorKind::kBadInput, "the index puts it into " + file_name + ", which does not hold it")
+          .in(index_path)
+          .tensor(name);
+    found->second = true;
+  }
+  for (const TensorEntry& tensor : file.tensors)
+    if (!held[tensor.name])
+      throw Error(ErrorKind::kBadInput,
+                  "the file holds it, but " + index_path.filename().string() + " does not list it there")
+          .in(file.path)
+          .tensor(tensor.name)
+          .hint("the index belongs to other files, or is older than they are");
+}
+
+std::vector<Container> read_indexed(const fs::path& directory, const fs::path& index_path) {
+  const HfIndex index = read_hf_index(index_path);
+  std::map<std::string, std::vector<std::string>> names_by_file;
+  for (const auto& [name, file] : index.weight_map) names_by_file[file].push_back(name);
+  std::vector<Container> files;
+  std::uint64_t total_bytes = 0;
+  for (const auto& [file, names] : names_by_file) {
+    if (!fs::exists(directory / file))
+      throw Error(ErrorKind::kBadInput, "names the file " + printable(file) + " (" + std::to_string(names.size()) +
+                                            " tensors), which is missing")
+          .in(index_path)
+          .hint("the download did not finish; fetch the model again");
+    files.push_back(read_safetensors(directory / file));
+    prove_against_index(files.back(), names, index_path);
+    for (const TensorEntry& tensor : files.back().tensors) total_bytes += tensor.size_bytes;
+  }
+  if (!files.empty() && index.total_size_bytes != 0 && index.total_size_bytes != total_bytes)
+    files.front().warnings.push_back(fmt::format("{} says total_size {}, but the tensors have {} bytes",
+                                                 index_path.filename().string(), index.total_size_bytes, total_bytes));
+  return files;
+}
+
+}  // namespace
+
+HfIndex read_hf_index(const fs::path& path) {
+  const Json json = read_json_file(path, kMaxIndexBytes);
+  const JsonObject object(json, path);
+  const Json& weight_map = object.object_at("weight_map");
+  HfIndex index;
+  if (const auto metadata = json.find("metadata"); metadata != json.end() && metadata->is_object()) {
+    const auto total = metadata->find("total_size");
+    if (total != metadata->end() && total->is_number_unsigned()) index.total_size_bytes = total->get<std::uint64_t>();
+  }
+  for (const auto& [name, file] : weight_map.items()) {
+    if (!file.is_string()) JsonObject(weight_map, path, "weight_map").fail(name, "a file name");
+    const std::string file_name = file.get<std::string>();
+    if (!is_plain_file_name(file_name))
+      throw Error(ErrorKind::kBadInput,
+                  "the index names the file \"" + printable(file_name) + "\", which is not a plain file name")
+          .in(path)
+          .tensor(name);
+    index.weight_map.emplace_back(name, file_name);
+  }
+  if (index.weight_map.empty()) throw Error(ErrorKind::kBadInput, "the index lists no tensors").in(path);
+  return index;
+}
+
+std::string hf_index_text(const HfIndex& index) {
+  nlohmann::json json;  // sorts its keys
+  json["metadata"]["total_size"] = index.total_size_bytes;
+  for (const auto& [name, file] : index.weight_map) json["weight_map"][name] = file;
+  return json.dump(2) + "\n";
+}
+
+std::string hf_file_name(std::size_t number, std::size_t count) {
+  if (count == 1) return kSafetensorsFile;
+  return fmt::format("model-{:05}-of-{:05}.safetensors", number, count);
+}
+
+std::vector<Container> read_hf_checkpoint(const fs::path& directory) {
+  const fs::path index_path = directory / kSafetensorsIndexFile;
+  const fs::path single_path = directory / kSafetensorsFile;
+  const bool single = fs::exists(single_path);
+  if (fs::exists(index_path)) {
+    std::vector<Container> files = read_indexed(directory, index_path);
+    const bool listed =
+        std::any_of(files.begin(), files.end(), [&](const Container& f) { return f.path == single_path; });
+    if (single && !listed)
+      throw Error(ErrorKind::kBadInput, "holds model.safetensors and an index that names other files")
+          .in(directory)
+          .hint("these are two checkpoints in one place; loaders disagree which counts, so move one away");
+    return files;
+  }
+  if (!single) throw no_weights(directory);
+  std::vector<Container> files;
+  files.push_back(read_safetensors(single_path));
+  return files;
+}
+
+}  // namespace reshard

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reshard/formats/container.h"
+
+namespace reshard {
+
+inline constexpr const char* kSafetensorsFile = "model.safetensors";
+inline constexpr const char* kSafetensorsIndexFile = "model.safetensors.index.json";
+
+/// `model.safetensors.index.json` (huggingface_hub/serialization/_base.py).
+struct HfIndex {
+  std::uint64_t total_size_bytes = 0;                           // 0 where the file does not say
+  std::vector<std::pair<std::string, std::string>> weight_map;  // tensor name → file name, in the file's order
+};
+
+/// \throws Error kBadInput if it is not such an index or names a file outside its own directory.
+HfIndex read_hf_index(const std::filesystem::path& path);
+
+/// The text of an index file, as transformers writes it: two spaces of indent, sorted keys, a newline at the end.
+std::string hf_index_text(const HfIndex& index);
+
+/// The name of file `number` (from 1) of `count`: "model-00001-of-00003.safetensors", or "model.safetensors" for one
+/// alone.
+std::string hf_file_name(std::size_t number, std::size_t count);
+
+/// The files of the Hugging Face checkpoint in `directory`, each read and proved, and together held against the index:
+/// every named file exists and holds the tensors said to be in it, and no others. `warnings` get what is odd but
+/// harmless. \throws Error kBadInput; kUnsupported where the weights are in another format.
+std::vector<Container> read_hf_checkpoint(const std::filesystem::path& directory);
+
+}  // namespace reshard

@@ -1,0 +1,74 @@
+// layouts/: which box of which original tensor lies where in which file: the layout of a checkpoint, read from a
+// directory or worked out for a model and a mesh.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/specs/transformation_specs.h"
+#include "reshard/tensor/shape.h"
+
+namespace reshard {
+
+/// What a reader of a table wants to know about how a stored tensor is cut.
+enum class CutKind : std::uint8_t { kWhole, kReplicated, kColumn, kRow, kFused, kGroupedQuery, kTied };
+
+constexpr const char* name(CutKind kind) {
+  switch (kind) {
+    case CutKind::kWhole: return "whole";
+    case CutKind::kReplicated: return "replicated";
+    case CutKind::kColumn: return "column";
+    case CutKind::kRow: return "row";
+    case CutKind::kFused: return "fused";
+    case CutKind::kGroupedQuery: return "grouped query";
+    case CutKind::kTied: return "tied";
+  }
+  return "";
+}
+
+/// How one stored tensor of one rank is made: along `dim`, each original is seen as `units` equal chunks, and the
+/// stored tensor is the chunks `taken`, one after the other, original after original. Column, row, stride, fused
+/// linears, grouped-query heads, replication: all are this.
+struct Cut {
+  struct Part {
+    std::string logical_name;
+    std::uint64_t units = 1;           // chunks of the original along dim
+    std::vector<std::uint32_t> taken;  // which of them, in stored order
+    std::uint64_t unit_elems = 0;      // size of a chunk along dim; 0: what the tensor's size gives
+  };
+
+  CutKind kind = CutKind::kReplicated;
+  std::uint32_t dim = 0;
+  std::vector<Part> parts;
+
+  std::uint64_t taken_units() const;
+};
+
+/// One parameter of a rank's state dict, and what its metadata says about it.
+struct CutRule {
+  std::string stored_name;
+  CutKind kind;
+  const ParallelParameter* parameter = nullptr;
+  const FusedLinearsSpec* fused = nullptr;
+  const GQAQKVColumnParallelLinearSpec* gqa = nullptr;
+  std::string prefix;  // of the module, with its dot
+  std::string suffix;  // ".weight" or ".bias"
+  enum class Role : std::uint8_t { kPlain, kFused, kQuery, kKey, kValue, kQkv, kOutput } role = Role::kPlain;
+
+  /// The cut of one rank of `tp`.
+  Cut for_rank(std::uint32_t tp_rank, std::uint32_t tp) const;
+};
+
+/// The rule of every parameter in a stage's metadata, in its order. `metadata` is borrowed and must outlive the rules.
+std::vector<CutRule> cut_rules(const StageMetadata& metadata);
+
+/// The stored tensor's shape, for originals of `logical_shapes` (one a part). Nothing if a size does not divide into
+/// units or the shapes disagree in other dims.
+std::optional<Dims> stored_shape(const Cut& cut, const std::vector<Dims>& logical_shapes);
+
+/// The originals' shapes (one a part), for a stored tensor of `stored`. Nothing if the size does not come out even.
+std::optional<std::vector<Dims>> logical_shapes(const Cut& cut, const Dims& stored);
+
+}  // namespace reshard

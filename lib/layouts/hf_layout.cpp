@@ -1,0 +1,173 @@
+#include "reshard/layouts/hf_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/safetensors.h"
+
+namespace reshard {
+namespace {
+
+Cut whole_cut(const std::string& logical_name) {
+  return {CutKind::kReplicated, 0, {{logical_name, 1, {0}, 0}}};
+}
+
+std::string config_path(const std::filesystem::path& where) {
+  return (where / kConfigFile).string();
+}
+
+/// What to try when the checkpoint lacks tensors.
+std::string missing_hint(const std::vector<std::string>& missing) {
+  if (missing.size() == 1 && missing.front() == "lm_head.weight")
+    return "if the output matrix is the embedding's, config.json must say \"tie_word_embeddings\": true";
+  return "the checkpoint is incomplete, or config.json belongs to another model";
+}
+
+}  // namespace
+
+Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedParameter>& tied) {
+  Layout layout;
+  std::unordered_map<std::string, std::string> names_held;
+  for (const Container& file : files)
+    for (const TensorEntry& tensor : file.tensors) {
+      const auto [found, is_new] = names_held.emplace(tensor.name, file.path.string());
+      if (!is_new)
+        throw Error(ErrorKind::kBadInput, "stands in this file and in " + found->second)
+            .in(file.path)
+            .tensor(tensor.name);
+    }
+  for (const Container& file : files) {
+    const auto file_index = static_cast<std::uint32_t>(layout.files.size());
+    layout.files.push_back({file.path, file.size_bytes, {}, 0, 0});
+    for (const TensorEntry& tensor : file.tensors) {
+      const auto alias =
+          std::find_if(tied.begin(), tied.end(), [&](const TiedParameter& t) { return t.name == tensor.name; });
+      const bool second_copy = alias != tied.end() && names_held.count(alias->source) > 0;
+      const std::uint32_t stored =
+          layout.add_stored({tensor.name, tensor.dtype, tensor.shape, file_index, tensor.offset_bytes,
+                             tensor.size_bytes, second_copy ? CutKind::kTied : CutKind::kWhole});
+      layout.add_cut(stored, whole_cut(second_copy ? alias->source : tensor.name));
+    }
+  }
+  return layout;
+}
+
+std::vector<TiedParameter> tied_parameters(const Model& model) {
+  std::vector<TiedParameter> tied;
+  for (const ModelParameter& parameter : model.parameters)
+    if (!parameter.tied_to.empty()) tied.push_back({parameter.name, parameter.tied_to});
+  return tied;
+}
+
+void prove_against_model(Layout& layout, const Model& model, const std::filesystem::path& where) {
+  std::unordered_map<std::string, const ModelParameter*> expected;
+  std::vector<std::string> order;
+  for (const ModelParameter& parameter : model.parameters) {
+    order.push_back(parameter.name);
+    if (parameter.tied_to.empty()) expected.emplace(parameter.name, &parameter);
+  }
+  std::vector<std::string> unexplained;
+  for (const LogicalTensor& tensor : layout.logical) {
+    const auto found = expected.find(tensor.name);
+    if (found == expected.end()) {
+      unexplained.push_back(tensor.name);
+      continue;
+    }
+    if (found->second->shape != tensor.shape)
+      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but {} asks for {}", to_string(tensor.shape),
+                                                    config_path(where), to_string(found->second->shape)))
+          .in(where)
+          .tensor(tensor.name)
+          .hint("config.json belongs to another model, or the checkpoint is damaged");
+    expected.erase(found);
+  }
+  if (!unexplained.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} {} not explained by config.json (model_type {}): {}", unexplained.size(),
+                            unexplained.size() == 1 ? "tensor is" : "tensors are", model.family->model_type,
+                            list_names(unexplained)))
+        .in(where)
+        .tensor(unexplained.front())
+        .hint(
+            "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, more heads) "
+            "that this family does not describe");
+  std::vector<std::string> missing;
+  for (const ModelParameter& parameter : model.parameters)
+    if (expected.count(parameter.name) && !parameter.optional) missing.push_back(parameter.name);
+  if (!missing.empty())
+    throw Error(ErrorKind::kBadInput, fmt::format("{} {} that config.json asks for {} missing: {}", missing.size(),
+                                                  missing.size() == 1 ? "tensor" : "tensors",
+                                                  missing.size() == 1 ? "is" : "are", list_names(missing)))
+        .in(where)
+        .tensor(missing.front())
+        .hint(missing_hint(missing));
+  layout.order_logical(order);
+}
+
+std::vector<std::uint32_t> add_target_file(Layout& layout, LayoutFile file, const std::vector<StoredTensor>& tensors) {
+  std::vector<TensorEntry> entries;
+  std::unordered_map<std::string, std::size_t> position;
+  for (const StoredTensor& tensor : tensors) {
+    position.emplace(tensor.name, entries.size());
+    entries.push_back({tensor.name, tensor.dtype, tensor.shape, 0, 0});
+  }
+  ContainerPlan plan = plan_safetensors(std::move(entries));
+  const auto file_index = static_cast<std::uint32_t>(layout.files.size());
+  file.size_bytes = plan.size_bytes;
+  file.prefix = std::move(plan.prefix);
+  layout.files.push_back(std::move(file));
+  std::vector<std::uint32_t> indices(tensors.size());
+  for (const TensorEntry& entry : plan.tensors) {
+    const std::size_t at = position.at(entry.name);
+    StoredTensor tensor = tensors[at];
+    tensor.file = file_index;
+    tensor.offset_bytes = entry.offset_bytes;
+    tensor.size_bytes = entry.size_bytes;
+    indices[at] = layout.add_stored(std::move(tensor));
+  }
+  return indices;
+}
+
+Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t max_file_bytes) {
+  std::vector<std::vector<StoredTensor>> files;
+  std::vector<StoredTensor> open;
+  std::uint64_t open_bytes = 0;
+  for (const LogicalTensor& tensor : logical) {
+    const std::uint64_t bytes = num_bytes(tensor.dtype, tensor.shape).value_or(0);
+    StoredTensor stored{tensor.name, tensor.dtype, tensor.shape, 0, 0, 0, CutKind::kWhole};
+    if (bytes > max_file_bytes) {
+      files.push_back({std::move(stored)});
+      continue;
+    }
+    if (open_bytes + bytes > max_file_bytes) {
+      files.push_back(std::exchange(open, {}));
+      open_bytes = 0;
+    }
+    open.push_back(std::move(stored));
+    open_bytes += bytes;
+  }
+  if (!open.empty() || files.empty()) files.push_back(std::move(open));
+
+  Layout layout;
+  for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    const auto indices = add_target_file(layout, {hf_file_name(f + 1, files.size()), 0, {}, 0, 0}, files[f]);
+    for (const std::uint32_t stored : indices) layout.add_cut(stored, whole_cut(layout.stored[stored].name));
+  }
+  return layout;
+}
+
+HfIndex index_of(const Layout& target) {
+  HfIndex index;
+  for (const StoredTensor& tensor : target.stored) {
+    index.total_size_bytes += tensor.size_bytes;
+    index.weight_map.emplace_back(tensor.name, target.files[tensor.file].path.string());
+  }
+  return index;
+}
+
+}  // namespace reshard

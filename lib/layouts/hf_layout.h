@@ -1,0 +1,37 @@
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "reshard/formats/hf_index.h"
+#include "reshard/layouts/layout.h"
+#include "reshard/specs/family.h"
+#include "reshard/specs/stage_plan.h"
+
+namespace reshard {
+
+/// The layout of files in which every stored tensor is one original tensor. A tensor named in `tied` is a second copy
+/// of another where the files hold both.
+Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedParameter>& tied = {});
+
+/// The parameters that share another's bytes in this model.
+std::vector<TiedParameter> tied_parameters(const Model& model);
+
+/// Holds the logical tensors of `layout` against what the model's config.json asks for, and puts them in state-dict
+/// order. \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another
+/// shape; `where` is the checkpoint's directory.
+void prove_against_model(Layout& layout, const Model& model, const std::filesystem::path& where);
+
+/// The Hugging Face checkpoint that holds `logical`, in its order, in files of at most `max_file_bytes` of tensors (a
+/// larger tensor gets a file to itself), as huggingface_hub's split_torch_state_dict_into_shards cuts it. Paths are
+/// file names.
+Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t max_file_bytes);
+
+/// The index of such a layout.
+HfIndex index_of(const Layout& target);
+
+/// Adds a file to be written in safetensors, with `tensors` in it, to a target layout. \returns the index of each
+/// tensor in `Layout::stored`, in the order of the argument.
+std::vector<std::uint32_t> add_target_file(Layout& layout, LayoutFile file, const std::vector<StoredTensor>& tensors);
+
+}  // namespace reshard

@@ -1,0 +1,163 @@
+#include "reshard/layouts/layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "reshard/base/error.h"
+#include "reshard/tensor/runs.h"
+
+namespace reshard {
+namespace {
+
+/// A stored tensor's piece seen from the stored side.
+struct Tile {
+  Box box;
+  std::uint32_t logical;
+  std::uint32_t piece;
+};
+
+Error tiling_error(const Layout& layout, std::uint32_t stored, const std::string& message) {
+  const StoredTensor& tensor = layout.stored[stored];
+  return Error(ErrorKind::kBadInput, message).in(layout.files[tensor.file].path).tensor(tensor.name);
+}
+
+/// No two tiles overlap. They are sorted by where they begin, so that only neighbours along dim 0 need comparing.
+void prove_disjoint(const Layout& layout, std::uint32_t stored, std::vector<Tile>& tiles) {
+  std::sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) { return a.box.begin < b.box.begin; });
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    for (std::size_t j = i + 1; j < tiles.size(); ++j) {
+      const Box& a = tiles[i].box;
+      const Box& b = tiles[j].box;
+      if (a.begin.empty() || b.begin[0] >= a.begin[0] + a.size[0]) break;
+      if (const auto shared = intersect(a, b))
+        throw tiling_error(layout, stored, "its box " + to_string(*shared) + " is filled twice");
+    }
+  }
+}
+
+void prove_whole_bytes(const Layout& layout, const StoredTensor& tensor, const Tile& tile) {
+  const LogicalTensor& logical = layout.logical[tile.logical];
+  const Piece& piece = layout.pieces[tile.logical][tile.piece];
+  if (make_runs(tensor.dtype, piece.box.size, logical.shape, piece.box.begin, tensor.shape, piece.stored_begin)) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("the cut {} of {} goes through a packed byte: elements of {} have {} bits",
+                          to_string(piece.box), to_string(logical.shape), name(tensor.dtype), bits(tensor.dtype)))
+      .tensor(logical.name)
+      .hint("choose a smaller TP degree");
+}
+
+}  // namespace
+
+std::uint32_t Layout::add_logical(const LogicalTensor& tensor, const std::filesystem::path& where) {
+  const auto [found, is_new] = logical_by_name_.emplace(tensor.name, static_cast<std::uint32_t>(logical.size()));
+  if (is_new) {
+    logical.push_back(tensor);
+    pieces.emplace_back();
+    return found->second;
+  }
+  const LogicalTensor& known = logical[found->second];
+  if (known.dtype != tensor.dtype || known.shape != tensor.shape)
+    throw Error(ErrorKind::kBadInput, fmt::format("makes it {} {}, but other files make it {} {}", name(tensor.dtype),
+                                                  to_string(tensor.shape), name(known.dtype), to_string(known.shape)))
+        .in(where)
+        .tensor(tensor.name)
+        .hint("the files belong to different checkpoints, or one of them is damaged");
+  return found->second;
+}
+
+std::optional<std::uint32_t> Layout::find_logical(const std::string& name) const {
+  const auto found = logical_by_name_.find(name);
+  if (found == logical_by_name_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::uint32_t Layout::add_stored(StoredTensor tensor) {
+  stored.push_back(std::move(tensor));
+  return static_cast<std::uint32_t>(stored.size() - 1);
+}
+
+void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
+  const StoredTensor& tensor = stored[stored_index];
+  const auto& path = files[tensor.file].path;
+  const auto shapes = logical_shapes(cut, tensor.shape);
+  if (!shapes)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("its shape {} does not fit the way the metadata cuts it (dim {}, {} parts)",
+                            to_string(tensor.shape), cut.dim, cut.taken_units()))
+        .in(path)
+        .tensor(tensor.name);
+  std::uint64_t stored_at = 0;
+  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
+    const Cut::Part& part = cut.parts[i];
+    const Dims& shape = (*shapes)[i];
+    const std::uint32_t index = add_logical({part.logical_name, tensor.dtype, shape}, path);
+    if (cut.kind == CutKind::kReplicated || shape.empty()) {
+      pieces[index].push_back({stored_index, whole(shape), Dims(shape.size(), 0)});
+      continue;
+    }
+    const std::uint64_t unit = shape[cut.dim] / part.units;
+    for (std::size_t t = 0; t < part.taken.size();) {
+      std::size_t end = t + 1;  // neighbours in both tensors make one piece
+      while (end < part.taken.size() && part.taken[end] == part.taken[end - 1] + 1) ++end;
+      Piece piece{stored_index, whole(shape), Dims(shape.size(), 0)};
+      piece.box.begin[cut.dim] = part.taken[t] * unit;
+      piece.box.size[cut.dim] = (end - t) * unit;
+      piece.stored_begin[cut.dim] = stored_at;
+      stored_at += piece.box.size[cut.dim];
+      pieces[index].push_back(std::move(piece));
+      t = end;
+    }
+  }
+}
+
+void Layout::order_logical(const std::vector<std::string>& names) {
+  std::unordered_map<std::string, std::size_t> position;
+  for (const std::string& name : names) position.emplace(name, position.size());
+  const auto key = [&](std::uint32_t index) {
+    const auto found = position.find(logical[index].name);
+    return found == position.end() ? names.size() : found->second;
+  };
+  std::vector<std::uint32_t> order(logical.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key(a) < key(b); });
+  std::vector<LogicalTensor> sorted_logical;
+  std::vector<std::vector<Piece>> sorted_pieces;
+  for (const std::uint32_t index : order) {
+    logical_by_name_[logical[index].name] = static_cast<std::uint32_t>(sorted_logical.size());
+    sorted_logical.push_back(std::move(logical[index]));
+    sorted_pieces.push_back(std::move(pieces[index]));
+  }
+  logical = std::move(sorted_logical);
+  pieces = std::move(sorted_pieces);
+}
+
+void prove_tiling(const Layout& layout) {
+  std::vector<std::vector<Tile>> tiles(layout.stored.size());
+  for (std::uint32_t l = 0; l < layout.logical.size(); ++l) {
+    for (std::uint32_t p = 0; p < layout.pieces[l].size(); ++p) {
+      const Piece& piece = layout.pieces[l][p];
+      const StoredTensor& tensor = layout.stored[piece.stored];
+      const Box stored_box{piece.stored_begin, piece.box.size};
+      if (!contains(layout.logical[l].shape, piece.box) || !contains(tensor.shape, stored_box) ||
+          tensor.dtype != layout.logical[l].dtype)
+        throw tiling_error(
+            layout, piece.stored,
+            fmt::format("the piece {} of {} does not fit it", to_string(piece.box), layout.logical[l].name));
+      tiles[piece.stored].push_back({stored_box, l, p});
+      prove_whole_bytes(layout, tensor, tiles[piece.stored].back());
+    }
+  }
+  for (std::uint32_t s = 0; s < layout.stored.size(); ++s) {
+    std::uint64_t filled = 0;
+    for (const Tile& tile : tiles[s]) filled += volume(tile.box);
+    const std::uint64_t elems = num_elems(layout.stored[s].shape).value_or(0);
+    if (filled < elems)
+      throw tiling_error(layout, s, fmt::format("{} of its {} elements belong to no tensor", elems - filled, elems));
+    prove_disjoint(layout, s, tiles[s]);
+    if (filled > elems) throw tiling_error(layout, s, "its pieces overlap");
+  }
+}
+
+}  // namespace reshard

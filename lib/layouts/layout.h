@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "reshard/formats/container.h"
+#include "reshard/layouts/cut.h"
+#include "reshard/tensor/box.h"
+
+namespace reshard {
+
+/// An entry of the original state dict.
+struct LogicalTensor {
+  std::string name;
+  DType dtype;
+  Dims shape;
+};
+
+/// One file of a layout. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to the
+/// output directory.
+struct LayoutFile {
+  std::filesystem::path path;
+  std::uint64_t size_bytes = 0;
+  std::string prefix;  // target: the bytes before the first tensor
+  std::uint32_t tp_rank = 0;
+  std::uint32_t pp_rank = 0;
+};
+
+/// An entry of one file, C-ordered.
+struct StoredTensor {
+  std::string name;
+  DType dtype;
+  Dims shape;
+  std::uint32_t file = 0;  // index into Layout::files
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t size_bytes = 0;
+  CutKind kind = CutKind::kWhole;
+};
+
+/// `box` of a logical tensor is the box of the same size at `stored_begin` of a stored one.
+struct Piece {
+  std::uint32_t stored = 0;  // index into Layout::stored
+  Box box;
+  Dims stored_begin;
+};
+
+/// A checkpoint: its files, what they store, and how that maps to the original tensors. `pieces[i]` belong to
+/// `logical[i]`.
+class Layout {
+ public:
+  std::vector<LayoutFile> files;
+  std::vector<StoredTensor> stored;
+  std::vector<LogicalTensor> logical;
+  std::vector<std::vector<Piece>> pieces;
+
+  /// The logical tensor's index; made if it is new. \throws Error kBadInput if it is known with another dtype or shape;
+  /// `where` is the file that says so.
+  std::uint32_t add_logical(const LogicalTensor& tensor, const std::filesystem::path& where);
+  std::optional<std::uint32_t> find_logical(const std::string& name) const;
+
+  std::uint32_t add_stored(StoredTensor tensor);
+
+  /// Adds the pieces that `cut` says stored tensor `stored` is made of. \throws Error kBadInput if its shape does not
+  /// fit.
+  void add_cut(std::uint32_t stored, const Cut& cut);
+
+  /// Puts the logical tensors into the order of `names`; those it does not name come last, in their present order.
+  void order_logical(const std::vector<std::string>& names);
+
+ private:
+  std::unordered_map<std::string, std::uint32_t> logical_by_name_;
+};
+
+/// Proves that the pieces of each stored tensor tile it without gap or overlap, lie inside both tensors, and begin and
+/// end at whole bytes. \throws Error naming the tensor, the box and the file: kBadInput, or kUsage for a cut through a
+/// packed byte.
+void prove_tiling(const Layout& layout);
+
+}  // namespace reshard

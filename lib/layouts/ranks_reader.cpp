@@ -1,0 +1,241 @@
+// Reading a sharded checkpoint from disk: which ranks are there, whether they agree, whether the metadata is about
+// them.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/formats/safetensors.h"
+#include "reshard/layouts/ranks_layout.h"
+#include "reshard/specs/metadata.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What stands in a shards folder, by name alone.
+struct Listing {
+  std::map<std::pair<std::uint32_t, std::uint32_t>, fs::path> ranks;  // (pp_rank, tp_rank) → model.safetensors
+  std::map<std::uint32_t, fs::path> metadata;                         // pp_rank → file
+};
+
+bool is_weights_of_another_format(const fs::path& rank) {
+  if (fs::is_regular_file(rank)) return true;  // xser's reference file
+  for (const auto& entry : fs::directory_iterator(rank))
+    if (entry.path().extension() == ".pt") return true;
+  return false;
+}
+
+Listing list_folder(const fs::path& folder) {
+  Listing listing;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string file_name = entry.path().filename().string();
+    if (const auto pp_rank = metadata_pp_rank(file_name)) {
+      if (!listing.metadata.emplace(*pp_rank, entry.path()).second)
+        throw Error(ErrorKind::kBadInput, fmt::format("there are two metadata files of pipeline rank {}", *pp_rank))
+            .in(entry.path());
+      continue;
+    }
+    const auto rank = rank_of_folder(file_name);
+    if (!rank) continue;
+    const fs::path weights = entry.path() / kSafetensorsFile;
+    if (!fs::exists(weights)) {
+      if (is_weights_of_another_format(entry.path()))
+        throw Error(ErrorKind::kUnsupported, "holds torch's .pt or xser weights, which this version does not read")
+            .in(entry.path());
+      throw Error(ErrorKind::kBadInput, "holds no model.safetensors").in(entry.path());
+    }
+    if (!listing.ranks.emplace(std::pair(rank->pp_rank, rank->tp_rank), weights).second)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("there are two folders of tp rank {}, pp rank {}", rank->tp_rank, rank->pp_rank))
+          .in(entry.path());
+  }
+  if (listing.ranks.empty()) throw Error(ErrorKind::kBadInput, "holds no tp_rank_XX_pp_rank_YY folders").in(folder);
+  return listing;
+}
+
+/// The T that the metadata of a stage was written for, or nothing if nothing in it is split. All its entries must
+/// agree.
+std::optional<std::uint32_t> tp_of_metadata(const StageMetadata& metadata, const fs::path& path) {
+  std::optional<std::uint32_t> tp;
+  const auto see = [&](std::uint32_t value, const std::string& what) {
+    if (tp && *tp != value)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("contradicts itself: {} is for {} ranks, others are for {}", printable(what), value, *tp))
+          .in(path);
+    tp = value;
+  };
+  for (const ParallelParameter& parameter : metadata.parameters)
+    if (parameter.tensor_model_parallel) see(parameter.num_partitions, parameter.name);
+  for (const ModuleSpecs& module : metadata.modules)
+    for (const TransformationSpec& spec : module.specs)
+      see(std::visit([](const auto& s) { return s.tp_size; }, spec), module.module_fully_qualified_name);
+  return tp;
+}
+
+[[noreturn]] void fail_missing(const fs::path& folder, const std::vector<std::string>& missing, std::uint32_t tp,
+                               std::uint32_t pp) {
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("{} of the {} ranks (tp {} × pp {}) {} missing: {}", missing.size(), std::uint64_t{tp} * pp,
+                          tp, pp, missing.size() == 1 ? "is" : "are", list_names(missing)))
+      .in(folder)
+      .hint("copy the missing ranks here; a model cannot be put together without them");
+}
+
+void prove_all_ranks_present(const fs::path& folder, const Listing& listing, std::uint32_t tp, std::uint32_t pp) {
+  std::vector<std::string> missing;
+  for (std::uint32_t p = 0; p < pp; ++p)
+    for (std::uint32_t t = 0; t < tp; ++t)
+      if (!listing.ranks.count({p, t})) missing.push_back(rank_folder_name({t, p}));
+  if (!missing.empty()) fail_missing(folder, missing, tp, pp);
+}
+
+/// The ranks of one stage hold the same parameters in the same shapes.
+void prove_ranks_agree(const Container& first, const Container& other) {
+  std::unordered_map<std::string, const TensorEntry*> expected;
+  for (const TensorEntry& tensor : first.tensors) expected.emplace(tensor.name, &tensor);
+  for (const TensorEntry& tensor : other.tensors) {
+    const auto found = expected.find(tensor.name);
+    if (found == expected.end())
+      throw Error(ErrorKind::kBadInput, "this rank holds it, but " + first.path.string() + " does not")
+          .in(other.path)
+          .tensor(tensor.name)
+          .hint("the ranks come from different checkpoints");
+    const TensorEntry& reference = *found->second;
+    if (reference.dtype != tensor.dtype || reference.shape != tensor.shape)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is {} {} on this rank, but {} {} in {}", name(tensor.dtype), to_string(tensor.shape),
+                              name(reference.dtype), to_string(reference.shape), first.path.string()))
+          .in(other.path)
+          .tensor(tensor.name)
+          .hint("the ranks come from different checkpoints");
+    expected.erase(found);
+  }
+  if (!expected.empty()) {
+    // The first in the order of the file, so that the message is the same every time.
+    const auto lost = std::find_if(first.tensors.begin(), first.tensors.end(),
+                                   [&](const TensorEntry& tensor) { return expected.count(tensor.name) > 0; });
+    throw Error(ErrorKind::kBadInput, first.path.string() + " holds it, but this rank does not")
+        .in(other.path)
+        .tensor(lost->name)
+        .hint("the ranks come from different checkpoints");
+  }
+}
+
+/// Every parameter that the metadata lists was saved.
+void prove_parameters_saved(const StageMetadata& metadata, const fs::path& path, const Container& file) {
+  std::unordered_set<std::string> held;
+  for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
+  for (const ParallelParameter& parameter : metadata.parameters)
+    if (!held.count(parameter.name))
+      throw Error(ErrorKind::kBadInput, "the metadata lists it, but " + file.path.string() + " does not hold it")
+          .in(path)
+          .tensor(parameter.name);
+}
+
+/// The sizes that an attention spec states are those of the files.
+void prove_spec_sizes(const StageMetadata& metadata, const fs::path& path, const Container& file) {
+  std::unordered_map<std::string, const TensorEntry*> held;
+  for (const TensorEntry& tensor : file.tensors) held.emplace(tensor.name, &tensor);
+  const auto check = [&](const std::string& stored_name, std::uint64_t rows) {
+    const auto found = held.find(stored_name);
+    if (found == held.end() || found->second->shape.empty() || found->second->shape[0] == rows) return;
+    throw Error(ErrorKind::kBadInput, fmt::format("has {} rows in {}, but the metadata's spec says {}",
+                                                  found->second->shape[0], file.path.string(), rows))
+        .in(path)
+        .tensor(stored_name);
+  };
+  for (const ModuleSpecs& module : metadata.modules)
+    for (const TransformationSpec& spec : module.specs)
+      if (const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec)) {
+        const std::string joined = module.module_fully_qualified_name + "." + gqa->gqa_qkv_projection_name + ".weight";
+        const std::uint64_t q = gqa->q_output_size_per_partition;
+        const std::uint64_t kv = gqa->kv_output_size_per_partition;
+        check(joined + "_q", q);
+        check(joined + "_k", kv);
+        check(joined + "_v", kv);
+        check(joined + "_qkv", q + 2 * kv);
+      }
+}
+
+/// A module that some rank's metadata knows of, but no rank has parameters of, lay on a stage that is gone.
+void prove_all_stages_present(const RanksCheckpoint& checkpoint) {
+  std::set<std::string> held;  // every prefix of a parameter's name that ends before a dot
+  for (const StageMetadata& metadata : checkpoint.metadata)
+    for (const ParallelParameter& parameter : metadata.parameters)
+      for (std::size_t dot = parameter.name.find('.'); dot != std::string::npos;
+           dot = parameter.name.find('.', dot + 1))
+        held.insert(parameter.name.substr(0, dot));
+  std::vector<std::string> lost;
+  std::set<std::string> seen;
+  for (const StageMetadata& metadata : checkpoint.metadata)
+    for (const ModuleSpecs& module : metadata.modules)
+      if (!held.count(module.module_fully_qualified_name) && seen.insert(module.module_fully_qualified_name).second)
+        lost.push_back(module.module_fully_qualified_name);
+  if (!lost.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("no rank holds parameters of {}, which the metadata knows of: the ranks of "
+                            "a pipeline stage are missing (there are {})",
+                            list_names(lost), checkpoint.pp))
+        .in(checkpoint.directory)
+        .hint("copy the missing pipeline ranks here");
+}
+
+}  // namespace
+
+std::optional<fs::path> find_shards_folder(const fs::path& path) {
+  if (fs::is_directory(path / kShardsFolder)) return path / kShardsFolder;
+  if (!fs::is_directory(path)) return std::nullopt;
+  for (const auto& entry : fs::directory_iterator(path))
+    if (rank_of_folder(entry.path().filename().string())) return path;
+  return std::nullopt;
+}
+
+RanksCheckpoint read_ranks_checkpoint(const fs::path& shards_folder) {
+  const Listing listing = list_folder(shards_folder);
+  RanksCheckpoint checkpoint;
+  checkpoint.directory = shards_folder;
+  for (const auto& [rank, path] : listing.ranks) {
+    checkpoint.pp = std::max(checkpoint.pp, rank.first + 1);
+    checkpoint.tp = std::max(checkpoint.tp, rank.second + 1);
+  }
+  for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    const auto found = listing.metadata.find(pp_rank);
+    if (found == listing.metadata.end())
+      throw Error(ErrorKind::kBadInput, metadata_file_name(pp_rank) +
+                                            " is missing: nothing says how the parameters of " + "pipeline rank " +
+                                            std::to_string(pp_rank) + " are laid out")
+          .in(shards_folder);
+    checkpoint.metadata.push_back(read_metadata(found->second));
+    const auto tp = tp_of_metadata(checkpoint.metadata.back(), found->second);
+    if (tp && *tp < checkpoint.tp)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is for {} tensor-parallel ranks, but the folder holds {}", *tp, checkpoint.tp))
+          .in(found->second)
+          .hint("ranks of two checkpoints are mixed in one folder");
+    checkpoint.tp = std::max(checkpoint.tp, tp.value_or(1));
+  }
+  prove_all_ranks_present(shards_folder, listing, checkpoint.tp, checkpoint.pp);
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    auto& files = checkpoint.files.emplace_back();
+    for (std::uint32_t tp_rank = 0; tp_rank < checkpoint.tp; ++tp_rank) {
+      files.push_back(read_safetensors(listing.ranks.at({pp_rank, tp_rank})));
+      if (tp_rank > 0) prove_ranks_agree(files.front(), files.back());
+    }
+    prove_parameters_saved(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), files.front());
+    prove_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), files.front());
+  }
+  prove_all_stages_present(checkpoint);
+  return checkpoint;
+}
+
+}  // namespace reshard

@@ -1,0 +1,61 @@
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "reshard/layouts/ranks_layout.h"
+#include "reshard/plan/job.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array kWeightExtensions = {".safetensors", ".bin",     ".pt",   ".pth", ".ckpt",
+                                          ".h5",          ".msgpack", ".gguf", ".onnx"};
+
+/// Weights by their name, or an index of them. `training_args.bin` is a .bin that is not: it is small and belongs to
+/// the run.
+bool is_weights(const std::string& file_name) {
+  if (file_name.ends_with(".index.json")) return true;
+  if (file_name == "training_args.bin") return false;
+  return std::any_of(kWeightExtensions.begin(), kWeightExtensions.end(),
+                     [&](const char* extension) { return file_name.ends_with(extension); });
+}
+
+bool is_skipped_folder(const std::string& name) {
+  return name == kShardsFolder || name == "shards" || name.starts_with("checkpoint-") || name.starts_with("adapter_") ||
+         rank_of_folder(name).has_value();
+}
+
+void collect(const fs::path& directory, const fs::path& relative, std::vector<CopiedFile>& files) {
+  std::set<fs::directory_entry> entries;  // sorted: the order must not be the file system's
+  for (const auto& entry : fs::directory_iterator(directory)) entries.insert(entry);
+  for (const auto& entry : entries) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".")) continue;
+    if (entry.is_directory()) {
+      // A linked folder may lead anywhere, even back here.
+      if (!entry.is_symlink() && !is_skipped_folder(name)) collect(entry.path(), relative / name, files);
+    } else if (entry.is_regular_file() && !is_weights(name)) {
+      files.push_back({entry.path(), relative / name, entry.file_size()});
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<CopiedFile> companion_files(const fs::path& directory) {
+  std::vector<CopiedFile> files;
+  collect(directory, {}, files);
+  return files;
+}
+
+std::uint64_t Job::output_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const LayoutFile& file : target.files) bytes += file.size_bytes;
+  for (const TextFile& file : text_files) bytes += file.text.size();
+  for (const CopiedFile& file : copied_files) bytes += file.size_bytes;
+  return bytes;
+}
+
+}  // namespace reshard

@@ -1,0 +1,153 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/ranks_layout.h"
+#include "reshard/plan/job.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The pair that the models of optimum-neuron tie, for checkpoints whose config.json is missing or of an unknown
+/// family.
+const TiedParameter kUsualTie{"lm_head.weight", "model.embed_tokens.weight"};
+
+/// Names with numbers compared as numbers: layers.2 before layers.10.
+bool natural_less(std::string_view a, std::string_view b) {
+  std::size_t i = 0;
+  std::size_t j = 0;
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  while (i < a.size() && j < b.size()) {
+    if (digit(a[i]) && digit(b[j])) {
+      std::size_t i_end = i;
+      std::size_t j_end = j;
+      while (i_end < a.size() && digit(a[i_end])) ++i_end;
+      while (j_end < b.size() && digit(b[j_end])) ++j_end;
+      if (i_end - i != j_end - j) return i_end - i < j_end - j;
+      if (const int order = a.substr(i, i_end - i).compare(b.substr(j, j_end - j))) return order < 0;
+      i = i_end;
+      j = j_end;
+    } else if (a[i] != b[j]) {
+      return a[i] < b[j];
+    } else {
+      ++i;
+      ++j;
+    }
+  }
+  return a.size() - i < b.size() - j;
+}
+
+void order_naturally(Layout& layout) {
+  std::vector<std::string> names;
+  for (const LogicalTensor& tensor : layout.logical) names.push_back(tensor.name);
+  std::sort(names.begin(), names.end(), natural_less);
+  layout.order_logical(names);
+}
+
+/// The model that config.json beside the shards describes, if there is one and its family is known.
+std::optional<Model> model_beside(const fs::path& directory, Job& job) {
+  if (!fs::exists(directory / kConfigFile)) {
+    job.notes.push_back("there is no config.json in " + directory.string() +
+                        ", so whether the checkpoint has every tensor of its model is not known");
+    return std::nullopt;
+  }
+  const ModelConfig config = read_model_config(directory);
+  job.family = config.model_type;
+  const std::vector<std::string> known = known_model_types();
+  if (std::find(known.begin(), known.end(), config.model_type) == known.end()) {
+    job.notes.push_back(
+        fmt::format("the model_type \"{}\" is not known, so the metadata alone says what the tensors are",
+                    printable(config.model_type)));
+    return std::nullopt;
+  }
+  return instantiate(find_family(config), config);
+}
+
+/// A weight file that stands in the output directory and would not be replaced, though loaders would mix it with the
+/// new.
+void prove_no_leftover_weights(const Job& job) {
+  if (!fs::is_directory(job.output_directory)) return;
+  std::vector<std::string> leftover;
+  for (const auto& entry : fs::directory_iterator(job.output_directory)) {
+    const std::string name = entry.path().filename().string();
+    const bool weights = name == kSafetensorsFile || name == kSafetensorsIndexFile ||
+                         (name.starts_with("model-") && name.ends_with(".safetensors"));
+    const auto written = [&](const auto& file) { return file.path == name; };
+    const bool replaced = std::any_of(job.target.files.begin(), job.target.files.end(), written) ||
+                          std::any_of(job.text_files.begin(), job.text_files.end(), written);
+    if (weights && !replaced) leftover.push_back(name);
+  }
+  std::sort(leftover.begin(), leftover.end());
+  if (!leftover.empty())
+    throw Error(ErrorKind::kBadInput,
+                "holds weights of another checkpoint that would not be replaced, and that loaders would "
+                "mix with the new ones: " +
+                    list_names(leftover))
+        .in(job.output_directory)
+        .hint("move them away or choose another OUT_DIR");
+}
+
+fs::path normal(const fs::path& path) {
+  std::error_code ignored;
+  const fs::path full = fs::weakly_canonical(path, ignored);
+  return full.filename().empty() ? full.parent_path() : full;
+}
+
+}  // namespace
+
+std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
+  const fs::path given = request.checkpoint_directory;
+  if (!fs::is_directory(given))
+    throw Error(ErrorKind::kBadInput, fs::exists(given) ? "is not a directory" : "no such directory").in(given);
+  const auto shards = find_shards_folder(given);
+  if (!shards) {
+    if (fs::is_directory(given / "shards"))
+      throw Error(ErrorKind::kUnsupported,
+                  "holds torch's .pt shards (the folder shards/), which this version does not read")
+          .in(given);
+    throw Error(ErrorKind::kBadInput,
+                std::string("holds neither ") + kShardsFolder + "/ nor tp_rank_XX_pp_rank_YY folders")
+        .in(given)
+        .hint("give the directory that `reshard shard` wrote, or the shards folder in it");
+  }
+  auto job = std::make_unique<Job>();
+  job->command = "consolidate";
+  job->source_directory = *shards;
+  const fs::path parent = normal(*shards).parent_path();
+  job->output_directory = request.output_directory.value_or(parent);
+  job->force = request.force;
+  if (normal(job->output_directory) == normal(*shards) ||
+      rank_of_folder(normal(job->output_directory).filename().string()))
+    throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
+        .in(job->output_directory)
+        .hint("choose another OUT_DIR");
+
+  const RanksCheckpoint checkpoint = read_ranks_checkpoint(*shards);
+  job->mesh = {checkpoint.tp, checkpoint.pp, 1};
+  const std::optional<Model> model = model_beside(parent, *job);
+  job->source = ranks_source_layout(checkpoint, model ? tied_parameters(*model) : std::vector{kUsualTie});
+  if (model)
+    prove_against_model(job->source, *model, *shards);
+  else
+    order_naturally(job->source);
+  job->target = hf_target_layout(job->source.logical, request.max_shard_bytes);
+  job->program = make_program(job->source, job->target);
+
+  if (job->target.files.size() > 1)
+    job->text_files.push_back({kSafetensorsIndexFile, hf_index_text(index_of(job->target))});
+  if (normal(job->output_directory) != parent) job->copied_files = companion_files(parent);
+  for (const StoredTensor& tensor : job->source.stored)
+    if (tensor.kind == CutKind::kTied && job->source.files[tensor.file].tp_rank == 0)
+      job->notes.push_back(tensor.name +
+                           " is a tied copy of the embedding: it is compared with it and left out, as Hugging "
+                           "Face's file has it once");
+  prove_no_leftover_weights(*job);
+  return job;
+}
+
+}  // namespace reshard

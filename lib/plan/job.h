@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/layouts/layout.h"
+#include "reshard/plan/program.h"
+#include "reshard/specs/mesh.h"
+#include "reshard/specs/stage_plan.h"
+
+namespace reshard {
+
+/// A small file of the output whose content is known before the run.
+struct TextFile {
+  std::filesystem::path path;  // relative to the output directory
+  std::string text;
+};
+
+/// A file taken over as it is: config.json, tokenizers, …
+struct CopiedFile {
+  std::filesystem::path source;
+  std::filesystem::path path;  // relative to the output directory
+  std::uint64_t size_bytes = 0;
+};
+
+/// What attention becomes, for people.
+struct AttentionReport {
+  AttentionForm form = AttentionForm::kSeparate;
+  std::uint64_t heads = 0;
+  std::uint64_t kv_heads = 0;
+  std::uint64_t head_dim = 0;
+  std::optional<GQAQKVColumnParallelLinearSpec> gqa;
+};
+
+/// Everything that a run will do, proved, before it does any of it. Made by plan_shard or plan_consolidate; run by
+/// execute; printed by --dry-run. Not copied or moved once made, since `program` points into it: hold it by the
+/// unique_ptr.
+struct Job {
+  std::string command;  // "shard", "consolidate"
+  std::filesystem::path source_directory;
+  std::filesystem::path output_directory;
+  bool force = false;
+  std::string family;  // model_type; empty if unknown
+  Mesh mesh;
+  std::optional<PipelinePartition> partition;
+  std::vector<std::string> cut_names;  // "model.layers.3"
+  std::optional<AttentionReport> attention;
+
+  Layout source;
+  Layout target;
+  Program program;
+  std::vector<TextFile> text_files;
+  std::vector<CopiedFile> copied_files;
+  /// Top-level folders of the output that are replaced as a whole.
+  std::vector<std::filesystem::path> whole_folders;
+  std::vector<std::string> notes;  // what the user should know, whole sentences
+
+  Job() = default;
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  /// Bytes the output takes, all files.
+  std::uint64_t output_bytes() const;
+};
+
+/// The files beside a checkpoint's weights that belong to the model: everything under `directory` that is neither
+/// weights, nor an index of weights, nor hidden, nor a folder of shards or of training checkpoints.
+std::vector<CopiedFile> companion_files(const std::filesystem::path& directory);
+
+struct ShardRequest {
+  std::filesystem::path model_directory;
+  std::filesystem::path output_directory;
+  std::uint32_t tp = 1;
+  std::optional<std::uint32_t> pp;  // default 1, or what the cuts make
+  std::uint32_t vpp = 1;
+  std::vector<std::string> pipeline_cuts;  // empty: dealt evenly
+  AttentionOptions attention;
+  bool force = false;
+};
+
+/// A Hugging Face checkpoint into ranks. \throws Error of every kind but kInternal; nothing has been written then.
+std::unique_ptr<Job> plan_shard(const ShardRequest& request);
+
+struct ConsolidateRequest {
+  std::filesystem::path checkpoint_directory;             // the shards folder or its parent
+  std::optional<std::filesystem::path> output_directory;  // default: the parent
+  std::uint64_t max_shard_bytes = 5'000'000'000;
+  bool force = false;
+};
+
+/// Ranks into a Hugging Face checkpoint. \throws as plan_shard.
+std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request);
+
+/// What stands in a directory, whatever it is, for looking at.
+struct Inspection {
+  enum class What { kFile, kHuggingFace, kRanks } what = What::kFile;
+  std::string model_type;  // empty if unknown
+  Layout layout;
+  Mesh mesh;
+  std::vector<std::pair<std::string, std::string>> file_metadata;
+  std::vector<std::string> notes;
+};
+
+/// \throws Error kBadInput, kUnsupported or kIo.
+std::unique_ptr<Inspection> inspect_path(const std::filesystem::path& path);
+
+}  // namespace reshard

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace reshard {
+
+/// One file of lib/specs/families, compiled in by lib/specs/CMakeLists.txt.
+struct BuiltinFamily {
+  std::string_view name;
+  std::string_view json;
+};
+
+extern const std::span<const BuiltinFamily> kBuiltinFamilies;
+
+}  // namespace reshard

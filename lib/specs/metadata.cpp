@@ -1,0 +1,233 @@
+#include "reshard/specs/metadata.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/mesh.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kNamePrefix = "mp_metadata_pp_rank_";
+constexpr std::string_view kNameSuffix = ".json";
+constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{512} << 20;
+
+std::uint32_t bounded_at(const JsonObject& object, const std::string& key, std::uint64_t min, std::uint64_t max) {
+  const std::uint64_t value = object.unsigned_at(key);
+  if (value < min || value > max) object.fail(key, fmt::format("a number from {} to {}", min, max));
+  return static_cast<std::uint32_t>(value);
+}
+
+std::uint32_t tp_size_at(const JsonObject& object) {
+  return bounded_at(object, "tp_size", 1, kMaxParallelDegree);
+}
+
+void refuse_adapters(const JsonObject& object, const fs::path& path) {
+  if (object.has("peft_type") && !object.at("peft_type").is_null())
+    throw Error(ErrorKind::kUnsupported, "describes adapters (peft_type " + brief(object.at("peft_type")) +
+                                             "), which this version does not consolidate")
+        .in(path);
+}
+
+ParallelParameter read_parameter(const std::string& name, const Json& json, const fs::path& path) {
+  const JsonObject object(json, path, "parameters: " + printable(name));
+  ParallelParameter parameter;
+  parameter.name = name;
+  parameter.tensor_model_parallel = object.bool_at("tensor_model_parallel");
+  if (!parameter.tensor_model_parallel) return parameter;
+  parameter.partition_dim = bounded_at(object, "partition_dim", 0, 1);
+  parameter.partition_stride = bounded_at(object, "partition_stride", 1, kMaxParallelDegree);
+  parameter.num_partitions = bounded_at(object, "num_partitions", 1, kMaxParallelDegree);
+  return parameter;
+}
+
+std::uint32_t read_fuse_axis(const JsonObject& object) {
+  const Json& axis = object.at("fuse_axis");
+  if (axis == "column") return 0;
+  if (axis == "row") return 1;
+  return bounded_at(object, "fuse_axis", 0, 1);
+}
+
+FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
+  FusedLinearsSpec spec;
+  spec.fused_linear_name = object.string_at("fused_linear_name");
+  spec.bias = object.bool_at("bias");
+  spec.fuse_axis = read_fuse_axis(object);
+  spec.tp_size = tp_size_at(object);
+  for (const Json& name : object.array_at("linear_names")) {
+    if (!name.is_string()) object.fail("linear_names", "an array of strings");
+    spec.linear_names.push_back(name.get<std::string>());
+  }
+  for (const Json& dim : object.array_at("original_dims")) {
+    if (!dim.is_number_unsigned()) object.fail("original_dims", "an array of sizes");
+    spec.original_dims.push_back(dim.get<std::uint64_t>());
+  }
+  if (spec.linear_names.empty() || spec.linear_names.size() != spec.original_dims.size())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("the fused linear {} has {} linear_names and {} original_dims",
+                            printable(spec.fused_linear_name), spec.linear_names.size(), spec.original_dims.size()))
+        .in(path);
+  for (const std::uint64_t dim : spec.original_dims)
+    if (dim % spec.tp_size != 0)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("the fused linear {} has a size of {}, which {} ranks do not divide",
+                              printable(spec.fused_linear_name), dim, spec.tp_size))
+          .in(path);
+  if (spec.bias && spec.fuse_axis == 1)
+    throw Error(ErrorKind::kUnsupported,
+                "the linear " + printable(spec.fused_linear_name) + " is fused along rows and has a bias")
+        .in(path);
+  refuse_adapters(object, path);
+  return spec;
+}
+
+GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path& path) {
+  constexpr std::uint64_t kMaxHeads = 1 << 20;  // bounds the lists of heads
+  constexpr std::uint64_t kMaxRows = std::uint64_t{1} << 40;
+  GQAQKVColumnParallelLinearSpec spec;
+  spec.gqa_qkv_projection_name = object.string_at("gqa_qkv_projection_name");
+  spec.query_projection_name = object.string_at("query_projection_name");
+  spec.key_projection_name = object.string_at("key_projection_name");
+  spec.value_projection_name = object.string_at("value_projection_name");
+  spec.output_projection_name = object.string_at("output_projection_name");
+  spec.num_attention_heads = bounded_at(object, "num_attention_heads", 1, kMaxHeads);
+  spec.num_key_value_heads = bounded_at(object, "num_key_value_heads", 1, kMaxHeads);
+  spec.kv_size_multiplier = bounded_at(object, "kv_size_multiplier", 1, kMaxParallelDegree);
+  spec.q_output_size_per_partition = object.unsigned_at("q_output_size_per_partition");
+  spec.kv_output_size_per_partition = object.unsigned_at("kv_output_size_per_partition");
+  spec.fuse_qkv = object.bool_at("fuse_qkv");
+  spec.bias = object.bool_at("bias");
+  spec.tp_size = tp_size_at(object);
+  const std::string problem =
+      multiplier_problem(spec.num_attention_heads, spec.num_key_value_heads, spec.tp_size, spec.kv_size_multiplier);
+  if (!problem.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("the attention spec of {} cannot be: {}", printable(spec.gqa_qkv_projection_name), problem))
+        .in(path);
+  const std::uint64_t query_rows = spec.q_output_size_per_partition;
+  const std::uint64_t heads_per_rank = spec.query_heads(0).size();
+  if (query_rows % heads_per_rank != 0 || query_rows > kMaxRows ||
+      spec.kv_output_size_per_partition != query_rows / heads_per_rank * spec.slots_per_rank())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("the attention spec of {} contradicts itself: a rank has {} query heads in {} rows and {} "
+                            "key/value heads in {} rows",
+                            printable(spec.gqa_qkv_projection_name), heads_per_rank, query_rows, spec.slots_per_rank(),
+                            spec.kv_output_size_per_partition))
+        .in(path);
+  refuse_adapters(object, path);
+  return spec;
+}
+
+ModuleSpecs read_module(const Json& json, const fs::path& path) {
+  const JsonObject object(json, path, "model_weight_transformation_specs");
+  ModuleSpecs module;
+  module.module_fully_qualified_name = object.string_at("module_fully_qualified_name");
+  const std::string where = printable(module.module_fully_qualified_name);
+  for (const Json& pair : object.array_at("specs")) {
+    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_string())
+      throw Error(ErrorKind::kBadInput, where + ": a spec is " + brief(pair) + ", expected [kind, {…}]").in(path);
+    const std::string kind = pair[0].get<std::string>();
+    const JsonObject spec(pair[1], path, where + ": " + printable(kind));
+    if (kind == "FusedLinearsSpec")
+      module.specs.emplace_back(read_fused(spec, path));
+    else if (kind == "GQAQKVColumnParallelLinearSpec")
+      module.specs.emplace_back(read_gqa(spec, path));
+    else
+      throw Error(ErrorKind::kUnsupported, where + ": the transformation spec " + printable(kind) + " is not known")
+          .in(path);
+  }
+  return module;
+}
+
+Json to_json(const FusedLinearsSpec& spec) {
+  Json json;
+  json["fused_linear_name"] = spec.fused_linear_name;
+  json["linear_names"] = spec.linear_names;
+  json["bias"] = spec.bias;
+  json["fuse_axis"] = spec.fuse_axis;
+  json["original_dims"] = spec.original_dims;
+  json["tp_size"] = spec.tp_size;
+  json["peft_type"] = nullptr;
+  return Json::array({"FusedLinearsSpec", json});
+}
+
+Json to_json(const GQAQKVColumnParallelLinearSpec& spec) {
+  Json json;
+  json["gqa_qkv_projection_name"] = spec.gqa_qkv_projection_name;
+  json["query_projection_name"] = spec.query_projection_name;
+  json["key_projection_name"] = spec.key_projection_name;
+  json["value_projection_name"] = spec.value_projection_name;
+  json["output_projection_name"] = spec.output_projection_name;
+  json["num_attention_heads"] = spec.num_attention_heads;
+  json["num_key_value_heads"] = spec.num_key_value_heads;
+  json["kv_size_multiplier"] = spec.kv_size_multiplier;
+  json["q_output_size_per_partition"] = spec.q_output_size_per_partition;
+  json["kv_output_size_per_partition"] = spec.kv_output_size_per_partition;
+  json["fuse_qkv"] = spec.fuse_qkv;
+  json["bias"] = spec.bias;
+  json["tp_size"] = spec.tp_size;
+  json["peft_type"] = nullptr;
+  return Json::array({"GQAQKVColumnParallelLinearSpec", json});
+}
+
+}  // namespace
+
+std::string metadata_file_name(std::uint32_t pp_rank) {
+  return fmt::format("{}{}{}", kNamePrefix, pp_rank, kNameSuffix);
+}
+
+std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name) {
+  if (!file_name.starts_with(kNamePrefix) || !file_name.ends_with(kNameSuffix)) return std::nullopt;
+  file_name.remove_prefix(kNamePrefix.size());
+  file_name.remove_suffix(std::min(kNameSuffix.size(), file_name.size()));
+  const auto pp_rank = parse_unsigned(file_name, kMaxParallelDegree - 1);
+  if (!pp_rank) return std::nullopt;
+  return static_cast<std::uint32_t>(*pp_rank);
+}
+
+StageMetadata read_metadata(const fs::path& path) {
+  const Json json = read_json_file(path, kMaxMetadataBytes);
+  const JsonObject object(json, path);
+  StageMetadata metadata;
+  for (const auto& [name, value] : object.object_at("parameters").items())
+    metadata.parameters.push_back(read_parameter(name, value, path));
+  for (const Json& module : object.array_at("model_weight_transformation_specs"))
+    metadata.modules.push_back(read_module(module, path));
+  return metadata;
+}
+
+std::string metadata_text(const StageMetadata& metadata) {
+  // One line a parameter and one a module: the order is the state dict's, which a sorted document would lose.
+  std::string text = "{\n  \"parameters\": {";
+  const char* separator = "\n";
+  for (const ParallelParameter& parameter : metadata.parameters) {
+    text += separator;
+    text += fmt::format("    {}: {{\"tensor_model_parallel\": {}", Json(parameter.name).dump(),
+                        parameter.tensor_model_parallel);
+    if (parameter.tensor_model_parallel)
+      text += fmt::format(", \"partition_dim\": {}, \"partition_stride\": {}, \"num_partitions\": {}",
+                          parameter.partition_dim, parameter.partition_stride, parameter.num_partitions);
+    text += "}";
+    separator = ",\n";
+  }
+  text += "\n  },\n  \"model_weight_transformation_specs\": [";
+  separator = "\n";
+  for (const ModuleSpecs& module : metadata.modules) {
+    Json specs = Json::array();
+    for (const TransformationSpec& spec : module.specs)
+      specs.push_back(std::visit([](const auto& s) { return to_json(s); }, spec));
+    text += separator;
+    text += fmt::format("    {{\"module_fully_qualified_name\": {}, \"specs\": {}}}",
+                        Json(module.module_fully_qualified_name).dump(), specs.dump());
+    separator = ",\n";
+  }
+  return text + "\n  ]\n}\n";
+}
+
+}  // namespace reshard

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "reshard/base/json.h"
+
+namespace reshard {
+
+inline constexpr const char* kConfigFile = "config.json";
+
+/// A model's config.json, as transformers writes it.
+struct ModelConfig {
+  std::filesystem::path path;
+  Json json;
+  std::string model_type;
+};
+
+/// \throws Error kBadInput if the file is missing, is not an object, or has no model_type.
+ModelConfig read_model_config(const std::filesystem::path& directory);
+
+}  // namespace reshard

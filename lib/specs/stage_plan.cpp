@@ -1,0 +1,243 @@
+#include "reshard/specs/stage_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::uint64_t kMaxTriedDegree = 512;
+
+std::uint64_t multiplier_for(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
+  return options.kv_size_multiplier.value_or(std::max<std::uint64_t>(1, tp / model.kv_heads));
+}
+
+/// The dim a parameter is split along, or nothing if every rank has all of it.
+std::optional<std::uint32_t> split_dim(const ModelParameter& parameter) {
+  switch (parameter.plan) {
+    case TensorParallelPlan::kColwise:
+    case TensorParallelPlan::kEmbeddingRowwise: return 0;
+    case TensorParallelPlan::kRowwise:
+      if (parameter.is_bias) return std::nullopt;
+      return 1;
+    case TensorParallelPlan::kReplicate: return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptions& options,
+                      const std::string& problem) {
+  const std::uint64_t multiplier = multiplier_for(model, tp, options);
+  Error error(ErrorKind::kUsage,
+              fmt::format("the attention heads ({} query, {} key/value) cannot be placed on {} ranks with a key/value "
+                          "multiplier of {}: {}",
+                          model.heads, model.kv_heads, tp, multiplier, problem));
+  const auto legal = legal_multipliers(model.heads, model.kv_heads, tp);
+  if (!legal.empty()) error.hint(fmt::format("multipliers that work for --tp {}: {}", tp, list_numbers(legal)));
+  return error;
+}
+
+/// Walks the state dict of one pipeline rank and puts each parameter, or the joined one it becomes, into the metadata.
+class StageBuilder {
+ public:
+  StageBuilder(const Model& model, std::uint32_t tp, const AttentionOptions& options)
+      : model_(model), tp_(tp), form_(attention_form(model, tp, options)) {
+    const Family& family = *model.family;
+    for (const Family::Fused& fused : family.fused) fused_.push_back(fused);
+    if (form_ == AttentionForm::kFused && family.attention) {
+      const auto& a = *family.attention;
+      fused_.push_back({a.module, a.fused, {a.query, a.key, a.value}});
+    }
+    if (form_ == AttentionForm::kGroupedQuery) gqa_ = gqa_spec(model, tp, options);
+    for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
+  }
+
+  StagePlan build(std::uint32_t pp_rank, const PipelinePartition& partition,
+                  const std::function<bool(const std::string&)>& holds) {
+    StagePlan plan;
+    std::set<std::string> done;
+    std::vector<const ModelParameter*> held;
+    for (const ModelParameter& parameter : model_.parameters)
+      if (on_rank(parameter, pp_rank, partition) && (!parameter.optional || holds(parameter.name)))
+        held.push_back(&parameter);
+    put_tied_source_first(held);
+    for (const ModelParameter* parameter : held) {
+      if (!parameter->tied_to.empty()) {
+        plan.tied.push_back({parameter->name, parameter->tied_to});
+        continue;
+      }
+      for (ParallelParameter& stored : stored_parameters(*parameter))
+        if (done.insert(stored.name).second) plan.metadata.parameters.push_back(std::move(stored));
+    }
+    add_modules(plan.metadata, pp_rank, partition);
+    return plan;
+  }
+
+ private:
+  bool on_rank(const ModelParameter& p, std::uint32_t pp_rank, const PipelinePartition& partition) const {
+    if (p.layer) return partition.rank_of_layer(*p.layer) == pp_rank;
+    return pp_rank == (p.on_last_stage ? partition.last_rank() : partition.first_rank());
+  }
+
+  /// A rank with a tied copy also holds the matrix under its own name.
+  void put_tied_source_first(std::vector<const ModelParameter*>& held) const {
+    std::vector<const ModelParameter*> sources;
+    for (const ModelParameter* parameter : held) {
+      if (parameter->tied_to.empty()) continue;
+      const ModelParameter* source = by_name_.at(parameter->tied_to);
+      if (std::find(held.begin(), held.end(), source) == held.end()) sources.push_back(source);
+    }
+    held.insert(held.begin(), sources.begin(), sources.end());
+  }
+
+  /// What a Hugging Face parameter becomes in a rank's state dict: itself, or the joined parameter it is a part of.
+  std::vector<ParallelParameter> stored_parameters(const ModelParameter& parameter) const {
+    const std::string suffix = parameter.is_bias ? "bias" : "weight";
+    if (gqa_ && parameter.layer) {
+      const auto& a = *model_.family->attention;
+      const std::string module = expand_layer(a.module, *parameter.layer);
+      const std::string joined = module + "." + a.fused + "." + suffix;
+      const std::pair<const std::string&, const char*> projections[] = {
+          {a.query, "_q"}, {a.key, "_k"}, {a.value, "_v"}};
+      for (const auto& [projection, letter] : projections) {
+        if (parameter.module != module + "." + projection) continue;
+        if (gqa_->fuse_qkv) return {{joined + "_qkv", false, 0, 1, 1}};
+        return {{joined + letter, true, 0, 1, tp_}};
+      }
+    }
+    for (const Family::Fused& fused : fused_) {
+      if (!parameter.layer) continue;
+      const std::string module = expand_layer(fused.module, *parameter.layer);
+      for (const std::string& linear : fused.linears)
+        if (parameter.module == module + "." + linear)
+          return {{module + "." + fused.name + "." + suffix, true, 0, static_cast<std::uint32_t>(fused.linears.size()),
+                   tp_}};
+    }
+    const auto dim = split_dim(parameter);
+    if (!dim) return {{parameter.name, false, 0, 1, 1}};
+    return {{parameter.name, true, *dim, 1, tp_}};
+  }
+
+  /// Every rank's metadata lists the modules of all layers; specs stand only with those that the rank holds.
+  void add_modules(StageMetadata& metadata, std::uint32_t pp_rank, const PipelinePartition& partition) const {
+    for (std::uint64_t layer = 0; layer < model_.layers; ++layer) {
+      const bool held = partition.rank_of_layer(layer) == pp_rank;
+      std::vector<ModuleSpecs> modules;
+      const auto module_specs = [&](const std::string& pattern) -> ModuleSpecs& {
+        const std::string name = expand_layer(pattern, layer);
+        for (ModuleSpecs& module : modules)
+          if (module.module_fully_qualified_name == name) return module;
+        return modules.emplace_back(ModuleSpecs{name, {}});
+      };
+      if (model_.family->attention) {
+        ModuleSpecs& attention = module_specs(model_.family->attention->module);
+        if (held && gqa_) {
+          GQAQKVColumnParallelLinearSpec spec = *gqa_;
+          const std::string query = attention.module_fully_qualified_name + "." + spec.query_projection_name;
+          spec.bias = by_name_.count(query + ".bias") > 0;
+          attention.specs.emplace_back(std::move(spec));
+        }
+      }
+      for (const Family::Fused& fused : fused_) {
+        ModuleSpecs& module = module_specs(fused.module);
+        if (held) module.specs.emplace_back(fused_spec(fused, module.module_fully_qualified_name));
+      }
+      for (ModuleSpecs& module : modules) metadata.modules.push_back(std::move(module));
+    }
+  }
+
+  FusedLinearsSpec fused_spec(const Family::Fused& fused, const std::string& module) const {
+    FusedLinearsSpec spec{fused.name, fused.linears, false, 0, {}, tp_};
+    for (const std::string& linear : fused.linears)
+      spec.original_dims.push_back(by_name_.at(module + "." + linear + ".weight")->shape.front());
+    spec.bias = by_name_.count(module + "." + fused.linears.front() + ".bias") > 0;
+    return spec;
+  }
+
+  const Model& model_;
+  std::uint32_t tp_;
+  AttentionForm form_;
+  std::vector<Family::Fused> fused_;
+  std::optional<GQAQKVColumnParallelLinearSpec> gqa_;
+  std::map<std::string, const ModelParameter*> by_name_;
+};
+
+}  // namespace
+
+AttentionForm attention_form(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
+  if (!model.family->attention) return AttentionForm::kSeparate;
+  if (needs_gqa_qkv(model.kv_heads, tp)) return AttentionForm::kGroupedQuery;
+  return options.fuse_qkv && model.heads == model.kv_heads ? AttentionForm::kFused : AttentionForm::kSeparate;
+}
+
+GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
+  const auto& names = *model.family->attention;
+  GQAQKVColumnParallelLinearSpec spec;
+  spec.gqa_qkv_projection_name = names.fused;
+  spec.query_projection_name = names.query;
+  spec.key_projection_name = names.key;
+  spec.value_projection_name = names.value;
+  spec.output_projection_name = names.output;
+  spec.num_attention_heads = static_cast<std::uint32_t>(model.heads);
+  spec.num_key_value_heads = static_cast<std::uint32_t>(model.kv_heads);
+  spec.kv_size_multiplier = static_cast<std::uint32_t>(multiplier_for(model, tp, options));
+  spec.tp_size = static_cast<std::uint32_t>(tp);
+  spec.q_output_size_per_partition = model.heads * model.head_dim / tp;
+  spec.kv_output_size_per_partition = spec.slots_per_rank() * model.head_dim;
+  spec.fuse_qkv = options.fuse_qkv;
+  return spec;
+}
+
+std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
+  if (attention_form(model, tp, options) == AttentionForm::kGroupedQuery) {
+    const std::string problem = multiplier_problem(model.heads, model.kv_heads, tp, multiplier_for(model, tp, options));
+    if (!problem.empty()) return attention_error(model, tp, options, problem);
+  }
+  const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
+  for (const ModelParameter& parameter : model.parameters) {
+    const auto dim = split_dim(parameter);
+    if (!dim || parameter.shape[*dim] % tp == 0) continue;
+    if (gqa && parameter.layer) {  // repeated, not cut
+      const auto& a = *model.family->attention;
+      const std::string module = expand_layer(a.module, *parameter.layer);
+      if (parameter.module == module + "." + a.key || parameter.module == module + "." + a.value) continue;
+    }
+    Error error(ErrorKind::kUsage,
+                fmt::format("dim {} has {} elements, which {} ranks do not divide", *dim, parameter.shape[*dim], tp));
+    error.tensor(parameter.name);
+    return error;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const AttentionOptions& options) {
+  // Layers are alike: the first one decides, and a model of hundreds of them is still answered at once.
+  Model first_layer = model;
+  std::erase_if(first_layer.parameters, [](const ModelParameter& p) { return p.layer.value_or(0) != 0; });
+  std::vector<std::uint64_t> legal;
+  for (std::uint64_t tp = 1; tp <= kMaxTriedDegree; ++tp)
+    if (!tensor_parallel_problem(first_layer, tp, options)) legal.push_back(tp);
+  return legal;
+}
+
+std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
+                                   const AttentionOptions& options,
+                                   const std::function<bool(const std::string&)>& holds) {
+  if (auto problem = tensor_parallel_problem(model, tp, options)) {
+    const std::string degrees =
+        "TP degrees that work for this model: " + list_numbers(legal_tp_degrees(model, options), 24);
+    throw problem->hint(problem->hint().empty() ? degrees : problem->hint() + "; " + degrees);
+  }
+  StageBuilder builder(model, tp, options);
+  std::vector<StagePlan> plans;
+  for (std::uint32_t pp_rank = 0; pp_rank < partition.pp; ++pp_rank)
+    plans.push_back(builder.build(pp_rank, partition, holds));
+  return plans;
+}
+
+}  // namespace reshard

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/specs/family.h"
+#include "reshard/specs/mesh.h"
+#include "reshard/specs/transformation_specs.h"
+
+namespace reshard {
+
+/// What the user may choose about attention.
+struct AttentionOptions {
+  bool fuse_qkv = false;                            // one projection for q, k and v
+  std::optional<std::uint64_t> kv_size_multiplier;  // default: max(1, T / key-value heads)
+};
+
+/// A stored parameter that has no bytes of its own: it is `source` under a second name.
+struct TiedParameter {
+  std::string name;    // "lm_head.weight"
+  std::string source;  // "model.embed_tokens.weight"
+};
+
+/// What one pipeline rank holds: its metadata, and the tied parameters that metadata does not list.
+struct StagePlan {
+  StageMetadata metadata;
+  std::vector<TiedParameter> tied;
+};
+
+/// How attention is laid out for one TP degree.
+enum class AttentionForm {
+  kSeparate,      // q, k, v as they are, split along their heads
+  kFused,         // joined, as many key/value heads as query heads
+  kGroupedQuery,  // GQAQKVColumnParallelLinear
+};
+
+/// The form that the reference's model classes take for these options.
+AttentionForm attention_form(const Model& model, std::uint64_t tp, const AttentionOptions& options);
+
+/// The spec of a GQA attention module. Call only if attention_form says kGroupedQuery and tensor_parallel_problem
+/// nothing.
+GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const AttentionOptions& options);
+
+/// Why the model cannot be split over `tp` ranks, or nothing. The error names the tensor, the dim and the sizes.
+std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const AttentionOptions& options);
+
+/// The TP degrees up to 512 for which there is no problem, ascending.
+std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const AttentionOptions& options);
+
+/// The metadata of every pipeline rank. `holds` says whether the checkpoint has a parameter that the family calls
+/// optional. \throws Error kUsage, with the degrees that work, if the model cannot be split so.
+std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
+                                   const AttentionOptions& options,
+                                   const std::function<bool(const std::string&)>& holds);
+
+}  // namespace reshard

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace reshard {
+
+/// How a parallel layer splits one parameter (NxD's attributes on the parameter). A weight of a linear layer has shape
+/// (out, in): ColumnParallelLinear splits dim 0, RowParallelLinear dim 1, ParallelEmbedding dim 0 (the vocabulary).
+struct ParallelParameter {
+  std::string name;                    // fully qualified, as in the rank's state dict
+  bool tensor_model_parallel = false;  // false: replicated, and the rest does not count
+  std::uint32_t partition_dim = 0;
+  std::uint32_t partition_stride =
+      1;  // the dim is cut into num_partitions × stride chunks; rank r holds r, r+T, r+2T, …
+  std::uint32_t num_partitions = 1;  // T
+
+  friend bool operator==(const ParallelParameter&, const ParallelParameter&) = default;
+};
+
+/// Linear layers of one module joined into one. Each is split over the ranks along `fuse_axis`; a rank's slices are
+/// joined along the same axis, in the order of `linear_names`.
+struct FusedLinearsSpec {
+  std::string fused_linear_name;
+  std::vector<std::string> linear_names;
+  bool bias = false;
+  std::uint32_t fuse_axis = 0;               // 0 "column", 1 "row"
+  std::vector<std::uint64_t> original_dims;  // full sizes of the linears along fuse_axis, in elements
+  std::uint32_t tp_size = 1;
+
+  friend bool operator==(const FusedLinearsSpec&, const FusedLinearsSpec&) = default;
+};
+
+/// Attention whose key/value heads do not divide over the ranks: they are repeated `kv_size_multiplier` times, and the
+/// query heads (and the output projection's columns) are put in the order that belongs to it.
+struct GQAQKVColumnParallelLinearSpec {
+  std::string gqa_qkv_projection_name;
+  std::string query_projection_name;
+  std::string key_projection_name;
+  std::string value_projection_name;
+  std::string output_projection_name;
+  std::uint32_t num_attention_heads = 0;
+  std::uint32_t num_key_value_heads = 0;
+  std::uint32_t kv_size_multiplier = 1;
+  std::uint64_t q_output_size_per_partition = 0;   // rows of a rank's query weight
+  std::uint64_t kv_output_size_per_partition = 0;  // rows of a rank's key (and value) weight
+  bool fuse_qkv = false;
+  bool bias = false;
+  std::uint32_t tp_size = 1;
+
+  friend bool operator==(const GQAQKVColumnParallelLinearSpec&, const GQAQKVColumnParallelLinearSpec&) = default;
+
+  /// Key/value slots a rank has: num_key_value_heads × kv_size_multiplier / tp_size.
+  std::uint32_t slots_per_rank() const;
+  /// The key/value head in each of the rank's slots.
+  std::vector<std::uint32_t> key_value_heads(std::uint32_t tp_rank) const;
+  /// The query heads of a rank, in the order they are stored.
+  std::vector<std::uint32_t> query_heads(std::uint32_t tp_rank) const;
+};
+
+using TransformationSpec = std::variant<FusedLinearsSpec, GQAQKVColumnParallelLinearSpec>;
+
+/// The specs of one module ("model.layers.0.mlp") that concern a stage; none where the module lies on another.
+struct ModuleSpecs {
+  std::string module_fully_qualified_name;
+  std::vector<TransformationSpec> specs;
+
+  friend bool operator==(const ModuleSpecs&, const ModuleSpecs&) = default;
+};
+
+/// What one pipeline rank's `mp_metadata_pp_rank_Y.json` says.
+struct StageMetadata {
+  std::vector<ParallelParameter> parameters;
+  std::vector<ModuleSpecs> modules;
+
+  friend bool operator==(const StageMetadata&, const StageMetadata&) = default;
+};
+
+/// Why `multiplier` cannot be used for these heads, or empty: T % m == 0, (G × m) % T == 0 and (H / G) % m == 0 must
+/// hold.
+std::string multiplier_problem(std::uint64_t heads, std::uint64_t kv_heads, std::uint64_t tp, std::uint64_t multiplier);
+
+/// The multipliers that can be used, ascending.
+std::vector<std::uint64_t> legal_multipliers(std::uint64_t heads, std::uint64_t kv_heads, std::uint64_t tp);
+
+/// Whether attention needs GQAQKVColumnParallelLinear: key/value heads that do not divide over the ranks.
+inline bool needs_gqa_qkv(std::uint64_t kv_heads, std::uint64_t tp) {
+  return kv_heads < tp || kv_heads % tp != 0;
+}
+
+}  // namespace reshard

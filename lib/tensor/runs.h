@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "reshard/tensor/box.h"
+
+namespace reshard {
+
+/// One box as it lies in two C-ordered tensors a and b at once: runs of bytes contiguous in both, repeated by `loops`.
+/// The box's elements are the same, in the same order, on both sides.
+struct Runs {
+  struct Loop {
+    std::uint64_t count;
+    std::uint64_t a_stride_bytes;
+    std::uint64_t b_stride_bytes;
+  };
+
+  std::uint64_t a_begin_bytes = 0;  // from the start of tensor a to the box's first byte
+  std::uint64_t b_begin_bytes = 0;
+  std::uint64_t run_bytes = 0;
+  std::vector<Loop> loops;  // outermost first
+
+  std::uint64_t total_bytes() const;
+  /// From the box's first byte to past its last in a or b; equal to total_bytes() exactly where it lies in one piece.
+  std::uint64_t a_span_bytes() const;
+  std::uint64_t b_span_bytes() const;
+
+  /// Calls `use(a_offset_bytes, b_offset_bytes)` for each run, offsets counted from the tensors' starts.
+  template <typename Use>
+  void for_each(Use&& use) const;
+};
+
+/// The runs of a box of `size` elements that begins at `a_begin` in a tensor of `a_shape` and at `b_begin` in one of
+/// `b_shape`; both have the box's ndim, and the box fits both. Nothing if the box does not begin and end at whole bytes
+/// (a cut through a packed byte of a sub-byte dtype).
+std::optional<Runs> make_runs(DType dtype, const Dims& size, const Dims& a_shape, const Dims& a_begin,
+                              const Dims& b_shape, const Dims& b_begin);
+
+/// Copies a box from bytes that begin `a_origin_bytes` into tensor a, to bytes that begin `b_origin_bytes` into tensor
+/// b. One memcpy a run; the two must not overlap.
+void copy_runs(const Runs& runs, const std::byte* a, std::uint64_t a_origin_bytes, std::byte* b,
+               std::uint64_t b_origin_bytes);
+
+// Implementation of the template.
+
+template <typename Use>
+void Runs::for_each(Use&& use) const {
+  if (run_bytes == 0) return;
+  std::vector<std::uint64_t> index(loops.size(), 0);
+  std::uint64_t a = a_begin_bytes;
+  std::uint64_t b = b_begin_bytes;
+  while (true) {
+    use(a, b);
+    std::size_t level = loops.size();
+    while (level > 0) {
+      const Loop& loop = loops[level - 1];
+      a += loop.a_stride_bytes;
+      b += loop.b_stride_bytes;
+      if (++index[level - 1] < loop.count) break;
+      a -= loop.count * loop.a_stride_bytes;
+      b -= loop.count * loop.b_stride_bytes;
+      index[level - 1] = 0;
+      --level;
+    }
+    if (level == 0) return;
+  }
+}
+
+}  // namespace reshard

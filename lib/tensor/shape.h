@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/tensor/dtype.h"
+
+namespace reshard {
+
+/// One number a dim, outermost first. As a shape: sizes in elements; `{}` is a scalar. As an index: positions.
+using Dims = std::vector<std::uint64_t>;
+
+/// The number of elements, multiplied left to right as the reference reader does; nothing on overflow.
+std::optional<std::uint64_t> num_elems(const Dims& shape);
+
+/// The bytes a C-ordered tensor takes; nothing on overflow or if the bits do not fill whole bytes.
+std::optional<std::uint64_t> num_bytes(DType dtype, const Dims& shape);
+
+/// "[32, 128]"
+std::string to_string(const Dims& shape);
+
+}  // namespace reshard

@@ -1,0 +1,93 @@
+#include "support/files.h"
+
+#include <openssl/evp.h>
+
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+
+namespace reshard::test {
+
+namespace fs = std::filesystem;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw std::runtime_error("cannot open " + path.string());
+  std::ostringstream content;
+  content << in.rdbuf();
+  return content.str();
+}
+
+void write_file(const fs::path& path, const std::string& content) {
+  fs::create_directories(path.parent_path());
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << content;
+  out.close();
+  if (!out) throw std::runtime_error("cannot write " + path.string());
+}
+
+std::string safetensors_bytes(const std::string& header_json, const std::string& data) {
+  const std::uint64_t length = header_json.size();
+  std::string file(8, '\0');
+  std::memcpy(file.data(), &length, 8);
+  return file + header_json + data;
+}
+
+void write_safetensors(const fs::path& path, const TensorMap& tensors) {
+  nlohmann::json header = nlohmann::json::object();
+  std::string data;
+  for (const auto& [name, tensor] : tensors) {
+    header[name] = {{"dtype", describe(tensor.dtype).name},
+                    {"shape", tensor.shape},
+                    {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
+    data += tensor.bytes;
+  }
+  write_file(path, safetensors_bytes(header.dump(), data));
+}
+
+TensorMap read_tensors(const fs::path& path) {
+  const std::string file = read_file(path);
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), 8);
+  const auto header = nlohmann::json::parse(file.substr(8, length));
+  TensorMap tensors;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const auto begin = entry["data_offsets"][0].get<std::size_t>();
+    const auto end = entry["data_offsets"][1].get<std::size_t>();
+    tensors[name] = {*dtype_from_name(entry["dtype"].get<std::string>()), entry["shape"].get<Dims>(),
+                     file.substr(8 + length + begin, end - begin)};
+  }
+  return tensors;
+}
+
+std::string sha256_hex(const std::string& bytes) {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int digest_bytes = 0;
+  EVP_Digest(bytes.data(), bytes.size(), digest, &digest_bytes, EVP_sha256(), nullptr);
+  std::string hex;
+  for (unsigned int i = 0; i < digest_bytes; ++i) {
+    static constexpr char kDigits[] = "0123456789abcdef";
+    hex += kDigits[digest[i] >> 4];
+    hex += kDigits[digest[i] & 15];
+  }
+  return hex;
+}
+
+fs::path testdata(const fs::path& relative) { return fs::path(RESHARD_TESTDATA) / relative; }
+
+std::map<std::string, std::string> snapshot(const fs::path& directory) {
+  std::map<std::string, std::string> entries;
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+    const std::string name = fs::relative(entry.path(), directory).string();
+    if (entry.is_directory())
+      entries[name + "/"] = {};
+    else
+      entries[name] = read_file(entry.path());
+  }
+  return entries;
+}
+
+}  // namespace reshard::test

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/tensor/shape.h"
+
+namespace reshard::test {
+
+/// A tensor with its bytes, for making files and looking into them. Written and read without the library's own code.
+struct TensorData {
+  DType dtype;
+  Dims shape;
+  std::string bytes;
+
+  friend bool operator==(const TensorData&, const TensorData&) = default;
+};
+using TensorMap = std::map<std::string, TensorData>;
+
+std::string read_file(const std::filesystem::path& path);
+void write_file(const std::filesystem::path& path, const std::string& content);
+
+/// A safetensors file of the given header JSON and data, whatever they say.
+std::string safetensors_bytes(const std::string& header_json, const std::string& data);
+
+/// A correct safetensors file, tensors in the order of their names, written by a plain encoder of the tests' own.
+void write_safetensors(const std::filesystem::path& path, const TensorMap& tensors);
+
+/// All tensors of a correct safetensors file, by a plain decoder of the tests' own.
+TensorMap read_tensors(const std::filesystem::path& path);
+
+std::string sha256_hex(const std::string& bytes);
+
+/// testdata/ in the source tree.
+std::filesystem::path testdata(const std::filesystem::path& relative);
+
+/// Every path under `directory`, relative to it, sorted; files with their content, directories with "/".
+std::map<std::string, std::string> snapshot(const std::filesystem::path& directory);
+
+}  // namespace reshard::test
