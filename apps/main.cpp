@@ -1,1 +1,72 @@
-int main() {}
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <new>
+
+#include "arguments.h"
+#include "commands.h"
+#include "reshard/base/error.h"
+#include "version.h"
+
+namespace {
+
+using reshard::Error;
+using reshard::ErrorKind;
+
+std::string footer() {
+  std::string text = "\nExit codes: 0 done";
+  for (const reshard::ErrorKindRow& row : reshard::kErrorKinds)
+    text += fmt::format("\n  {:>3} {}", row.exit_code, row.meaning);
+  return text;
+}
+
+int report(const Error& error) {
+  fmt::print(stderr, "reshard: {}\n", error.what());
+  if (!error.hint().empty()) fmt::print(stderr, "  try: {}\n", error.hint());
+  return reshard::describe(error.kind()).exit_code;
+}
+
+/// A checkpoint of many ranks has many files; the soft limit is often 1024 where the hard one is far more.
+void allow_many_open_files() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void run(int argc, char** argv) {
+  CLI::App app("Moves the weights of large models between whole checkpoints and per-rank shards.", "reshard");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("reshard ") + reshard::cli::kVersion);
+  app.get_formatter()->column_width(34);
+  app.footer(footer());
+  reshard::cli::add_shard(app);
+  reshard::cli::add_consolidate(app);
+  reshard::cli::add_inspect(app);
+  reshard::cli::parse_and_run(app, argc, argv);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw Error(ErrorKind::kIo, "cannot write to standard output");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to report, not a death half-way
+  std::signal(SIGXFSZ, SIG_IGN);  // so is a file size limit
+  allow_many_open_files();
+  try {
+    run(argc, argv);
+    return 0;
+  } catch (const Error& error) {
+    return report(error);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(Error(ErrorKind::kIo, error.code().message()).in(error.path1()));
+  } catch (const std::bad_alloc&) {
+    return report(Error(ErrorKind::kIo, "out of memory").hint("give less with --max-memory or --threads"));
+  } catch (const std::exception& error) {
+    return report(Error(ErrorKind::kInternal, error.what()));
+  }
+}

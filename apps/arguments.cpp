@@ -1,0 +1,134 @@
+#include "arguments.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+
+namespace reshard::cli {
+namespace {
+
+constexpr std::uint32_t kMaxThreads = 1024;
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+/// Names that a person might mean; those of help are not worth a guess.
+std::vector<std::string> subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(command->get_name());
+  return names;
+}
+
+/// The first argument that looks like an option and is none, or nothing.
+std::optional<Error> unknown_option(const CLI::App& command, const std::vector<std::string>& arguments) {
+  const std::vector<std::string> known = option_names(command);
+  for (const std::string& argument : arguments) {
+    if (argument == "--") break;
+    if (argument.size() < 2 || argument[0] != '-') continue;
+    const std::string name = argument.substr(0, argument.find('='));
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const bool short_with_value =
+        argument[1] != '-' && std::find(known.begin(), known.end(), argument.substr(0, 2)) != known.end();
+    if (short_with_value) continue;
+    Error error(ErrorKind::kUsage, fmt::format("{} does not know the option {}", command.get_name(), printable(name)));
+    const std::string guess = nearest(name, known);
+    error.hint(guess.empty() ? fmt::format("see reshard {} --help", command.get_name())
+                             : "did you mean " + guess + "?");
+    return error;
+  }
+  return std::nullopt;
+}
+
+Error usage_error(const CLI::App& app, const std::vector<std::string>& arguments, const CLI::ParseError& parse_error) {
+  const std::vector<std::string> commands = subcommand_names(app);
+  const auto first =
+      std::find_if(arguments.begin(), arguments.end(), [](const auto& a) { return !a.empty() && a[0] != '-'; });
+  if (first == arguments.end()) {
+    if (const auto unknown = unknown_option(app, arguments)) return *unknown;
+    return Error(ErrorKind::kUsage, "a subcommand is needed: " + join(commands, ", ")).hint("see reshard --help");
+  }
+  if (std::find(commands.begin(), commands.end(), *first) == commands.end()) {
+    const std::string guess = nearest(*first, commands);
+    return Error(ErrorKind::kUsage, "there is no subcommand " + printable(*first))
+        .hint(guess.empty() ? "the subcommands are " + join(commands, ", ") : "did you mean " + guess + "?");
+  }
+  const CLI::App* command = app.get_subcommand(*first);
+  if (const auto unknown = unknown_option(*command, {first + 1, arguments.end()})) return *unknown;
+  return Error(ErrorKind::kUsage, parse_error.what()).hint("see reshard " + *first + " --help");
+}
+
+}  // namespace
+
+void add_common(CLI::App& command, CommonArguments& arguments) {
+  command.add_option("--threads", arguments.threads, "Threads that move bytes (default: the processors, at most 16)")
+      ->type_name("N");
+  command.add_option("--max-memory", arguments.max_memory, "Memory for buffers, such as 256MiB or 1GB")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  command.add_flag("--dry-run", arguments.dry_run,
+                   "Print what would be written, from headers alone, and write nothing");
+  command.add_flag("--json", arguments.json, "Print one JSON document on standard output, and nothing else there");
+  command.add_flag("--force", arguments.force, "Replace outputs that exist; a shards folder is replaced as a whole");
+  command.add_flag("--quiet", arguments.quiet, "No progress bar, notes or last line; errors only");
+}
+
+std::uint32_t parse_degree(const std::string& option, const std::string& text, std::uint32_t max) {
+  const auto value = parse_unsigned(text, max);
+  if (!value || *value == 0)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: \"{}\" is not a whole number from 1 to {}", option, printable(text), max));
+  return static_cast<std::uint32_t>(*value);
+}
+
+std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
+  const auto bytes = parse_size(text);
+  if (!bytes)
+    throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not a size", option, printable(text)))
+        .hint("write a number with KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)");
+  return *bytes;
+}
+
+void require_supported(const std::string& option, const std::string& text, const std::string& supported,
+                       const std::vector<std::string>& later) {
+  if (text == supported) return;
+  if (std::find(later.begin(), later.end(), text) != later.end())
+    throw Error(ErrorKind::kUnsupported, fmt::format("{} {} is not supported by this version", option, text))
+        .hint("this version has " + supported);
+  throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not known", option, printable(text)))
+      .hint("this version has " + supported);
+}
+
+RunOptions run_options(const CommonArguments& arguments) {
+  RunOptions options;
+  if (!arguments.threads.empty()) options.threads = parse_degree("--threads", arguments.threads, kMaxThreads);
+  options.max_memory_bytes = parse_bytes("--max-memory", arguments.max_memory);
+  if (options.max_memory_bytes < kMinMemoryBytes)
+    throw Error(ErrorKind::kUsage, "--max-memory " + arguments.max_memory + " is too little to work in")
+        .hint("give at least " + format_memory(kMinMemoryBytes));
+  return options;
+}
+
+bool parse_and_run(CLI::App& app, int argc, const char* const* argv) {
+  const std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  try {
+    app.parse(argc, argv);
+    return true;
+  } catch (const CLI::Success& success) {
+    app.exit(success);
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw usage_error(app, arguments, error);
+  }
+}
+
+}  // namespace reshard::cli

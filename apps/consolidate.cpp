@@ -1,0 +1,51 @@
+#include <memory>
+
+#include "arguments.h"
+#include "commands.h"
+#include "run_job.h"
+
+namespace reshard::cli {
+namespace {
+
+struct ConsolidateArguments : CommonArguments {
+  std::string checkpoint_directory;
+  std::string output_directory;
+  std::string max_shard_size = "5GB";
+};
+
+ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
+  require_supported("--format", arguments.format, "safetensors", {"pytorch"});
+  ConsolidateRequest request;
+  request.checkpoint_directory = arguments.checkpoint_directory;
+  if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
+  request.max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
+  request.force = arguments.force;
+  return request;
+}
+
+}  // namespace
+
+void add_consolidate(CLI::App& app) {
+  auto arguments = std::make_shared<ConsolidateArguments>();
+  CLI::App* command =
+      app.add_subcommand("consolidate", "Put a sharded checkpoint together into a Hugging Face directory");
+  command
+      ->add_option("CHECKPOINT_DIR", arguments->checkpoint_directory,
+                   "Directory that holds tensor_parallel_shards/, or that folder itself")
+      ->required();
+  command->add_option("OUT_DIR", arguments->output_directory,
+                      "Directory to write to (default: the one that holds the shards folder)");
+  command->add_option("-f,--format", arguments->format, "File format of the weights: safetensors")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->add_option("--max-shard-size", arguments->max_shard_size, "Tensor bytes in one file at most")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  add_common(*command, *arguments);
+  command->callback([arguments] {
+    const RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
+    run_job(*plan_consolidate(request_of(*arguments)), *arguments, options);
+  });
+}
+
+}  // namespace reshard::cli

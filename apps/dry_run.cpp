@@ -1,0 +1,145 @@
+#include "dry_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "reshard/base/strings.h"
+#include "table.h"
+
+namespace reshard::cli {
+namespace {
+
+constexpr std::size_t kLabel = 10;
+constexpr std::uint32_t kShownRanks = 16;  // of the head placement; --json has them all
+
+std::string line(const std::string& label, const std::string& text) {
+  return wrap(fmt::format("{:<{}}{}", label, kLabel, text), kLabel) + "\n";
+}
+
+std::uint64_t parameter_count(const Layout& layout) {
+  std::uint64_t elems = 0;
+  for (const LogicalTensor& tensor : layout.logical) elems += num_elems(tensor.shape).value_or(0);
+  return elems;
+}
+
+std::uint64_t file_bytes(const Layout& layout) {
+  std::uint64_t bytes = 0;
+  for (const LayoutFile& file : layout.files) bytes += file.size_bytes;
+  return bytes;
+}
+
+std::string plural(std::uint64_t count, const std::string& noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+/// What lies outside the layers, by where it stands.
+std::string outside_layers(const Job& job, std::uint32_t stage) {
+  std::string text;
+  if (stage == 0) text += "  + embed_tokens";
+  if (stage + 1 == job.partition->stages()) text += "  + norm, lm_head";
+  return text;
+}
+
+std::string stages_text(const Job& job) {
+  std::string text;
+  const PipelinePartition& partition = *job.partition;
+  for (std::uint32_t s = 0; s < partition.stages(); ++s) {
+    const std::uint64_t first = partition.first[s];
+    const std::uint64_t last = partition.first[s + 1] - 1;
+    const std::string layers =
+        first == last ? fmt::format("layer {}", first) : fmt::format("layers {}-{}", first, last);
+    text += line(s == 0 ? "stages" : "", fmt::format("{:>3}  pp rank {:<3} {}{}", s, partition.rank_of_stage(s), layers,
+                                                     outside_layers(job, s)));
+  }
+  if (!job.cut_names.empty()) text += line("cuts", join(job.cut_names, " "));
+  return text;
+}
+
+std::string numbers_text(const std::vector<std::uint32_t>& numbers) {
+  const std::vector<std::uint64_t> wide(numbers.begin(), numbers.end());
+  return std::is_sorted(wide.begin(), wide.end()) ? list_ranges(wide) : list_numbers(wide, 64);
+}
+
+std::string heads_text(const Job& job) {
+  const AttentionReport& report = *job.attention;
+  const std::string counts =
+      fmt::format("{} query, {} key/value, of {} elements: ", report.heads, report.kv_heads, report.head_dim);
+  const std::string share = fmt::format("a rank has {} query and {} key/value heads", report.heads / job.mesh.tp,
+                                        std::max<std::uint64_t>(1, report.kv_heads / job.mesh.tp));
+  if (report.form == AttentionForm::kSeparate) return line("heads", counts + "q, k and v apart, " + share);
+  if (report.form == AttentionForm::kFused) return line("heads", counts + "q, k and v joined in qkv_proj, " + share);
+  const auto& gqa = *report.gqa;
+  std::string text = line(
+      "heads", fmt::format("{}grouped query, each key/value head {}, q, k and v {}", counts,
+                           gqa.kv_size_multiplier == 1 ? "once" : fmt::format("on {} ranks", gqa.kv_size_multiplier),
+                           gqa.fuse_qkv ? "joined" : "apart"));
+  for (std::uint32_t r = 0; r < std::min(job.mesh.tp, kShownRanks); ++r)
+    text += line("", fmt::format("tp rank {:<3} key/value {:<8} query {}", r, numbers_text(gqa.key_value_heads(r)),
+                                 numbers_text(gqa.query_heads(r))));
+  if (job.mesh.tp > kShownRanks)
+    text += line("", fmt::format("… and {} ranks more (all with --json)", job.mesh.tp - kShownRanks));
+  return text;
+}
+
+/// Weights files: neighbours in tensor parallelism that are of one size make one line.
+void add_weights_rows(const Job& job, Table& table) {
+  std::vector<std::uint64_t> tensors(job.target.files.size(), 0);
+  for (const StoredTensor& tensor : job.target.stored) ++tensors[tensor.file];
+  const auto& files = job.target.files;
+  for (std::size_t f = 0; f < files.size();) {
+    std::size_t end = f + 1;
+    const bool ranks = !job.whole_folders.empty();
+    while (ranks && end < files.size() && files[end].pp_rank == files[f].pp_rank &&
+           files[end].size_bytes == files[f].size_bytes)
+      ++end;
+    std::string path = files[f].path.string();
+    if (end - f > 1) {
+      const std::string first = fmt::format("tp_rank_{:02}", files[f].tp_rank);
+      path.replace(path.find(first), first.size(),
+                   fmt::format("tp_rank_{{{:02}..{:02}}}", files[f].tp_rank, files[end - 1].tp_rank));
+    }
+    table.add({path, std::to_string(tensors[f]),
+               end - f > 1 ? fmt::format("{} × {}", end - f, format_bytes(files[f].size_bytes))
+                           : format_bytes(files[f].size_bytes)});
+    f = end;
+  }
+}
+
+}  // namespace
+
+std::string dry_run_text(const Job& job, const OutputSpace& space) {
+  const std::uint64_t written = job.output_bytes();
+  std::string text = fmt::format("{} (dry run: nothing is written)\n\n", job.command);
+  text += line("from", job.source_directory.string());
+  text += line("", fmt::format("{}{}, {} parameters, {} in {}", job.family.empty() ? "" : job.family + ", ",
+                               plural(job.source.logical.size(), "tensor"), format_count(parameter_count(job.source)),
+                               format_bytes(file_bytes(job.source)), plural(job.source.files.size(), "file")));
+  text += line("to", job.output_directory.string());
+  text += line("mesh", fmt::format("tp {} × pp {}{}", job.mesh.tp, job.mesh.pp,
+                                   job.mesh.vpp > 1 ? fmt::format(" × {} virtual stages", job.mesh.vpp) : ""));
+  if (job.partition) text += stages_text(job);
+  if (job.attention) text += heads_text(job);
+  text += "\n";
+  Table table({{"file", Table::Align::kLeft}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
+  add_weights_rows(job, table);
+  for (const TextFile& file : job.text_files) table.add({file.path.string(), "", format_bytes(file.text.size())});
+  for (const CopiedFile& file : job.copied_files)
+    table.add({file.path.string() + " (copied)", "", format_bytes(file.size_bytes)});
+  text += table.text() + "\n";
+  text += line("reads", fmt::format("{}{}{}", format_bytes(job.program.read_bytes + job.program.check_bytes),
+                                    job.program.check_bytes ? ", of which " + format_bytes(job.program.check_bytes) +
+                                                                  " to compare tied copies"
+                                                            : "",
+                                    job.program.replica_bytes ? fmt::format("; {} are replicas and stay unread",
+                                                                            format_bytes(job.program.replica_bytes))
+                                                              : ""));
+  text += line("writes",
+               fmt::format("{} in {}; {} free on {}", format_bytes(written),
+                           plural(job.target.files.size() + job.text_files.size() + job.copied_files.size(), "file"),
+                           format_bytes(space.free_bytes), space.file_system.string()));
+  return text;
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,112 @@
+#include "fold.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "reshard/base/strings.h"
+
+namespace reshard::cli {
+namespace {
+
+using Numbers = std::vector<std::uint64_t>;
+
+struct Member {
+  Numbers numbers;
+  std::uint32_t index;
+};
+
+/// A full grid: every combination of one number from each set is a member.
+struct Grid {
+  std::vector<Numbers> sets;
+  std::vector<std::uint32_t> members;
+};
+
+/// A number between dots, written without leading zeros.
+std::optional<std::uint64_t> as_number(const std::string& part) {
+  if (part.size() > 1 && part[0] == '0') return std::nullopt;
+  return parse_unsigned(part);
+}
+
+/// Cuts members into grids over their numbers from `position` on.
+std::vector<Grid> make_grids(const std::vector<Member>& members, std::size_t position) {
+  if (members.empty() || position == members.front().numbers.size()) {
+    Grid grid;
+    for (const Member& member : members) grid.members.push_back(member.index);
+    return {grid};
+  }
+  std::map<std::uint64_t, std::vector<Member>> by_number;
+  for (const Member& member : members) by_number[member.numbers[position]].push_back(member);
+  // Numbers whose members look the same from here on share a grid.
+  std::map<std::vector<std::vector<Numbers>>, std::pair<Numbers, std::vector<Grid>>> alike;
+  for (const auto& [number, rest] : by_number) {
+    std::vector<Grid> grids = make_grids(rest, position + 1);
+    std::vector<std::vector<Numbers>> look;
+    for (const Grid& grid : grids) look.push_back(grid.sets);
+    auto& [numbers, merged] = alike[look];
+    numbers.push_back(number);
+    if (merged.empty()) merged.resize(grids.size());
+    for (std::size_t g = 0; g < grids.size(); ++g) {
+      merged[g].sets = grids[g].sets;
+      merged[g].members.insert(merged[g].members.end(), grids[g].members.begin(), grids[g].members.end());
+    }
+  }
+  std::vector<Grid> result;
+  for (auto& [look, group] : alike)
+    for (Grid& grid : group.second) {
+      grid.sets.insert(grid.sets.begin(), group.first);
+      result.push_back(std::move(grid));
+    }
+  return result;
+}
+
+std::string set_text(const Numbers& numbers) {
+  if (numbers.size() == 1) return std::to_string(numbers.front());
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    if (!text.empty()) text += ',';
+    text += last == i ? fmt::format("{}", numbers[i]) : fmt::format("{}..{}", numbers[i], numbers[last]);
+    i = last + 1;
+  }
+  return "{" + text + "}";
+}
+
+std::string name_of(const std::string& pattern, const Grid& grid) {
+  std::vector<std::string> parts = split(pattern, '.');
+  std::size_t next = 0;
+  for (std::string& part : parts)
+    if (part == "*" && next < grid.sets.size()) part = set_text(grid.sets[next++]);
+  return join(parts, ".");
+}
+
+}  // namespace
+
+std::vector<Folded> fold(const std::vector<Foldable>& items) {
+  std::map<std::pair<std::string, std::string>, std::vector<Member>> by_pattern;
+  for (std::uint32_t i = 0; i < items.size(); ++i) {
+    Member member{{}, i};
+    std::vector<std::string> parts = split(items[i].name, '.');
+    const bool has_star = std::find(parts.begin(), parts.end(), "*") != parts.end();
+    for (std::string& part : parts)
+      if (const auto number = has_star ? std::nullopt : as_number(part)) {
+        member.numbers.push_back(*number);
+        part = "*";
+      }
+    by_pattern[{join(parts, "."), items[i].key}].push_back(std::move(member));
+  }
+  std::vector<Folded> folded;
+  for (const auto& [pattern, members] : by_pattern) {
+    for (Grid& grid : make_grids(members, 0)) {
+      std::sort(grid.members.begin(), grid.members.end());
+      folded.push_back({name_of(pattern.first, grid), std::move(grid.members)});
+    }
+  }
+  std::sort(folded.begin(), folded.end(), [](const Folded& a, const Folded& b) { return a.members < b.members; });
+  return folded;
+}
+
+}  // namespace reshard::cli

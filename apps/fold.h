@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace reshard::cli {
+
+/// A name with a key: only names of one key are folded together.
+struct Foldable {
+  std::string name;
+  std::string key;
+};
+
+/// Names that differ only in numbers between dots, as one: "model.layers.{0..31}.mlp.down_proj.weight".
+struct Folded {
+  std::string name;
+  std::vector<std::uint32_t> members;  // indices into the input, ascending
+};
+
+/// Every input stands in exactly one result; results come in the order of their first members. A result stands for
+/// exactly its members: where the numbers make no full grid, there are several.
+std::vector<Folded> fold(const std::vector<Foldable>& items);
+
+}  // namespace reshard::cli

@@ -1,0 +1,99 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <numeric>
+#include <regex>
+
+#include "arguments.h"
+#include "commands.h"
+#include "inspect_report.h"
+#include "progress.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/engine/stats.h"
+#include "run_job.h"
+
+namespace reshard::cli {
+namespace {
+
+// std::regex recurses over the text it searches; a name longer than any real one would overflow the stack.
+constexpr std::size_t kMaxMatchedName = 4096;
+
+struct InspectArguments {
+  std::string path;
+  std::string filter;
+  std::string threads;
+  bool tensors = false;
+  bool stats = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+std::regex parse_filter(const std::string& text) {
+  try {
+    return std::regex(text, std::regex::ECMAScript | std::regex::optimize);
+  } catch (const std::regex_error& error) {
+    throw Error(ErrorKind::kUsage,
+                fmt::format("--filter: \"{}\" is not a regular expression: {}", printable(text), error.what()));
+  }
+}
+
+std::vector<std::uint32_t> matching_tensors(const Layout& layout, const std::string& filter) {
+  std::vector<std::uint32_t> wanted(layout.logical.size());
+  std::iota(wanted.begin(), wanted.end(), 0u);
+  if (filter.empty()) return wanted;
+  const std::regex pattern = parse_filter(filter);
+  std::erase_if(wanted, [&](std::uint32_t index) {
+    const std::string& name = layout.logical[index].name;
+    return name.size() > kMaxMatchedName || !std::regex_search(name, pattern);
+  });
+  return wanted;
+}
+
+void add_stats(const Layout& layout, const InspectArguments& arguments, std::vector<TensorRow>& rows) {
+  Progress progress;
+  RunOptions options;
+  options.progress = &progress;
+  if (!arguments.threads.empty()) options.threads = parse_degree("--threads", arguments.threads, 1024);
+  std::vector<std::uint32_t> wanted;
+  std::uint64_t bytes = 0;
+  for (const TensorRow& row : rows) {
+    wanted.push_back(row.logical);
+    bytes += num_bytes(layout.logical[row.logical].dtype, layout.logical[row.logical].shape).value_or(0);
+  }
+  const ProgressBar bar(progress, bytes, !arguments.quiet);
+  const std::vector<ValueSummary> values = compute_stats(layout, wanted, options);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values = values[i];
+}
+
+void inspect(const InspectArguments& arguments) {
+  if (!arguments.filter.empty()) parse_filter(arguments.filter);
+  const auto inspection = inspect_path(arguments.path);
+  std::vector<TensorRow> rows = tensor_rows(inspection->layout, matching_tensors(inspection->layout, arguments.filter));
+  if (arguments.stats) add_stats(inspection->layout, arguments, rows);
+  if (arguments.json) {
+    fmt::print("{}", to_text(inspect_document(arguments.path, *inspection, rows)));
+    return;
+  }
+  if (!arguments.quiet) print_notes(inspection->notes);
+  fmt::print("{}", inspect_text(arguments.path, *inspection, rows, arguments.tensors));
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  auto arguments = std::make_shared<InspectArguments>();
+  CLI::App* command =
+      app.add_subcommand("inspect", "Show what a file, a Hugging Face directory or a sharded checkpoint holds");
+  command->add_option("PATH", arguments->path, "File or directory")->required();
+  command->add_flag("--tensors", arguments->tensors, "One line a tensor, instead of one for all layers");
+  command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
+  command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
+  command->add_option("--threads", arguments->threads, "Threads that read (default: the processors, at most 16)")
+      ->type_name("N");
+  command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
+  command->add_flag("--quiet", arguments->quiet, "No progress bar or notes; errors only");
+  command->callback([arguments] { inspect(*arguments); });
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,306 @@
+#include "inspect_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "fold.h"
+#include "reshard/base/strings.h"
+#include "table.h"
+
+namespace reshard::cli {
+namespace {
+
+using Align = Table::Align;
+
+struct Totals {
+  std::uint64_t tensors = 0;
+  std::uint64_t elems = 0;
+  std::uint64_t bytes = 0;
+
+  void add(const LogicalTensor& tensor) {
+    ++tensors;
+    elems += num_elems(tensor.shape).value_or(0);
+    bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+  }
+};
+
+struct RankBytes {
+  std::uint32_t pp_rank;
+  std::uint32_t tp_rank;
+  std::uint64_t bytes;
+};
+
+std::vector<RankBytes> rank_bytes(const Layout& layout) {
+  std::vector<RankBytes> ranks;
+  for (const LayoutFile& file : layout.files) ranks.push_back({file.pp_rank, file.tp_rank, 0});
+  for (const StoredTensor& tensor : layout.stored) ranks[tensor.file].bytes += tensor.size_bytes;
+  return ranks;
+}
+
+Totals totals_of(const Layout& layout, const std::vector<TensorRow>& rows) {
+  Totals totals;
+  for (const TensorRow& row : rows) totals.add(layout.logical[row.logical]);
+  return totals;
+}
+
+std::map<DType, Totals> totals_by_dtype(const Layout& layout, const std::vector<TensorRow>& rows) {
+  std::map<DType, Totals> by_dtype;
+  for (const TensorRow& row : rows) by_dtype[layout.logical[row.logical].dtype].add(layout.logical[row.logical]);
+  return by_dtype;
+}
+
+std::string layout_text(const TensorRow& row) {
+  return row.stored_as.empty() ? std::string(name(row.kind)) : fmt::format("{} ({})", name(row.kind), row.stored_as);
+}
+
+std::string shape_text(const Dims& shape) {
+  return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "×"));
+}
+
+std::string number_text(double value) {
+  return std::isfinite(value) ? fmt::format("{:.4g}", value) : std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+std::string what_text(const Inspection& inspection) {
+  const std::size_t files = inspection.layout.files.size();
+  const std::string model = inspection.model_type.empty() ? "" : " of a " + inspection.model_type + " model";
+  switch (inspection.what) {
+    case Inspection::What::kFile: return "safetensors file";
+    case Inspection::What::kHuggingFace:
+      return fmt::format("Hugging Face checkpoint{}, {} safetensors file{}", model, files, files == 1 ? "" : "s");
+    case Inspection::What::kRanks:
+      return fmt::format("sharded checkpoint{}, tp {} × pp {}, {} rank{}", model, inspection.mesh.tp,
+                         inspection.mesh.pp, files, files == 1 ? "" : "s");
+  }
+  return "";
+}
+
+/// The rows of one line of the table, put together.
+struct Line {
+  std::string name;
+  Totals totals;
+  std::vector<std::uint64_t> pp_ranks;
+  std::optional<ValueSummary> values;
+  const TensorRow* first = nullptr;
+};
+
+Line make_line(const Layout& layout, const std::vector<TensorRow>& rows, const Folded& folded) {
+  Line line{folded.name, {}, {}, {}, &rows[folded.members.front()]};
+  std::set<std::uint64_t> pp_ranks;
+  for (const std::uint32_t member : folded.members) {
+    const TensorRow& row = rows[member];
+    line.totals.add(layout.logical[row.logical]);
+    pp_ranks.insert(row.pp_ranks.begin(), row.pp_ranks.end());
+    if (!row.values) continue;
+    if (!line.values) line.values.emplace();
+    line.values->append(*row.values);
+  }
+  line.pp_ranks.assign(pp_ranks.begin(), pp_ranks.end());
+  return line;
+}
+
+std::vector<Line> make_lines(const Layout& layout, const std::vector<TensorRow>& rows, bool each) {
+  std::vector<Foldable> items;
+  for (const TensorRow& row : rows) {
+    const LogicalTensor& tensor = layout.logical[row.logical];
+    const std::string key =
+        each ? std::to_string(row.logical)
+             : fmt::format("{} {} {}", name(tensor.dtype), to_string(tensor.shape), layout_text(row));
+    items.push_back({tensor.name, key});
+  }
+  std::vector<Line> lines;
+  for (const Folded& folded : fold(items)) lines.push_back(make_line(layout, rows, folded));
+  return lines;
+}
+
+std::string tensor_table(const Inspection& inspection, const std::vector<TensorRow>& rows, bool each) {
+  const bool ranks = inspection.what == Inspection::What::kRanks;
+  std::vector<std::pair<std::string, Align>> columns{
+      {"tensor", Align::kLeft}, {"dtype", Align::kLeft}, {"shape", Align::kLeft}};
+  if (ranks) columns.insert(columns.end(), {{"layout", Align::kLeft}, {"pp rank", Align::kLeft}});
+  columns.push_back({"bytes", Align::kRight});
+  Table table(std::move(columns));
+  for (const Line& line : make_lines(inspection.layout, rows, each)) {
+    const LogicalTensor& tensor = inspection.layout.logical[line.first->logical];
+    std::vector<std::string> cells{printable(line.name), std::string(name(tensor.dtype)), shape_text(tensor.shape)};
+    if (ranks) cells.insert(cells.end(), {layout_text(*line.first), list_ranges(line.pp_ranks)});
+    cells.push_back(format_bytes(line.totals.bytes));
+    table.add(std::move(cells));
+  }
+  return table.text();
+}
+
+std::string stats_table(const Inspection& inspection, const std::vector<TensorRow>& rows, bool each) {
+  Table table({{"tensor", Align::kLeft},
+               {"dtype", Align::kLeft},
+               {"min", Align::kRight},
+               {"max", Align::kRight},
+               {"mean", Align::kRight},
+               {"nan", Align::kRight},
+               {"inf", Align::kRight}});
+  for (const Line& line : make_lines(inspection.layout, rows, each)) {
+    const LogicalTensor& tensor = inspection.layout.logical[line.first->logical];
+    const ValueSummary& v = *line.values;
+    const bool any = v.count > v.nan_count;
+    table.add({printable(line.name), std::string(name(tensor.dtype)), any ? number_text(v.min) : "-",
+               any ? number_text(v.max) : "-", v.finite_count ? number_text(v.mean()) : "-",
+               std::to_string(v.nan_count), std::to_string(v.inf_count)});
+  }
+  return table.text();
+}
+
+/// One line a pipeline rank: how many bytes its ranks hold and how even that is.
+std::string ranks_table(const Inspection& inspection) {
+  const std::vector<RankBytes> ranks = rank_bytes(inspection.layout);
+  Table table({{"pp rank", Align::kLeft},
+               {"ranks", Align::kRight},
+               {"least", Align::kRight},
+               {"most", Align::kRight},
+               {"all", Align::kRight}});
+  const auto add = [&](const std::string& label, const auto& belongs) {
+    std::uint64_t least = UINT64_MAX, most = 0, all = 0, count = 0;
+    for (const RankBytes& rank : ranks) {
+      if (!belongs(rank)) continue;
+      least = std::min(least, rank.bytes);
+      most = std::max(most, rank.bytes);
+      all += rank.bytes;
+      ++count;
+    }
+    table.add({label, std::to_string(count), format_bytes(least), format_bytes(most), format_bytes(all)});
+    return std::array{least, most, all, count};
+  };
+  for (std::uint32_t p = 0; p < inspection.mesh.pp; ++p)
+    add(std::to_string(p), [p](const RankBytes& rank) { return rank.pp_rank == p; });
+  const auto [least, most, all, count] = add("all", [](const RankBytes&) { return true; });
+  const double mean = static_cast<double>(all) / static_cast<double>(count);
+  std::string text = table.text();
+  if (mean > 0)
+    text += fmt::format("bytes a rank: mean {}, fullest {:+.1f} %, emptiest {:+.1f} %\n",
+                        format_bytes(static_cast<std::uint64_t>(mean)), (static_cast<double>(most) / mean - 1) * 100,
+                        (static_cast<double>(least) / mean - 1) * 100);
+  return text;
+}
+
+Document values_document(const ValueSummary& v) {
+  const auto number = [](double value) {
+    return std::isfinite(value) ? Document(value) : Document(number_text(value));
+  };
+  const bool any = v.count > v.nan_count;
+  return {{"min", any ? number(v.min) : Document(nullptr)},
+          {"max", any ? number(v.max) : Document(nullptr)},
+          {"mean", v.finite_count ? number(v.mean()) : Document(nullptr)},
+          {"nan_count", v.nan_count},
+          {"inf_count", v.inf_count}};
+}
+
+Document tensor_document(const Layout& layout, const TensorRow& row) {
+  const LogicalTensor& tensor = layout.logical[row.logical];
+  Document json;
+  json["name"] = tensor.name;
+  json["dtype"] = name(tensor.dtype);
+  json["shape"] = tensor.shape;
+  json["bytes"] = num_bytes(tensor.dtype, tensor.shape).value_or(0);
+  json["layout"] = name(row.kind);
+  if (!row.stored_as.empty()) json["stored_as"] = row.stored_as;
+  json["pp_ranks"] = row.pp_ranks;
+  if (row.values) json["values"] = values_document(*row.values);
+  return json;
+}
+
+/// The last two parts of a stored name ("qkv_proj.weight_q"), or all of it if the tensor lies elsewhere altogether.
+std::string short_stored_name(const std::string& stored, const std::string& logical) {
+  const std::size_t last = stored.rfind('.');
+  const std::size_t before = last == std::string::npos ? last : stored.rfind('.', last - 1);
+  if (before == std::string::npos || logical.compare(0, before, stored, 0, before) != 0) return stored;
+  const std::string tail = stored.substr(before + 1);
+  return tail.ends_with(".weight") || tail.ends_with(".bias") ? tail.substr(0, tail.rfind('.')) : tail;
+}
+
+}  // namespace
+
+const char* what_name(Inspection::What what) {
+  switch (what) {
+    case Inspection::What::kFile: return "file";
+    case Inspection::What::kHuggingFace: return "huggingface";
+    case Inspection::What::kRanks: return "ranks";
+  }
+  return "";
+}
+
+std::vector<TensorRow> tensor_rows(const Layout& layout, const std::vector<std::uint32_t>& wanted) {
+  std::vector<TensorRow> rows;
+  for (const std::uint32_t index : wanted) {
+    TensorRow row;
+    row.logical = index;
+    std::set<std::uint64_t> pp_ranks;
+    bool first = true;
+    for (const Piece& piece : layout.pieces[index]) {
+      const StoredTensor& stored = layout.stored[piece.stored];
+      pp_ranks.insert(layout.files[stored.file].pp_rank);
+      if (!std::exchange(first, false)) continue;
+      row.kind = stored.kind;
+      if (stored.name != layout.logical[index].name)
+        row.stored_as = short_stored_name(stored.name, layout.logical[index].name);
+    }
+    row.pp_ranks.assign(pp_ranks.begin(), pp_ranks.end());
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::string inspect_text(const std::string& path, const Inspection& inspection, const std::vector<TensorRow>& rows,
+                         bool each) {
+  const Totals totals = totals_of(inspection.layout, rows);
+  std::string text = fmt::format("{}: {}\n", printable(path), what_text(inspection));
+  text += fmt::format(
+      "{} tensor{}{}, {} parameters, {}\n", totals.tensors, totals.tensors == 1 ? "" : "s",
+      rows.size() == inspection.layout.logical.size() ? "" : fmt::format(" of {}", inspection.layout.logical.size()),
+      format_count(totals.elems), format_bytes(totals.bytes));
+  for (const auto& [dtype, part] : totals_by_dtype(inspection.layout, rows))
+    text += fmt::format("  {:<12} {:>7} tensor{}  {:>8} parameters  {:>8}\n", name(dtype), part.tensors,
+                        part.tensors == 1 ? " " : "s", format_count(part.elems), format_bytes(part.bytes));
+  for (const auto& [key, value] : inspection.file_metadata)
+    text += wrap(fmt::format("  metadata {}: {}", printable(key), printable(value)), 4) + "\n";
+  if (!rows.empty())
+    text += "\n" + (rows.front().values ? stats_table(inspection, rows, each) : tensor_table(inspection, rows, each));
+  if (inspection.what == Inspection::What::kRanks) text += "\n" + ranks_table(inspection);
+  return text;
+}
+
+Document inspect_document(const std::string& path, const Inspection& inspection, const std::vector<TensorRow>& rows) {
+  const Totals totals = totals_of(inspection.layout, rows);
+  Document json;
+  json["command"] = "inspect";
+  json["path"] = path;
+  json["kind"] = what_name(inspection.what);
+  json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
+  json["tensor_count"] = totals.tensors;
+  json["parameters"] = totals.elems;
+  json["bytes"] = totals.bytes;
+  json["dtypes"] = Document::object();
+  for (const auto& [dtype, part] : totals_by_dtype(inspection.layout, rows))
+    json["dtypes"][std::string(name(dtype))] = {
+        {"tensors", part.tensors}, {"parameters", part.elems}, {"bytes", part.bytes}};
+  json["metadata"] = Document::object();
+  for (const auto& [key, value] : inspection.file_metadata) json["metadata"][key] = value;
+  if (inspection.what == Inspection::What::kRanks) {
+    json["mesh"] = {{"tp", inspection.mesh.tp}, {"pp", inspection.mesh.pp}};
+    json["ranks"] = Document::array();
+    for (const RankBytes& rank : rank_bytes(inspection.layout))
+      json["ranks"].push_back({{"tp_rank", rank.tp_rank}, {"pp_rank", rank.pp_rank}, {"bytes", rank.bytes}});
+  }
+  json["files"] = Document::array();
+  for (const LayoutFile& file : inspection.layout.files)
+    json["files"].push_back({{"path", file.path.string()}, {"bytes", file.size_bytes}});
+  json["tensors"] = Document::array();
+  for (const TensorRow& row : rows) json["tensors"].push_back(tensor_document(inspection.layout, row));
+  json["notes"] = inspection.notes;
+  return json;
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,90 @@
+#include "json_report.h"
+
+#include "progress.h"
+
+namespace reshard::cli {
+namespace {
+
+const char* form_name(AttentionForm form) {
+  switch (form) {
+    case AttentionForm::kSeparate: return "separate";
+    case AttentionForm::kFused: return "fused";
+    case AttentionForm::kGroupedQuery: return "grouped query";
+  }
+  return "";
+}
+
+Document attention_document(const AttentionReport& report, std::uint32_t tp) {
+  Document json;
+  json["form"] = form_name(report.form);
+  json["num_attention_heads"] = report.heads;
+  json["num_key_value_heads"] = report.kv_heads;
+  json["head_dim"] = report.head_dim;
+  if (!report.gqa) return json;
+  json["kv_size_multiplier"] = report.gqa->kv_size_multiplier;
+  json["fuse_qkv"] = report.gqa->fuse_qkv;
+  json["ranks"] = Document::array();
+  for (std::uint32_t tp_rank = 0; tp_rank < tp; ++tp_rank)
+    json["ranks"].push_back({{"tp_rank", tp_rank},
+                             {"query_heads", report.gqa->query_heads(tp_rank)},
+                             {"key_value_heads", report.gqa->key_value_heads(tp_rank)}});
+  return json;
+}
+
+Document stages_document(const PipelinePartition& partition) {
+  Document stages = Document::array();
+  for (std::uint32_t s = 0; s < partition.stages(); ++s)
+    stages.push_back({{"stage", s},
+                      {"pp_rank", partition.rank_of_stage(s)},
+                      {"first_layer", partition.first[s]},
+                      {"last_layer", partition.first[s + 1] - 1}});
+  return stages;
+}
+
+Document files_document(const Job& job) {
+  Document files = Document::array();
+  const auto add = [&](const std::filesystem::path& path, std::uint64_t bytes, const char* kind) {
+    files.push_back({{"path", path.string()}, {"bytes", bytes}, {"kind", kind}});
+  };
+  for (const LayoutFile& file : job.target.files) add(file.path, file.size_bytes, "weights");
+  for (const TextFile& file : job.text_files) add(file.path, file.text.size(), "metadata");
+  for (const CopiedFile& file : job.copied_files) add(file.path, file.size_bytes, "copied");
+  return files;
+}
+
+}  // namespace
+
+Document job_document(const Job& job, const OutputSpace& space, const RunResult* result) {
+  Document json;
+  json["command"] = job.command;
+  json["dry_run"] = result == nullptr;
+  json["source"] = job.source_directory.string();
+  json["output"] = job.output_directory.string();
+  json["model_type"] = job.family.empty() ? Document(nullptr) : Document(job.family);
+  json["mesh"] = {{"tp", job.mesh.tp}, {"pp", job.mesh.pp}, {"vpp", job.mesh.vpp}};
+  if (job.partition) {
+    json["pipeline_cuts"] = job.cut_names;
+    json["stages"] = stages_document(*job.partition);
+  }
+  if (job.attention) json["attention"] = attention_document(*job.attention, job.mesh.tp);
+  json["tensors"] = job.source.logical.size();
+  json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},
+                   {"compared", job.program.check_bytes},
+                   {"replicas_not_read", job.program.replica_bytes},
+                   {"written", job.output_bytes()},
+                   {"free", space.free_bytes}};
+  json["files"] = files_document(job);
+  json["notes"] = job.notes;
+  if (result != nullptr) {
+    json["seconds"] = result->seconds;
+    json["bytes_per_second"] = result->seconds > 0 ? static_cast<double>(result->written_bytes) / result->seconds : 0;
+    json["peak_memory_bytes"] = peak_memory_bytes();
+  }
+  return json;
+}
+
+std::string to_text(const Document& document) {
+  return document.dump(2, ' ', false, Document::error_handler_t::replace) + "\n";
+}
+
+}  // namespace reshard::cli

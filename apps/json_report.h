@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include "reshard/base/json.h"
+#include "reshard/engine/execute.h"
+#include "reshard/engine/publish.h"
+#include "reshard/plan/job.h"
+
+namespace reshard::cli {
+
+/// A document for machines; keys keep the order they are given.
+using Document = nlohmann::ordered_json;
+
+/// What a job will write, or has written: the --json output of shard and consolidate. `result` is null for a dry run.
+Document job_document(const Job& job, const OutputSpace& space, const RunResult* result);
+
+/// The document as it is printed; names that are not UTF-8 are mended, since JSON cannot hold them.
+std::string to_text(const Document& document);
+
+}  // namespace reshard::cli

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "reshard/engine/run.h"
+
+namespace reshard::cli {
+
+/// A line on the terminal that says how far a run is; nothing if standard error is not a terminal. While one exists,
+/// SIGINT, SIGTERM and SIGHUP ask the run to stop. At most one at a time.
+class ProgressBar {
+ public:
+  /// `progress` is borrowed. `visible` false draws nothing but still minds the signals.
+  ProgressBar(Progress& progress, std::uint64_t total_bytes, bool visible);
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  /// Takes the line away again.
+  ~ProgressBar();
+
+ private:
+  void draw_until_done();
+
+  Progress& progress_;
+  std::uint64_t total_bytes_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool done_ = false;
+  std::thread thread_;
+};
+
+/// The line for a terminal of `columns`: share, bytes, rate, time left, and a bar if there is room. Never longer.
+std::string progress_line(std::uint64_t done_bytes, std::uint64_t total_bytes, double seconds, bool flushing,
+                          int columns);
+
+/// The most memory the process has had at once, in bytes.
+std::uint64_t peak_memory_bytes();
+
+}  // namespace reshard::cli

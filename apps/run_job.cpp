@@ -1,0 +1,55 @@
+#include "run_job.h"
+
+#include <fmt/format.h>
+
+#include "dry_run.h"
+#include "json_report.h"
+#include "progress.h"
+#include "reshard/base/strings.h"
+#include "reshard/engine/execute.h"
+
+namespace reshard::cli {
+namespace {
+
+void dry_run(const Job& job, const CommonArguments& arguments) {
+  prove_output(job);
+  const OutputSpace space = output_space(job);
+  if (arguments.json)
+    fmt::print("{}", to_text(job_document(job, space, nullptr)));
+  else
+    fmt::print("{}", dry_run_text(job, space));
+  std::fflush(stdout);
+  prove_space(space);
+}
+
+std::string last_line(const RunResult& result) {
+  const double rate = result.seconds > 0 ? static_cast<double>(result.written_bytes) / result.seconds : 0;
+  return fmt::format("wrote {} in {} file{} (read {}) in {:.2f} s, {:.2f} GB/s, peak memory {}",
+                     format_bytes(result.written_bytes), result.files, result.files == 1 ? "" : "s",
+                     format_bytes(result.read_bytes), result.seconds, rate / 1e9, format_memory(peak_memory_bytes()));
+}
+
+}  // namespace
+
+void print_notes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) fmt::print(stderr, "reshard: note: {}\n", note);
+}
+
+void run_job(const Job& job, const CommonArguments& arguments, RunOptions options) {
+  if (!arguments.quiet && !arguments.json) print_notes(job.notes);
+  if (arguments.dry_run) return dry_run(job, arguments);
+  const OutputSpace space = output_space(job);
+  Progress progress;
+  options.progress = &progress;
+  RunResult result;
+  {
+    const ProgressBar bar(progress, job.program.write_bytes, !arguments.quiet);
+    result = execute(job, options);
+  }
+  if (arguments.json)
+    fmt::print("{}", to_text(job_document(job, space, &result)));
+  else if (!arguments.quiet)
+    fmt::print("{}\n", last_line(result));
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,91 @@
+#include "table.h"
+
+#include <algorithm>
+
+#include "reshard/base/strings.h"
+
+namespace reshard::cli {
+namespace {
+
+constexpr std::size_t kGap = 2;
+constexpr std::size_t kLeastFirstColumn = 24;
+
+bool continues(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+}
+
+/// The byte at which code point `count` begins.
+std::size_t byte_of(const std::string& text, std::size_t count) {
+  std::size_t at = 0;
+  while (at < text.size() && count > 0) {
+    ++at;
+    while (at < text.size() && continues(text[at])) ++at;
+    --count;
+  }
+  return at;
+}
+
+std::string padded(const std::string& text, std::size_t width, Table::Align align) {
+  const std::string space(width - std::min(width, display_width(text)), ' ');
+  return align == Table::Align::kLeft ? text + space : space + text;
+}
+
+}  // namespace
+
+std::size_t display_width(const std::string& text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
+}
+
+std::string shorten(const std::string& text, std::size_t width) {
+  const std::size_t length = display_width(text);
+  if (length <= width) return text;
+  if (width < 2) return text.substr(0, byte_of(text, width));
+  const std::size_t tail = (width - 1) / 2;
+  const std::size_t head = width - 1 - tail;
+  return text.substr(0, byte_of(text, head)) + "…" + text.substr(byte_of(text, length - tail));
+}
+
+std::string wrap(const std::string& text, std::size_t indent) {
+  std::string out;
+  std::size_t column = 0;
+  for (const std::string& word : split(text, ' ')) {
+    const std::size_t width = display_width(word);
+    if (column > 0 && column + 1 + width > kTableColumns) {
+      out += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else if (column > 0) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+    column += width;
+  }
+  return out;
+}
+
+std::string Table::text() const {
+  std::vector<std::size_t> widths;
+  for (std::size_t c = 0; c < columns_.size(); ++c) {
+    widths.push_back(display_width(columns_[c].first));
+    for (const auto& row : rows_) widths[c] = std::max(widths[c], display_width(row[c]));
+  }
+  std::size_t others = 0;
+  for (std::size_t c = 1; c < widths.size(); ++c) others += widths[c] + kGap;
+  const std::size_t room = kTableColumns > others + kLeastFirstColumn ? kTableColumns - others : kLeastFirstColumn;
+  widths[0] = std::min(widths[0], room);
+  std::string out;
+  const auto add_line = [&](const std::vector<std::string>& cells) {
+    std::string line;
+    for (std::size_t c = 0; c < cells.size(); ++c)
+      line += (c ? std::string(kGap, ' ') : "") + padded(shorten(cells[c], widths[c]), widths[c], columns_[c].second);
+    while (!line.empty() && line.back() == ' ') line.pop_back();
+    out += line + "\n";
+  };
+  std::vector<std::string> heads;
+  for (const auto& column : columns_) heads.push_back(column.first);
+  add_line(heads);
+  for (const auto& row : rows_) add_line(row);
+  return out;
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace reshard::cli {
+
+/// Lines of columns for people, at most `kTableColumns` wide. The first column gives way: it is cut in its middle when
+/// the others need the room.
+class Table {
+ public:
+  enum class Align { kLeft, kRight };
+
+  explicit Table(std::vector<std::pair<std::string, Align>> columns) : columns_(std::move(columns)) {}
+
+  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::pair<std::string, Align>> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+inline constexpr std::size_t kTableColumns = 100;
+
+/// Columns that UTF-8 text takes on a terminal, one a code point.
+std::size_t display_width(const std::string& text);
+
+/// `text` cut in its middle to at most `width` columns.
+std::string shorten(const std::string& text, std::size_t width);
+
+/// `text` broken at spaces into lines of at most kTableColumns, each after the first indented by `indent`.
+std::string wrap(const std::string& text, std::size_t indent);
+
+}  // namespace reshard::cli

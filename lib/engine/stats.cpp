@@ -1,0 +1,34 @@
+#include "reshard/engine/stats.h"
+
+#include "reshard/engine/blocks.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::uint64_t kStatsBlockBytes = std::uint64_t{1}
+                                           << 20;  // fixed, so that sums do not depend on the memory given
+
+}  // namespace
+
+std::vector<ValueSummary> compute_stats(const Layout& layout, const std::vector<std::uint32_t>& wanted,
+                                        const RunOptions& options) {
+  const Program all = make_reading_program(layout);
+  Program program;
+  program.source = &layout;
+  std::vector<std::vector<ValueSummary>> parts;
+  for (const std::uint32_t index : wanted) {
+    const LogicalTensor& tensor = layout.logical[index];
+    program.transfers.push_back(all.transfers[index]);
+    parts.emplace_back(BlockGrid(tensor.dtype, tensor.shape, kStatsBlockBytes).count());
+  }
+  const auto visit = [&](std::size_t transfer, std::uint64_t block, std::span<const std::byte> bytes) {
+    parts[transfer][block] = summarize(layout.logical[wanted[transfer]].dtype, bytes);
+  };
+  run_program(program, {}, options, visit, kStatsBlockBytes);
+  std::vector<ValueSummary> summaries(wanted.size());
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    for (const ValueSummary& part : parts[i]) summaries[i].append(part);
+  return summaries;
+}
+
+}  // namespace reshard

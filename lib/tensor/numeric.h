@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "reshard/tensor/dtype.h"
+
+namespace reshard {
+
+/// What the values of a tensor, or of part of one, come to.
+struct ValueSummary {
+  std::uint64_t count = 0;  // values, all of them
+  std::uint64_t nan_count = 0;
+  std::uint64_t inf_count = 0;
+  double min = std::numeric_limits<double>::infinity();  // of the values that are numbers; infinities count
+  double max = -std::numeric_limits<double>::infinity();
+  double finite_sum = 0;
+  std::uint64_t finite_count = 0;
+
+  /// Adds the summary of the values that come after these.
+  void append(const ValueSummary& next);
+  double mean() const { return finite_sum / static_cast<double>(finite_count); }
+};
+
+/// Summarises C-ordered little-endian values. Complex values count as two numbers each. Sub-byte values are taken from
+/// the low bits of a byte first, which for a summary is as good as any other order. 64-bit integers are rounded to
+/// double.
+ValueSummary summarize(DType dtype, std::span<const std::byte> bytes);
+
+/// The value of one element of a dtype of at most 8 bits. Tables: OCP MX v1.0 (F4, F6, F8_E8M0), OCP FP8 (E4M3, E5M2)
+/// and the "fnuz" forms, which have no negative zero and no infinities.
+double small_float_value(DType dtype, std::uint8_t bits);
+
+}  // namespace reshard
