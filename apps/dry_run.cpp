@@ -34,12 +34,20 @@ std::string plural(std::uint64_t count, const std::string& noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-/// What lies outside the layers, by where it stands.
-std::string outside_layers(const Job& job, std::uint32_t stage) {
-  std::string text;
-  if (stage == 0) text += "  + embed_tokens";
-  if (stage + 1 == job.partition->stages()) text += "  + norm, lm_head";
-  return text;
+bool has_layer_number(const std::string& name) {
+  const std::vector<std::string> parts = split(name, '.');
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const std::string& part) { return parse_unsigned(part).has_value(); });
+}
+
+/// The tensors of a pipeline rank that belong to no layer.
+std::vector<std::string> outside_layers(const Layout& target, std::uint32_t pp_rank) {
+  std::vector<std::string> names;
+  for (const StoredTensor& tensor : target.stored) {
+    const LayoutFile& file = target.files[tensor.file];
+    if (file.pp_rank == pp_rank && file.tp_rank == 0 && !has_layer_number(tensor.name)) names.push_back(tensor.name);
+  }
+  return names;
 }
 
 std::string stages_text(const Job& job) {
@@ -50,8 +58,11 @@ std::string stages_text(const Job& job) {
     const std::uint64_t last = partition.first[s + 1] - 1;
     const std::string layers =
         first == last ? fmt::format("layer {}", first) : fmt::format("layers {}-{}", first, last);
-    text += line(s == 0 ? "stages" : "", fmt::format("{:>3}  pp rank {:<3} {}{}", s, partition.rank_of_stage(s), layers,
-                                                     outside_layers(job, s)));
+    text += line(s == 0 ? "stages" : "", fmt::format("{:>3}  pp rank {:<3} {}", s, partition.rank_of_stage(s), layers));
+  }
+  for (std::uint32_t pp_rank = 0; pp_rank < job.mesh.pp; ++pp_rank) {
+    const std::vector<std::string> names = outside_layers(job.target, pp_rank);
+    if (!names.empty()) text += line("", fmt::format("     pp rank {:<3} {}", pp_rank, join(names, ", ")));
   }
   if (!job.cut_names.empty()) text += line("cuts", join(job.cut_names, " "));
   return text;

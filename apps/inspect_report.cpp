@@ -118,21 +118,52 @@ std::vector<Line> make_lines(const Layout& layout, const std::vector<TensorRow>&
   return lines;
 }
 
-std::string tensor_table(const Inspection& inspection, const std::vector<TensorRow>& rows, bool each) {
+/// The table of tensors; `full` says more about each than may fit a narrow terminal.
+Table tensor_table(const Inspection& inspection, const std::vector<Line>& lines, bool full) {
   const bool ranks = inspection.what == Inspection::What::kRanks;
-  std::vector<std::pair<std::string, Align>> columns{
-      {"tensor", Align::kLeft}, {"dtype", Align::kLeft}, {"shape", Align::kLeft}};
-  if (ranks) columns.insert(columns.end(), {{"layout", Align::kLeft}, {"pp rank", Align::kLeft}});
+  std::vector<std::pair<std::string, Align>> columns{{"tensor", Align::kLeft}};
+  if (full) columns.push_back({"dtype", Align::kLeft});
+  columns.push_back({"shape", Align::kLeft});
+  if (ranks) columns.insert(columns.end(), {{"layout", Align::kLeft}, {"pp", Align::kLeft}});
   columns.push_back({"bytes", Align::kRight});
   Table table(std::move(columns));
-  for (const Line& line : make_lines(inspection.layout, rows, each)) {
+  for (const Line& line : lines) {
     const LogicalTensor& tensor = inspection.layout.logical[line.first->logical];
-    std::vector<std::string> cells{printable(line.name), std::string(name(tensor.dtype)), shape_text(tensor.shape)};
-    if (ranks) cells.insert(cells.end(), {layout_text(*line.first), list_ranges(line.pp_ranks)});
+    std::vector<std::string> cells{printable(line.name)};
+    if (full) cells.push_back(std::string(name(tensor.dtype)));
+    cells.push_back(shape_text(tensor.shape));
+    if (ranks) cells.push_back(full ? layout_text(*line.first) : name(line.first->kind));
+    if (ranks) cells.push_back(list_ranges(line.pp_ranks));
     cells.push_back(format_bytes(line.totals.bytes));
     table.add(std::move(cells));
   }
-  return table.text();
+  return table;
+}
+
+/// What the ranks' joined tensors hold: "gate_up_proj: gate_proj, up_proj".
+std::string joined_text(const Layout& layout, const std::vector<TensorRow>& rows) {
+  std::map<std::string, std::vector<std::string>> parts_of;
+  for (const TensorRow& row : rows) {
+    const std::vector<std::string> path = split(layout.logical[row.logical].name, '.');
+    if (row.stored_as.empty() || path.size() < 2) continue;
+    std::vector<std::string>& parts = parts_of[row.stored_as];
+    if (std::find(parts.begin(), parts.end(), path[path.size() - 2]) == parts.end())
+      parts.push_back(path[path.size() - 2]);
+  }
+  std::string text;
+  for (const auto& [stored_as, parts] : parts_of)
+    text += fmt::format("{} {}: {}", text.empty() ? "stored as" : ";", stored_as, join(parts, ", "));
+  return text.empty() ? "" : wrap(text, 2) + "\n";
+}
+
+/// With everything where that fits. Where it does not, a dtype that all share (it stands above the table) gives way,
+/// and the names that tensors have on the ranks.
+std::string fitting_tensor_table(const Inspection& inspection, const std::vector<TensorRow>& rows, bool each) {
+  const std::vector<Line> lines = make_lines(inspection.layout, rows, each);
+  const Table full = tensor_table(inspection, lines, true);
+  const bool one_dtype = totals_by_dtype(inspection.layout, rows).size() == 1;
+  if (full.fits() || !one_dtype) return full.text();
+  return tensor_table(inspection, lines, false).text() + joined_text(inspection.layout, rows);
 }
 
 std::string stats_table(const Inspection& inspection, const std::vector<TensorRow>& rows, bool each) {
@@ -267,7 +298,8 @@ std::string inspect_text(const std::string& path, const Inspection& inspection, 
   for (const auto& [key, value] : inspection.file_metadata)
     text += wrap(fmt::format("  metadata {}: {}", printable(key), printable(value)), 4) + "\n";
   if (!rows.empty())
-    text += "\n" + (rows.front().values ? stats_table(inspection, rows, each) : tensor_table(inspection, rows, each));
+    text += "\n" +
+            (rows.front().values ? stats_table(inspection, rows, each) : fitting_tensor_table(inspection, rows, each));
   if (inspection.what == Inspection::What::kRanks) text += "\n" + ranks_table(inspection);
   return text;
 }

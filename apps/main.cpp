@@ -17,7 +17,7 @@ using reshard::Error;
 using reshard::ErrorKind;
 
 std::string footer() {
-  std::string text = "\nExit codes: 0 done";
+  std::string text = "Exit codes:\n    0 done";
   for (const reshard::ErrorKindRow& row : reshard::kErrorKinds)
     text += fmt::format("\n  {:>3} {}", row.exit_code, row.meaning);
   return text;

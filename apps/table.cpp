@@ -1,6 +1,7 @@
 #include "table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "reshard/base/strings.h"
 
@@ -48,27 +49,40 @@ std::string shorten(const std::string& text, std::size_t width) {
 std::string wrap(const std::string& text, std::size_t indent) {
   std::string out;
   std::size_t column = 0;
+  bool begin = true;
+  bool line_has_word = false;
   for (const std::string& word : split(text, ' ')) {
     const std::size_t width = display_width(word);
-    if (column > 0 && column + 1 + width > kTableColumns) {
-      out += "\n" + std::string(indent, ' ');
-      column = indent;
-    } else if (column > 0) {
-      out += ' ';
-      ++column;
+    const bool first = std::exchange(begin, false);
+    if (line_has_word && column + 1 + width > kTableColumns) {
+      out += "\n" + std::string(indent, ' ') + word;
+      column = indent + width;
+      continue;
     }
-    out += word;
-    column += width;
+    out += (first ? "" : " ") + word;
+    column += width + (first ? 0 : 1);
+    line_has_word = line_has_word || width > 0;
   }
   return out;
 }
 
-std::string Table::text() const {
+std::vector<std::size_t> Table::widths() const {
   std::vector<std::size_t> widths;
   for (std::size_t c = 0; c < columns_.size(); ++c) {
     widths.push_back(display_width(columns_[c].first));
     for (const auto& row : rows_) widths[c] = std::max(widths[c], display_width(row[c]));
   }
+  return widths;
+}
+
+bool Table::fits() const {
+  std::size_t all = 0;
+  for (const std::size_t width : widths()) all += width + kGap;
+  return all <= kTableColumns + kGap;
+}
+
+std::string Table::text() const {
+  std::vector<std::size_t> widths = this->widths();
   std::size_t others = 0;
   for (std::size_t c = 1; c < widths.size(); ++c) others += widths[c] + kGap;
   const std::size_t room = kTableColumns > others + kLeastFirstColumn ? kTableColumns - others : kLeastFirstColumn;

@@ -15,8 +15,12 @@ class Table {
 
   void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
   std::string text() const;
+  /// Whether text() shows every cell whole.
+  bool fits() const;
 
  private:
+  std::vector<std::size_t> widths() const;
+
   std::vector<std::pair<std::string, Align>> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
