@@ -1,0 +1,210 @@
+// One test a mistake that a user can make at the command line; the library's own tests have the others.
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/program.h"
+#include "support/temp_dir.h"
+
+using namespace reshard::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kModel = testdata("golden/optimum/llama-tp8-gqa/original").string();
+
+/// Exit code and message, and that nothing came to be in `untouched`.
+void check_error(const ProgramResult& result, int exit_code, std::initializer_list<const char*> says) {
+  INFO("err: " << result.err);
+  CHECK(result.exit_code == exit_code);
+  CHECK(result.out.empty());
+  for (const char* part : says) CHECK(result.err.find(part) != std::string::npos);
+}
+
+/// A copy of the model whose files may be spoiled.
+struct ModelCopy {
+  TempDir dir;
+  fs::path model = dir / "model";
+
+  ModelCopy() { fs::copy(kModel, model, fs::copy_options::recursive); }
+  std::string out() const { return (dir / "out").string(); }
+  ProgramResult shard(std::vector<std::string> more = {"--tp", "2"}) const {
+    more.insert(more.begin(), {"shard", model.string(), out()});
+    return run_reshard(more);
+  }
+  /// Fails as said, with nothing left behind.
+  void check_fails(int exit_code, std::initializer_list<const char*> says,
+                   std::vector<std::string> more = {"--tp", "2"}) const {
+    check_error(shard(std::move(more)), exit_code, says);
+    CHECK_FALSE(fs::exists(out()));
+    for (const auto& entry : fs::directory_iterator(dir.path())) CHECK(entry.path() == model);
+  }
+  void patch_config(const std::string& key, const nlohmann::json& value) const {
+    auto config = nlohmann::json::parse(read_file(model / "config.json"));
+    config[key] = value;
+    write_file(model / "config.json", config.dump());
+  }
+};
+
+}  // namespace
+
+TEST_CASE("an unknown option is an error with the nearest match") {
+  check_error(run_reshard({"shard", kModel, "o", "--tpp", "2"}), 2, {"--tpp", "did you mean --tp?"});
+  check_error(run_reshard({"consolidate", "x", "--max-shard-sise", "5GB"}), 2, {"did you mean --max-shard-size?"});
+  check_error(run_reshard({"inspect", "x", "--jsn=1"}), 2, {"did you mean --json?"});
+  check_error(run_reshard({"--versoin"}), 2, {"did you mean --version?"});
+}
+
+TEST_CASE("an unknown subcommand is an error with the nearest match") {
+  check_error(run_reshard({"shrad"}), 2, {"there is no subcommand shrad", "did you mean shard?"});
+  check_error(run_reshard({}), 2, {"a subcommand is needed"});
+}
+
+TEST_CASE("missing, doubled and superfluous arguments are usage errors") {
+  check_error(run_reshard({"shard", kModel}), 2, {"OUT_DIR"});
+  check_error(run_reshard({"shard", kModel, "o"}), 2, {"--tp"});
+  check_error(run_reshard({"shard", kModel, "o", "extra", "--tp", "2"}), 2, {"extra"});
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--tp", "4"}), 2, {"--tp"});
+}
+
+TEST_CASE("numbers and sizes are taken strictly") {
+  for (const char* tp : {"0", "-1", "two", "2x", "1e1", "99999", "", "0x2", "2.0"})
+    check_error(run_reshard({"shard", kModel, "o", "--tp=" + std::string(tp)}), 2, {"--tp"});
+  for (const char* size : {"5 potatoes", "5Gb/s", "-5GB", "0", "5G", "1..5GB", "99999999999TB"})
+    check_error(run_reshard({"consolidate", "x", "--max-shard-size=" + std::string(size)}), 2, {"--max-shard-size"});
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--max-memory", "1KiB"}), 2,
+              {"--max-memory", "at least"});
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--threads", "0"}), 2, {"--threads"});
+}
+
+TEST_CASE("what a later version will do is unsupported, what none does is a usage error") {
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimum"}), 4, {"--layout optimum"});
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "xser"}), 4, {"--format xser"});
+  check_error(run_reshard({"consolidate", "x", "-f", "pytorch"}), 4, {"--format pytorch"});
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "gguf"}), 2, {"gguf"});
+}
+
+TEST_CASE("a truncated file is bad input with its sizes") {
+  ModelCopy copy;
+  const auto size = fs::file_size(copy.model / "model.safetensors");
+  fs::resize_file(copy.model / "model.safetensors", size - 1);
+  copy.check_fails(3, {"model.safetensors", "cut off", std::to_string(size - 1).c_str(), std::to_string(size).c_str()});
+}
+
+TEST_CASE("a padded file is bad input") {
+  ModelCopy copy;
+  fs::resize_file(copy.model / "model.safetensors", fs::file_size(copy.model / "model.safetensors") + 8);
+  copy.check_fails(3, {"model.safetensors", "bytes after its last tensor"});
+}
+
+TEST_CASE("a git-lfs pointer is named as such") {
+  ModelCopy copy;
+  write_file(copy.model / "model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
+  copy.check_fails(3, {"git-lfs pointer", "git lfs pull"});
+}
+
+TEST_CASE("a model without weights or without config.json is bad input") {
+  ModelCopy copy;
+  fs::rename(copy.model / "config.json", copy.model / "config.txt");
+  copy.check_fails(3, {"config.json"});
+  fs::rename(copy.model / "config.txt", copy.model / "config.json");
+  fs::remove(copy.model / "model.safetensors");
+  copy.check_fails(3, {"model.safetensors"});
+}
+
+TEST_CASE("an unknown model_type lists the known ones and points to --spec") {
+  ModelCopy copy;
+  copy.patch_config("model_type", "mamba");
+  copy.check_fails(4, {"mamba", "granite, llama, mistral, qwen2, qwen3", "--spec"});
+}
+
+TEST_CASE("sizes that do not divide are told with the degrees that would") {
+  ModelCopy copy;
+  copy.check_fails(2, {"5 ranks", "TP degrees that work for this model: 1, 2, 4, 8"}, {"--tp", "5"});
+  copy.check_fails(2, {"multiplier of 3"}, {"--tp", "8", "--kv-size-multiplier", "3"});
+  copy.check_fails(2, {"4 layers", "--pp 5"}, {"--tp", "2", "--pp", "5"});
+  copy.check_fails(2, {"--pipeline-cuts", "model.layers.9"},
+                   {"--tp", "2", "--pp", "2", "--pipeline-cuts", "model.layers.9"});
+}
+
+TEST_CASE("tensors that config.json does not explain, or asks for in vain, are named") {
+  ModelCopy copy;
+  copy.patch_config("num_hidden_layers", 3);
+  copy.check_fails(3, {"9 tensors are not explained", "model.layers.3.input_layernorm.weight"});
+  copy.patch_config("num_hidden_layers", 5);
+  copy.check_fails(3, {"9 tensors that config.json asks for are missing", "model.layers.4.self_attn.q_proj.weight"});
+  copy.patch_config("num_hidden_layers", 4);
+  copy.patch_config("vocab_size", 65);
+  copy.check_fails(3, {"lm_head.weight", "[64, 32]", "[65, 32]"});
+}
+
+TEST_CASE("an output directory that cannot be made is an I/O error") {
+  ModelCopy copy;
+  write_file(copy.dir / "file", "x");
+  check_error(run_reshard({"shard", copy.model.string(), (copy.dir / "file/out").string(), "--tp", "2"}), 3,
+              {"not a directory"});
+  fs::remove(copy.dir / "file");
+  // Root may write anywhere, so the program is run as nobody, from a place that nobody can read.
+  const std::string setup = ::geteuid() == 0 ? "setpriv --reuid 65534 --clear-groups" : "";
+  const fs::path program = copy.dir / "reshard";
+  fs::copy(RESHARD_PROGRAM, program);
+  fs::permissions(copy.dir.path(), fs::perms(0555));
+  const ProgramResult result =
+      run_reshard({"shard", copy.model.string(), copy.out(), "--tp", "2"}, setup, program.string());
+  fs::permissions(copy.dir.path(), fs::perms(0755));
+  check_error(result, 6, {"cannot write here", copy.dir.path().c_str()});
+  CHECK_FALSE(fs::exists(copy.out()));
+}
+
+TEST_CASE("a file size limit half-way ends in the no-space code, with nothing left behind") {
+  ModelCopy copy;
+  const ProgramResult result = run_reshard({"shard", copy.model.string(), copy.out(), "--tp", "2"}, "ulimit -f 8;");
+  check_error(result, 5, {"model.safetensors"});
+  CHECK_FALSE(fs::exists(copy.out()));
+  for (const auto& entry : fs::directory_iterator(copy.dir.path())) CHECK(entry.path() == copy.model);
+}
+
+TEST_CASE("output that does not fit the file system is refused before anything is written") {
+  ModelCopy copy;
+  auto config = nlohmann::json::parse(read_file(copy.model / "config.json"));
+  const std::uint64_t vocab = std::uint64_t{1} << 37;  // a matrix of 8 TiB, as a hole
+  config["vocab_size"] = vocab;
+  config["num_hidden_layers"] = 1;
+  config["tie_word_embeddings"] = true;
+  write_file(copy.model / "config.json", config.dump());
+  TensorMap tensors = read_tensors(copy.model / "model.safetensors");
+  nlohmann::json header;
+  std::uint64_t end = 0;
+  for (auto& [name, tensor] : tensors) {
+    if (name == "lm_head.weight" ||
+        (name.find(".layers.") != std::string::npos && name.find(".layers.0.") == std::string::npos))
+      continue;
+    if (name == "model.embed_tokens.weight") tensor.shape[0] = vocab;
+    std::uint64_t bytes = 2;
+    for (const std::uint64_t size : tensor.shape) bytes *= size;
+    header[name] = {{"dtype", "BF16"}, {"shape", tensor.shape}, {"data_offsets", {end, end + bytes}}};
+    end += bytes;
+  }
+  const std::string start = safetensors_bytes(header.dump(), "");
+  write_file(copy.model / "model.safetensors", start);
+  REQUIRE(::truncate((copy.model / "model.safetensors").c_str(), static_cast<off_t>(start.size() + end)) == 0);
+  copy.check_fails(5, {"need", "free"});
+  const ProgramResult dry = copy.shard({"--tp", "2", "--dry-run"});
+  CHECK(dry.exit_code == 5);
+  CHECK(dry.out.find("free on") != std::string::npos);
+}
+
+TEST_CASE("standard output that cannot be written is an I/O error") {
+  const TempDir dir;
+  const ProgramResult result = run_reshard({"shard", kModel, (dir / "o").string(), "--tp", "2", "--json"}, "");
+  REQUIRE(result.exit_code == 0);
+  const std::string command =
+      std::string(RESHARD_PROGRAM) + " inspect " + kModel + " >/dev/full 2>" + (dir / "err").string();
+  CHECK(WEXITSTATUS(std::system(command.c_str())) == 6);
+  CHECK(read_file(dir / "err").find("standard output") != std::string::npos);
+}

@@ -1,0 +1,200 @@
+// The program run as a user runs it.
+
+#include "support/program.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+using namespace reshard::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string golden(const std::string& name) {
+  return testdata("golden/optimum/" + name + "/original").string();
+}
+
+/// The lines of standard error of a failed run: what happened and, where there is one, what to try. Never said twice.
+std::vector<std::string> error_lines(const ProgramResult& result) {
+  std::vector<std::string> lines;
+  std::istringstream in(result.err);
+  for (std::string line; std::getline(in, line);)
+    if (line.find("note:") == std::string::npos) lines.push_back(line);
+  return lines;
+}
+
+void check_error(const ProgramResult& result, int exit_code, const std::string& says) {
+  INFO("err: " << result.err);
+  CHECK(result.exit_code == exit_code);
+  CHECK(result.out.empty());
+  const auto lines = error_lines(result);
+  REQUIRE(lines.size() >= 1);
+  CHECK(lines.size() <= 2);
+  CHECK(lines[0].substr(0, 9) == "reshard: ");
+  CHECK(result.err.find(says) != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("a model is sharded, inspected and consolidated into the same bytes") {
+  const TempDir dir;
+  const std::string model = golden("qwen3-tp4-pp3-gqa");
+  const std::string shards = (dir / "shards").string();
+  const ProgramResult shard = run_reshard({"shard", model, shards, "--tp", "4", "--pp", "3"});
+  INFO(shard.err);
+  REQUIRE(shard.exit_code == 0);
+  CHECK(shard.err.empty());
+  for (const char* part : {"wrote ", "GB/s", "peak memory"}) CHECK(shard.out.find(part) != std::string::npos);
+  CHECK(std::count(shard.out.begin(), shard.out.end(), '\n') == 1);
+
+  const ProgramResult inspect = run_reshard({"inspect", shards});
+  REQUIRE(inspect.exit_code == 0);
+  for (const char* part : {"tp 4 × pp 3", "model.layers.{0..4}.mlp.down_proj.weight", "grouped query", "fused", "row",
+                           "column", "replicated"})
+    CHECK(inspect.out.find(part) != std::string::npos);
+
+  REQUIRE(run_reshard({"consolidate", shards, (dir / "whole").string()}).exit_code == 0);
+  CHECK(read_file(dir / "whole/model.safetensors") == read_file(fs::path(model) / "model.safetensors"));
+  CHECK(read_file(dir / "whole/config.json") == read_file(fs::path(model) / "config.json"));
+}
+
+TEST_CASE("consolidate without OUT_DIR writes beside the shards folder, also when given the folder itself") {
+  const TempDir dir;
+  const std::string model = golden("llama-tp8-gqa");
+  REQUIRE(run_reshard({"shard", model, (dir / "s").string(), "--tp", "8"}).exit_code == 0);
+  REQUIRE(run_reshard({"consolidate", (dir / "s/tensor_parallel_shards").string()}).exit_code == 0);
+  CHECK(read_file(dir / "s/model.safetensors") == read_file(fs::path(model) / "model.safetensors"));
+  check_error(run_reshard({"consolidate", (dir / "s").string()}), 3, "--force");
+  CHECK(run_reshard({"consolidate", (dir / "s").string(), "--force"}).exit_code == 0);
+}
+
+TEST_CASE("a dry run prints files, bytes, cuts, heads and free space, and writes nothing") {
+  const TempDir dir;
+  const ProgramResult result =
+      run_reshard({"shard", golden("qwen3-tp4-pp3-gqa"), (dir / "o").string(), "--tp", "4", "--pp", "3", "--dry-run"});
+  REQUIRE(result.exit_code == 0);
+  for (const char* part : {"tp_rank_{00..03}_pp_rank_00/model.safetensors", "model.layers.0 model.layers.2", "free on",
+                           "mp_metadata_pp_rank_2.json", "tp rank 2", "query 2-3", "nothing is written"})
+    CHECK(result.out.find(part) != std::string::npos);
+  CHECK(snapshot(dir.path()).empty());
+}
+
+TEST_CASE("a dry run and a run agree on the files and their sizes") {
+  const TempDir dir;
+  const std::vector<std::string> arguments{
+      "shard", golden("granite-tied-tp2-pp2"), (dir / "o").string(), "--tp", "2", "--pp", "2", "--json"};
+  std::vector<std::string> dry = arguments;
+  dry.push_back("--dry-run");
+  const auto planned = nlohmann::json::parse(run_reshard(dry).out);
+  const auto done = nlohmann::json::parse(run_reshard(arguments).out);
+  CHECK(planned["dry_run"] == true);
+  CHECK(done["dry_run"] == false);
+  CHECK(planned["files"] == done["files"]);
+  std::size_t weights = 0;
+  for (const auto& file : done["files"]) {
+    CHECK(fs::file_size(dir.path() / "o" / file["path"].get<std::string>()) == file["bytes"].get<std::uint64_t>());
+    weights += file["kind"] == "weights";
+  }
+  CHECK(weights == 4);
+}
+
+TEST_CASE("--json prints one document and nothing else on standard output") {
+  const TempDir dir;
+  const std::string out = (dir / "o").string();
+  const auto shard =
+      nlohmann::json::parse(run_reshard({"shard", golden("llama-tp8-gqa"), out, "--tp", "8", "--json"}).out);
+  CHECK(shard["command"] == "shard");
+  CHECK(shard["mesh"] == nlohmann::json({{"tp", 8}, {"pp", 1}, {"vpp", 1}}));
+  CHECK(shard["attention"]["ranks"][1]["key_value_heads"] == nlohmann::json::array({1}));
+  const auto inspect = nlohmann::json::parse(run_reshard({"inspect", out, "--json", "--stats"}).out);
+  CHECK(inspect["kind"] == "ranks");
+  CHECK(inspect["ranks"].size() == 8);
+  CHECK(inspect["tensors"].size() == inspect["tensor_count"].get<std::size_t>());
+  CHECK(inspect["tensors"][0]["name"] == "model.embed_tokens.weight");
+  CHECK(inspect["tensors"][0]["values"]["nan_count"] == 0);
+  const auto whole = nlohmann::json::parse(run_reshard({"consolidate", out, "--json"}).out);
+  CHECK(whole["command"] == "consolidate");
+}
+
+TEST_CASE("--quiet prints nothing") {
+  const TempDir dir;
+  const ProgramResult result =
+      run_reshard({"shard", golden("llama-tp8-gqa"), (dir / "o").string(), "--tp", "2", "--fuse-qkv", "--quiet"});
+  CHECK(result.exit_code == 0);
+  CHECK(result.out.empty());
+  CHECK(result.err.empty());
+}
+
+TEST_CASE("an option without effect is noted") {
+  const TempDir dir;
+  const ProgramResult result = run_reshard(
+      {"shard", golden("llama-tp2-pp2"), (dir / "o").string(), "--tp", "2", "--fuse-qkv", "--kv-size-multiplier", "2"});
+  CHECK(result.exit_code == 0);
+  CHECK(result.err.find("note: --fuse-qkv has no effect") != std::string::npos);
+  CHECK(result.err.find("note: --kv-size-multiplier has no effect") != std::string::npos);
+}
+
+TEST_CASE("statistics of a whole and a sharded checkpoint are the same, whatever the threads") {
+  const TempDir dir;
+  const std::string model = golden("llama-tp8-gqa");
+  REQUIRE(run_reshard({"shard", model, (dir / "o").string(), "--tp", "8"}).exit_code == 0);
+  const auto values = [](const std::string& path, const char* threads) {
+    const auto json =
+        nlohmann::json::parse(run_reshard({"inspect", path, "--json", "--stats", "--threads", threads}).out);
+    nlohmann::json by_name;
+    for (const auto& tensor : json["tensors"]) by_name[tensor["name"].get<std::string>()] = tensor["values"];
+    return by_name;
+  };
+  CHECK(values(model, "1") == values((dir / "o").string(), "3"));
+}
+
+TEST_CASE("--filter and --tensors choose what inspect lists") {
+  const ProgramResult result =
+      run_reshard({"inspect", golden("llama-tp8-gqa"), "--tensors", "--filter", R"(layers\.[01]\..*q_proj)"});
+  REQUIRE(result.exit_code == 0);
+  CHECK(result.out.find("model.layers.0.self_attn.q_proj.weight") != std::string::npos);
+  CHECK(result.out.find("model.layers.1.self_attn.q_proj.weight") != std::string::npos);
+  CHECK(result.out.find("k_proj") == std::string::npos);
+  CHECK(result.out.find("2 tensors of 39") != std::string::npos);
+  check_error(run_reshard({"inspect", golden("llama-tp8-gqa"), "--filter", "("}), 2, "--filter");
+}
+
+TEST_CASE("what people see of inspect fits 100 columns") {
+  const TempDir dir;
+  REQUIRE(
+      run_reshard({"shard", golden("qwen3-tp4-pp3-gqa"), (dir / "o").string(), "--tp", "4", "--pp", "3"}).exit_code ==
+      0);
+  const std::vector<std::vector<std::string>> commands{
+      {"inspect", "o"}, {"inspect", "o", "--tensors"}, {"inspect", "o", "--stats"}};
+  for (std::vector<std::string> command : commands) {
+    command[1] = (dir / "o").string();
+    std::istringstream lines(run_reshard(command).out);
+    std::getline(lines, command[1]);  // the path may be of any length
+    for (std::string line; std::getline(lines, line);) {
+      const auto width = std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+      INFO(line);
+      CHECK(width <= 100);
+    }
+  }
+}
+
+TEST_CASE("help and version are printed with exit code 0; every exit code is in the help") {
+  const ProgramResult help = run_reshard({"--help"});
+  CHECK(help.exit_code == 0);
+  for (const char* code :
+       {"0 done", "2 the command", "3 an input", "4 understood", "5 not enough", "6 the operating", "70 a defect"})
+    CHECK(help.out.find(code) != std::string::npos);
+  for (const char* command : {"shard", "consolidate", "inspect"}) {
+    const ProgramResult result = run_reshard({command, "--help"});
+    CHECK(result.exit_code == 0);
+    CHECK(result.out.find("Exit codes") != std::string::npos);
+  }
+  CHECK(run_reshard({"--version"}).out.substr(0, 8) == "reshard ");
+}

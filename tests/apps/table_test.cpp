@@ -1,0 +1,66 @@
+#include "table.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "progress.h"
+#include "support/catch.h"
+
+using namespace reshard::cli;
+
+namespace {
+
+std::size_t widest_line(const std::string& text) {
+  std::istringstream in(text);
+  std::size_t widest = 0;
+  for (std::string line; std::getline(in, line);) widest = std::max(widest, display_width(line));
+  return widest;
+}
+
+}  // namespace
+
+TEST_CASE("a table aligns its columns and has no spaces at the ends of lines") {
+  Table table({{"name", Table::Align::kLeft}, {"bytes", Table::Align::kRight}, {"x", Table::Align::kLeft}});
+  table.add({"a", "10 B", ""});
+  table.add({"long name", "1 B", "y"});
+  CHECK(table.text() ==
+        "name       bytes  x\n"
+        "a           10 B\n"
+        "long name    1 B  y\n");
+}
+
+TEST_CASE("a table never exceeds 100 columns: the first column is cut in its middle") {
+  Table table({{"name", Table::Align::kLeft}, {"rest", Table::Align::kLeft}});
+  table.add({std::string(60, 'a') + std::string(60, 'b'), std::string(40, 'r')});
+  CHECK_FALSE(table.fits());
+  CHECK(widest_line(table.text()) == kTableColumns);
+  CHECK(table.text().find("a…b") != std::string::npos);
+}
+
+TEST_CASE("text with more bytes than columns is measured in columns") {
+  CHECK(display_width("4 × 7 kB") == 8);
+  CHECK(shorten("ääääää", 5) == "ää…ää");
+}
+
+TEST_CASE("wrapped text keeps its leading spaces and indents what follows") {
+  const std::string text = wrap("label     " + std::string(80, 'x') + " " + std::string(30, 'y'), 10);
+  CHECK(text == "label     " + std::string(80, 'x') + "\n          " + std::string(30, 'y'));
+  CHECK(wrap("     a b", 5) == "     a b");
+}
+
+TEST_CASE("the progress line fits every terminal") {
+  for (const int columns : {1, 10, 20, 40, 60, 80, 100, 200})
+    for (const bool flushing : {false, true})
+      CHECK(progress_line(123456789, 4970000000, 1.5, flushing, columns).size() <
+            static_cast<std::size_t>(std::max(columns, 1)));
+}
+
+TEST_CASE("the progress line says bytes, rate and time left") {
+  const std::string line = progress_line(1'000'000'000, 4'000'000'000, 2.0, false, 100);
+  CHECK(line.find(" 25%") != std::string::npos);
+  CHECK(line.find("1.00 GB of 4.00 GB") != std::string::npos);
+  CHECK(line.find("500 MB/s") != std::string::npos);
+  CHECK(line.find("0:06 left") != std::string::npos);
+  CHECK(line.find("[=======") != std::string::npos);
+  CHECK(progress_line(0, 100, 0.0, false, 80).find("left") == std::string::npos);
+}
