@@ -24,9 +24,10 @@ void dry_run(const Job& job, const CommonArguments& arguments) {
 
 std::string last_line(const RunResult& result) {
   const double rate = result.seconds > 0 ? static_cast<double>(result.written_bytes) / result.seconds : 0;
-  return fmt::format("wrote {} in {} file{} (read {}) in {:.2f} s, {:.2f} GB/s, peak memory {}",
+  return fmt::format("wrote {}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}",
                      format_bytes(result.written_bytes), result.files, result.files == 1 ? "" : "s",
-                     format_bytes(result.read_bytes), result.seconds, rate / 1e9, format_memory(peak_memory_bytes()));
+                     format_bytes(result.read_bytes), result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9,
+                     format_memory(peak_memory_bytes()));
 }
 
 }  // namespace
