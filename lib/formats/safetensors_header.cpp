@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::size_t kMaxDepth = 128;         // as serde_json, which the reference reader uses
 constexpr std::size_t kHeaderLengthBytes = 8;  // the u64 before the JSON, for byte offsets in errors
+constexpr std::size_t kMaxNdim = 1024;         // torch allows 64; millions would only eat memory
 constexpr std::size_t kMaxExtraFieldWarnings = 3;
 
 /// Receives the parser's events and keeps where in the header it is. One state per place that can hold a value.
@@ -38,8 +39,15 @@ class HeaderReader {
   bool binary(binary_t&) { return scalar("binary"); }
 
   bool number_unsigned(number_unsigned_t value) {
-    if (state_ == State::kShape) return shape_->push_back(value), true;
-    if (state_ == State::kOffsets) return offsets_->push_back(value), true;
+    if (state_ == State::kShape) {
+      if (shape_->size() == kMaxNdim)
+        fail("its shape has more than 1024 dims, and no tensor library makes such tensors");
+      return shape_->push_back(value), true;
+    }
+    if (state_ == State::kOffsets) {
+      if (offsets_->size() == 2) fail("data_offsets has more than two numbers");
+      return offsets_->push_back(value), true;
+    }
     return scalar(std::to_string(value));
   }
 

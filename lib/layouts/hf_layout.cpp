@@ -56,9 +56,10 @@ Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedP
   return layout;
 }
 
-std::vector<TiedParameter> tied_parameters(const Model& model) {
+std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model) {
+  if (!model) return {{"lm_head.weight", "model.embed_tokens.weight"}};
   std::vector<TiedParameter> tied;
-  for (const ModelParameter& parameter : model.parameters)
+  for (const ModelParameter& parameter : model->parameters)
     if (!parameter.tied_to.empty()) tied.push_back({parameter.name, parameter.tied_to});
   return tied;
 }

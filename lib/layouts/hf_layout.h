@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "reshard/formats/hf_index.h"
@@ -14,8 +15,9 @@ namespace reshard {
 /// of another where the files hold both.
 Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedParameter>& tied = {});
 
-/// The parameters that share another's bytes in this model.
-std::vector<TiedParameter> tied_parameters(const Model& model);
+/// The parameters that share another's bytes in this model. Without a model, the pair that may be tied in all families
+/// known so far: their bytes are compared, so that a wrong guess is an error and not a loss.
+std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model);
 
 /// Holds the logical tensors of `layout` against what the model's config.json asks for, and puts them in state-dict
 /// order. \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another

@@ -43,6 +43,9 @@ struct RanksCheckpoint {
 /// The shards folder meant by `path`: itself, or the one inside it; nothing if there is none.
 std::optional<std::filesystem::path> find_shards_folder(const std::filesystem::path& path);
 
+/// The checkpoint's own directory, where config.json is: `path`, or the one above it if it is the shards folder itself.
+std::filesystem::path parent_of_shards(const std::filesystem::path& path, const std::filesystem::path& shards_folder);
+
 /// Reads all headers and metadata and proves that every rank is there, that the ranks of a stage agree in names, shapes
 /// and dtypes, and that the metadata is about these files. \throws Error kBadInput; kUnsupported for folders in another
 /// format.

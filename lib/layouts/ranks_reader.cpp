@@ -199,6 +199,12 @@ std::optional<fs::path> find_shards_folder(const fs::path& path) {
   return std::nullopt;
 }
 
+fs::path parent_of_shards(const fs::path& path, const fs::path& shards_folder) {
+  if (path != shards_folder) return path;
+  const fs::path full = fs::absolute(path).lexically_normal();
+  return full.filename().empty() ? full.parent_path().parent_path() : full.parent_path();
+}
+
 RanksCheckpoint read_ranks_checkpoint(const fs::path& shards_folder) {
   const Listing listing = list_folder(shards_folder);
   RanksCheckpoint checkpoint;

@@ -27,7 +27,8 @@ bool is_skipped_folder(const std::string& name) {
          rank_of_folder(name).has_value();
 }
 
-void collect(const fs::path& directory, const fs::path& relative, std::vector<CopiedFile>& files) {
+void collect(const fs::path& directory, const fs::path& relative, const fs::path& output,
+             std::vector<CopiedFile>& files) {
   std::set<fs::directory_entry> entries;  // sorted: the order must not be the file system's
   for (const auto& entry : fs::directory_iterator(directory)) entries.insert(entry);
   for (const auto& entry : entries) {
@@ -35,7 +36,9 @@ void collect(const fs::path& directory, const fs::path& relative, std::vector<Co
     if (name.starts_with(".")) continue;
     if (entry.is_directory()) {
       // A linked folder may lead anywhere, even back here.
-      if (!entry.is_symlink() && !is_skipped_folder(name)) collect(entry.path(), relative / name, files);
+      std::error_code ignored;
+      if (entry.is_symlink() || is_skipped_folder(name) || fs::equivalent(entry.path(), output, ignored)) continue;
+      collect(entry.path(), relative / name, output, files);
     } else if (entry.is_regular_file() && !is_weights(name)) {
       files.push_back({entry.path(), relative / name, entry.file_size()});
     }
@@ -44,9 +47,9 @@ void collect(const fs::path& directory, const fs::path& relative, std::vector<Co
 
 }  // namespace
 
-std::vector<CopiedFile> companion_files(const fs::path& directory) {
+std::vector<CopiedFile> companion_files(const fs::path& directory, const fs::path& output_directory) {
   std::vector<CopiedFile> files;
-  collect(directory, {}, files);
+  collect(directory, {}, output_directory, files);
   return files;
 }
 

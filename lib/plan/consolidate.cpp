@@ -13,10 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The pair that the models of optimum-neuron tie, for checkpoints whose config.json is missing or of an unknown
-/// family.
-const TiedParameter kUsualTie{"lm_head.weight", "model.embed_tokens.weight"};
-
 /// Names with numbers compared as numbers: layers.2 before layers.10.
 bool natural_less(std::string_view a, std::string_view b) {
   std::size_t i = 0;
@@ -98,6 +94,11 @@ fs::path normal(const fs::path& path) {
   return full.filename().empty() ? full.parent_path() : full;
 }
 
+/// Whether `path` is `folder` or lies under it; both normal.
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
+}
+
 }  // namespace
 
 std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
@@ -118,11 +119,10 @@ std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
   auto job = std::make_unique<Job>();
   job->command = "consolidate";
   job->source_directory = *shards;
-  const fs::path parent = normal(*shards).parent_path();
+  const fs::path parent = parent_of_shards(given, *shards);
   job->output_directory = request.output_directory.value_or(parent);
   job->force = request.force;
-  if (normal(job->output_directory) == normal(*shards) ||
-      rank_of_folder(normal(job->output_directory).filename().string()))
+  if (is_inside(normal(job->output_directory), normal(*shards)))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
         .in(job->output_directory)
         .hint("choose another OUT_DIR");
@@ -130,7 +130,7 @@ std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
   const RanksCheckpoint checkpoint = read_ranks_checkpoint(*shards);
   job->mesh = {checkpoint.tp, checkpoint.pp, 1};
   const std::optional<Model> model = model_beside(parent, *job);
-  job->source = ranks_source_layout(checkpoint, model ? tied_parameters(*model) : std::vector{kUsualTie});
+  job->source = ranks_source_layout(checkpoint, tied_parameters(model));
   if (model)
     prove_against_model(job->source, *model, *shards);
   else
@@ -140,7 +140,8 @@ std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
 
   if (job->target.files.size() > 1)
     job->text_files.push_back({kSafetensorsIndexFile, hf_index_text(index_of(job->target))});
-  if (normal(job->output_directory) != parent) job->copied_files = companion_files(parent);
+  if (normal(job->output_directory) != normal(parent))
+    job->copied_files = companion_files(parent, job->output_directory);
   for (const StoredTensor& tensor : job->source.stored)
     if (tensor.kind == CutKind::kTied && job->source.files[tensor.file].tp_rank == 0)
       job->notes.push_back(tensor.name +

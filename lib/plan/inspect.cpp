@@ -38,14 +38,12 @@ void inspect_containers(const std::vector<Container>& files, Inspection& inspect
       inspection.notes.push_back(file.path.filename().string() + ": " + warning);
 }
 
-void inspect_ranks(const fs::path& shards, Inspection& inspection) {
+void inspect_ranks(const fs::path& path, const fs::path& shards, Inspection& inspection) {
   inspection.what = Inspection::What::kRanks;
   const RanksCheckpoint checkpoint = read_ranks_checkpoint(shards);
   inspection.mesh = {checkpoint.tp, checkpoint.pp, 1};
-  const fs::path parent = fs::weakly_canonical(shards).parent_path();
-  const auto model = known_model(parent, inspection);
-  const std::vector<TiedParameter> usual{{"lm_head.weight", "model.embed_tokens.weight"}};
-  inspection.layout = ranks_source_layout(checkpoint, model ? tied_parameters(*model) : usual);
+  const auto model = known_model(parent_of_shards(path, shards), inspection);
+  inspection.layout = ranks_source_layout(checkpoint, tied_parameters(model));
   if (model) order_by_model(inspection.layout, *model);
 }
 
@@ -62,7 +60,7 @@ std::unique_ptr<Inspection> inspect_path(const fs::path& path) {
   const auto shards = find_shards_folder(path);
   if (shards && has_weights) inspection->notes.push_back("there is also a sharded checkpoint in " + shards->string());
   if (shards && !has_weights) {
-    inspect_ranks(*shards, *inspection);
+    inspect_ranks(path, *shards, *inspection);
     return inspection;
   }
   inspection->what = Inspection::What::kHuggingFace;

@@ -68,8 +68,10 @@ struct Job {
 };
 
 /// The files beside a checkpoint's weights that belong to the model: everything under `directory` that is neither
-/// weights, nor an index of weights, nor hidden, nor a folder of shards or of training checkpoints.
-std::vector<CopiedFile> companion_files(const std::filesystem::path& directory);
+/// weights, nor an index of weights, nor hidden, nor a folder of shards or of training checkpoints, nor
+/// `output_directory`.
+std::vector<CopiedFile> companion_files(const std::filesystem::path& directory,
+                                        const std::filesystem::path& output_directory = {});
 
 struct ShardRequest {
   std::filesystem::path model_directory;

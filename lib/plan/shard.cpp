@@ -98,7 +98,7 @@ std::unique_ptr<Job> plan_shard(const ShardRequest& request) {
   for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank)
     job->text_files.push_back(
         {fs::path(kShardsFolder) / metadata_file_name(pp_rank), metadata_text(plans[pp_rank].metadata)});
-  job->copied_files = companion_files(request.model_directory);
+  job->copied_files = companion_files(request.model_directory, request.output_directory);
   job->whole_folders = {kShardsFolder};
   add_notes(*job, model, request);
   return job;
