@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "reshard/base/error.h"
+
 namespace reshard {
 
 /// Bytes to read. Safe to use from several threads at once.
@@ -45,6 +47,17 @@ class Storage {
 
 /// The local file system; lives as long as the program.
 Storage& local_storage();
+
+/// Calls `action`; what std::filesystem throws in it (a loop of links, a directory that may not be read, a name too
+/// long) becomes an Error kIo. The entry points of the library go through it.
+template <typename Action>
+auto with_file_system_errors(Action&& action) {
+  try {
+    return action();
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw system_error(error.code().value(), "cannot look at it", error.path1());
+  }
+}
 
 /// The whole content of a small text file. \throws Error kBadInput if it is missing or larger than `cap_bytes`.
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes);

@@ -31,9 +31,7 @@ void copy_file(Storage& storage, const CopiedFile& file, const fs::path& root) {
   sink->sync();
 }
 
-}  // namespace
-
-RunResult execute(const Job& job, const RunOptions& options) {
+RunResult run_and_publish(const Job& job, const RunOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   prove_output(job);
   prove_space(output_space(job));
@@ -56,6 +54,12 @@ RunResult execute(const Job& job, const RunOptions& options) {
   result.written_bytes = job.output_bytes();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return result;
+}
+
+}  // namespace
+
+RunResult execute(const Job& job, const RunOptions& options) {
+  return with_file_system_errors([&] { return run_and_publish(job, options); });
 }
 
 }  // namespace reshard

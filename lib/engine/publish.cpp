@@ -65,8 +65,13 @@ void prove_only_ours(const fs::path& folder, const fs::path& shown_as) {
         .hint("move these away or choose another OUT_DIR; nothing foreign is ever deleted");
 }
 
+/// The output directory as the file system means it: links and dots resolved as far as it exists, no slash at its end.
+fs::path resolved_output(const Job& job) {
+  const fs::path path = fs::weakly_canonical(fs::absolute(job.output_directory));
+  return path.filename().empty() ? path.parent_path() : path;
+}
+
 fs::path nearest_existing(fs::path path) {
-  path = fs::absolute(path).lexically_normal();
   while (!fs::exists(path) && path != path.parent_path()) path = path.parent_path();
   return path;
 }
@@ -102,7 +107,7 @@ void make_directory(const fs::path& path) {
 }  // namespace
 
 void prove_output(const Job& job) {
-  const fs::path& directory = job.output_directory;
+  const fs::path directory = resolved_output(job);
   const fs::path existing = nearest_existing(directory);
   if (!fs::is_directory(existing))
     throw Error(ErrorKind::kBadInput, "is not a directory, so no outputs can be made in it").in(existing);
@@ -143,7 +148,7 @@ void prove_output(const Job& job) {
 OutputSpace output_space(const Job& job) {
   OutputSpace space;
   space.needed_bytes = job.output_bytes();
-  space.file_system = nearest_existing(job.output_directory);
+  space.file_system = nearest_existing(resolved_output(job));
   struct statvfs status {};
   if (::statvfs(space.file_system.c_str(), &status) != 0)
     throw system_error(errno, "cannot ask for free space", space.file_system);
@@ -161,10 +166,9 @@ void prove_space(const OutputSpace& space) {
 }
 
 Staging::Staging(const Job& job) : Staging(job, Unmade{}) {
-  const fs::path output = fs::absolute(job.output_directory).lexically_normal();
-  const fs::path final = output.filename().empty() ? output.parent_path() : output;
-  output_existed_ = fs::is_directory(final);
-  const fs::path home = output_existed_ ? final : final.parent_path();
+  final_ = resolved_output(job);
+  output_existed_ = fs::is_directory(final_);
+  const fs::path home = output_existed_ ? final_ : final_.parent_path();
   std::vector<fs::path> missing;
   for (fs::path path = home; !fs::exists(path); path = path.parent_path()) missing.push_back(path);
   for (; !missing.empty(); missing.pop_back()) {
@@ -172,7 +176,7 @@ Staging::Staging(const Job& job) : Staging(job, Unmade{}) {
     made_directories_.push_back(missing.back());
   }
   std::string name =
-      (home / (output_existed_ ? ".reshard-XXXXXX" : "." + final.filename().string() + ".reshard-XXXXXX")).string();
+      (home / (output_existed_ ? ".reshard-XXXXXX" : "." + final_.filename().string() + ".reshard-XXXXXX")).string();
   if (::mkdtemp(name.data()) == nullptr) throw system_error(errno, "cannot make a temporary directory", home);
   root_ = name;
   const mode_t mask = ::umask(0);  // mkdtemp makes it private; the outputs are not
@@ -197,7 +201,7 @@ std::vector<fs::path> Staging::entries_in_order() const {
 }
 
 void Staging::publish_entry(const fs::path& relative) {
-  Step step{root_ / relative, fs::absolute(job_.output_directory) / relative, false};
+  Step step{root_ / relative, final_ / relative, false};
   std::vector<fs::path> missing;
   for (fs::path path = step.final.parent_path(); !fs::exists(path); path = path.parent_path()) missing.push_back(path);
   for (; !missing.empty(); missing.pop_back()) {
@@ -244,14 +248,12 @@ void Staging::undo() noexcept {
 void Staging::publish() {
   sync_tree(root_);
   if (!output_existed_) {
-    const fs::path output = fs::absolute(job_.output_directory).lexically_normal();
-    const fs::path final = output.filename().empty() ? output.parent_path() : output;
-    if (::renameat2(AT_FDCWD, root_.c_str(), AT_FDCWD, final.c_str(), RENAME_NOREPLACE) != 0) {
-      if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", final);
-      rename_entry(root_, final, 0);
+    if (::renameat2(AT_FDCWD, root_.c_str(), AT_FDCWD, final_.c_str(), RENAME_NOREPLACE) != 0) {
+      if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", final_);
+      rename_entry(root_, final_, 0);
     }
     published_ = true;
-    sync_directory(final.parent_path());
+    sync_directory(final_.parent_path());
     return;
   }
   try {
@@ -261,7 +263,7 @@ void Staging::publish() {
     throw;
   }
   published_ = true;
-  sync_directory(fs::absolute(job_.output_directory));
+  sync_directory(final_);
 }
 
 }  // namespace reshard

@@ -61,6 +61,7 @@ class Staging {
 
   const Job& job_;
   std::filesystem::path root_;
+  std::filesystem::path final_;  // the output directory, resolved
   bool output_existed_ = false;
   bool published_ = false;
   std::vector<std::filesystem::path> made_directories_;  // outermost first

@@ -20,7 +20,7 @@ namespace reshard {
 namespace {
 
 constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
-constexpr std::uint64_t kBuffersPerThread = 3;     // the block, the staging of a file's side, the block to compare with
+constexpr std::uint64_t kBuffersPerThread = 4;     // the block, up to two for a file's side of it, one to compare with
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
 constexpr std::size_t kOpenFiles = 256;            // of each side; the usual limit is 1024 a process
 constexpr unsigned kMaxDefaultThreads = 16;
@@ -169,7 +169,7 @@ class Worker {
       const Runs& run = group.runs.front();
       file->read_at(stored.offset_bytes + run.a_begin_bytes,
                     std::span(block).subspan(run.b_begin_bytes, run.run_bytes));
-    } else if (group.dense() || (group.runs.front().run_bytes < kWorthASystemCall && span_bytes <= 2 * kBlockBytes)) {
+    } else if (group.dense() || (group.runs.front().run_bytes < kWorthASystemCall && span_bytes <= 2 * block_.size())) {
       staging_.resize(span_bytes);
       file->read_at(stored.offset_bytes + group.begin_bytes, staging_);
       for (const Runs& runs : group.runs) copy_runs(runs, staging_.data(), group.begin_bytes, block.data(), 0);

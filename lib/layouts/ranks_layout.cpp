@@ -54,6 +54,12 @@ StoredTensor stored_from(const Layout& source, const NamedRule& named, const Cut
   }
   const auto shape = stored_shape(cut, shapes);
   if (!shape) throw Error(ErrorKind::kInternal, "the cut does not fit a proved shape").tensor(named.stored_name);
+  if (!num_bytes(*dtype, *shape))
+    throw Error(ErrorKind::kUsage,
+                fmt::format("a rank's part {} goes through a packed byte: elements of {} have {} bits",
+                            to_string(*shape), name(*dtype), bits(*dtype)))
+        .tensor(cut.parts.front().logical_name)
+        .hint("choose a smaller TP degree");
   return {named.stored_name, *dtype, *shape, 0, 0, 0, named.tied ? CutKind::kTied : cut.kind};
 }
 

@@ -156,13 +156,15 @@ void prove_spec_sizes(const StageMetadata& metadata, const fs::path& path, const
   for (const ModuleSpecs& module : metadata.modules)
     for (const TransformationSpec& spec : module.specs)
       if (const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec)) {
-        const std::string joined = module.module_fully_qualified_name + "." + gqa->gqa_qkv_projection_name + ".weight";
         const std::uint64_t q = gqa->q_output_size_per_partition;
         const std::uint64_t kv = gqa->kv_output_size_per_partition;
-        check(joined + "_q", q);
-        check(joined + "_k", kv);
-        check(joined + "_v", kv);
-        check(joined + "_qkv", q + 2 * kv);
+        for (const char* suffix : {".weight", ".bias"}) {
+          const std::string joined = module.module_fully_qualified_name + "." + gqa->gqa_qkv_projection_name + suffix;
+          check(joined + "_q", q);
+          check(joined + "_k", kv);
+          check(joined + "_v", kv);
+          check(joined + "_qkv", q + 2 * kv);
+        }
       }
 }
 

@@ -27,19 +27,25 @@ bool is_skipped_folder(const std::string& name) {
          rank_of_folder(name).has_value();
 }
 
-void collect(const fs::path& directory, const fs::path& relative, const fs::path& output,
+bool is_one_of(const fs::path& folder, const std::vector<fs::path>& left_out) {
+  std::error_code ignored;
+  return std::any_of(left_out.begin(), left_out.end(),
+                     [&](const fs::path& other) { return fs::equivalent(folder, other, ignored); });
+}
+
+void collect(const fs::path& directory, const fs::path& relative, const std::vector<fs::path>& left_out,
              std::vector<CopiedFile>& files) {
   std::set<fs::directory_entry> entries;  // sorted: the order must not be the file system's
   for (const auto& entry : fs::directory_iterator(directory)) entries.insert(entry);
   for (const auto& entry : entries) {
     const std::string name = entry.path().filename().string();
+    std::error_code broken_link;
     if (name.starts_with(".")) continue;
-    if (entry.is_directory()) {
+    if (entry.is_directory(broken_link)) {
       // A linked folder may lead anywhere, even back here.
-      std::error_code ignored;
-      if (entry.is_symlink() || is_skipped_folder(name) || fs::equivalent(entry.path(), output, ignored)) continue;
-      collect(entry.path(), relative / name, output, files);
-    } else if (entry.is_regular_file() && !is_weights(name)) {
+      if (entry.is_symlink() || is_skipped_folder(name) || is_one_of(entry.path(), left_out)) continue;
+      collect(entry.path(), relative / name, left_out, files);
+    } else if (entry.is_regular_file(broken_link) && !is_weights(name)) {
       files.push_back({entry.path(), relative / name, entry.file_size()});
     }
   }
@@ -47,9 +53,9 @@ void collect(const fs::path& directory, const fs::path& relative, const fs::path
 
 }  // namespace
 
-std::vector<CopiedFile> companion_files(const fs::path& directory, const fs::path& output_directory) {
+std::vector<CopiedFile> companion_files(const fs::path& directory, const std::vector<fs::path>& left_out) {
   std::vector<CopiedFile> files;
-  collect(directory, {}, output_directory, files);
+  collect(directory, {}, left_out, files);
   return files;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reshard/base/error.h"
+#include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/ranks_layout.h"
@@ -99,9 +100,7 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
 }
 
-}  // namespace
-
-std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
+std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   const fs::path given = request.checkpoint_directory;
   if (!fs::is_directory(given))
     throw Error(ErrorKind::kBadInput, fs::exists(given) ? "is not a directory" : "no such directory").in(given);
@@ -141,7 +140,7 @@ std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
   if (job->target.files.size() > 1)
     job->text_files.push_back({kSafetensorsIndexFile, hf_index_text(index_of(job->target))});
   if (normal(job->output_directory) != normal(parent))
-    job->copied_files = companion_files(parent, job->output_directory);
+    job->copied_files = companion_files(parent, {job->output_directory, *shards});
   for (const StoredTensor& tensor : job->source.stored)
     if (tensor.kind == CutKind::kTied && job->source.files[tensor.file].tp_rank == 0)
       job->notes.push_back(tensor.name +
@@ -149,6 +148,12 @@ std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
                            "Face's file has it once");
   prove_no_leftover_weights(*job);
   return job;
+}
+
+}  // namespace
+
+std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
+  return with_file_system_errors([&] { return plan(request); });
 }
 
 }  // namespace reshard

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "reshard/base/error.h"
+#include "reshard/base/storage.h"
 #include "reshard/formats/safetensors.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/ranks_layout.h"
@@ -47,9 +48,7 @@ void inspect_ranks(const fs::path& path, const fs::path& shards, Inspection& ins
   if (model) order_by_model(inspection.layout, *model);
 }
 
-}  // namespace
-
-std::unique_ptr<Inspection> inspect_path(const fs::path& path) {
+std::unique_ptr<Inspection> look_at(const fs::path& path) {
   auto inspection = std::make_unique<Inspection>();
   if (!fs::exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
   if (!fs::is_directory(path)) {
@@ -68,6 +67,12 @@ std::unique_ptr<Inspection> inspect_path(const fs::path& path) {
   inspect_containers(read_hf_checkpoint(path), *inspection);
   if (model) order_by_model(inspection->layout, *model);
   return inspection;
+}
+
+}  // namespace
+
+std::unique_ptr<Inspection> inspect_path(const fs::path& path) {
+  return with_file_system_errors([&] { return look_at(path); });
 }
 
 }  // namespace reshard

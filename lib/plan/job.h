@@ -71,7 +71,7 @@ struct Job {
 /// weights, nor an index of weights, nor hidden, nor a folder of shards or of training checkpoints, nor
 /// `output_directory`.
 std::vector<CopiedFile> companion_files(const std::filesystem::path& directory,
-                                        const std::filesystem::path& output_directory = {});
+                                        const std::vector<std::filesystem::path>& left_out = {});
 
 struct ShardRequest {
   std::filesystem::path model_directory;

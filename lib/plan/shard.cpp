@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "reshard/base/error.h"
+#include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/ranks_layout.h"
@@ -26,14 +29,15 @@ void prove_directories(const ShardRequest& request) {
 
 Mesh mesh_of(const ShardRequest& request) {
   Mesh mesh{request.tp, request.pp.value_or(1), request.vpp};
-  if (!request.pp && !request.pipeline_cuts.empty()) {
-    const std::size_t stages = request.pipeline_cuts.size() + 1;
-    if (stages % request.vpp != 0)
-      throw Error(ErrorKind::kUsage,
-                  fmt::format("--pipeline-cuts: {} cuts make {} stages, which --vpp {} does not divide",
-                              request.pipeline_cuts.size(), stages, request.vpp));
-    mesh.pp = static_cast<std::uint32_t>(stages / request.vpp);
-  }
+  prove_mesh(mesh);
+  if (request.pp || request.pipeline_cuts.empty()) return mesh;
+  const std::size_t stages = request.pipeline_cuts.size() + 1;
+  if (stages % mesh.vpp != 0)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("--pipeline-cuts: {} cuts make {} stages, which --vpp {} does not divide",
+                            request.pipeline_cuts.size(), stages, mesh.vpp));
+  mesh.pp = static_cast<std::uint32_t>(std::min<std::size_t>(stages / mesh.vpp, kMaxParallelDegree + 1));
+  prove_mesh(mesh);
   return mesh;
 }
 
@@ -62,9 +66,8 @@ void add_notes(Job& job, const Model& model, const ShardRequest& request) {
                           "in the files is not kept when they are consolidated");
 }
 
-}  // namespace
-
-std::unique_ptr<Job> plan_shard(const ShardRequest& request) {
+std::unique_ptr<Job> plan(const ShardRequest& request) {
+  const Mesh mesh = mesh_of(request);
   prove_directories(request);
   auto job = std::make_unique<Job>();
   job->command = "shard";
@@ -75,7 +78,7 @@ std::unique_ptr<Job> plan_shard(const ShardRequest& request) {
   const ModelConfig config = read_model_config(request.model_directory);
   const Model model = instantiate(find_family(config), config);
   job->family = config.model_type;
-  job->mesh = mesh_of(request);
+  job->mesh = mesh;
   const std::string& layer_prefix = model.family->layers;
   job->partition = request.pipeline_cuts.empty()
                        ? partition_evenly(model.layers, job->mesh)
@@ -98,10 +101,16 @@ std::unique_ptr<Job> plan_shard(const ShardRequest& request) {
   for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank)
     job->text_files.push_back(
         {fs::path(kShardsFolder) / metadata_file_name(pp_rank), metadata_text(plans[pp_rank].metadata)});
-  job->copied_files = companion_files(request.model_directory, request.output_directory);
+  job->copied_files = companion_files(request.model_directory, {request.output_directory});
   job->whole_folders = {kShardsFolder};
   add_notes(*job, model, request);
   return job;
+}
+
+}  // namespace
+
+std::unique_ptr<Job> plan_shard(const ShardRequest& request) {
+  return with_file_system_errors([&] { return plan(request); });
 }
 
 }  // namespace reshard

@@ -120,7 +120,12 @@ void add_module(Model& model, const Family::Module& module, const ConfigValues& 
   ModelParameter weight;
   weight.module = layer ? expand_layer(module.name, *layer) : module.name;
   weight.name = weight.module + "." + module.parameter;
-  for (const std::string& size : module.shape) weight.shape.push_back(values.evaluate(size));
+  try {
+    for (const std::string& size : module.shape) weight.shape.push_back(values.evaluate(size));
+  } catch (const Error&) {
+    if (module.optional) return;  // a buffer that this model cannot have
+    throw;
+  }
   weight.plan = module.plan;
   weight.optional = module.optional;
   weight.layer = layer;

@@ -9,6 +9,14 @@
 
 namespace reshard {
 
+void prove_mesh(const Mesh& mesh) {
+  const std::pair<const char*, std::uint32_t> degrees[] = {{"--tp", mesh.tp}, {"--pp", mesh.pp}, {"--vpp", mesh.vpp}};
+  for (const auto& [option, degree] : degrees)
+    if (degree == 0 || degree > kMaxParallelDegree)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{} {} is not a number from 1 to {}", option, degree, kMaxParallelDegree));
+}
+
 std::uint32_t PipelinePartition::stage_of(std::uint64_t layer) const {
   const auto after = std::upper_bound(first.begin(), first.end(), layer);
   return static_cast<std::uint32_t>(after - first.begin() - 1);
@@ -50,7 +58,7 @@ PipelinePartition partition_by_cuts(std::uint64_t layers, const Mesh& mesh, cons
     if (!layer)
       throw fail(fmt::format("\"{}\" is not a layer of this model", printable(cut)),
                  fmt::format("a cut names the last layer of a stage, such as {}.{}", layer_prefix, layers / 2));
-    if (*layer + 1 >= layers)
+    if (layers < 2 || *layer > layers - 2)
       throw fail(
           fmt::format("{} leaves no layer for the stage after it; the model has {} layers", printable(cut), layers),
           fmt::format("the last cut can be {}.{}", layer_prefix, layers < 2 ? 0 : layers - 2));

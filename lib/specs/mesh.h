@@ -15,11 +15,14 @@ struct Mesh {
   std::uint32_t pp = 1;
   std::uint32_t vpp = 1;
 
-  std::uint32_t stages() const { return pp * vpp; }
+  std::uint64_t stages() const { return std::uint64_t{pp} * vpp; }
 };
 
 /// More ranks than this in one dim is a typing error, not a machine.
 inline constexpr std::uint32_t kMaxParallelDegree = 4096;
+
+/// \throws Error kUsage unless tp, pp and vpp all lie in 1 … kMaxParallelDegree.
+void prove_mesh(const Mesh& mesh);
 
 /// Which layers each stage holds: stage s has layers [first[s], first[s+1]). Interleaved stages: stage s lies on rank
 /// s mod pp.

@@ -65,7 +65,7 @@ FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
     spec.linear_names.push_back(name.get<std::string>());
   }
   for (const Json& dim : object.array_at("original_dims")) {
-    if (!dim.is_number_unsigned()) object.fail("original_dims", "an array of sizes");
+    if (!dim.is_number_unsigned() || dim == 0) object.fail("original_dims", "an array of sizes");
     spec.original_dims.push_back(dim.get<std::uint64_t>());
   }
   if (spec.linear_names.empty() || spec.linear_names.size() != spec.original_dims.size())
