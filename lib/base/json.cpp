@@ -15,10 +15,14 @@ constexpr int kMaxDepth = 128;  // as serde_json, which the reference reader use
 }  // namespace
 
 Json parse_json(std::string_view text, const std::filesystem::path& path) {
+  // The parser takes a NUL for the end of the text.
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos)
+    throw Error(ErrorKind::kBadInput, "holds a NUL byte and so is not valid JSON").in(path).at_byte(nul);
   std::vector<std::unordered_set<std::string>> keys;
   const auto check = [&](int depth, nlohmann::detail::parse_event_t event, Json& parsed) {
     using Event = nlohmann::detail::parse_event_t;
-    if (depth > kMaxDepth) throw Error(ErrorKind::kBadInput, "is nested deeper than 128 levels").in(path);
+    if ((event == Event::object_start || event == Event::array_start) && depth >= kMaxDepth)
+      throw Error(ErrorKind::kBadInput, "is nested deeper than 128 levels").in(path);
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second)
@@ -28,7 +32,9 @@ Json parse_json(std::string_view text, const std::filesystem::path& path) {
   try {
     return Json::parse(text, check);
   } catch (const Json::parse_error& error) {
-    throw Error(ErrorKind::kBadInput, "is not valid JSON").in(path).at_byte(error.byte);
+    throw Error(ErrorKind::kBadInput, "is not valid JSON").in(path).at_byte(error.byte > 0 ? error.byte - 1 : 0);
+  } catch (const Json::exception&) {
+    throw Error(ErrorKind::kBadInput, "is not valid JSON: a number in it does not fit 64 bits").in(path);
   }
 }
 

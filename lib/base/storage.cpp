@@ -105,6 +105,13 @@ Storage& local_storage() {
   return storage;
 }
 
+bool path_exists(const std::filesystem::path& path) {
+  std::error_code error;
+  const bool exists = std::filesystem::exists(path, error);
+  if (error == std::errc::permission_denied) throw system_error(EACCES, "cannot look at it", path);
+  return exists && !error;
+}
+
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes) {
   const auto source = local_storage().open(path);
   if (source->size_bytes() > cap_bytes)

@@ -48,6 +48,10 @@ class Storage {
 /// The local file system; lives as long as the program.
 Storage& local_storage();
 
+/// Whether something is there; links are followed. False, too, where nothing of that name can be: a name that is too
+/// long, a loop of links. \throws Error kIo where it may not be known (a directory that may not be searched).
+bool path_exists(const std::filesystem::path& path);
+
 /// Calls `action`; what std::filesystem throws in it (a loop of links, a directory that may not be read, a name too
 /// long) becomes an Error kIo. The entry points of the library go through it.
 template <typename Action>

@@ -83,6 +83,7 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
   const std::size_t digits = text.find_first_not_of("0123456789.");
   const std::string_view number = text.substr(0, digits);
   std::string_view unit = digits == std::string_view::npos ? std::string_view() : text.substr(digits);
+  if (unit == " ") return std::nullopt;
   if (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
   if (number.empty() || number.front() == '.' || number.back() == '.') return std::nullopt;
   for (const Unit& candidate : kUnits) {
@@ -97,7 +98,7 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
     const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
     if (error != std::errc() || end != number.data() + number.size()) return std::nullopt;
     const double bytes = std::round(value * candidate.bytes);
-    if (!(bytes >= 1) || bytes > 9.2e18) return std::nullopt;
+    if (!(bytes >= 1) || bytes > 9223372036854775808.0) return std::nullopt;
     return static_cast<std::uint64_t>(bytes);
   }
   return std::nullopt;

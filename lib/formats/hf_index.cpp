@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
+#include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/safetensors.h"
 
@@ -23,8 +24,11 @@ bool is_plain_file_name(std::string_view name) {
 }
 
 Error no_weights(const fs::path& directory) {
+  std::error_code cannot_list;
+  const fs::directory_iterator entries(directory, cannot_list);
+  if (cannot_list) return Error(ErrorKind::kBadInput, "no such directory").in(directory);
   std::vector<std::string> numbered;
-  for (const auto& entry : fs::directory_iterator(directory)) {
+  for (const auto& entry : entries) {
     const std::string file = entry.path().filename().string();
     if (file.ends_with(".safetensors")) numbered.push_back(file);
     if (file == "pytorch_model.bin" || file == "pytorch_model.bin.index.json")
@@ -69,7 +73,7 @@ std::vector<Container> read_indexed(const fs::path& directory, const fs::path& i
   std::vector<Container> files;
   std::uint64_t total_bytes = 0;
   for (const auto& [file, names] : names_by_file) {
-    if (!fs::exists(directory / file))
+    if (!path_exists(directory / file))
       throw Error(ErrorKind::kBadInput, "names the file " + printable(file) + " (" + std::to_string(names.size()) +
                                             " tensors), which is missing")
           .in(index_path)
@@ -124,8 +128,8 @@ std::string hf_file_name(std::size_t number, std::size_t count) {
 std::vector<Container> read_hf_checkpoint(const fs::path& directory) {
   const fs::path index_path = directory / kSafetensorsIndexFile;
   const fs::path single_path = directory / kSafetensorsFile;
-  const bool single = fs::exists(single_path);
-  if (fs::exists(index_path)) {
+  const bool single = path_exists(single_path);
+  if (path_exists(index_path)) {
     std::vector<Container> files = read_indexed(directory, index_path);
     const bool listed =
         std::any_of(files.begin(), files.end(), [&](const Container& f) { return f.path == single_path; });

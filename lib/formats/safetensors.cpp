@@ -124,6 +124,19 @@ Container read_safetensors(const std::filesystem::path& path) {
   return parse_safetensors_header(header, file_bytes, path);
 }
 
+namespace {
+
+/// `name` as a JSON string, escaped as serde_json does.
+std::string json_name(const std::string& name) {
+  try {
+    return nlohmann::json(name).dump();
+  } catch (const nlohmann::json::exception&) {
+    throw Error(ErrorKind::kUnsupported, "the name is not UTF-8, which safetensors cannot hold").tensor(name);
+  }
+}
+
+}  // namespace
+
 ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors) {
   std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
@@ -137,9 +150,8 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors) {
     if (!next) throw Error(ErrorKind::kInternal, "a tensor to write has no size in bytes").tensor(tensor.name);
     tensor.offset_bytes = end;
     tensor.size_bytes = *size;
-    json +=
-        fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", nlohmann::json(tensor.name).dump(),
-                    name(tensor.dtype), fmt::join(tensor.shape, ","), end, *next);
+    json += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_name(tensor.name),
+                        name(tensor.dtype), fmt::join(tensor.shape, ","), end, *next);
     end = *next;
   }
   json += '}';

@@ -9,7 +9,7 @@ namespace reshard {
 namespace {
 
 Cut::Part heads_part(std::string name, std::uint32_t heads, std::vector<std::uint32_t> taken) {
-  return {std::move(name), heads, std::move(taken), 0};
+  return {std::move(name), heads, std::move(taken), {}};
 }
 
 /// Registers the stored names that one module's spec explains.
@@ -83,11 +83,11 @@ Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp) const {
   switch (role) {
     case Role::kPlain: {
       if (!parameter->tensor_model_parallel) {
-        cut.parts.push_back({stored_name, 1, {0}, 0});
+        cut.parts.push_back({stored_name, 1, {0}, {}});
         break;
       }
       cut.dim = parameter->partition_dim;
-      Cut::Part part{stored_name, std::uint64_t{tp} * parameter->partition_stride, {}, 0};
+      Cut::Part part{stored_name, std::uint64_t{tp} * parameter->partition_stride, {}, {}};
       for (std::uint32_t i = 0; i < parameter->partition_stride; ++i) part.taken.push_back(tp_rank + i * tp);
       cut.parts.push_back(std::move(part));
       break;
@@ -129,7 +129,7 @@ std::optional<Dims> stored_shape(const Cut& cut, const std::vector<Dims>& logica
     Dims shape = logical_shapes[i];
     if (shape.size() != stored.size() || shape[cut.dim] % part.units != 0) return std::nullopt;
     const std::uint64_t unit = shape[cut.dim] / part.units;
-    if (part.unit_elems != 0 && part.unit_elems != unit) return std::nullopt;
+    if (part.unit_elems && *part.unit_elems != unit) return std::nullopt;
     size += unit * part.taken.size();
     shape[cut.dim] = stored[cut.dim];
     if (shape != stored) return std::nullopt;
@@ -145,8 +145,9 @@ std::optional<std::vector<Dims>> logical_shapes(const Cut& cut, const Dims& stor
   std::uint64_t accounted = 0;
   std::vector<Dims> shapes;
   for (const Cut::Part& part : cut.parts) {
-    if (part.unit_elems == 0 && size % cut.taken_units() != 0) return std::nullopt;
-    const std::uint64_t unit = part.unit_elems != 0 ? part.unit_elems : size / cut.taken_units();
+    if (!part.unit_elems && size % cut.taken_units() != 0) return std::nullopt;
+    const std::uint64_t unit = part.unit_elems ? *part.unit_elems : size / cut.taken_units();
+    if (unit == 0 && size != 0) return std::nullopt;  // an original without elements beside one that has some
     const auto full = checked_mul(unit, part.units);
     const auto taken = checked_mul(unit, part.taken.size());
     const auto sum = taken ? checked_add(accounted, *taken) : std::nullopt;

@@ -34,9 +34,9 @@ constexpr const char* name(CutKind kind) {
 struct Cut {
   struct Part {
     std::string logical_name;
-    std::uint64_t units = 1;           // chunks of the original along dim
-    std::vector<std::uint32_t> taken;  // which of them, in stored order
-    std::uint64_t unit_elems = 0;      // size of a chunk along dim; 0: what the tensor's size gives
+    std::uint64_t units = 1;                  // chunks of the original along dim
+    std::vector<std::uint32_t> taken;         // which of them, in stored order
+    std::optional<std::uint64_t> unit_elems;  // size of a chunk along dim; without it, what the tensor's size gives
   };
 
   CutKind kind = CutKind::kReplicated;

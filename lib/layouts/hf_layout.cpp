@@ -13,7 +13,7 @@ namespace reshard {
 namespace {
 
 Cut whole_cut(const std::string& logical_name) {
-  return {CutKind::kReplicated, 0, {{logical_name, 1, {0}, 0}}};
+  return {CutKind::kReplicated, 0, {{logical_name, 1, {0}, {}}}};
 }
 
 std::string config_path(const std::filesystem::path& where) {

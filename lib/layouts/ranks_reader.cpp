@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/safetensors.h"
@@ -28,8 +29,9 @@ struct Listing {
 };
 
 bool is_weights_of_another_format(const fs::path& rank) {
-  if (fs::is_regular_file(rank)) return true;  // xser's reference file
-  for (const auto& entry : fs::directory_iterator(rank))
+  std::error_code broken_link;
+  if (fs::is_regular_file(rank, broken_link)) return true;  // xser's reference file
+  for (const auto& entry : fs::directory_iterator(rank, broken_link))
     if (entry.path().extension() == ".pt") return true;
   return false;
 }
@@ -47,7 +49,7 @@ Listing list_folder(const fs::path& folder) {
     const auto rank = rank_of_folder(file_name);
     if (!rank) continue;
     const fs::path weights = entry.path() / kSafetensorsFile;
-    if (!fs::exists(weights)) {
+    if (!path_exists(weights)) {
       if (is_weights_of_another_format(entry.path()))
         throw Error(ErrorKind::kUnsupported, "holds torch's .pt or xser weights, which this version does not read")
             .in(entry.path());

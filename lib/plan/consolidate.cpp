@@ -48,7 +48,7 @@ void order_naturally(Layout& layout) {
 
 /// The model that config.json beside the shards describes, if there is one and its family is known.
 std::optional<Model> model_beside(const fs::path& directory, Job& job) {
-  if (!fs::exists(directory / kConfigFile)) {
+  if (!path_exists(directory / kConfigFile)) {
     job.notes.push_back("there is no config.json in " + directory.string() +
                         ", so whether the checkpoint has every tensor of its model is not known");
     return std::nullopt;
@@ -103,7 +103,7 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
 std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   const fs::path given = request.checkpoint_directory;
   if (!fs::is_directory(given))
-    throw Error(ErrorKind::kBadInput, fs::exists(given) ? "is not a directory" : "no such directory").in(given);
+    throw Error(ErrorKind::kBadInput, path_exists(given) ? "is not a directory" : "no such directory").in(given);
   const auto shards = find_shards_folder(given);
   if (!shards) {
     if (fs::is_directory(given / "shards"))

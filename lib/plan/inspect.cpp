@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 /// The model of a config.json in `directory`, if it is there, readable and known. Looking must not fail for want of it.
 std::optional<Model> known_model(const fs::path& directory, Inspection& inspection) {
-  if (!fs::exists(directory / kConfigFile)) return std::nullopt;
+  if (!path_exists(directory / kConfigFile)) return std::nullopt;
   try {
     const ModelConfig config = read_model_config(directory);
     inspection.model_type = config.model_type;
@@ -50,12 +50,12 @@ void inspect_ranks(const fs::path& path, const fs::path& shards, Inspection& ins
 
 std::unique_ptr<Inspection> look_at(const fs::path& path) {
   auto inspection = std::make_unique<Inspection>();
-  if (!fs::exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
+  if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
   if (!fs::is_directory(path)) {
     inspect_containers({read_safetensors(path)}, *inspection);
     return inspection;
   }
-  const bool has_weights = fs::exists(path / kSafetensorsFile) || fs::exists(path / kSafetensorsIndexFile);
+  const bool has_weights = path_exists(path / kSafetensorsFile) || path_exists(path / kSafetensorsIndexFile);
   const auto shards = find_shards_folder(path);
   if (shards && has_weights) inspection->notes.push_back("there is also a sharded checkpoint in " + shards->string());
   if (shards && !has_weights) {

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 void prove_directories(const ShardRequest& request) {
   std::error_code ignored;
   if (!fs::is_directory(request.model_directory))
-    throw Error(ErrorKind::kBadInput, fs::exists(request.model_directory) ? "is not a directory" : "no such directory")
+    throw Error(ErrorKind::kBadInput, path_exists(request.model_directory) ? "is not a directory" : "no such directory")
         .in(request.model_directory)
         .hint("give the directory that holds config.json and the weights");
   if (fs::equivalent(request.model_directory, request.output_directory, ignored))

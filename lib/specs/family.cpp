@@ -14,47 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct PlanRow {
-  TensorParallelPlan plan;
-  const char* name;
-};
-constexpr PlanRow kPlans[] = {
-    {TensorParallelPlan::kColwise, "colwise"},
-    {TensorParallelPlan::kRowwise, "rowwise"},
-    {TensorParallelPlan::kEmbeddingRowwise, "embedding_rowwise"},
-    {TensorParallelPlan::kReplicate, "replicate"},
-};
-
-TensorParallelPlan plan_at(const JsonObject& object) {
-  const std::string& word = object.string_at("plan");
-  for (const PlanRow& row : kPlans)
-    if (word == row.name) return row.plan;
-  object.fail("plan", "one of colwise, rowwise, embedding_rowwise, replicate");
-}
-
-std::vector<std::string> strings_at(const JsonObject& object, const std::string& key) {
-  std::vector<std::string> strings;
-  for (const Json& item : object.array_at(key)) {
-    if (!item.is_string()) object.fail(key, "an array of strings");
-    strings.push_back(item.get<std::string>());
-  }
-  return strings;
-}
-
-Family::Module parse_module(const Json& json, const fs::path& path) {
-  const JsonObject object(json, path, "modules");
-  Family::Module module;
-  module.name = object.string_at("name");
-  module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
-  module.plan = plan_at(object);
-  module.shape = strings_at(object, "shape");
-  if (object.has("bias")) module.bias = object.string_at("bias");
-  if (object.has("optional")) module.optional = object.bool_at("optional");
-  if (object.has("stage")) module.on_last_stage = object.string_at("stage") == "last";
-  if (object.has("tied_to")) module.tied_to = object.string_at("tied_to");
-  return module;
-}
-
 /// The numbers and switches of config.json, with the family's defaults behind them.
 class ConfigValues {
  public:
@@ -81,8 +40,8 @@ class ConfigValues {
   }
 
   std::uint64_t number(const std::string& key) const {
-    const Json* value = lookup(key);
-    if (value->is_string()) return evaluate(value->get<std::string>());
+    const auto [value, is_default] = lookup(key);
+    if (is_default && value->is_string()) return evaluate(value->get<std::string>());
     constexpr std::uint64_t kMaxConfigNumber = std::uint64_t{1} << 40;  // no size of a model comes near
     if (!value->is_number_unsigned() || value->get<std::uint64_t>() == 0 ||
         value->get<std::uint64_t>() > kMaxConfigNumber)
@@ -91,19 +50,20 @@ class ConfigValues {
   }
 
   bool flag(const std::string& key) const {
-    const Json* value = lookup(key);
+    const Json* value = lookup(key).first;
     if (!value->is_boolean()) fail("\"" + key + "\" is " + brief(*value) + ", expected true or false");
     return value->get<bool>();
   }
 
  private:
-  const Json* lookup(const std::string& key) const {
+  /// The key's value, and whether it is the family's default. Only defaults may be expressions.
+  std::pair<const Json*, bool> lookup(const std::string& key) const {
     const auto given = config_.json.find(key);
-    if (given != config_.json.end() && !given->is_null()) return &*given;
+    if (given != config_.json.end() && !given->is_null()) return {&*given, false};
     const auto fallback = family_.defaults.find(key);
     if (fallback == family_.defaults.end()) fail("\"" + key + "\" is missing");
-    if (!fallback->is_object()) return &*fallback;
-    return &fallback->at(given == config_.json.end() ? "absent" : "null");
+    if (!fallback->is_object()) return {&*fallback, true};
+    return {&fallback->at(given == config_.json.end() ? "absent" : "null"), true};
   }
 
   [[noreturn]] void fail(const std::string& message) const {
@@ -160,25 +120,6 @@ const std::map<std::string, Family>& builtin_families() {
 
 }  // namespace
 
-Family parse_family(const Json& json, const fs::path& path) {
-  const JsonObject object(json, path);
-  Family family;
-  family.model_type = object.string_at("model_type");
-  family.layers = object.string_at("layers");
-  family.defaults = object.object_at("defaults");
-  for (const Json& module : object.array_at("modules")) family.modules.push_back(parse_module(module, path));
-  if (object.has("attention")) {
-    const JsonObject attention(object.at("attention"), path, "attention");
-    family.attention = {attention.string_at("module"), attention.string_at("query"),  attention.string_at("key"),
-                        attention.string_at("value"),  attention.string_at("output"), attention.string_at("fused")};
-  }
-  for (const Json& item : object.array_at("fused")) {
-    const JsonObject fused(item, path, "fused");
-    family.fused.push_back({fused.string_at("module"), fused.string_at("name"), strings_at(fused, "linears")});
-  }
-  return family;
-}
-
 std::vector<std::string> known_model_types() {
   std::vector<std::string> names;
   for (const auto& [name, family] : builtin_families()) names.push_back(name);
@@ -203,6 +144,7 @@ std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
 
 Model instantiate(const Family& family, const ModelConfig& config) {
   constexpr std::uint64_t kMaxLayers = 1 << 20;  // a hostile config must not make the list of parameters endless
+  constexpr std::uint64_t kMaxHeads = 1 << 20;   // bounds the lists of heads
   const ConfigValues values(family, config);
   Model model;
   model.family = &family;
@@ -215,6 +157,10 @@ Model instantiate(const Family& family, const ModelConfig& config) {
     model.heads = values.number("num_attention_heads");
     model.kv_heads = values.number("num_key_value_heads");
     model.head_dim = values.number("head_dim");
+    if (model.heads > kMaxHeads || model.kv_heads > kMaxHeads)
+      throw Error(ErrorKind::kBadInput, fmt::format("{} attention and {} key/value heads are more than any model has",
+                                                    model.heads, model.kv_heads))
+          .in(config.path);
     if (model.heads % model.kv_heads != 0)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("{} attention heads do not fall into groups over {} key/value heads", model.heads,

@@ -65,7 +65,7 @@ FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
     spec.linear_names.push_back(name.get<std::string>());
   }
   for (const Json& dim : object.array_at("original_dims")) {
-    if (!dim.is_number_unsigned() || dim == 0) object.fail("original_dims", "an array of sizes");
+    if (!dim.is_number_unsigned()) object.fail("original_dims", "an array of sizes");
     spec.original_dims.push_back(dim.get<std::uint64_t>());
   }
   if (spec.linear_names.empty() || spec.linear_names.size() != spec.original_dims.size())
@@ -112,7 +112,7 @@ GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path
         .in(path);
   const std::uint64_t query_rows = spec.q_output_size_per_partition;
   const std::uint64_t heads_per_rank = spec.query_heads(0).size();
-  if (query_rows % heads_per_rank != 0 || query_rows > kMaxRows ||
+  if (query_rows == 0 || query_rows % heads_per_rank != 0 || query_rows > kMaxRows ||
       spec.kv_output_size_per_partition != query_rows / heads_per_rank * spec.slots_per_rank())
     throw Error(ErrorKind::kBadInput,
                 fmt::format("the attention spec of {} contradicts itself: a rank has {} query heads in {} rows and {} "

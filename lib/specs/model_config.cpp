@@ -1,13 +1,14 @@
 #include "reshard/specs/model_config.h"
 
 #include "reshard/base/error.h"
+#include "reshard/base/storage.h"
 
 namespace reshard {
 
 ModelConfig read_model_config(const std::filesystem::path& directory) {
   ModelConfig config;
   config.path = directory / kConfigFile;
-  if (!std::filesystem::exists(config.path))
+  if (!path_exists(config.path))
     throw Error(ErrorKind::kBadInput, "holds no config.json, which says what the tensors are")
         .in(directory)
         .hint("give the model's own directory, with config.json beside the weights");

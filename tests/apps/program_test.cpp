@@ -105,7 +105,7 @@ TEST_CASE("a dry run and a run agree on the files and their sizes") {
   CHECK(weights == 4);
 }
 
-TEST_CASE("--json prints one document and nothing else on standard output") {
+TEST_CASE("The option --json prints one document and nothing else on standard output") {
   const TempDir dir;
   const std::string out = (dir / "o").string();
   const auto shard =
@@ -123,7 +123,7 @@ TEST_CASE("--json prints one document and nothing else on standard output") {
   CHECK(whole["command"] == "consolidate");
 }
 
-TEST_CASE("--quiet prints nothing") {
+TEST_CASE("The option --quiet prints nothing") {
   const TempDir dir;
   const ProgramResult result =
       run_reshard({"shard", golden("llama-tp8-gqa"), (dir / "o").string(), "--tp", "2", "--fuse-qkv", "--quiet"});
@@ -155,7 +155,7 @@ TEST_CASE("statistics of a whole and a sharded checkpoint are the same, whatever
   CHECK(values(model, "1") == values((dir / "o").string(), "3"));
 }
 
-TEST_CASE("--filter and --tensors choose what inspect lists") {
+TEST_CASE("The options --filter and --tensors choose what inspect lists") {
   const ProgramResult result =
       run_reshard({"inspect", golden("llama-tp8-gqa"), "--tensors", "--filter", R"(layers\.[01]\..*q_proj)"});
   REQUIRE(result.exit_code == 0);

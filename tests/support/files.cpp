@@ -76,13 +76,17 @@ std::string sha256_hex(const std::string& bytes) {
   return hex;
 }
 
-fs::path testdata(const fs::path& relative) { return fs::path(RESHARD_TESTDATA) / relative; }
+fs::path testdata(const fs::path& relative) {
+  return fs::path(RESHARD_TESTDATA) / relative;
+}
 
 std::map<std::string, std::string> snapshot(const fs::path& directory) {
   std::map<std::string, std::string> entries;
   for (const auto& entry : fs::recursive_directory_iterator(directory)) {
     const std::string name = fs::relative(entry.path(), directory).string();
-    if (entry.is_directory())
+    if (entry.is_symlink())
+      entries[name + "@"] = fs::read_symlink(entry.path()).string();
+    else if (entry.is_directory())
       entries[name + "/"] = {};
     else
       entries[name] = read_file(entry.path());

@@ -38,7 +38,8 @@ std::string sha256_hex(const std::string& bytes);
 /// testdata/ in the source tree.
 std::filesystem::path testdata(const std::filesystem::path& relative);
 
-/// Every path under `directory`, relative to it, sorted; files with their content, directories with "/".
+/// Every path under `directory`, relative to it, sorted; files with their content, directories with
+/// "/" after their name, links with "@" and where they lead.
 std::map<std::string, std::string> snapshot(const std::filesystem::path& directory);
 
 }  // namespace reshard::test

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Shards a model, looks at the shards, puts it together again, and compares every byte.
+#
+#   scripts/demo.sh                          a small model from testdata/, TP 4 × PP 2
+#   TP=8 PP=1 scripts/demo.sh MODEL_DIR      a Hugging Face checkpoint of your own
+#
+# Installs what is missing and builds first. Works in a temporary directory under ${TMPDIR:-/tmp} that needs twice the
+# model's size and goes away at the end.
+set -euo pipefail
+caller_dir=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() {
+  echo "demo.sh: $*" >&2
+  exit 1
+}
+
+if [[ $# -gt 1 || "${1:-}" == -* ]]; then
+  echo "usage: [TP=N] [PP=N] scripts/demo.sh [MODEL_DIR]" >&2
+  exit 2
+elif [[ $# -eq 1 ]]; then
+  model=$(cd "$caller_dir" && cd "$1" 2>/dev/null && pwd) || fail "$1 is not a directory"
+  tp=${TP:-2}
+  pp=${PP:-1}
+else
+  model=testdata/golden/optimum/qwen3-tp4-pp3-gqa/original
+  tp=${TP:-4}
+  pp=${PP:-2}
+fi
+
+shopt -s nullglob
+weights=("$model"/*.safetensors)
+((${#weights[@]})) || fail "$model holds no .safetensors files"
+model_bytes=$(du --dereference --bytes --total "${weights[@]}" | tail -n 1 | cut -f 1)
+
+work=$(mktemp --directory --tmpdir reshard-demo-XXXXXX)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+# Shards and the model put together again; replicated tensors stand in several shards.
+need_bytes=$((model_bytes * 22 / 10 + 100000000))
+free_bytes=$(df --output=avail --block-size=1 "$work" | tail -n 1)
+if ((free_bytes < need_bytes)); then
+  fail "$(dirname "$work") has $((free_bytes / 1000000)) MB free, the demo of this model needs about" \
+    "$((need_bytes / 1000000)) MB; set TMPDIR to a directory with more room"
+fi
+
+scripts/install-packages.sh
+echo "Building into build/release"
+if ! { cmake --preset release -DRESHARD_BUILD_TESTS=ON && cmake --build --preset release --target reshard compare_checkpoints; } \
+  >"$work/build.log" 2>&1; then
+  cat "$work/build.log" >&2
+  fail "the build failed"
+fi
+PATH=$PWD/build/release/apps:$PWD/build/release/tests/support:$PATH
+
+run() {
+  printf '\n$'
+  printf ' %q' "$@"
+  printf '\n'
+  "$@"
+}
+
+run reshard inspect "$model"
+run reshard shard "$model" "$work/sharded" --tp "$tp" --pp "$pp"
+run reshard inspect "$work/sharded"
+if [[ -f $model/model.safetensors ]]; then
+  # One file again, however large.
+  run reshard consolidate "$work/sharded" "$work/whole" --max-shard-size "$model_bytes"
+else
+  run reshard consolidate "$work/sharded" "$work/whole"
+fi
+
+for file in config.json generation_config.json tokenizer.json; do
+  [[ ! -f $model/$file ]] || cmp "$model/$file" "$work/whole/$file" || fail "$file came back different"
+done
+if [[ -f $model/model.safetensors ]] && cmp --silent "$model/model.safetensors" "$work/whole/model.safetensors"; then
+  verdict="the file is the same, byte for byte"
+else
+  # Cut into files elsewhere, or written by another program: the same tensors in other places.
+  run compare_checkpoints "$model" "$work/whole" || fail "the model that came back is not the one that went in"
+  verdict="every tensor is the same, byte for byte"
+fi
+echo
+echo "Demo passed: $model went into TP $tp x PP $pp shards and came back; $verdict."

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Installs what the build and the tests need, on Debian 12 and 13 and their relatives. Does nothing where all is there.
+#
+#   scripts/install-packages.sh        compiler, build tools, libraries
+#   scripts/install-packages.sh --ci   the same and what .ci/run checks with
+set -euo pipefail
+
+packages=(
+  g++ cmake ninja-build
+  libcli11-dev libfmt-dev nlohmann-json3-dev
+  catch2 libssl-dev libxtensor-dev # tests only
+)
+checkers=(clang-format-14 shellcheck)
+
+case "${1:-}" in
+  "") ;;
+  --ci) ;;
+  *)
+    echo "usage: scripts/install-packages.sh [--ci]" >&2
+    exit 2
+    ;;
+esac
+
+if ! command -v apt-get >/dev/null; then
+  echo "No apt-get here. If the build fails, install these (names as in Debian): ${packages[*]}" >&2
+  exit 0
+fi
+
+is_installed() {
+  [[ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]
+}
+
+is_available() {
+  [[ -n "$(apt-cache madison "$1" 2>/dev/null)" ]]
+}
+
+# clang-format-14 is not in every release; a fresh machine has no lists that would say so.
+is_out_of_reach() {
+  is_available g++ && ! is_available "$1"
+}
+
+missing=()
+for package in "${packages[@]}"; do
+  is_installed "$package" || missing+=("$package")
+done
+missing_checkers=()
+if [[ "${1:-}" == --ci ]]; then
+  for package in "${checkers[@]}"; do
+    is_installed "$package" || is_out_of_reach "$package" || missing_checkers+=("$package")
+  done
+fi
+((${#missing[@]} + ${#missing_checkers[@]})) || exit 0
+
+as_root=()
+if [[ $EUID -ne 0 ]]; then
+  if ! command -v sudo >/dev/null; then
+    echo "To install ${missing[*]} ${missing_checkers[*]}, run this as root, or install sudo." >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# Quiet unless it fails.
+apt() {
+  if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" >"$log" 2>&1 </dev/null; then
+    cat "$log" >&2
+    return 1
+  fi
+}
+
+apt update || echo "apt-get update failed; going on with the package lists that are there." >&2
+for package in "${missing_checkers[@]}"; do
+  is_out_of_reach "$package" || missing+=("$package")
+done
+((${#missing[@]})) || exit 0
+echo "Installing ${missing[*]}"
+apt install --no-install-recommends "${missing[@]}"

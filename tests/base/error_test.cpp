@@ -1,0 +1,72 @@
+#include "reshard/base/error.h"
+
+#include <cerrno>
+#include <set>
+
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::Says;
+
+TEST_CASE("An error's text names file, byte and tensor in front of its message") {
+  Error error(ErrorKind::kBadInput, "is odd");
+  CHECK(std::string(error.what()) == "is odd");
+  error.tensor("a.weight");
+  CHECK(std::string(error.what()) == "tensor a.weight: is odd");
+  error.at_byte(12).in("dir/file.bin");
+  CHECK(std::string(error.what()) == "dir/file.bin: at byte 12: tensor a.weight: is odd");
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.message() == "is odd");
+  CHECK(error.path() == "dir/file.bin");
+  CHECK(error.tensor() == "a.weight");
+  CHECK(error.offset_bytes() == 12);
+}
+
+TEST_CASE("A hint is kept beside the text, not in it") {
+  Error error(ErrorKind::kUsage, "is odd");
+  error.hint("try again");
+  CHECK(error.hint() == "try again");
+  CHECK(std::string(error.what()) == "is odd");
+}
+
+TEST_CASE("Control characters of names do not reach an error's text") {
+  Error error(ErrorKind::kBadInput, "is odd");
+  error.in("a\x1b[2Jb").tensor("c\nd");
+  CHECK(std::string(error.what()) == "a\\x1b[2Jb: tensor c\\x0ad: is odd");
+  CHECK(error.tensor() == "c\nd");
+}
+
+TEST_CASE("Every kind of error has a row, and no two share a name or an exit code") {
+  const ErrorKind kinds[] = {ErrorKind::kUsage, ErrorKind::kBadInput,    ErrorKind::kUnsupported, ErrorKind::kNoSpace,
+                             ErrorKind::kIo,    ErrorKind::kInterrupted, ErrorKind::kInternal};
+  std::set<std::string> names;
+  std::set<int> codes;
+  for (const ErrorKind kind : kinds) {
+    CHECK(describe(kind).kind == kind);
+    names.insert(describe(kind).name);
+    codes.insert(describe(kind).exit_code);
+  }
+  CHECK(names.size() == std::size(kinds));
+  CHECK(codes.size() == std::size(kinds));
+  CHECK(std::size(kErrorKinds) == std::size(kinds));
+  CHECK(codes.count(0) == 0);
+}
+
+TEST_CASE("A system error for a full disk or quota is no-space, any other is I/O") {
+  for (const int full : {ENOSPC, EDQUOT, EFBIG}) {
+    const Error error = system_error(full, "cannot write", "out.bin");
+    CHECK(error.kind() == ErrorKind::kNoSpace);
+    CHECK(error.path() == "out.bin");
+    CHECK_FALSE(error.hint().empty());
+  }
+  const Error error = system_error(EACCES, "cannot open", "out.bin");
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == "out.bin");
+  CHECK_THAT(error.what(), Says("out.bin: cannot open: Permission denied"));
+}
+
+}  // namespace
+}  // namespace reshard

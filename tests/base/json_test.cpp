@@ -1,0 +1,136 @@
+#include "reshard/base/json.h"
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+const std::filesystem::path kPath = "some/config.json";
+
+Error refused(std::string_view text) {
+  INFO("text: " << text.substr(0, 100));
+  const Error error = error_of([&] { parse_json(text, kPath); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == kPath.string());
+  return error;
+}
+
+std::string nested(int levels) {
+  return std::string(levels, '[') + std::string(levels, ']');
+}
+
+TEST_CASE("JSON text becomes its value, white space around it allowed") {
+  const Json json = parse_json(" \t\r\n{\"a\": [1, -2, 0.5, null, true, \"x\"]}\n ", kPath);
+  CHECK(json["a"] == Json::parse("[1, -2, 0.5, null, true, \"x\"]"));
+  CHECK(json["a"][0].is_number_unsigned());
+  CHECK_FALSE(json["a"][1].is_number_unsigned());
+  CHECK(parse_json("7", kPath) == 7);
+}
+
+TEST_CASE("Text that is not one JSON value is refused") {
+  for (const char* text : {"",         " ",     "{",       "{}{}",     "{} x",          "[1,]",       "{\"a\":1,}",
+                           "{'a':1}",  "{a:1}", "nan",     "NaN",      "[Infinity]",    "[01]",       "[+1]",
+                           "[.5]",     "[1.]",  "\"\\x\"", "\"a\nb\"", "[\"\\ud800\"]", "[\"\xff\"]", "[\"\xc0\xaf\"]",
+                           "// c\n{}", "tru"})
+    CHECK_THAT(refused(text).what(), Says("some/config.json: "));
+}
+
+TEST_CASE("Bytes after a NUL are not overlooked") {
+  refused(std::string_view("{}\0{\"a\":1}", 10));
+  refused(std::string_view("{}\0", 3));
+}
+
+TEST_CASE("A number that does not fit a double is refused as bad input") {
+  refused(R"({"a":1e999})");
+  refused(R"({"a":-1e999})");
+}
+
+TEST_CASE("The error for broken JSON names the byte that breaks it, counted from 0") {
+  const Error error = refused(R"({"a":x})");
+  CHECK(error.offset_bytes() == 5);
+  CHECK_THAT(error.what(), Says("not valid JSON"));
+}
+
+TEST_CASE("A key given twice in one object is refused, at any depth") {
+  CHECK_THAT(refused(R"({"a":1,"b":2,"a":1})").what(), Says("has the key \"a\" twice"));
+  CHECK_THAT(refused(R"({"x":[{"y":{}},{"y":1,"\u0079":2}]})").what(), Says("has the key \"y\" twice"));
+}
+
+TEST_CASE("The same key in different objects is fine") {
+  const Json json = parse_json(R"({"a":{"a":1,"b":{"a":2}},"b":[{"a":3},{"a":4}]})", kPath);
+  CHECK(json["b"][1]["a"] == 4);
+}
+
+TEST_CASE("JSON may be nested 128 deep and no deeper") {
+  CHECK(parse_json(nested(128), kPath).is_array());
+  CHECK_THAT(refused(nested(129)).what(), Says("128 levels"));
+  CHECK_THAT(refused(nested(1'000'000)).what(), Says("128 levels"));
+}
+
+TEST_CASE("A JSON file is read up to its cap") {
+  const test::TempDir dir;
+  test::write_file(dir / "a.json", R"({"a":1})");
+  CHECK(read_json_file(dir / "a.json", 7)["a"] == 1);
+  const Error error = error_of([&] { read_json_file(dir / "a.json", 6); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (dir / "a.json").string());
+  CHECK_THAT(error.what(), Says("7 B"));
+  CHECK_THAT(error.what(), Says("6 B"));
+}
+
+TEST_CASE("Members of an object are read with their types") {
+  const Json json = parse_json(R"({"n":18446744073709551615,"b":false,"s":"x","a":[1],"o":{"k":1},"z":null})", kPath);
+  const JsonObject object(json, kPath);
+  CHECK(object.unsigned_at("n") == UINT64_MAX);
+  CHECK_FALSE(object.bool_at("b"));
+  CHECK(object.string_at("s") == "x");
+  CHECK(object.array_at("a").size() == 1);
+  CHECK(object.object_at("o")["k"] == 1);
+  CHECK(object.at("z").is_null());
+  CHECK(object.has("z"));
+  CHECK_FALSE(object.has("y"));
+}
+
+TEST_CASE("A member of another type is refused with file, place, key and value") {
+  const Json json =
+      parse_json(R"({"neg":-1,"half":0.5,"one":1.0,"big":18446744073709551616,"s":"x","z":null,"o":{}})", kPath);
+  const JsonObject object(json, kPath, "specs[0]");
+  for (const char* key : {"neg", "half", "one", "big", "s", "z", "o"}) {
+    const Error error = error_of([&] { object.unsigned_at(key); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == kPath.string());
+    CHECK_THAT(error.what(), Says("specs[0]: \"" + std::string(key) + "\" is "));
+  }
+  CHECK_THAT(error_of([&] { object.unsigned_at("neg"); }).what(), Says("is -1, expected a whole number"));
+  CHECK_THAT(error_of([&] { object.bool_at("s"); }).what(), Says("is \"x\", expected true or false"));
+  CHECK_THAT(error_of([&] { object.string_at("z"); }).what(), Says("is null, expected a string"));
+  CHECK_THAT(error_of([&] { object.array_at("o"); }).what(), Says("is an object, expected an array"));
+  CHECK_THAT(error_of([&] { object.object_at("neg"); }).what(), Says("is -1, expected an object"));
+}
+
+TEST_CASE("A missing member and a value that is no object are refused") {
+  const Json json = parse_json("{}", kPath);
+  const Error missing = error_of([&] { JsonObject(json, kPath, "specs[0]").at("tp_size"); });
+  CHECK(missing.kind() == ErrorKind::kBadInput);
+  CHECK(std::string(missing.what()) == "some/config.json: specs[0]: the key \"tp_size\" is missing");
+  const Json array = parse_json("[1]", kPath);
+  const Error not_object = error_of([&] { JsonObject(array, kPath); });
+  CHECK(not_object.kind() == ErrorKind::kBadInput);
+  CHECK(std::string(not_object.what()) == "some/config.json: the file is [1], expected an object");
+}
+
+TEST_CASE("A value in an error is cut short") {
+  CHECK(brief(Json::parse("[1,2]")) == "[1,2]");
+  CHECK(brief(Json::parse("[1,2,3,4,5,6,7,8,9]")) == "an array of 9");
+  CHECK(brief(Json::object()) == "an object");
+  CHECK(brief(Json(std::string(1000, 'x'))).size() < 100);
+}
+
+}  // namespace
+}  // namespace reshard

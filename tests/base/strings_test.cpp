@@ -1,0 +1,142 @@
+#include "reshard/base/strings.h"
+
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::Says;
+using Numbers = std::vector<std::uint64_t>;
+using Words = std::vector<std::string>;
+
+TEST_CASE("Control characters are shown as their code and other text as it is") {
+  CHECK(printable("model.layers.0") == "model.layers.0");
+  CHECK(printable(std::string("a\0b\x1f\x7f", 5)) == "a\\x00b\\x1f\\x7f");
+  CHECK(printable("\r\n\t\x1b[31m") == "\\x0d\\x0a\\x09\\x1b[31m");
+  CHECK(printable("größe…") == "größe…");
+  CHECK(printable("").empty());
+}
+
+TEST_CASE("A text of more than 300 bytes is cut and its length named") {
+  CHECK(printable(std::string(300, 'x')) == std::string(300, 'x'));
+  const std::string cut = printable(std::string(301, 'x'));
+  CHECK(cut == std::string(300, 'x') + "… (301 bytes)");
+}
+
+TEST_CASE("Sizes of files are decimal with three digits") {
+  CHECK(format_bytes(0) == "0 B");
+  CHECK(format_bytes(999) == "999 B");
+  CHECK(format_bytes(1000) == "1.00 kB");
+  CHECK(format_bytes(9994) == "9.99 kB");
+  CHECK(format_bytes(9995) == "10.0 kB");
+  CHECK(format_bytes(12'340) == "12.3 kB");
+  CHECK(format_bytes(99'950) == "100 kB");
+  CHECK(format_bytes(999'499) == "999 kB");
+  CHECK(format_bytes(999'500) == "1.00 MB");
+  CHECK(format_bytes(1'230'000'000) == "1.23 GB");
+  CHECK(format_bytes(16'060'000'000'000) == "16.1 TB");
+  CHECK_THAT(format_bytes(UINT64_MAX), Says(" PB"));
+}
+
+TEST_CASE("Sizes of memory are binary") {
+  CHECK(format_memory(1023) == "1023 B");
+  CHECK(format_memory(1024) == "1.00 KiB");
+  CHECK(format_memory(std::uint64_t{256} << 20) == "256 MiB");
+  CHECK(format_memory(std::uint64_t{3} << 29) == "1.50 GiB");
+  CHECK(format_memory(std::uint64_t{5} << 40) == "5.00 TiB");
+}
+
+TEST_CASE("Counts of parameters have a letter instead of a unit") {
+  CHECK(format_count(7) == "7");
+  CHECK(format_count(1500) == "1.50 K");
+  CHECK(format_count(8'030'000'000) == "8.03 B");
+}
+
+TEST_CASE("A size reads decimal and binary units in any case") {
+  CHECK(parse_size("4096") == 4096);
+  CHECK(parse_size("1B") == 1);
+  CHECK(parse_size("5GB") == 5'000'000'000);
+  CHECK(parse_size("5gb") == 5'000'000'000);
+  CHECK(parse_size("5 GB") == 5'000'000'000);
+  CHECK(parse_size("256MiB") == std::uint64_t{256} << 20);
+  CHECK(parse_size("1.5GB") == 1'500'000'000);
+  CHECK(parse_size("0.5KiB") == 512);
+  CHECK(parse_size("2tb") == 2'000'000'000'000);
+  CHECK(parse_size("3KB") == 3000);
+  CHECK(parse_size("1TiB") == std::uint64_t{1} << 40);
+}
+
+TEST_CASE("What is not a size is nothing") {
+  const char* texts[] = {"",     " ",    "GB",    "0",    "0GB",     "0.0001KB", "-1",         "+1",   "1e9",
+                         "1.5",  "1..5", "1.",    ".5GB", "1.2.3GB", "5GiBs",    "5G",         "0x10", "1,5GB",
+                         " 5GB", "5GB ", "5  GB", "nan",  "infGB",   "5 ",       "99999999TB", "１GB"};
+  for (const char* text : texts) {
+    INFO("text: '" << text << "'");
+    CHECK_FALSE(parse_size(text));
+  }
+}
+
+TEST_CASE("A size may be 2^63 bytes and no more") {
+  CHECK(parse_size("9223372036854775808") == std::uint64_t{1} << 63);
+  CHECK_FALSE(parse_size("9223372036854775809"));
+  CHECK(parse_size("8388608TiB") == std::uint64_t{1} << 63);
+  CHECK_FALSE(parse_size("8388609TiB"));
+  CHECK_FALSE(parse_size("18446744073709551616"));
+}
+
+TEST_CASE("A whole number has digits only and stays below its limit") {
+  CHECK(parse_unsigned("0") == 0);
+  CHECK(parse_unsigned("007") == 7);
+  CHECK(parse_unsigned("18446744073709551615") == UINT64_MAX);
+  CHECK(parse_unsigned("16", 16) == 16);
+  CHECK_FALSE(parse_unsigned("17", 16));
+  for (const char* text : {"", "-1", "+1", " 1", "1 ", "1.0", "0x1", "1e3", "18446744073709551616", "a"}) {
+    INFO("text: '" << text << "'");
+    CHECK_FALSE(parse_unsigned(text));
+  }
+}
+
+TEST_CASE("The nearest word is the one with the fewest edits, if it is near at all") {
+  const Words words = {"llama", "mistral", "qwen2", "qwen3", "granite"};
+  CHECK(nearest("lama", words) == "llama");
+  CHECK(nearest("mistrall", words) == "mistral");
+  CHECK(nearest("qwen2", words) == "qwen2");
+  CHECK(nearest("granit", words) == "granite");
+  CHECK(nearest("gemma", words).empty());
+  CHECK(nearest("", words).empty());
+  CHECK(nearest("llama", Words{}).empty());
+}
+
+TEST_CASE("Splitting keeps empty parts, and joining undoes it") {
+  CHECK(split("a,b,,c", ',') == Words{"a", "b", "", "c"});
+  CHECK(split("", ',') == Words{""});
+  CHECK(split(",", ',') == Words{"", ""});
+  CHECK(join(Words{"a", "b", "", "c"}, ",") == "a,b,,c");
+  CHECK(join(Words{}, ", ").empty());
+  CHECK(join(split("model.layers.0", '.'), ".") == "model.layers.0");
+}
+
+TEST_CASE("A list of numbers is cut short with its length") {
+  CHECK(list_numbers(Numbers{}).empty());
+  CHECK(list_numbers(Numbers{0, 2, 4}) == "0, 2, 4");
+  CHECK(list_numbers(Numbers{1, 2, 3}, 3) == "1, 2, 3");
+  CHECK(list_numbers(Numbers{1, 2, 3, 4}, 3) == "1, 2, 3, … (4 in all)");
+}
+
+TEST_CASE("A list of names is cut short and shows no control characters") {
+  CHECK(list_names(Words{}).empty());
+  CHECK(list_names(Words{"a", "b\n"}) == "a, b\\x0a");
+  CHECK(list_names(Words{"a", "b", "c"}, 2) == "a, b, … (3 in all)");
+}
+
+TEST_CASE("Neighbouring numbers are listed as ranges") {
+  CHECK(list_ranges(Numbers{}).empty());
+  CHECK(list_ranges(Numbers{5}) == "5");
+  CHECK(list_ranges(Numbers{0, 1, 2, 3, 7, 9, 10, 11}) == "0-3, 7, 9-11");
+  CHECK(list_ranges(Numbers{1, 3, 5}) == "1, 3, 5");
+  CHECK(list_ranges(Numbers{UINT64_MAX - 1, UINT64_MAX}) == "18446744073709551614-18446744073709551615");
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,87 @@
+#include "reshard/engine/file_pool.h"
+
+#include <atomic>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "support/catch.h"
+
+namespace reshard::test {
+namespace {
+
+/// Counts how many of its kind there are.
+struct Handle {
+  explicit Handle(std::atomic<int>& alive) : alive_(alive) { ++alive_; }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() { --alive_; }
+  std::atomic<int>& alive_;
+};
+
+class Opener {
+ public:
+  std::shared_ptr<Handle> get(std::uint32_t id) {
+    return pool.get(id, [&] {
+      ++opened;
+      return std::make_unique<Handle>(alive);
+    });
+  }
+  std::atomic<int> alive{0};
+  std::atomic<int> opened{0};
+  FilePool<Handle> pool{2};
+};
+
+TEST_CASE("A file that is open is given again, and the one used last stays when room is needed") {
+  Opener opener;
+  opener.get(1);
+  opener.get(2);
+  opener.get(1);
+  CHECK(opener.opened == 2);
+  opener.get(3);  // pushes out 2
+  CHECK(opener.alive == 2);
+  opener.get(1);
+  CHECK(opener.opened == 3);
+  opener.get(2);
+  CHECK(opener.opened == 4);
+  CHECK(opener.alive == 2);
+}
+
+TEST_CASE("A file in use outlives its place in the pool") {
+  Opener opener;
+  const auto held = opener.get(1);
+  opener.get(2);
+  opener.get(3);
+  CHECK(opener.alive == 3);
+  CHECK(held.use_count() == 1);
+}
+
+TEST_CASE("A file that cannot be opened leaves the pool as it was") {
+  Opener opener;
+  opener.get(1);
+  const auto fail = []() -> std::unique_ptr<Handle> { throw std::runtime_error("no"); };
+  CHECK_THROWS_AS(opener.pool.get(2, fail), std::runtime_error);
+  opener.get(2);
+  CHECK(opener.opened == 2);
+  CHECK(opener.alive == 2);
+}
+
+TEST_CASE("Threads that share a pool hold no more files than capacity and users") {
+  Opener opener;
+  std::atomic<int> most{0};
+  std::vector<std::thread> threads;
+  for (std::uint32_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (std::uint32_t i = 0; i < 500; ++i) {
+        const auto held = opener.get((i * 7 + t) % 9);
+        int seen = most;
+        while (opener.alive > seen && !most.compare_exchange_weak(seen, opener.alive)) continue;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(most <= 2 + 4 + 1);  // one more while it is being opened
+  CHECK(opener.alive == 2);
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,235 @@
+// What may be written where, and how it looks afterwards.
+
+#include "reshard/engine/publish.h"
+
+#include <sys/stat.h>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Model {
+ public:
+  explicit Model(const TinyModel& model = {}) {
+    Random random(8);
+    tensors = random_tensors(model, random);
+    write_model(temp / "model", model, tensors);
+  }
+  ShardRequest request(std::uint32_t tp = 2, bool force = false) const {
+    ShardRequest request = shard_request(temp / "model", temp / "out", tp);
+    request.force = force;
+    return request;
+  }
+  /// The error of a run that must not change anything.
+  Error refused(const ShardRequest& request) const {
+    const auto before = snapshot(temp.path());
+    const Error error = error_of([&] { shard(request); });
+    CHECK((snapshot(temp.path()) == before));
+    return error;
+  }
+  TempDir temp;
+  TensorMap tensors;
+};
+
+TEST_CASE("A file that is there is replaced with force alone") {
+  const Model model;
+  write_file(model.temp / "out/config.json", "old");
+  const Error error = model.refused(model.request());
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (model.temp / "out").string());
+  CHECK_THAT(error.what(), Says("one output is already there and would be replaced: config.json"));
+  CHECK_THAT(error.hint(), Says("--force"));
+  shard(model.request(2, true));
+  CHECK(read_file(model.temp / "out/config.json") == read_file(model.temp / "model/config.json"));
+}
+
+TEST_CASE("A shards folder is replaced as a whole, so that ranks of two meshes never mix") {
+  const Model model;
+  shard(model.request(4));
+  const Error error = model.refused(model.request(2));
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("tensor_parallel_shards/"));
+  write_file(model.temp / "out/notes.txt", "mine");
+  shard(model.request(2, true));
+  CHECK(read_ranks(model.temp / "out").size() == 2);
+  CHECK(read_file(model.temp / "out/notes.txt") == "mine");
+  std::size_t entries = 0;
+  for (const auto& entry : fs::directory_iterator(model.temp / "out")) entries += entry.exists() ? 1 : 0;
+  CHECK(entries == 3);  // nothing of the staging is left
+}
+
+TEST_CASE("A shards folder with what others wrote is refused even with force") {
+  const Model model;
+  shard(model.request());
+  const fs::path shards = model.temp / "out/tensor_parallel_shards";
+  for (const std::string name : {"notes.txt", "tp_rank_00_pp_rank_00/optimizer.pt", "other/file", ".hidden",
+                                 "tp_rank_00_pp_rank_00/sub/model.safetensors", "mp_metadata_pp_rank_0.json.bak"}) {
+    INFO(name);
+    write_file(shards / name, "mine");
+    const Error error = model.refused(model.request(2, true));
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == shards.string());
+    CHECK_THAT(error.what(), Says(fs::path(name).begin()->string()));
+    fs::remove_all(shards / name);
+    fs::remove(shards / "other");
+    fs::remove(shards / "tp_rank_00_pp_rank_00/sub");
+  }
+  CHECK_NOTHROW(shard(model.request(2, true)));
+}
+
+TEST_CASE("A link or a file in the place of the shards folder is refused even with force") {
+  const Model model;
+  fs::create_directories(model.temp / "elsewhere");
+  fs::create_directories(model.temp / "out");
+  fs::create_directory_symlink("../elsewhere", model.temp / "out/tensor_parallel_shards");
+  CHECK(model.refused(model.request(2, true)).kind() == ErrorKind::kBadInput);
+  fs::remove(model.temp / "out/tensor_parallel_shards");
+  write_file(model.temp / "out/tensor_parallel_shards", "mine");
+  CHECK(model.refused(model.request(2, true)).kind() == ErrorKind::kBadInput);
+}
+
+TEST_CASE("A directory in the place of a file is refused even with force") {
+  const Model model;
+  fs::create_directories(model.temp / "out/config.json");
+  const Error error = model.refused(model.request(2, true));
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (model.temp / "out/config.json").string());
+}
+
+TEST_CASE("An output that is an input is refused even with force") {
+  const Model model;
+  fs::create_directories(model.temp / "out");
+  fs::create_hard_link(model.temp / "model/config.json", model.temp / "out/config.json");
+  const Error hard = model.refused(model.request(2, true));
+  CHECK(hard.kind() == ErrorKind::kUsage);
+  CHECK(hard.path() == (model.temp / "out/config.json").string());
+  fs::remove(model.temp / "out/config.json");
+  fs::create_symlink("../model/config.json", model.temp / "out/config.json");
+  CHECK(model.refused(model.request(2, true)).kind() == ErrorKind::kUsage);
+}
+
+TEST_CASE("An output directory that is a file, lies under one, or is a link to nowhere is refused") {
+  const Model model;
+  write_file(model.temp / "file", "mine");
+  ShardRequest request = model.request(2, true);
+  for (const char* name : {"file", "file/sub/out"}) {
+    request.output_directory = model.temp / name;
+    const Error error = model.refused(request);
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (model.temp / "file").string());
+  }
+  fs::create_symlink("nowhere", model.temp / "dangling");
+  request.output_directory = model.temp / "dangling";
+  const auto space_before = fs::read_symlink(model.temp / "dangling");
+  CHECK_THROWS_AS(shard(request), Error);
+  CHECK(fs::read_symlink(model.temp / "dangling") == space_before);
+  CHECK_FALSE(fs::exists(model.temp / "nowhere"));
+}
+
+TEST_CASE("Missing parents are made, and an output directory may be given in any form") {
+  const Model model;
+  ShardRequest request = model.request();
+  for (const char* name : {"a/b/out", "c/out/", "d/./out", "out/"}) {
+    INFO(name);
+    request.output_directory = model.temp / name;
+    shard(request);
+    CHECK(read_ranks(model.temp / name).size() == 2);
+  }
+  fs::create_directories(model.temp / "real");
+  fs::create_directory_symlink("real", model.temp / "link");
+  request.output_directory = model.temp / "link";
+  shard(request);
+  CHECK(read_ranks(model.temp / "real").size() == 2);
+}
+
+TEST_CASE("Two dots behind a link lead where the file system says, for all of the outputs") {
+  const Model model;
+  fs::create_directories(model.temp / "elsewhere/deep");
+  fs::create_directories(model.temp / "here");
+  fs::create_directory_symlink("../elsewhere/deep", model.temp / "here/link");
+  ShardRequest request = model.request();
+  request.output_directory = model.temp / "here/link/../out";
+  shard(request);
+  CHECK(fs::exists(model.temp / "elsewhere/out/config.json"));
+  CHECK(fs::exists(model.temp / "elsewhere/out/tensor_parallel_shards"));
+  CHECK_FALSE(fs::exists(model.temp / "here/out"));
+}
+
+TEST_CASE("Outputs have the permissions that the umask leaves") {
+  const Model model;
+  write_file(model.temp / "model/sub/vocab.txt", "");
+  for (const bool existing : {false, true}) {
+    ShardRequest request = model.request();
+    request.output_directory = model.temp / (existing ? "old" : "new");
+    if (existing) fs::create_directories(request.output_directory);
+    const mode_t before = ::umask(027);
+    shard(request);
+    ::umask(before);
+    std::size_t seen = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(request.output_directory)) {
+      INFO(entry.path());
+      struct stat status {};
+      REQUIRE(::stat(entry.path().c_str(), &status) == 0);
+      CHECK((status.st_mode & 07777) == (entry.is_directory() ? 0750u : 0640u));
+      ++seen;
+    }
+    CHECK(seen == 9);
+    struct stat status {};
+    REQUIRE(::stat(request.output_directory.c_str(), &status) == 0);
+    if (!existing) CHECK((status.st_mode & 07777) == 0750u);
+  }
+}
+
+TEST_CASE("Weights and config.json that are links, as in a download cache, are followed") {
+  const Model model;
+  fs::create_directories(model.temp / "cache/snapshots/abc");
+  fs::rename(model.temp / "model", model.temp / "cache/blobs");
+  for (const char* name : {"config.json", "model.safetensors"})
+    fs::create_symlink(fs::path("../../blobs") / name, model.temp / "cache/snapshots/abc" / name);
+  fs::create_directory_symlink("cache/snapshots/abc", model.temp / "model");
+  shard(model.request());
+  CHECK_FALSE(fs::is_symlink(model.temp / "out/config.json"));
+  ConsolidateRequest request;
+  request.checkpoint_directory = model.temp / "out";
+  request.output_directory = model.temp / "whole";
+  consolidate(request);
+  CHECK((read_model(model.temp / "whole") == model.tensors));
+}
+
+TEST_CASE("Outputs that do not fit are refused before anything is made, with both numbers") {
+  TinyModel tiny;
+  const Model model(tiny);
+  const std::uint64_t free_bytes = fs::space(model.temp.path()).available;
+  tiny.vocab = (free_bytes + free_bytes / 8 + (std::uint64_t{1} << 30)) / 32;  // 16 × 2 bytes a row
+  TensorMap tensors = model.tensors;
+  nlohmann::json header = nlohmann::json::object();
+  std::uint64_t end = 0;
+  for (const TinyParameter& parameter : parameters_of(tiny)) {
+    const std::uint64_t bytes = num_bytes(DType::kBF16, parameter.shape).value();
+    header[parameter.name] = {{"dtype", "BF16"}, {"shape", parameter.shape}, {"data_offsets", {end, end + bytes}}};
+    end += bytes;
+  }
+  const std::string start = safetensors_bytes(header.dump(), "");
+  write_file(model.temp / "model/config.json", tiny.config().dump());
+  write_file(model.temp / "model/model.safetensors", start);
+  fs::resize_file(model.temp / "model/model.safetensors", start.size() + end);  // sparse: takes no space
+
+  ShardRequest request = model.request(1);
+  request.output_directory = model.temp / "a/b/out";
+  const auto job = plan_shard(request);
+  const Error error = error_of([&] { execute(*job, {}); });
+  CHECK(error.kind() == ErrorKind::kNoSpace);
+  CHECK(error.path() == model.temp.path().string());
+  CHECK_THAT(error.what(), Says(std::to_string(job->output_bytes()) + " bytes"));
+  CHECK_FALSE(fs::exists(model.temp / "a"));
+  CHECK(output_space(*job).needed_bytes == job->output_bytes());
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,217 @@
+// How the engine reads: each source byte once; small memory; progress; what stops it.
+
+#include "reshard/engine/run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/fault_storage.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A grouped-query llama with all that is cut in some way: 8 ranks, fused or not.
+class Sharded {
+ public:
+  explicit Sharded(bool fuse_qkv = false) {
+    TinyModel model;
+    model.heads = 8;
+    model.kv_heads = 4;
+    model.attention_bias = model.mlp_bias = true;
+    Random random(9);
+    tensors = random_tensors(model, random);
+    write_model(temp / "model", model, tensors);
+    request = shard_request(temp / "model", temp / "ranks", 8);
+    request.attention.fuse_qkv = fuse_qkv;
+    back.checkpoint_directory = temp / "ranks";
+    back.output_directory = temp / "whole";
+  }
+  TempDir temp;
+  TensorMap tensors;
+  ShardRequest request;
+  ConsolidateRequest back;
+};
+
+std::uint64_t header_end(const fs::path& file) {
+  std::uint64_t header = 0;
+  const std::string start = read_file(file).substr(0, 8);
+  std::memcpy(&header, start.data(), 8);
+  return 8 + header;
+}
+
+TEST_CASE("Sharding to eight ranks reads each byte of the source once, not once a rank") {
+  for (const std::uint64_t block_bytes : {std::uint64_t{0}, std::uint64_t{8}, std::uint64_t{100}}) {
+    const Sharded sharded;
+    FaultStorage storage;
+    RunOptions options;
+    options.storage = &storage;
+    options.threads = 3;
+    const auto job = plan_shard(sharded.request);
+    if (block_bytes == 0) {
+      execute(*job, options);
+    } else {
+      for (const LayoutFile& file : job->target.files) {
+        fs::create_directories((sharded.temp / "ranks" / file.path).parent_path());
+        storage.create(sharded.temp / "ranks" / file.path, file.size_bytes);
+      }
+      run_program(job->program, sharded.temp / "ranks", options, {}, block_bytes);
+    }
+    const fs::path file = sharded.temp / "model/model.safetensors";
+    const auto counts = storage.read_counts(file, fs::file_size(file));
+    const std::uint64_t data = header_end(file);
+    std::uint64_t wrong = 0;
+    for (std::uint64_t at = 0; at < counts.size(); ++at) wrong += counts[at] != (at < data ? 0 : 1);
+    CHECK(wrong == 0);
+    CHECK(job->program.read_bytes == counts.size() - data);
+  }
+}
+
+TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
+  for (const bool fuse_qkv : {false, true}) {
+    const Sharded sharded(fuse_qkv);
+    shard(sharded.request);
+    FaultStorage storage;
+    RunOptions options;
+    options.storage = &storage;
+    options.threads = 2;
+    const auto job = plan_consolidate(sharded.back);
+    execute(*job, options);
+    std::uint64_t read = 0;
+    std::uint64_t twice = 0;
+    for (const LayoutFile& file : job->source.files)
+      for (const unsigned count : storage.read_counts(file.path, file.size_bytes)) {
+        read += count;
+        twice += count > 1;
+      }
+    CHECK(twice == 0);
+    CHECK(read == job->program.read_bytes);
+    CHECK(job->program.replica_bytes > 0);
+    // A norm is rank 0's alone.
+    for (const StoredTensor& tensor : job->source.stored)
+      if (tensor.name == "model.norm.weight") {
+        const LayoutFile& file = job->source.files[tensor.file];
+        CHECK(storage.read_counts(file.path, file.size_bytes)[tensor.offset_bytes] == (file.tp_rank == 0 ? 1u : 0u));
+      }
+  }
+}
+
+TEST_CASE("Each byte of the outputs is written once") {
+  const Sharded sharded;
+  FaultStorage storage;
+  RunOptions options;
+  options.storage = &storage;
+  const auto job = plan_shard(sharded.request);
+  execute(*job, options);
+  CHECK(storage.written_bytes() == job->output_bytes());
+  CHECK(storage.count(FaultStorage::Operation::kCreate) ==
+        job->target.files.size() + job->text_files.size() + job->copied_files.size());
+  CHECK(storage.count(FaultStorage::Operation::kSync) == storage.count(FaultStorage::Operation::kCreate));
+}
+
+TEST_CASE("Progress ends at the bytes that the program writes") {
+  const Sharded sharded;
+  for (const unsigned threads : {1u, 3u}) {
+    Progress progress;
+    RunOptions options;
+    options.progress = &progress;
+    options.threads = threads;
+    ShardRequest request = sharded.request;
+    request.force = true;
+    const auto job = plan_shard(request);
+    execute(*job, options);
+    CHECK(progress.done_bytes == job->program.write_bytes);
+    CHECK(progress.flushing);
+  }
+}
+
+TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threads") {
+  const Sharded sharded;
+  shard(sharded.request);
+  const auto inspection = inspect_path(sharded.temp / "ranks");
+  const Program program = make_reading_program(inspection->layout);
+  std::vector<std::map<std::uint64_t, std::string>> blocks(program.transfers.size());
+  std::mutex mutex;
+  RunOptions options;
+  options.threads = 3;
+  run_program(
+      program, {}, options,
+      [&](std::size_t transfer, std::uint64_t block, std::span<const std::byte> bytes) {
+        const std::lock_guard lock(mutex);
+        CHECK(blocks[transfer]
+                  .emplace(block, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()))
+                  .second);
+      },
+      96);
+  std::size_t most = 0;
+  for (std::size_t t = 0; t < blocks.size(); ++t) {
+    std::string joined;
+    for (const auto& [number, bytes] : blocks[t]) joined += bytes;
+    const std::string& tensor = inspection->layout.logical[program.transfers[t].source_logical].name;
+    INFO(tensor);
+    CHECK((joined == sharded.tensors.at(tensor).bytes));
+    most = std::max(most, blocks[t].size());
+  }
+  CHECK(most > 4);
+}
+
+TEST_CASE("Too little memory is a usage error and leaves nothing") {
+  const Sharded sharded;
+  const auto before = snapshot(sharded.temp.path());
+  RunOptions options;
+  options.max_memory_bytes = kMinMemoryBytes - 1;
+  const Error error = error_of([&] { shard(sharded.request, options); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.hint(), Says("4.00 MiB"));
+  CHECK((snapshot(sharded.temp.path()) == before));
+}
+
+TEST_CASE("Rows larger than a block are moved in parts") {
+  const TempDir temp;
+  TinyModel model;
+  model.hidden = 700'000;  // a row of the embedding has 1.4 MB, a block at most 1.3 MiB
+  model.heads = model.kv_heads = 2;
+  model.head_dim = 2;
+  model.intermediate = 2;
+  model.vocab = 2;
+  model.layers = 1;
+  Random random(1);
+  TensorMap tensors = random_tensors(model, random);
+  write_model(temp / "model", model, tensors);
+  FaultStorage storage;
+  RunOptions options;
+  options.storage = &storage;
+  options.threads = 1;
+  options.max_memory_bytes = kMinMemoryBytes;
+  shard(shard_request(temp / "model", temp / "ranks", 2), options);
+  std::uint64_t longest = 0;
+  for (const auto& range : storage.reads(temp / "model/model.safetensors"))
+    longest = std::max(longest, range.end_bytes - range.begin_bytes);
+  CHECK(longest <= kMinMemoryBytes / 3);
+  ConsolidateRequest back;
+  back.checkpoint_directory = temp / "ranks";
+  back.output_directory = temp / "whole";
+  consolidate(back, options);
+  CHECK((read_model(temp / "whole") == tensors));
+}
+
+TEST_CASE("A source that shrinks after it was planned is an I/O error, and nothing is left") {
+  const Sharded sharded;
+  const auto job = plan_shard(sharded.request);
+  const fs::path file = sharded.temp / "model/model.safetensors";
+  fs::resize_file(file, fs::file_size(file) / 2);
+  const auto before = snapshot(sharded.temp.path());
+  const Error error = error_of([&] { execute(*job, {}); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == file.string());
+  CHECK((snapshot(sharded.temp.path()) == before));
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,278 @@
+#include "reshard/formats/hf_index.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using test::Says;
+using test::TempDir;
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+const std::string kFirst = "model-00001-of-00002.safetensors";
+const std::string kSecond = "model-00002-of-00002.safetensors";
+
+nlohmann::json valid_index() {
+  return {{"metadata", {{"total_size", 15}}}, {"weight_map", {{"a", kFirst}, {"b", kFirst}, {"c", kSecond}}}};
+}
+
+void write_index(const TempDir& dir, const nlohmann::json& index) {
+  test::write_file(dir / kSafetensorsIndexFile, index.dump());
+}
+
+/// Two files and their index.
+void write_checkpoint(const TempDir& dir, const nlohmann::json& index = valid_index()) {
+  test::write_safetensors(dir / kFirst, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
+  test::write_safetensors(dir / kSecond, {{"c", {DType::kU8, {3}, "ccc"}}});
+  write_index(dir, index);
+}
+
+Error refused(const TempDir& dir, ErrorKind kind = ErrorKind::kBadInput) {
+  const Error error = error_of([&] { read_hf_checkpoint(dir.path()); });
+  CHECK(error.kind() == kind);
+  return error;
+}
+
+/// The error for a checkpoint whose index is patched, which must name the index.
+Error index_refused(const nlohmann::json& index) {
+  const TempDir dir;
+  write_checkpoint(dir, index);
+  const Error error = refused(dir);
+  CHECK(error.path() == (dir / kSafetensorsIndexFile).string());
+  return error;
+}
+
+TEST_CASE("A checkpoint of several files is read by its index") {
+  const TempDir dir;
+  write_checkpoint(dir);
+  const auto files = read_hf_checkpoint(dir.path());
+  REQUIRE(files.size() == 2);
+  CHECK(files[0].path == dir / kFirst);
+  CHECK(files[0].tensors.size() == 2);
+  CHECK(files[1].path == dir / kSecond);
+  CHECK(files[1].tensors.size() == 1);
+  CHECK(files[0].warnings.empty());
+  CHECK(files[1].warnings.empty());
+}
+
+TEST_CASE("A checkpoint of one file needs no index, and may be a link") {
+  const TempDir dir;
+  test::write_safetensors(dir / "blobs" / "123", {{"a", {DType::kU8, {4}, "aaaa"}}});
+  fs::create_symlink(dir / "blobs" / "123", dir / kSafetensorsFile);
+  const auto files = read_hf_checkpoint(dir.path());
+  REQUIRE(files.size() == 1);
+  CHECK(files[0].path == dir / kSafetensorsFile);
+  CHECK(files[0].tensors.size() == 1);
+}
+
+TEST_CASE("An index may name the single file") {
+  const TempDir dir;
+  test::write_safetensors(dir / kSafetensorsFile, {{"a", {DType::kU8, {4}, "aaaa"}}});
+  write_index(dir, {{"metadata", {{"total_size", 4}}}, {"weight_map", {{"a", kSafetensorsFile}}}});
+  CHECK(read_hf_checkpoint(dir.path()).size() == 1);
+}
+
+TEST_CASE("A file that the index names and the directory lacks is refused") {
+  const TempDir dir;
+  write_checkpoint(dir);
+  fs::remove(dir / kFirst);
+  const Error error = refused(dir);
+  CHECK(error.path() == (dir / kSafetensorsIndexFile).string());
+  CHECK_THAT(error.what(), Says(kFirst + " (2 tensors), which is missing"));
+  CHECK_FALSE(error.hint().empty());
+}
+
+TEST_CASE("A tensor that the index puts into a file without it is refused") {
+  auto index = valid_index();
+  index["weight_map"]["d"] = kSecond;
+  const Error error = index_refused(index);
+  CHECK(error.tensor() == "d");
+  CHECK_THAT(error.what(), Says("into " + kSecond + ", which does not hold it"));
+}
+
+TEST_CASE("A tensor that the index puts into the wrong file is refused") {
+  auto index = valid_index();
+  index["weight_map"]["b"] = kSecond;
+  const TempDir dir;
+  write_checkpoint(dir, index);
+  CHECK(refused(dir).tensor() == "b");
+}
+
+TEST_CASE("A tensor that a file holds and the index does not list is refused") {
+  auto index = valid_index();
+  index["weight_map"].erase("b");
+  const TempDir dir;
+  write_checkpoint(dir, index);
+  const Error error = refused(dir);
+  CHECK(error.path() == (dir / kFirst).string());
+  CHECK(error.tensor() == "b");
+  CHECK_THAT(error.what(), Says("does not list it there"));
+}
+
+TEST_CASE("A tensor in two files is refused at the file that should not have it") {
+  const TempDir dir;
+  write_checkpoint(dir);
+  test::write_safetensors(dir / kSecond, {{"c", {DType::kU8, {3}, "ccc"}}, {"a", {DType::kU8, {4}, "AAAA"}}});
+  const Error error = refused(dir);
+  CHECK(error.path() == (dir / kSecond).string());
+  CHECK(error.tensor() == "a");
+}
+
+TEST_CASE("A file name that is not plain is refused before it is opened") {
+  const std::string names[] = {"../" + kFirst, "/etc/passwd", "sub/" + kFirst,        "..",         ".",          "",
+                               "a\\b",         "/",           std::string("a\0b", 3), kFirst + "/", "./" + kFirst};
+  for (const std::string& name : names) {
+    INFO(name);
+    auto index = valid_index();
+    index["weight_map"]["c"] = name;
+    const Error error = index_refused(index);
+    CHECK(error.tensor() == "c");
+    CHECK_THAT(error.what(), Says("not a plain file name"));
+  }
+}
+
+TEST_CASE("A file name too long for the file system is refused as bad input") {
+  auto index = valid_index();
+  index["weight_map"]["c"] = std::string(300, 'x');
+  index_refused(index);
+}
+
+TEST_CASE("An index without a usable weight map is refused") {
+  auto none = valid_index();
+  none.erase("weight_map");
+  CHECK_THAT(index_refused(none).what(), Says("the key \"weight_map\" is missing"));
+  auto list = valid_index();
+  list["weight_map"] = {"a", kFirst};
+  CHECK_THAT(index_refused(list).what(), Says("\"weight_map\" is"));
+  auto empty = valid_index();
+  empty["weight_map"] = nlohmann::json::object();
+  CHECK_THAT(index_refused(empty).what(), Says("lists no tensors"));
+  auto number = valid_index();
+  number["weight_map"]["b"] = 7;
+  CHECK_THAT(index_refused(number).what(), Says("weight_map: \"b\" is 7, expected a file name"));
+  CHECK_THAT(index_refused(nlohmann::json::array()).what(), Says("expected an object"));
+}
+
+TEST_CASE("An index that is no JSON, or lists a tensor twice, is refused") {
+  const TempDir dir;
+  write_checkpoint(dir);
+  test::write_file(dir / kSafetensorsIndexFile, "{\"weight_map\":{");
+  CHECK_THAT(refused(dir).what(), Says(std::string(kSafetensorsIndexFile) + ": at byte"));
+  test::write_file(dir / kSafetensorsIndexFile, R"({"weight_map":{"a":")" + kFirst + R"(","a":")" + kSecond + R"("}})");
+  CHECK_THAT(refused(dir).what(), Says("the key \"a\" twice"));
+}
+
+TEST_CASE("A wrong total size is a warning with both numbers") {
+  const TempDir dir;
+  auto index = valid_index();
+  index["metadata"]["total_size"] = 16;
+  write_checkpoint(dir, index);
+  const auto files = read_hf_checkpoint(dir.path());
+  REQUIRE(files.size() == 2);
+  REQUIRE(files[0].warnings.size() == 1);
+  CHECK_THAT(files[0].warnings[0], Says("total_size 16, but the tensors have 15 bytes"));
+}
+
+TEST_CASE("A total size that is absent or no whole number is passed over") {
+  for (const char* metadata : {"null", "{}", R"({"total_size":"15"})", R"({"total_size":99.5})", "[]", "7"}) {
+    INFO(metadata);
+    const TempDir dir;
+    auto index = valid_index();
+    index["metadata"] = nlohmann::json::parse(metadata);
+    write_checkpoint(dir, index);
+    const auto files = read_hf_checkpoint(dir.path());
+    REQUIRE(files.size() == 2);
+    CHECK(files[0].warnings.empty());
+  }
+}
+
+TEST_CASE("A single file beside an index that does not name it is refused") {
+  const TempDir dir;
+  write_checkpoint(dir);
+  test::write_safetensors(dir / kSafetensorsFile, {{"a", {DType::kU8, {4}, "aaaa"}}});
+  const Error error = refused(dir);
+  CHECK(error.path() == dir.path().string());
+  CHECK_THAT(error.what(), Says("model.safetensors and an index that names other files"));
+  CHECK_FALSE(error.hint().empty());
+}
+
+TEST_CASE("PyTorch weights are said to be unsupported") {
+  for (const char* file : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    const TempDir dir;
+    test::write_file(dir / file, "x");
+    const Error error = refused(dir, ErrorKind::kUnsupported);
+    CHECK(error.path() == dir.path().string());
+    CHECK_THAT(error.what(), Says("(" + std::string(file) + ")"));
+    CHECK_THAT(error.hint(), Says("safetensors"));
+  }
+}
+
+TEST_CASE("PyTorch weights beside safetensors do not matter") {
+  const TempDir dir;
+  write_checkpoint(dir);
+  test::write_file(dir / "pytorch_model.bin", "x");
+  CHECK(read_hf_checkpoint(dir.path()).size() == 2);
+}
+
+TEST_CASE("Numbered files without their index are named in the hint") {
+  const TempDir dir;
+  write_checkpoint(dir);
+  fs::remove(dir / kSafetensorsIndexFile);
+  const Error error = refused(dir);
+  CHECK(error.path() == dir.path().string());
+  CHECK_THAT(error.hint(), Says(kFirst + ", " + kSecond));
+  CHECK_THAT(error.hint(), Says("is the index missing?"));
+}
+
+TEST_CASE("A directory without weights, and one that is not there, are bad input") {
+  const TempDir dir;
+  const Error empty = refused(dir);
+  CHECK(empty.path() == dir.path().string());
+  CHECK_THAT(empty.what(), Says("neither model.safetensors nor model.safetensors.index.json"));
+  const Error missing = error_of([&] { read_hf_checkpoint(dir / "no"); });
+  CHECK(missing.kind() == ErrorKind::kBadInput);
+  CHECK(missing.path() == (dir / "no").string());
+}
+
+TEST_CASE("A damaged file of an indexed checkpoint is named itself") {
+  const TempDir dir;
+  write_checkpoint(dir);
+  test::write_file(dir / kSecond, test::read_file(dir / kSecond) + "x");
+  CHECK(refused(dir).path() == (dir / kSecond).string());
+}
+
+TEST_CASE("An index is written with sorted keys and two spaces of indent") {
+  const HfIndex index{7, {{"z", "model-00002-of-00002.safetensors"}, {"b\"", "model-00001-of-00002.safetensors"}}};
+  CHECK(hf_index_text(index) ==
+        "{\n  \"metadata\": {\n    \"total_size\": 7\n  },\n  \"weight_map\": {\n"
+        "    \"b\\\"\": \"model-00001-of-00002.safetensors\",\n"
+        "    \"z\": \"model-00002-of-00002.safetensors\"\n  }\n}\n");
+}
+
+TEST_CASE("The reference's index is read, and written again with the same content") {
+  const fs::path path = test::testdata("golden/optimum/llama-tp2-pp2/original") / kSafetensorsIndexFile;
+  const HfIndex index = read_hf_index(path);
+  CHECK(index.total_size_bytes == 70208);
+  CHECK(index.weight_map.size() == 39);
+  CHECK(nlohmann::json::parse(hf_index_text(index)) == nlohmann::json::parse(test::read_file(path)));
+  const auto files = read_hf_checkpoint(path.parent_path());
+  REQUIRE(files.size() == 3);
+  CHECK(files[0].warnings.empty());
+}
+
+TEST_CASE("Files are numbered from one with five digits, and one alone has no number") {
+  CHECK(hf_file_name(1, 1) == "model.safetensors");
+  CHECK(hf_file_name(1, 2) == "model-00001-of-00002.safetensors");
+  CHECK(hf_file_name(123, 100000) == "model-00123-of-100000.safetensors");
+}
+
+}  // namespace
+}  // namespace reshard

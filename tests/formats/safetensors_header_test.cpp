@@ -1,0 +1,287 @@
+#include "reshard/formats/safetensors_header.h"
+
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+const std::filesystem::path kPath = "dir/model.safetensors";
+const std::string kValid = R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+                           R"("b":{"dtype":"U8","shape":[5],"data_offsets":[24,29]}})";
+
+/// `kValid` with the first `from` replaced; the test fails if there is none.
+std::string patched(const std::string& from, const std::string& to) {
+  const auto at = kValid.find(from);
+  REQUIRE(at != std::string::npos);
+  return std::string(kValid).replace(at, from.size(), to);
+}
+
+Error refused(const std::string& header) {
+  const Error error = error_of([&] { parse_header_json(header, kPath); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == kPath.string());
+  return error;
+}
+
+struct Patch {
+  const char* name;
+  std::string from, to;
+  std::string tensor;  // that the error must name
+  std::string says;
+};
+
+void check_refused(const std::vector<Patch>& patches) {
+  for (const Patch& patch : patches) {
+    INFO(patch.name);
+    const Error error = refused(patched(patch.from, patch.to));
+    CHECK(error.tensor() == patch.tensor);
+    CHECK_THAT(error.what(), Says(patch.says));
+  }
+}
+
+TEST_CASE("A header gives its tensors in its own order, and its metadata") {
+  const SafetensorsHeader header = parse_header_json(kValid, kPath);
+  REQUIRE(header.tensors.size() == 2);
+  CHECK(header.tensors[0].name == "a");
+  CHECK(header.tensors[0].dtype == DType::kF32);
+  CHECK(header.tensors[0].shape == Dims{2, 3});
+  CHECK(header.tensors[0].begin == 0);
+  CHECK(header.tensors[0].end == 24);
+  CHECK(header.tensors[1].name == "b");
+  CHECK(header.tensors[1].shape == Dims{5});
+  CHECK(header.tensors[1].begin == 24);
+  CHECK(header.tensors[1].end == 29);
+  CHECK(header.metadata == Pairs{{"format", "pt"}});
+  CHECK(header.warnings.empty());
+}
+
+TEST_CASE("White space before, after and inside a header is accepted") {
+  const SafetensorsHeader header = parse_header_json(" \t\r\n" + patched("[2,3]", "[ 2 ,\n3\t]") + "   \n", kPath);
+  REQUIRE(header.tensors.size() == 2);
+  CHECK(header.tensors[0].shape == Dims{2, 3});
+}
+
+TEST_CASE("Fields may come in any order") {
+  const auto header = parse_header_json(R"({"a":{"data_offsets":[0,4],"shape":[],"dtype":"F32"}})", kPath);
+  REQUIRE(header.tensors.size() == 1);
+  CHECK(header.tensors[0].dtype == DType::kF32);
+  CHECK(header.tensors[0].shape.empty());
+  CHECK(header.tensors[0].end == 4);
+}
+
+TEST_CASE("Every dtype of the format is read") {
+  for (const DTypeRow& row : kDTypes) {
+    INFO(row.name);
+    const auto header = parse_header_json(patched("\"F32\"", "\"" + std::string(row.name) + "\""), kPath);
+    REQUIRE(header.tensors.size() == 2);
+    CHECK(header.tensors[0].dtype == row.dtype);
+  }
+}
+
+TEST_CASE("Sizes and offsets may be any number of 64 bits") {
+  const auto header = parse_header_json(patched("[2,3]", "[0,18446744073709551615]"), kPath);
+  CHECK(header.tensors.at(0).shape == Dims{0, UINT64_MAX});
+}
+
+TEST_CASE("Metadata may be absent, null, empty or anywhere in the header") {
+  const std::string with = R"("__metadata__":{"format":"pt"},)";
+  CHECK(parse_header_json(patched(with, ""), kPath).metadata.empty());
+  CHECK(parse_header_json(patched(R"({"format":"pt"})", "null"), kPath).metadata.empty());
+  CHECK(parse_header_json(patched(R"({"format":"pt"})", "{}"), kPath).metadata.empty());
+  CHECK(parse_header_json(R"({"__metadata__":null})", kPath).tensors.empty());
+  const auto late = parse_header_json(
+      R"({"a":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"__metadata__":{"k":"v","":"w\n"}})", kPath);
+  CHECK(late.tensors.size() == 1);
+  CHECK(late.metadata == Pairs{{"k", "v"}, {"", "w\n"}});
+}
+
+TEST_CASE("Metadata that is not an object of strings is refused") {
+  const std::string good = R"({"format":"pt"})";
+  check_refused({
+      {"metadata is an array", good, "[]", "", "__metadata__ is an array"},
+      {"metadata is a string", good, "\"pt\"", "", "__metadata__ is \"pt\""},
+      {"metadata is a number", good, "1", "", "__metadata__ is 1"},
+      {"metadata is true", good, "true", "", "__metadata__ is a boolean"},
+      {"metadata holds a number", good, R"({"format":7})", "", "__metadata__ has 7 under \"format\""},
+      {"metadata holds null", good, R"({"format":null})", "", "__metadata__ has null under \"format\""},
+      {"metadata holds an object", good, R"({"format":{}})", "", "__metadata__ has an object under \"format\""},
+      {"metadata holds an array", good, R"({"format":["pt"]})", "", "__metadata__ has an array under \"format\""},
+      {"metadata has a key twice", good, R"({"k":"v","k":"v"})", "", "__metadata__ has the key \"k\" twice"},
+      {"metadata is there twice", "\"a\":{", R"("__metadata__":null,"a":{)", "", "__metadata__ twice"},
+  });
+}
+
+TEST_CASE("A name given twice is refused, though both entries are the same or empty") {
+  check_refused({
+      {"b renamed a", "\"b\":", "\"a\":", "a", "this name twice"},
+      {"b renamed a by an escape", "\"b\":", "\"\\u0061\":", "a", "this name twice"},
+      {"empty copy of a", "\"b\":{", R"("a":{"dtype":"U8","shape":[0],"data_offsets":[24,24]},"b":{)", "a", "twice"},
+  });
+}
+
+TEST_CASE("Control characters in a name are refused and shown as codes") {
+  check_refused({
+      {"NUL in a name", "\"a\":", "\"a\\u0000b\":", std::string("a\0b", 3), "tensor a\\x00b: the name holds control"},
+      {"newline in a name", "\"a\":", "\"a\\nb\":", "a\nb", "tensor a\\x0ab: "},
+      {"escape in a name", "\"a\":", "\"\\u001b[31m\":", "\x1b[31m", "tensor \\x1b[31m: "},
+      {"DEL in a name", "\"a\":", "\"a\x7f\":", "a\x7f", "tensor a\\x7f: "},
+  });
+}
+
+TEST_CASE("A tensor that is not an object with its three fields is refused") {
+  const std::string all = R"({"dtype":"F32","shape":[2,3],"data_offsets":[0,24]})";
+  check_refused({
+      {"tensor is null", all, "null", "a", "is null, expected an object with dtype, shape and data_offsets"},
+      {"tensor is a number", all, "7", "a", "is 7, expected an object"},
+      {"tensor is an array", all, "[]", "a", "is an array, expected an object"},
+      {"tensor is a string", all, "\"F32\"", "a", "is \"F32\", expected an object"},
+      {"no fields", all, "{}", "a", "has no dtype"},
+      {"no dtype", R"("dtype":"F32",)", "", "a", "has no dtype"},
+      {"no shape", R"("shape":[2,3],)", "", "a", "has no shape"},
+      {"no data_offsets", R"(,"data_offsets":[0,24])", "", "a", "has no data_offsets"},
+      {"dtype twice", R"("dtype":"F32",)", R"("dtype":"F32","dtype":"F32",)", "a", "has \"dtype\" twice"},
+      {"shape twice", R"("shape":[2,3],)", R"("shape":[2,3],"shape":[2,3],)", "a", "has \"shape\" twice"},
+      {"offsets twice", "[0,24]", R"([0,24],"data_offsets":[0,24])", "a", "has \"data_offsets\" twice"},
+  });
+}
+
+TEST_CASE("A dtype must be one of the format's names, in their case") {
+  check_refused({
+      {"lower case", "\"F32\"", "\"f32\"", "a", "has the dtype \"f32\""},
+      {"torch's name", "\"F32\"", "\"float32\"", "a", "has the dtype \"float32\""},
+      {"no name", "\"F32\"", "\"\"", "a", "has the dtype \"\""},
+      {"newer name", "\"F32\"", "\"F2\"", "a", "which safetensors does not know"},
+      {"number", "\"F32\"", "32", "a", "dtype is 32, expected a string"},
+      {"null", "\"F32\"", "null", "a", "dtype is null, expected a string"},
+      {"list", "\"F32\"", "[\"F32\"]", "a", "dtype is an array, expected a string"},
+      {"object", "\"F32\"", "{}", "a", "dtype is an object, expected a string"},
+  });
+}
+
+TEST_CASE("A shape holds whole numbers of 64 bits and nothing else") {
+  check_refused({
+      {"negative", "[2,3]", "[-2,3]", "a", "shape holds a negative number"},
+      {"negative zero", "[2,3]", "[-0,3]", "a", "shape holds a negative number"},
+      {"fraction", "[2,3]", "[2.0,3]", "a", "shape holds 2.0"},
+      {"exponent", "[2,3]", "[2e0,3]", "a", "shape holds 2e0"},
+      {"2 to the 64", "[2,3]", "[18446744073709551616,3]", "a", "shape holds 18446744073709551616"},
+      {"below the least of 64 bits", "[2,3]", "[-9223372036854775809,3]", "a", "shape holds -9223372036854775809"},
+      {"string", "[2,3]", "[\"2\",3]", "a", "shape holds \"2\""},
+      {"null", "[2,3]", "[null]", "a", "shape holds null"},
+      {"true", "[2,3]", "[true]", "a", "shape holds a boolean"},
+      {"nested list", "[2,3]", "[[2,3]]", "a", "shape holds an array"},
+      {"object inside", "[2,3]", "[{}]", "a", "shape holds an object"},
+      {"shape is a number", "[2,3]", "6", "a", "shape is 6, expected an array"},
+      {"shape is null", "[2,3]", "null", "a", "shape is null, expected an array"},
+      {"shape is an object", "[2,3]", "{}", "a", "shape is an object, expected an array"},
+  });
+}
+
+TEST_CASE("Offsets are two whole numbers of 64 bits and nothing else") {
+  check_refused({
+      {"none", "[0,24]", "[]", "a", "data_offsets has 0 numbers, expected two"},
+      {"one", "[0,24]", "[0]", "a", "data_offsets has 1 numbers, expected two"},
+      {"three", "[0,24]", "[0,12,24]", "a", "data_offsets has more than two numbers"},
+      {"negative", "[0,24]", "[-1,24]", "a", "data_offsets holds a negative number"},
+      {"fraction", "[0,24]", "[0,24.5]", "a", "data_offsets holds 24.5"},
+      {"exponent", "[0,24]", "[0,24e0]", "a", "data_offsets holds 24e0"},
+      {"2 to the 64", "[0,24]", "[0,18446744073709551616]", "a", "data_offsets holds 18446744073709551616"},
+      {"string", "[0,24]", "[0,\"24\"]", "a", "data_offsets holds \"24\""},
+      {"nested", "[0,24]", "[[0,24]]", "a", "data_offsets holds an array"},
+      {"number", "[0,24]", "24", "a", "data_offsets is 24, expected two"},
+      {"object", "[0,24]", R"({"begin":0})", "a", "data_offsets is an object, expected two"},
+  });
+}
+
+TEST_CASE("Unknown fields are ignored with a warning, whatever they hold") {
+  const std::string values[] = {"null",
+                                "true",
+                                "-1.5e3",
+                                "\"x\"",
+                                "[]",
+                                "{}",
+                                R"([1,[{"shape":[-1]},{"dtype":7}],{}])",
+                                R"({"shape":"x","a":{"data_offsets":[[]]},"__metadata__":{}})"};
+  for (const std::string& value : values) {
+    INFO(value);
+    for (const std::string at : {"\"dtype\":", "\"data_offsets\":"}) {
+      const auto header = parse_header_json(patched(at, "\"extra\":" + value + "," + at), kPath);
+      REQUIRE(header.tensors.size() == 2);
+      CHECK(header.tensors[0].name == "a");
+      CHECK(header.tensors[0].shape == Dims{2, 3});
+      CHECK(header.tensors[0].end == 24);
+      CHECK(header.tensors[1].name == "b");
+      REQUIRE(header.warnings.size() == 1);
+      CHECK_THAT(header.warnings[0], Says("tensor a"));
+      CHECK_THAT(header.warnings[0], Says("\"extra\""));
+    }
+  }
+}
+
+TEST_CASE("Very many unknown fields do not make very many warnings") {
+  std::string fields;
+  for (int i = 0; i < 1000; ++i) fields += "\"x" + std::to_string(i) + "\":0,";
+  const auto header = parse_header_json(patched("\"dtype\":", fields + "\"dtype\":"), kPath);
+  CHECK(header.tensors.size() == 2);
+  CHECK_FALSE(header.warnings.empty());
+  CHECK(header.warnings.size() < 10);
+}
+
+TEST_CASE("A header that is not one JSON object is refused") {
+  CHECK_THAT(refused("[]").what(), Says("the header is an array, expected an object of tensors"));
+  CHECK_THAT(refused("\"a\"").what(), Says("the header is \"a\", expected an object"));
+  CHECK_THAT(refused("7").what(), Says("the header is 7, expected an object"));
+  CHECK_THAT(refused("null").what(), Says("the header is null, expected an object"));
+  for (const std::string& text :
+       {std::string(), std::string("   "), kValid + "{}", kValid + "x", kValid + ",",
+        kValid.substr(0, kValid.size() - 1), patched("[2,3]", "[2,3,]"), patched("\"a\"", "a"),
+        patched("[2,3]", "[02,3]"), patched("[2,3]", "[1e999]"), patched("\"F32\"", "NaN"), "// " + kValid}) {
+    INFO(text);
+    CHECK_THAT(refused(text).what(), Says("not valid JSON"));
+  }
+}
+
+TEST_CASE("The error for broken JSON names the byte of the file that breaks it") {
+  CHECK(refused(R"({"a":x})").offset_bytes() == 8 + 5);
+  CHECK(refused(kValid + "!").offset_bytes() == 8 + kValid.size());
+  CHECK(refused(patched("\"b\"", "\"\xff\"")).offset_bytes() == 8 + kValid.find("\"b\"") + 1);
+}
+
+TEST_CASE("Bytes that are not UTF-8 are refused") {
+  for (const char* bytes : {"\xff", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\x80"}) {
+    refused(patched("\"a\"", "\"" + std::string(bytes) + "\""));
+    refused(patched("\"pt\"", "\"" + std::string(bytes) + "\""));
+    refused(patched("\"dtype\"", "\"" + std::string(bytes) + "\":0,\"dtype\""));
+  }
+  refused(patched("\"a\"", "\"\\ud800\""));
+}
+
+TEST_CASE("NUL padding and a byte order mark are refused, each with its own message") {
+  const Error padding = refused(kValid + std::string(5, '\0'));
+  CHECK(padding.offset_bytes() == 8 + kValid.size());
+  CHECK_THAT(padding.what(), Says("padding must be spaces"));
+  const Error leading = refused(std::string(1, '\0') + kValid);
+  CHECK(leading.offset_bytes() == 8);
+  const Error mark = refused("\xEF\xBB\xBF" + kValid);
+  CHECK(mark.offset_bytes() == 8);
+  CHECK_THAT(mark.what(), Says("byte order mark"));
+}
+
+TEST_CASE("A header may be nested 128 deep and no deeper") {
+  const auto with_depth = [](std::size_t levels) {
+    const std::size_t inner = levels - 2;  // the header and the tensor are two
+    return patched("\"dtype\":", "\"x\":" + std::string(inner, '[') + std::string(inner, ']') + ",\"dtype\":");
+  };
+  CHECK(parse_header_json(with_depth(128), kPath).tensors.size() == 2);
+  CHECK_THAT(refused(with_depth(129)).what(), Says("128 levels"));
+  CHECK_THAT(refused(with_depth(1'000'000)).what(), Says("128 levels"));
+  CHECK_THAT(refused(std::string(200, '{')).what(), Says("not valid JSON"));
+}
+
+}  // namespace
+}  // namespace reshard

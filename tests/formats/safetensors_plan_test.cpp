@@ -1,0 +1,210 @@
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+
+#include "reshard/formats/safetensors.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using test::Says;
+using Random = std::mt19937_64;
+
+std::string prefix_of(const std::string& json) {
+  return test::safetensors_bytes(json, "");
+}
+
+/// A name of pieces that a writer may stumble over.
+std::string random_name(Random& random) {
+  static const std::vector<std::string> kPieces = {"model", ".layers.", "7", "\"", "\\", "/",
+                                                   "é",     "层",       "😀", " ",  "A",  "_"};
+  std::string name;
+  for (auto n = random() % 6; n > 0; --n) name += kPieces[random() % kPieces.size()];
+  return name + std::to_string(random() % 1000);
+}
+
+std::vector<TensorEntry> random_tensors(Random& random) {
+  std::vector<TensorEntry> tensors;
+  std::set<std::string> names;
+  for (auto n = random() % 30; n > 0; --n) {
+    TensorEntry tensor{random_name(random), kDTypes[random() % std::size(kDTypes)].dtype, {}};
+    for (auto ndim = random() % 5; ndim > 0; --ndim) tensor.shape.push_back(random() % 9);
+    if (bits(tensor.dtype) % 8 != 0) tensor.shape.push_back(4 * (1 + random() % 3));
+    if (names.insert(tensor.name).second) tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
+TEST_CASE("The files of the reference are laid out byte for byte as it wrote them") {
+  std::size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(test::testdata("golden/optimum"))) {
+    if (entry.path().extension() != ".safetensors") continue;
+    INFO(fs::relative(entry.path(), test::testdata("")).string());
+    const std::string content = test::read_file(entry.path());
+    const Container file = read_safetensors(entry.path());
+    std::vector<TensorEntry> shuffled = file.tensors;
+    std::shuffle(shuffled.begin(), shuffled.end(), Random(files));
+    for (TensorEntry& tensor : shuffled) tensor.offset_bytes = tensor.size_bytes = 12345;
+    const ContainerPlan plan = plan_safetensors(shuffled);
+    CHECK(plan.size_bytes == content.size());
+    REQUIRE(plan.prefix.size() < content.size());
+    CHECK(plan.prefix == content.substr(0, plan.prefix.size()));
+    REQUIRE(plan.tensors.size() == file.tensors.size());
+    for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+      CHECK(plan.tensors[i].name == file.tensors[i].name);
+      CHECK(plan.tensors[i].offset_bytes == file.tensors[i].offset_bytes);
+      CHECK(plan.tensors[i].size_bytes == file.tensors[i].size_bytes);
+    }
+    ++files;
+  }
+  CHECK(files >= 11);
+}
+
+TEST_CASE("Tensors are laid out by dtype from the last to the first, then by name") {
+  const ContainerPlan plan = plan_safetensors({{"b", DType::kU8, {3}},
+                                               {"a", DType::kU8, {5}},
+                                               {"B", DType::kU8, {1}},
+                                               {"half", DType::kBF16, {2, 0}},
+                                               {"z", DType::kI64, {}},
+                                               {"y", DType::kF32, {2}},
+                                               {"flag", DType::kBool, {1}}});
+  std::string json =
+      R"({"__metadata__":{"format":"pt"},"z":{"dtype":"I64","shape":[],"data_offsets":[0,8]},)"
+      R"("y":{"dtype":"F32","shape":[2],"data_offsets":[8,16]},"half":{"dtype":"BF16","shape":[2,0],"data_offsets":[16,16]},)"
+      R"("B":{"dtype":"U8","shape":[1],"data_offsets":[16,17]},"a":{"dtype":"U8","shape":[5],"data_offsets":[17,22]},)"
+      R"("b":{"dtype":"U8","shape":[3],"data_offsets":[22,25]},"flag":{"dtype":"BOOL","shape":[1],"data_offsets":[25,26]}})";
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  CHECK(plan.prefix == prefix_of(json));
+  CHECK(plan.size_bytes == plan.prefix.size() + 26);
+  REQUIRE(plan.tensors.size() == 7);
+  CHECK(plan.tensors[0].name == "z");
+  CHECK(plan.tensors[0].offset_bytes == plan.prefix.size());
+  CHECK(plan.tensors[5].name == "b");
+  CHECK(plan.tensors[5].offset_bytes == plan.prefix.size() + 22);
+  CHECK(plan.tensors[5].size_bytes == 3);
+}
+
+TEST_CASE("A file of no tensors is a header alone") {
+  const ContainerPlan plan = plan_safetensors({});
+  CHECK(plan.prefix == prefix_of(R"({"__metadata__":{"format":"pt"}})"));
+  CHECK(plan.size_bytes == 40);
+  CHECK(parse_safetensors_header(plan.prefix.substr(8), plan.size_bytes, "m").tensors.empty());
+}
+
+TEST_CASE("The header is padded with spaces to a multiple of eight, for every length") {
+  for (std::size_t length = 1; length <= 16; ++length) {
+    const std::string prefix = plan_safetensors({{std::string(length, 'n'), DType::kU8, {1}}}).prefix;
+    CHECK(prefix.size() % 8 == 0);
+    const auto last = prefix.find_last_not_of(' ');
+    CHECK(prefix[last] == '}');
+    CHECK(prefix.size() - last - 1 < 8);
+  }
+}
+
+TEST_CASE("Names are escaped as the reference writer escapes them") {
+  const std::string prefix = plan_safetensors({{"\"\\/\b\f\n\r\t\x01\x1f\x7fé", DType::kU8, {1}}}).prefix;
+  CHECK_THAT(prefix, Says("\"\\\"\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\x7fé\":{"));
+}
+
+TEST_CASE("Every dtype that is planned is read back") {
+  std::vector<TensorEntry> tensors;
+  for (const DTypeRow& row : kDTypes) tensors.push_back({row.name, row.dtype, {4, 3}});
+  const ContainerPlan plan = plan_safetensors(tensors);
+  const Container file = parse_safetensors_header(plan.prefix.substr(8), plan.size_bytes, "m");
+  REQUIRE(file.tensors.size() == std::size(kDTypes));
+  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
+    const DTypeRow& row = kDTypes[std::size(kDTypes) - 1 - i];
+    CHECK(file.tensors[i].name == row.name);
+    CHECK(file.tensors[i].dtype == row.dtype);
+    CHECK(file.tensors[i].size_bytes == 12 * row.bits / 8);
+  }
+}
+
+TEST_CASE("A random planned header is read back with the same tensors") {
+  std::size_t read = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    INFO("seed " << seed);
+    Random random(seed);
+    std::vector<TensorEntry> tensors = random_tensors(random);
+    const ContainerPlan plan = plan_safetensors(tensors);
+    std::uint64_t length = 0;
+    std::memcpy(&length, plan.prefix.data(), 8);
+    REQUIRE(length == plan.prefix.size() - 8);
+    const Container file = parse_safetensors_header(plan.prefix.substr(8), plan.size_bytes, "m");
+    REQUIRE(file.tensors.size() == tensors.size());
+    std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
+      return std::pair(-static_cast<int>(a.dtype), a.name) < std::pair(-static_cast<int>(b.dtype), b.name);
+    });
+    // Tensors of no bytes share their offset with the next one, so the two are compared by name.
+    std::map<std::string, const TensorEntry*> found;
+    for (const TensorEntry& tensor : file.tensors) found[tensor.name] = &tensor;
+    std::uint64_t offset = plan.prefix.size();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      REQUIRE(plan.tensors[i].name == tensors[i].name);
+      REQUIRE(found.count(tensors[i].name) == 1);
+      const TensorEntry& entry = *found[tensors[i].name];
+      CHECK(entry.dtype == tensors[i].dtype);
+      CHECK(entry.shape == tensors[i].shape);
+      CHECK(entry.offset_bytes == offset);
+      CHECK(plan.tensors[i].offset_bytes == offset);
+      CHECK(plan.tensors[i].size_bytes == entry.size_bytes);
+      offset += entry.size_bytes;
+      ++read;
+    }
+    CHECK(offset == plan.size_bytes);
+    CHECK(file.metadata == std::vector<std::pair<std::string, std::string>>{{"format", "pt"}});
+    CHECK(file.warnings.empty());
+  }
+  CHECK(read > 2000);
+}
+
+TEST_CASE("The layout does not depend on the order in which the tensors are given") {
+  Random random(7);
+  std::vector<TensorEntry> tensors = random_tensors(random);
+  REQUIRE(tensors.size() > 5);
+  const std::string prefix = plan_safetensors(tensors).prefix;
+  for (int i = 0; i < 10; ++i) {
+    std::shuffle(tensors.begin(), tensors.end(), random);
+    CHECK(plan_safetensors(tensors).prefix == prefix);
+  }
+}
+
+TEST_CASE("A tensor without a size in whole bytes is an internal error that names it") {
+  const std::vector<TensorEntry> impossible = {
+      {"odd", DType::kF4, {3}},
+      {"scalar", DType::kF6E2M3, {}},
+      {"huge", DType::kU8, {std::uint64_t{1} << 63, 4, 0}},
+      {"wide", DType::kU64, {std::uint64_t{1} << 58}},
+  };
+  for (const TensorEntry& tensor : impossible) {
+    const Error error = error_of([&] { plan_safetensors({{"fine", DType::kU64, {1}}, tensor}); });
+    CHECK(error.kind() == ErrorKind::kInternal);
+    CHECK(error.tensor() == tensor.name);
+  }
+}
+
+TEST_CASE("A header that loaders would refuse is not written") {
+  std::vector<TensorEntry> tensors;
+  for (char c = 'a'; c < 'a' + 25; ++c) tensors.push_back({std::string(1'000'000, c), DType::kU8, {1}});
+  const Error error = error_of([&] { plan_safetensors(tensors); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.what(), Says("25 tensors"));
+  CHECK_THAT(error.hint(), Says("--max-shard-size"));
+  tensors.pop_back();
+  CHECK(plan_safetensors(tensors).prefix.size() > 24'000'000);
+}
+
+TEST_CASE("A name that is not UTF-8 is refused by name") {
+  const Error error = error_of([] { plan_safetensors({{"a\xff", DType::kU8, {1}}}); });
+  CHECK(error.tensor() == "a\xff");
+}
+
+}  // namespace
+}  // namespace reshard

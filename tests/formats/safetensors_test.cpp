@@ -1,0 +1,297 @@
+#include "reshard/formats/safetensors.h"
+
+#include <cstring>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using test::safetensors_bytes;
+using test::Says;
+
+const std::string kHeader =
+    R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"U8","shape":[5],"data_offsets":[24,29]}})";
+const std::string kData = "aaaaaaaaaaaaaaaaaaaaaaaabbbbb";
+const std::string kFile = safetensors_bytes(kHeader, kData);
+
+std::string patched(const std::string& from, const std::string& to) {
+  const auto at = kHeader.find(from);
+  REQUIRE(at != std::string::npos);
+  return std::string(kHeader).replace(at, from.size(), to);
+}
+
+/// The error for a header of a file that has `data_bytes` of data, which must name the file.
+Error refused(const std::string& header, std::uint64_t data_bytes = kData.size()) {
+  const Error error = error_of([&] { parse_safetensors_header(header, 8 + header.size() + data_bytes, "d/m"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == "d/m");
+  return error;
+}
+
+Container accepted(const std::string& header, std::uint64_t data_bytes) {
+  return parse_safetensors_header(header, 8 + header.size() + data_bytes, "d/m");
+}
+
+Error file_refused(const std::string& content) {
+  const test::TempDir dir;
+  test::write_file(dir / "m.safetensors", content);
+  const Error error = error_of([&] { read_safetensors(dir / "m.safetensors"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (dir / "m.safetensors").string());
+  return error;
+}
+
+std::string length_field(std::uint64_t length) {
+  std::string bytes(8, '\0');
+  std::memcpy(bytes.data(), &length, 8);
+  return bytes;
+}
+
+TEST_CASE("A valid file gives its tensors with their places in the file") {
+  const test::TempDir dir;
+  test::write_file(dir / "m.safetensors", kFile);
+  const Container file = read_safetensors(dir / "m.safetensors");
+  CHECK(file.path == dir / "m.safetensors");
+  CHECK(file.size_bytes == kFile.size());
+  REQUIRE(file.tensors.size() == 2);
+  CHECK(kFile.substr(file.tensors[0].offset_bytes, file.tensors[0].size_bytes) == std::string(24, 'a'));
+  CHECK(kFile.substr(file.tensors[1].offset_bytes, file.tensors[1].size_bytes) == "bbbbb");
+  CHECK(file.tensors[0].shape == Dims{2, 3});
+  CHECK(file.tensors[1].dtype == DType::kU8);
+  CHECK(file.warnings.empty());
+}
+
+TEST_CASE("Tensors come by offset, whatever the header's order") {
+  const Container file = accepted(
+      R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[3,5]},"y":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},)"
+      R"("z":{"dtype":"U8","shape":[0],"data_offsets":[3,3]}})",
+      5);
+  REQUIRE(file.tensors.size() == 3);
+  CHECK(file.tensors[0].name == "y");
+  CHECK(file.tensors[1].name == "z");
+  CHECK(file.tensors[1].size_bytes == 0);
+  CHECK(file.tensors[2].name == "x");
+}
+
+TEST_CASE("A file of an empty object and no data is valid") {
+  const test::TempDir dir;
+  test::write_file(dir / "m.safetensors", safetensors_bytes("{}", ""));
+  CHECK(read_safetensors(dir / "m.safetensors").tensors.empty());
+  CHECK(accepted("{}      ", 0).tensors.empty());
+}
+
+TEST_CASE("A file shorter than its length field is refused") {
+  for (const std::size_t size : {0, 1, 7}) {
+    const Error error = file_refused(kFile.substr(0, size));
+    CHECK_THAT(error.what(), Says("has " + std::to_string(size) + " bytes, fewer than the 8"));
+    CHECK_FALSE(error.hint().empty());
+  }
+}
+
+TEST_CASE("A header that goes past the end of the file is refused") {
+  const Error cut = file_refused(kFile.substr(0, 8 + kHeader.size() - 1));
+  CHECK_THAT(cut.what(), Says("claims a header of " + std::to_string(kHeader.size()) + " bytes"));
+  CHECK(cut.offset_bytes() == 0);
+  CHECK_THAT(file_refused(length_field(1)).what(), Says("claims a header of 1 bytes, but the file has only 8 in all"));
+}
+
+TEST_CASE("A header of 100000000 bytes is allowed and one byte more is not") {
+  CHECK_THAT(file_refused(length_field(100'000'000)).what(), Says("but the file has only 8 in all"));
+  for (const std::uint64_t length : {std::uint64_t{100'000'001}, UINT64_MAX, UINT64_MAX - 7}) {
+    const Error error = file_refused(length_field(length) + kHeader);
+    CHECK_THAT(error.what(), Says("claims a header of " + std::to_string(length) + " bytes"));
+    CHECK_THAT(error.what(), Says("safetensors allows 100000000"));
+    CHECK(error.offset_bytes() == 0);
+  }
+}
+
+TEST_CASE("A header as long as allowed is read to its end") {
+  const test::TempDir dir;
+  test::write_file(dir / "m", length_field(100'000'000) + kHeader);
+  fs::resize_file(dir / "m", 8 + 100'000'000);  // sparse: the rest reads as NUL bytes
+  const Error error = error_of([&] { read_safetensors(dir / "m"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.offset_bytes() == 8 + kHeader.size());
+  CHECK_THAT(error.what(), Says("NUL"));
+}
+
+TEST_CASE("A git-lfs pointer is told from a damaged file") {
+  const Error error = file_refused(
+      "version https://git-lfs.github.com/spec/v1\noid sha256:"
+      "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n");
+  CHECK_THAT(error.what(), Says("git-lfs pointer"));
+  CHECK_THAT(error.hint(), Says("git lfs pull"));
+}
+
+TEST_CASE("What is not a regular file is refused by its name") {
+  const test::TempDir dir;
+  const Error missing = error_of([&] { read_safetensors(dir / "no"); });
+  CHECK(missing.kind() == ErrorKind::kBadInput);
+  CHECK(missing.path() == (dir / "no").string());
+  CHECK(error_of([&] { read_safetensors(dir.path()); }).kind() == ErrorKind::kBadInput);
+}
+
+TEST_CASE("A file cut off or with bytes after its last tensor is refused with both sizes") {
+  const std::string size = std::to_string(kFile.size());
+  for (const std::size_t cut : {1, 5, 29}) {
+    const Error error = file_refused(kFile.substr(0, kFile.size() - cut));
+    CHECK_THAT(error.what(), Says("is cut off: its header accounts for " + size + " bytes, the file has " +
+                                  std::to_string(kFile.size() - cut)));
+    CHECK_FALSE(error.hint().empty());
+  }
+  const Error longer = file_refused(kFile + "x");
+  CHECK_THAT(longer.what(), Says("has bytes after its last tensor: its header accounts for " + size));
+  CHECK_THAT(file_refused(safetensors_bytes("{}", "x")).what(), Says("has bytes after its last tensor"));
+}
+
+TEST_CASE("Offsets that leave a hole are refused") {
+  const Error first = refused(patched("[0,24]", "[1,25]"));
+  CHECK(first.tensor() == "a");
+  CHECK_THAT(first.what(), Says("begin at 1 and leave a hole after the start of the data, which ends at 0"));
+  const Error second = refused(patched("[24,29]", "[25,30]"), 30);
+  CHECK(second.tensor() == "b");
+  CHECK_THAT(second.what(), Says("begin at 25 and leave a hole after tensor a, which ends at 24"));
+}
+
+TEST_CASE("Offsets that overlap are refused") {
+  const Error partly = refused(patched("[24,29]", "[23,28]"));
+  CHECK(partly.tensor() == "b");
+  CHECK_THAT(partly.what(), Says("begin at 23 and overlap tensor a, which ends at 24"));
+  const Error same = refused(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                             R"("b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
+                             4);
+  CHECK(same.tensor() == "b");
+  CHECK_THAT(same.what(), Says("overlap tensor a"));
+}
+
+TEST_CASE("Offsets that end before they begin are refused") {
+  const Error error = refused(patched("[24,29]", "[24,23]"));
+  CHECK(error.tensor() == "b");
+  CHECK_THAT(error.what(), Says("end at 23, before they begin at 24"));
+}
+
+TEST_CASE("Offsets that do not fit the shape are refused with both sizes") {
+  const Error shape = refused(patched("[2,3]", "[2,4]"));
+  CHECK(shape.tensor() == "a");
+  CHECK_THAT(shape.what(), Says("shape [2, 4] of F32 takes 32 bytes, but data_offsets hold 24"));
+  const Error dtype = refused(patched("F32", "F64"));
+  CHECK(dtype.tensor() == "a");
+  CHECK_THAT(dtype.what(), Says("shape [2, 3] of F64 takes 48 bytes, but data_offsets hold 24"));
+  CHECK_THAT(refused(patched("[24,29]", "[24,18446744073709551615]")).what(), Says("hold 18446744073709551591"));
+}
+
+TEST_CASE("A shape that overflows is refused, multiplied from the left") {
+  const std::string zero_last = R"({"a":{"dtype":"U8","shape":[9223372036854775808,4,0],"data_offsets":[0,0]}})";
+  const Error error = refused(zero_last, 0);
+  CHECK(error.tensor() == "a");
+  CHECK_THAT(error.what(), Says("[9223372036854775808, 4, 0] of U8 overflows 64 bits"));
+  const Container zero_first =
+      accepted(R"({"a":{"dtype":"U8","shape":[0,9223372036854775808,4],"data_offsets":[0,0]}})", 0);
+  REQUIRE(zero_first.tensors.size() == 1);
+  CHECK(zero_first.tensors[0].size_bytes == 0);
+}
+
+TEST_CASE("A shape whose bits overflow is refused, though its elements do not") {
+  // 2^61 elements of 8 bits are 2^64 bits, which wrap to 0.
+  const Error bytes = refused(R"({"a":{"dtype":"U8","shape":[2305843009213693952],"data_offsets":[0,0]}})", 0);
+  CHECK(bytes.tensor() == "a");
+  CHECK_THAT(bytes.what(), Says("overflows 64 bits"));
+  const Error words = refused(R"({"a":{"dtype":"I64","shape":[288230376151711744],"data_offsets":[0,0]}})", 0);
+  CHECK_THAT(words.what(), Says("[288230376151711744] of I64 overflows 64 bits"));
+}
+
+TEST_CASE("Tensors that together end past 2^64 are refused") {
+  std::string header = "{";
+  std::uint64_t end = 0;
+  constexpr std::uint64_t kEach = (std::uint64_t{1} << 61) - 1;
+  for (int i = 0; i < 8; ++i, end += kEach)
+    header += (i ? ",\"" : "\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[)" + std::to_string(kEach) +
+              R"(],"data_offsets":[)" + std::to_string(end) + "," + std::to_string(end + kEach) + "]}";
+  const Error error = refused(header + "}", 0);
+  CHECK_THAT(error.what(), Says("more than 2^64"));
+}
+
+TEST_CASE("Elements of 4 and 6 bits must fill whole bytes") {
+  const auto header = [](const char* dtype, const char* shape, int end) {
+    return R"({"a":{"dtype":")" + std::string(dtype) + R"(","shape":)" + shape + R"(,"data_offsets":[0,)" +
+           std::to_string(end) + "]}}";
+  };
+  CHECK(accepted(header("F4", "[3,2]", 3), 3).tensors.at(0).size_bytes == 3);
+  CHECK(accepted(header("F6_E2M3", "[4]", 3), 3).tensors.at(0).size_bytes == 3);
+  CHECK(accepted(header("F6_E3M2", "[2,2,2]", 6), 6).tensors.at(0).size_bytes == 6);
+  for (const int end : {1, 2}) {
+    const Error error = refused(header("F4", "[3]", end), end);
+    CHECK(error.tensor() == "a");
+    CHECK_THAT(error.what(), Says("[3] of F4 takes 12 bits, which is not a whole number of bytes"));
+  }
+  CHECK_THAT(refused(header("F4", "[]", 1), 1).what(), Says("takes 4 bits"));
+  CHECK_THAT(refused(header("F6_E3M2", "[2]", 2), 2).what(), Says("takes 12 bits"));
+}
+
+TEST_CASE("A warning and metadata of the header reach the caller") {
+  const Container file = accepted(
+      R"({"__metadata__":{"k":"v"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"scale":{"x":[1]}}})", 1);
+  CHECK(file.metadata == std::vector<std::pair<std::string, std::string>>{{"k", "v"}});
+  REQUIRE(file.warnings.size() == 1);
+  CHECK_THAT(file.warnings[0], Says("\"scale\""));
+}
+
+TEST_CASE("An error about a shape of very many dims stays short") {
+  std::string ones = "1";
+  for (int i = 0; i < 50'000; ++i) ones += ",1";
+  const Error error = refused(patched("2,3", ones));
+  CHECK(error.tensor() == "a");
+  CHECK(std::strlen(error.what()) < 2000);
+}
+
+TEST_CASE("A file of every dtype is read back as written") {
+  const test::TempDir dir;
+  test::TensorMap tensors;
+  for (const DTypeRow& row : kDTypes)
+    tensors["t." + std::string(row.name)] = {row.dtype, {3, 8}, std::string(3 * row.bits, row.name[0])};
+  test::write_safetensors(dir / "m", tensors);
+  const Container file = read_safetensors(dir / "m");
+  const std::string content = test::read_file(dir / "m");
+  REQUIRE(file.tensors.size() == std::size(kDTypes));
+  for (const TensorEntry& entry : file.tensors) {
+    INFO(entry.name);
+    const test::TensorData& expected = tensors.at(entry.name);
+    CHECK(entry.dtype == expected.dtype);
+    CHECK(entry.shape == expected.shape);
+    CHECK(content.substr(entry.offset_bytes, entry.size_bytes) == expected.bytes);
+  }
+}
+
+TEST_CASE("No patch of one byte of a valid file crashes the reader or escapes its errors") {
+  std::size_t refusals = 0;
+  for (std::size_t at = 0; at < 8 + kHeader.size(); ++at) {
+    for (const char byte : {'\0', '"', '{', ']', '-', '9', '\xff', '\\'}) {
+      std::string content = kFile;
+      content[at] = byte;
+      std::uint64_t length = 0;
+      std::memcpy(&length, content.data(), 8);
+      if (length > content.size() - 8) continue;
+      try {
+        const Container file =
+            parse_safetensors_header(std::string_view(content).substr(8, length), content.size(), "m");
+        for (const TensorEntry& tensor : file.tensors) {
+          CHECK(tensor.offset_bytes >= 8 + length);
+          CHECK(tensor.offset_bytes + tensor.size_bytes <= content.size());
+        }
+      } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::kBadInput);
+        ++refusals;
+      }
+    }
+  }
+  CHECK(refusals > 500);
+}
+
+}  // namespace
+}  // namespace reshard

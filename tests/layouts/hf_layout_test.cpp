@@ -1,0 +1,133 @@
+#include "reshard/layouts/hf_layout.h"
+
+#include "reshard/plan/job.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+std::vector<std::string> names_of(const Layout& layout, std::uint32_t file) {
+  std::vector<std::string> names;
+  for (const StoredTensor& tensor : layout.stored)
+    if (tensor.file == file) names.push_back(tensor.name);
+  return names;
+}
+
+TEST_CASE("Tensors are dealt into files in order, a new one where the next would not fit") {
+  const std::vector<LogicalTensor> tensors{
+      {"a", DType::kU8, {40}}, {"b", DType::kU8, {60}}, {"c", DType::kU8, {1}}, {"d", DType::kU8, {99}}};
+  const Layout layout = hf_target_layout(tensors, 100);
+  REQUIRE(layout.files.size() == 2);
+  CHECK(layout.files[0].path == "model-00001-of-00002.safetensors");
+  CHECK(names_of(layout, 0) == std::vector<std::string>{"a", "b"});  // exactly full
+  CHECK(names_of(layout, 1) == std::vector<std::string>{"c", "d"});
+  CHECK_NOTHROW(prove_tiling(layout));
+}
+
+TEST_CASE("A tensor larger than a file gets one to itself, before the one that is being filled") {
+  const std::vector<LogicalTensor> tensors{
+      {"a", DType::kU8, {40}}, {"big", DType::kU8, {101}}, {"c", DType::kU8, {60}}, {"d", DType::kU8, {1}}};
+  const Layout layout = hf_target_layout(tensors, 100);
+  REQUIRE(layout.files.size() == 3);
+  CHECK(names_of(layout, 0) == std::vector<std::string>{"big"});
+  CHECK(names_of(layout, 1) == std::vector<std::string>{"a", "c"});
+  CHECK(names_of(layout, 2) == std::vector<std::string>{"d"});
+}
+
+TEST_CASE("One file needs no number, and the index counts tensors' bytes alone") {
+  const Layout layout = hf_target_layout({{"a", DType::kF32, {4}}, {"b", DType::kF4, {6}}}, 1000);
+  REQUIRE(layout.files.size() == 1);
+  CHECK(layout.files[0].path == "model.safetensors");
+  const HfIndex index = index_of(layout);
+  CHECK(index.total_size_bytes == 19);
+  CHECK(index.weight_map.size() == 2);
+  CHECK(layout.files[0].size_bytes == layout.files[0].prefix.size() + 19);
+}
+
+/// The Error of planning a shard of `model` after `change` was done to its tensors.
+template <typename Change>
+Error planning_error(const TempDir& temp, const TinyModel& model, Change&& change) {
+  Random random(1);
+  TensorMap tensors = random_tensors(model, random);
+  change(tensors);
+  write_model(temp / "model", model, tensors);
+  const auto before = snapshot(temp.path());
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  CHECK((snapshot(temp.path()) == before));
+  return error;
+}
+
+TEST_CASE("A tensor that config.json does not explain is named") {
+  const TempDir temp;
+  const Error error = planning_error(temp, {}, [](TensorMap& tensors) {
+    tensors["model.layers.2.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"];
+  });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "model").string());
+  CHECK(error.tensor() == "model.layers.2.mlp.up_proj.weight");
+  CHECK_THAT(error.what(), Says("1 tensor is not explained"));
+}
+
+TEST_CASE("A tensor that is missing is named") {
+  const TempDir temp;
+  const Error error = planning_error(temp, {}, [](TensorMap& tensors) {
+    tensors.erase("model.layers.1.input_layernorm.weight");
+    tensors.erase("model.norm.weight");
+  });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "model").string());
+  CHECK(error.tensor() == "model.layers.1.input_layernorm.weight");
+  CHECK_THAT(error.what(), Says("2 tensors"));
+  CHECK_THAT(error.what(), Says("model.norm.weight"));
+}
+
+TEST_CASE("A tensor of another shape is shown with both shapes") {
+  const TempDir temp;
+  const Error error = planning_error(temp, {}, [](TensorMap& tensors) {
+    tensors["model.norm.weight"].shape = {8};
+    tensors["model.norm.weight"].bytes.resize(16);
+  });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "model.norm.weight");
+  CHECK_THAT(error.what(), Says("[8]"));
+  CHECK_THAT(error.what(), Says("[16]"));
+  CHECK_THAT(error.what(), Says("config.json"));
+}
+
+TEST_CASE("A missing output matrix of an untied model points at tie_word_embeddings") {
+  const TempDir temp;
+  const Error error = planning_error(temp, {}, [](TensorMap& tensors) { tensors.erase("lm_head.weight"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "lm_head.weight");
+  CHECK_THAT(error.hint(), Says("tie_word_embeddings"));
+}
+
+TEST_CASE("A tied copy of another shape than the embedding is refused") {
+  const TempDir temp;
+  TinyModel model;
+  model.tied = true;
+  const Error error = planning_error(temp, model, [](TensorMap& tensors) {
+    tensors["lm_head.weight"] = {DType::kBF16, {8, 8}, std::string(128, 'x')};
+  });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "model/model.safetensors").string());
+  CHECK_THAT(error.what(), Says("[8, 8]"));
+  CHECK_THAT(error.what(), Says("[32, 16]"));
+}
+
+TEST_CASE("A tensor that stands in two files is refused, naming both") {
+  Container a{"a.safetensors", 0, {{"w", DType::kU8, {1}, 0, 1}}, {}, {}};
+  Container b = a;
+  b.path = "b.safetensors";
+  const Error error = error_of([&] { whole_layout({a, b}); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "w");
+  CHECK(error.path() == "b.safetensors");
+  CHECK_THAT(error.what(), Says("a.safetensors"));
+}
+
+}  // namespace
+}  // namespace reshard::test

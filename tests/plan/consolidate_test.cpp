@@ -1,0 +1,237 @@
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A model sharded over tp 2 × pp 2.
+class Sharded {
+ public:
+  explicit Sharded(const TinyModel& model = {}) {
+    Random random(6);
+    tensors = random_tensors(model, random);
+    write_model(temp / "model", model, tensors);
+    shard(shard_request(temp / "model", temp / "out", 2, 2));
+  }
+  ConsolidateRequest request(const fs::path& output = {}) const {
+    ConsolidateRequest request;
+    request.checkpoint_directory = temp / "out";
+    if (!output.empty()) request.output_directory = temp / output;
+    return request;
+  }
+  fs::path rank_file(int tp_rank, int pp_rank) const {
+    return temp / ("out/tensor_parallel_shards/tp_rank_0" + std::to_string(tp_rank) + "_pp_rank_0" +
+                   std::to_string(pp_rank) + "/model.safetensors");
+  }
+  Error planning_error(const ConsolidateRequest& request) const {
+    const auto before = snapshot(temp.path());
+    const Error error = error_of([&] { plan_consolidate(request); });
+    CHECK((snapshot(temp.path()) == before));
+    return error;
+  }
+
+  TempDir temp;
+  TensorMap tensors;
+};
+
+TinyModel tied_model() {
+  TinyModel model;
+  model.tied = true;
+  return model;
+}
+
+TEST_CASE("A checkpoint directory that is none is refused") {
+  const TempDir temp;
+  write_file(temp / "file", "");
+  fs::create_directories(temp / "empty");
+  ConsolidateRequest request;
+  for (const char* name : {"nowhere", "file", "empty"}) {
+    request.checkpoint_directory = temp / name;
+    const Error error = error_of([&] { plan_consolidate(request); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / name).string());
+  }
+}
+
+TEST_CASE("An output directory inside the shards folder is refused, at any depth") {
+  const Sharded sharded;
+  for (const char* name :
+       {"", "tp_rank_00_pp_rank_00", "whole", "tp_rank_00_pp_rank_00/whole", "../tensor_parallel_shards/x/y"}) {
+    INFO(name);
+    const Error error = sharded.planning_error(sharded.request(fs::path("out/tensor_parallel_shards") / name));
+    CHECK(error.kind() == ErrorKind::kUsage);
+  }
+}
+
+TEST_CASE("An output directory that is merely called like a rank is no rank") {
+  const Sharded sharded;
+  CHECK_NOTHROW(plan_consolidate(sharded.request("tp_rank_00_pp_rank_00")));
+}
+
+TEST_CASE("Weights of another checkpoint in the output directory are refused, even with force") {
+  for (const char* leftover : {"model-00001-of-00002.safetensors", "model.safetensors.index.json"}) {
+    INFO(leftover);
+    const Sharded sharded;
+    write_file(sharded.temp / "whole" / leftover, "old");
+    ConsolidateRequest request = sharded.request("whole");
+    request.force = true;
+    const Error error = sharded.planning_error(request);
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (sharded.temp / "whole").string());
+    CHECK_THAT(error.what(), Says(leftover));
+  }
+  const Sharded sharded;
+  write_file(sharded.temp / "whole/model.safetensors", "old");
+  ConsolidateRequest request = sharded.request("whole");
+  request.force = true;
+  request.max_shard_bytes = 4000;  // several files: the single one would stay
+  CHECK_THAT(sharded.planning_error(request).what(), Says("model.safetensors"));
+}
+
+TEST_CASE("Tied copies that are equal are compared and left out") {
+  const Sharded sharded(tied_model());
+  TensorMap last = read_tensors(sharded.rank_file(1, 1));
+  REQUIRE(last.count("lm_head.weight") == 1);
+  const auto job = plan_consolidate(sharded.request("whole"));
+  CHECK(job->program.check_bytes == sharded.tensors.at("model.embed_tokens.weight").bytes.size());
+  bool noted = false;
+  for (const std::string& note : job->notes) noted = noted || note.find("lm_head.weight is a tied copy") == 0;
+  CHECK(noted);
+  execute(*job, {});
+  CHECK((read_model(sharded.temp / "whole") == sharded.tensors));
+}
+
+TEST_CASE("Tied copies that differ are an error that names the element, and nothing is written") {
+  const Sharded sharded(tied_model());
+  TensorMap last = read_tensors(sharded.rank_file(1, 1));
+  last.at("lm_head.weight").bytes[2 * (5 * 16 + 3) + 1] ^= 1;  // row 5 of rank 1's 16 is row 21
+  write_safetensors(sharded.rank_file(1, 1), last);
+  const auto before = snapshot(sharded.temp.path());
+  for (const unsigned threads : {1u, 3u}) {
+    RunOptions options;
+    options.threads = threads;
+    const Error error = error_of([&] { consolidate(sharded.request("deep/whole"), options); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == sharded.rank_file(1, 1).string());
+    CHECK(error.tensor() == "lm_head.weight");
+    CHECK_THAT(error.what(), Says("a copy of model.embed_tokens.weight"));
+    CHECK_THAT(error.what(), Says("[21, 3]"));
+    CHECK((snapshot(sharded.temp.path()) == before));
+  }
+}
+
+TEST_CASE("An output matrix of its own that config.json says is tied is compared when sharding") {
+  const TempDir temp;
+  const TinyModel model = tied_model();
+  Random random(6);
+  TensorMap tensors = random_tensors(model, random);
+  tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"];
+  write_model(temp / "model", model, tensors, 3);
+  CHECK_NOTHROW(shard(shard_request(temp / "model", temp / "out", 2)));
+  tensors["lm_head.weight"].bytes.back() ^= 1;
+  write_model(temp / "model", model, tensors, 3);
+  const auto before = snapshot(temp.path());
+  const Error error = error_of([&] { shard(shard_request(temp / "model", temp / "out2", 2)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "lm_head.weight");
+  CHECK_THAT(error.what(), Says("[31, 15]"));
+  CHECK((snapshot(temp.path()) == before));
+}
+
+TEST_CASE("Without config.json, or of an unknown family, the metadata is enough and this is noted") {
+  TinyModel model;
+  model.layers = 12;  // layer 10 comes after layer 9, not after layer 1
+  const Sharded sharded(model);
+  write_file(sharded.temp / "out/config.json", R"({"model_type": "unheard_of"})");
+  const auto unknown = plan_consolidate(sharded.request("whole"));
+  REQUIRE(unknown->notes.size() == 1);
+  CHECK_THAT(unknown->notes[0], Says("\"unheard_of\" is not known"));
+  fs::remove(sharded.temp / "out/config.json");
+  const auto without = plan_consolidate(sharded.request("whole"));
+  REQUIRE(without->notes.size() == 1);
+  CHECK_THAT(without->notes[0], Says("there is no config.json"));
+  std::vector<std::string> layers;
+  for (const LogicalTensor& tensor : without->source.logical)
+    if (tensor.name.ends_with("input_layernorm.weight")) layers.push_back(tensor.name);
+  REQUIRE(layers.size() == 12);
+  CHECK(layers[1] == "model.layers.1.input_layernorm.weight");
+  CHECK(layers[10] == "model.layers.10.input_layernorm.weight");
+  execute(*without, {});
+  CHECK((read_model(sharded.temp / "whole") == sharded.tensors));
+}
+
+TEST_CASE("A config.json of another model is noticed") {
+  const Sharded sharded;
+  TinyModel other;
+  other.layers = 3;
+  write_file(sharded.temp / "out/config.json", other.config().dump());
+  const Error missing = sharded.planning_error(sharded.request("whole"));
+  CHECK(missing.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(missing.tensor(), Says("model.layers.2."));
+  other.layers = 1;
+  write_file(sharded.temp / "out/config.json", other.config().dump());
+  CHECK_THAT(sharded.planning_error(sharded.request("whole")).what(), Says("not explained by config.json"));
+  other.layers = 2;
+  other.hidden = 8;
+  write_file(sharded.temp / "out/config.json", other.config().dump());
+  CHECK_THAT(sharded.planning_error(sharded.request("whole")).what(), Says("asks for"));
+}
+
+TEST_CASE("A shards folder that is a link belongs to the directory that was given") {
+  const Sharded sharded;
+  fs::create_directories(sharded.temp / "elsewhere");
+  fs::rename(sharded.temp / "out/tensor_parallel_shards", sharded.temp / "elsewhere/ranks");
+  fs::create_directory_symlink("../elsewhere/ranks", sharded.temp / "out/tensor_parallel_shards");
+  const auto job = plan_consolidate(sharded.request());
+  CHECK(fs::weakly_canonical(job->output_directory) == fs::weakly_canonical(sharded.temp / "out"));
+  CHECK(job->family == "llama");  // of the config.json that stands there
+}
+
+TEST_CASE("The companions of a checkpoint come along into another directory, the shards' own files do not") {
+  const Sharded sharded;
+  write_file(sharded.temp / "out/tokenizer/vocab.txt", "a b");
+  fs::rename(sharded.temp / "out/tensor_parallel_shards", sharded.temp / "out/ranks");
+  ConsolidateRequest request = sharded.request("whole");
+  request.checkpoint_directory = sharded.temp / "out/ranks";
+  consolidate(request);
+  const auto whole = snapshot(sharded.temp / "whole");
+  std::vector<std::string> names;
+  for (const auto& [name, content] : whole) names.push_back(name);
+  CHECK(names == std::vector<std::string>{"config.json", "model.safetensors", "tokenizer/", "tokenizer/vocab.txt"});
+}
+
+TEST_CASE("Consolidating twice into a folder of the checkpoint does not copy the first result") {
+  const Sharded sharded;
+  consolidate(sharded.request("out/whole"));
+  ConsolidateRequest again = sharded.request("out/whole");
+  again.force = true;
+  consolidate(again);
+  CHECK(fs::exists(sharded.temp / "out/whole/model.safetensors"));
+  CHECK_FALSE(fs::exists(sharded.temp / "out/whole/whole"));
+}
+
+TEST_CASE("The plan says what it will do") {
+  const Sharded sharded;
+  const auto job = plan_consolidate(sharded.request("whole"));
+  CHECK(job->command == "consolidate");
+  CHECK(job->mesh.tp == 2);
+  CHECK(job->mesh.pp == 2);
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : sharded.tensors) bytes += tensor.bytes.size();
+  CHECK(job->program.write_bytes == bytes);
+  CHECK(job->program.read_bytes == bytes);
+  CHECK(job->program.replica_bytes == 5 * 16 * 2);  // rank 1's copies of the norms
+  const RunResult result = execute(*job, {});
+  CHECK(result.files == 2);
+  std::uint64_t on_disk = 0;
+  for (const auto& [name, content] : snapshot(sharded.temp / "whole")) on_disk += content.size();
+  CHECK(result.written_bytes == on_disk);
+  CHECK(job->output_bytes() == on_disk);
+}
+
+}  // namespace
+}  // namespace reshard::test

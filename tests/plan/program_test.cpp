@@ -1,0 +1,109 @@
+#include "reshard/plan/program.h"
+
+#include "reshard/layouts/hf_layout.h"
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard::test {
+namespace {
+
+/// A source or target of files that each hold some rows of "w", a [rows, 4] of F32.
+Layout of_rows(std::uint64_t rows, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& files) {
+  Layout layout;
+  layout.add_logical({"w", DType::kF32, {rows, 4}}, {});
+  for (const auto& [begin, end] : files) {
+    layout.files.push_back({"f" + std::to_string(layout.files.size()), 0, {}, 0, 0});
+    const auto file = static_cast<std::uint32_t>(layout.files.size() - 1);
+    const auto stored =
+        layout.add_stored({"w", DType::kF32, {end - begin, 4}, file, 0, (end - begin) * 16, CutKind::kColumn});
+    layout.pieces[0].push_back({stored, {{begin, 0}, {end - begin, 4}}, {0, 0}});
+  }
+  return layout;
+}
+
+TEST_CASE("A program reads each element from the first file that has it") {
+  const Layout source = of_rows(8, {{0, 4}, {2, 6}, {4, 8}});
+  const Layout target = of_rows(8, {{0, 8}});
+  const Program program = make_program(source, target);
+  REQUIRE(program.transfers.size() == 1);
+  const auto& reads = program.transfers[0].reads;
+  REQUIRE(reads.size() == 3);
+  CHECK(reads[0].box == Box{{0, 0}, {4, 4}});
+  CHECK(reads[1].box == Box{{4, 0}, {2, 4}});
+  CHECK(reads[1].stored_begin == Dims{2, 0});
+  CHECK(reads[2].box == Box{{6, 0}, {2, 4}});
+  CHECK(program.read_bytes == 8 * 16);
+  CHECK(program.replica_bytes == 4 * 16);
+  CHECK(program.check_bytes == 0);
+  CHECK(program.write_bytes == 8 * 16);
+}
+
+TEST_CASE("A part that no file holds is an error that names the box") {
+  const Layout source = of_rows(8, {{0, 3}, {5, 8}});
+  const Error error = error_of([&] { make_program(source, of_rows(8, {{0, 8}})); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "w");
+  CHECK_THAT(error.what(), Says("[3:5, 0:4] of [8, 4]"));
+  CHECK(error_of([&] { make_reading_program(source); }).tensor() == "w");
+}
+
+TEST_CASE("A source that holds only tied copies of a part does not cover it") {
+  Layout source = of_rows(8, {{0, 4}, {4, 8}});
+  source.stored[1].kind = CutKind::kTied;
+  CHECK(error_of([&] { make_program(source, of_rows(8, {{0, 8}})); }).kind() == ErrorKind::kBadInput);
+}
+
+TEST_CASE("Both sides must have the same tensors, dtypes and shapes") {
+  const Layout source = of_rows(8, {{0, 8}});
+  Layout more = of_rows(8, {{0, 8}});
+  more.add_logical({"extra", DType::kF32, {1}}, {});
+  const Error lacks = error_of([&] { make_program(source, more); });
+  CHECK(lacks.tensor() == "extra");
+  CHECK_THAT(lacks.what(), Says("the target needs it"));
+  const Error no_place = error_of([&] { make_program(more, source); });
+  CHECK(no_place.tensor() == "extra");
+  const Error shape = error_of([&] { make_program(source, of_rows(4, {{0, 4}})); });
+  CHECK_THAT(shape.what(), Says("F32 [8, 4]"));
+  CHECK_THAT(shape.what(), Says("F32 [4, 4]"));
+  for (const Error* error : {&lacks, &no_place, &shape}) CHECK(error->kind() == ErrorKind::kBadInput);
+}
+
+TEST_CASE("A target that is not tiled is refused before anything else") {
+  Layout target = of_rows(8, {{0, 8}});
+  target.pieces[0][0].box.size[0] = 7;
+  CHECK_THAT(error_of([&] { make_program(of_rows(8, {{0, 8}}), target); }).what(), Says("4 of its 32 elements"));
+}
+
+TEST_CASE("Pieces are grouped by the tensor that stores them") {
+  Layout target = of_rows(8, {{0, 4}, {4, 8}});
+  target.pieces[0] = {{1, {{4, 0}, {2, 4}}, {0, 0}},
+                      {0, {{0, 0}, {2, 4}}, {0, 0}},
+                      {1, {{6, 0}, {2, 4}}, {2, 0}},
+                      {0, {{2, 0}, {2, 4}}, {2, 0}}};
+  const Layout source = of_rows(8, {{0, 8}});
+  const Program program = make_program(source, target);
+  std::vector<std::uint32_t> order;
+  for (const Piece& piece : program.transfers[0].writes) order.push_back(piece.stored);
+  CHECK(order == std::vector<std::uint32_t>{0, 0, 1, 1});
+}
+
+TEST_CASE("A tensor without elements is moved by a program that reads nothing") {
+  const Layout source = of_rows(0, {{0, 0}});
+  const Layout target = of_rows(0, {{0, 0}});
+  const Program program = make_program(source, target);
+  CHECK(program.transfers.at(0).reads.empty());
+  CHECK(program.write_bytes == 0);
+}
+
+TEST_CASE("A reading program compares nothing") {
+  Layout source = of_rows(8, {{0, 8}, {0, 8}});
+  source.stored[1].kind = CutKind::kTied;
+  const Program program = make_reading_program(source);
+  CHECK(program.target == nullptr);
+  CHECK(program.read_bytes == 8 * 16);
+  CHECK(program.check_bytes == 0);
+  CHECK(program.transfers.at(0).checks.empty());
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,253 @@
+#include "reshard/base/strings.h"
+#include "reshard/plan/job.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A model on disk, and the error that planning to shard it gives; planning never writes.
+class Model {
+ public:
+  explicit Model(const TinyModel& model = {}, DType dtype = DType::kBF16) {
+    Random random(4);
+    write_model(temp / "model", model, random_tensors(model, random, dtype));
+  }
+  ShardRequest request(std::uint32_t tp, std::uint32_t pp = 1) const {
+    return shard_request(temp / "model", temp / "out", tp, pp);
+  }
+  Error error(const ShardRequest& request) const {
+    const auto before = snapshot(temp.path());
+    const Error error = error_of([&] { plan_shard(request); });
+    CHECK((snapshot(temp.path()) == before));
+    return error;
+  }
+
+  TempDir temp;
+};
+
+TEST_CASE("A size that does not divide is named with its dim and numbers, and the degrees that work") {
+  TinyModel tiny;
+  tiny.heads = 6;
+  tiny.kv_heads = 6;
+  tiny.intermediate = 18;
+  tiny.vocab = 36;
+  const Model model(tiny);
+  const Error error = model.error(model.request(4));
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1, 2, 3, 6"));
+  tiny.vocab = 35;
+  const Model odd(tiny);
+  const Error vocab = odd.error(odd.request(2));
+  CHECK(vocab.kind() == ErrorKind::kUsage);
+  CHECK(vocab.tensor() == "model.embed_tokens.weight");
+  CHECK_THAT(vocab.what(), Says("dim 0 has 35 elements, which 2 ranks do not divide"));
+  CHECK(vocab.hint() == "TP degrees that work for this model: 1");
+}
+
+TEST_CASE("Every degree that an error says works does work") {
+  TinyModel tiny;
+  tiny.heads = 12;
+  tiny.kv_heads = 2;
+  tiny.intermediate = 24;
+  tiny.vocab = 48;
+  const Model model(tiny);
+  const std::string hint = model.error(model.request(5)).hint();
+  const std::string lead = "TP degrees that work for this model: ";
+  REQUIRE(hint.find(lead) != hint.npos);
+  std::size_t tried = 0;
+  for (const std::string& degree : split(hint.substr(hint.find(lead) + lead.size()), ',')) {
+    INFO(hint << " → " << degree);
+    CHECK_NOTHROW(plan_shard(model.request(static_cast<std::uint32_t>(std::stoul(degree)))));
+    ++tried;
+  }
+  CHECK(tried >= 3);
+}
+
+TEST_CASE("A multiplier that cannot be is refused with those that can") {
+  TinyModel tiny;
+  tiny.heads = 16;
+  tiny.kv_heads = 2;
+  const Model model(tiny);
+  for (const std::uint64_t multiplier : {0, 1, 3, 8, 16}) {
+    INFO(multiplier);
+    ShardRequest request = model.request(8);
+    request.attention.kv_size_multiplier = multiplier;
+    if (multiplier == 8) {
+      CHECK_NOTHROW(plan_shard(request));
+      continue;
+    }
+    const Error error = model.error(request);
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("(16 query, 2 key/value)"));
+    CHECK_THAT(error.what(), Says("multiplier of " + std::to_string(multiplier)));
+    CHECK_THAT(error.hint(), Says("multipliers that work for --tp 8: 4, 8"));
+  }
+}
+
+TEST_CASE("More stages than layers are refused with both numbers") {
+  const Model model;
+  ShardRequest request = model.request(1, 2);
+  request.vpp = 2;
+  const Error error = model.error(request);
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("2 layers"));
+  CHECK_THAT(error.what(), Says("4 pipeline stages"));
+}
+
+TEST_CASE("Cuts that make no partition are refused") {
+  TinyModel tiny;
+  tiny.layers = 5;
+  const Model model(tiny);
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"model.layers.1"}, "2 stages"},
+      {{"model.layers.3", "model.layers.1"}, "does not come after"},
+      {{"model.layers.1", "model.layers.1"}, "does not come after"},
+      {{"model.layers.1", "model.layers.4"}, "leaves no layer"},
+      {{"model.layers.1", "model.layers.x"}, "is not a layer"},
+      {{"model.layers.1", "layers.2"}, "is not a layer"},
+      {{"model.layers.1", "model.layers.18446744073709551615"}, "leaves no layer"},
+  };
+  for (const auto& [cuts, says] : cases) {
+    INFO(says);
+    ShardRequest request = model.request(1, 3);
+    request.pipeline_cuts = cuts;
+    const Error error = model.error(request);
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says(says));
+  }
+  ShardRequest request = model.request(1);
+  request.pp.reset();
+  request.vpp = 2;
+  request.pipeline_cuts = {"model.layers.1", "model.layers.2"};
+  CHECK_THAT(model.error(request).what(), Says("--vpp 2 does not divide"));
+}
+
+TEST_CASE("A cut through a packed byte is refused with the box") {
+  TinyModel tiny;
+  tiny.hidden = 4;
+  tiny.intermediate = 6;  // half a row of 6 elements of 4 bits ends inside a byte
+  Random random(4);
+  TensorMap tensors = random_tensors(tiny, random);
+  tensors["model.layers.1.mlp.down_proj.weight"] = random_tensor(random, DType::kF4, {4, 6});
+  const TempDir temp;
+  write_model(temp / "model", tiny, tensors);
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK(error.tensor() == "model.layers.1.mlp.down_proj.weight");
+  CHECK_THAT(error.what(), Says("[0:4, 0:3] of [4, 6] goes through a packed byte"));
+  CHECK_NOTHROW(plan_shard(shard_request(temp / "model", temp / "out", 1)));
+}
+
+TEST_CASE("A rank's tensor that does not fill whole bytes is refused as a cut through a packed byte") {
+  TinyModel tiny;
+  tiny.hidden = 3;
+  tiny.vocab = 6;  // 6 × 3 elements of 4 bits are 9 bytes, half of them are not whole
+  Random random(4);
+  TensorMap tensors = random_tensors(tiny, random);
+  tensors["model.embed_tokens.weight"] = random_tensor(random, DType::kF4, {6, 3});
+  const TempDir temp;
+  write_model(temp / "model", tiny, tensors);
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK(error.tensor() == "model.embed_tokens.weight");
+  CHECK_THAT(error.what(), Says("packed byte"));
+}
+
+TEST_CASE("An unknown model_type is unsupported and lists the known ones") {
+  TinyModel tiny;
+  tiny.model_type = "gpt_oss";
+  const Model model(tiny);
+  const Error error = model.error(model.request(1));
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.path() == (model.temp / "model/config.json").string());
+  CHECK_THAT(error.what(), Says("\"gpt_oss\""));
+  CHECK_THAT(error.what(), Says("granite, llama, mistral, qwen2, qwen3"));
+}
+
+TEST_CASE("A model directory that is none is refused") {
+  const TempDir temp;
+  write_file(temp / "file", "");
+  for (const char* name : {"nowhere", "file"}) {
+    const Error error = error_of([&] { plan_shard(shard_request(temp / name, temp / "out")); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / name).string());
+  }
+  fs::create_directories(temp / "empty");
+  CHECK_THAT(error_of([&] { plan_shard(shard_request(temp / "empty", temp / "out")); }).what(), Says("config.json"));
+}
+
+TEST_CASE("The model's own directory is no output directory, by whatever name") {
+  const Model model;
+  fs::create_directory_symlink(model.temp / "model", model.temp / "link");
+  for (const char* name : {"model", "model/.", "model/../model/", "link"}) {
+    INFO(name);
+    ShardRequest request = model.request(1);
+    request.output_directory = model.temp / name;
+    request.force = true;
+    const Error error = model.error(request);
+    CHECK(error.kind() == ErrorKind::kUsage);
+  }
+}
+
+TEST_CASE("A config.json that links to itself is an Error that names it") {
+  const Model model;
+  fs::remove(model.temp / "model/config.json");
+  fs::create_symlink("config.json", model.temp / "model/config.json");
+  const Error error = error_of([&] { plan_shard(model.request(1)); });
+  CHECK_THAT(error.what(), Says("config.json"));
+}
+
+TEST_CASE("Options without effect are noted") {
+  const Model model;
+  ShardRequest request = model.request(2);
+  request.attention.fuse_qkv = true;
+  request.attention.kv_size_multiplier = 2;
+  const auto job = plan_shard(request);
+  REQUIRE(job->notes.size() == 2);
+  CHECK_THAT(job->notes[0], Says("--kv-size-multiplier has no effect"));
+  CHECK_THAT(job->notes[1], Says("--fuse-qkv has no effect"));
+}
+
+// Degrees of zero, and those that no machine has. They come last: a division by zero would end the program.
+
+TEST_CASE("More ranks than can be read back are refused before anything is planned") {
+  TinyModel tiny;
+  tiny.hidden = 1;
+  tiny.heads = tiny.kv_heads = tiny.vocab = tiny.intermediate = 5000;
+  tiny.head_dim = 2;
+  tiny.layers = 1;
+  const Model model(tiny);
+  CHECK(model.error(model.request(5000)).kind() == ErrorKind::kUsage);
+}
+
+TEST_CASE("Stages whose number overflows are refused") {
+  const Model model;
+  ShardRequest request = model.request(1, 65536);
+  request.vpp = 65536;
+  CHECK(model.error(request).kind() == ErrorKind::kUsage);
+}
+
+TEST_CASE("A degree of zero is refused: tp") {
+  const Model model;
+  CHECK(model.error(model.request(0)).kind() == ErrorKind::kUsage);
+}
+
+TEST_CASE("A degree of zero is refused: pp") {
+  const Model model;
+  CHECK(model.error(model.request(1, 0)).kind() == ErrorKind::kUsage);
+}
+
+TEST_CASE("A degree of zero is refused: vpp") {
+  const Model model;
+  ShardRequest request = model.request(1);
+  request.vpp = 0;
+  CHECK(model.error(request).kind() == ErrorKind::kUsage);
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,268 @@
+// What config.json may leave out of a family's numbers, and what it may not say.
+#include "reshard/specs/family.h"
+#include "reshard/specs/stage_plan.h"
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+Json base() {
+  return {{"hidden_size", 64},
+          {"intermediate_size", 96},
+          {"vocab_size", 128},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 32},
+          {"num_key_value_heads", 8},
+          {"tie_word_embeddings", false},
+          {"head_dim", 6}};
+}
+
+/// As if read from a file: numbers made in memory would be of another JSON type.
+ModelConfig config_of(const std::string& model_type, const Json& json) {
+  return {"m/config.json", Json::parse(json.dump()), model_type};
+}
+
+Model model_of(const std::string& model_type, const Json& json) {
+  const ModelConfig config = config_of(model_type, json);
+  return instantiate(find_family(config), config);
+}
+
+/// The error for a configuration with `key` set to `value`.
+Error refused(const std::string& key, const Json& value, const std::string& model_type = "llama") {
+  INFO(model_type << " with " << key << " = " << value);
+  Json json = base();
+  json[key] = value;
+  const Error error = error_of([&] { model_of(model_type, json); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == "m/config.json");
+  return error;
+}
+
+struct Default {
+  const char* model_type;
+  const char* key;
+  std::uint64_t absent, null;
+};
+
+// 32 heads of a hidden size of 64; from the reference's configuration classes.
+constexpr Default kDefaults[] = {
+    {"llama", "num_key_value_heads", 32, 32},
+    {"granite", "num_key_value_heads", 32, 32},
+    {"mistral", "num_key_value_heads", 8, 32},
+    {"qwen2", "num_key_value_heads", 32, 32},
+    {"qwen3", "num_key_value_heads", 32, 32},
+    {"llama", "head_dim", 2, 2},
+    {"granite", "head_dim", 2, 2},
+    {"mistral", "head_dim", 2, 2},
+    {"qwen2", "head_dim", 2, 2},
+    {"qwen3", "head_dim", 128, 2},
+};
+
+TEST_CASE("A number that the configuration lacks, or has as null, has the family's default") {
+  for (const Default& row : kDefaults) {
+    INFO(row.model_type << " " << row.key);
+    const auto number = [&](const Json& json) {
+      const Model model = model_of(row.model_type, json);
+      return std::string(row.key) == "head_dim" ? model.head_dim : model.kv_heads;
+    };
+    Json json = base();
+    CHECK(number(json) == json[row.key].get<std::uint64_t>());
+    json[row.key] = nullptr;
+    CHECK(number(json) == row.null);
+    json.erase(row.key);
+    CHECK(number(json) == row.absent);
+  }
+}
+
+TEST_CASE("The default of qwen2 for key and value heads does not follow its heads") {
+  Json json = base();
+  json["num_attention_heads"] = 64;
+  json.erase("num_key_value_heads");
+  CHECK(model_of("qwen2", json).kv_heads == 32);
+  json["num_key_value_heads"] = nullptr;
+  CHECK(model_of("qwen2", json).kv_heads == 64);
+}
+
+TEST_CASE("Embeddings are not tied unless the configuration says so") {
+  for (const std::string& model_type : known_model_types()) {
+    Json json = base();
+    json.erase("tie_word_embeddings");
+    for (const ModelParameter& p : model_of(model_type, json).parameters) CHECK(p.tied_to.empty());
+    json["tie_word_embeddings"] = nullptr;
+    for (const ModelParameter& p : model_of(model_type, json).parameters) CHECK(p.tied_to.empty());
+  }
+}
+
+TEST_CASE("The head size may differ from the hidden size over the heads") {
+  const Model model = model_of("llama", base());
+  CHECK(model.heads == 32);
+  CHECK(model.kv_heads == 8);
+  CHECK(model.head_dim == 6);
+  CHECK(model.parameters[1].name == "model.layers.0.self_attn.q_proj.weight");
+  CHECK(model.parameters[1].shape == Dims{192, 64});
+  CHECK(model.parameters[2].shape == Dims{48, 64});
+  CHECK(model.parameters[4].shape == Dims{64, 192});
+}
+
+TEST_CASE("A number without a default must be there, in every family") {
+  for (const std::string& model_type : known_model_types())
+    for (const char* key :
+         {"hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads"}) {
+      INFO(model_type << " " << key);
+      Json json = base();
+      json.erase(key);
+      const Error error = error_of([&] { model_of(model_type, json); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == "m/config.json");
+      CHECK_THAT(error.what(), Says("\"" + std::string(key) + "\" is missing"));
+      CHECK_THAT(refused(key, nullptr, model_type).what(), Says("\"" + std::string(key) + "\" is missing"));
+    }
+}
+
+TEST_CASE("A number that is not a positive whole one is refused with its key and value") {
+  for (const char* key : {"hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads",
+                          "num_key_value_heads", "head_dim"})
+    for (const char* value :
+         {"-1", "0", "1.5", "64.0", "true", "[64]", "{}", "1099511627777", "18446744073709551616"}) {
+      const Error error = refused(key, Json::parse(value));
+      CHECK_THAT(error.what(), Says("\"" + std::string(key) + "\" is "));
+      CHECK_THAT(error.what(), Says("expected a positive whole number"));
+    }
+}
+
+TEST_CASE("A number given as text is refused, and never taken for an expression") {
+  CHECK_THAT(refused("hidden_size", "64").what(), Says("\"hidden_size\" is \"64\", expected a positive whole number"));
+  CHECK_THAT(refused("hidden_size", "vocab_size").what(), Says("\"hidden_size\" is \"vocab_size\""));
+  CHECK_THAT(refused("num_key_value_heads", "0").what(), Says("\"num_key_value_heads\" is \"0\""));
+  CHECK_THAT(refused("head_dim", "head_dim").what(), Says("\"head_dim\" is \"head_dim\""));
+}
+
+TEST_CASE("Heads that do not fall into groups are refused with both numbers") {
+  CHECK_THAT(refused("num_key_value_heads", 5).what(), Says("32 attention heads"));
+  CHECK_THAT(refused("num_key_value_heads", 5).what(), Says("5 key/value heads"));
+  refused("num_key_value_heads", 64);
+}
+
+TEST_CASE("A hidden size that the heads do not divide is refused where the head size follows from it") {
+  Json json = base();
+  json["hidden_size"] = 65;
+  CHECK(model_of("llama", json).head_dim == 6);
+  json.erase("head_dim");
+  const Error error = error_of([&] { model_of("llama", json); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == "m/config.json");
+  CHECK_THAT(error.what(), Says("does not come out even: 65 / 32"));
+}
+
+TEST_CASE("A switch that is not true or false is refused") {
+  for (const char* key : {"tie_word_embeddings", "attention_bias", "mlp_bias"})
+    for (const char* value : {"1", "0", "\"true\"", "[]"}) {
+      const Error error = refused(key, Json::parse(value));
+      CHECK_THAT(error.what(), Says("\"" + std::string(key) + "\" is "));
+      CHECK_THAT(error.what(), Says("expected true or false"));
+    }
+}
+
+TEST_CASE("Sizes that overflow 64 bits are refused") {
+  Json json = base();
+  json["num_attention_heads"] = json["num_key_value_heads"] = json["head_dim"] = std::uint64_t{1} << 40;
+  const Error error = error_of([&] { model_of("llama", json); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == "m/config.json");
+}
+
+TEST_CASE("More layers than any model has are refused at once") {
+  CHECK_THAT(refused("num_hidden_layers", std::uint64_t{1} << 40).what(), Says("1099511627776"));
+  refused("num_hidden_layers", (1 << 20) + 1);
+}
+
+TEST_CASE("Head counts that specs cannot hold are refused and not cut to 32 bits") {
+  Json json = base();
+  json["num_attention_heads"] = 3 * (std::uint64_t{1} << 32);
+  json["num_key_value_heads"] = std::uint64_t{1} << 32;
+  json["head_dim"] = 2;
+  json["intermediate_size"] = 96;
+  json["vocab_size"] = 96;
+  const Error error = error_of([&] {
+    const Model model = model_of("llama", json);
+    plan_stages(model, 3, partition_evenly(2, {3, 1, 1}), {false, 3}, [](const std::string&) { return false; });
+  });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+}
+
+Json tiny_family() {
+  return Json::parse(R"({
+    "model_type": "tiny", "layers": "h", "defaults": {"tie_word_embeddings": false}, "modules": [
+      {"name": "wte", "plan": "embedding_rowwise", "shape": ["vocab_size", "hidden_size"], "stage": "first"},
+      {"name": "h.*.up", "plan": "colwise", "shape": ["4 * hidden_size", "hidden_size"], "bias": "always"},
+      {"name": "h.*.down", "plan": "rowwise", "shape": ["hidden_size", "hidden_size * 4 / 2"]},
+      {"name": "head", "plan": "colwise", "shape": ["vocab_size", "hidden_size"], "stage": "last", "tied_to": "wte"}],
+    "fused": []})");
+}
+
+TEST_CASE("A family description without attention is filled in with the configuration's numbers") {
+  const Family family = parse_family(tiny_family(), "tiny.json");
+  CHECK(family.model_type == "tiny");
+  CHECK(family.layers == "h");
+  CHECK_FALSE(family.attention);
+  const Model model = instantiate(family, config_of("tiny", base()));
+  REQUIRE(model.parameters.size() == 1 + 2 * 3 + 1);
+  CHECK(model.heads == 0);
+  CHECK(model.parameters[1].name == "h.0.up.weight");
+  CHECK(model.parameters[1].shape == Dims{256, 64});
+  CHECK(model.parameters[2].shape == Dims{256});
+  CHECK(model.parameters[3].shape == Dims{64, 128});
+  CHECK(model.parameters[7].name == "head.weight");
+}
+
+TEST_CASE("A family description with a key missing or of another type is refused with its place") {
+  const auto refused_family = [](const char* pointer, const char* value) {
+    INFO(pointer << " = " << (value ? value : "nothing"));
+    Json json = tiny_family();
+    const Json::json_pointer place(pointer);
+    if (value)
+      json[place] = Json::parse(value);
+    else
+      json[place.parent_pointer()].erase(place.back());
+    const Error error = error_of([&] { parse_family(json, "tiny.json"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == "tiny.json");
+    CHECK_THAT(error.what(), Says("\"" + place.back() + "\""));
+  };
+  for (const char* key : {"/model_type", "/layers", "/defaults", "/modules", "/fused", "/modules/0/name",
+                          "/modules/0/plan", "/modules/0/shape"}) {
+    refused_family(key, nullptr);
+    refused_family(key, "7");
+  }
+  refused_family("/modules/1/plan", "\"diagonal\"");
+  refused_family("/modules/1/shape", "[7]");
+  refused_family("/modules/1/bias", "true");
+  refused_family("/modules/1/optional", "\"yes\"");
+  refused_family("/modules/3/tied_to", "0");
+}
+
+TEST_CASE("A family description that no model could follow is refused when it is read") {
+  const std::pair<const char*, const char*> patches[] = {
+      {"/modules/1/shape", "[]"},                                          // a bias of no size
+      {"/modules/2/shape", "[\"hidden_size\"]"},                           // row-wise without a dim 1
+      {"/modules/3/stage", "\"middle\""},                                  // neither first nor last
+      {"/modules/3/tied_to", "\"wpe\""},                                   // no such module
+      {"/fused", R"([{"module":"h.*","name":"x","linears":["no"]}])"},     // no such module
+      {"/defaults/hidden_size", R"({"absent": 1})"},                       // nothing for null
+      {"/defaults/hidden_size", "\"hidden_size\""},                        // never ends
+      {"/modules/0/shape", R"(["vocab_size vocab_size", "hidden_size"])"}  // no operator
+  };
+  for (const auto& [pointer, value] : patches) {
+    INFO(pointer << " = " << value);
+    Json json = tiny_family();
+    json[Json::json_pointer(pointer)] = Json::parse(value);
+    CHECK_THROWS_AS(parse_family(json, "tiny.json"), Error);
+  }
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,162 @@
+#include "reshard/specs/family.h"
+
+#include <fstream>
+#include <set>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using test::Says;
+using Lines = std::vector<std::string>;
+
+ModelConfig config_of(const std::string& model_type, const Json& more = Json::object()) {
+  Json json = {{"model_type", model_type}, {"hidden_size", 40},         {"intermediate_size", 48}, {"vocab_size", 64},
+               {"num_hidden_layers", 1},   {"num_attention_heads", 10}, {"num_key_value_heads", 5}};
+  json.update(more);
+  return {"m/config.json", Json::parse(json.dump()), model_type};  // numbers as a parser types them
+}
+
+Model model_of(const std::string& model_type, const Json& more = Json::object()) {
+  const ModelConfig config = config_of(model_type, more);
+  return instantiate(find_family(config), config);
+}
+
+/// One line a parameter: its name without the layer's prefix, its shape, how it is split, and "?" if it is optional.
+Lines lines_of(const Model& model) {
+  const std::string layer = "model.layers.0.";
+  Lines lines;
+  for (const ModelParameter& p : model.parameters) {
+    std::string line = p.name.starts_with(layer) ? p.name.substr(layer.size()) : p.name;
+    line += " " + to_string(p.shape);
+    switch (p.plan) {
+      case TensorParallelPlan::kColwise: line += " column"; break;
+      case TensorParallelPlan::kRowwise: line += " row"; break;
+      case TensorParallelPlan::kEmbeddingRowwise: line += " vocab"; break;
+      case TensorParallelPlan::kReplicate: line += " whole"; break;
+    }
+    lines.push_back(line + (p.is_bias ? " bias" : "") + (p.optional ? " ?" : ""));
+  }
+  return lines;
+}
+
+const Lines kHead = {"model.embed_tokens.weight [64, 40] vocab"};
+const Lines kTail = {"input_layernorm.weight [40] whole", "post_attention_layernorm.weight [40] whole",
+                     "model.norm.weight [40] whole", "lm_head.weight [64, 40] column"};
+const Lines kProjections = {"self_attn.q_proj.weight [40, 40] column", "self_attn.k_proj.weight [20, 40] column",
+                            "self_attn.v_proj.weight [20, 40] column", "self_attn.o_proj.weight [40, 40] row"};
+const Lines kBiasedProjections = {"self_attn.q_proj.weight [40, 40] column", "self_attn.q_proj.bias [40] column bias",
+                                  "self_attn.k_proj.weight [20, 40] column", "self_attn.k_proj.bias [20] column bias",
+                                  "self_attn.v_proj.weight [20, 40] column", "self_attn.v_proj.bias [20] column bias"};
+const Lines kOutput = {"self_attn.o_proj.weight [40, 40] row"};
+const Lines kBiasedOutput = {"self_attn.o_proj.weight [40, 40] row", "self_attn.o_proj.bias [40] row bias"};
+const Lines kRotary = {"self_attn.rotary_emb.inv_freq [2] whole ?"};
+const Lines kMlp = {"mlp.gate_proj.weight [48, 40] column", "mlp.up_proj.weight [48, 40] column",
+                    "mlp.down_proj.weight [40, 48] row"};
+const Lines kBiasedMlp = {"mlp.gate_proj.weight [48, 40] column", "mlp.gate_proj.bias [48] column bias",
+                          "mlp.up_proj.weight [48, 40] column",   "mlp.up_proj.bias [48] column bias",
+                          "mlp.down_proj.weight [40, 48] row",    "mlp.down_proj.bias [40] row bias"};
+
+Lines joined(std::initializer_list<Lines> parts) {
+  Lines all;
+  for (const Lines& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+TEST_CASE("The built-in families have the parameters of their models") {
+  CHECK(lines_of(model_of("llama")) == joined({kHead, kProjections, kRotary, kMlp, kTail}));
+  CHECK(lines_of(model_of("mistral")) == joined({kHead, kProjections, kRotary, kMlp, kTail}));
+  CHECK(lines_of(model_of("granite")) == joined({kHead, kProjections, kMlp, kTail}));
+  CHECK(lines_of(model_of("qwen2")) == joined({kHead, kBiasedProjections, kOutput, kRotary, kMlp, kTail}));
+  const Lines norms = {"self_attn.q_norm.weight [4] whole", "self_attn.k_norm.weight [4] whole"};
+  CHECK(lines_of(model_of("qwen3", {{"head_dim", 4}})) == joined({kHead, kProjections, norms, kMlp, kTail}));
+}
+
+TEST_CASE("Biases follow the switches that a family knows, and no others") {
+  const Json on = {{"attention_bias", true}, {"mlp_bias", true}, {"head_dim", 4}};
+  const Lines all_biased = joined({kHead, kBiasedProjections, kBiasedOutput, kRotary, kBiasedMlp, kTail});
+  CHECK(lines_of(model_of("llama", on)) == all_biased);
+  CHECK(lines_of(model_of("granite", on)) == joined({kHead, kBiasedProjections, kBiasedOutput, kBiasedMlp, kTail}));
+  CHECK(lines_of(model_of("mistral", on)) == joined({kHead, kProjections, kRotary, kMlp, kTail}));
+  CHECK(lines_of(model_of("qwen2", {{"attention_bias", false}})) == lines_of(model_of("qwen2")));
+  const Lines norms = {"self_attn.q_norm.weight [4] whole", "self_attn.k_norm.weight [4] whole"};
+  CHECK(lines_of(model_of("qwen3", on)) == joined({kHead, kBiasedProjections, kBiasedOutput, norms, kMlp, kTail}));
+}
+
+TEST_CASE("Layers repeat with their numbers, and the ends lie on the first and last stage") {
+  const Model model = model_of("granite", {{"num_hidden_layers", 3}});
+  CHECK(model.layers == 3);
+  CHECK(model.parameters.size() == 1 + 3 * 9 + 2);
+  std::map<std::uint64_t, std::size_t> counts;
+  for (const ModelParameter& p : model.parameters) {
+    if (p.layer) {
+      ++counts[*p.layer];
+      CHECK(p.name.starts_with("model.layers." + std::to_string(*p.layer) + "."));
+    }
+    CHECK(p.name == p.module + (p.is_bias ? ".bias" : ".weight"));
+    CHECK(p.on_last_stage == (p.name == "model.norm.weight" || p.name == "lm_head.weight"));
+  }
+  CHECK(counts == std::map<std::uint64_t, std::size_t>{{0, 9}, {1, 9}, {2, 9}});
+}
+
+TEST_CASE("The head shares the embedding's bytes only where the configuration says so") {
+  for (const std::string& model_type : known_model_types()) {
+    INFO(model_type);
+    for (const bool tied : {false, true}) {
+      const Model model = model_of(model_type, {{"tie_word_embeddings", tied}});
+      std::size_t shared = 0;
+      for (const ModelParameter& p : model.parameters) {
+        if (p.tied_to.empty()) continue;
+        ++shared;
+        CHECK(p.name == "lm_head.weight");
+        CHECK(p.tied_to == "model.embed_tokens.weight");
+      }
+      CHECK(shared == (tied ? 1 : 0));
+    }
+  }
+}
+
+TEST_CASE("A family has the parameters of every checkpoint of the reference") {
+  std::size_t cases = 0;
+  std::set<std::string> seen;
+  for (const auto& entry : fs::directory_iterator(test::testdata("golden/optimum"))) {
+    INFO(entry.path().filename().string());
+    const Json golden = Json::parse(test::read_file(entry.path() / "golden.json"));
+    const ModelConfig config = read_model_config(entry.path() / "original");
+    const Model model = instantiate(find_family(config), config);
+    std::map<std::string, Dims> expected, found;
+    for (const auto& [name, tensor] : golden["original"].items()) expected[name] = tensor["shape"].get<Dims>();
+    for (const ModelParameter& p : model.parameters)
+      if (!p.optional && p.tied_to.empty()) found[p.name] = p.shape;
+    CHECK(found == expected);
+    seen.insert(config.model_type);
+    ++cases;
+  }
+  CHECK(cases >= 9);
+  CHECK(seen == std::set<std::string>{"granite", "llama", "qwen2", "qwen3"});
+}
+
+TEST_CASE("The known families are listed, sorted") {
+  CHECK(known_model_types() == Lines{"granite", "llama", "mistral", "qwen2", "qwen3"});
+}
+
+TEST_CASE("An unknown model_type is refused with those that are known") {
+  const Error error = error_of([] { find_family(config_of("gem\nma")); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.path() == "m/config.json");
+  CHECK_THAT(error.what(), Says("\"gem\\x0ama\""));
+  CHECK_THAT(error.what(), Says("known are granite, llama, mistral, qwen2, qwen3"));
+}
+
+TEST_CASE("A layer's number stands in for the star") {
+  CHECK(expand_layer("model.layers.*.mlp", 12) == "model.layers.12.mlp");
+  CHECK(expand_layer("model.norm", 12) == "model.norm");
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,54 @@
+#include "reshard/specs/model_config.h"
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+Error refused(const std::string& text) {
+  const test::TempDir dir;
+  test::write_file(dir / kConfigFile, text);
+  const Error error = error_of([&] { read_model_config(dir.path()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (dir / kConfigFile).string());
+  return error;
+}
+
+TEST_CASE("A configuration gives its model_type and every other key") {
+  const test::TempDir dir;
+  test::write_file(dir / kConfigFile, R"({"model_type":"llama","hidden_size":32})");
+  const ModelConfig config = read_model_config(dir.path());
+  CHECK(config.model_type == "llama");
+  CHECK(config.json["hidden_size"] == 32);
+  CHECK(config.path == dir / kConfigFile);
+}
+
+TEST_CASE("A directory without config.json is named") {
+  const test::TempDir dir;
+  for (const auto& directory : {dir.path(), dir / "no"}) {
+    const Error error = error_of([&] { read_model_config(directory); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == directory.string());
+    CHECK_THAT(error.what(), Says("no config.json"));
+    CHECK_FALSE(error.hint().empty());
+  }
+}
+
+TEST_CASE("A configuration that is no object or has no usable model_type is refused") {
+  CHECK_THAT(refused("").what(), Says("not valid JSON"));
+  CHECK_THAT(refused("{").what(), Says("not valid JSON"));
+  CHECK_THAT(refused("[]").what(), Says("expected an object"));
+  CHECK_THAT(refused("{}").what(), Says("has no \"model_type\""));
+  CHECK_THAT(refused(R"({"model_type":7})").what(), Says("\"model_type\" is 7, expected a string"));
+  CHECK_THAT(refused(R"({"model_type":null})").what(), Says("\"model_type\" is null, expected a string"));
+  CHECK_THAT(refused(R"({"model_type":"a","model_type":"b"})").what(), Says("\"model_type\" twice"));
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,266 @@
+#include "reshard/specs/stage_plan.h"
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+using Names = std::vector<std::string>;
+
+struct Sizes {
+  std::string model_type = "llama";
+  std::uint64_t hidden = 64, intermediate = 96, vocab = 128, layers = 2, heads = 8, kv_heads = 4, head_dim = 8;
+  bool tied = false, attention_bias = false, mlp_bias = false;
+};
+
+Model model_of(const Sizes& s) {
+  const Json json = {
+      {"hidden_size", s.hidden},       {"intermediate_size", s.intermediate}, {"vocab_size", s.vocab},
+      {"num_hidden_layers", s.layers}, {"num_attention_heads", s.heads},      {"num_key_value_heads", s.kv_heads},
+      {"head_dim", s.head_dim},        {"tie_word_embeddings", s.tied},       {"attention_bias", s.attention_bias},
+      {"mlp_bias", s.mlp_bias}};
+  const ModelConfig config{"m/config.json", Json::parse(json.dump()), s.model_type};  // as a parser types numbers
+  return instantiate(find_family(config), config);
+}
+
+bool none(const std::string&) {
+  return false;
+}
+
+std::vector<StagePlan> plan(const Sizes& sizes, std::uint32_t tp, const Mesh& mesh = {},
+                            const AttentionOptions& options = {}) {
+  return plan_stages(model_of(sizes), tp, partition_evenly(sizes.layers, mesh), options, none);
+}
+
+Names names_of(const StagePlan& stage) {
+  Names names;
+  for (const ParallelParameter& p : stage.metadata.parameters) names.push_back(p.name);
+  return names;
+}
+
+const ParallelParameter& parameter(const StagePlan& stage, const std::string& name) {
+  for (const ParallelParameter& p : stage.metadata.parameters)
+    if (p.name == name) return p;
+  FAIL("no parameter " << name);
+  throw std::logic_error("unreachable");
+}
+
+/// The conditions of the layouts, computed from the sizes alone.
+bool may_split(const Sizes& s, std::uint64_t tp, std::optional<std::uint64_t> multiplier) {
+  if (s.vocab % tp || s.intermediate % tp || s.heads * s.head_dim % tp) return false;
+  if (s.kv_heads >= tp && s.kv_heads % tp == 0) return true;
+  const std::uint64_t m = multiplier.value_or(std::max<std::uint64_t>(1, tp / s.kv_heads));
+  return m > 0 && tp % m == 0 && s.kv_heads * m % tp == 0 && s.heads / s.kv_heads % m == 0;
+}
+
+TEST_CASE("Attention takes the form that heads, ranks and the choice to fuse call for") {
+  const Model grouped = model_of({});
+  CHECK(attention_form(grouped, 1, {}) == AttentionForm::kSeparate);
+  CHECK(attention_form(grouped, 4, {true, {}}) == AttentionForm::kSeparate);
+  CHECK(attention_form(grouped, 8, {}) == AttentionForm::kGroupedQuery);
+  CHECK(attention_form(grouped, 8, {true, {}}) == AttentionForm::kGroupedQuery);
+  CHECK(attention_form(grouped, 3, {}) == AttentionForm::kGroupedQuery);
+  Sizes sizes;
+  sizes.kv_heads = 8;
+  const Model all_heads = model_of(sizes);
+  CHECK(attention_form(all_heads, 4, {}) == AttentionForm::kSeparate);
+  CHECK(attention_form(all_heads, 4, {true, {}}) == AttentionForm::kFused);
+  CHECK(attention_form(all_heads, 16, {true, {}}) == AttentionForm::kGroupedQuery);
+}
+
+TEST_CASE("The legal degrees are those that divide every size, for random models") {
+  std::size_t legal_in_all = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    INFO("seed " << seed);
+    std::mt19937_64 random(seed);
+    const auto pick = [&](std::vector<std::uint64_t> of) { return of[random() % of.size()]; };
+    Sizes s;
+    s.vocab = pick({48, 96, 128, 384, 1000});
+    s.intermediate = pick({48, 96, 192, 384});
+    s.kv_heads = pick({1, 2, 3, 4, 8});
+    s.heads = s.kv_heads * pick({1, 2, 3, 4, 8});
+    s.head_dim = pick({2, 6, 8, 64});
+    AttentionOptions options{random() % 2 == 0, {}};
+    if (random() % 2) options.kv_size_multiplier = pick({0, 1, 2, 3, 4, 8});
+    const Model model = model_of(s);
+    std::vector<std::uint64_t> expected;
+    for (std::uint64_t tp = 1; tp <= 512; ++tp) {
+      if (may_split(s, tp, options.kv_size_multiplier)) expected.push_back(tp);
+      INFO("tp " << tp);
+      CHECK(tensor_parallel_problem(model, tp, options).has_value() != may_split(s, tp, options.kv_size_multiplier));
+    }
+    CHECK(legal_tp_degrees(model, options) == expected);
+    legal_in_all += expected.size();
+  }
+  CHECK(legal_in_all > 100);
+}
+
+TEST_CASE("The first tensor that the ranks do not divide is named with dim and sizes") {
+  const auto problem = [](const Sizes& sizes, std::uint64_t tp) {
+    const auto error = tensor_parallel_problem(model_of(sizes), tp, {});
+    REQUIRE(error);
+    CHECK(error->kind() == ErrorKind::kUsage);
+    return *error;
+  };
+  Sizes sizes;
+  sizes.vocab = 130;
+  CHECK(problem(sizes, 4).tensor() == "model.embed_tokens.weight");
+  CHECK_THAT(problem(sizes, 4).what(), Says("dim 0 has 130 elements, which 4 ranks do not divide"));
+  sizes = {};
+  sizes.intermediate = 98;
+  CHECK(problem(sizes, 4).tensor() == "model.layers.0.mlp.gate_proj.weight");
+  CHECK_THAT(problem(sizes, 4).what(), Says("dim 0 has 98 elements, which 4 ranks do not divide"));
+}
+
+TEST_CASE("Heads that cannot be placed are named with the multipliers that would do") {
+  Sizes sizes;
+  sizes.heads = 24;
+  sizes.kv_heads = 4;
+  sizes.vocab = sizes.intermediate = 96;
+  const auto error = tensor_parallel_problem(model_of(sizes), 6, {});
+  REQUIRE(error);
+  CHECK(error->kind() == ErrorKind::kUsage);
+  CHECK_THAT(error->what(),
+             Says("(24 query, 4 key/value) cannot be placed on 6 ranks with a key/value multiplier of 1"));
+  CHECK(error->hint() == "multipliers that work for --tp 6: 3, 6");
+  CHECK_FALSE(tensor_parallel_problem(model_of(sizes), 6, {false, 3}));
+  for (const std::uint64_t multiplier : {std::uint64_t{0}, std::uint64_t{5}, UINT64_MAX}) {
+    const auto bad = tensor_parallel_problem(model_of(sizes), 6, {false, multiplier});
+    REQUIRE(bad);
+    CHECK_THAT(bad->what(), Says("multiplier of " + std::to_string(multiplier)));
+  }
+}
+
+TEST_CASE("Planning for an illegal degree is refused with the degrees that work") {
+  const Error error = error_of([] { plan({}, 6); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1, 2, 4, 8"));
+  Sizes sizes;
+  sizes.vocab = 131;
+  const Error prime = error_of([&] { plan(sizes, 2); });
+  CHECK(prime.tensor() == "model.embed_tokens.weight");
+  CHECK(prime.hint() == "TP degrees that work for this model: 1");
+}
+
+TEST_CASE("A grouped-query spec has the sizes of one rank") {
+  const auto spec = gqa_spec(model_of({}), 8, {true, {}});
+  CHECK(spec == GQAQKVColumnParallelLinearSpec{"qkv_proj", "q_proj", "k_proj", "v_proj", "o_proj", 8, 4, 2, 8, 8, true,
+                                               false, 8});
+  Sizes sizes;
+  sizes.kv_heads = 2;
+  const auto more = gqa_spec(model_of(sizes), 4, {false, 4});
+  CHECK(more.kv_size_multiplier == 4);
+  CHECK(more.q_output_size_per_partition == 16);
+  CHECK(more.kv_output_size_per_partition == 16);
+  CHECK(more.slots_per_rank() == 2);
+}
+
+TEST_CASE("One rank holds the state dict in its order, gate and up as one") {
+  const auto stages = plan({.layers = 1}, 2);
+  REQUIRE(stages.size() == 1);
+  const std::string layer = "model.layers.0.";
+  CHECK(names_of(stages[0]) == Names{"model.embed_tokens.weight", layer + "self_attn.q_proj.weight",
+                                     layer + "self_attn.k_proj.weight", layer + "self_attn.v_proj.weight",
+                                     layer + "self_attn.o_proj.weight", layer + "mlp.gate_up_proj.weight",
+                                     layer + "mlp.down_proj.weight", layer + "input_layernorm.weight",
+                                     layer + "post_attention_layernorm.weight", "model.norm.weight", "lm_head.weight"});
+  CHECK(parameter(stages[0], layer + "mlp.gate_up_proj.weight") ==
+        ParallelParameter{layer + "mlp.gate_up_proj.weight", true, 0, 2, 2});
+  CHECK(parameter(stages[0], layer + "mlp.down_proj.weight") ==
+        ParallelParameter{layer + "mlp.down_proj.weight", true, 1, 1, 2});
+  CHECK_FALSE(parameter(stages[0], "model.norm.weight").tensor_model_parallel);
+  CHECK(stages[0].tied.empty());
+}
+
+TEST_CASE("Biases follow their weights, but those of row-parallel layers are whole") {
+  const auto stages = plan({.layers = 1, .kv_heads = 8, .attention_bias = true, .mlp_bias = true}, 2, {}, {true, {}});
+  const std::string layer = "model.layers.0.";
+  const StagePlan& stage = stages.at(0);
+  CHECK(parameter(stage, layer + "self_attn.qkv_proj.bias") ==
+        ParallelParameter{layer + "self_attn.qkv_proj.bias", true, 0, 3, 2});
+  CHECK(parameter(stage, layer + "mlp.gate_up_proj.bias") ==
+        ParallelParameter{layer + "mlp.gate_up_proj.bias", true, 0, 2, 2});
+  CHECK_FALSE(parameter(stage, layer + "self_attn.o_proj.bias").tensor_model_parallel);
+  CHECK_FALSE(parameter(stage, layer + "mlp.down_proj.bias").tensor_model_parallel);
+  std::size_t biased = 0;
+  for (const ModuleSpecs& module : stage.metadata.modules)
+    for (const TransformationSpec& spec : module.specs) biased += std::get<FusedLinearsSpec>(spec).bias;
+  CHECK(biased == 2);
+}
+
+TEST_CASE("Grouped queries give weight and bias a letter each, or one name for all three") {
+  const Sizes sizes{.model_type = "qwen2", .layers = 1};
+  const std::string module = "model.layers.0.self_attn.qkv_proj.";
+  const auto count = [&](const StagePlan& stage) {
+    const Names names = names_of(stage);
+    return std::count_if(names.begin(), names.end(), [&](const std::string& name) { return name.starts_with(module); });
+  };
+  const auto apart = plan(sizes, 8);
+  for (const char* name : {"weight_q", "weight_k", "weight_v", "bias_q", "bias_k", "bias_v"})
+    CHECK(parameter(apart.at(0), module + name) == ParallelParameter{module + name, true, 0, 1, 8});
+  CHECK(count(apart.at(0)) == 6);
+  const auto fused = plan(sizes, 8, {}, {true, {}});
+  for (const char* name : {"weight_qkv", "bias_qkv"})
+    CHECK_FALSE(parameter(fused.at(0), module + name).tensor_model_parallel);
+  CHECK(count(fused.at(0)) == 2);
+  for (const auto& stages : {apart, fused}) {
+    const auto& specs = stages.at(0).metadata.modules.at(0).specs;
+    REQUIRE(specs.size() == 1);
+    CHECK(std::get<GQAQKVColumnParallelLinearSpec>(specs[0]).bias);
+  }
+}
+
+TEST_CASE("Stages hold their layers, the ends the embedding and the head, and all list every module") {
+  const auto stages = plan({.layers = 5}, 2, {1, 2, 2});  // 0 | 1 | 2 | 3-4, so rank 0 has 0 and 2
+  REQUIRE(stages.size() == 2);
+  const std::set<std::string> expected[] = {{"0", "2"}, {"1", "3", "4"}};
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    std::set<std::string> layers;
+    for (const std::string& name : names_of(stages[rank]))
+      if (name.starts_with("model.layers.")) layers.insert(name.substr(13, 1));
+    CHECK(layers == expected[rank]);
+    CHECK(stages[rank].metadata.modules.size() == 10);
+    for (const ModuleSpecs& module : stages[rank].metadata.modules) {
+      const bool here = expected[rank].count(module.module_fully_qualified_name.substr(13, 1)) > 0;
+      const bool mlp = module.module_fully_qualified_name.ends_with(".mlp");
+      CHECK(module.specs.size() == (here && mlp ? 1 : 0));
+    }
+  }
+  CHECK(names_of(stages[0]).front() == "model.embed_tokens.weight");
+  CHECK(names_of(stages[0]).back() == "model.layers.2.post_attention_layernorm.weight");
+  CHECK(names_of(stages[1]).front() == "model.layers.1.self_attn.q_proj.weight");
+  CHECK(names_of(stages[1]).back() == "lm_head.weight");
+}
+
+TEST_CASE("A tied head is a second name on the last stage, which then holds the embedding too") {
+  const auto one = plan({.tied = true}, 2);
+  REQUIRE(one.at(0).tied.size() == 1);
+  CHECK(one[0].tied[0].name == "lm_head.weight");
+  CHECK(one[0].tied[0].source == "model.embed_tokens.weight");
+  const Names names = names_of(one[0]);
+  CHECK(std::count(names.begin(), names.end(), "model.embed_tokens.weight") == 1);
+  CHECK(std::count(names.begin(), names.end(), "lm_head.weight") == 0);
+  const auto two = plan({.tied = true}, 2, {1, 2, 1});
+  CHECK(two.at(0).tied.empty());
+  REQUIRE(two.at(1).tied.size() == 1);
+  CHECK(names_of(two[1]).front() == "model.embed_tokens.weight");
+}
+
+TEST_CASE("An optional buffer is planned, whole, only where the checkpoint has it") {
+  const std::string name = "model.layers.1.self_attn.rotary_emb.inv_freq";
+  const auto holds = [&](const std::string& asked) { return asked == name; };
+  const auto stages = plan_stages(model_of({}), 2, partition_evenly(2, {}), {}, holds);
+  CHECK_FALSE(parameter(stages.at(0), name).tensor_model_parallel);
+  const Names names = names_of(stages[0]);
+  CHECK(std::count_if(names.begin(), names.end(), [](const auto& n) { return n.ends_with("inv_freq"); }) == 1);
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,100 @@
+#include "support/fault_storage.h"
+
+namespace reshard::test {
+namespace {
+
+using Operation = FaultStorage::Operation;
+
+class WatchedSource final : public Source {
+ public:
+  WatchedSource(FaultStorage& storage, std::filesystem::path path, std::unique_ptr<Source> inner)
+      : storage_(storage), path_(std::move(path)), inner_(std::move(inner)) {}
+  std::uint64_t size_bytes() const override { return inner_->size_bytes(); }
+  void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
+    storage_.pass(Operation::kRead, path_);
+    storage_.note_read(path_, {offset_bytes, offset_bytes + out.size()});
+    inner_->read_at(offset_bytes, out);
+  }
+
+ private:
+  FaultStorage& storage_;
+  std::filesystem::path path_;
+  std::unique_ptr<Source> inner_;
+};
+
+class WatchedSink final : public Sink {
+ public:
+  WatchedSink(FaultStorage& storage, std::filesystem::path path, std::unique_ptr<Sink> inner)
+      : storage_(storage), path_(std::move(path)), inner_(std::move(inner)) {}
+  void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) override {
+    storage_.pass(Operation::kWrite, path_);
+    storage_.note_write(path_, bytes.size());
+    inner_->write_at(offset_bytes, bytes);
+  }
+  void sync() override {
+    storage_.pass(Operation::kSync, path_);  // what is tested needs no stable storage
+  }
+
+ private:
+  FaultStorage& storage_;
+  std::filesystem::path path_;
+  std::unique_ptr<Sink> inner_;
+};
+
+}  // namespace
+
+void FaultStorage::pass(Operation operation, const std::filesystem::path& path) {
+  const std::uint64_t number = operations_++;
+  {
+    const std::lock_guard lock(mutex_);
+    ++counts_[operation];
+  }
+  if (before) before(operation, number);
+  if (fail_at && number >= *fail_at) throw Error(kind, "made to fail").in(path);
+}
+
+void FaultStorage::note_read(const std::filesystem::path& path, Range range) {
+  const std::lock_guard lock(mutex_);
+  reads_[path.string()].push_back(range);
+}
+
+void FaultStorage::note_write(const std::filesystem::path& path, std::uint64_t bytes) {
+  if (fail_after_bytes && written_bytes_ + bytes > *fail_after_bytes) throw Error(kind, "made to fail").in(path);
+  written_bytes_ += bytes;
+}
+
+std::unique_ptr<Source> FaultStorage::open(const std::filesystem::path& path) {
+  pass(Operation::kOpen, path);
+  return std::make_unique<WatchedSource>(*this, path, local_storage().open(path));
+}
+
+std::unique_ptr<Sink> FaultStorage::create(const std::filesystem::path& path, std::uint64_t size_bytes) {
+  pass(Operation::kCreate, path);
+  return std::make_unique<WatchedSink>(*this, path, local_storage().create(path, size_bytes));
+}
+
+std::unique_ptr<Sink> FaultStorage::reopen(const std::filesystem::path& path) {
+  pass(Operation::kReopen, path);
+  return std::make_unique<WatchedSink>(*this, path, local_storage().reopen(path));
+}
+
+std::uint64_t FaultStorage::count(Operation operation) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = counts_.find(operation);
+  return found == counts_.end() ? 0 : found->second;
+}
+
+std::vector<FaultStorage::Range> FaultStorage::reads(const std::filesystem::path& path) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = reads_.find(path.string());
+  return found == reads_.end() ? std::vector<Range>{} : found->second;
+}
+
+std::vector<unsigned> FaultStorage::read_counts(const std::filesystem::path& path, std::uint64_t size_bytes) const {
+  std::vector<unsigned> counts(size_bytes, 0);
+  for (const Range& range : reads(path))
+    for (std::uint64_t at = range.begin_bytes; at < range.end_bytes; ++at) ++counts[at];
+  return counts;
+}
+
+}  // namespace reshard::test

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/storage.h"
+
+namespace reshard::test {
+
+/// The local file system, watched: it notes every range that is read, calls a hook before each operation, and fails the
+/// operation it is told to. Thread-safe.
+class FaultStorage final : public Storage {
+ public:
+  enum class Operation { kOpen, kCreate, kReopen, kRead, kWrite, kSync };
+  struct Range {
+    std::uint64_t begin_bytes;
+    std::uint64_t end_bytes;
+  };
+
+  /// Called before every operation with its number, from 0; may throw in its place.
+  std::function<void(Operation operation, std::uint64_t number)> before;
+  /// The operation of this number fails with `kind`, and so does every later one.
+  std::optional<std::uint64_t> fail_at;
+  /// The write that would bring what was written to more than this fails with `kind`.
+  std::optional<std::uint64_t> fail_after_bytes;
+  ErrorKind kind = ErrorKind::kIo;
+
+  std::unique_ptr<Source> open(const std::filesystem::path& path) override;
+  std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override;
+  std::unique_ptr<Sink> reopen(const std::filesystem::path& path) override;
+
+  std::uint64_t operations() const { return operations_; }
+  std::uint64_t written_bytes() const { return written_bytes_; }
+  std::uint64_t count(Operation operation) const;
+  /// Everything that was read of a file.
+  std::vector<Range> reads(const std::filesystem::path& path) const;
+  /// How often each byte of a file of `size_bytes` was read.
+  std::vector<unsigned> read_counts(const std::filesystem::path& path, std::uint64_t size_bytes) const;
+
+  // For the files that it hands out.
+  void pass(Operation operation, const std::filesystem::path& path);
+  void note_read(const std::filesystem::path& path, Range range);
+  void note_write(const std::filesystem::path& path, std::uint64_t bytes);
+
+ private:
+  std::atomic<std::uint64_t> operations_{0};
+  std::atomic<std::uint64_t> written_bytes_{0};
+  mutable std::mutex mutex_;
+  std::map<std::string, std::vector<Range>> reads_;
+  std::map<Operation, std::uint64_t> counts_;
+};
+
+}  // namespace reshard::test

@@ -1,0 +1,136 @@
+#include "support/models.h"
+
+#include <algorithm>
+
+namespace reshard::test {
+
+namespace fs = std::filesystem;
+
+nlohmann::json TinyModel::config() const {
+  nlohmann::json json{
+      {"model_type", model_type},    {"hidden_size", hidden},        {"intermediate_size", intermediate},
+      {"num_hidden_layers", layers}, {"num_attention_heads", heads}, {"num_key_value_heads", kv_heads},
+      {"head_dim", head_dim},        {"vocab_size", vocab},          {"tie_word_embeddings", tied}};
+  if (attention_bias) json["attention_bias"] = true;
+  if (mlp_bias) json["mlp_bias"] = true;
+  return json;
+}
+
+std::vector<TinyParameter> parameters_of(const TinyModel& model) {
+  std::vector<TinyParameter> list{{"model.embed_tokens.weight", {model.vocab, model.hidden}}};
+  const auto linear = [&](const std::string& name, std::uint64_t out, std::uint64_t in, bool bias) {
+    list.push_back({name + ".weight", {out, in}});
+    if (bias) list.push_back({name + ".bias", {out}});
+  };
+  const std::uint64_t query = model.heads * model.head_dim;
+  const std::uint64_t key = model.kv_heads * model.head_dim;
+  for (std::uint64_t layer = 0; layer < model.layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    linear(prefix + "self_attn.q_proj", query, model.hidden, model.has_qkv_bias());
+    linear(prefix + "self_attn.k_proj", key, model.hidden, model.has_qkv_bias());
+    linear(prefix + "self_attn.v_proj", key, model.hidden, model.has_qkv_bias());
+    linear(prefix + "self_attn.o_proj", model.hidden, query, model.attention_bias);
+    if (model.inv_freq) list.push_back({prefix + "self_attn.rotary_emb.inv_freq", {model.head_dim / 2}});
+    if (model.model_type == "qwen3") {
+      list.push_back({prefix + "self_attn.q_norm.weight", {model.head_dim}});
+      list.push_back({prefix + "self_attn.k_norm.weight", {model.head_dim}});
+    }
+    linear(prefix + "mlp.gate_proj", model.intermediate, model.hidden, model.mlp_bias);
+    linear(prefix + "mlp.up_proj", model.intermediate, model.hidden, model.mlp_bias);
+    linear(prefix + "mlp.down_proj", model.hidden, model.intermediate, model.mlp_bias);
+    list.push_back({prefix + "input_layernorm.weight", {model.hidden}});
+    list.push_back({prefix + "post_attention_layernorm.weight", {model.hidden}});
+  }
+  list.push_back({"model.norm.weight", {model.hidden}});
+  if (!model.tied) list.push_back({"lm_head.weight", {model.vocab, model.hidden}});
+  return list;
+}
+
+std::uint64_t pick(Random& random, std::uint64_t low, std::uint64_t high) {
+  return low + random() % (high - low + 1);
+}
+
+TensorData random_tensor(Random& random, DType dtype, const Dims& shape) {
+  TensorData tensor{dtype, shape, std::string(num_bytes(dtype, shape).value(), '\0')};
+  for (char& byte : tensor.bytes) byte = static_cast<char>(random());
+  return tensor;
+}
+
+TensorMap random_tensors(const TinyModel& model, Random& random, DType dtype) {
+  TensorMap tensors;
+  for (const TinyParameter& parameter : parameters_of(model))
+    tensors[parameter.name] = random_tensor(random, dtype, parameter.shape);
+  return tensors;
+}
+
+void write_model(const fs::path& directory, const TinyModel& model, const TensorMap& tensors, std::size_t files) {
+  write_file(directory / "config.json", model.config().dump(2));
+  if (files == 1) return write_safetensors(directory / "model.safetensors", tensors);
+  std::vector<TensorMap> dealt(files);
+  nlohmann::json index;
+  std::size_t next = 0;
+  std::uint64_t total = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const std::size_t file = next++ % files;
+    dealt[file][name] = tensor;
+    index["weight_map"][name] =
+        "model-0000" + std::to_string(file + 1) + "-of-0000" + std::to_string(files) + ".safetensors";
+    total += tensor.bytes.size();
+  }
+  index["metadata"]["total_size"] = total;
+  write_file(directory / "model.safetensors.index.json", index.dump());
+  for (const auto& [name, file] : index["weight_map"].items())
+    write_safetensors(directory / file.get<std::string>(),
+                      dealt[static_cast<std::size_t>(file.get<std::string>()[10] - '1')]);
+}
+
+TensorMap read_model(const fs::path& directory) {
+  const fs::path index_path = directory / "model.safetensors.index.json";
+  if (!fs::exists(index_path)) return read_tensors(directory / "model.safetensors");
+  TensorMap tensors;
+  const auto index = nlohmann::json::parse(read_file(index_path));
+  std::map<std::string, TensorMap> files;
+  for (const auto& [name, file] : index.at("weight_map").items()) {
+    const auto file_name = file.get<std::string>();
+    if (!files.count(file_name)) files[file_name] = read_tensors(directory / file_name);
+    tensors[name] = files[file_name].at(name);
+  }
+  return tensors;
+}
+
+std::map<std::string, TensorMap> read_ranks(const fs::path& output) {
+  std::map<std::string, TensorMap> ranks;
+  for (const auto& entry : fs::directory_iterator(output / "tensor_parallel_shards"))
+    if (entry.is_directory())
+      ranks[entry.path().filename().string()] = read_tensors(entry.path() / "model.safetensors");
+  return ranks;
+}
+
+RunResult shard(const ShardRequest& request, const RunOptions& options) {
+  return execute(*plan_shard(request), options);
+}
+
+RunResult consolidate(const ConsolidateRequest& request, const RunOptions& options) {
+  return execute(*plan_consolidate(request), options);
+}
+
+ShardRequest shard_request(const fs::path& model, const fs::path& output, std::uint32_t tp, std::uint32_t pp) {
+  ShardRequest request;
+  request.model_directory = model;
+  request.output_directory = output;
+  request.tp = tp;
+  request.pp = pp;
+  return request;
+}
+
+void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_bytes, unsigned threads) {
+  for (const LayoutFile& file : job.target.files) {
+    fs::create_directories((root / file.path).parent_path());
+    local_storage().create(root / file.path, file.size_bytes)->write_at(0, std::as_bytes(std::span(file.prefix)));
+  }
+  RunOptions options;
+  options.threads = threads;
+  run_program(job.program, root, options, {}, block_bytes);
+}
+
+}  // namespace reshard::test

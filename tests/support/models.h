@@ -1,0 +1,71 @@
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "reshard/engine/execute.h"
+#include "support/files.h"
+
+namespace reshard::test {
+
+/// A small model of a known family. The names and shapes of its parameters are written down here once more, by hand, so
+/// that tests do not ask the library what it should have done.
+struct TinyModel {
+  std::string model_type = "llama";
+  std::uint64_t hidden = 16;
+  std::uint64_t intermediate = 24;
+  std::uint64_t layers = 2;
+  std::uint64_t heads = 4;
+  std::uint64_t kv_heads = 2;
+  std::uint64_t head_dim = 4;
+  std::uint64_t vocab = 32;
+  bool tied = false;
+  bool attention_bias = false;  // llama, granite, qwen3: of q, k, v and o
+  bool mlp_bias = false;        // llama, granite
+  bool inv_freq = false;        // llama: the rotary buffer that old checkpoints hold
+
+  bool has_qkv_bias() const { return model_type == "qwen2" || attention_bias; }
+  nlohmann::json config() const;
+};
+
+struct TinyParameter {
+  std::string name;
+  Dims shape;
+};
+std::vector<TinyParameter> parameters_of(const TinyModel& model);
+
+using Random = std::mt19937_64;
+
+/// A whole number of [low, high].
+std::uint64_t pick(Random& random, std::uint64_t low, std::uint64_t high);
+
+TensorData random_tensor(Random& random, DType dtype, const Dims& shape);
+
+/// Every parameter, of one dtype.
+TensorMap random_tensors(const TinyModel& model, Random& random, DType dtype = DType::kBF16);
+
+/// config.json and the weights, dealt over `files` files with an index where there are more than one.
+void write_model(const std::filesystem::path& directory, const TinyModel& model, const TensorMap& tensors,
+                 std::size_t files = 1);
+
+/// All tensors of the Hugging Face checkpoint in `directory`, by its index where it has one.
+TensorMap read_model(const std::filesystem::path& directory);
+
+/// The tensors of every rank under OUT_DIR: folder name → tensors.
+std::map<std::string, TensorMap> read_ranks(const std::filesystem::path& output);
+
+/// plan_shard or plan_consolidate, and execute.
+RunResult shard(const ShardRequest& request, const RunOptions& options = {});
+RunResult consolidate(const ConsolidateRequest& request, const RunOptions& options = {});
+
+/// A request without the many defaults.
+ShardRequest shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
+                           std::uint32_t tp = 1, std::uint32_t pp = 1);
+
+/// What `execute` does between making the files and publishing them, but with blocks of `block_bytes`.
+void run_in_blocks(const Job& job, const std::filesystem::path& root, std::uint64_t block_bytes, unsigned threads);
+
+}  // namespace reshard::test

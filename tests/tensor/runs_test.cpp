@@ -1,0 +1,184 @@
+#include "reshard/tensor/runs.h"
+
+#include <random>
+
+#include "support/catch.h"
+
+namespace reshard {
+namespace {
+
+using Random = std::mt19937_64;
+using Bits = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // bit of a, bit of b
+
+std::uint64_t between(Random& random, std::uint64_t least, std::uint64_t most) {
+  return std::uniform_int_distribution<std::uint64_t>(least, most)(random);
+}
+
+struct Case {
+  DType dtype = DType::kU8;
+  Dims size, a_shape, a_begin, b_shape, b_begin;
+};
+
+/// A box of up to four dims in two tensors that hold it, each dim with or without room around it.
+Case random_case(Random& random) {
+  static constexpr DType kSome[] = {DType::kU8, DType::kBF16, DType::kF32, DType::kC64, DType::kF4, DType::kF6E2M3};
+  Case c;
+  c.dtype = kSome[between(random, 0, std::size(kSome) - 1)];
+  const std::uint64_t step = bits(c.dtype) % 8 == 0 || between(random, 0, 3) == 0 ? 1 : 4;
+  for (std::uint64_t ndim = between(random, 0, 4); ndim > 0; --ndim) {
+    c.size.push_back(between(random, between(random, 0, 9) == 0 ? 0 : 1, 3) * step);
+    for (auto [shape, begin] : {std::pair{&c.a_shape, &c.a_begin}, std::pair{&c.b_shape, &c.b_begin}}) {
+      const bool room = between(random, 0, 1) == 1;
+      begin->push_back(room ? between(random, 0, 2) * step : 0);
+      shape->push_back(begin->back() + c.size.back() + (room ? between(random, 0, 2) * step : 0));
+    }
+  }
+  return c;
+}
+
+std::uint64_t flat(const Dims& shape, const Dims& begin, const Dims& index) {
+  std::uint64_t position = 0;
+  for (std::size_t d = 0; d < shape.size(); ++d) position = position * shape[d] + begin[d] + index[d];
+  return position;
+}
+
+/// The oracle: every bit of every element of the box, in C order, by its place in a and b.
+Bits bits_of_box(const Case& c) {
+  Bits all;
+  std::uint64_t elems = 1;
+  for (const std::uint64_t size : c.size) elems *= size;
+  for (std::uint64_t i = 0; i < elems; ++i) {
+    Dims index(c.size.size());
+    std::uint64_t rest = i;
+    for (std::size_t d = c.size.size(); d-- > 0; rest /= c.size[d]) index[d] = rest % c.size[d];
+    for (std::uint64_t bit = 0; bit < bits(c.dtype); ++bit)
+      all.emplace_back(flat(c.a_shape, c.a_begin, index) * bits(c.dtype) + bit,
+                       flat(c.b_shape, c.b_begin, index) * bits(c.dtype) + bit);
+  }
+  return all;
+}
+
+Bits bits_of_runs(const Runs& runs) {
+  Bits all;
+  runs.for_each([&](std::uint64_t a, std::uint64_t b) {
+    for (std::uint64_t bit = 0; bit < runs.run_bytes * 8; ++bit) all.emplace_back(a * 8 + bit, b * 8 + bit);
+  });
+  return all;
+}
+
+/// Whether the box's bits, taken in order, fall into stretches of whole bytes that are contiguous in both tensors.
+bool falls_into_whole_bytes(const Bits& all) {
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool begins = i == 0 || all[i].first != all[i - 1].first + 1 || all[i].second != all[i - 1].second + 1;
+    if (begins && (i % 8 != 0 || all[i].first % 8 != 0 || all[i].second % 8 != 0)) return false;
+  }
+  return all.size() % 8 == 0;
+}
+
+std::optional<Runs> runs_of(const Case& c) {
+  return make_runs(c.dtype, c.size, c.a_shape, c.a_begin, c.b_shape, c.b_begin);
+}
+
+TEST_CASE("The runs of a random box visit each of its bits once, in C order") {
+  std::size_t refused = 0;
+  std::size_t looped = 0;
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    Random random(seed);
+    const Case c = random_case(random);
+    INFO("seed " << seed << ": " << name(c.dtype) << " " << to_string(c.size) << " at " << to_string(c.a_begin)
+                 << " of " << to_string(c.a_shape) << " and " << to_string(c.b_begin) << " of "
+                 << to_string(c.b_shape));
+    const Bits expected = bits_of_box(c);
+    const auto runs = runs_of(c);
+    REQUIRE(runs.has_value() == falls_into_whole_bytes(expected));
+    if (!runs) {
+      ++refused;
+      continue;
+    }
+    looped += !runs->loops.empty();
+    REQUIRE(bits_of_runs(*runs) == expected);
+    CHECK(runs->total_bytes() * 8 == expected.size());
+    if (expected.empty()) continue;
+    CHECK(runs->a_begin_bytes * 8 == expected.front().first);
+    CHECK(runs->b_begin_bytes * 8 == expected.front().second);
+    CHECK((runs->a_begin_bytes + runs->a_span_bytes()) * 8 == expected.back().first + 1);
+    CHECK((runs->b_begin_bytes + runs->b_span_bytes()) * 8 == expected.back().second + 1);
+  }
+  CHECK(refused > 100);
+  CHECK(looped > 1000);
+}
+
+TEST_CASE("Runs are as long as both tensors allow") {
+  // Whole rows on both sides, though not from the first row on, are one run.
+  const auto rows = make_runs(DType::kBF16, {4, 8}, {10, 8}, {2, 0}, {4, 8}, {0, 0});
+  REQUIRE(rows);
+  CHECK(rows->run_bytes == 64);
+  CHECK(rows->loops.empty());
+  CHECK(rows->a_begin_bytes == 32);
+  // Columns of a: a run a row.
+  const auto columns = make_runs(DType::kBF16, {4, 2}, {4, 8}, {0, 6}, {4, 2}, {0, 0});
+  REQUIRE(columns);
+  CHECK(columns->run_bytes == 4);
+  REQUIRE(columns->loops.size() == 1);
+  CHECK(columns->loops[0].count == 4);
+  CHECK(columns->loops[0].a_stride_bytes == 16);
+  CHECK(columns->loops[0].b_stride_bytes == 4);
+  CHECK(columns->a_span_bytes() == 3 * 16 + 4);
+  CHECK(columns->b_span_bytes() == columns->total_bytes());
+}
+
+TEST_CASE("Dims of one element add no loop") {
+  const auto runs = make_runs(DType::kF32, {1, 3, 1, 2}, {5, 3, 7, 4}, {4, 0, 6, 1}, {1, 3, 1, 2}, {0, 0, 0, 0});
+  REQUIRE(runs);
+  CHECK(runs->run_bytes == 8);
+  CHECK(runs->loops.size() == 1);
+  CHECK(runs->a_begin_bytes == 4 * (4 * 84 + 6 * 4 + 1));
+}
+
+TEST_CASE("The run of a scalar is its one element") {
+  const auto runs = make_runs(DType::kF64, {}, {}, {}, {}, {});
+  REQUIRE(runs);
+  CHECK(runs->total_bytes() == 8);
+  CHECK(bits_of_runs(*runs).size() == 64);
+  CHECK_FALSE(make_runs(DType::kF4, {}, {}, {}, {}, {}));
+}
+
+TEST_CASE("An empty box has no runs, even in a tensor whose other sizes are huge") {
+  const std::uint64_t huge = std::uint64_t{1} << 63;
+  const auto runs = make_runs(DType::kF32, {0, huge, 4}, {0, huge, 4}, {0, 0, 0}, {0, huge, 4}, {0, 0, 0});
+  REQUIRE(runs);
+  CHECK(runs->total_bytes() == 0);
+  CHECK(bits_of_runs(*runs).empty());
+}
+
+TEST_CASE("A cut through a packed byte has no runs") {
+  CHECK_FALSE(make_runs(DType::kF4, {1}, {2}, {0}, {2}, {0}));
+  CHECK_FALSE(make_runs(DType::kF4, {2}, {4}, {1}, {2}, {0}));
+  CHECK_FALSE(make_runs(DType::kF6E3M2, {2}, {4}, {0}, {4}, {0}));
+  CHECK_FALSE(make_runs(DType::kF4, {2, 2}, {2, 3}, {0, 0}, {2, 2}, {0, 0}));
+  const auto whole_bytes = make_runs(DType::kF4, {2, 2}, {2, 4}, {0, 2}, {2, 2}, {0, 0});
+  REQUIRE(whole_bytes);
+  CHECK(whole_bytes->run_bytes == 1);
+}
+
+TEST_CASE("Copying runs moves the box and nothing beside it") {
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    INFO("seed " << seed);
+    Random random(seed);
+    const Case c = random_case(random);
+    const auto runs = runs_of(c);
+    if (!runs) continue;
+    // Bytes from and to windows that begin at the box, with a guard behind b's.
+    std::vector<std::byte> a(runs->a_span_bytes());
+    std::vector<std::byte> b(runs->b_span_bytes() + 8, std::byte{0xee});
+    for (auto& byte : a) byte = static_cast<std::byte>(random() & 0x7f);
+    std::vector<std::byte> expected = b;
+    for (const auto& [from, to] : bits_of_box(c))
+      expected[to / 8 - runs->b_begin_bytes] = a[from / 8 - runs->a_begin_bytes];
+    copy_runs(*runs, a.data(), runs->a_begin_bytes, b.data(), runs->b_begin_bytes);
+    REQUIRE(b == expected);
+  }
+}
+
+}  // namespace
+}  // namespace reshard
