@@ -59,6 +59,8 @@ std::string layout_text(const TensorRow& row) {
 }
 
 std::string shape_text(const Dims& shape) {
+  constexpr std::size_t kShown = 8;
+  if (shape.size() > kShown) return fmt::format("{} dims", shape.size());
   return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "×"));
 }
 

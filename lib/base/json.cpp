@@ -1,5 +1,6 @@
 #include "reshard/base/json.h"
 
+#include <algorithm>
 #include <unordered_set>
 #include <vector>
 
@@ -105,8 +106,10 @@ std::string brief(const Json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array() && value.size() > 8) return "an array of " + std::to_string(value.size());
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > kShown) text = text.substr(0, kShown) + "…";
-  return text;
+  if (text.size() <= kShown) return printable(text);
+  std::size_t end = 0;
+  while (end < kShown) end += std::max<std::size_t>(1, utf8_length(std::string_view(text).substr(end)));
+  return printable(text.substr(0, end)) + "…";
 }
 
 }  // namespace reshard

@@ -45,15 +45,39 @@ bool equal_ignoring_case(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const auto continues = [&](std::size_t i) { return (byte(i) & 0xC0) == 0x80; };
+  const unsigned first = byte(0);
+  if (first < 0x80) return text.empty() ? 0 : 1;
+  if (first >= 0xC2 && first < 0xE0) return continues(1) ? 2 : 0;
+  if (first >= 0xE0 && first < 0xF0) return continues(1) && continues(2) && (first > 0xE0 || byte(1) >= 0xA0) ? 3 : 0;
+  if (first >= 0xF0 && first < 0xF5)
+    return continues(1) && continues(2) && continues(3) && (first > 0xF0 || byte(1) >= 0x90) ? 4 : 0;
+  return 0;
+}
+
+bool begins_with_control(std::string_view text) {
+  if (text.empty()) return false;
+  const auto first = static_cast<unsigned char>(text[0]);
+  const bool c1 = first == 0xC2 && text.size() > 1 && static_cast<unsigned char>(text[1]) < 0xA0;
+  return first < 0x20 || first == 0x7F || c1;
+}
+
 std::string printable(std::string_view text) {
   std::string out;
-  for (const unsigned char c : text.substr(0, kPrintableBytes)) {
-    if (c < 0x20 || c == 0x7f)
-      out += fmt::format("\\x{:02x}", c);
-    else
-      out += static_cast<char>(c);
+  std::size_t at = 0;
+  while (at < text.size() && at < kPrintableBytes) {
+    const std::string_view rest = text.substr(at);
+    const std::size_t length = std::max<std::size_t>(1, utf8_length(rest));
+    if (utf8_length(rest) == 0 || begins_with_control(rest)) {
+      for (std::size_t i = 0; i < length; ++i) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(rest[i]));
+    } else {
+      out += rest.substr(0, length);
+    }
+    at += length;
   }
-  if (text.size() > kPrintableBytes) out += fmt::format("… ({} bytes)", text.size());
+  if (at < text.size()) out += fmt::format("… ({} bytes)", text.size());
   return out;
 }
 

@@ -9,14 +9,21 @@
 
 namespace reshard {
 
-/// `text` fit for a terminal: control characters as \xNN, everything else as it is, cut after 300 bytes.
+/// Bytes of the code point that `text` begins with; 0 if it does not begin with a whole one in UTF-8.
+std::size_t utf8_length(std::string_view text);
+
+/// Whether `text` begins with a control character: C0, DEL, or C1 in UTF-8.
+bool begins_with_control(std::string_view text);
+
+/// `text` fit for a terminal: control characters and what is not UTF-8 as \xNN, everything else as it is, cut after 300
+/// bytes.
 std::string printable(std::string_view text);
 
 /// "1.23 GB", decimal (10^9): sizes of files and checkpoints.
 std::string format_bytes(std::uint64_t bytes);
 /// "1.23 GiB", binary (2^30): sizes of memory.
 std::string format_memory(std::uint64_t bytes);
-/// "8.03 B", "1.1 M": counts of parameters.
+/// "8.03 B", "1.10 M": counts of parameters.
 std::string format_count(std::uint64_t count);
 
 /// A size such as 5GB, 256MiB, 1.5GB or 4096: decimal for KB MB GB TB, binary for KiB MiB GiB TiB, bytes without a

@@ -117,7 +117,7 @@ std::string hf_index_text(const HfIndex& index) {
   nlohmann::json json;  // sorts its keys
   json["metadata"]["total_size"] = index.total_size_bytes;
   for (const auto& [name, file] : index.weight_map) json["weight_map"][name] = file;
-  return json.dump(2) + "\n";
+  return json.dump(2, ' ', true) + "\n";
 }
 
 std::string hf_file_name(std::size_t number, std::size_t count) {

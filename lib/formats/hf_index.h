@@ -15,13 +15,14 @@ inline constexpr const char* kSafetensorsIndexFile = "model.safetensors.index.js
 /// `model.safetensors.index.json` (huggingface_hub/serialization/_base.py).
 struct HfIndex {
   std::uint64_t total_size_bytes = 0;                           // 0 where the file does not say
-  std::vector<std::pair<std::string, std::string>> weight_map;  // tensor name → file name, in the file's order
+  std::vector<std::pair<std::string, std::string>> weight_map;  // tensor name → file name
 };
 
 /// \throws Error kBadInput if it is not such an index or names a file outside its own directory.
 HfIndex read_hf_index(const std::filesystem::path& path);
 
-/// The text of an index file, as transformers writes it: two spaces of indent, sorted keys, a newline at the end.
+/// The text of an index file, as transformers writes it: two spaces of indent, sorted keys, all in ASCII, a newline
+/// at the end.
 std::string hf_index_text(const HfIndex& index);
 
 /// The name of file `number` (from 1) of `count`: "model-00001-of-00003.safetensors", or "model.safetensors" for one

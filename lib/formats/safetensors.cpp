@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
@@ -144,7 +145,10 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors) {
   // Written by hand: a JSON document that keeps its order would look for every name among all the others.
   std::string json = R"({"__metadata__":{"format":"pt"})";
   std::uint64_t end = 0;
+  std::unordered_set<std::string_view> names{"__metadata__"};
   for (TensorEntry& tensor : tensors) {
+    if (!names.insert(tensor.name).second)
+      throw Error(ErrorKind::kInternal, "a file cannot hold two entries of this name").tensor(tensor.name);
     const auto size = num_bytes(tensor.dtype, tensor.shape);
     const auto next = size ? checked_add(end, *size) : std::nullopt;
     if (!next) throw Error(ErrorKind::kInternal, "a tensor to write has no size in bytes").tensor(tensor.name);

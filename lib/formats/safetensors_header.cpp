@@ -189,7 +189,9 @@ class HeaderReader {
       if (std::exchange(metadata_seen_, true)) fail("the header has __metadata__ twice");
       return state_ = State::kMetadataValue, true;
     }
-    const bool control = std::any_of(value.begin(), value.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+    bool control = false;
+    for (std::size_t i = 0; i < value.size(); ++i)
+      control = control || begins_with_control(std::string_view(value).substr(i));
     name_ = std::move(value);
     if (control) fail("the name holds control characters");
     if (!names_.insert(name_).second) fail("the header has this name twice");

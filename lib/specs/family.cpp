@@ -143,7 +143,7 @@ std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
 }
 
 Model instantiate(const Family& family, const ModelConfig& config) {
-  constexpr std::uint64_t kMaxLayers = 1 << 20;  // a hostile config must not make the list of parameters endless
+  constexpr std::uint64_t kMaxLayers = 1 << 14;  // a hostile config must not make the list of parameters endless
   constexpr std::uint64_t kMaxHeads = 1 << 20;   // bounds the lists of heads
   const ConfigValues values(family, config);
   Model model;

@@ -1,5 +1,7 @@
 #include "reshard/tensor/shape.h"
 
+#include <algorithm>
+
 #include "reshard/base/checked.h"
 
 namespace reshard {
@@ -23,9 +25,10 @@ std::optional<std::uint64_t> num_bytes(DType dtype, const Dims& shape) {
 }
 
 std::string to_string(const Dims& shape) {
+  constexpr std::size_t kShown = 16;  // a hostile shape must not flood an error
   std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
+  for (std::size_t i = 0; i < std::min(shape.size(), kShown); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + (shape.size() > kShown ? ", … (" + std::to_string(shape.size()) + " dims)]" : "]");
 }
 
 }  // namespace reshard

@@ -16,6 +16,10 @@ TEST_CASE("Control characters are shown as their code and other text as it is") 
   CHECK(printable("\r\n\t\x1b[31m") == "\\x0d\\x0a\\x09\\x1b[31m");
   CHECK(printable("größe…") == "größe…");
   CHECK(printable("").empty());
+  CHECK(printable("\xc2\x9b"
+                  "31m") == "\\xc2\\x9b31m");  // CSI as one code point
+  CHECK(printable("a\xff"
+                  "b\xc3") == "a\\xffb\\xc3");
 }
 
 TEST_CASE("A text of more than 300 bytes is cut and its length named") {

@@ -138,13 +138,17 @@ TEST_CASE("A spec that is not a kind and an object is refused") {
 }
 
 TEST_CASE("Every key of a spec must be there with its type") {
+  const Json json = valid();
+  std::size_t keys = 0;
   for (const std::string& place : {kFused, kGqa})
-    for (const auto& [key, value] : valid()[Json::json_pointer(place)].items()) {
+    for (const auto& [key, value] : json[Json::json_pointer(place)].items()) {
       if (key == "peft_type") continue;
       CHECK_THAT(patched(place + "/" + key, "").what(), Says("the key \"" + key + "\" is missing"));
       CHECK_THAT(patched(place + "/" + key, "-1").what(), Says("\"" + key + "\" is -1, expected"));
       CHECK_THAT(patched(place + "/" + key, "null").what(), Says("l.0: "));
+      ++keys;
     }
+  CHECK(keys == 6 + 13);
 }
 
 TEST_CASE("A fused linear whose parts contradict each other is refused") {
