@@ -42,8 +42,10 @@ std::optional<Error> unknown_option(const CLI::App& command, const std::vector<s
     if (short_with_value) continue;
     Error error(ErrorKind::kUsage, fmt::format("{} does not know the option {}", command.get_name(), printable(name)));
     const std::string guess = nearest(name, known);
-    error.hint(guess.empty() ? fmt::format("see reshard {} --help", command.get_name())
-                             : "did you mean " + guess + "?");
+    error.hint(guess.empty()
+                   ? (command.get_name() == "reshard" ? "see reshard --help"
+                                                      : fmt::format("see reshard {} --help", command.get_name()))
+                   : "did you mean " + guess + "?");
     return error;
   }
   return std::nullopt;

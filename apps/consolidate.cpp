@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "commands.h"
+#include "reshard/base/error.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -14,6 +15,7 @@ struct ConsolidateArguments : CommonArguments {
 };
 
 ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
+  if (arguments.checkpoint_directory.empty()) throw Error(ErrorKind::kUsage, "CHECKPOINT_DIR is empty");
   require_supported("--format", arguments.format, "safetensors", {"pytorch"});
   ConsolidateRequest request;
   request.checkpoint_directory = arguments.checkpoint_directory;

@@ -139,13 +139,10 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
   for (const CopiedFile& file : job.copied_files)
     table.add({file.path.string() + " (copied)", "", format_bytes(file.size_bytes)});
   text += table.text() + "\n";
-  text += line("reads", fmt::format("{}{}{}", format_bytes(job.program.read_bytes + job.program.check_bytes),
-                                    job.program.check_bytes ? ", of which " + format_bytes(job.program.check_bytes) +
-                                                                  " to compare tied copies"
-                                                            : "",
-                                    job.program.replica_bytes ? fmt::format("; {} are replicas and stay unread",
-                                                                            format_bytes(job.program.replica_bytes))
-                                                              : ""));
+  const std::uint64_t compared = job.program.check_bytes;
+  text +=
+      line("reads", format_bytes(job.program.read_bytes + compared) +
+                        (compared ? ", of which " + format_bytes(compared) + " are second copies, to compare" : ""));
   text += line("writes",
                fmt::format("{} in {}; {} free on {}", format_bytes(written),
                            plural(job.target.files.size() + job.text_files.size() + job.copied_files.size(), "file"),

@@ -7,6 +7,7 @@
 #include "arguments.h"
 #include "commands.h"
 #include "inspect_report.h"
+#include "print.h"
 #include "progress.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -72,11 +73,11 @@ void inspect(const InspectArguments& arguments) {
   std::vector<TensorRow> rows = tensor_rows(inspection->layout, matching_tensors(inspection->layout, arguments.filter));
   if (arguments.stats) add_stats(inspection->layout, arguments, rows);
   if (arguments.json) {
-    fmt::print("{}", to_text(inspect_document(arguments.path, *inspection, rows)));
+    print_output(to_text(inspect_document(arguments.path, *inspection, rows)));
     return;
   }
   if (!arguments.quiet) print_notes(inspection->notes);
-  fmt::print("{}", inspect_text(arguments.path, *inspection, rows, arguments.tensors));
+  print_output(inspect_text(arguments.path, *inspection, rows, arguments.tensors));
 }
 
 }  // namespace

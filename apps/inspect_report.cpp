@@ -70,7 +70,7 @@ std::string number_text(double value) {
 
 std::string what_text(const Inspection& inspection) {
   const std::size_t files = inspection.layout.files.size();
-  const std::string model = inspection.model_type.empty() ? "" : " of a " + inspection.model_type + " model";
+  const std::string model = inspection.model_type.empty() ? "" : " of a " + printable(inspection.model_type) + " model";
   switch (inspection.what) {
     case Inspection::What::kFile: return "safetensors file";
     case Inspection::What::kHuggingFace:

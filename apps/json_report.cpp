@@ -70,7 +70,6 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   json["tensors"] = job.source.logical.size();
   json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},
                    {"compared", job.program.check_bytes},
-                   {"replicas_not_read", job.program.replica_bytes},
                    {"written", job.output_bytes()},
                    {"free", space.free_bytes}};
   json["files"] = files_document(job);

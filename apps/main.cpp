@@ -1,13 +1,17 @@
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <new>
+#include <system_error>
 
 #include "arguments.h"
 #include "commands.h"
+#include "print.h"
 #include "reshard/base/error.h"
 #include "version.h"
 
@@ -24,9 +28,16 @@ std::string footer() {
 }
 
 int report(const Error& error) {
-  fmt::print(stderr, "reshard: {}\n", error.what());
-  if (!error.hint().empty()) fmt::print(stderr, "  try: {}\n", error.hint());
+  reshard::cli::print_error(fmt::format("reshard: {}\n", error.what()));
+  if (!error.hint().empty()) reshard::cli::print_error(fmt::format("  try: {}\n", error.hint()));
   return reshard::describe(error.kind()).exit_code;
+}
+
+/// Standard input, output and error exist, so that no file of a run takes their numbers and gets their text.
+void fill_standard_descriptors() {
+  int fd = ::open("/dev/null", O_RDWR);
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
+  if (fd > STDERR_FILENO) ::close(fd);
 }
 
 /// A checkpoint of many ranks has many files; the soft limit is often 1024 where the hard one is far more.
@@ -47,8 +58,7 @@ void run(int argc, char** argv) {
   reshard::cli::add_consolidate(app);
   reshard::cli::add_inspect(app);
   reshard::cli::parse_and_run(app, argc, argv);
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    throw Error(ErrorKind::kIo, "cannot write to standard output");
+  reshard::cli::print_output({});  // help and version, which others have printed
 }
 
 }  // namespace
@@ -56,6 +66,7 @@ void run(int argc, char** argv) {
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to report, not a death half-way
   std::signal(SIGXFSZ, SIG_IGN);  // so is a file size limit
+  fill_standard_descriptors();
   allow_many_open_files();
   try {
     run(argc, argv);
@@ -66,6 +77,8 @@ int main(int argc, char** argv) {
     return report(Error(ErrorKind::kIo, error.code().message()).in(error.path1()));
   } catch (const std::bad_alloc&) {
     return report(Error(ErrorKind::kIo, "out of memory").hint("give less with --max-memory or --threads"));
+  } catch (const std::system_error& error) {
+    return report(Error(ErrorKind::kIo, error.what()));
   } catch (const std::exception& error) {
     return report(Error(ErrorKind::kInternal, error.what()));
   }

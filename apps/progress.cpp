@@ -10,7 +10,9 @@
 #include <csignal>
 #include <cstdlib>
 #include <string_view>
+#include <system_error>
 
+#include "print.h"
 #include "reshard/base/strings.h"
 
 namespace reshard::cli {
@@ -20,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kRedraw = std::chrono::milliseconds(100);
 constexpr auto kQuietStart = std::chrono::milliseconds(300);  // a run that is over by then needs no bar
-constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 std::atomic<Progress*> stoppable{nullptr};  // read by the signal handler; lock-free
 
@@ -76,7 +78,11 @@ ProgressBar::ProgressBar(Progress& progress, std::uint64_t total_bytes, bool vis
   stoppable = &progress;
   for (const int signal : kStopSignals)
     if (std::signal(signal, ask_to_stop) == SIG_IGN) std::signal(signal, SIG_IGN);  // as under nohup
-  if (visible && is_capable_terminal()) thread_ = std::thread([this] { draw_until_done(); });
+  try {
+    if (visible && is_capable_terminal()) thread_ = std::thread([this] { draw_until_done(); });
+  } catch (const std::system_error&) {
+    // A run without its bar is better than none.
+  }
 }
 
 ProgressBar::~ProgressBar() {
@@ -99,12 +105,12 @@ void ProgressBar::draw_until_done() {
     const auto elapsed = Clock::now() - start;
     if (elapsed < kQuietStart) continue;
     const double seconds = std::chrono::duration<double>(elapsed).count();
-    fmt::print(stderr, "\r{}\x1b[K",
-               progress_line(progress_.done_bytes, total_bytes_, seconds, progress_.flushing, terminal_columns()));
-    std::fflush(stderr);
+    const int columns = terminal_columns();
+    const std::string line = progress_line(progress_.done_bytes, total_bytes_, seconds, progress_.flushing, columns);
+    print_error("\r" + line + "\x1b[K");
     drawn = true;
   }
-  if (drawn) fmt::print(stderr, "\r\x1b[K");
+  if (drawn) print_error("\r\x1b[K");
 }
 
 std::uint64_t peak_memory_bytes() {

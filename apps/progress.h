@@ -11,7 +11,7 @@
 namespace reshard::cli {
 
 /// A line on the terminal that says how far a run is; nothing if standard error is not a terminal. While one exists,
-/// SIGINT, SIGTERM and SIGHUP ask the run to stop. At most one at a time.
+/// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 ask the run to stop. At most one at a time.
 class ProgressBar {
  public:
   /// `progress` is borrowed. `visible` false draws nothing but still minds the signals.

@@ -4,6 +4,7 @@
 
 #include "dry_run.h"
 #include "json_report.h"
+#include "print.h"
 #include "progress.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/execute.h"
@@ -15,10 +16,9 @@ void dry_run(const Job& job, const CommonArguments& arguments) {
   prove_output(job);
   const OutputSpace space = output_space(job);
   if (arguments.json)
-    fmt::print("{}", to_text(job_document(job, space, nullptr)));
+    print_output(to_text(job_document(job, space, nullptr)));
   else
-    fmt::print("{}", dry_run_text(job, space));
-  std::fflush(stdout);
+    print_output(dry_run_text(job, space));
   prove_space(space);
 }
 
@@ -33,11 +33,16 @@ std::string last_line(const RunResult& result) {
 }  // namespace
 
 void print_notes(const std::vector<std::string>& notes) {
-  for (const std::string& note : notes) fmt::print(stderr, "reshard: note: {}\n", note);
+  for (const std::string& note : notes) print_error(fmt::format("reshard: note: {}\n", printable(note)));
 }
 
 void run_job(const Job& job, const CommonArguments& arguments, RunOptions options) {
-  if (!arguments.quiet && !arguments.json) print_notes(job.notes);
+  if (!arguments.quiet && !arguments.json) {
+    print_notes(job.notes);
+    for (const auto& path : stale_stagings(job))
+      print_notes({path.string() +
+                   " was left by a run that was killed, or belongs to one that goes on; if none does, delete it"});
+  }
   if (arguments.dry_run) return dry_run(job, arguments);
   const OutputSpace space = output_space(job);
   Progress progress;
@@ -48,9 +53,9 @@ void run_job(const Job& job, const CommonArguments& arguments, RunOptions option
     result = execute(job, options);
   }
   if (arguments.json)
-    fmt::print("{}", to_text(job_document(job, space, &result)));
+    print_output(to_text(job_document(job, space, &result)));
   else if (!arguments.quiet)
-    fmt::print("{}\n", last_line(result));
+    print_output(last_line(result) + "\n");
 }
 
 }  // namespace reshard::cli

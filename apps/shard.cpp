@@ -24,6 +24,8 @@ struct ShardArguments : CommonArguments {
 
 ShardRequest request_of(const ShardArguments& arguments) {
   require_supported("--layout", arguments.layout, "ranks", {"optimum", "presharded", "nxdi", "nxd"});
+  if (arguments.model_directory.empty()) throw Error(ErrorKind::kUsage, "MODEL_DIR is empty");
+  if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "OUT_DIR is empty");
   require_supported("--format", arguments.format, "safetensors", {"pytorch", "xser"});
   ShardRequest request;
   request.model_directory = arguments.model_directory;

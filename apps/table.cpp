@@ -46,7 +46,13 @@ std::string shorten(const std::string& text, std::size_t width) {
   return text.substr(0, byte_of(text, head)) + "…" + text.substr(byte_of(text, length - tail));
 }
 
-std::string wrap(const std::string& text, std::size_t indent) {
+std::string wrap(const std::string& raw, std::size_t indent) {
+  std::string text;
+  for (std::size_t at = 0; at < raw.size();) {
+    const std::size_t length = std::max<std::size_t>(1, utf8_length(std::string_view(raw).substr(at)));
+    text += printable(std::string_view(raw).substr(at, length));
+    at += length;
+  }
   std::string out;
   std::size_t column = 0;
   bool begin = true;
@@ -64,6 +70,11 @@ std::string wrap(const std::string& text, std::size_t indent) {
     line_has_word = line_has_word || width > 0;
   }
   return out;
+}
+
+void Table::add(std::vector<std::string> cells) {
+  for (std::string& cell : cells) cell = printable(cell);
+  rows_.push_back(std::move(cells));
 }
 
 std::vector<std::size_t> Table::widths() const {

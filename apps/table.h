@@ -13,7 +13,8 @@ class Table {
 
   explicit Table(std::vector<std::pair<std::string, Align>> columns) : columns_(std::move(columns)) {}
 
-  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  /// What is not fit for a terminal in a cell is shown as \xNN.
+  void add(std::vector<std::string> cells);
   std::string text() const;
   /// Whether text() shows every cell whole.
   bool fits() const;
@@ -33,7 +34,8 @@ std::size_t display_width(const std::string& text);
 /// `text` cut in its middle to at most `width` columns.
 std::string shorten(const std::string& text, std::size_t width);
 
-/// `text` broken at spaces into lines of at most kTableColumns, each after the first indented by `indent`.
+/// `text` broken at spaces into lines of at most kTableColumns, each after the first indented by `indent`. What is
+/// not fit for a terminal is shown as \xNN.
 std::string wrap(const std::string& text, std::size_t indent);
 
 }  // namespace reshard::cli

@@ -46,7 +46,7 @@ if ((free_bytes < need_bytes)); then
 fi
 
 scripts/install-packages.sh
-echo "Building into build/release"
+echo "Building into build/release; this takes a few minutes"
 if ! { cmake --preset release -DRESHARD_BUILD_TESTS=ON && cmake --build --preset release --target reshard compare_checkpoints; } \
   >"$work/build.log" 2>&1; then
   cat "$work/build.log" >&2

@@ -49,6 +49,7 @@ Error system_error(int errno_value, std::string_view doing, const std::filesyste
               std::string(doing) + ": " + std::generic_category().message(errno_value));
   error.in(path);
   if (full) error.hint("free some space or choose an output directory on another file system");
+  if (errno_value == EMFILE) error.hint("raise the limit of open files (ulimit -n), or give fewer --threads");
   return error;
 }
 

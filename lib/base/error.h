@@ -10,7 +10,7 @@
 
 namespace reshard {
 
-/// What went wrong, in the terms a caller acts on. `kExitCodes` below maps each to the program's exit code.
+/// What went wrong, in the terms a caller acts on. `kErrorKinds` below maps each to the program's exit code.
 enum class ErrorKind {
   kUsage,        // the request itself makes no sense
   kBadInput,     // a file or checkpoint is damaged or contradicts itself
@@ -38,10 +38,11 @@ inline constexpr ErrorKindRow kErrorKinds[] = {
     {ErrorKind::kInterrupted, "interrupted", 130, "stopped by a signal; nothing was left behind"},
 };
 
+/// The table has a row for every kind, so that the loop always ends in one.
 constexpr const ErrorKindRow& describe(ErrorKind kind) {
-  for (const ErrorKindRow& row : kErrorKinds)
-    if (row.kind == kind) return row;
-  return kErrorKinds[5];
+  const ErrorKindRow* row = kErrorKinds;
+  while (row->kind != kind) ++row;
+  return *row;
 }
 
 /// The one exception type of the library. `what()` is a whole sentence that names the file and the tensor where they

@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 Json parse_json(std::string_view text, const std::filesystem::path& path);
 
 /// read_text_file and parse_json in one; `cap_bytes` bounds the file.
-Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes = std::uint64_t{64} << 20);
+Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes = std::uint64_t{4} << 20);
 
 /// Typed access to one object of a JSON file, with errors that name the file and the key.
 class JsonObject {

@@ -112,6 +112,11 @@ bool path_exists(const std::filesystem::path& path) {
   return exists && !error;
 }
 
+std::filesystem::path resolved_path(const std::filesystem::path& path) {
+  const std::filesystem::path full = std::filesystem::weakly_canonical(std::filesystem::absolute(path));
+  return full.filename().empty() ? full.parent_path() : full;
+}
+
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes) {
   const auto source = local_storage().open(path);
   if (source->size_bytes() > cap_bytes)

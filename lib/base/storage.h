@@ -52,6 +52,9 @@ Storage& local_storage();
 /// long, a loop of links. \throws Error kIo where it may not be known (a directory that may not be searched).
 bool path_exists(const std::filesystem::path& path);
 
+/// The path as the file system means it: absolute, links and dots resolved as far as it exists, no slash at its end.
+std::filesystem::path resolved_path(const std::filesystem::path& path);
+
 /// Calls `action`; what std::filesystem throws in it (a loop of links, a directory that may not be read, a name too
 /// long) becomes an Error kIo. The entry points of the library go through it.
 template <typename Action>

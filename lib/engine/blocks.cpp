@@ -9,6 +9,7 @@ BlockGrid::BlockGrid(DType dtype, const Dims& shape, std::uint64_t max_bytes) : 
   if (elems == 0) return;
   if (shape.empty()) {
     count_ = 1;
+    block_bytes_ = num_bytes(dtype, shape).value_or(0);
     return;
   }
   const std::uint64_t max_bits = max_bytes * 8;
@@ -20,6 +21,7 @@ BlockGrid::BlockGrid(DType dtype, const Dims& shape, std::uint64_t max_bytes) : 
   rows_ = std::max<std::uint64_t>(1, max_bits / row_bits);
   if (bits(dtype) % 8 != 0) rows_ = std::max<std::uint64_t>(8, rows_ / 8 * 8);  // whole bytes, whatever a row has
   rows_ = std::min(rows_, shape[dim_]);
+  block_bytes_ = rows_ * row_bits / 8;
   per_dim_ = (shape[dim_] + rows_ - 1) / rows_;
   count_ = per_dim_;
   for (std::size_t d = 0; d < dim_; ++d) count_ *= shape[d];

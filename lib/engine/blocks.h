@@ -10,10 +10,12 @@ namespace reshard {
 /// block.
 class BlockGrid {
  public:
-  /// Blocks of at most `max_bytes`, as far as one row (for sub-byte dtypes: eight) of the innermost dim fits that.
+  /// Blocks of at most `max_bytes`, or of the least that is whole bytes: an element, or eight rows of a sub-byte dtype.
   BlockGrid(DType dtype, const Dims& shape, std::uint64_t max_bytes);
 
   std::uint64_t count() const { return count_; }
+  /// Of the largest block: more than `max_bytes` only for a sub-byte dtype whose rows are not whole bytes.
+  std::uint64_t block_bytes() const { return block_bytes_; }
   /// Block `index`; every block but the last along its dim has the same size.
   Box block(std::uint64_t index) const;
 
@@ -23,6 +25,7 @@ class BlockGrid {
   std::uint64_t rows_ = 1;     // of that dim, per block
   std::uint64_t per_dim_ = 1;  // blocks along that dim
   std::uint64_t count_ = 0;
+  std::uint64_t block_bytes_ = 0;
 };
 
 }  // namespace reshard

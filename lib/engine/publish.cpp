@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/ranks_layout.h"
@@ -65,12 +67,6 @@ void prove_only_ours(const fs::path& folder, const fs::path& shown_as) {
         .hint("move these away or choose another OUT_DIR; nothing foreign is ever deleted");
 }
 
-/// The output directory as the file system means it: links and dots resolved as far as it exists, no slash at its end.
-fs::path resolved_output(const Job& job) {
-  const fs::path path = fs::weakly_canonical(fs::absolute(job.output_directory));
-  return path.filename().empty() ? path.parent_path() : path;
-}
-
 fs::path nearest_existing(fs::path path) {
   while (!fs::exists(path) && path != path.parent_path()) path = path.parent_path();
   return path;
@@ -84,6 +80,17 @@ void rename_entry(const fs::path& from, const fs::path& to, unsigned flags) {
 /// Whether the file system could not do the rename in one step (NFS and others know no flags).
 bool lacks_flags(int errno_value) {
   return errno_value == EINVAL || errno_value == ENOSYS || errno_value == ENOTSUP;
+}
+
+/// Renames to a name that nothing has; what appeared there meanwhile is not replaced where the file system can tell.
+void rename_new(const fs::path& from, const fs::path& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+  if (errno == EEXIST)
+    throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced")
+        .in(to)
+        .hint("another run may have made it");
+  if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", to);
+  rename_entry(from, to, 0);
 }
 
 void sync_directory(const fs::path& path) {
@@ -107,11 +114,14 @@ void make_directory(const fs::path& path) {
 }  // namespace
 
 void prove_output(const Job& job) {
-  const fs::path directory = resolved_output(job);
+  const fs::path directory = resolved_path(job.output_directory);
   const fs::path existing = nearest_existing(directory);
   if (!fs::is_directory(existing))
     throw Error(ErrorKind::kBadInput, "is not a directory, so no outputs can be made in it").in(existing);
   if (::access(existing.c_str(), W_OK | X_OK) != 0) throw system_error(errno, "cannot write here", existing);
+
+  if (fs::is_symlink(job.output_directory) && !fs::exists(job.output_directory))
+    throw Error(ErrorKind::kBadInput, "is a link to nowhere").in(job.output_directory);
 
   std::set<FileId> inputs;
   for (const LayoutFile& file : job.source.files)
@@ -120,7 +130,12 @@ void prove_output(const Job& job) {
     if (const auto id = file_id(file.source)) inputs.insert(*id);
 
   std::vector<std::string> present;
+  std::set<fs::path> outputs(job.whole_folders.begin(), job.whole_folders.end());
   for (const fs::path& relative : output_files(job)) {
+    if (!outputs.insert(relative).second)
+      throw Error(ErrorKind::kBadInput, "two outputs would have this name")
+          .in(directory / relative)
+          .hint("a file of the model has the name of one that is to be written; move it away");
     const fs::path final = directory / relative;
     const auto id = file_id(final);
     if (id && inputs.count(*id))
@@ -145,10 +160,24 @@ void prove_output(const Job& job) {
         .hint("pass --force to replace them, or choose another OUT_DIR");
 }
 
+std::vector<fs::path> stale_stagings(const Job& job) {
+  const fs::path output = resolved_path(job.output_directory);
+  std::vector<fs::path> stale;
+  const auto look = [&](const fs::path& directory, const std::string& prefix) {
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(directory, ignored))
+      if (entry.path().filename().string().starts_with(prefix)) stale.push_back(entry.path());
+  };
+  look(output.parent_path(), "." + output.filename().string() + ".reshard-");
+  look(output, ".reshard-");
+  std::sort(stale.begin(), stale.end());
+  return stale;
+}
+
 OutputSpace output_space(const Job& job) {
   OutputSpace space;
   space.needed_bytes = job.output_bytes();
-  space.file_system = nearest_existing(resolved_output(job));
+  space.file_system = nearest_existing(resolved_path(job.output_directory));
   struct statvfs status {};
   if (::statvfs(space.file_system.c_str(), &status) != 0)
     throw system_error(errno, "cannot ask for free space", space.file_system);
@@ -165,9 +194,14 @@ void prove_space(const OutputSpace& space) {
       .hint("free some space or choose an output directory on another file system");
 }
 
-Staging::Staging(const Job& job) : Staging(job, Unmade{}) {
-  final_ = resolved_output(job);
+Staging::Staging(const Job& job, Renames renames) : Staging(job, renames, Unmade{}) {
+  final_ = resolved_path(job.output_directory);
   output_existed_ = fs::is_directory(final_);
+  if (output_existed_) {
+    lock_ = ::open(final_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it is done");
+  }
   const fs::path home = output_existed_ ? final_ : final_.parent_path();
   std::vector<fs::path> missing;
   for (fs::path path = home; !fs::exists(path); path = path.parent_path()) missing.push_back(path);
@@ -188,6 +222,7 @@ Staging::Staging(const Job& job) : Staging(job, Unmade{}) {
 Staging::~Staging() {
   std::error_code ignored;
   if (!root_.empty()) fs::remove_all(root_, ignored);
+  if (lock_ >= 0) ::close(lock_);
   if (published_) return;
   for (auto it = made_directories_.rbegin(); it != made_directories_.rend(); ++it) fs::remove(*it, ignored);
 }
@@ -200,6 +235,27 @@ std::vector<fs::path> Staging::entries_in_order() const {
   return entries;
 }
 
+/// Swaps two entries: in one step where the file system can, by way of a third name where it cannot.
+void Staging::exchange(const fs::path& staged, const fs::path& final) {
+  if (renames_.exchange && ::renameat2(AT_FDCWD, staged.c_str(), AT_FDCWD, final.c_str(), RENAME_EXCHANGE) == 0) return;
+  if (renames_.exchange && !lacks_flags(errno)) throw system_error(errno, "cannot rename to", final);
+  const fs::path aside = staged.parent_path() / (".aside-" + staged.filename().string());
+  rename_entry(final, aside, 0);
+  try {
+    rename_entry(staged, final, 0);
+  } catch (...) {
+    rename_entry(aside, final, 0);
+    throw;
+  }
+  try {
+    rename_entry(aside, staged, 0);
+  } catch (...) {
+    rename_entry(final, staged, 0);
+    rename_entry(aside, final, 0);
+    throw;
+  }
+}
+
 void Staging::publish_entry(const fs::path& relative) {
   Step step{root_ / relative, final_ / relative, false};
   std::vector<fs::path> missing;
@@ -209,10 +265,7 @@ void Staging::publish_entry(const fs::path& relative) {
     made_directories_.push_back(missing.back());
   }
   if (!fs::exists(fs::symlink_status(step.final))) {
-    if (::renameat2(AT_FDCWD, step.staged.c_str(), AT_FDCWD, step.final.c_str(), RENAME_NOREPLACE) != 0) {
-      if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", step.final);
-      rename_entry(step.staged, step.final, 0);
-    }
+    rename_new(step.staged, step.final);
     steps_.push_back(step);
     return;
   }
@@ -220,46 +273,44 @@ void Staging::publish_entry(const fs::path& relative) {
     throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without --force")
         .in(step.final);
   step.replaced = true;
-  if (::renameat2(AT_FDCWD, step.staged.c_str(), AT_FDCWD, step.final.c_str(), RENAME_EXCHANGE) != 0) {
-    if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", step.final);
-    const fs::path aside = root_ / (".replaced-" + std::to_string(steps_.size()));
-    rename_entry(step.final, aside, 0);
-    try {
-      rename_entry(step.staged, step.final, 0);
-    } catch (...) {
-      rename_entry(aside, step.final, 0);
-      throw;
-    }
-    rename_entry(aside, step.staged, 0);
-  }
+  exchange(step.staged, step.final);
   steps_.push_back(step);
   if (in_whole_folder(job_, relative)) prove_only_ours(step.staged, step.final);
 }
 
-void Staging::undo() noexcept {
+/// Takes every step back. What cannot be taken back keeps the staging directory, which then holds the only copy.
+void Staging::undo(const std::string& reason) {
+  std::string kept;
   for (auto it = steps_.rbegin(); it != steps_.rend(); ++it) {
-    const unsigned flags = it->replaced ? RENAME_EXCHANGE : 0;
-    if (::renameat2(AT_FDCWD, it->final.c_str(), AT_FDCWD, it->staged.c_str(), flags) != 0 && it->replaced)
-      ::rename(it->staged.c_str(), it->final.c_str());
+    try {
+      if (it->replaced)
+        exchange(it->final, it->staged);
+      else
+        rename_entry(it->final, it->staged, 0);
+    } catch (const Error&) {
+      kept += (kept.empty() ? "" : ", ") + it->final.filename().string();
+    }
   }
   steps_.clear();
+  if (kept.empty()) return;
+  const fs::path home = std::exchange(root_, {});  // so that nothing in it is removed
+  throw Error(ErrorKind::kIo, reason + "; and what it had replaced could not be put back: " + kept)
+      .in(home)
+      .hint("this directory holds what stood there before; move it back by hand");
 }
 
 void Staging::publish() {
   sync_tree(root_);
   if (!output_existed_) {
-    if (::renameat2(AT_FDCWD, root_.c_str(), AT_FDCWD, final_.c_str(), RENAME_NOREPLACE) != 0) {
-      if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", final_);
-      rename_entry(root_, final_, 0);
-    }
+    rename_new(root_, final_);
     published_ = true;
     sync_directory(final_.parent_path());
     return;
   }
   try {
     for (const fs::path& relative : entries_in_order()) publish_entry(relative);
-  } catch (...) {
-    undo();
+  } catch (const std::exception& error) {
+    undo(error.what());
     throw;
   }
   published_ = true;

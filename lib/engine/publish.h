@@ -16,6 +16,9 @@ struct OutputSpace {
   std::filesystem::path file_system;  // the existing directory that was asked
 };
 
+/// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on).
+std::vector<std::filesystem::path> stale_stagings(const Job& job);
+
 /// Proves that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
 /// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing. \throws Error
 /// kUsage, kBadInput or kIo.
@@ -31,8 +34,14 @@ void prove_space(const OutputSpace& space);
 /// removed with all it holds unless published. Not thread-safe.
 class Staging {
  public:
+  /// What the file system's rename can do. Some network file systems cannot swap two entries in one step.
+  struct Renames {
+    bool exchange = true;
+  };
+
   /// Makes the directory, and those above it that are missing.
-  explicit Staging(const Job& job);
+  explicit Staging(const Job& job) : Staging(job, Renames{}) {}
+  Staging(const Job& job, Renames renames);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
   /// Removes what was not published, and the directories it made if they are empty.
@@ -47,7 +56,8 @@ class Staging {
 
  private:
   struct Unmade {};
-  Staging(const Job& job, Unmade) : job_(job) {}  // so that a constructor that fails half-way is cleaned up after
+  Staging(const Job& job, Renames renames, Unmade)
+      : job_(job), renames_(renames) {}  // so that a constructor that fails half-way is cleaned up after
 
   struct Step {
     std::filesystem::path staged;
@@ -57,11 +67,14 @@ class Staging {
 
   std::vector<std::filesystem::path> entries_in_order() const;
   void publish_entry(const std::filesystem::path& relative);
-  void undo() noexcept;
+  void exchange(const std::filesystem::path& staged, const std::filesystem::path& final);
+  void undo(const std::string& reason);
 
   const Job& job_;
+  Renames renames_;
   std::filesystem::path root_;
   std::filesystem::path final_;  // the output directory, resolved
+  int lock_ = -1;  // on the output directory where that exists, so that two runs do not publish into it at once
   bool output_existed_ = false;
   bool published_ = false;
   std::vector<std::filesystem::path> made_directories_;  // outermost first

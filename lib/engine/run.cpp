@@ -54,6 +54,12 @@ class Queue {
       if (transfer_ == program_.transfers.size()) return false;
       const LogicalTensor& tensor = program_.source->logical[program_.transfers[transfer_++].source_logical];
       grid_ = std::make_unique<BlockGrid>(tensor.dtype, tensor.shape, block_bytes_);
+      if (grid_->block_bytes() > std::max(block_bytes_, kBlockBytes))
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("its rows are not whole bytes, and eight of them take {}, which is "
+                                "too much to hold in memory at once",
+                                format_bytes(grid_->block_bytes())))
+            .tensor(tensor.name);
       block_ = 0;
     }
     item = {transfer_ - 1, block_, grid_->block(block_)};
@@ -126,7 +132,7 @@ class Worker {
 
   /// Calls `use` with what each stored tensor has to do with the block. `pieces` are grouped by stored tensor.
   template <typename Use>
-  void for_each_group(const Layout& layout, const std::vector<Piece>& pieces, const LogicalTensor& tensor,
+  void for_each_group(const Layout& layout, std::span<const Piece> pieces, const LogicalTensor& tensor,
                       const Box& block, Use&& use) {
     for (std::size_t first = 0; first < pieces.size();) {
       Group group;
@@ -221,12 +227,15 @@ class Worker {
       elem_in_block /= box.size[d];
     }
     const StoredTensor& copy = shared_.program.source->stored[stored];
-    throw Error(ErrorKind::kBadInput,
+    Error error(ErrorKind::kBadInput,
                 fmt::format("is said to be a copy of {}, but differs from it, first at element {}", tensor.name,
-                            to_string(index)))
-        .in(shared_.program.source->files[copy.file].path)
-        .tensor(copy.name)
-        .hint("if the two are meant to differ, config.json must say \"tie_word_embeddings\": false");
+                            to_string(index)));
+    error.in(shared_.program.source->files[copy.file].path).tensor(copy.name);
+    if (copy.kind == CutKind::kTied)
+      error.hint("if the two are meant to differ, config.json must say \"tie_word_embeddings\": false");
+    else
+      error.hint("the ranks are mixed up, or come from different checkpoints");
+    throw error;
   }
 
   Shared& shared_;
@@ -267,7 +276,11 @@ void run_program(const Program& program, const std::filesystem::path& target_roo
                                         : std::min(kBlockBytes, options.max_memory_bytes / threads / kBuffersPerThread);
   Shared shared{program, target_root, options, visitor, Queue(program, block_bytes)};
   std::vector<std::thread> others;
-  for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared));
+  try {
+    for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared));
+  } catch (const std::exception&) {
+    // No more threads (or memory for their stacks) to be had: those that run do the work of all.
+  }
   run_worker(shared);
   for (std::thread& thread : others) thread.join();
   if (shared.failure) std::rethrow_exception(shared.failure);

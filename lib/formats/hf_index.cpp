@@ -17,7 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{256} << 20;  // over a million tensors
+constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{64}
+                                         << 20;  // half a million tensors; parsed it takes 20 times that
 
 bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == name.npos;
@@ -52,7 +53,7 @@ void prove_against_index(const Container& file, const std::vector<std::string>& 
   for (const std::string& name : listed) {
     const auto found = held.find(name);
     if (found == held.end())
-      throw Error(ErrorKind::kBadInput, "the index puts it into " + file_name + ", which does not hold it")
+      throw Error(ErrorKind::kBadInput, "the index puts it into " + printable(file_name) + ", which does not hold it")
           .in(index_path)
           .tensor(name);
     found->second = true;
@@ -128,6 +129,11 @@ std::string hf_file_name(std::size_t number, std::size_t count) {
 std::vector<Container> read_hf_checkpoint(const fs::path& directory) {
   const fs::path index_path = directory / kSafetensorsIndexFile;
   const fs::path single_path = directory / kSafetensorsFile;
+  for (const fs::path& path : {index_path, single_path})
+    if (!path_exists(path) && fs::is_symlink(fs::symlink_status(path)))
+      throw Error(ErrorKind::kBadInput, "is a link to nowhere")
+          .in(path)
+          .hint("the download did not finish; fetch it again");
   const bool single = path_exists(single_path);
   if (path_exists(index_path)) {
     std::vector<Container> files = read_indexed(directory, index_path);

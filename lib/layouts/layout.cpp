@@ -92,6 +92,11 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
     const Cut::Part& part = cut.parts[i];
     const Dims& shape = (*shapes)[i];
+    if (!num_bytes(tensor.dtype, shape))
+      throw Error(ErrorKind::kBadInput, fmt::format("{} would have the shape {}, whose bytes overflow 64 bits",
+                                                    part.logical_name, to_string(shape)))
+          .in(path)
+          .tensor(tensor.name);
     const std::uint32_t index = add_logical({part.logical_name, tensor.dtype, shape}, path);
     if (cut.kind == CutKind::kReplicated || shape.empty()) {
       pieces[index].push_back({stored_index, whole(shape), Dims(shape.size(), 0)});
@@ -134,28 +139,34 @@ void Layout::order_logical(const std::vector<std::string>& names) {
 }
 
 void prove_tiling(const Layout& layout) {
-  std::vector<std::vector<Tile>> tiles(layout.stored.size());
-  for (std::uint32_t l = 0; l < layout.logical.size(); ++l) {
-    for (std::uint32_t p = 0; p < layout.pieces[l].size(); ++p) {
-      const Piece& piece = layout.pieces[l][p];
-      const StoredTensor& tensor = layout.stored[piece.stored];
-      const Box stored_box{piece.stored_begin, piece.box.size};
-      if (!contains(layout.logical[l].shape, piece.box) || !contains(tensor.shape, stored_box) ||
-          tensor.dtype != layout.logical[l].dtype)
-        throw tiling_error(
-            layout, piece.stored,
-            fmt::format("the piece {} of {} does not fit it", to_string(piece.box), layout.logical[l].name));
-      tiles[piece.stored].push_back({stored_box, l, p});
-      prove_whole_bytes(layout, tensor, tiles[piece.stored].back());
-    }
-  }
+  struct Place {
+    std::uint32_t logical;
+    std::uint32_t piece;
+  };
+  std::vector<std::vector<Place>> places(layout.stored.size());
+  for (std::uint32_t l = 0; l < layout.logical.size(); ++l)
+    for (std::uint32_t p = 0; p < layout.pieces[l].size(); ++p) places[layout.pieces[l][p].stored].push_back({l, p});
+
+  std::vector<Tile> tiles;  // of one stored tensor at a time: there may be millions in all
   for (std::uint32_t s = 0; s < layout.stored.size(); ++s) {
+    const StoredTensor& tensor = layout.stored[s];
+    tiles.clear();
     std::uint64_t filled = 0;
-    for (const Tile& tile : tiles[s]) filled += volume(tile.box);
-    const std::uint64_t elems = num_elems(layout.stored[s].shape).value_or(0);
+    for (const Place& place : places[s]) {
+      const Piece& piece = layout.pieces[place.logical][place.piece];
+      const LogicalTensor& logical = layout.logical[place.logical];
+      Box stored_box{piece.stored_begin, piece.box.size};
+      if (!contains(logical.shape, piece.box) || !contains(tensor.shape, stored_box) || tensor.dtype != logical.dtype)
+        throw tiling_error(layout, s,
+                           fmt::format("the piece {} of {} does not fit it", to_string(piece.box), logical.name));
+      filled += volume(stored_box);
+      tiles.push_back({std::move(stored_box), place.logical, place.piece});
+      prove_whole_bytes(layout, tensor, tiles.back());
+    }
+    const std::uint64_t elems = num_elems(tensor.shape).value_or(0);
     if (filled < elems)
       throw tiling_error(layout, s, fmt::format("{} of its {} elements belong to no tensor", elems - filled, elems));
-    prove_disjoint(layout, s, tiles[s]);
+    prove_disjoint(layout, s, tiles);
     if (filled > elems) throw tiling_error(layout, s, "its pieces overlap");
   }
 }

@@ -170,6 +170,48 @@ void prove_spec_sizes(const StageMetadata& metadata, const fs::path& path, const
       }
 }
 
+/// The parameters that the specs speak of are listed, and split as the specs say.
+void prove_specs_fit(const StageMetadata& metadata, const fs::path& path) {
+  std::unordered_set<std::string> listed;
+  for (const ParallelParameter& parameter : metadata.parameters) listed.insert(parameter.name);
+  const auto require = [&](const std::string& name, const std::string& alternative) {
+    if (!listed.count(name) && !listed.count(alternative))
+      throw Error(ErrorKind::kBadInput, "a transformation spec speaks of it, but it is not among the parameters")
+          .in(path)
+          .tensor(name);
+  };
+  for (const ModuleSpecs& module : metadata.modules)
+    for (const TransformationSpec& spec : module.specs) {
+      const std::string prefix = module.module_fully_qualified_name + ".";
+      if (const auto* fused = std::get_if<FusedLinearsSpec>(&spec)) {
+        require(prefix + fused->fused_linear_name + ".weight", {});
+      } else {
+        const auto& gqa = std::get<GQAQKVColumnParallelLinearSpec>(spec);
+        require(prefix + gqa.gqa_qkv_projection_name + ".weight_q",
+                prefix + gqa.gqa_qkv_projection_name + ".weight_qkv");
+        require(prefix + gqa.output_projection_name + ".weight", {});
+      }
+    }
+}
+
+/// A parameter that a spec explains is split as the spec says.
+void prove_entries_fit(const StageMetadata& metadata, const fs::path& path) {
+  for (const CutRule& rule : cut_rules(metadata)) {
+    if (rule.role == CutRule::Role::kPlain || rule.role == CutRule::Role::kQkv) continue;
+    const std::uint32_t dim = rule.role == CutRule::Role::kOutput ? 1
+                              : rule.fused != nullptr             ? rule.fused->fuse_axis
+                                                                  : 0;
+    const std::size_t stride = rule.fused != nullptr ? rule.fused->linear_names.size() : 1;
+    const ParallelParameter& parameter = *rule.parameter;
+    if (!parameter.tensor_model_parallel || parameter.partition_dim != dim || parameter.partition_stride != stride)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("its entry contradicts its transformation spec, which splits dim {} with a stride of {}",
+                              dim, stride))
+          .in(path)
+          .tensor(parameter.name);
+  }
+}
+
 /// A module that some rank's metadata knows of, but no rank has parameters of, lay on a stage that is gone.
 void prove_all_stages_present(const RanksCheckpoint& checkpoint) {
   std::set<std::string> held;  // every prefix of a parameter's name that ends before a dot
@@ -226,6 +268,8 @@ RanksCheckpoint read_ranks_checkpoint(const fs::path& shards_folder) {
                                             std::to_string(pp_rank) + " are laid out")
           .in(shards_folder);
     checkpoint.metadata.push_back(read_metadata(found->second));
+    prove_specs_fit(checkpoint.metadata.back(), found->second);
+    prove_entries_fit(checkpoint.metadata.back(), found->second);
     const auto tp = tp_of_metadata(checkpoint.metadata.back(), found->second);
     if (tp && *tp < checkpoint.tp)
       throw Error(ErrorKind::kBadInput,

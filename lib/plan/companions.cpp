@@ -44,6 +44,7 @@ void collect(const fs::path& directory, const fs::path& relative, const std::vec
     if (entry.is_directory(broken_link)) {
       // A linked folder may lead anywhere, even back here.
       if (entry.is_symlink() || is_skipped_folder(name) || is_one_of(entry.path(), left_out)) continue;
+      if (fs::exists(entry.path() / kShardsFolder, broken_link)) continue;  // an output of this program
       collect(entry.path(), relative / name, left_out, files);
     } else if (entry.is_regular_file(broken_link) && !is_weights(name)) {
       files.push_back({entry.path(), relative / name, entry.file_size()});

@@ -8,6 +8,7 @@
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/ranks_layout.h"
 #include "reshard/plan/job.h"
+#include "reshard/specs/metadata.h"
 
 namespace reshard {
 namespace {
@@ -89,13 +90,26 @@ void prove_no_leftover_weights(const Job& job) {
         .hint("move them away or choose another OUT_DIR");
 }
 
-fs::path normal(const fs::path& path) {
-  std::error_code ignored;
-  const fs::path full = fs::weakly_canonical(path, ignored);
-  return full.filename().empty() ? full.parent_path() : full;
+/// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
+/// twice the heads of half the size fit the same files in another order.
+void prove_heads(const RanksCheckpoint& checkpoint, const Model& model) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
+      for (const TransformationSpec& spec : module.specs) {
+        const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec);
+        if (gqa == nullptr || (gqa->num_attention_heads == model.heads && gqa->num_key_value_heads == model.kv_heads))
+          continue;
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format("the attention spec of {} is for {} query and {} key/value heads, but config.json says {} "
+                        "and {}",
+                        printable(module.module_fully_qualified_name), gqa->num_attention_heads,
+                        gqa->num_key_value_heads, model.heads, model.kv_heads))
+            .in(checkpoint.directory / metadata_file_name(pp_rank));
+      }
 }
 
-/// Whether `path` is `folder` or lies under it; both normal.
+/// Whether `path` is `folder` or lies under it; both resolved.
 bool is_inside(const fs::path& path, const fs::path& folder) {
   return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
 }
@@ -121,7 +135,7 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   const fs::path parent = parent_of_shards(given, *shards);
   job->output_directory = request.output_directory.value_or(parent);
   job->force = request.force;
-  if (is_inside(normal(job->output_directory), normal(*shards)))
+  if (is_inside(resolved_path(job->output_directory), resolved_path(*shards)))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
         .in(job->output_directory)
         .hint("choose another OUT_DIR");
@@ -130,6 +144,7 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   job->mesh = {checkpoint.tp, checkpoint.pp, 1};
   const std::optional<Model> model = model_beside(parent, *job);
   job->source = ranks_source_layout(checkpoint, tied_parameters(model));
+  if (model) prove_heads(checkpoint, *model);
   if (model)
     prove_against_model(job->source, *model, *shards);
   else
@@ -139,7 +154,8 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
 
   if (job->target.files.size() > 1)
     job->text_files.push_back({kSafetensorsIndexFile, hf_index_text(index_of(job->target))});
-  if (normal(job->output_directory) != normal(parent))
+  // Without config.json the directory above the shards is not known to be a model's: it may be anything, even a home.
+  if (path_exists(parent / kConfigFile) && resolved_path(job->output_directory) != resolved_path(parent))
     job->copied_files = companion_files(parent, {job->output_directory, *shards});
   for (const StoredTensor& tensor : job->source.stored)
     if (tensor.kind == CutKind::kTied && job->source.files[tensor.file].tp_rank == 0)

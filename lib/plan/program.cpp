@@ -21,7 +21,29 @@ Piece restrict(const Piece& piece, const Box& box) {
   return part;
 }
 
-/// Fills the tensor from its pieces, each element from the first piece that has it.
+/// Takes from `open` what `piece` has. \returns what it has besides, which other pieces have filled already.
+std::vector<Box> take(const Piece& piece, std::vector<Box>& open, std::vector<Piece>& reads) {
+  std::vector<Box> still_open;
+  std::vector<Box> besides{piece.box};
+  for (const Box& box : open) {
+    const auto shared = intersect(box, piece.box);
+    if (!shared) {
+      still_open.push_back(box);
+      continue;
+    }
+    reads.push_back(restrict(piece, *shared));
+    for (Box& rest : subtract(box, *shared)) still_open.push_back(std::move(rest));
+    std::vector<Box> less;
+    for (const Box& rest : besides)
+      for (Box& part : subtract(rest, *shared)) less.push_back(std::move(part));
+    besides = std::move(less);
+  }
+  open = std::move(still_open);
+  return besides;
+}
+
+/// Fills the tensor from its pieces, each element from the first piece that has it and goes by the tensor's own name;
+/// all that other pieces hold of it is compared.
 Transfer read_logical(const Layout& source, std::uint32_t index) {
   const LogicalTensor& tensor = source.logical[index];
   Transfer transfer;
@@ -29,21 +51,11 @@ Transfer read_logical(const Layout& source, std::uint32_t index) {
   std::vector<Box> open{whole(tensor.shape)};  // what no piece has filled yet
   if (volume(open.front()) == 0) open.clear();
   for (const Piece& piece : source.pieces[index]) {
-    if (source.stored[piece.stored].kind == CutKind::kTied) {
+    if (source.stored[piece.stored].kind == CutKind::kTied || open.empty()) {
       transfer.checks.push_back(piece);
       continue;
     }
-    std::vector<Box> still_open;
-    for (const Box& box : open) {
-      const auto shared = intersect(box, piece.box);
-      if (!shared) {
-        still_open.push_back(box);
-        continue;
-      }
-      transfer.reads.push_back(restrict(piece, *shared));
-      for (Box& rest : subtract(box, *shared)) still_open.push_back(std::move(rest));
-    }
-    open = std::move(still_open);
+    for (const Box& box : take(piece, open, transfer.reads)) transfer.checks.push_back(restrict(piece, box));
   }
   if (!open.empty())
     throw Error(ErrorKind::kBadInput,
@@ -58,17 +70,9 @@ void sort_by_stored(std::vector<Piece>& pieces) {
 }
 
 void count(Program& program, const Transfer& transfer) {
-  const Layout& source = *program.source;
-  const DType dtype = source.logical[transfer.source_logical].dtype;
-  std::uint64_t held = 0;
-  for (const Piece& piece : source.pieces[transfer.source_logical]) held += bytes_of(piece, dtype);
-  std::uint64_t used = 0;
-  for (const Piece& piece : transfer.reads) used += bytes_of(piece, dtype);
-  std::uint64_t checked = 0;
-  for (const Piece& piece : transfer.checks) checked += bytes_of(piece, dtype);
-  program.read_bytes += used;
-  program.check_bytes += checked;
-  program.replica_bytes += held - used - checked;
+  const DType dtype = program.source->logical[transfer.source_logical].dtype;
+  for (const Piece& piece : transfer.reads) program.read_bytes += bytes_of(piece, dtype);
+  for (const Piece& piece : transfer.checks) program.check_bytes += bytes_of(piece, dtype);
   for (const Piece& piece : transfer.writes) program.write_bytes += bytes_of(piece, dtype);
 }
 
@@ -111,10 +115,9 @@ Program make_program(const Layout& source, const Layout& target) {
       throw Error(ErrorKind::kBadInput, "the source holds it, but the target has no place for it").tensor(tensor.name);
     prove_same(tensor, target.logical[*wanted]);
     Transfer transfer = read_logical(source, i);
-    transfer.writes = target.pieces[*wanted];
+    transfer.writes = target.pieces[*wanted];  // a view
     sort_by_stored(transfer.reads);
     sort_by_stored(transfer.checks);
-    sort_by_stored(transfer.writes);
     count(program, transfer);
     program.transfers.push_back(std::move(transfer));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "reshard/layouts/layout.h"
@@ -10,12 +11,13 @@
 namespace reshard {
 
 /// All that happens to one logical tensor: `reads` fill it without gap or overlap from the source, `checks` are source
-/// boxes that must hold the same bytes, `writes` are its places in the target. Each list is grouped by stored tensor.
+/// boxes that must hold the same bytes, `writes` are its places in the target, a view of the target layout's pieces.
+/// Each list is grouped by stored tensor.
 struct Transfer {
   std::uint32_t source_logical = 0;  // index into the source layout
   std::vector<Piece> reads;          // `stored` is of the source
   std::vector<Piece> checks;         // `stored` is of the source
-  std::vector<Piece> writes;         // `stored` is of the target
+  std::span<const Piece> writes;     // `stored` is of the target
 };
 
 /// What is to be moved between two layouts, proved whole. Both layouts must outlive it.
@@ -24,16 +26,16 @@ struct Program {
   const Layout* target = nullptr;  // null for a program that only reads
   std::vector<Transfer> transfers;
 
-  std::uint64_t read_bytes = 0;     // source bytes that are read to be placed
-  std::uint64_t check_bytes = 0;    // source bytes that are read to be compared
-  std::uint64_t replica_bytes = 0;  // source bytes known to be copies of placed ones, not read
-  std::uint64_t write_bytes = 0;    // target bytes, headers not counted
+  std::uint64_t read_bytes = 0;   // source bytes that are read to be placed
+  std::uint64_t check_bytes = 0;  // source bytes that are read to be compared
+  std::uint64_t write_bytes = 0;  // target bytes, headers not counted
 };
 
 /// The program that makes `target` out of `source`. Proves both layouts (prove_tiling), that every logical tensor of
-/// each side stands on the other with the same dtype and shape, and that the source covers each of them whole. Second
-/// copies under another name (CutKind::kTied) are checked; replicas over ranks are taken once. \throws Error kBadInput
-/// naming the tensor and the box that is missing.
+/// each side stands on the other with the same dtype and shape, and that the source covers each of them whole. Every
+/// source byte is read once: placed, or, where it is a second copy (a replica on another rank, a tied parameter),
+/// compared with the one that is placed.
+/// \throws Error kBadInput naming the tensor and the box that is missing.
 Program make_program(const Layout& source, const Layout& target);
 
 /// The program that reads every logical tensor of `source` once and writes nothing.

@@ -45,7 +45,8 @@ class ConfigValues {
     constexpr std::uint64_t kMaxConfigNumber = std::uint64_t{1} << 40;  // no size of a model comes near
     if (!value->is_number_unsigned() || value->get<std::uint64_t>() == 0 ||
         value->get<std::uint64_t>() > kMaxConfigNumber)
-      fail("\"" + key + "\" is " + brief(*value) + ", expected a positive whole number");
+      fail("\"" + key + "\" is " + brief(*value) + ", expected a positive whole number" +
+           (value->is_number_unsigned() ? " of at most 2^40" : ""));
     return value->get<std::uint64_t>();
   }
 

@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kNamePrefix = "mp_metadata_pp_rank_";
 constexpr std::string_view kNameSuffix = ".json";
-constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{512} << 20;
+constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{64}
+                                            << 20;  // 200 000 parameters; parsed it takes 20 times that
 
 std::uint32_t bounded_at(const JsonObject& object, const std::string& key, std::uint64_t min, std::uint64_t max) {
   const std::uint64_t value = object.unsigned_at(key);
@@ -35,10 +36,20 @@ void refuse_adapters(const JsonObject& object, const fs::path& path) {
         .in(path);
 }
 
+/// A name that may become a tensor's: not empty, without control characters.
+const std::string& prove_name(const std::string& name, const fs::path& path) {
+  bool control = name.empty();
+  for (std::size_t i = 0; i < name.size(); ++i)
+    control = control || begins_with_control(std::string_view(name).substr(i));
+  if (control)
+    throw Error(ErrorKind::kBadInput, "holds the name \"" + printable(name) + "\", which no tensor can have").in(path);
+  return name;
+}
+
 ParallelParameter read_parameter(const std::string& name, const Json& json, const fs::path& path) {
   const JsonObject object(json, path, "parameters: " + printable(name));
   ParallelParameter parameter;
-  parameter.name = name;
+  parameter.name = prove_name(name, path);
   parameter.tensor_model_parallel = object.bool_at("tensor_model_parallel");
   if (!parameter.tensor_model_parallel) return parameter;
   parameter.partition_dim = bounded_at(object, "partition_dim", 0, 1);
@@ -56,13 +67,13 @@ std::uint32_t read_fuse_axis(const JsonObject& object) {
 
 FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
   FusedLinearsSpec spec;
-  spec.fused_linear_name = object.string_at("fused_linear_name");
+  spec.fused_linear_name = prove_name(object.string_at("fused_linear_name"), path);
   spec.bias = object.bool_at("bias");
   spec.fuse_axis = read_fuse_axis(object);
   spec.tp_size = tp_size_at(object);
   for (const Json& name : object.array_at("linear_names")) {
     if (!name.is_string()) object.fail("linear_names", "an array of strings");
-    spec.linear_names.push_back(name.get<std::string>());
+    spec.linear_names.push_back(prove_name(name.get<std::string>(), path));
   }
   for (const Json& dim : object.array_at("original_dims")) {
     if (!dim.is_number_unsigned()) object.fail("original_dims", "an array of sizes");
@@ -91,11 +102,11 @@ GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path
   constexpr std::uint64_t kMaxHeads = 1 << 20;  // bounds the lists of heads
   constexpr std::uint64_t kMaxRows = std::uint64_t{1} << 40;
   GQAQKVColumnParallelLinearSpec spec;
-  spec.gqa_qkv_projection_name = object.string_at("gqa_qkv_projection_name");
-  spec.query_projection_name = object.string_at("query_projection_name");
-  spec.key_projection_name = object.string_at("key_projection_name");
-  spec.value_projection_name = object.string_at("value_projection_name");
-  spec.output_projection_name = object.string_at("output_projection_name");
+  spec.gqa_qkv_projection_name = prove_name(object.string_at("gqa_qkv_projection_name"), path);
+  spec.query_projection_name = prove_name(object.string_at("query_projection_name"), path);
+  spec.key_projection_name = prove_name(object.string_at("key_projection_name"), path);
+  spec.value_projection_name = prove_name(object.string_at("value_projection_name"), path);
+  spec.output_projection_name = prove_name(object.string_at("output_projection_name"), path);
   spec.num_attention_heads = bounded_at(object, "num_attention_heads", 1, kMaxHeads);
   spec.num_key_value_heads = bounded_at(object, "num_key_value_heads", 1, kMaxHeads);
   spec.kv_size_multiplier = bounded_at(object, "kv_size_multiplier", 1, kMaxParallelDegree);
@@ -127,7 +138,7 @@ GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path
 ModuleSpecs read_module(const Json& json, const fs::path& path) {
   const JsonObject object(json, path, "model_weight_transformation_specs");
   ModuleSpecs module;
-  module.module_fully_qualified_name = object.string_at("module_fully_qualified_name");
+  module.module_fully_qualified_name = prove_name(object.string_at("module_fully_qualified_name"), path);
   const std::string where = printable(module.module_fully_qualified_name);
   for (const Json& pair : object.array_at("specs")) {
     if (!pair.is_array() || pair.size() != 2 || !pair[0].is_string())

@@ -37,7 +37,10 @@ Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptio
               fmt::format("the attention heads ({} query, {} key/value) cannot be placed on {} ranks with a key/value "
                           "multiplier of {}: {}",
                           model.heads, model.kv_heads, tp, multiplier, problem));
-  const auto legal = legal_multipliers(model.heads, model.kv_heads, tp);
+  std::vector<std::uint64_t> legal = legal_multipliers(model.heads, model.kv_heads, tp);
+  std::erase_if(legal, [&](std::uint64_t m) {  // other sizes may not divide
+    return tensor_parallel_problem(model, tp, {options.fuse_qkv, m}).has_value();
+  });
   if (!legal.empty()) error.hint(fmt::format("multipliers that work for --tp {}: {}", tp, list_numbers(legal)));
   return error;
 }

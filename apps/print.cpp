@@ -1,0 +1,20 @@
+#include "print.h"
+
+#include <cerrno>
+#include <cstdio>
+
+#include "reshard/base/error.h"
+
+namespace reshard::cli {
+
+void print_output(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw system_error(errno, "cannot write", "standard output");
+}
+
+void print_error(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace reshard::cli

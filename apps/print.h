@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+namespace reshard::cli {
+
+/// Writes to standard output. \throws Error kIo if it cannot be written.
+void print_output(const std::string& text);
+
+/// Writes to standard error, as far as there is one: a terminal that has gone must not end a run.
+void print_error(const std::string& text);
+
+}  // namespace reshard::cli
