@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include "reshard/base/error.h"
 
@@ -9,7 +10,7 @@ namespace reshard::cli {
 
 void print_output(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-    throw system_error(errno, "cannot write", "standard output");
+    throw Error(ErrorKind::kIo, std::string("cannot write to standard output: ") + std::strerror(errno));
 }
 
 void print_error(const std::string& text) {

@@ -12,13 +12,13 @@ constexpr std::uint64_t kStatsBlockBytes = std::uint64_t{1}
 
 std::vector<ValueSummary> compute_stats(const Layout& layout, const std::vector<std::uint32_t>& wanted,
                                         const RunOptions& options) {
-  const Program all = make_reading_program(layout);
+  Program all = make_reading_program(layout);
   Program program;
   program.source = &layout;
   std::vector<std::vector<ValueSummary>> parts;
   for (const std::uint32_t index : wanted) {
     const LogicalTensor& tensor = layout.logical[index];
-    program.transfers.push_back(all.transfers[index]);
+    program.transfers.push_back(std::move(all.transfers[index]));
     parts.emplace_back(BlockGrid(tensor.dtype, tensor.shape, kStatsBlockBytes).count());
   }
   const auto visit = [&](std::size_t transfer, std::uint64_t block, std::span<const std::byte> bytes) {

@@ -65,8 +65,21 @@ Transfer read_logical(const Layout& source, std::uint32_t index) {
   return transfer;
 }
 
+bool stored_before(const Piece& a, const Piece& b) {
+  return a.stored < b.stored;
+}
+
 void sort_by_stored(std::vector<Piece>& pieces) {
-  std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.stored < b.stored; });
+  std::stable_sort(pieces.begin(), pieces.end(), stored_before);
+}
+
+/// Most pieces are in order as they are, and there may be millions: only others are copied.
+void view_writes(Transfer& transfer, const std::vector<Piece>& pieces) {
+  transfer.writes = pieces;
+  if (std::is_sorted(pieces.begin(), pieces.end(), stored_before)) return;
+  transfer.own_writes = pieces;
+  sort_by_stored(transfer.own_writes);
+  transfer.writes = transfer.own_writes;
 }
 
 void count(Program& program, const Transfer& transfer) {
@@ -115,7 +128,7 @@ Program make_program(const Layout& source, const Layout& target) {
       throw Error(ErrorKind::kBadInput, "the source holds it, but the target has no place for it").tensor(tensor.name);
     prove_same(tensor, target.logical[*wanted]);
     Transfer transfer = read_logical(source, i);
-    transfer.writes = target.pieces[*wanted];  // a view
+    view_writes(transfer, target.pieces[*wanted]);
     sort_by_stored(transfer.reads);
     sort_by_stored(transfer.checks);
     count(program, transfer);

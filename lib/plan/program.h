@@ -14,10 +14,15 @@ namespace reshard {
 /// boxes that must hold the same bytes, `writes` are its places in the target, a view of the target layout's pieces.
 /// Each list is grouped by stored tensor.
 struct Transfer {
+  Transfer() = default;
+  Transfer(Transfer&&) = default;  // moving keeps what `writes` views where it is; copying would not
+  Transfer& operator=(Transfer&&) = default;
+
   std::uint32_t source_logical = 0;  // index into the source layout
   std::vector<Piece> reads;          // `stored` is of the source
   std::vector<Piece> checks;         // `stored` is of the source
   std::span<const Piece> writes;     // `stored` is of the target
+  std::vector<Piece> own_writes;     // what `writes` views where the target's own pieces are not grouped
 };
 
 /// What is to be moved between two layouts, proved whole. Both layouts must outlive it.

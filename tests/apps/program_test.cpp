@@ -185,7 +185,7 @@ TEST_CASE("what people see of inspect fits 100 columns") {
   }
 }
 
-TEST_CASE("help and version are printed with exit code 0; every exit code is in the help") {
+TEST_CASE("help and version are printed with exit code 0, and every exit code is in the help") {
   const ProgramResult help = run_reshard({"--help"});
   CHECK(help.exit_code == 0);
   for (const char* code :

@@ -231,5 +231,62 @@ TEST_CASE("Outputs that do not fit are refused before anything is made, with bot
   CHECK(output_space(*job).needed_bytes == job->output_bytes());
 }
 
+/// Fills a staging directory as a run would.
+void fill(const Staging& staging, const Job& job) {
+  for (const LayoutFile& file : job.target.files) write_file(staging.root() / file.path, "new weights");
+  for (const TextFile& file : job.text_files) write_file(staging.root() / file.path, "new text");
+  for (const CopiedFile& file : job.copied_files) write_file(staging.root() / file.path, "new copy");
+}
+
+TEST_CASE("Outputs replace old ones as well where the file system cannot swap two names in one step") {
+  for (const bool exchange : {true, false}) {
+    INFO("exchange " << exchange);
+    const Model model;
+    shard(model.request(4));
+    const auto job = plan_shard(model.request(2, true));
+    {
+      Staging staging(*job, {exchange});
+      fill(staging, *job);
+      staging.publish();
+    }
+    CHECK(read_file(model.temp / "out/config.json") == "new copy");
+    CHECK(read_file(model.temp / "out/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors") ==
+          "new weights");
+    CHECK_FALSE(fs::exists(model.temp / "out/tensor_parallel_shards/tp_rank_02_pp_rank_00"));
+    for (const auto& entry : fs::directory_iterator(model.temp / "out"))
+      CHECK(entry.path().filename().string().front() != '.');
+  }
+}
+
+TEST_CASE("Publishing that fails half-way puts everything back, with and without swapping in one step") {
+  for (const bool exchange : {true, false}) {
+    INFO("exchange " << exchange);
+    const Model model;
+    shard(model.request(4));
+    const auto job = plan_shard(model.request(2, true));
+    write_file(model.temp / "out/tensor_parallel_shards/precious.txt", "mine");
+    const auto before = snapshot(model.temp.path());
+    {
+      Staging staging(*job, {exchange});
+      fill(staging, *job);
+      const Error error = error_of([&] { staging.publish(); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.what(), Says("precious.txt"));
+    }
+    CHECK((snapshot(model.temp.path()) == before));
+  }
+}
+
+TEST_CASE("Two runs do not write into one directory at once") {
+  const Model model;
+  shard(model.request());
+  const auto job = plan_shard(model.request(2, true));
+  const Staging first(*job);
+  const Error error = error_of([&] { Staging second(*job); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK_THAT(error.what(), Says("another run is writing here"));
+  CHECK(stale_stagings(*job) == std::vector<fs::path>{first.root()});
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -233,11 +233,36 @@ TEST_CASE("A parameter that the metadata lists and no file holds is named") {
 
 TEST_CASE("A tensor that the files hold and the metadata lacks is named") {
   const Ranks ranks;
+  ranks.patch_metadata(1, [](nlohmann::json& json) { json["parameters"].erase("model.norm.weight"); });
+  const Error error = ranks.planning_error();
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "model.norm.weight");
+  CHECK_THAT(error.what(), Says("mp_metadata_pp_rank_1.json does not list it"));
+}
+
+TEST_CASE("A tensor that a spec speaks of and the metadata lacks is named") {
+  const Ranks ranks;
   ranks.patch_metadata(1, [](nlohmann::json& json) { json["parameters"].erase(kUp); });
   const Error error = ranks.planning_error();
   CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == ranks.metadata(1).string());
   CHECK(error.tensor() == kUp);
-  CHECK_THAT(error.what(), Says("mp_metadata_pp_rank_1.json does not list it"));
+  CHECK_THAT(error.what(), Says("a transformation spec speaks of it"));
+}
+
+TEST_CASE("An entry that contradicts its transformation spec is refused") {
+  for (const auto& [key, value] : {std::pair<const char*, nlohmann::json>{"tensor_model_parallel", false},
+                                   {"partition_dim", 1},
+                                   {"partition_stride", 5}}) {
+    INFO(key);
+    const Ranks ranks;
+    ranks.patch_metadata(1,
+                         [&, key = key, value = value](nlohmann::json& json) { json["parameters"][kUp][key] = value; });
+    const Error error = ranks.planning_error();
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.tensor() == kUp);
+    CHECK_THAT(error.what(), Says("contradicts its transformation spec"));
+  }
 }
 
 }  // namespace

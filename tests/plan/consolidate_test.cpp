@@ -97,7 +97,9 @@ TEST_CASE("Tied copies that are equal are compared and left out") {
   TensorMap last = read_tensors(sharded.rank_file(1, 1));
   REQUIRE(last.count("lm_head.weight") == 1);
   const auto job = plan_consolidate(sharded.request("whole"));
-  CHECK(job->program.check_bytes == sharded.tensors.at("model.embed_tokens.weight").bytes.size());
+  // lm_head and the embedding's own copy on the last stage, and rank 1's five norms of 16 elements.
+  const std::uint64_t embedding_bytes = sharded.tensors.at("model.embed_tokens.weight").bytes.size();
+  CHECK(job->program.check_bytes == 2 * embedding_bytes + 5 * 16 * 2);
   bool noted = false;
   for (const std::string& note : job->notes) noted = noted || note.find("lm_head.weight is a tied copy") == 0;
   CHECK(noted);
@@ -224,13 +226,50 @@ TEST_CASE("The plan says what it will do") {
   for (const auto& [name, tensor] : sharded.tensors) bytes += tensor.bytes.size();
   CHECK(job->program.write_bytes == bytes);
   CHECK(job->program.read_bytes == bytes);
-  CHECK(job->program.replica_bytes == 5 * 16 * 2);  // rank 1's copies of the norms
+  CHECK(job->program.check_bytes == 5 * 16 * 2);  // rank 1's copies of the norms
   const RunResult result = execute(*job, {});
   CHECK(result.files == 2);
   std::uint64_t on_disk = 0;
   for (const auto& [name, content] : snapshot(sharded.temp / "whole")) on_disk += content.size();
   CHECK(result.written_bytes == on_disk);
   CHECK(job->output_bytes() == on_disk);
+}
+
+/// Flips one byte of a tensor in a rank's file.
+void spoil(const fs::path& file, const std::string& tensor) {
+  TensorMap tensors = read_tensors(file);
+  tensors.at(tensor).bytes.front() = static_cast<char>(tensors.at(tensor).bytes.front() ^ 1);
+  write_safetensors(file, tensors);
+}
+
+TEST_CASE("A replica that differs from the others is an error and nothing is written") {
+  const Sharded sharded(tied_model());
+  const std::pair<fs::path, const char*> replicas[] = {
+      {sharded.rank_file(1, 0), "model.layers.0.input_layernorm.weight"},
+      {sharded.rank_file(0, 1), "model.embed_tokens.weight"},
+      {sharded.rank_file(1, 1), "lm_head.weight"}};
+  for (const auto& [file, tensor] : replicas) {
+    INFO(tensor);
+    const std::string intact = read_file(file);
+    spoil(file, tensor);
+    const auto before = snapshot(sharded.temp.path());
+    const Error error = error_of([&] { consolidate(sharded.request("whole")); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == file.string());
+    CHECK(error.tensor() == tensor);
+    CHECK_THAT(error.what(), Says("first at element [0"));
+    CHECK((snapshot(sharded.temp.path()) == before));
+    write_file(file, intact);
+  }
+  CHECK_NOTHROW(consolidate(sharded.request("whole")));
+}
+
+TEST_CASE("Without config.json nothing of the directory above the shards is copied") {
+  const Sharded sharded;
+  fs::remove(sharded.temp / "out/config.json");
+  write_file(sharded.temp / "out/diary.txt", "private");
+  const auto job = plan_consolidate(sharded.request("whole"));
+  CHECK(job->copied_files.empty());
 }
 
 }  // namespace

@@ -33,8 +33,10 @@ TEST_CASE("A program reads each element from the first file that has it") {
   CHECK(reads[1].stored_begin == Dims{2, 0});
   CHECK(reads[2].box == Box{{6, 0}, {2, 4}});
   CHECK(program.read_bytes == 8 * 16);
-  CHECK(program.replica_bytes == 4 * 16);
-  CHECK(program.check_bytes == 0);
+  CHECK(program.check_bytes == 4 * 16);  // what the files hold twice is compared
+  REQUIRE(program.transfers[0].checks.size() == 2);
+  CHECK(program.transfers[0].checks[0].box == Box{{2, 0}, {2, 4}});
+  CHECK(program.transfers[0].checks[1].box == Box{{4, 0}, {2, 4}});
   CHECK(program.write_bytes == 8 * 16);
 }
 

@@ -208,7 +208,7 @@ StageMetadata random_metadata(std::mt19937_64& random) {
   };
   StageMetadata metadata;
   for (std::uint32_t i = 0; i < pick(0, 6); ++i) {
-    const std::string name = std::to_string(i) + (pick(0, 1) ? ".weight" : ".\"é\\\n");
+    const std::string name = std::to_string(i) + (pick(0, 1) ? ".weight" : ".\"é\\");
     if (pick(0, 1))
       metadata.parameters.push_back({name, true, pick(0, 1), pick(1, 3), pick(1, 64)});
     else

@@ -1,0 +1,47 @@
+#include "reshard/engine/stats.h"
+
+#include <cstring>
+
+#include "reshard/plan/job.h"
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+std::string floats(std::size_t count) {
+  std::string bytes(count * 4, '\0');
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = static_cast<float>(i % 1000) - 250.0f;
+    std::memcpy(bytes.data() + i * 4, &value, 4);
+  }
+  return bytes;
+}
+
+TEST_CASE("Statistics cover every value of tensors that take several blocks, a scalar and an empty one") {
+  const TempDir temp;
+  const std::size_t count = 1000 * 1200;  // 4.8 MB: five blocks
+  write_safetensors(temp / "m.safetensors", {{"big", {DType::kF32, {1200, 1000}, floats(count)}},
+                                             {"empty", {DType::kF32, {0, 3}, ""}},
+                                             {"one", {DType::kI8, {}, "\x85"}}});
+  const auto inspection = inspect_path(temp / "m.safetensors");
+  const Layout& layout = inspection->layout;
+  for (const unsigned threads : {1u, 3u}) {
+    RunOptions options;
+    options.threads = threads;
+    const auto values = compute_stats(
+        layout, {*layout.find_logical("big"), *layout.find_logical("one"), *layout.find_logical("empty")}, options);
+    REQUIRE(values.size() == 3);
+    CHECK(values[0].count == count);
+    CHECK(values[0].min == -250.0);
+    CHECK(values[0].max == 749.0);
+    CHECK(values[0].mean() == 249.5);
+    CHECK(values[1].count == 1);
+    CHECK(values[1].min == -123.0);
+    CHECK(values[2].count == 0);
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
