@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/layouts/hf_layout.h"
 
 namespace reshard {
 namespace {
@@ -37,8 +38,10 @@ RunResult run_and_publish(const Job& job, const RunOptions& options) {
   prove_space(output_space(job));
   Storage& storage = *options.storage;
   Staging staging(job);
-  for (const LayoutFile& file : job.target.files)
-    storage.create(staging.root() / file.path, file.size_bytes)->write_at(0, std::as_bytes(std::span(file.prefix)));
+  for (const LayoutFile& file : job.target.files) {
+    const std::string prefix = target_prefix(job.target, file);
+    storage.create(staging.root() / file.path, file.size_bytes)->write_at(0, std::as_bytes(std::span(prefix)));
+  }
   for (const CopiedFile& file : job.copied_files) copy_file(storage, file, staging.root());
   run_program(job.program, staging.root(), options);
   if (options.progress) options.progress->flushing = true;

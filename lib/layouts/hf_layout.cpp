@@ -42,7 +42,7 @@ Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedP
     }
   for (const Container& file : files) {
     const auto file_index = static_cast<std::uint32_t>(layout.files.size());
-    layout.files.push_back({file.path, file.size_bytes, {}, 0, 0});
+    layout.files.push_back({file.path, file.size_bytes, 0, 0, 0, 0});
     for (const TensorEntry& tensor : file.tensors) {
       const auto alias =
           std::find_if(tied.begin(), tied.end(), [&](const TiedParameter& t) { return t.name == tensor.name; });
@@ -119,7 +119,8 @@ std::vector<std::uint32_t> add_target_file(Layout& layout, LayoutFile file, cons
   ContainerPlan plan = plan_safetensors(std::move(entries));
   const auto file_index = static_cast<std::uint32_t>(layout.files.size());
   file.size_bytes = plan.size_bytes;
-  file.prefix = std::move(plan.prefix);
+  file.first_stored = static_cast<std::uint32_t>(layout.stored.size());
+  file.stored_count = static_cast<std::uint32_t>(tensors.size());
   layout.files.push_back(std::move(file));
   std::vector<std::uint32_t> indices(tensors.size());
   for (const TensorEntry& entry : plan.tensors) {
@@ -131,6 +132,13 @@ std::vector<std::uint32_t> add_target_file(Layout& layout, LayoutFile file, cons
     indices[at] = layout.add_stored(std::move(tensor));
   }
   return indices;
+}
+
+std::string target_prefix(const Layout& layout, const LayoutFile& file) {
+  std::vector<TensorEntry> entries;
+  for (std::uint32_t s = file.first_stored; s < file.first_stored + file.stored_count; ++s)
+    entries.push_back({layout.stored[s].name, layout.stored[s].dtype, layout.stored[s].shape, 0, 0});
+  return plan_safetensors(std::move(entries)).prefix;
 }
 
 Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t max_file_bytes) {
@@ -156,7 +164,7 @@ Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t
   Layout layout;
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
   for (std::size_t f = 0; f < files.size(); ++f) {
-    const auto indices = add_target_file(layout, {hf_file_name(f + 1, files.size()), 0, {}, 0, 0}, files[f]);
+    const auto indices = add_target_file(layout, {hf_file_name(f + 1, files.size()), 0, 0, 0, 0, 0}, files[f]);
     for (const std::uint32_t stored : indices) layout.add_cut(stored, whole_cut(layout.stored[stored].name));
   }
   return layout;

@@ -36,4 +36,8 @@ HfIndex index_of(const Layout& target);
 /// tensor in `Layout::stored`, in the order of the argument.
 std::vector<std::uint32_t> add_target_file(Layout& layout, LayoutFile file, const std::vector<StoredTensor>& tensors);
 
+/// The bytes of a target's file before its first tensor. Made anew each time: of ten thousand layers on a hundred ranks, all
+/// of them at once would be most of the memory.
+std::string target_prefix(const Layout& layout, const LayoutFile& file);
+
 }  // namespace reshard

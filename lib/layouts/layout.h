@@ -25,9 +25,10 @@ struct LogicalTensor {
 struct LayoutFile {
   std::filesystem::path path;
   std::uint64_t size_bytes = 0;
-  std::string prefix;  // target: the bytes before the first tensor
   std::uint32_t tp_rank = 0;
   std::uint32_t pp_rank = 0;
+  std::uint32_t first_stored = 0;  // target: its tensors are stored[first_stored] and the stored_count - 1 after it
+  std::uint32_t stored_count = 0;
 };
 
 /// An entry of one file, C-ordered.

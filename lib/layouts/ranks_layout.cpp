@@ -95,7 +95,7 @@ Layout ranks_target_layout(const std::vector<StagePlan>& plans, std::uint32_t tp
       }
       const std::filesystem::path path =
           std::filesystem::path(kShardsFolder) / rank_folder_name({tp_rank, pp_rank}) / kSafetensorsFile;
-      const auto indices = add_target_file(layout, {path, 0, {}, tp_rank, pp_rank}, tensors);
+      const auto indices = add_target_file(layout, {path, 0, tp_rank, pp_rank, 0, 0}, tensors);
       for (std::size_t i = 0; i < cuts.size(); ++i) layout.add_cut(indices[i], cuts[i]);
     }
   }
@@ -111,7 +111,7 @@ Layout ranks_source_layout(const RanksCheckpoint& checkpoint, const std::vector<
     for (std::uint32_t tp_rank = 0; tp_rank < checkpoint.tp; ++tp_rank) {
       const Container& file = checkpoint.files[pp_rank][tp_rank];
       const auto file_index = static_cast<std::uint32_t>(layout.files.size());
-      layout.files.push_back({file.path, file.size_bytes, {}, tp_rank, pp_rank});
+      layout.files.push_back({file.path, file.size_bytes, tp_rank, pp_rank, 0, 0});
       for (const TensorEntry& tensor : file.tensors) {
         const auto found = by_name.find(tensor.name);
         if (found == by_name.end())

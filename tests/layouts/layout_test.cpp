@@ -9,7 +9,7 @@ namespace {
 /// One file, one logical tensor "w", one stored tensor "s" of the given shape, with pieces to be added.
 Layout one_tensor(DType dtype, const Dims& logical, const Dims& stored) {
   Layout layout;
-  layout.files.push_back({"rank.safetensors", 0, {}, 0, 0});
+  layout.files.push_back({"rank.safetensors", 0});
   layout.add_logical({"w", dtype, logical}, {});
   layout.add_stored({"s", dtype, stored, 0, 0, 0, CutKind::kColumn});
   return layout;
@@ -112,7 +112,7 @@ TEST_CASE("A logical tensor that two files make differently is an error that sho
 
 TEST_CASE("Ordering the logical tensors keeps their pieces and finds them by name") {
   Layout layout;
-  layout.files.push_back({"f", 0, {}, 0, 0});
+  layout.files.push_back({"f", 0});
   for (const char* name : {"a", "b", "c"}) {
     layout.add_logical({name, DType::kU8, {1}}, {});
     const auto stored = layout.add_stored({name, DType::kU8, {1}, 0, 0, 1, CutKind::kWhole});

@@ -233,7 +233,8 @@ TEST_CASE("A parameter that the metadata lists and no file holds is named") {
 
 TEST_CASE("A tensor that the files hold and the metadata lacks is named") {
   const Ranks ranks;
-  ranks.patch_metadata(1, [](nlohmann::json& json) { json["parameters"].erase("model.layers.2.input_layernorm.weight"); });
+  ranks.patch_metadata(1,
+                       [](nlohmann::json& json) { json["parameters"].erase("model.layers.2.input_layernorm.weight"); });
   const Error error = ranks.planning_error();
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.tensor() == "model.layers.2.input_layernorm.weight");

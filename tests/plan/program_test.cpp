@@ -12,7 +12,7 @@ Layout of_rows(std::uint64_t rows, const std::vector<std::pair<std::uint64_t, st
   Layout layout;
   layout.add_logical({"w", DType::kF32, {rows, 4}}, {});
   for (const auto& [begin, end] : files) {
-    layout.files.push_back({"f" + std::to_string(layout.files.size()), 0, {}, 0, 0});
+    layout.files.push_back({"f" + std::to_string(layout.files.size()), 0});
     const auto file = static_cast<std::uint32_t>(layout.files.size() - 1);
     const auto stored =
         layout.add_stored({"w", DType::kF32, {end - begin, 4}, file, 0, (end - begin) * 16, CutKind::kColumn});

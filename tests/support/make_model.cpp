@@ -217,7 +217,8 @@ void write_weights(const Options& options, const reshard::Layout& layout) {
   for (std::uint32_t f = 0; f < layout.files.size(); ++f) {
     const reshard::LayoutFile& file = layout.files[f];
     OutputFile out(options.out_dir / file.path);
-    out.write(file.prefix.data(), file.prefix.size());
+    const std::string prefix = target_prefix(layout, file);
+    out.write(prefix.data(), prefix.size());
     if (options.sparse) {
       out.extend(file.size_bytes);
       continue;

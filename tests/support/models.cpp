@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "reshard/layouts/hf_layout.h"
+
 namespace reshard::test {
 
 namespace fs = std::filesystem;
@@ -126,7 +128,8 @@ ShardRequest shard_request(const fs::path& model, const fs::path& output, std::u
 void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_bytes, unsigned threads) {
   for (const LayoutFile& file : job.target.files) {
     fs::create_directories((root / file.path).parent_path());
-    local_storage().create(root / file.path, file.size_bytes)->write_at(0, std::as_bytes(std::span(file.prefix)));
+    const std::string prefix = target_prefix(job.target, file);
+    local_storage().create(root / file.path, file.size_bytes)->write_at(0, std::as_bytes(std::span(prefix)));
   }
   RunOptions options;
   options.threads = threads;
