@@ -86,11 +86,13 @@ std::unique_ptr<Job> plan(const ShardRequest& request) {
   for (const std::uint64_t layer : job->partition->cuts())
     job->cut_names.push_back(fmt::format("{}.{}", layer_prefix, layer));
 
-  const std::vector<Container> files = read_hf_checkpoint(request.model_directory);
-  for (const Container& file : files)
-    for (const std::string& warning : file.warnings)
-      job->notes.push_back(file.path.filename().string() + ": " + warning);
-  job->source = whole_layout(files, tied_parameters(model));
+  {
+    const std::vector<Container> files = read_hf_checkpoint(request.model_directory);
+    for (const Container& file : files)
+      for (const std::string& warning : file.warnings)
+        job->notes.push_back(file.path.filename().string() + ": " + warning);
+    job->source = whole_layout(files, tied_parameters(model));
+  }
   prove_against_model(job->source, model, request.model_directory);
   const auto plans = plan_stages(model, job->mesh.tp, *job->partition, request.attention,
                                  [&](const std::string& name) { return job->source.find_logical(name).has_value(); });
