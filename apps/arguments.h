@@ -29,15 +29,16 @@ std::uint32_t parse_degree(const std::string& option, const std::string& text, s
 /// \throws Error kUsage, naming the option, for anything that parse_size does not take.
 std::uint64_t parse_bytes(const std::string& option, const std::string& text);
 
-/// `text` if it is the one value that this version has. \throws Error kUnsupported for those of later versions, kUsage
-/// for others.
+/// `text` if it is the one value that this version has.
+/// \throws Error kUnsupported for those of later versions, kUsage for others.
 void require_supported(const std::string& option, const std::string& text, const std::string& supported,
                        const std::vector<std::string>& later);
 
 RunOptions run_options(const CommonArguments& arguments);
 
-/// Parses and runs. \throws Error kUsage for a command line that makes no sense, with the nearest match of an unknown
-/// option or subcommand as its hint; whatever the subcommand throws. \returns false if help or the version was printed.
+/// Parses and runs.
+/// \throws Error kUsage for a command line that makes no sense, with the nearest match of an unknown option or
+/// subcommand as its hint; whatever the subcommand throws. \returns false if help or the version was printed.
 bool parse_and_run(CLI::App& app, int argc, const char* const* argv);
 
 }  // namespace reshard::cli

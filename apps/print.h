@@ -4,7 +4,8 @@
 
 namespace reshard::cli {
 
-/// Writes to standard output. \throws Error kIo if it cannot be written.
+/// Writes to standard output.
+/// \throws Error kIo if it cannot be written.
 void print_output(const std::string& text);
 
 /// Writes to standard error, as far as there is one: a terminal that has gone must not end a run.

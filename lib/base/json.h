@@ -12,8 +12,9 @@ namespace reshard {
 /// something, a document says it with an array.
 using Json = nlohmann::json;
 
-/// Parses a whole JSON text that came from outside. \throws Error kBadInput, naming `path` and the byte, for anything
-/// that is not one JSON value, for a key given twice in one object, and for nesting deeper than 128.
+/// Parses a whole JSON text that came from outside.
+/// \throws Error kBadInput, naming `path` and the byte, for anything that is not one JSON value, for a key given twice
+/// in one object, and for nesting deeper than 128.
 Json parse_json(std::string_view text, const std::filesystem::path& path);
 
 /// read_text_file and parse_json in one; `cap_bytes` bounds the file.

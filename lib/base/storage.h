@@ -16,8 +16,8 @@ class Source {
  public:
   virtual ~Source() = default;
   virtual std::uint64_t size_bytes() const = 0;
-  /// Fills `out` from `offset_bytes`. \throws Error kIo if the bytes cannot be read or the file ends before them (it
-  /// was cut while in use).
+  /// Fills `out` from `offset_bytes`.
+  /// \throws Error kIo if the bytes cannot be read or the file ends before them (it was cut while in use).
   virtual void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const = 0;
 };
 
@@ -27,7 +27,8 @@ class Sink {
   virtual ~Sink() = default;
   /// \throws Error kNoSpace or kIo.
   virtual void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) = 0;
-  /// Returns once everything written so far is on stable storage. \throws Error kNoSpace or kIo.
+  /// Returns once everything written so far is on stable storage.
+  /// \throws Error kNoSpace or kIo.
   virtual void sync() = 0;
 };
 
@@ -38,8 +39,8 @@ class Storage {
   virtual ~Storage() = default;
   /// \throws Error kBadInput if there is no such regular file; kIo if it cannot be opened.
   virtual std::unique_ptr<Source> open(const std::filesystem::path& path) = 0;
-  /// Creates a new file of `size_bytes` (its bytes are undefined until written). \throws Error kIo if it exists or
-  /// cannot be created; kNoSpace if the file system cannot hold it.
+  /// Creates a new file of `size_bytes` (its bytes are undefined until written).
+  /// \throws Error kIo if it exists or cannot be created; kNoSpace if the file system cannot hold it.
   virtual std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) = 0;
   /// Opens a file that `create` made, to write more of it.
   virtual std::unique_ptr<Sink> reopen(const std::filesystem::path& path) = 0;
@@ -49,7 +50,8 @@ class Storage {
 Storage& local_storage();
 
 /// Whether something is there; links are followed. False, too, where nothing of that name can be: a name that is too
-/// long, a loop of links. \throws Error kIo where it may not be known (a directory that may not be searched).
+/// long, a loop of links.
+/// \throws Error kIo where it may not be known (a directory that may not be searched).
 bool path_exists(const std::filesystem::path& path);
 
 /// The path as the file system means it: absolute, links and dots resolved as far as it exists, no slash at its end.
@@ -66,7 +68,8 @@ auto with_file_system_errors(Action&& action) {
   }
 }
 
-/// The whole content of a small text file. \throws Error kBadInput if it is missing or larger than `cap_bytes`.
+/// The whole content of a small text file.
+/// \throws Error kBadInput if it is missing or larger than `cap_bytes`.
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes);
 
 }  // namespace reshard

@@ -16,8 +16,9 @@ struct RunResult {
 };
 
 /// Proves that the outputs may be written and fit, writes them into a staging directory, flushes them to disk and
-/// publishes them. Either all of the job's files stand under their names afterwards, or none. \throws Error of any
-/// kind; then nothing has changed but that a file replaced in a crash of the machine may be either.
+/// publishes them. Either all of the job's files stand under their names afterwards, or none.
+/// \throws Error of any kind; then nothing has changed but that a file replaced in a crash of the machine may be
+/// either.
 RunResult execute(const Job& job, const RunOptions& options);
 
 }  // namespace reshard

@@ -20,11 +20,12 @@ struct OutputSpace {
 std::vector<std::filesystem::path> stale_stagings(const Job& job);
 
 /// Proves that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
-/// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing. \throws Error
-/// kUsage, kBadInput or kIo.
+/// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing.
+/// \throws Error kUsage, kBadInput or kIo.
 void prove_output(const Job& job);
 
-/// Asks the file system. \throws Error kIo.
+/// Asks the file system.
+/// \throws Error kIo.
 OutputSpace output_space(const Job& job);
 
 /// \throws Error kNoSpace with both numbers if the outputs do not fit.
@@ -50,8 +51,9 @@ class Staging {
   const std::filesystem::path& root() const { return root_; }
 
   /// Gives everything in root() its final name: the whole directory by one rename where the output directory is new;
-  /// otherwise entry by entry, weights before indexes, whole folders last, and all of it undone if one step fails.
-  /// What was replaced goes away with the staging. \throws Error kIo, kBadInput.
+  /// otherwise entry by entry, weights before indexes, whole folders last, and all of it undone if one step fails. What
+  /// was replaced goes away with the staging.
+  /// \throws Error kIo, kBadInput.
   void publish();
 
  private:

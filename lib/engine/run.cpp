@@ -208,7 +208,8 @@ class Worker {
     file->write_at(stored.offset_bytes + group.begin_bytes, staging_);
   }
 
-  /// The bytes of a second copy are those of the first. \throws Error with the first element that differs.
+  /// The bytes of a second copy are those of the first.
+  /// \throws Error with the first element that differs.
   void compare(const Group& group, const LogicalTensor& tensor, const Box& box) const {
     for (const Runs& runs : group.runs)
       runs.for_each([&](std::uint64_t, std::uint64_t b) {

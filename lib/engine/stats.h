@@ -8,8 +8,9 @@
 
 namespace reshard {
 
-/// The values of the logical tensors `wanted` (indices into `layout.logical`, each once), in that order. Reads each of their bytes
-/// once; the results do not depend on threads or memory. \throws Error as run_program does.
+/// The values of the logical tensors `wanted` (indices into `layout.logical`, each once), in that order. Reads each of
+/// their bytes once; the results do not depend on threads or memory.
+/// \throws Error as run_program does.
 std::vector<ValueSummary> compute_stats(const Layout& layout, const std::vector<std::uint32_t>& wanted,
                                         const RunOptions& options);
 

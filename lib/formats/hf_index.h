@@ -31,7 +31,8 @@ std::string hf_file_name(std::size_t number, std::size_t count);
 
 /// The files of the Hugging Face checkpoint in `directory`, each read and proved, and together held against the index:
 /// every named file exists and holds the tensors said to be in it, and no others. `warnings` get what is odd but
-/// harmless. \throws Error kBadInput; kUnsupported where the weights are in another format.
+/// harmless.
+/// \throws Error kBadInput; kUnsupported where the weights are in another format.
 std::vector<Container> read_hf_checkpoint(const std::filesystem::path& directory);
 
 }  // namespace reshard

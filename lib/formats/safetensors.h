@@ -15,8 +15,8 @@ inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 inline constexpr std::uint64_t kMaxWrittenHeaderBytes = 25'000'000;
 
 /// Reads the header of a safetensors file and proves the file by every rule of the format: sizes, offsets without hole
-/// or overlap, exact length, known dtypes, unique names. Reads nothing of the tensors. \throws Error kBadInput, naming
-/// the file and where possible the tensor; kIo.
+/// or overlap, exact length, known dtypes, unique names. Reads nothing of the tensors.
+/// \throws Error kBadInput, naming the file and where possible the tensor; kIo.
 Container read_safetensors(const std::filesystem::path& path);
 
 /// The same for a header in memory, of a file of `file_bytes` in all. `header` is the JSON without its length field.
@@ -25,8 +25,8 @@ Container parse_safetensors_header(std::string_view header, std::uint64_t file_b
 
 /// Lays out a safetensors file as the reference writer does: dtypes in descending order of the enum, then names in
 /// ascending byte order, no gaps, the header padded to 8 bytes, `{"format": "pt"}` as its metadata. The `offset_bytes`
-/// and `size_bytes` of `tensors` are ignored. \throws Error kUnsupported if the header would exceed
-/// kMaxWrittenHeaderBytes.
+/// and `size_bytes` of `tensors` are ignored.
+/// \throws Error kUnsupported if the header would exceed kMaxWrittenHeaderBytes.
 ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors);
 
 }  // namespace reshard

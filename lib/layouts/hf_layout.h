@@ -20,8 +20,9 @@ Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedP
 std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model);
 
 /// Holds the logical tensors of `layout` against what the model's config.json asks for, and puts them in state-dict
-/// order. \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another
-/// shape; `where` is the checkpoint's directory.
+/// order.
+/// \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another shape;
+/// `where` is the checkpoint's directory.
 void prove_against_model(Layout& layout, const Model& model, const std::filesystem::path& where);
 
 /// The Hugging Face checkpoint that holds `logical`, in its order, in files of at most `max_file_bytes` of tensors (a

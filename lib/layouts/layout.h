@@ -58,15 +58,15 @@ class Layout {
   std::vector<LogicalTensor> logical;
   std::vector<std::vector<Piece>> pieces;
 
-  /// The logical tensor's index; made if it is new. \throws Error kBadInput if it is known with another dtype or shape;
-  /// `where` is the file that says so.
+  /// The logical tensor's index; made if it is new.
+  /// \throws Error kBadInput if it is known with another dtype or shape; `where` is the file that says so.
   std::uint32_t add_logical(const LogicalTensor& tensor, const std::filesystem::path& where);
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
   std::uint32_t add_stored(StoredTensor tensor);
 
-  /// Adds the pieces that `cut` says stored tensor `stored` is made of. \throws Error kBadInput if its shape does not
-  /// fit.
+  /// Adds the pieces that `cut` says stored tensor `stored` is made of.
+  /// \throws Error kBadInput if its shape does not fit.
   void add_cut(std::uint32_t stored, const Cut& cut);
 
   /// Puts the logical tensors into the order of `names`; those it does not name come last, in their present order.
@@ -77,8 +77,8 @@ class Layout {
 };
 
 /// Proves that the pieces of each stored tensor tile it without gap or overlap, lie inside both tensors, and begin and
-/// end at whole bytes. \throws Error naming the tensor, the box and the file: kBadInput, or kUsage for a cut through a
-/// packed byte.
+/// end at whole bytes.
+/// \throws Error naming the tensor, the box and the file: kBadInput, or kUsage for a cut through a packed byte.
 void prove_tiling(const Layout& layout);
 
 }  // namespace reshard

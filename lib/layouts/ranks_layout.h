@@ -27,8 +27,8 @@ std::string rank_folder_name(RankId rank);
 std::optional<RankId> rank_of_folder(std::string_view name);
 
 /// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel ranks, of the logical tensors
-/// in `source`. Paths are relative to the output directory. \throws Error kBadInput if the originals of one joined
-/// tensor differ in dtype.
+/// in `source`. Paths are relative to the output directory.
+/// \throws Error kBadInput if the originals of one joined tensor differ in dtype.
 Layout ranks_target_layout(const std::vector<StagePlan>& plans, std::uint32_t tp, const Layout& source);
 
 /// A sharded checkpoint as it stands on disk: complete, and alike over the tensor-parallel ranks of each stage.
@@ -47,8 +47,8 @@ std::optional<std::filesystem::path> find_shards_folder(const std::filesystem::p
 std::filesystem::path parent_of_shards(const std::filesystem::path& path, const std::filesystem::path& shards_folder);
 
 /// Reads all headers and metadata and proves that every rank is there, that the ranks of a stage agree in names, shapes
-/// and dtypes, and that the metadata is about these files. \throws Error kBadInput; kUnsupported for folders in another
-/// format.
+/// and dtypes, and that the metadata is about these files.
+/// \throws Error kBadInput; kUnsupported for folders in another format.
 RanksCheckpoint read_ranks_checkpoint(const std::filesystem::path& shards_folder);
 
 /// Its layout. `tied` says which parameters may be second copies of others; one that the metadata does not list and

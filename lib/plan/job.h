@@ -84,7 +84,8 @@ struct ShardRequest {
   bool force = false;
 };
 
-/// A Hugging Face checkpoint into ranks. \throws Error of every kind but kInternal; nothing has been written then.
+/// A Hugging Face checkpoint into ranks.
+/// \throws Error of every kind but kInternal; nothing has been written then.
 std::unique_ptr<Job> plan_shard(const ShardRequest& request);
 
 struct ConsolidateRequest {
@@ -94,7 +95,8 @@ struct ConsolidateRequest {
   bool force = false;
 };
 
-/// Ranks into a Hugging Face checkpoint. \throws as plan_shard.
+/// Ranks into a Hugging Face checkpoint.
+/// \throws as plan_shard.
 std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request);
 
 /// What stands in a directory, whatever it is, for looking at.

@@ -53,7 +53,8 @@ struct Family {
   std::vector<Fused> fused;
 };
 
-/// The built-in family for a model_type. \throws Error kUnsupported, listing those that there are.
+/// The built-in family for a model_type.
+/// \throws Error kUnsupported, listing those that there are.
 const Family& find_family(const ModelConfig& config);
 
 /// The model_types of the built-in families, sorted.

@@ -41,11 +41,13 @@ struct PipelinePartition {
 };
 
 /// `layers` dealt evenly: layers div stages each, the remainder one more each for the last stages (NxD's auto
-/// partition). \throws Error kUsage if there are more stages than layers.
+/// partition).
+/// \throws Error kUsage if there are more stages than layers.
 PipelinePartition partition_evenly(std::uint64_t layers, const Mesh& mesh);
 
 /// Cut where the user says. `cuts` are module names such as "model.layers.3" (the last layer of a stage), ascending,
-/// one fewer than there are stages; `layer_prefix` is what they must begin with ("model.layers"). \throws Error kUsage.
+/// one fewer than there are stages; `layer_prefix` is what they must begin with ("model.layers").
+/// \throws Error kUsage.
 PipelinePartition partition_by_cuts(std::uint64_t layers, const Mesh& mesh, const std::vector<std::string>& cuts,
                                     const std::string& layer_prefix);
 

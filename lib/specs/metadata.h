@@ -16,8 +16,9 @@ std::string metadata_file_name(std::uint32_t pp_rank);
 /// The Y of such a name, or nothing.
 std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name);
 
-/// Reads one; parameters come sorted by name. \throws Error kBadInput for anything that is not such a file, and for
-/// specs whose numbers contradict each other; kUnsupported for an unknown kind of spec or adapters.
+/// Reads one; parameters come sorted by name.
+/// \throws Error kBadInput for anything that is not such a file, and for specs whose numbers contradict each other;
+/// kUnsupported for an unknown kind of spec or adapters.
 StageMetadata read_metadata(const std::filesystem::path& path);
 
 /// The text of such a file, parameters in the order given. Equal as JSON to what the reference writes.

@@ -51,7 +51,8 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
 std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const AttentionOptions& options);
 
 /// The metadata of every pipeline rank. `holds` says whether the checkpoint has a parameter that the family calls
-/// optional. \throws Error kUsage, with the degrees that work, if the model cannot be split so.
+/// optional.
+/// \throws Error kUsage, with the degrees that work, if the model cannot be split so.
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
                                    const AttentionOptions& options,
                                    const std::function<bool(const std::string&)>& holds);
