@@ -12,23 +12,32 @@
 
 namespace reshard {
 
-/// One tensor of a file, C-ordered, little-endian.
+/// One tensor of a container, little-endian.
 struct TensorEntry {
   std::string name;
   DType dtype;
   Dims shape;
-  std::uint64_t offset_bytes = 0;  // of its first byte, from the start of the file
+  std::uint64_t offset_bytes = 0;  // of the element at index 0, from the start of its file
+  std::uint64_t size_bytes = 0;    // of all its elements
+  std::uint32_t file = 0;          // index into Container::files
+  Dims strides;                    // in elements, one a dim; empty where the elements lie in C order
+};
+
+struct ContainerFile {
+  std::filesystem::path path;
   std::uint64_t size_bytes = 0;
 };
 
-/// What a reader found in one file. Invariant, proved by the reader: names are unique, every entry's bytes lie inside
-/// the file, and the bytes of no two entries overlap.
+/// What a reader found in one container, which is one file but for xser. Invariant, proved by the reader: names are
+/// unique, and every element of every entry lies inside its file. Only where the format allows it (torch's storages) do
+/// entries share bytes.
 struct Container {
-  std::filesystem::path path;
-  std::uint64_t size_bytes = 0;
-  std::vector<TensorEntry> tensors;  // by offset
+  std::filesystem::path path;        // the file that names all else
+  std::uint64_t size_bytes = 0;      // of all files
+  std::vector<TensorEntry> tensors;  // safetensors: by offset; torch and xser: in the state dict's order
   std::vector<std::pair<std::string, std::string>> metadata;
   std::vector<std::string> warnings;  // whole sentences, without the path
+  std::vector<ContainerFile> files;   // never empty
 };
 
 /// What a writer wants in one file: `prefix` at its start, then each tensor at its place.

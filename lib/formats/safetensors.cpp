@@ -90,7 +90,8 @@ Container parse_safetensors_header(std::string_view header, std::uint64_t file_b
         .hint(cut ? "the download or copy did not finish; fetch the file again" : "");
   }
 
-  Container container{path, file_bytes, {}, std::move(parsed.metadata), std::move(parsed.warnings)};
+  Container container{
+      path, file_bytes, {}, std::move(parsed.metadata), std::move(parsed.warnings), {{path, file_bytes}}};
   container.tensors.reserve(tensors.size());
   for (auto& tensor : tensors)
     container.tensors.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape),
