@@ -9,8 +9,8 @@
 
 namespace reshard {
 
-/// One box as it lies in two C-ordered tensors a and b at once: runs of bytes contiguous in both, repeated by `loops`.
-/// The box's elements are the same, in the same order, on both sides.
+/// One box as it lies in two tensors a and b at once: runs of bytes contiguous in both, repeated by `loops`. The box's
+/// elements are the same, in the same order, on both sides.
 struct Runs {
   struct Loop {
     std::uint64_t count;
@@ -24,9 +24,8 @@ struct Runs {
   std::vector<Loop> loops;  // outermost first
 
   std::uint64_t total_bytes() const;
-  /// From the box's first byte to past its last in a or b; equal to total_bytes() exactly where it lies in one piece.
+  /// From the box's first byte to past its last in a; equal to total_bytes() where it lies in one piece.
   std::uint64_t a_span_bytes() const;
-  std::uint64_t b_span_bytes() const;
 
   /// Calls `use(a_offset_bytes, b_offset_bytes)` for each run, offsets counted from the tensors' starts.
   template <typename Use>
@@ -39,8 +38,22 @@ struct Runs {
 std::optional<Runs> make_runs(DType dtype, const Dims& size, const Dims& a_shape, const Dims& a_begin,
                               const Dims& b_shape, const Dims& b_begin);
 
+/// The same for tensors whose elements lie at `a_strides` and `b_strides`, in elements, one a dim. A stride of 0 repeats
+/// an element; b, which is written, has none.
+std::optional<Runs> make_strided_runs(DType dtype, const Dims& size, const Dims& a_strides, const Dims& a_begin,
+                                      const Dims& b_strides, const Dims& b_begin);
+
+/// How to read a box whose runs are short because a is not ordered as b is: first the longest ranges that lie in one
+/// piece in a, packed one after the other, then from there to b.
+struct Gather {
+  Runs reads;    // a is the tensor, b the packed bytes
+  Runs scatter;  // a is the packed bytes, b as before
+  std::uint64_t packed_bytes = 0;
+};
+Gather gather(const Runs& runs);
+
 /// Copies a box from bytes that begin `a_origin_bytes` into tensor a, to bytes that begin `b_origin_bytes` into tensor
-/// b. One memcpy a run; the two must not overlap.
+/// b. One memcpy a run, or a transpose in small tiles where runs are single elements; the two must not overlap.
 void copy_runs(const Runs& runs, const std::byte* a, std::uint64_t a_origin_bytes, std::byte* b,
                std::uint64_t b_origin_bytes);
 

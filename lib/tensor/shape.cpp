@@ -24,6 +24,12 @@ std::optional<std::uint64_t> num_bytes(DType dtype, const Dims& shape) {
   return *total_bits / 8;
 }
 
+Dims c_strides(const Dims& shape) {
+  Dims strides(shape.size(), 1);
+  for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
+  return strides;
+}
+
 std::string to_string(const Dims& shape) {
   constexpr std::size_t kShown = 16;  // a hostile shape must not flood an error
   std::string text = "[";

@@ -75,6 +75,12 @@ bool falls_into_whole_bytes(const Bits& all) {
   return all.size() % 8 == 0;
 }
 
+std::uint64_t b_span_bytes(const Runs& runs) {
+  std::uint64_t span = runs.run_bytes;
+  for (const Runs::Loop& loop : runs.loops) span += (loop.count - 1) * loop.b_stride_bytes;
+  return span;
+}
+
 std::optional<Runs> runs_of(const Case& c) {
   return make_runs(c.dtype, c.size, c.a_shape, c.a_begin, c.b_shape, c.b_begin);
 }
@@ -102,7 +108,7 @@ TEST_CASE("The runs of a random box visit each of its bits once, in C order") {
     CHECK(runs->a_begin_bytes * 8 == expected.front().first);
     CHECK(runs->b_begin_bytes * 8 == expected.front().second);
     CHECK((runs->a_begin_bytes + runs->a_span_bytes()) * 8 == expected.back().first + 1);
-    CHECK((runs->b_begin_bytes + runs->b_span_bytes()) * 8 == expected.back().second + 1);
+    CHECK((runs->b_begin_bytes + b_span_bytes(*runs)) * 8 == expected.back().second + 1);
   }
   CHECK(refused > 100);
   CHECK(looped > 1000);
@@ -124,7 +130,7 @@ TEST_CASE("Runs are as long as both tensors allow") {
   CHECK(columns->loops[0].a_stride_bytes == 16);
   CHECK(columns->loops[0].b_stride_bytes == 4);
   CHECK(columns->a_span_bytes() == 3 * 16 + 4);
-  CHECK(columns->b_span_bytes() == columns->total_bytes());
+  CHECK(b_span_bytes(*columns) == columns->total_bytes());
 }
 
 TEST_CASE("Dims of one element add no loop") {
@@ -170,7 +176,7 @@ TEST_CASE("Copying runs moves the box and nothing beside it") {
     if (!runs) continue;
     // Bytes from and to windows that begin at the box, with a guard behind b's.
     std::vector<std::byte> a(runs->a_span_bytes());
-    std::vector<std::byte> b(runs->b_span_bytes() + 8, std::byte{0xee});
+    std::vector<std::byte> b(b_span_bytes(*runs) + 8, std::byte{0xee});
     for (auto& byte : a) byte = static_cast<std::byte>(random() & 0x7f);
     std::vector<std::byte> expected = b;
     for (const auto& [from, to] : bits_of_box(c))
@@ -178,6 +184,97 @@ TEST_CASE("Copying runs moves the box and nothing beside it") {
     copy_runs(*runs, a.data(), runs->a_begin_bytes, b.data(), runs->b_begin_bytes);
     REQUIRE(b == expected);
   }
+}
+
+/// A tensor whose dims lie in some other order than C's, some of them with gaps, some repeating one element.
+struct Strided {
+  Dims size;
+  Dims strides;
+  Dims begin;
+  std::uint64_t elems;  // from the first to past the last that is used
+};
+
+Strided random_strided(Random& random) {
+  Strided t;
+  const std::size_t ndim = random() % 4;
+  std::vector<std::size_t> order;
+  for (std::size_t d = 0; d < ndim; ++d) {
+    t.size.push_back(1 + random() % 5 + (random() % 8 == 0 ? 70 : 0));
+    t.begin.push_back(random() % 3);
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(random() % (d + 1)), d);
+  }
+  t.strides.resize(ndim);
+  std::uint64_t stride = 1;
+  t.elems = 1;
+  for (const std::size_t d : order) {
+    if (random() % 6 == 0) continue;  // stays 0
+    stride *= random() % 4 == 0 ? 2 : 1;
+    t.strides[d] = stride;
+    stride *= t.begin[d] + t.size[d];
+  }
+  for (std::size_t d = 0; d < ndim; ++d) t.elems += (t.begin[d] + t.size[d] - 1) * t.strides[d];
+  return t;
+}
+
+/// Calls `use(element of a, element of the C-ordered b)` for the box, in C order.
+template <typename Use>
+void for_each_element(const Strided& t, Use&& use) {
+  const std::uint64_t count = *num_elems(t.size);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    std::uint64_t rest = i;
+    std::uint64_t a = 0;
+    for (std::size_t d = t.size.size(); d-- > 0; rest /= t.size[d]) a += (t.begin[d] + rest % t.size[d]) * t.strides[d];
+    use(a, i);
+  }
+}
+
+TEST_CASE("A box of a tensor in any strides arrives in C order, copied whole or gathered first") {
+  std::size_t looped = 0;
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    INFO("seed " << seed);
+    Random random(seed);
+    const Strided t = random_strided(random);
+    const DType dtype = std::array{DType::kU8, DType::kBF16, DType::kF32, DType::kI64}[random() % 4];
+    const std::uint64_t width = bits(dtype) / 8;
+    std::vector<std::byte> a(t.elems * width);
+    for (auto& byte : a) byte = static_cast<std::byte>(random());
+    std::vector<std::byte> expected(*num_bytes(dtype, t.size));
+    for_each_element(t, [&](std::uint64_t from, std::uint64_t to) {
+      std::copy_n(a.begin() + static_cast<std::ptrdiff_t>(from * width), width,
+                  expected.begin() + static_cast<std::ptrdiff_t>(to * width));
+    });
+
+    const auto runs = make_strided_runs(dtype, t.size, t.strides, t.begin, c_strides(t.size), Dims(t.size.size(), 0));
+    REQUIRE(runs);
+    CHECK(runs->a_begin_bytes + runs->a_span_bytes() == a.size());
+    std::vector<std::byte> b(expected.size());
+    copy_runs(*runs, a.data(), 0, b.data(), 0);
+    REQUIRE(b == expected);
+
+    const Gather gathered = gather(*runs);
+    looped += gathered.reads.loops.size() < runs->loops.size();
+    std::vector<std::byte> packed(gathered.packed_bytes);
+    gathered.reads.for_each([&](std::uint64_t from, std::uint64_t to) {
+      REQUIRE(to + gathered.reads.run_bytes <= packed.size());
+      std::copy_n(a.begin() + static_cast<std::ptrdiff_t>(from), gathered.reads.run_bytes,
+                  packed.begin() + static_cast<std::ptrdiff_t>(to));
+    });
+    std::fill(b.begin(), b.end(), std::byte{0});
+    copy_runs(gathered.scatter, packed.data(), 0, b.data(), 0);
+    REQUIRE(b == expected);
+  }
+  CHECK(looped > 200);
+}
+
+TEST_CASE("Gathering a column-major matrix reads whole columns") {
+  const auto runs = make_strided_runs(DType::kBF16, {16, 3}, {1, 100}, {20, 4}, {3, 1}, {0, 0});
+  REQUIRE(runs);
+  const Gather gathered = gather(*runs);
+  CHECK(gathered.reads.run_bytes == 32);
+  REQUIRE(gathered.reads.loops.size() == 1);
+  CHECK(gathered.reads.loops[0].count == 3);
+  CHECK(gathered.reads.loops[0].a_stride_bytes == 200);
+  CHECK(gathered.packed_bytes == 96);
 }
 
 }  // namespace
