@@ -75,7 +75,7 @@ std::string what_text(const Inspection& inspection) {
     case Inspection::What::kFile: return "safetensors file";
     case Inspection::What::kHuggingFace:
       return fmt::format("Hugging Face checkpoint{}, {} safetensors file{}", model, files, files == 1 ? "" : "s");
-    case Inspection::What::kRanks:
+    case Inspection::What::kSharded:
       return fmt::format("sharded checkpoint{}, tp {} × pp {}, {} rank{}", model, inspection.mesh.tp,
                          inspection.mesh.pp, files, files == 1 ? "" : "s");
   }
@@ -122,7 +122,7 @@ std::vector<Line> make_lines(const Layout& layout, const std::vector<TensorRow>&
 
 /// The table of tensors; `full` says more about each than may fit a narrow terminal.
 Table tensor_table(const Inspection& inspection, const std::vector<Line>& lines, bool full) {
-  const bool ranks = inspection.what == Inspection::What::kRanks;
+  const bool ranks = inspection.what == Inspection::What::kSharded;
   std::vector<std::pair<std::string, Align>> columns{{"tensor", Align::kLeft}};
   if (full) columns.push_back({"dtype", Align::kLeft});
   columns.push_back({"shape", Align::kLeft});
@@ -260,7 +260,7 @@ const char* what_name(Inspection::What what) {
   switch (what) {
     case Inspection::What::kFile: return "file";
     case Inspection::What::kHuggingFace: return "huggingface";
-    case Inspection::What::kRanks: return "ranks";
+    case Inspection::What::kSharded: return "ranks";
   }
   return "";
 }
@@ -302,7 +302,7 @@ std::string inspect_text(const std::string& path, const Inspection& inspection, 
   if (!rows.empty())
     text += "\n" +
             (rows.front().values ? stats_table(inspection, rows, each) : fitting_tensor_table(inspection, rows, each));
-  if (inspection.what == Inspection::What::kRanks) text += "\n" + ranks_table(inspection);
+  if (inspection.what == Inspection::What::kSharded) text += "\n" + ranks_table(inspection);
   return text;
 }
 
@@ -322,7 +322,7 @@ Document inspect_document(const std::string& path, const Inspection& inspection,
         {"tensors", part.tensors}, {"parameters", part.elems}, {"bytes", part.bytes}};
   json["metadata"] = Document::object();
   for (const auto& [key, value] : inspection.file_metadata) json["metadata"][key] = value;
-  if (inspection.what == Inspection::What::kRanks) {
+  if (inspection.what == Inspection::What::kSharded) {
     json["mesh"] = {{"tp", inspection.mesh.tp}, {"pp", inspection.mesh.pp}};
     json["ranks"] = Document::array();
     for (const RankBytes& rank : rank_bytes(inspection.layout))

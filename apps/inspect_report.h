@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "json_report.h"
-#include "reshard/plan/job.h"
+#include "reshard/plan/inspection.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard::cli {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/target_file.h"
 
 namespace reshard {
 namespace {
@@ -18,6 +18,10 @@ void write_text(Storage& storage, const fs::path& path, const std::string& text)
   const auto sink = storage.create(path, text.size());
   sink->write_at(0, std::as_bytes(std::span(text)));
   sink->sync();
+}
+
+void write_parts(Sink& sink, const std::vector<FilePart>& parts) {
+  for (const FilePart& part : parts) sink.write_at(part.offset_bytes, std::as_bytes(std::span(part.bytes)));
 }
 
 void copy_file(Storage& storage, const CopiedFile& file, const fs::path& root) {
@@ -39,13 +43,17 @@ RunResult run_and_publish(const Job& job, const RunOptions& options) {
   Storage& storage = *options.storage;
   Staging staging(job);
   for (const LayoutFile& file : job.target.files) {
-    const std::string prefix = target_prefix(job.target, file);
-    storage.create(staging.root() / file.path, file.size_bytes)->write_at(0, std::as_bytes(std::span(prefix)));
+    const auto sink = storage.create(staging.root() / file.path, file.size_bytes);
+    if (!needs_crcs(file)) write_parts(*sink, target_parts(job.target, file));
   }
   for (const CopiedFile& file : job.copied_files) copy_file(storage, file, staging.root());
-  run_program(job.program, staging.root(), options);
+  const std::vector<std::uint32_t> crcs = run_program(job.program, staging.root(), options);
   if (options.progress) options.progress->flushing = true;
-  for (const LayoutFile& file : job.target.files) storage.reopen(staging.root() / file.path)->sync();
+  for (const LayoutFile& file : job.target.files) {
+    const auto sink = storage.reopen(staging.root() / file.path);
+    if (needs_crcs(file)) write_parts(*sink, target_parts(job.target, file, crcs));
+    sink->sync();
+  }
   for (const TextFile& file : job.text_files) write_text(storage, staging.root() / file.path, file.text);
   if (options.progress && options.progress->stop)
     throw Error(ErrorKind::kInterrupted, "stopped by a signal; nothing was written under a final name");

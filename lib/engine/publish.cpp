@@ -16,9 +16,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/hf_index.h"
-#include "reshard/layouts/ranks_layout.h"
-#include "reshard/specs/metadata.h"
+#include "reshard/layouts/shards.h"
 
 namespace reshard {
 namespace {
@@ -45,21 +43,9 @@ std::vector<fs::path> output_files(const Job& job) {
   return files;
 }
 
-/// Everything in a shards folder has a name that `shard` writes.
+/// Everything in a shards folder has a name that this program writes.
 void prove_only_ours(const fs::path& folder, const fs::path& shown_as) {
-  std::vector<std::string> foreign;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (metadata_pp_rank(name) && entry.is_regular_file()) continue;
-    if (!rank_of_folder(name) || entry.is_symlink() || !entry.is_directory()) {
-      foreign.push_back(name);
-      continue;
-    }
-    for (const auto& file : fs::directory_iterator(entry.path()))
-      if (file.path().filename() != kSafetensorsFile || !file.is_regular_file())
-        foreign.push_back(name + "/" + file.path().filename().string());
-  }
-  std::sort(foreign.begin(), foreign.end());
+  const std::vector<std::string> foreign = foreign_entries(folder);
   if (!foreign.empty())
     throw Error(ErrorKind::kBadInput,
                 "would be replaced as a whole, but holds what this program did not write: " + list_names(foreign))
@@ -203,12 +189,7 @@ Staging::Staging(const Job& job, Renames renames) : Staging(job, renames, Unmade
       throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it is done");
   }
   const fs::path home = output_existed_ ? final_ : final_.parent_path();
-  std::vector<fs::path> missing;
-  for (fs::path path = home; !fs::exists(path); path = path.parent_path()) missing.push_back(path);
-  for (; !missing.empty(); missing.pop_back()) {
-    make_directory(missing.back());
-    made_directories_.push_back(missing.back());
-  }
+  make_directories(home);
   std::string name =
       (home / (output_existed_ ? ".reshard-XXXXXX" : "." + final_.filename().string() + ".reshard-XXXXXX")).string();
   if (::mkdtemp(name.data()) == nullptr) throw system_error(errno, "cannot make a temporary directory", home);
@@ -225,6 +206,16 @@ Staging::~Staging() {
   if (lock_ >= 0) ::close(lock_);
   if (published_) return;
   for (auto it = made_directories_.rbegin(); it != made_directories_.rend(); ++it) fs::remove(*it, ignored);
+}
+
+/// Makes `directory` and those above it that are missing, and remembers which.
+void Staging::make_directories(const fs::path& directory) {
+  std::vector<fs::path> missing;
+  for (fs::path path = directory; !fs::exists(path); path = path.parent_path()) missing.push_back(path);
+  for (; !missing.empty(); missing.pop_back()) {
+    make_directory(missing.back());
+    made_directories_.push_back(missing.back());
+  }
 }
 
 std::vector<fs::path> Staging::entries_in_order() const {
@@ -258,12 +249,7 @@ void Staging::exchange(const fs::path& staged, const fs::path& final) {
 
 void Staging::publish_entry(const fs::path& relative) {
   Step step{root_ / relative, final_ / relative, false};
-  std::vector<fs::path> missing;
-  for (fs::path path = step.final.parent_path(); !fs::exists(path); path = path.parent_path()) missing.push_back(path);
-  for (; !missing.empty(); missing.pop_back()) {
-    make_directory(missing.back());
-    made_directories_.push_back(missing.back());
-  }
+  make_directories(step.final.parent_path());
   if (!fs::exists(fs::symlink_status(step.final))) {
     rename_new(step.staged, step.final);
     steps_.push_back(step);

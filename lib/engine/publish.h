@@ -67,6 +67,7 @@ class Staging {
     bool replaced = false;  // `staged` now holds what stood at `final`
   };
 
+  void make_directories(const std::filesystem::path& directory);
   std::vector<std::filesystem::path> entries_in_order() const;
   void publish_entry(const std::filesystem::path& relative);
   void exchange(const std::filesystem::path& staged, const std::filesystem::path& final);

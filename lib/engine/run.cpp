@@ -10,16 +10,20 @@
 #include <thread>
 #include <vector>
 
+#include "reshard/base/crc32.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/blocks.h"
 #include "reshard/engine/file_pool.h"
+#include "reshard/layouts/target_file.h"
 #include "reshard/tensor/runs.h"
 
 namespace reshard {
 namespace {
 
 constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
+// Of a matrix that lies in columns, a block of rows is short ranges: the more rows, the longer.
+constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 constexpr std::uint64_t kBuffersPerThread = 4;     // the block, up to two for a file's side of it, one to compare with
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
 constexpr std::size_t kOpenFiles = 256;            // of each side; the usual limit is 1024 a process
@@ -37,6 +41,12 @@ struct Group {
   bool is_one_run() const { return runs.size() == 1 && runs.front().loops.empty(); }
 };
 
+bool reads_strided(const Program& program, const Transfer& transfer) {
+  const auto& strides = program.source->strides;
+  return !strides.empty() && std::any_of(transfer.reads.begin(), transfer.reads.end(),
+                                         [&](const Piece& piece) { return strides.count(piece.stored) > 0; });
+}
+
 /// Work to be had: the next block of the next tensor, in order.
 class Queue {
  public:
@@ -46,15 +56,18 @@ class Queue {
     Box box;
   };
 
-  Queue(const Program& program, std::uint64_t block_bytes) : program_(program), block_bytes_(block_bytes) {}
+  Queue(const Program& program, std::uint64_t block_bytes, std::uint64_t strided_block_bytes)
+      : program_(program), block_bytes_(block_bytes), strided_block_bytes_(strided_block_bytes) {}
 
   bool next(Item& item) {
     const std::lock_guard lock(mutex_);
     while (!grid_ || block_ == grid_->count()) {
       if (transfer_ == program_.transfers.size()) return false;
-      const LogicalTensor& tensor = program_.source->logical[program_.transfers[transfer_++].source_logical];
-      grid_ = std::make_unique<BlockGrid>(tensor.dtype, tensor.shape, block_bytes_);
-      if (grid_->block_bytes() > std::max(block_bytes_, kBlockBytes))
+      const Transfer& transfer = program_.transfers[transfer_++];
+      const LogicalTensor& tensor = program_.source->logical[transfer.source_logical];
+      const std::uint64_t block_bytes = reads_strided(program_, transfer) ? strided_block_bytes_ : block_bytes_;
+      grid_ = std::make_unique<BlockGrid>(tensor.dtype, tensor.shape, block_bytes);
+      if (grid_->block_bytes() > std::max(block_bytes, kBlockBytes))
         throw Error(ErrorKind::kUnsupported,
                     fmt::format("its rows are not whole bytes, and eight of them take {}, which is "
                                 "too much to hold in memory at once",
@@ -70,10 +83,31 @@ class Queue {
  private:
   const Program& program_;
   std::uint64_t block_bytes_;
+  std::uint64_t strided_block_bytes_;
   std::mutex mutex_;
   std::size_t transfer_ = 0;  // the one after that of grid_
   std::uint64_t block_ = 0;
   std::unique_ptr<BlockGrid> grid_;
+};
+
+/// The CRCs of a target's tensors, of what has been written of them so far. Parts may come in any order.
+class Checksums {
+ public:
+  explicit Checksums(const Layout* target) {
+    if (target && std::any_of(target->files.begin(), target->files.end(), needs_crcs))
+      crcs_ = std::vector<std::atomic<std::uint32_t>>(target->stored.size());
+  }
+
+  void add(const Layout& target, std::uint32_t stored, std::uint64_t begin_bytes, std::span<const std::byte> bytes) {
+    const StoredTensor& tensor = target.stored[stored];
+    if (crcs_.empty() || !needs_crcs(target.files[tensor.file])) return;
+    crcs_[stored] ^= crc32_contribution(crc32(bytes), tensor.size_bytes - begin_bytes - bytes.size());
+  }
+
+  std::vector<std::uint32_t> values() const { return {crcs_.begin(), crcs_.end()}; }
+
+ private:
+  std::vector<std::atomic<std::uint32_t>> crcs_;
 };
 
 /// What all threads share.
@@ -83,6 +117,7 @@ struct Shared {
   const RunOptions& options;
   const BlockVisitor& visitor;
   Queue queue;
+  Checksums checksums;
   FilePool<Source> sources{kOpenFiles};
   FilePool<Sink> sinks{kOpenFiles};
   std::atomic<bool> failed{false};
@@ -155,8 +190,11 @@ class Worker {
       stored_begin[d] += shared->begin[d] - piece.box.begin[d];
       block_begin[d] -= block.begin[d];
     }
-    auto runs =
-        make_runs(tensor.dtype, shared->size, layout.stored[piece.stored].shape, stored_begin, block.size, block_begin);
+    const auto strided = layout.strides.find(piece.stored);
+    auto runs = make_strided_runs(
+        tensor.dtype, shared->size,
+        strided == layout.strides.end() ? c_strides(layout.stored[piece.stored].shape) : strided->second, stored_begin,
+        c_strides(block.size), block_begin);
     if (!runs) throw Error(ErrorKind::kInternal, "a block cuts a packed byte").tensor(tensor.name);
     const std::uint64_t end = runs->a_begin_bytes + runs->a_span_bytes();
     group.begin_bytes = group.runs.empty() ? runs->a_begin_bytes : std::min(group.begin_bytes, runs->a_begin_bytes);
@@ -180,24 +218,42 @@ class Worker {
       file->read_at(stored.offset_bytes + group.begin_bytes, staging_);
       for (const Runs& runs : group.runs) copy_runs(runs, staging_.data(), group.begin_bytes, block.data(), 0);
     } else {
-      for (const Runs& runs : group.runs)
-        runs.for_each([&](std::uint64_t a, std::uint64_t b) {
-          file->read_at(stored.offset_bytes + a, std::span(block).subspan(b, runs.run_bytes));
-        });
+      for (const Runs& runs : group.runs) load_apart(*file, stored.offset_bytes, runs, block);
     }
+  }
+
+  /// Reads runs that lie far from each other: each where it goes, or, where others lie between its elements in the
+  /// block, first what lies together in the file.
+  void load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs, std::vector<std::byte>& block) {
+    const Gather gathered = gather(runs);
+    if (gathered.reads.run_bytes == runs.run_bytes && gathered.packed_bytes == runs.total_bytes()) {
+      runs.for_each([&](std::uint64_t a, std::uint64_t b) {
+        file.read_at(offset_bytes + a, std::span(block).subspan(b, runs.run_bytes));
+      });
+      return;
+    }
+    staging_.resize(gathered.packed_bytes);
+    gathered.reads.for_each([&](std::uint64_t a, std::uint64_t b) {
+      file.read_at(offset_bytes + a, std::span(staging_).subspan(b, gathered.reads.run_bytes));
+    });
+    copy_runs(gathered.scatter, staging_.data(), 0, block.data(), 0);
   }
 
   /// Writes the group's bytes from the block: in one call where they make one range of the file.
   void store(const Group& group) {
-    const StoredTensor& stored = shared_.program.target->stored[group.stored];
+    const Layout& target = *shared_.program.target;
+    const StoredTensor& stored = target.stored[group.stored];
     const auto file = shared_.sinks.get(stored.file, [&] {
-      return shared_.options.storage->reopen(shared_.target_root / shared_.program.target->files[stored.file].path);
+      return shared_.options.storage->reopen(shared_.target_root / target.files[stored.file].path);
     });
+    const auto write = [&](std::uint64_t begin_bytes, std::span<const std::byte> bytes) {
+      shared_.checksums.add(target, group.stored, begin_bytes, bytes);
+      file->write_at(stored.offset_bytes + begin_bytes, bytes);
+    };
     if (group.is_one_run() || !group.dense()) {
       for (const Runs& runs : group.runs)
-        runs.for_each([&](std::uint64_t a, std::uint64_t b) {
-          file->write_at(stored.offset_bytes + a, std::span(block_).subspan(b, runs.run_bytes));
-        });
+        runs.for_each(
+            [&](std::uint64_t a, std::uint64_t b) { write(a, std::span(block_).subspan(b, runs.run_bytes)); });
       return;
     }
     staging_.resize(group.total_bytes);
@@ -205,7 +261,7 @@ class Worker {
       runs.for_each([&](std::uint64_t a, std::uint64_t b) {
         std::memcpy(staging_.data() + (a - group.begin_bytes), block_.data() + b, runs.run_bytes);
       });
-    file->write_at(stored.offset_bytes + group.begin_bytes, staging_);
+    write(group.begin_bytes, staging_);
   }
 
   /// The bytes of a second copy are those of the first.
@@ -245,6 +301,12 @@ class Worker {
   std::vector<std::byte> other_;
 };
 
+/// The number of threads that options ask for.
+unsigned thread_count(const RunOptions& options) {
+  if (options.threads != 0) return options.threads;
+  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
+}
+
 void run_worker(Shared& shared) {
   try {
     Worker(shared).run();
@@ -257,13 +319,9 @@ void run_worker(Shared& shared) {
 
 }  // namespace
 
-unsigned thread_count(const RunOptions& options) {
-  if (options.threads != 0) return options.threads;
-  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
-}
-
-void run_program(const Program& program, const std::filesystem::path& target_root, const RunOptions& options,
-                 const BlockVisitor& visitor, std::uint64_t visit_block_bytes) {
+std::vector<std::uint32_t> run_program(const Program& program, const std::filesystem::path& target_root,
+                                       const RunOptions& options, const BlockVisitor& visitor,
+                                       std::uint64_t visit_block_bytes) {
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage,
                 "--max-memory " + format_memory(options.max_memory_bytes) + " is too little to work in")
@@ -272,10 +330,11 @@ void run_program(const Program& program, const std::filesystem::path& target_roo
   constexpr std::uint64_t kLeastPerThread = kMinMemoryBytes / 2;
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / kLeastPerThread)));
-  const std::uint64_t block_bytes = visit_block_bytes
-                                        ? visit_block_bytes
-                                        : std::min(kBlockBytes, options.max_memory_bytes / threads / kBuffersPerThread);
-  Shared shared{program, target_root, options, visitor, Queue(program, block_bytes)};
+  const std::uint64_t most = options.max_memory_bytes / threads / kBuffersPerThread;
+  const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
+  const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
+  Shared shared{
+      program, target_root, options, visitor, Queue(program, block_bytes, strided_bytes), Checksums(program.target)};
   std::vector<std::thread> others;
   try {
     for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared));
@@ -285,6 +344,7 @@ void run_program(const Program& program, const std::filesystem::path& target_roo
   run_worker(shared);
   for (std::thread& thread : others) thread.join();
   if (shared.failure) std::rethrow_exception(shared.failure);
+  return shared.checksums.values();
 }
 
 }  // namespace reshard

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "reshard/base/storage.h"
 #include "reshard/plan/program.h"
@@ -37,12 +38,12 @@ using BlockVisitor = std::function<void(std::size_t transfer, std::uint64_t bloc
 
 /// Moves the bytes of `program` into files under `target_root`, which exist with their full size. Output bytes depend
 /// on the program alone, not on threads or memory. A visitor's blocks have `visit_block_bytes` whatever the memory.
+/// \returns the CRC-32 of each stored tensor of the target whose file has need of it, as Layout::stored counts them;
+/// nothing where no file has.
 /// \throws Error kBadInput if a check finds different bytes (naming both tensors and the first element that differs);
 /// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is under kMinMemoryBytes.
-void run_program(const Program& program, const std::filesystem::path& target_root, const RunOptions& options,
-                 const BlockVisitor& visitor = {}, std::uint64_t visit_block_bytes = 0);
-
-/// The number of threads that options ask for.
-unsigned thread_count(const RunOptions& options);
+std::vector<std::uint32_t> run_program(const Program& program, const std::filesystem::path& target_root,
+                                       const RunOptions& options, const BlockVisitor& visitor = {},
+                                       std::uint64_t visit_block_bytes = 0);
 
 }  // namespace reshard

@@ -40,9 +40,15 @@ struct Container {
   std::vector<ContainerFile> files;   // never empty
 };
 
-/// What a writer wants in one file: `prefix` at its start, then each tensor at its place.
+/// Bytes of a file that are not a tensor's.
+struct FilePart {
+  std::uint64_t offset_bytes = 0;
+  std::string bytes;
+};
+
+/// What a writer wants in one file: `parts` and each tensor at its place. Between them lies nothing.
 struct ContainerPlan {
-  std::string prefix;
+  std::vector<FilePart> parts;  // ascending
   std::uint64_t size_bytes = 0;
   std::vector<TensorEntry> tensors;  // by offset
 };

@@ -10,7 +10,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/safetensors.h"
+#include "reshard/formats/read_container.h"
 
 namespace reshard {
 namespace {
@@ -31,17 +31,14 @@ Error no_weights(const fs::path& directory) {
   std::vector<std::string> numbered;
   for (const auto& entry : entries) {
     const std::string file = entry.path().filename().string();
-    if (file.ends_with(".safetensors")) numbered.push_back(file);
-    if (file == "pytorch_model.bin" || file == "pytorch_model.bin.index.json")
-      return Error(ErrorKind::kUnsupported, "holds PyTorch weights (" + file + "), which this version does not read")
-          .in(directory)
-          .hint("save the model as safetensors (save_pretrained does) and try again");
+    if (file.ends_with(".safetensors") || (file.starts_with("pytorch_model") && file.ends_with(".bin")))
+      numbered.push_back(file);
   }
   std::sort(numbered.begin(), numbered.end());
-  Error error(ErrorKind::kBadInput, "holds neither model.safetensors nor model.safetensors.index.json");
+  Error error(ErrorKind::kBadInput, "holds neither model.safetensors nor pytorch_model.bin, nor an index of either");
   error.in(directory);
   if (!numbered.empty())
-    error.hint("there are other safetensors files (" + list_names(numbered) + "); is the index missing?");
+    error.hint("there are other weight files (" + list_names(numbered) + "); is the index missing?");
   return error;
 }
 
@@ -67,7 +64,7 @@ void prove_against_index(const Container& file, const std::vector<std::string>& 
           .hint("the index belongs to other files, or is older than they are");
 }
 
-std::vector<Container> read_indexed(const fs::path& directory, const fs::path& index_path) {
+std::vector<Container> read_indexed(const fs::path& directory, const fs::path& index_path, Format format) {
   const HfIndex index = read_hf_index(index_path);
   std::map<std::string, std::vector<std::string>> names_by_file;
   for (const auto& [name, file] : index.weight_map) names_by_file[file].push_back(name);
@@ -79,7 +76,7 @@ std::vector<Container> read_indexed(const fs::path& directory, const fs::path& i
                                             " tensors), which is missing")
           .in(index_path)
           .hint("the download did not finish; fetch the model again");
-    files.push_back(read_safetensors(directory / file));
+    files.push_back(read_container(directory / file, format));
     prove_against_index(files.back(), names, index_path);
     for (const TensorEntry& tensor : files.back().tensors) total_bytes += tensor.size_bytes;
   }
@@ -121,33 +118,53 @@ std::string hf_index_text(const HfIndex& index) {
   return json.dump(2, ' ', true) + "\n";
 }
 
-std::string hf_file_name(std::size_t number, std::size_t count) {
-  if (count == 1) return kSafetensorsFile;
-  return fmt::format("model-{:05}-of-{:05}.safetensors", number, count);
+std::string hf_file_name(Format format, std::size_t number, std::size_t count) {
+  const bool pytorch = format == Format::kPytorch;
+  if (count == 1) return pytorch ? kPytorchFile : kSafetensorsFile;
+  const std::string numbers = fmt::format("-{:05}-of-{:05}", number, count);
+  return pytorch ? "pytorch_model" + numbers + ".bin" : "model" + numbers + ".safetensors";
+}
+
+std::string hf_index_name(Format format) {
+  return format == Format::kPytorch ? kPytorchIndexFile : kSafetensorsIndexFile;
+}
+
+std::optional<Format> hf_format(const fs::path& directory) {
+  for (const Format format : {Format::kSafetensors, Format::kPytorch})
+    for (const std::string& name : {hf_file_name(format, 1, 1), hf_index_name(format)})
+      if (path_exists(directory / name) || fs::is_symlink(fs::symlink_status(directory / name))) return format;
+  return std::nullopt;
 }
 
 std::vector<Container> read_hf_checkpoint(const fs::path& directory) {
-  const fs::path index_path = directory / kSafetensorsIndexFile;
-  const fs::path single_path = directory / kSafetensorsFile;
+  const auto format = hf_format(directory);
+  if (!format) throw no_weights(directory);
+  const fs::path index_path = directory / hf_index_name(*format);
+  const fs::path single_path = directory / hf_file_name(*format, 1, 1);
   for (const fs::path& path : {index_path, single_path})
     if (!path_exists(path) && fs::is_symlink(fs::symlink_status(path)))
       throw Error(ErrorKind::kBadInput, "is a link to nowhere")
           .in(path)
           .hint("the download did not finish; fetch it again");
   const bool single = path_exists(single_path);
+  std::vector<Container> files;
   if (path_exists(index_path)) {
-    std::vector<Container> files = read_indexed(directory, index_path);
+    files = read_indexed(directory, index_path, *format);
     const bool listed =
         std::any_of(files.begin(), files.end(), [&](const Container& f) { return f.path == single_path; });
     if (single && !listed)
-      throw Error(ErrorKind::kBadInput, "holds model.safetensors and an index that names other files")
+      throw Error(ErrorKind::kBadInput,
+                  "holds " + single_path.filename().string() + " and an index that names other files")
           .in(directory)
           .hint("these are two checkpoints in one place; loaders disagree which counts, so move one away");
-    return files;
+  } else {
+    files.push_back(read_container(single_path, *format));
   }
-  if (!single) throw no_weights(directory);
-  std::vector<Container> files;
-  files.push_back(read_safetensors(single_path));
+  const bool both = *format == Format::kSafetensors &&
+                    (path_exists(directory / kPytorchFile) || path_exists(directory / kPytorchIndexFile));
+  if (both)
+    files.front().warnings.push_back(
+        "there are PyTorch weights beside it, which are left aside as transformers leaves them");
   return files;
 }
 

@@ -1,18 +1,22 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "reshard/formats/container.h"
+#include "reshard/formats/format.h"
 
 namespace reshard {
 
 inline constexpr const char* kSafetensorsFile = "model.safetensors";
 inline constexpr const char* kSafetensorsIndexFile = "model.safetensors.index.json";
+inline constexpr const char* kPytorchFile = "pytorch_model.bin";
+inline constexpr const char* kPytorchIndexFile = "pytorch_model.bin.index.json";
 
-/// `model.safetensors.index.json` (huggingface_hub/serialization/_base.py).
+/// `model.safetensors.index.json` or `pytorch_model.bin.index.json` (huggingface_hub/serialization/_base.py).
 struct HfIndex {
   std::uint64_t total_size_bytes = 0;                           // 0 where the file does not say
   std::vector<std::pair<std::string, std::string>> weight_map;  // tensor name → file name
@@ -26,13 +30,19 @@ HfIndex read_hf_index(const std::filesystem::path& path);
 std::string hf_index_text(const HfIndex& index);
 
 /// The name of file `number` (from 1) of `count`: "model-00001-of-00003.safetensors", or "model.safetensors" for one
-/// alone.
-std::string hf_file_name(std::size_t number, std::size_t count);
+/// alone; "pytorch_model-00001-of-00003.bin". `format` is not xser, which Hugging Face does not have.
+std::string hf_file_name(Format format, std::size_t number, std::size_t count);
+/// "model.safetensors.index.json" or "pytorch_model.bin.index.json".
+std::string hf_index_name(Format format);
+
+/// The format of the weights in a Hugging Face directory: safetensors where both are there, as transformers has it;
+/// nothing if neither is.
+std::optional<Format> hf_format(const std::filesystem::path& directory);
 
 /// The files of the Hugging Face checkpoint in `directory`, each read and proved, and together held against the index:
 /// every named file exists and holds the tensors said to be in it, and no others. `warnings` get what is odd but
 /// harmless.
-/// \throws Error kBadInput; kUnsupported where the weights are in another format.
+/// \throws Error kBadInput; kUnsupported.
 std::vector<Container> read_hf_checkpoint(const std::filesystem::path& directory);
 
 }  // namespace reshard

@@ -169,11 +169,12 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors) {
 
   ContainerPlan plan;
   const std::uint64_t header_bytes = json.size();
-  plan.prefix.resize(kLengthBytes);
-  std::memcpy(plan.prefix.data(), &header_bytes, kLengthBytes);
-  plan.prefix += json;
-  for (TensorEntry& tensor : tensors) tensor.offset_bytes += plan.prefix.size();
-  plan.size_bytes = plan.prefix.size() + end;
+  std::string header(kLengthBytes, '\0');
+  std::memcpy(header.data(), &header_bytes, kLengthBytes);
+  header += json;
+  for (TensorEntry& tensor : tensors) tensor.offset_bytes += header.size();
+  plan.size_bytes = header.size() + end;
+  plan.parts.push_back({0, std::move(header)});
   plan.tensors = std::move(tensors);
   return plan;
 }

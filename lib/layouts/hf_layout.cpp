@@ -7,7 +7,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/safetensors.h"
+#include "reshard/layouts/target_file.h"
 
 namespace reshard {
 namespace {
@@ -41,15 +41,13 @@ Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedP
             .tensor(tensor.name);
     }
   for (const Container& file : files) {
-    const auto file_index = static_cast<std::uint32_t>(layout.files.size());
-    layout.files.push_back({file.path, file.size_bytes, 0, 0, 0, 0});
+    const std::uint32_t first_file = layout.add_files(file, 0, 0);
     for (const TensorEntry& tensor : file.tensors) {
       const auto alias =
           std::find_if(tied.begin(), tied.end(), [&](const TiedParameter& t) { return t.name == tensor.name; });
       const bool second_copy = alias != tied.end() && names_held.count(alias->source) > 0;
       const std::uint32_t stored =
-          layout.add_stored({tensor.name, tensor.dtype, tensor.shape, file_index, tensor.offset_bytes,
-                             tensor.size_bytes, second_copy ? CutKind::kTied : CutKind::kWhole});
+          layout.add_stored(tensor, first_file, second_copy ? CutKind::kTied : CutKind::kWhole);
       layout.add_cut(stored, whole_cut(second_copy ? alias->source : tensor.name));
     }
   }
@@ -109,39 +107,7 @@ void prove_against_model(Layout& layout, const Model& model, const std::filesyst
   layout.order_logical(order);
 }
 
-std::vector<std::uint32_t> add_target_file(Layout& layout, LayoutFile file, const std::vector<StoredTensor>& tensors) {
-  std::vector<TensorEntry> entries;
-  std::unordered_map<std::string, std::size_t> position;
-  for (const StoredTensor& tensor : tensors) {
-    position.emplace(tensor.name, entries.size());
-    entries.push_back({tensor.name, tensor.dtype, tensor.shape, 0, 0});
-  }
-  ContainerPlan plan = plan_safetensors(std::move(entries));
-  const auto file_index = static_cast<std::uint32_t>(layout.files.size());
-  file.size_bytes = plan.size_bytes;
-  file.first_stored = static_cast<std::uint32_t>(layout.stored.size());
-  file.stored_count = static_cast<std::uint32_t>(tensors.size());
-  layout.files.push_back(std::move(file));
-  std::vector<std::uint32_t> indices(tensors.size());
-  for (const TensorEntry& entry : plan.tensors) {
-    const std::size_t at = position.at(entry.name);
-    StoredTensor tensor = tensors[at];
-    tensor.file = file_index;
-    tensor.offset_bytes = entry.offset_bytes;
-    tensor.size_bytes = entry.size_bytes;
-    indices[at] = layout.add_stored(std::move(tensor));
-  }
-  return indices;
-}
-
-std::string target_prefix(const Layout& layout, const LayoutFile& file) {
-  std::vector<TensorEntry> entries;
-  for (std::uint32_t s = file.first_stored; s < file.first_stored + file.stored_count; ++s)
-    entries.push_back({layout.stored[s].name, layout.stored[s].dtype, layout.stored[s].shape, 0, 0});
-  return plan_safetensors(std::move(entries)).prefix;
-}
-
-Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t max_file_bytes) {
+Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t max_file_bytes, Format format) {
   std::vector<std::vector<StoredTensor>> files;
   std::vector<StoredTensor> open;
   std::uint64_t open_bytes = 0;
@@ -164,7 +130,8 @@ Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t
   Layout layout;
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
   for (std::size_t f = 0; f < files.size(); ++f) {
-    const auto indices = add_target_file(layout, {hf_file_name(f + 1, files.size()), 0, 0, 0, 0, 0}, files[f]);
+    const auto indices = add_target_container(
+        layout, {format, hf_file_name(format, f + 1, files.size()), 0, 0, std::move(files[f]), {}});
     for (const std::uint32_t stored : indices) layout.add_cut(stored, whole_cut(layout.stored[stored].name));
   }
   return layout;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "reshard/formats/format.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/specs/family.h"
@@ -27,18 +28,11 @@ void prove_against_model(Layout& layout, const Model& model, const std::filesyst
 
 /// The Hugging Face checkpoint that holds `logical`, in its order, in files of at most `max_file_bytes` of tensors (a
 /// larger tensor gets a file to itself), as huggingface_hub's split_torch_state_dict_into_shards cuts it. Paths are
-/// file names.
-Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t max_file_bytes);
+/// file names. `format` is not xser.
+Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t max_file_bytes,
+                        Format format = Format::kSafetensors);
 
 /// The index of such a layout.
 HfIndex index_of(const Layout& target);
-
-/// Adds a file to be written in safetensors, with `tensors` in it, to a target layout. \returns the index of each
-/// tensor in `Layout::stored`, in the order of the argument.
-std::vector<std::uint32_t> add_target_file(Layout& layout, LayoutFile file, const std::vector<StoredTensor>& tensors);
-
-/// The bytes of a target's file before its first tensor. Made anew each time: of ten thousand layers on a hundred ranks, all
-/// of them at once would be most of the memory.
-std::string target_prefix(const Layout& layout, const LayoutFile& file);
 
 }  // namespace reshard

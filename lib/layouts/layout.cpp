@@ -38,6 +38,7 @@ void prove_disjoint(const Layout& layout, std::uint32_t stored, std::vector<Tile
 }
 
 void prove_whole_bytes(const Layout& layout, const StoredTensor& tensor, const Tile& tile) {
+  if (bits(tensor.dtype) % 8 == 0) return;
   const LogicalTensor& logical = layout.logical[tile.logical];
   const Piece& piece = layout.pieces[tile.logical][tile.piece];
   if (make_runs(tensor.dtype, piece.box.size, logical.shape, piece.box.begin, tensor.shape, piece.stored_begin)) return;
@@ -76,6 +77,19 @@ std::optional<std::uint32_t> Layout::find_logical(const std::string& name) const
 std::uint32_t Layout::add_stored(StoredTensor tensor) {
   stored.push_back(std::move(tensor));
   return static_cast<std::uint32_t>(stored.size() - 1);
+}
+
+std::uint32_t Layout::add_files(const Container& container, std::uint32_t tp_rank, std::uint32_t pp_rank) {
+  const auto first = static_cast<std::uint32_t>(files.size());
+  for (const ContainerFile& file : container.files) files.push_back({file.path, file.size_bytes, tp_rank, pp_rank});
+  return first;
+}
+
+std::uint32_t Layout::add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind) {
+  const std::uint32_t index = add_stored({tensor.name, tensor.dtype, tensor.shape, first_file + tensor.file,
+                                          tensor.offset_bytes, tensor.size_bytes, kind});
+  if (!tensor.strides.empty()) strides.emplace(index, tensor.strides);
+  return index;
 }
 
 void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {

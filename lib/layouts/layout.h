@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/formats/container.h"
+#include "reshard/formats/torch_plan.h"
 #include "reshard/layouts/cut.h"
 #include "reshard/tensor/box.h"
 
@@ -23,15 +24,26 @@ struct LogicalTensor {
 /// One file of a layout. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to the
 /// output directory.
 struct LayoutFile {
+  enum class Encoding : std::uint8_t { kSafetensors, kTorch, kTorchTensor };
+
   std::filesystem::path path;
   std::uint64_t size_bytes = 0;
   std::uint32_t tp_rank = 0;
   std::uint32_t pp_rank = 0;
-  std::uint32_t first_stored = 0;  // target: its tensors are stored[first_stored] and the stored_count - 1 after it
+  // Of a target: its tensors are stored[first_stored] and the stored_count - 1 after it, in the file's order.
+  std::uint32_t first_stored = 0;
   std::uint32_t stored_count = 0;
+  Encoding encoding = Encoding::kSafetensors;
+  std::vector<TensorAlias> aliases;
 };
 
-/// An entry of one file, C-ordered.
+/// A small file of the output whose content is known before the run.
+struct TextFile {
+  std::filesystem::path path;  // relative to the output directory
+  std::string text;
+};
+
+/// An entry of one file. Its elements lie in C order unless Layout::strides says otherwise.
 struct StoredTensor {
   std::string name;
   DType dtype;
@@ -57,6 +69,8 @@ class Layout {
   std::vector<StoredTensor> stored;
   std::vector<LogicalTensor> logical;
   std::vector<std::vector<Piece>> pieces;
+  std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
+  std::vector<TextFile> text_files;                 // of a target: files without tensors that belong to its containers
 
   /// The logical tensor's index; made if it is new.
   /// \throws Error kBadInput if it is known with another dtype or shape; `where` is the file that says so.
@@ -64,6 +78,10 @@ class Layout {
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
   std::uint32_t add_stored(StoredTensor tensor);
+  /// Adds the files of a container that was read. \returns the index of its first.
+  std::uint32_t add_files(const Container& container, std::uint32_t tp_rank, std::uint32_t pp_rank);
+  /// Adds a tensor of it; `first_file` is what add_files returned.
+  std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind);
 
   /// Adds the pieces that `cut` says stored tensor `stored` is made of.
   /// \throws Error kBadInput if its shape does not fit.

@@ -2,7 +2,7 @@
 #include <array>
 #include <set>
 
-#include "reshard/layouts/ranks_layout.h"
+#include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/job.h"
 
 namespace reshard {
@@ -23,8 +23,9 @@ bool is_weights(const std::string& file_name) {
 }
 
 bool is_skipped_folder(const std::string& name) {
-  return name == kShardsFolder || name == "shards" || name.starts_with("checkpoint-") || name.starts_with("adapter_") ||
-         rank_of_folder(name).has_value();
+  const bool shards = std::any_of(std::begin(kShardsKinds), std::end(kShardsKinds),
+                                  [&](const ShardsKindRow& row) { return name == row.folder; });
+  return shards || name.starts_with("checkpoint-") || name.starts_with("adapter_") || rank_of_name(name).has_value();
 }
 
 bool is_one_of(const fs::path& folder, const std::vector<fs::path>& left_out) {
@@ -44,7 +45,10 @@ void collect(const fs::path& directory, const fs::path& relative, const std::vec
     if (entry.is_directory(broken_link)) {
       // A linked folder may lead anywhere, even back here.
       if (entry.is_symlink() || is_skipped_folder(name) || is_one_of(entry.path(), left_out)) continue;
-      if (fs::exists(entry.path() / kShardsFolder, broken_link)) continue;  // an output of this program
+      const bool output = std::any_of(std::begin(kShardsKinds), std::end(kShardsKinds), [&](const ShardsKindRow& row) {
+        return fs::exists(entry.path() / row.folder, broken_link);
+      });
+      if (output) continue;  // of this program
       collect(entry.path(), relative / name, left_out, files);
     } else if (entry.is_regular_file(broken_link) && !is_weights(name)) {
       files.push_back({entry.path(), relative / name, entry.file_size()});

@@ -6,7 +6,7 @@
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
-#include "reshard/layouts/ranks_layout.h"
+#include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/job.h"
 #include "reshard/specs/metadata.h"
 
@@ -73,8 +73,9 @@ void prove_no_leftover_weights(const Job& job) {
   std::vector<std::string> leftover;
   for (const auto& entry : fs::directory_iterator(job.output_directory)) {
     const std::string name = entry.path().filename().string();
-    const bool weights = name == kSafetensorsFile || name == kSafetensorsIndexFile ||
-                         (name.starts_with("model-") && name.ends_with(".safetensors"));
+    const bool weights = name == kSafetensorsFile || name == kSafetensorsIndexFile || name == kPytorchFile ||
+                         name == kPytorchIndexFile || (name.starts_with("model-") && name.ends_with(".safetensors")) ||
+                         (name.starts_with("pytorch_model-") && name.ends_with(".bin"));
     const auto written = [&](const auto& file) { return file.path == name; };
     const bool replaced = std::any_of(job.target.files.begin(), job.target.files.end(), written) ||
                           std::any_of(job.text_files.begin(), job.text_files.end(), written);
@@ -92,7 +93,7 @@ void prove_no_leftover_weights(const Job& job) {
 
 /// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
 /// twice the heads of half the size fit the same files in another order.
-void prove_heads(const RanksCheckpoint& checkpoint, const Model& model) {
+void prove_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
     for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
       for (const TransformationSpec& spec : module.specs) {
@@ -105,7 +106,7 @@ void prove_heads(const RanksCheckpoint& checkpoint, const Model& model) {
                         "and {}",
                         printable(module.module_fully_qualified_name), gqa->num_attention_heads,
                         gqa->num_key_value_heads, model.heads, model.kv_heads))
-            .in(checkpoint.directory / metadata_file_name(pp_rank));
+            .in(checkpoint.folder.path / metadata_file_name(pp_rank));
       }
 }
 
@@ -114,49 +115,68 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
 }
 
-std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
-  const fs::path given = request.checkpoint_directory;
+ShardsFolder shards_of(const fs::path& given) {
   if (!fs::is_directory(given))
     throw Error(ErrorKind::kBadInput, path_exists(given) ? "is not a directory" : "no such directory").in(given);
   const auto shards = find_shards_folder(given);
-  if (!shards) {
-    if (fs::is_directory(given / "shards"))
-      throw Error(ErrorKind::kUnsupported,
-                  "holds torch's .pt shards (the folder shards/), which this version does not read")
-          .in(given);
-    throw Error(ErrorKind::kBadInput,
-                std::string("holds neither ") + kShardsFolder + "/ nor tp_rank_XX_pp_rank_YY folders")
-        .in(given)
-        .hint("give the directory that `reshard shard` wrote, or the shards folder in it");
+  if (shards) return *shards;
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("holds neither {}/ nor {}/ nor files of ranks", describe(ShardsKind::kRanks).folder,
+                          describe(ShardsKind::kOptimum).folder))
+      .in(given)
+      .hint("give the directory that holds the shards folder, or that folder itself");
+}
+
+/// The logical tensors of the shards, in the model's order where the model is known.
+void read_source(const ShardsFolder& shards, Job& job) {
+  ShardedCheckpoint checkpoint = read_sharded_checkpoint(shards);
+  job.mesh = {checkpoint.tp, checkpoint.pp, 1};
+  for (const std::string& warning : checkpoint.warnings) job.notes.push_back(warning);
+  const std::optional<Model> model = model_beside(shards.parent, job);
+  if (checkpoint.metadata.empty()) {
+    if (!model)
+      throw Error(ErrorKind::kBadInput,
+                  "has no metadata files (mp_metadata_pp_rank_Y.json), and without a config.json of a known family "
+                  "beside it nothing says how the parameters are laid out")
+          .in(shards.path)
+          .hint("copy the model's config.json into " + shards.parent.string());
+    derive_metadata(checkpoint, *model);
+    job.notes.push_back("there are no metadata files, so how the parameters are laid out is told from config.json");
   }
+  job.source = sharded_source_layout(checkpoint, tied_parameters(model));
+  if (model) {
+    prove_heads(checkpoint, *model);
+    prove_against_model(job.source, *model, shards.path);
+  } else {
+    order_naturally(job.source);
+  }
+  if (!checkpoint.not_saved.empty())
+    job.notes.push_back(fmt::format("{} that the metadata lists {} not in the files and left out: {}",
+                                    checkpoint.not_saved.size() == 1 ? "a parameter" : "parameters",
+                                    checkpoint.not_saved.size() == 1 ? "is" : "are", list_names(checkpoint.not_saved)));
+}
+
+std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
+  const ShardsFolder shards = shards_of(request.checkpoint_directory);
   auto job = std::make_unique<Job>();
   job->command = "consolidate";
-  job->source_directory = *shards;
-  const fs::path parent = parent_of_shards(given, *shards);
-  job->output_directory = request.output_directory.value_or(parent);
+  job->source_directory = shards.path;
+  job->output_directory = request.output_directory.value_or(shards.parent);
   job->force = request.force;
-  if (is_inside(resolved_path(job->output_directory), resolved_path(*shards)))
+  if (is_inside(resolved_path(job->output_directory), resolved_path(shards.path)))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
         .in(job->output_directory)
         .hint("choose another OUT_DIR");
 
-  const RanksCheckpoint checkpoint = read_ranks_checkpoint(*shards);
-  job->mesh = {checkpoint.tp, checkpoint.pp, 1};
-  const std::optional<Model> model = model_beside(parent, *job);
-  job->source = ranks_source_layout(checkpoint, tied_parameters(model));
-  if (model) prove_heads(checkpoint, *model);
-  if (model)
-    prove_against_model(job->source, *model, *shards);
-  else
-    order_naturally(job->source);
-  job->target = hf_target_layout(job->source.logical, request.max_shard_bytes);
+  read_source(shards, *job);
+  job->target = hf_target_layout(job->source.logical, request.max_shard_bytes, request.format);
   job->program = make_program(job->source, job->target);
 
   if (job->target.files.size() > 1)
-    job->text_files.push_back({kSafetensorsIndexFile, hf_index_text(index_of(job->target))});
+    job->text_files.push_back({hf_index_name(request.format), hf_index_text(index_of(job->target))});
   // Without config.json the directory above the shards is not known to be a model's: it may be anything, even a home.
-  if (path_exists(parent / kConfigFile) && resolved_path(job->output_directory) != resolved_path(parent))
-    job->copied_files = companion_files(parent, {job->output_directory, *shards});
+  if (path_exists(shards.parent / kConfigFile) && resolved_path(job->output_directory) != resolved_path(shards.parent))
+    job->copied_files = companion_files(shards.parent, {job->output_directory, shards.path});
   for (const StoredTensor& tensor : job->source.stored)
     if (tensor.kind == CutKind::kTied && job->source.files[tensor.file].tp_rank == 0)
       job->notes.push_back(tensor.name +

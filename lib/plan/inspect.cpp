@@ -2,10 +2,11 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
-#include "reshard/formats/safetensors.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/formats/read_container.h"
 #include "reshard/layouts/hf_layout.h"
-#include "reshard/layouts/ranks_layout.h"
-#include "reshard/plan/job.h"
+#include "reshard/layouts/sharded_layout.h"
+#include "reshard/plan/inspection.h"
 
 namespace reshard {
 namespace {
@@ -39,12 +40,24 @@ void inspect_containers(const std::vector<Container>& files, Inspection& inspect
       inspection.notes.push_back(file.path.filename().string() + ": " + warning);
 }
 
-void inspect_ranks(const fs::path& path, const fs::path& shards, Inspection& inspection) {
-  inspection.what = Inspection::What::kRanks;
-  const RanksCheckpoint checkpoint = read_ranks_checkpoint(shards);
+void inspect_shards(const ShardsFolder& shards, Inspection& inspection) {
+  inspection.what = Inspection::What::kSharded;
+  inspection.shards_kind = shards.kind;
+  inspection.format = list_rank_files(shards).front().format;
+  ShardedCheckpoint checkpoint = read_sharded_checkpoint(shards);
   inspection.mesh = {checkpoint.tp, checkpoint.pp, 1};
-  const auto model = known_model(parent_of_shards(path, shards), inspection);
-  inspection.layout = ranks_source_layout(checkpoint, tied_parameters(model));
+  inspection.notes = checkpoint.warnings;
+  const auto model = known_model(shards.parent, inspection);
+  if (checkpoint.metadata.empty()) {
+    if (!model)
+      throw Error(ErrorKind::kBadInput,
+                  "has no metadata files, and no config.json of a known family beside it, so how "
+                  "the parameters are laid out is not known")
+          .in(shards.path)
+          .hint("inspect one rank's file, or copy the model's config.json into " + shards.parent.string());
+    derive_metadata(checkpoint, *model);
+  }
+  inspection.layout = sharded_source_layout(checkpoint, tied_parameters(model));
   if (model) order_by_model(inspection.layout, *model);
 }
 
@@ -52,17 +65,19 @@ std::unique_ptr<Inspection> look_at(const fs::path& path) {
   auto inspection = std::make_unique<Inspection>();
   if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
   if (!fs::is_directory(path)) {
-    inspect_containers({read_safetensors(path)}, *inspection);
+    inspection->format = format_of_file(path);
+    inspect_containers({read_container(path, inspection->format)}, *inspection);
     return inspection;
   }
-  const bool has_weights = path_exists(path / kSafetensorsFile) || path_exists(path / kSafetensorsIndexFile);
+  const auto format = hf_format(path);
   const auto shards = find_shards_folder(path);
-  if (shards && has_weights) inspection->notes.push_back("there is also a sharded checkpoint in " + shards->string());
-  if (shards && !has_weights) {
-    inspect_ranks(path, *shards, *inspection);
+  if (shards && format) inspection->notes.push_back("there is also a sharded checkpoint in " + shards->path.string());
+  if (shards && !format) {
+    inspect_shards(*shards, *inspection);
     return inspection;
   }
   inspection->what = Inspection::What::kHuggingFace;
+  inspection->format = format.value_or(Format::kSafetensors);
   const auto model = known_model(path, *inspection);
   inspect_containers(read_hf_checkpoint(path), *inspection);
   if (model) order_by_model(inspection->layout, *model);

@@ -8,17 +8,12 @@
 #include <vector>
 
 #include "reshard/layouts/layout.h"
+#include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/program.h"
 #include "reshard/specs/mesh.h"
 #include "reshard/specs/stage_plan.h"
 
 namespace reshard {
-
-/// A small file of the output whose content is known before the run.
-struct TextFile {
-  std::filesystem::path path;  // relative to the output directory
-  std::string text;
-};
 
 /// A file taken over as it is: config.json, tokenizers, …
 struct CopiedFile {
@@ -68,8 +63,8 @@ struct Job {
 };
 
 /// The files beside a checkpoint's weights that belong to the model: everything under `directory` that is neither
-/// weights, nor an index of weights, nor hidden, nor a folder of shards or of training checkpoints, nor
-/// `output_directory`.
+/// weights, nor an index of weights, nor hidden, nor a folder of shards or of training checkpoints, nor one of the
+/// folders `left_out`.
 std::vector<CopiedFile> companion_files(const std::filesystem::path& directory,
                                         const std::vector<std::filesystem::path>& left_out = {});
 
@@ -80,6 +75,7 @@ struct ShardRequest {
   std::optional<std::uint32_t> pp;  // default 1, or what the cuts make
   std::uint32_t vpp = 1;
   std::vector<std::string> pipeline_cuts;  // empty: dealt evenly
+  ShardedForm form;
   AttentionOptions attention;
   bool force = false;
 };
@@ -92,24 +88,12 @@ struct ConsolidateRequest {
   std::filesystem::path checkpoint_directory;             // the shards folder or its parent
   std::optional<std::filesystem::path> output_directory;  // default: the parent
   std::uint64_t max_shard_bytes = 5'000'000'000;
+  Format format = Format::kSafetensors;  // or kPytorch
   bool force = false;
 };
 
 /// Ranks into a Hugging Face checkpoint.
 /// \throws as plan_shard.
 std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request);
-
-/// What stands in a directory, whatever it is, for looking at.
-struct Inspection {
-  enum class What { kFile, kHuggingFace, kRanks } what = What::kFile;
-  std::string model_type;  // empty if unknown
-  Layout layout;
-  Mesh mesh;
-  std::vector<std::pair<std::string, std::string>> file_metadata;
-  std::vector<std::string> notes;
-};
-
-/// \throws Error kBadInput, kUnsupported or kIo.
-std::unique_ptr<Inspection> inspect_path(const std::filesystem::path& path);
 
 }  // namespace reshard

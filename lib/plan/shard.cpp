@@ -6,7 +6,7 @@
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
-#include "reshard/layouts/ranks_layout.h"
+#include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/job.h"
 #include "reshard/specs/metadata.h"
 
@@ -14,6 +14,8 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kTrainingConfigFile = "trn_config.json";
 
 void prove_directories(const ShardRequest& request) {
   std::error_code ignored;
@@ -66,7 +68,23 @@ void add_notes(Job& job, const Model& model, const ShardRequest& request) {
                           "in the files is not kept when they are consolidated");
 }
 
+/// `trn_config.json`, as optimum-neuron saves it beside its shards.
+std::string training_config_text(const Mesh& mesh, const ShardRequest& request) {
+  nlohmann::ordered_json json;
+  json["tensor_parallel_size"] = mesh.tp;
+  json["pipeline_parallel_size"] = mesh.pp;
+  json["virtual_pipeline_parallel_size"] = mesh.vpp;
+  json["kv_size_multiplier"] = nullptr;
+  if (request.attention.kv_size_multiplier) json["kv_size_multiplier"] = *request.attention.kv_size_multiplier;
+  json["fuse_qkv"] = request.attention.fuse_qkv;
+  json["use_xser"] = request.form.format == Format::kXser;
+  json["sequence_parallel_enabled"] = false;
+  return json.dump(4);
+}
+
 std::unique_ptr<Job> plan(const ShardRequest& request) {
+  if (request.form.kind == ShardsKind::kOptimum && request.form.format == Format::kSafetensors)
+    throw Error(ErrorKind::kUsage, "the layout optimum has no safetensors form").hint("choose pytorch or xser");
   const Mesh mesh = mesh_of(request);
   prove_directories(request);
   auto job = std::make_unique<Job>();
@@ -97,14 +115,14 @@ std::unique_ptr<Job> plan(const ShardRequest& request) {
   const auto plans = plan_stages(model, job->mesh.tp, *job->partition, request.attention,
                                  [&](const std::string& name) { return job->source.find_logical(name).has_value(); });
   if (model.family->attention) job->attention = attention_report(model, request);
-  job->target = ranks_target_layout(plans, job->mesh.tp, job->source);
+  job->target = sharded_target_layout(plans, job->mesh.tp, job->source.logical, request.form);
   job->program = make_program(job->source, job->target);
 
-  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank)
-    job->text_files.push_back(
-        {fs::path(kShardsFolder) / metadata_file_name(pp_rank), metadata_text(plans[pp_rank].metadata)});
+  job->text_files = std::move(job->target.text_files);
+  if (request.form.kind == ShardsKind::kOptimum)
+    job->text_files.push_back({kTrainingConfigFile, training_config_text(job->mesh, request)});
   job->copied_files = companion_files(request.model_directory, {request.output_directory});
-  job->whole_folders = {kShardsFolder};
+  job->whole_folders = {describe(request.form.kind).folder};
   add_notes(*job, model, request);
   return job;
 }

@@ -2,7 +2,7 @@
 
 #include "reshard/formats/safetensors.h"
 #include "reshard/layouts/hf_layout.h"
-#include "reshard/layouts/ranks_layout.h"
+#include "reshard/layouts/sharded_layout.h"
 #include "reshard/specs/metadata.h"
 #include "support/catch.h"
 #include "support/models.h"
@@ -33,8 +33,8 @@ void relayout(const fs::path& from, const fs::path& to, const OracleOptions& opt
   const ModelConfig config = read_model_config(from);
   const Model model = instantiate(find_family(config), config);
   Job job;
-  const RanksCheckpoint checkpoint = read_ranks_checkpoint(from / kShardsFolder);
-  job.source = ranks_source_layout(checkpoint, tied_parameters(model));
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(from));
+  job.source = sharded_source_layout(checkpoint, tied_parameters(model));
   prove_against_model(job.source, model, from);
   const Mesh mesh{static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp),
                   static_cast<std::uint32_t>(options.vpp)};
@@ -42,7 +42,7 @@ void relayout(const fs::path& from, const fs::path& to, const OracleOptions& opt
   if (options.kv_size_multiplier) attention.kv_size_multiplier = options.kv_size_multiplier;
   const auto plans = plan_stages(model, mesh.tp, partition_evenly(model.layers, mesh), attention,
                                  [&](const std::string& name) { return job.source.find_logical(name).has_value(); });
-  job.target = ranks_target_layout(plans, mesh.tp, job.source);
+  job.target = sharded_target_layout(plans, mesh.tp, job.source.logical, {});
   job.program = make_program(job.source, job.target);
   run_in_blocks(job, to, block_bytes, 2);
 }
@@ -95,17 +95,17 @@ void check_hand_made(const HandMade& hand, const std::vector<TensorMap>& expecte
   write_safetensors(temp / "model.safetensors", hand.originals);
   Job there;
   there.source = whole_layout({read_safetensors(temp / "model.safetensors")});
-  there.target = ranks_target_layout({StagePlan{hand.metadata, {}}}, hand.tp, there.source);
+  there.target = sharded_target_layout({StagePlan{hand.metadata, {}}}, hand.tp, there.source.logical, {});
   there.program = make_program(there.source, there.target);
   run_in_blocks(there, temp.path(), block_bytes, 2);
   for (std::uint32_t t = 0; t < hand.tp; ++t) {
     INFO("rank " << t);
-    CHECK((read_ranks(temp.path()).at(rank_folder_name({t, 0})) == expected[t]));
+    CHECK((read_ranks(temp.path()).at(rank_name(ShardsKind::kRanks, {t, 0})) == expected[t]));
   }
   write_file(temp / "tensor_parallel_shards/mp_metadata_pp_rank_0.json", metadata_text(hand.metadata));
   Job back;
-  const RanksCheckpoint checkpoint = read_ranks_checkpoint(temp / "tensor_parallel_shards");
-  back.source = ranks_source_layout(checkpoint, {});
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(temp.path()));
+  back.source = sharded_source_layout(checkpoint, {});
   back.target = hf_target_layout(back.source.logical, 1 << 20);
   back.program = make_program(back.source, back.target);
   run_in_blocks(back, temp / "back", block_bytes, 2);

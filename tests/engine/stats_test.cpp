@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "reshard/plan/job.h"
+#include "reshard/plan/inspection.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/temp_dir.h"

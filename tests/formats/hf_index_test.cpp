@@ -269,9 +269,13 @@ TEST_CASE("The reference's index is read, and written again with the same conten
 }
 
 TEST_CASE("Files are numbered from one with five digits, and one alone has no number") {
-  CHECK(hf_file_name(1, 1) == "model.safetensors");
-  CHECK(hf_file_name(1, 2) == "model-00001-of-00002.safetensors");
-  CHECK(hf_file_name(123, 100000) == "model-00123-of-100000.safetensors");
+  CHECK(hf_file_name(Format::kSafetensors, 1, 1) == "model.safetensors");
+  CHECK(hf_file_name(Format::kSafetensors, 1, 2) == "model-00001-of-00002.safetensors");
+  CHECK(hf_file_name(Format::kSafetensors, 123, 100000) == "model-00123-of-100000.safetensors");
+  CHECK(hf_file_name(Format::kPytorch, 1, 1) == "pytorch_model.bin");
+  CHECK(hf_file_name(Format::kPytorch, 2, 12) == "pytorch_model-00002-of-00012.bin");
+  CHECK(hf_index_name(Format::kSafetensors) == "model.safetensors.index.json");
+  CHECK(hf_index_name(Format::kPytorch) == "pytorch_model.bin.index.json");
 }
 
 }  // namespace

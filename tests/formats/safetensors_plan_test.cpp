@@ -54,8 +54,8 @@ TEST_CASE("The files of the reference are laid out byte for byte as it wrote the
     for (TensorEntry& tensor : shuffled) tensor.offset_bytes = tensor.size_bytes = 12345;
     const ContainerPlan plan = plan_safetensors(shuffled);
     CHECK(plan.size_bytes == content.size());
-    REQUIRE(plan.prefix.size() < content.size());
-    CHECK(plan.prefix == content.substr(0, plan.prefix.size()));
+    REQUIRE(plan.parts.front().bytes.size() < content.size());
+    CHECK(plan.parts.front().bytes == content.substr(0, plan.parts.front().bytes.size()));
     REQUIRE(plan.tensors.size() == file.tensors.size());
     for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
       CHECK(plan.tensors[i].name == file.tensors[i].name);
@@ -81,26 +81,26 @@ TEST_CASE("Tensors are laid out by dtype from the last to the first, then by nam
       R"("B":{"dtype":"U8","shape":[1],"data_offsets":[16,17]},"a":{"dtype":"U8","shape":[5],"data_offsets":[17,22]},)"
       R"("b":{"dtype":"U8","shape":[3],"data_offsets":[22,25]},"flag":{"dtype":"BOOL","shape":[1],"data_offsets":[25,26]}})";
   json.resize((json.size() + 7) / 8 * 8, ' ');
-  CHECK(plan.prefix == prefix_of(json));
-  CHECK(plan.size_bytes == plan.prefix.size() + 26);
+  CHECK(plan.parts.front().bytes == prefix_of(json));
+  CHECK(plan.size_bytes == plan.parts.front().bytes.size() + 26);
   REQUIRE(plan.tensors.size() == 7);
   CHECK(plan.tensors[0].name == "z");
-  CHECK(plan.tensors[0].offset_bytes == plan.prefix.size());
+  CHECK(plan.tensors[0].offset_bytes == plan.parts.front().bytes.size());
   CHECK(plan.tensors[5].name == "b");
-  CHECK(plan.tensors[5].offset_bytes == plan.prefix.size() + 22);
+  CHECK(plan.tensors[5].offset_bytes == plan.parts.front().bytes.size() + 22);
   CHECK(plan.tensors[5].size_bytes == 3);
 }
 
 TEST_CASE("A file of no tensors is a header alone") {
   const ContainerPlan plan = plan_safetensors({});
-  CHECK(plan.prefix == prefix_of(R"({"__metadata__":{"format":"pt"}})"));
+  CHECK(plan.parts.front().bytes == prefix_of(R"({"__metadata__":{"format":"pt"}})"));
   CHECK(plan.size_bytes == 40);
-  CHECK(parse_safetensors_header(plan.prefix.substr(8), plan.size_bytes, "m").tensors.empty());
+  CHECK(parse_safetensors_header(plan.parts.front().bytes.substr(8), plan.size_bytes, "m").tensors.empty());
 }
 
 TEST_CASE("The header is padded with spaces to a multiple of eight, for every length") {
   for (std::size_t length = 1; length <= 16; ++length) {
-    const std::string prefix = plan_safetensors({{std::string(length, 'n'), DType::kU8, {1}}}).prefix;
+    const std::string prefix = plan_safetensors({{std::string(length, 'n'), DType::kU8, {1}}}).parts.front().bytes;
     CHECK(prefix.size() % 8 == 0);
     const auto last = prefix.find_last_not_of(' ');
     CHECK(prefix[last] == '}');
@@ -109,7 +109,7 @@ TEST_CASE("The header is padded with spaces to a multiple of eight, for every le
 }
 
 TEST_CASE("Names are escaped as the reference writer escapes them") {
-  const std::string prefix = plan_safetensors({{"\"\\/\b\f\n\r\t\x01\x1f\x7fé", DType::kU8, {1}}}).prefix;
+  const std::string prefix = plan_safetensors({{"\"\\/\b\f\n\r\t\x01\x1f\x7fé", DType::kU8, {1}}}).parts.front().bytes;
   CHECK_THAT(prefix, Says("\"\\\"\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\x7fé\":{"));
 }
 
@@ -117,7 +117,7 @@ TEST_CASE("Every dtype that is planned is read back") {
   std::vector<TensorEntry> tensors;
   for (const DTypeRow& row : kDTypes) tensors.push_back({row.name, row.dtype, {4, 3}});
   const ContainerPlan plan = plan_safetensors(tensors);
-  const Container file = parse_safetensors_header(plan.prefix.substr(8), plan.size_bytes, "m");
+  const Container file = parse_safetensors_header(plan.parts.front().bytes.substr(8), plan.size_bytes, "m");
   REQUIRE(file.tensors.size() == std::size(kDTypes));
   for (std::size_t i = 0; i < file.tensors.size(); ++i) {
     const DTypeRow& row = kDTypes[std::size(kDTypes) - 1 - i];
@@ -135,9 +135,9 @@ TEST_CASE("A random planned header is read back with the same tensors") {
     std::vector<TensorEntry> tensors = random_tensors(random);
     const ContainerPlan plan = plan_safetensors(tensors);
     std::uint64_t length = 0;
-    std::memcpy(&length, plan.prefix.data(), 8);
-    REQUIRE(length == plan.prefix.size() - 8);
-    const Container file = parse_safetensors_header(plan.prefix.substr(8), plan.size_bytes, "m");
+    std::memcpy(&length, plan.parts.front().bytes.data(), 8);
+    REQUIRE(length == plan.parts.front().bytes.size() - 8);
+    const Container file = parse_safetensors_header(plan.parts.front().bytes.substr(8), plan.size_bytes, "m");
     REQUIRE(file.tensors.size() == tensors.size());
     std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
       return std::pair(-static_cast<int>(a.dtype), a.name) < std::pair(-static_cast<int>(b.dtype), b.name);
@@ -145,7 +145,7 @@ TEST_CASE("A random planned header is read back with the same tensors") {
     // Tensors of no bytes share their offset with the next one, so the two are compared by name.
     std::map<std::string, const TensorEntry*> found;
     for (const TensorEntry& tensor : file.tensors) found[tensor.name] = &tensor;
-    std::uint64_t offset = plan.prefix.size();
+    std::uint64_t offset = plan.parts.front().bytes.size();
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       REQUIRE(plan.tensors[i].name == tensors[i].name);
       REQUIRE(found.count(tensors[i].name) == 1);
@@ -169,10 +169,10 @@ TEST_CASE("The layout does not depend on the order in which the tensors are give
   Random random(7);
   std::vector<TensorEntry> tensors = random_tensors(random);
   REQUIRE(tensors.size() > 5);
-  const std::string prefix = plan_safetensors(tensors).prefix;
+  const std::string prefix = plan_safetensors(tensors).parts.front().bytes;
   for (int i = 0; i < 10; ++i) {
     std::shuffle(tensors.begin(), tensors.end(), random);
-    CHECK(plan_safetensors(tensors).prefix == prefix);
+    CHECK(plan_safetensors(tensors).parts.front().bytes == prefix);
   }
 }
 
@@ -198,7 +198,7 @@ TEST_CASE("A header that loaders would refuse is not written") {
   CHECK_THAT(error.what(), Says("25 tensors"));
   CHECK_THAT(error.hint(), Says("--max-shard-size"));
   tensors.pop_back();
-  CHECK(plan_safetensors(tensors).prefix.size() > 24'000'000);
+  CHECK(plan_safetensors(tensors).parts.front().bytes.size() > 24'000'000);
 }
 
 TEST_CASE("A name that is not UTF-8 is refused by name") {

@@ -1,5 +1,6 @@
 #include "reshard/layouts/hf_layout.h"
 
+#include "reshard/layouts/target_file.h"
 #include "reshard/plan/job.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -44,7 +45,7 @@ TEST_CASE("One file needs no number, and the index counts tensors' bytes alone")
   const HfIndex index = index_of(layout);
   CHECK(index.total_size_bytes == 19);
   CHECK(index.weight_map.size() == 2);
-  CHECK(layout.files[0].size_bytes == target_prefix(layout, layout.files[0]).size() + 19);
+  CHECK(layout.files[0].size_bytes == target_parts(layout, layout.files[0]).front().bytes.size() + 19);
 }
 
 /// The Error of planning a shard of `model` after `change` was done to its tensors.

@@ -1,4 +1,4 @@
-#include <reshard/plan/job.h>
+#include <reshard/plan/inspection.h>
 
 #include <cstdio>
 

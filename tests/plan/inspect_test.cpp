@@ -1,3 +1,4 @@
+#include "reshard/plan/inspection.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
@@ -48,7 +49,7 @@ TEST_CASE("Ranks are inspected as what they are parts of, from the folder or its
   const Model model;
   for (const char* path : {"out", "out/tensor_parallel_shards"}) {
     const auto inspection = inspect_path(model.temp / path);
-    CHECK(inspection->what == Inspection::What::kRanks);
+    CHECK(inspection->what == Inspection::What::kSharded);
     CHECK(inspection->mesh.tp == 4);
     CHECK(inspection->mesh.pp == 2);
     REQUIRE(inspection->layout.logical.size() == model.tensors.size());

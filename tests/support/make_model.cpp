@@ -24,6 +24,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/target_file.h"
 
 namespace {
 
@@ -217,8 +218,8 @@ void write_weights(const Options& options, const reshard::Layout& layout) {
   for (std::uint32_t f = 0; f < layout.files.size(); ++f) {
     const reshard::LayoutFile& file = layout.files[f];
     OutputFile out(options.out_dir / file.path);
-    const std::string prefix = target_prefix(layout, file);
-    out.write(prefix.data(), prefix.size());
+    const std::string header = target_parts(layout, file).front().bytes;
+    out.write(header.data(), header.size());
     if (options.sparse) {
       out.extend(file.size_bytes);
       continue;

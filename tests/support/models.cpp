@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/target_file.h"
 
 namespace reshard::test {
 
@@ -128,8 +129,9 @@ ShardRequest shard_request(const fs::path& model, const fs::path& output, std::u
 void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_bytes, unsigned threads) {
   for (const LayoutFile& file : job.target.files) {
     fs::create_directories((root / file.path).parent_path());
-    const std::string prefix = target_prefix(job.target, file);
-    local_storage().create(root / file.path, file.size_bytes)->write_at(0, std::as_bytes(std::span(prefix)));
+    const auto sink = local_storage().create(root / file.path, file.size_bytes);
+    for (const FilePart& part : target_parts(job.target, file))
+      sink->write_at(part.offset_bytes, std::as_bytes(std::span(part.bytes)));
   }
   RunOptions options;
   options.threads = threads;

@@ -1,6 +1,6 @@
 // Metadata whose specs contradict the files, and names of ranks.
 
-#include "reshard/layouts/ranks_layout.h"
+#include "reshard/layouts/sharded_layout.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
@@ -122,18 +122,22 @@ TEST_CASE("Bias rows that contradict the spec are refused as those of weights ar
 }
 
 TEST_CASE("Rank folders are named with two digits or more and read as numbers") {
-  CHECK(rank_folder_name({3, 0}) == "tp_rank_03_pp_rank_00");
-  CHECK(rank_folder_name({128, 100}) == "tp_rank_128_pp_rank_100");
-  const auto rank = rank_of_folder("tp_rank_128_pp_rank_007");
+  CHECK(rank_name(ShardsKind::kRanks, {3, 0}) == "tp_rank_03_pp_rank_00");
+  CHECK(rank_name(ShardsKind::kRanks, {128, 100}) == "tp_rank_128_pp_rank_100");
+  const auto rank = rank_of_name("tp_rank_128_pp_rank_007");
   REQUIRE(rank);
   CHECK(rank->tp_rank == 128);
   CHECK(rank->pp_rank == 7);
+  CHECK(rank_name(ShardsKind::kOptimum, {3, 100}) == "dp_rank_00_tp_rank_03_pp_rank_100");
+  CHECK((rank_of_name("dp_rank_04_ep_rank_03_tp_rank_02_pp_rank_01") == RankId{2, 1, 4, 3}));
+  CHECK((rank_of_name("tp_rank_02_pp_rank_01_dp_rank_04") == RankId{2, 1, 4, 0}));
   for (const char* name :
        {"tp_rank_00", "tp_rank_00_pp_rank_", "tp_rank__pp_rank_00", "tp_rank_00_pp_rank_00.tensors",
         "tp_rank_-1_pp_rank_00", "tp_rank_ 1_pp_rank_00", "xtp_rank_00_pp_rank_00", "tp_rank_4096_pp_rank_00",
-        "tp_rank_00_pp_rank_00_dp_rank_00", "tp_rank_18446744073709551617_pp_rank_00", ""}) {
+        "tp_rank_00_pp_rank_00_xx_rank_00", "tp_rank_00_pp_rank_00_tp_rank_00",
+        "tp_rank_18446744073709551617_pp_rank_00", "tp_rank_00_pp_rank_00_", "dp_rank_00", ""}) {
     INFO(name);
-    CHECK_FALSE(rank_of_folder(name));
+    CHECK_FALSE(rank_of_name(name));
   }
 }
 
@@ -166,7 +170,7 @@ TEST_CASE("Ranks from 100 on are read in the order of their numbers") {
   write_model(temp / "model", model, tensors);
   shard(shard_request(temp / "model", temp / "out", 104));
   CHECK(fs::exists(temp / "out/tensor_parallel_shards/tp_rank_103_pp_rank_00/model.safetensors"));
-  const RanksCheckpoint checkpoint = read_ranks_checkpoint(temp / "out/tensor_parallel_shards");
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(temp / "out"));
   REQUIRE(checkpoint.tp == 104);
   CHECK(checkpoint.files[0][100].path.parent_path().filename() == "tp_rank_100_pp_rank_00");
   CHECK(checkpoint.files[0][11].path.parent_path().filename() == "tp_rank_11_pp_rank_00");

@@ -1,8 +1,10 @@
+#include <algorithm>
+
 // Sharded checkpoints that are damaged, one patch each: what is refused, with which words.
 
 #include <fstream>
 
-#include "reshard/layouts/ranks_layout.h"
+#include "reshard/layouts/sharded_layout.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
@@ -40,13 +42,16 @@ class Ranks {
     change(json);
     write_file(metadata(pp_rank), json.dump());
   }
-  /// The error of planning to consolidate; nothing may have changed on disk.
-  Error planning_error() const {
-    const auto before = snapshot(temp_.path());
+  ConsolidateRequest request() const {
     ConsolidateRequest request;
     request.checkpoint_directory = temp_ / "out";
     request.output_directory = temp_ / "whole";
-    const Error error = error_of([&] { plan_consolidate(request); });
+    return request;
+  }
+  /// The error of planning to consolidate; nothing may have changed on disk.
+  Error planning_error() const {
+    const auto before = snapshot(temp_.path());
+    const Error error = error_of([&] { plan_consolidate(request()); });
     CHECK((snapshot(temp_.path()) == before));
     return error;
   }
@@ -61,7 +66,7 @@ const std::string kUp = "model.layers.2.mlp.gate_up_proj.weight";
 
 TEST_CASE("A whole set of ranks is read with its numbers") {
   const Ranks ranks;
-  const RanksCheckpoint checkpoint = read_ranks_checkpoint(ranks.shards());
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(ranks.shards()));
   CHECK(checkpoint.tp == 4);
   CHECK(checkpoint.pp == 3);
   CHECK(checkpoint.files.at(2).at(3).path == ranks.rank("tp_rank_03_pp_rank_02") / "model.safetensors");
@@ -115,30 +120,22 @@ TEST_CASE("A stage that is missing in the middle, or at the start, is named") {
   }
 }
 
-TEST_CASE("A rank folder without weights is refused, and one with torch's files is unsupported") {
+TEST_CASE("A rank folder without weights is refused, and so is one with two kinds of them") {
   const Ranks ranks;
-  fs::remove(ranks.rank("tp_rank_02_pp_rank_01") / "model.safetensors");
+  const fs::path folder = ranks.rank("tp_rank_02_pp_rank_01");
+  write_file(folder / "checkpoint.pt", "PK");
+  const Error both = ranks.planning_error();
+  CHECK(both.kind() == ErrorKind::kBadInput);
+  CHECK(both.path() == folder.string());
+  CHECK_THAT(both.what(), Says("checkpoint.pt"));
+  fs::remove(folder / "model.safetensors");
+  const Error damaged = ranks.planning_error();
+  CHECK(damaged.kind() == ErrorKind::kBadInput);
+  CHECK(damaged.path() == (folder / "checkpoint.pt").string());
+  fs::remove(folder / "checkpoint.pt");
   const Error empty = ranks.planning_error();
   CHECK(empty.kind() == ErrorKind::kBadInput);
-  CHECK(empty.path() == ranks.rank("tp_rank_02_pp_rank_01").string());
-  write_file(ranks.rank("tp_rank_02_pp_rank_01") / "checkpoint.pt", "PK");
-  const Error torch = ranks.planning_error();
-  CHECK(torch.kind() == ErrorKind::kUnsupported);
-  CHECK(torch.path() == ranks.rank("tp_rank_02_pp_rank_01").string());
-  CHECK_THAT(torch.what(), Says(".pt"));
-}
-
-TEST_CASE("xser's reference file and optimum's shards folder are unsupported, not damaged") {
-  const TempDir temp;
-  write_file(temp / "a/tensor_parallel_shards/tp_rank_00_pp_rank_00", "PK");
-  fs::create_directories(temp / "a/tensor_parallel_shards/tp_rank_00_pp_rank_00.tensors");
-  write_file(temp / "b/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt", "PK");
-  ConsolidateRequest request;
-  request.output_directory = temp / "whole";
-  for (const char* directory : {"a", "b"}) {
-    request.checkpoint_directory = temp / directory;
-    CHECK(error_of([&] { plan_consolidate(request); }).kind() == ErrorKind::kUnsupported);
-  }
+  CHECK(empty.path() == folder.string());
 }
 
 TEST_CASE("Two folders of one rank are refused") {
@@ -148,7 +145,7 @@ TEST_CASE("Two folders of one rank are refused") {
            ranks.rank("tp_rank_1_pp_rank_001") / "model.safetensors");
   const Error error = ranks.planning_error();
   CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("two folders of tp rank 1, pp rank 1"));
+  CHECK_THAT(error.what(), Says("is there twice: tp rank 1, pp rank 1"));
 }
 
 TEST_CASE("A rank folder that is a link to nowhere is an Error that names it") {
@@ -222,13 +219,12 @@ TEST_CASE("Metadata that contradicts itself in T is refused") {
   CHECK_THAT(error.what(), Says("contradicts itself"));
 }
 
-TEST_CASE("A parameter that the metadata lists and no file holds is named") {
+TEST_CASE("A parameter that the metadata lists and no file holds was not saved, and a note names it") {
   const Ranks ranks;
   ranks.patch_metadata(1, [](nlohmann::json& json) { json["parameters"]["ghost"] = json["parameters"][kUp]; });
-  const Error error = ranks.planning_error();
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == ranks.metadata(1).string());
-  CHECK(error.tensor() == "ghost");
+  const auto job = plan_consolidate(ranks.request());
+  CHECK(std::any_of(job->notes.begin(), job->notes.end(),
+                    [](const std::string& note) { return note.find("ghost") != note.npos; }));
 }
 
 TEST_CASE("A tensor that the files hold and the metadata lacks is named") {

@@ -12,9 +12,8 @@
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/hf_index.h"
-#include "reshard/formats/safetensors.h"
-#include "reshard/layouts/ranks_layout.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/layouts/sharded_layout.h"
 #include "reshard/specs/metadata.h"
 
 namespace reshard {
@@ -24,43 +23,25 @@ namespace fs = std::filesystem;
 
 /// What stands in a shards folder, by name alone.
 struct Listing {
-  std::map<std::pair<std::uint32_t, std::uint32_t>, fs::path> ranks;  // (pp_rank, tp_rank) → model.safetensors
+  std::map<std::pair<std::uint32_t, std::uint32_t>, RankFile> ranks;  // (pp_rank, tp_rank) → the first copy of it
+  std::vector<RankFile> copies;                                       // other data-parallel ranks
   std::map<std::uint32_t, fs::path> metadata;                         // pp_rank → file
 };
 
-bool is_weights_of_another_format(const fs::path& rank) {
-  std::error_code broken_link;
-  if (fs::is_regular_file(rank, broken_link)) return true;  // xser's reference file
-  for (const auto& entry : fs::directory_iterator(rank, broken_link))
-    if (entry.path().extension() == ".pt") return true;
-  return false;
-}
-
-Listing list_folder(const fs::path& folder) {
+Listing list_folder(const ShardsFolder& folder) {
   Listing listing;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string file_name = entry.path().filename().string();
-    if (const auto pp_rank = metadata_pp_rank(file_name)) {
+  for (const RankFile& file : list_rank_files(folder)) {  // lower data-parallel ranks come later only within a tp, pp
+    if (file.rank.ep_rank != 0)
+      throw Error(ErrorKind::kUnsupported, "is of an expert-parallel rank, which this version does not consolidate")
+          .in(file.path);
+    const auto [found, is_new] = listing.ranks.emplace(std::pair(file.rank.pp_rank, file.rank.tp_rank), file);
+    if (!is_new) listing.copies.push_back(file);
+  }
+  for (const auto& entry : fs::directory_iterator(folder.path))
+    if (const auto pp_rank = metadata_pp_rank(entry.path().filename().string()))
       if (!listing.metadata.emplace(*pp_rank, entry.path()).second)
         throw Error(ErrorKind::kBadInput, fmt::format("there are two metadata files of pipeline rank {}", *pp_rank))
             .in(entry.path());
-      continue;
-    }
-    const auto rank = rank_of_folder(file_name);
-    if (!rank) continue;
-    const fs::path weights = entry.path() / kSafetensorsFile;
-    if (!path_exists(weights)) {
-      if (is_weights_of_another_format(entry.path()))
-        throw Error(ErrorKind::kUnsupported, "holds torch's .pt or xser weights, which this version does not read")
-            .in(entry.path());
-      throw Error(ErrorKind::kBadInput, "holds no model.safetensors").in(entry.path());
-    }
-    if (!listing.ranks.emplace(std::pair(rank->pp_rank, rank->tp_rank), weights).second)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("there are two folders of tp rank {}, pp rank {}", rank->tp_rank, rank->pp_rank))
-          .in(entry.path());
-  }
-  if (listing.ranks.empty()) throw Error(ErrorKind::kBadInput, "holds no tp_rank_XX_pp_rank_YY folders").in(folder);
   return listing;
 }
 
@@ -92,12 +73,12 @@ std::optional<std::uint32_t> tp_of_metadata(const StageMetadata& metadata, const
       .hint("copy the missing ranks here; a model cannot be put together without them");
 }
 
-void prove_all_ranks_present(const fs::path& folder, const Listing& listing, std::uint32_t tp, std::uint32_t pp) {
+void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing, std::uint32_t tp, std::uint32_t pp) {
   std::vector<std::string> missing;
   for (std::uint32_t p = 0; p < pp; ++p)
     for (std::uint32_t t = 0; t < tp; ++t)
-      if (!listing.ranks.count({p, t})) missing.push_back(rank_folder_name({t, p}));
-  if (!missing.empty()) fail_missing(folder, missing, tp, pp);
+      if (!listing.ranks.count({p, t})) missing.push_back(rank_name(folder.kind, {t, p}));
+  if (!missing.empty()) fail_missing(folder.path, missing, tp, pp);
 }
 
 /// The ranks of one stage hold the same parameters in the same shapes.
@@ -132,15 +113,12 @@ void prove_ranks_agree(const Container& first, const Container& other) {
   }
 }
 
-/// Every parameter that the metadata lists was saved.
-void prove_parameters_saved(const StageMetadata& metadata, const fs::path& path, const Container& file) {
+/// Parameters that the metadata lists and that were not saved: frozen ones.
+void note_not_saved(const StageMetadata& metadata, const Container& file, std::vector<std::string>& not_saved) {
   std::unordered_set<std::string> held;
   for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
   for (const ParallelParameter& parameter : metadata.parameters)
-    if (!held.count(parameter.name))
-      throw Error(ErrorKind::kBadInput, "the metadata lists it, but " + file.path.string() + " does not hold it")
-          .in(path)
-          .tensor(parameter.name);
+    if (!held.count(parameter.name)) not_saved.push_back(parameter.name);
 }
 
 /// The sizes that an attention spec states are those of the files.
@@ -213,7 +191,7 @@ void prove_entries_fit(const StageMetadata& metadata, const fs::path& path) {
 }
 
 /// A module that some rank's metadata knows of, but no rank has parameters of, lay on a stage that is gone.
-void prove_all_stages_present(const RanksCheckpoint& checkpoint) {
+void prove_all_stages_present(const ShardedCheckpoint& checkpoint) {
   std::set<std::string> held;  // every prefix of a parameter's name that ends before a dot
   for (const StageMetadata& metadata : checkpoint.metadata)
     for (const ParallelParameter& parameter : metadata.parameters)
@@ -231,42 +209,19 @@ void prove_all_stages_present(const RanksCheckpoint& checkpoint) {
                 fmt::format("no rank holds parameters of {}, which the metadata knows of: the ranks of "
                             "a pipeline stage are missing (there are {})",
                             list_names(lost), checkpoint.pp))
-        .in(checkpoint.directory)
+        .in(checkpoint.folder.path)
         .hint("copy the missing pipeline ranks here");
 }
 
-}  // namespace
-
-std::optional<fs::path> find_shards_folder(const fs::path& path) {
-  if (fs::is_directory(path / kShardsFolder)) return path / kShardsFolder;
-  if (!fs::is_directory(path)) return std::nullopt;
-  for (const auto& entry : fs::directory_iterator(path))
-    if (rank_of_folder(entry.path().filename().string())) return path;
-  return std::nullopt;
-}
-
-fs::path parent_of_shards(const fs::path& path, const fs::path& shards_folder) {
-  if (path != shards_folder) return path;
-  const fs::path full = fs::absolute(path).lexically_normal();
-  return full.filename().empty() ? full.parent_path().parent_path() : full.parent_path();
-}
-
-RanksCheckpoint read_ranks_checkpoint(const fs::path& shards_folder) {
-  const Listing listing = list_folder(shards_folder);
-  RanksCheckpoint checkpoint;
-  checkpoint.directory = shards_folder;
-  for (const auto& [rank, path] : listing.ranks) {
-    checkpoint.pp = std::max(checkpoint.pp, rank.first + 1);
-    checkpoint.tp = std::max(checkpoint.tp, rank.second + 1);
-  }
-  for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
+/// The metadata of every stage, each proved by itself.
+void read_all_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     const auto found = listing.metadata.find(pp_rank);
     if (found == listing.metadata.end())
-      throw Error(ErrorKind::kBadInput, metadata_file_name(pp_rank) +
-                                            " is missing: nothing says how the parameters of " + "pipeline rank " +
-                                            std::to_string(pp_rank) + " are laid out")
-          .in(shards_folder);
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} is missing: nothing says how the parameters of pipeline rank {} are laid out",
+                              metadata_file_name(pp_rank), pp_rank))
+          .in(checkpoint.folder.path);
     checkpoint.metadata.push_back(read_metadata(found->second));
     prove_specs_fit(checkpoint.metadata.back(), found->second);
     prove_entries_fit(checkpoint.metadata.back(), found->second);
@@ -278,17 +233,53 @@ RanksCheckpoint read_ranks_checkpoint(const fs::path& shards_folder) {
           .hint("ranks of two checkpoints are mixed in one folder");
     checkpoint.tp = std::max(checkpoint.tp, tp.value_or(1));
   }
-  prove_all_ranks_present(shards_folder, listing, checkpoint.tp, checkpoint.pp);
+}
+
+void note_warnings(const Container& file, std::vector<std::string>& warnings) {
+  for (const std::string& warning : file.warnings)
+    warnings.push_back(file.path.parent_path().filename().string() + "/" + file.path.filename().string() + ": " +
+                       warning);
+}
+
+void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     auto& files = checkpoint.files.emplace_back();
     for (std::uint32_t tp_rank = 0; tp_rank < checkpoint.tp; ++tp_rank) {
-      files.push_back(read_safetensors(listing.ranks.at({pp_rank, tp_rank})));
+      const RankFile& rank = listing.ranks.at({pp_rank, tp_rank});
+      files.push_back(read_container(rank.path, rank.format));
       if (tp_rank > 0) prove_ranks_agree(files.front(), files.back());
+      note_warnings(files.back(), checkpoint.warnings);
     }
-    prove_parameters_saved(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), files.front());
-    prove_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), files.front());
   }
-  prove_all_stages_present(checkpoint);
+  for (const RankFile& copy : listing.copies) {
+    checkpoint.copies.push_back({copy.rank, read_container(copy.path, copy.format)});
+    prove_ranks_agree(checkpoint.files[copy.rank.pp_rank].front(), checkpoint.copies.back().file);
+  }
+}
+
+}  // namespace
+
+ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder) {
+  const Listing listing = list_folder(folder);
+  ShardedCheckpoint checkpoint;
+  checkpoint.folder = folder;
+  for (const auto& [rank, path] : listing.ranks) {
+    checkpoint.pp = std::max(checkpoint.pp, rank.first + 1);
+    checkpoint.tp = std::max(checkpoint.tp, rank.second + 1);
+  }
+  for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
+  if (!listing.metadata.empty()) read_all_metadata(listing, checkpoint);
+  prove_all_ranks_present(folder, listing, checkpoint.tp, checkpoint.pp);
+  read_all_files(listing, checkpoint);
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
+    const Container& first = checkpoint.files[pp_rank].front();
+    note_not_saved(checkpoint.metadata[pp_rank], first, checkpoint.not_saved);
+    prove_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), first);
+  }
+  if (!checkpoint.metadata.empty()) prove_all_stages_present(checkpoint);
+  if (path_exists(folder.path / kCheckpointMarker) && !path_exists(folder.path / kDoneMarker))
+    checkpoint.warnings.push_back(folder.path.string() +
+                                  " has no file \"done\": the save that made these shards may have been cut off");
   return checkpoint;
 }
 

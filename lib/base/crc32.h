@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace reshard {
+
+/// CRC-32 as zip files have it (polynomial 0xEDB88320); 0 for no bytes.
+std::uint32_t crc32(std::span<const std::byte> bytes);
+
+/// What a part whose CRC is `crc` adds to the CRC of the whole, where `bytes_after` bytes follow it: the CRC of a
+/// sequence is the exclusive or of this over its parts, in any order.
+std::uint32_t crc32_contribution(std::uint32_t crc, std::uint64_t bytes_after);
+
+}  // namespace reshard

@@ -1,0 +1,224 @@
+#include "reshard/formats/torch_plan.h"
+
+#include <bit>
+#include <cstring>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/formats/zip_plan.h"
+
+namespace reshard {
+namespace {
+
+/// Names of typed storages; dtypes younger than them have none and go by `UntypedStorage` and their own name.
+struct StorageName {
+  DType dtype;
+  const char* name;
+};
+constexpr StorageName kStorages[] = {
+    {DType::kBool, "BoolStorage"},  {DType::kU8, "ByteStorage"},   {DType::kI8, "CharStorage"},
+    {DType::kI16, "ShortStorage"},  {DType::kF16, "HalfStorage"},  {DType::kBF16, "BFloat16Storage"},
+    {DType::kI32, "IntStorage"},    {DType::kF32, "FloatStorage"}, {DType::kC64, "ComplexFloatStorage"},
+    {DType::kF64, "DoubleStorage"}, {DType::kI64, "LongStorage"},
+};
+
+const char* storage_name(DType dtype) {
+  for (const StorageName& row : kStorages)
+    if (row.dtype == dtype) return row.name;
+  return nullptr;
+}
+
+/// Writes the opcodes of protocol 2.
+class Pickler {
+ public:
+  Pickler() { text_ = "\x80\x02"; }
+
+  void op(char code) { text_ += code; }
+  void global(const char* module, const char* name) {
+    text_ += 'c';
+    text_ += module;
+    text_ += '\n';
+    text_ += name;
+    text_ += '\n';
+  }
+  void string(const std::string& value) {
+    text_ += 'X';
+    number<std::uint32_t>(value.size());
+    text_ += value;
+  }
+  void integer(std::uint64_t value) {
+    if (value < 0x100) {
+      text_ += 'K';
+      number<std::uint8_t>(value);
+    } else if (value < 0x10000) {
+      text_ += 'M';
+      number<std::uint16_t>(value);
+    } else if (value < 0x80000000) {
+      text_ += 'J';
+      number<std::uint32_t>(value);
+    } else {
+      text_ += '\x8a';
+      text_ += '\x09';  // one byte more than 64 bits, so that the sign is clear
+      number<std::uint64_t>(value);
+      text_ += '\0';
+    }
+  }
+  void tuple(const Dims& values) {
+    text_ += '(';
+    for (const std::uint64_t value : values) integer(value);
+    text_ += 't';
+  }
+  std::string finish() {
+    text_ += '.';
+    return std::move(text_);
+  }
+
+ private:
+  template <typename T>
+  void number(std::uint64_t value) {
+    const T narrow = static_cast<T>(value);
+    char bytes[sizeof(T)];
+    std::memcpy(bytes, &narrow, sizeof(T));
+    text_.append(bytes, sizeof(T));
+  }
+
+  std::string text_;
+};
+
+/// A tensor whose bytes are all of storage `key`.
+void put_tensor(Pickler& pickler, const TensorEntry& tensor, std::size_t key) {
+  const char* const typed = storage_name(tensor.dtype);
+  const std::uint64_t elems = num_elems(tensor.shape).value_or(0);
+  pickler.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+  pickler.op('(');
+  pickler.op('(');
+  pickler.string("storage");
+  if (typed)
+    pickler.global("torch", typed);
+  else
+    pickler.global("torch.storage", "UntypedStorage");
+  pickler.string(std::to_string(key));
+  pickler.string("cpu");
+  pickler.integer(typed ? elems : tensor.size_bytes);
+  pickler.op('t');
+  pickler.op('Q');  // the persistent id of the tuple
+  pickler.integer(0);
+  pickler.tuple(tensor.shape);
+  pickler.tuple(c_strides(tensor.shape));
+  pickler.op('\x89');  // requires_grad: false
+  pickler.global("collections", "OrderedDict");
+  pickler.op(')');
+  pickler.op('R');  // no hooks
+  if (!typed) pickler.global("torch", describe(tensor.dtype).torch_name);
+  pickler.op('t');
+  pickler.op('R');
+}
+
+void prove_storable(TensorEntry& tensor) {
+  const auto size = num_bytes(tensor.dtype, tensor.shape);
+  if (bits(tensor.dtype) % 8 != 0)
+    throw Error(ErrorKind::kUnsupported, "torch's files hold no tensors of " + std::string(name(tensor.dtype)))
+        .tensor(tensor.name)
+        .hint("write safetensors");
+  if (!size) throw Error(ErrorKind::kInternal, "a tensor to write has no size in bytes").tensor(tensor.name);
+  tensor.size_bytes = *size;
+}
+
+ContainerPlan plan_file(const std::string& archive, std::vector<TensorEntry> tensors, const std::string& pickle,
+                        std::span<const std::uint32_t> crcs) {
+  ZipPlan zip;
+  zip.add(archive + "/data.pkl", pickle);
+  zip.add(archive + "/byteorder", "little");
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    tensors[i].offset_bytes =
+        zip.add(archive + "/data/" + std::to_string(i), tensors[i].size_bytes, crcs.empty() ? 0 : crcs[i]);
+  zip.add(archive + "/version", "3\n");
+  ContainerPlan plan;
+  plan.parts = zip.finish();
+  plan.size_bytes = zip.size_bytes();
+  plan.tensors = std::move(tensors);
+  return plan;
+}
+
+/// A file without storages.
+std::string plain_file(const std::string& archive, const std::string& pickle) {
+  return std::move(plan_file(archive, {}, pickle, {}).parts.front().bytes);
+}
+
+}  // namespace
+
+ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> tensors,
+                         const std::vector<TensorAlias>& aliases, std::span<const std::uint32_t> crcs) {
+  Pickler pickler;
+  pickler.op('}');
+  pickler.op('(');
+  std::unordered_map<std::string, std::size_t> keys;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    prove_storable(tensors[i]);
+    if (!keys.emplace(tensors[i].name, i).second)
+      throw Error(ErrorKind::kInternal, "a file cannot hold two entries of this name").tensor(tensors[i].name);
+    pickler.string(tensors[i].name);
+    put_tensor(pickler, tensors[i], i);
+  }
+  for (const TensorAlias& alias : aliases) {
+    const auto source = keys.find(alias.source);
+    if (source == keys.end()) throw Error(ErrorKind::kInternal, "an alias of no tensor").tensor(alias.name);
+    pickler.string(alias.name);
+    put_tensor(pickler, tensors[source->second], source->second);
+  }
+  pickler.op('u');
+  return plan_file(archive, std::move(tensors), pickler.finish(), crcs);
+}
+
+ContainerPlan plan_torch_tensor(const std::string& archive, TensorEntry tensor, std::uint32_t crc) {
+  prove_storable(tensor);
+  Pickler pickler;
+  put_tensor(pickler, tensor, 0);
+  const std::uint32_t crcs[] = {crc};
+  return plan_file(archive, {std::move(tensor)}, pickler.finish(), crcs);
+}
+
+std::string xser_reference_file(const std::string& archive,
+                                const std::vector<std::pair<std::string, std::uint64_t>>& names) {
+  Pickler pickler;
+  pickler.op('}');
+  pickler.op('(');
+  for (const auto& [name, number] : names) {
+    pickler.string(name);
+    pickler.global("torch_xla.utils.serialization", "TensorReference");
+    pickler.op(')');
+    pickler.op('\x81');  // a new object without arguments
+    pickler.op('}');
+    pickler.string("tid");
+    pickler.integer(number);
+    pickler.op('s');
+    pickler.op('b');  // its attributes
+  }
+  pickler.op('u');
+  return plain_file(archive, pickler.finish());
+}
+
+std::string xser_info_file(const std::string& archive, const std::vector<TensorEntry>& tensors) {
+  Pickler pickler;
+  pickler.op('}');
+  pickler.op('(');
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    pickler.integer(i);
+    pickler.op('}');
+    pickler.op('(');
+    pickler.string("dtype");
+    pickler.global("torch", describe(tensors[i].dtype).torch_name);
+    pickler.string("shape");
+    pickler.global("torch", "Size");
+    pickler.tuple(tensors[i].shape);
+    pickler.op('\x85');
+    pickler.op('R');
+    pickler.string("expert_model_parallel");
+    pickler.op('\x89');
+    pickler.op('u');
+  }
+  pickler.op('u');
+  return plain_file(archive, pickler.finish());
+}
+
+}  // namespace reshard

@@ -1,0 +1,167 @@
+// Metadata for shards that were saved without it (NxD's own checkpoints): what each stored name and shape can only be,
+// given the model.
+
+#include <fmt/format.h>
+
+#include <map>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/layouts/sharded_layout.h"
+
+namespace reshard {
+namespace {
+
+/// One stage's state dict, explained name by name.
+class Derivation {
+ public:
+  Derivation(const Model& model, std::uint32_t tp, const Container& file) : model_(model), tp_(tp), file_(file) {
+    for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
+    for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_joined_names(layer);
+    for (const TensorEntry& tensor : file.tensors) held_.emplace(tensor.name, &tensor);
+  }
+
+  StageMetadata run() {
+    for (const TensorEntry& tensor : file_.tensors) {
+      const auto whole = by_name_.find(tensor.name);
+      if (whole != by_name_.end())
+        add_own(tensor, *whole->second);
+      else if (const auto joined = joined_.find(tensor.name); joined != joined_.end())
+        add_joined(tensor, joined->second);
+      else
+        throw Error(ErrorKind::kBadInput, fmt::format("is no parameter of {}, whole or joined, and there is no "
+                                                      "metadata that would explain it",
+                                                      model_.family->model_type))
+            .in(file_.path)
+            .tensor(tensor.name);
+    }
+    for (auto& [name, specs] : modules_) metadata_.modules.push_back({name, std::move(specs)});
+    return std::move(metadata_);
+  }
+
+ private:
+  /// What a name that the model does not have may be made of.
+  struct Joined {
+    std::string module;
+    std::string name;                // of the joined projection
+    std::vector<std::string> parts;  // fused linears; empty for grouped-query attention
+    std::string letter;              // "q", "k", "v", "qkv"
+    bool bias = false;
+  };
+
+  void add_joined_names(std::uint64_t layer) {
+    const Family& family = *model_.family;
+    for (const bool bias : {false, true}) {
+      const std::string suffix = bias ? ".bias" : ".weight";
+      const auto add_fused = [&](const std::string& pattern, const std::string& name,
+                                 const std::vector<std::string>& parts) {
+        const std::string module = expand_layer(pattern, layer);
+        joined_.emplace(module + "." + name + suffix, Joined{module, name, parts, {}, bias});
+      };
+      for (const Family::Fused& fused : family.fused) add_fused(fused.module, fused.name, fused.linears);
+      if (!family.attention) continue;
+      const Family::Attention& a = *family.attention;
+      add_fused(a.module, a.fused, {a.query, a.key, a.value});
+      const std::string module = expand_layer(a.module, layer);
+      for (const char* letter : {"q", "k", "v", "qkv"})
+        joined_.emplace(module + "." + a.fused + suffix + "_" + letter, Joined{module, a.fused, {}, letter, bias});
+    }
+  }
+
+  [[noreturn]] void fail_shape(const TensorEntry& tensor, const Dims& whole) const {
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("has the shape {}, which is neither all of {} nor one of {} parts of it",
+                            to_string(tensor.shape), to_string(whole), tp_))
+        .in(file_.path)
+        .tensor(tensor.name)
+        .hint("config.json belongs to another model, or the parameter was split in a way that needs metadata");
+  }
+
+  /// The dim along which the tensor is one of tp_ parts, nothing if it is whole.
+  std::optional<std::uint32_t> split_dim(const TensorEntry& tensor, const Dims& whole) const {
+    if (tensor.shape == whole) return std::nullopt;
+    for (std::uint32_t dim = 0; dim < std::min<std::size_t>(2, whole.size()); ++dim) {
+      Dims part = whole;
+      if (part[dim] % tp_ != 0) continue;
+      part[dim] /= tp_;
+      if (part == tensor.shape) return dim;
+    }
+    fail_shape(tensor, whole);
+  }
+
+  void add_own(const TensorEntry& tensor, const ModelParameter& parameter) {
+    // A second name of a tensor of this file goes by the rule of its first.
+    if (!parameter.tied_to.empty() && held_.count(parameter.tied_to)) return;
+    const auto dim = split_dim(tensor, parameter.shape);
+    metadata_.parameters.push_back({tensor.name, dim.has_value(), dim.value_or(0), 1, dim ? tp_ : 1});
+  }
+
+  std::uint64_t rows_of(const std::string& module, const std::string& linear) const {
+    const auto found = by_name_.find(module + "." + linear + ".weight");
+    if (found == by_name_.end())
+      throw Error(ErrorKind::kInternal, "a family joins a linear that it does not have").tensor(module + "." + linear);
+    return found->second->shape.front();
+  }
+
+  void add_joined(const TensorEntry& tensor, const Joined& joined) {
+    if (joined.letter.empty()) {
+      FusedLinearsSpec spec{joined.name, joined.parts, joined.bias, 0, {}, tp_};
+      for (const std::string& part : joined.parts) spec.original_dims.push_back(rows_of(joined.module, part));
+      const auto stride = static_cast<std::uint32_t>(joined.parts.size());
+      metadata_.parameters.push_back({tensor.name, true, 0, stride, tp_});
+      if (!joined.bias) modules_[joined.module].emplace_back(std::move(spec));
+      return;
+    }
+    metadata_.parameters.push_back({tensor.name, joined.letter != "qkv", 0, 1, tp_});
+    if (!joined.bias && (joined.letter == "q" || joined.letter == "qkv"))
+      modules_[joined.module].emplace_back(attention_spec(tensor, joined));
+  }
+
+  /// How often key/value heads are repeated shows in how many rows a rank has of them.
+  GQAQKVColumnParallelLinearSpec attention_spec(const TensorEntry& tensor, const Joined& joined) const {
+    const std::uint64_t query_rows = model_.heads * model_.head_dim / tp_;
+    std::uint64_t key_rows = 0;
+    if (joined.letter == "qkv") {
+      const std::uint64_t rows = tensor.shape.empty() ? 0 : tensor.shape.front();
+      key_rows = rows > query_rows ? (rows - query_rows) / 2 : 0;
+    } else {
+      const auto key = held_.find(joined.module + "." + joined.name + ".weight_k");
+      if (key != held_.end() && !key->second->shape.empty()) key_rows = key->second->shape.front();
+    }
+    AttentionOptions options;
+    options.fuse_qkv = joined.letter == "qkv";
+    options.kv_size_multiplier = key_rows * tp_ / (model_.kv_heads * model_.head_dim);
+    const std::string problem =
+        multiplier_problem(model_.heads, model_.kv_heads, tp_, options.kv_size_multiplier.value());
+    GQAQKVColumnParallelLinearSpec spec;
+    if (problem.empty()) spec = gqa_spec(model_, tp_, options);
+    if (!problem.empty() || spec.kv_output_size_per_partition != key_rows)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("a rank has {} rows of keys, which {} heads of {} elements over {} ranks cannot make",
+                              key_rows, model_.kv_heads, model_.head_dim, tp_))
+          .in(file_.path)
+          .tensor(tensor.name)
+          .hint("config.json belongs to another model");
+    spec.bias = held_.count(joined.module + "." + joined.name + ".bias_" + joined.letter) > 0;
+    return spec;
+  }
+
+  const Model& model_;
+  std::uint32_t tp_;
+  const Container& file_;
+  std::unordered_map<std::string, const ModelParameter*> by_name_;
+  std::unordered_map<std::string, Joined> joined_;
+  std::unordered_map<std::string, const TensorEntry*> held_;
+  std::map<std::string, std::vector<TransformationSpec>> modules_;
+  StageMetadata metadata_;
+};
+
+}  // namespace
+
+void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model) {
+  checkpoint.metadata.clear();
+  for (const auto& files : checkpoint.files)
+    checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, files.front()).run());
+}
+
+}  // namespace reshard

@@ -1,0 +1,139 @@
+#include "reshard/layouts/sharded_layout.h"
+
+#include <fmt/format.h>
+
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/target_file.h"
+#include "reshard/specs/metadata.h"
+
+namespace reshard {
+namespace {
+
+/// The rule of a tied parameter: its source's, under its own name.
+struct NamedRule {
+  std::string stored_name;
+  const CutRule* rule;
+  std::string tied_to;  // the name of the source; empty for a parameter in its own right
+};
+
+std::vector<NamedRule> named_rules(const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied) {
+  std::vector<NamedRule> named;
+  std::unordered_map<std::string, const CutRule*> by_name;
+  for (const CutRule& rule : rules) {
+    named.push_back({rule.stored_name, &rule, {}});
+    by_name.emplace(rule.stored_name, &rule);
+  }
+  for (const TiedParameter& parameter : tied) {
+    const auto source = by_name.find(parameter.source);
+    if (source != by_name.end()) named.push_back({parameter.name, source->second, parameter.source});
+  }
+  return named;
+}
+
+/// The stored tensor that `cut` makes of the layout's logical tensors.
+StoredTensor stored_from(const Layout& layout, const NamedRule& named, const Cut& cut) {
+  std::vector<Dims> shapes;
+  std::optional<DType> dtype;
+  for (const Cut::Part& part : cut.parts) {
+    const auto logical = layout.find_logical(part.logical_name);
+    if (!logical)
+      throw Error(ErrorKind::kInternal, "the plan asks for a tensor that was not proved").tensor(part.logical_name);
+    const LogicalTensor& tensor = layout.logical[*logical];
+    if (dtype && *dtype != tensor.dtype)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is {}, but {} is {}: tensors of two dtypes cannot be joined into {}", name(tensor.dtype),
+                              cut.parts.front().logical_name, name(*dtype), named.stored_name))
+          .tensor(tensor.name);
+    dtype = tensor.dtype;
+    shapes.push_back(tensor.shape);
+  }
+  const auto shape = stored_shape(cut, shapes);
+  if (!shape) throw Error(ErrorKind::kInternal, "the cut does not fit a proved shape").tensor(named.stored_name);
+  if (!num_bytes(*dtype, *shape))
+    throw Error(ErrorKind::kUsage,
+                fmt::format("a rank's part {} goes through a packed byte: elements of {} have {} bits",
+                            to_string(*shape), name(*dtype), bits(*dtype)))
+        .tensor(cut.parts.front().logical_name)
+        .hint("choose a smaller TP degree");
+  return {named.stored_name, *dtype, *shape, 0, 0, 0, !named.tied_to.empty() ? CutKind::kTied : cut.kind};
+}
+
+/// One rank's state dict. A tied parameter is a second name where the format can say so, and a second copy elsewhere.
+void add_rank(Layout& layout, const std::vector<NamedRule>& rules, RankId rank, std::uint32_t tp, ShardedForm form) {
+  TargetContainer container;
+  container.format = form.format;
+  container.path = rank_path(form.kind, form.format, rank);
+  container.tp_rank = rank.tp_rank;
+  container.pp_rank = rank.pp_rank;
+  std::vector<Cut> cuts;
+  for (const NamedRule& rule : rules) {
+    if (!rule.tied_to.empty() && form.format != Format::kSafetensors) {
+      container.aliases.push_back({rule.stored_name, rule.tied_to});
+      continue;
+    }
+    cuts.push_back(rule.rule->for_rank(rank.tp_rank, tp));
+    container.tensors.push_back(stored_from(layout, rule, cuts.back()));
+  }
+  const auto indices = add_target_container(layout, std::move(container));
+  for (std::size_t i = 0; i < cuts.size(); ++i) layout.add_cut(indices[i], cuts[i]);
+}
+
+}  // namespace
+
+Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t tp,
+                             const std::vector<LogicalTensor>& logical, ShardedForm form) {
+  Layout layout;
+  const std::filesystem::path folder = describe(form.kind).folder;
+  for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
+  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
+    const StagePlan& plan = plans[pp_rank];
+    const std::vector<CutRule> rules = cut_rules(plan.metadata);
+    const std::vector<NamedRule> named = named_rules(rules, plan.tied);
+    for (std::uint32_t tp_rank = 0; tp_rank < tp; ++tp_rank) add_rank(layout, named, {tp_rank, pp_rank}, tp, form);
+    layout.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
+  }
+  if (form.kind == ShardsKind::kOptimum)
+    for (const char* marker : {kCheckpointMarker, kDoneMarker}) layout.text_files.push_back({folder / marker, "1"});
+  return layout;
+}
+
+namespace {
+
+void add_source_rank(Layout& layout, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,
+                     const std::unordered_map<std::string, NamedRule>& rules) {
+  const std::uint32_t first_file = layout.add_files(file, rank.tp_rank, rank.pp_rank);
+  for (const TensorEntry& tensor : file.tensors) {
+    const auto found = rules.find(tensor.name);
+    if (found == rules.end())
+      throw Error(ErrorKind::kBadInput,
+                  "the file holds it, but " + metadata_file_name(rank.pp_rank) + " does not list it")
+          .in(file.path)
+          .tensor(tensor.name)
+          .hint("if it is a tied copy of another parameter, config.json must say \"tie_word_embeddings\": true");
+    const Cut cut = found->second.rule->for_rank(rank.tp_rank, checkpoint.tp);
+    const std::uint32_t stored =
+        layout.add_stored(tensor, first_file, found->second.tied_to.empty() ? cut.kind : CutKind::kTied);
+    layout.add_cut(stored, cut);
+  }
+}
+
+}  // namespace
+
+Layout sharded_source_layout(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied) {
+  Layout layout;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    const std::vector<CutRule> rules = cut_rules(checkpoint.metadata[pp_rank]);
+    std::unordered_map<std::string, NamedRule> by_name;
+    for (const NamedRule& rule : named_rules(rules, tied)) by_name.emplace(rule.stored_name, rule);
+    for (std::uint32_t tp_rank = 0; tp_rank < checkpoint.tp; ++tp_rank)
+      add_source_rank(layout, checkpoint.files[pp_rank][tp_rank], {tp_rank, pp_rank}, checkpoint, by_name);
+    for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
+      if (copy.rank.pp_rank == pp_rank) add_source_rank(layout, copy.file, copy.rank, checkpoint, by_name);
+  }
+  return layout;
+}
+
+}  // namespace reshard

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/shards.h"
+#include "reshard/specs/mesh.h"
+#include "reshard/specs/stage_plan.h"
+
+namespace reshard {
+
+/// What a sharded checkpoint to be written looks like on disk.
+struct ShardedForm {
+  ShardsKind kind = ShardsKind::kRanks;
+  Format format = Format::kSafetensors;
+};
+
+/// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel ranks, of the tensors `logical`. Paths are relative to the output directory; metadata and marker files are among the text files.
+/// \throws Error kBadInput if the originals of one joined tensor differ in dtype.
+Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t tp,
+                             const std::vector<LogicalTensor>& logical, ShardedForm form);
+
+/// A sharded checkpoint as it stands on disk: complete, and alike over the tensor-parallel ranks of each stage.
+struct ShardedCheckpoint {
+  struct Copy {
+    RankId rank;
+    Container file;
+  };
+
+  ShardsFolder folder;
+  std::uint32_t tp = 0;
+  std::uint32_t pp = 0;
+  std::vector<StageMetadata> metadata;        // [pp_rank]; empty where the folder has none
+  std::vector<std::vector<Container>> files;  // [pp_rank][tp_rank], of the first data-parallel rank
+  std::vector<Copy> copies;                   // the same weights as other data-parallel ranks have saved them
+  std::vector<std::string> not_saved;         // parameters that the metadata lists and no file holds
+  std::vector<std::string> warnings;          // whole sentences
+};
+
+/// Reads all headers and metadata and proves that every rank is there, that the ranks of a stage agree in names, shapes
+/// and dtypes, and that the metadata, where there is any, is about these files.
+/// \throws Error kBadInput; kUnsupported for expert-parallel ranks.
+ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder);
+
+/// Fills the metadata of a checkpoint that has none, from its tensors' names and shapes and the model that config.json
+/// describes.
+/// \throws Error kBadInput for a tensor that the model does not explain.
+void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model);
+
+/// Its layout. `tied` says which parameters may be second copies of others; one that the metadata does not list and
+/// that is not tied either is an error. `checkpoint` is borrowed for the call.
+Layout sharded_source_layout(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied);
+
+}  // namespace reshard

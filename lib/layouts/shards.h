@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/formats/format.h"
+
+namespace reshard {
+
+/// The two forms of a directory of shards (optimum-neuron and NxD, which save them).
+enum class ShardsKind : std::uint8_t {
+  kRanks,    // tensor_parallel_shards/tp_rank_XX_pp_rank_YY/…, NxD's first form
+  kOptimum,  // shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, what optimum-neuron writes today
+};
+
+struct ShardsKindRow {
+  ShardsKind kind;
+  const char* name;  // --layout
+  const char* folder;
+};
+inline constexpr ShardsKindRow kShardsKinds[] = {
+    {ShardsKind::kRanks, "ranks", "tensor_parallel_shards"},
+    {ShardsKind::kOptimum, "optimum", "shards"},
+};
+constexpr const ShardsKindRow& describe(ShardsKind kind) {
+  return kShardsKinds[static_cast<std::size_t>(kind)];
+}
+
+/// The folder inside `optimum`'s shards that holds the weights.
+inline constexpr const char* kOptimumModelFolder = "model";
+/// Marker files of `optimum`: a save has begun, a save is complete. Their text is "1".
+inline constexpr const char* kCheckpointMarker = "checkpoint";
+inline constexpr const char* kDoneMarker = "done";
+
+struct RankId {
+  std::uint32_t tp_rank = 0;
+  std::uint32_t pp_rank = 0;
+  std::uint32_t dp_rank = 0;  // copies of the same weights
+  std::uint32_t ep_rank = 0;
+
+  friend auto operator<=>(const RankId&, const RankId&) = default;
+};
+
+/// "tp_rank_03_pp_rank_00" or "dp_rank_00_tp_rank_03_pp_rank_00": at least two digits each.
+std::string rank_name(ShardsKind kind, RankId rank);
+/// The numbers of a name made of `dp_rank_N`, `ep_rank_N`, `tp_rank_N` and `pp_rank_N` in any order and of any width; tp
+/// and pp must be there. Nothing for any other name.
+std::optional<RankId> rank_of_name(std::string_view name);
+
+/// Where a rank's weights go, relative to the output directory. `optimum` has no safetensors.
+std::filesystem::path rank_path(ShardsKind kind, Format format, RankId rank);
+
+/// One rank's weights as they stand on disk.
+struct RankFile {
+  RankId rank;
+  std::filesystem::path path;
+  Format format = Format::kSafetensors;
+};
+
+/// A folder of shards.
+struct ShardsFolder {
+  ShardsKind kind = ShardsKind::kRanks;
+  std::filesystem::path path;
+  std::filesystem::path parent;  // the checkpoint's own directory, where config.json is
+};
+
+/// The shards folder meant by `path`: itself, or the one inside it; nothing if there is none.
+/// \throws Error kBadInput if there are two.
+std::optional<ShardsFolder> find_shards_folder(const std::filesystem::path& path);
+
+/// The weights in it, by rank.
+/// \throws Error kBadInput for a rank that is there twice, or has no weights.
+std::vector<RankFile> list_rank_files(const ShardsFolder& folder);
+
+/// What a shards folder holds that this program does not write, sorted; names relative to it.
+std::vector<std::string> foreign_entries(const std::filesystem::path& folder);
+
+}  // namespace reshard

@@ -1,0 +1,108 @@
+#include "reshard/layouts/target_file.h"
+
+#include <unordered_map>
+
+#include "reshard/formats/safetensors.h"
+
+namespace reshard {
+namespace {
+
+TensorEntry entry_of(const StoredTensor& tensor) {
+  return {tensor.name, tensor.dtype, tensor.shape};
+}
+
+/// torch names the directory inside a file after the file.
+std::string archive_name(const std::filesystem::path& path) {
+  return path.stem().string();
+}
+
+ContainerPlan plan_file(const LayoutFile& file, std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs) {
+  const std::string archive = archive_name(file.path);
+  switch (file.encoding) {
+    case LayoutFile::Encoding::kSafetensors: return plan_safetensors(std::move(tensors));
+    case LayoutFile::Encoding::kTorch: return plan_torch(archive, std::move(tensors), file.aliases, crcs);
+    case LayoutFile::Encoding::kTorchTensor:
+      return plan_torch_tensor(archive, std::move(tensors.front()), crcs.empty() ? 0 : crcs.front());
+  }
+  return {};
+}
+
+std::vector<std::uint32_t> add_file(Layout& layout, LayoutFile file, const std::vector<StoredTensor>& tensors) {
+  std::vector<TensorEntry> entries;
+  std::unordered_map<std::string, std::size_t> position;
+  for (const StoredTensor& tensor : tensors) {
+    position.emplace(tensor.name, entries.size());
+    entries.push_back(entry_of(tensor));
+  }
+  const ContainerPlan plan = plan_file(file, std::move(entries), {});
+  const auto file_index = static_cast<std::uint32_t>(layout.files.size());
+  file.size_bytes = plan.size_bytes;
+  file.first_stored = static_cast<std::uint32_t>(layout.stored.size());
+  file.stored_count = static_cast<std::uint32_t>(tensors.size());
+  layout.files.push_back(std::move(file));
+  std::vector<std::uint32_t> indices(tensors.size());
+  for (const TensorEntry& entry : plan.tensors) {
+    const std::size_t at = position.at(entry.name);
+    StoredTensor tensor = tensors[at];
+    tensor.file = file_index;
+    tensor.offset_bytes = entry.offset_bytes;
+    tensor.size_bytes = entry.size_bytes;
+    indices[at] = layout.add_stored(std::move(tensor));
+  }
+  return indices;
+}
+
+/// A file a tensor, numbered in their order; a second name has the number of the first.
+std::vector<std::uint32_t> add_xser(Layout& layout, const TargetContainer& container, const LayoutFile& file) {
+  const std::filesystem::path folder = container.path.string() + ".tensors";
+  std::vector<std::uint32_t> indices;
+  std::vector<std::pair<std::string, std::uint64_t>> names;
+  std::unordered_map<std::string, std::uint64_t> numbers;
+  std::vector<TensorEntry> entries;
+  for (const StoredTensor& tensor : container.tensors) {
+    LayoutFile tensor_file = file;
+    tensor_file.path = folder / ("tensor_" + std::to_string(names.size()) + ".pt");
+    tensor_file.encoding = LayoutFile::Encoding::kTorchTensor;
+    numbers.emplace(tensor.name, names.size());
+    names.emplace_back(tensor.name, names.size());
+    entries.push_back(entry_of(tensor));
+    indices.push_back(add_file(layout, std::move(tensor_file), {tensor}).front());
+  }
+  for (const TensorAlias& alias : container.aliases) names.emplace_back(alias.name, numbers.at(alias.source));
+  const std::string info_path = container.path.string() + ".info.pt";
+  layout.text_files.push_back({info_path, xser_info_file(archive_name(info_path), entries)});
+  layout.text_files.push_back({container.path, xser_reference_file(archive_name(container.path), names)});
+  return indices;
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> add_target_container(Layout& layout, TargetContainer container) {
+  LayoutFile file;
+  file.path = container.path;
+  file.tp_rank = container.tp_rank;
+  file.pp_rank = container.pp_rank;
+  switch (container.format) {
+    case Format::kXser: return add_xser(layout, container, file);
+    case Format::kSafetensors: file.encoding = LayoutFile::Encoding::kSafetensors; break;
+    case Format::kPytorch:
+      file.encoding = LayoutFile::Encoding::kTorch;
+      file.aliases = std::move(container.aliases);
+      break;
+  }
+  return add_file(layout, std::move(file), container.tensors);
+}
+
+bool needs_crcs(const LayoutFile& file) {
+  return file.encoding != LayoutFile::Encoding::kSafetensors;
+}
+
+std::vector<FilePart> target_parts(const Layout& layout, const LayoutFile& file, std::span<const std::uint32_t> crcs) {
+  std::vector<TensorEntry> entries;
+  for (std::uint32_t s = file.first_stored; s < file.first_stored + file.stored_count; ++s)
+    entries.push_back(entry_of(layout.stored[s]));
+  const auto own_crcs = crcs.empty() ? crcs : crcs.subspan(file.first_stored, file.stored_count);
+  return plan_file(file, std::move(entries), own_crcs).parts;
+}
+
+}  // namespace reshard
