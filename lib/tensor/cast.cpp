@@ -16,9 +16,8 @@ std::optional<std::size_t> cast_elements(DType from, std::span<const std::byte> 
     return std::nullopt;
   }
   const std::size_t from_bytes = bits(from) / 8;
-  const std::size_t to_bytes = bits(to) / 8;
   const std::size_t count = in.size() / from_bytes;
-  assert(in.size() == count * from_bytes && out.size() == count * to_bytes);
+  assert(in.size() == count * from_bytes && out.size() == count * (bits(to) / 8));
   const CastKernel kernel = simd_cast_kernel(from, to);
   if (kernel && (!kernel(in.data(), count, out.data()) || overflow == Overflow::kSaturate)) return std::nullopt;
   // Where a vector overflowed, this finds the element and writes the same bytes again.

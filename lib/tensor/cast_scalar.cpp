@@ -10,6 +10,14 @@ namespace {
 
 using ScalarCast = std::size_t (*)(const std::byte* in, std::size_t count, std::byte* out);
 
+/// number_of(kFrom, code); the format of a float is a constant here.
+template <DType kFrom>
+Number number_of_code(std::uint64_t code) {
+  if constexpr (constexpr const FloatFormat* kFormat = float_format(kFrom); kFormat != nullptr)
+    return float_number(*kFormat, code);
+  return number_of(kFrom, code);
+}
+
 template <DType kFrom, DType kTo>
 std::size_t cast_all(const std::byte* in, std::size_t count, std::byte* out) {
   constexpr std::size_t kFromBytes = bits(kFrom) / 8;
@@ -19,7 +27,7 @@ std::size_t cast_all(const std::byte* in, std::size_t count, std::byte* out) {
   for (std::size_t i = 0; i < count; ++i) {
     bool overflowed = false;
     const std::uint64_t code =
-        float_code(kFormat, number_of(kFrom, load_code<kFromBytes>(in + i * kFromBytes)), overflowed);
+        float_code(kFormat, number_of_code<kFrom>(load_code<kFromBytes>(in + i * kFromBytes)), overflowed);
     std::memcpy(out + i * kToBytes, &code, kToBytes);
     if (overflowed && first_overflow == count) first_overflow = i;
   }

@@ -64,38 +64,41 @@ HWY_INLINE void store(Vec32 codes, std::uint8_t* at) {
   }
 }
 
-/// The float32 bits of a narrower float's bits; exact, but that NaNs become quiet.
-template <DType kFrom>
+/// Whether each value of one dtype is one of the other, and rounding has nothing to do.
+template <DType kFrom, DType kTo>
+constexpr bool kFits = float_format(kFrom)->mantissa_bits <=
+                       float_format(kTo)->mantissa_bits&& float_format(kFrom)->exponent_bits <=
+                       float_format(kTo)->exponent_bits;
+
+/// The float32 bits of the bits of a float of 8 or 16 bits; exact. NaNs become quiet only if asked.
+template <DType kFrom, bool kQuiet>
 HWY_INLINE Vec32 widen(Vec32 code) {
   const Lanes32 d;
   constexpr FloatFormat kFormat = *float_format(kFrom);
   constexpr int kShift = kF32.mantissa_bits - kFormat.mantissa_bits;
   constexpr int kSignShift = 32 - static_cast<int>(bits(kFrom));
-  constexpr std::int32_t kRebias = (kF32.bias - kFormat.bias) << kF32.mantissa_bits;
-  if constexpr (kFrom == DType::kF32) {
-    return code;
-  } else {
-    const Vec32 sign = hn::And(hn::ShiftLeft<kSignShift>(code), hn::Set(d, INT32_MIN));
-    const Vec32 magnitude = hn::And(code, hn::Set(d, static_cast<std::int32_t>(kFormat.sign_mask() - 1)));
-    Vec32 wide = hn::Add(hn::ShiftLeft<kShift>(magnitude), hn::Set(d, kRebias));
-    if constexpr (kRebias != 0) {
-      // One more than the exponent of subnormals brings the leading 1 that they do not have; the difference is exact.
-      const hn::RebindToFloat<Lanes32> df;
-      constexpr std::int32_t kLeading = kRebias + (1 << kF32.mantissa_bits);
-      const Vec32 with_leading = hn::Add(wide, hn::Set(d, 1 << kF32.mantissa_bits));
-      const auto subnormal = hn::Sub(hn::BitCast(df, with_leading), hn::BitCast(df, hn::Set(d, kLeading)));
-      const auto is_subnormal = hn::Lt(magnitude, hn::Set(d, 1 << kFormat.mantissa_bits));
-      wide = hn::IfThenElse(is_subnormal, hn::BitCast(d, subnormal), wide);
-    }
-    constexpr auto kMaxFinite = static_cast<std::int32_t>(kFormat.max_finite());
-    const auto is_special = hn::Gt(magnitude, hn::Set(d, kMaxFinite));
-    Vec32 special = hn::Or(hn::ShiftLeft<kShift>(magnitude), hn::Set(d, kInfinity));
-    if constexpr (kFormat.specials == FloatSpecials::kIeee) {
-      const auto is_nan = hn::Gt(magnitude, hn::Set(d, kMaxFinite + 1));
-      special = hn::Or(special, hn::IfThenElseZero(is_nan, hn::Set(d, kQuietBit)));
-    }
-    return hn::Or(sign, hn::IfThenElse(is_special, special, wide));
+  constexpr std::int32_t kOneExponent = 1 << kF32.mantissa_bits;
+  constexpr std::int32_t kRebias = (kF32.bias - kFormat.bias) * kOneExponent;
+  constexpr auto kMaxFinite = static_cast<std::int32_t>(kFormat.max_finite());
+  constexpr bool kHasNanToQuiet = kQuiet && kFormat.specials == FloatSpecials::kIeee;
+  const Vec32 placed = hn::ShiftLeft<kShift>(code);
+  if constexpr (kRebias == 0 && !kHasNanToQuiet) return placed;
+  const Vec32 magnitude = hn::And(code, hn::Set(d, static_cast<std::int32_t>(kFormat.sign_mask() - 1)));
+  const Vec32 sign = hn::And(hn::ShiftLeft<kSignShift>(code), hn::Set(d, INT32_MIN));
+  Vec32 wide = hn::ShiftLeft<kShift>(magnitude);
+  if constexpr (kRebias != 0) {
+    const Vec32 special = hn::Or(wide, hn::Set(d, kInfinity));
+    wide = hn::Add(wide, hn::Set(d, kRebias));
+    // One more than the exponent of subnormals brings the leading 1 that they do not have; the difference is exact.
+    const hn::RebindToFloat<Lanes32> df;
+    const auto with_leading = hn::BitCast(df, hn::Add(wide, hn::Set(d, kOneExponent)));
+    const Vec32 subnormal = hn::BitCast(d, hn::Sub(with_leading, hn::BitCast(df, hn::Set(d, kRebias + kOneExponent))));
+    wide = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d, (1 << kFormat.mantissa_bits) - 1)), wide, subnormal);
+    wide = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d, kMaxFinite)), special, wide);
   }
+  if constexpr (kHasNanToQuiet)
+    wide = hn::Or(wide, hn::IfThenElseZero(hn::Gt(magnitude, hn::Set(d, kMaxFinite + 1)), hn::Set(d, kQuietBit)));
+  return hn::Or(sign, wide);
 }
 
 /// The largest finite value of a dtype as the bits of a float32.
@@ -129,8 +132,8 @@ HWY_INLINE Vec32 round_magnitude(Vec32 magnitude) {
   constexpr std::int32_t kMagic = (kUnitExponent + kF32.mantissa_bits + kF32.bias) << kF32.mantissa_bits;
   const auto sum = hn::Add(hn::BitCast(df, magnitude), hn::BitCast(df, hn::Set(d, kMagic)));
   const Vec32 subnormal = hn::Sub(hn::BitCast(d, sum), hn::Set(d, kMagic));
-  const Vec32 min_normal = hn::Set(d, (1 - kFormat.bias + kF32.bias) << kF32.mantissa_bits);
-  return hn::IfThenElse(hn::Lt(magnitude, min_normal), subnormal, normal);
+  constexpr std::int32_t kMinNormal = (1 - kFormat.bias + kF32.bias) << kF32.mantissa_bits;
+  return hn::IfThenElse(hn::Gt(magnitude, hn::Set(d, kMinNormal - 1)), normal, subnormal);
 }
 
 /// The bits in `kTo` of float32 bits. `largest` gathers the largest magnitudes that may overflow.
@@ -140,30 +143,36 @@ HWY_INLINE Vec32 narrow(Vec32 value, Vec32& largest) {
   constexpr FloatFormat kFormat = *float_format(kTo);
   constexpr int kShift = kF32.mantissa_bits - kFormat.mantissa_bits;
   constexpr int kSignShift = 32 - static_cast<int>(bits(kTo));
-  if constexpr (kTo == DType::kF32) {
-    return value;
+  const Vec32 sign =
+      hn::And(hn::ShiftRight<kSignShift>(value), hn::Set(d, static_cast<std::int32_t>(kFormat.sign_mask())));
+  const Vec32 magnitude = hn::And(value, hn::Set(d, INT32_MAX));
+  const Vec32 code = round_magnitude<kTo>(hn::Min(magnitude, hn::Set(d, max_finite_as_f32(kFormat))));
+  const auto is_nan = hn::Gt(magnitude, hn::Set(d, kInfinity));
+  if constexpr (kFormat.specials == FloatSpecials::kIeee) {
+    constexpr auto kMagnitudeMask = static_cast<std::int32_t>(kFormat.sign_mask() - 1);
+    constexpr auto kNarrowQuietBit = static_cast<std::int32_t>(kFormat.quiet_bit());
+    const auto is_special = hn::Gt(magnitude, hn::Set(d, kInfinity - 1));
+    // An exponent of ones stays one when its top is cut.
+    const Vec32 special = hn::Or(hn::And(hn::ShiftRight<kShift>(magnitude), hn::Set(d, kMagnitudeMask)),
+                                 hn::IfThenElseZero(is_nan, hn::Set(d, kNarrowQuietBit)));
+    largest = hn::Max(largest, hn::IfThenZeroElse(is_special, magnitude));
+    return hn::Or(sign, hn::IfThenElse(is_special, special, code));
   } else {
-    const Vec32 infinity = hn::Set(d, kInfinity);
-    const Vec32 sign =
-        hn::And(hn::ShiftRight<kSignShift>(value), hn::Set(d, static_cast<std::int32_t>(kFormat.sign_mask())));
-    const Vec32 magnitude = hn::And(value, hn::Set(d, INT32_MAX));
-    const Vec32 code = round_magnitude<kTo>(hn::Min(magnitude, hn::Set(d, max_finite_as_f32(kFormat))));
-    const auto is_nan = hn::Gt(magnitude, infinity);
-    if constexpr (kFormat.specials == FloatSpecials::kIeee) {
-      constexpr auto kToInfinity = static_cast<std::int32_t>(kFormat.infinity());
-      constexpr auto kNan = static_cast<std::int32_t>(kFormat.infinity() | kFormat.quiet_bit());
-      const auto is_finite = hn::Lt(magnitude, infinity);
-      const Vec32 payload =
-          hn::And(hn::ShiftRight<kShift>(magnitude), hn::Set(d, static_cast<std::int32_t>(kFormat.mantissa_mask())));
-      const Vec32 special = hn::IfThenElse(is_nan, hn::Or(payload, hn::Set(d, kNan)), hn::Set(d, kToInfinity));
-      largest = hn::Max(largest, hn::IfThenElseZero(is_finite, magnitude));
-      return hn::Or(sign, hn::IfThenElse(is_finite, code, special));
-    } else {
-      largest = hn::Max(largest, hn::IfThenZeroElse(is_nan, magnitude));
-      return hn::Or(sign,
-                    hn::IfThenElse(is_nan, hn::Set(d, static_cast<std::int32_t>(kFormat.max_finite() + 1)), code));
-    }
+    constexpr auto kNan = static_cast<std::int32_t>(kFormat.max_finite() + 1);
+    largest = hn::Max(largest, hn::IfThenZeroElse(is_nan, magnitude));
+    return hn::Or(sign, hn::IfThenElse(is_nan, hn::Set(d, kNan), code));
   }
+}
+
+/// One vector of elements.
+template <DType kFrom, DType kTo>
+HWY_INLINE void cast_vector(const std::uint8_t* in, std::uint8_t* out, Vec32& largest) {
+  constexpr bool kIsExact = kFits<kFrom, kTo> && float_format(kTo)->exponent_bits == kF32.exponent_bits;
+  Vec32 value = load<bits(kFrom) / 8>(in);
+  if constexpr (kFrom != DType::kF32) value = widen<kFrom, kIsExact>(value);
+  if constexpr (!kIsExact) value = narrow<kTo>(value, largest);
+  if constexpr (kIsExact) value = hn::ShiftRight<kF32.mantissa_bits - float_format(kTo)->mantissa_bits>(value);
+  store<bits(kTo) / 8>(value, out);
 }
 
 template <DType kFrom, DType kTo>
@@ -176,14 +185,13 @@ bool cast_all(const std::byte* in_bytes, std::size_t count, std::byte* out_bytes
   const std::size_t lanes = hn::Lanes(d);
   Vec32 largest = hn::Zero(d);
   std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes)
-    store<kToBytes>(narrow<kTo>(widen<kFrom>(load<kFromBytes>(in + i * kFromBytes)), largest), out + i * kToBytes);
+  for (; i + lanes <= count; i += lanes) cast_vector<kFrom, kTo>(in + i * kFromBytes, out + i * kToBytes, largest);
   if (i < count) {
     // The rest goes through vectors of its own, filled up with zeros.
     HWY_ALIGN std::uint8_t in_rest[HWY_MAX_BYTES] = {};
     HWY_ALIGN std::uint8_t out_rest[HWY_MAX_BYTES];
     std::memcpy(in_rest, in + i * kFromBytes, (count - i) * kFromBytes);
-    store<kToBytes>(narrow<kTo>(widen<kFrom>(load<kFromBytes>(in_rest)), largest), out_rest);
+    cast_vector<kFrom, kTo>(in_rest, out_rest, largest);
     std::memcpy(out + i * kToBytes, out_rest, (count - i) * kToBytes);
   }
   if constexpr (kTo == DType::kF32) return false;

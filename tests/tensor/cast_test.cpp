@@ -2,9 +2,11 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <random>
 
 #include "cast_support.h"
+#include "reshard/tensor/cast_kernels.h"
 #include "support/errors.h"
 
 namespace reshard {
@@ -103,6 +105,25 @@ TEST_CASE("What is beyond the largest finite value after rounding saturates or i
   });
   CHECK(overflow_of(DType::kF64, {std::bit_cast<std::uint64_t>(0x1.FFFFFEFFFFFFFp127)}, DType::kF32) == std::nullopt);
   CHECK(overflow_of(DType::kF64, {std::bit_cast<std::uint64_t>(0x1.FFFFFFp127)}, DType::kF32) == 0);
+}
+
+TEST_CASE("Vectors say that values overflow only if some do") {
+  with_each_simd_target([] {
+    for (const Limit& limit : kLimits) {
+      const CastKernel kernel = simd_cast_kernel(DType::kF32, limit.to);
+      if (!kernel) continue;  // scalar
+      INFO(name(limit.to));
+      const auto overflows = [&](float value) {
+        const Bytes in = test::pack(DType::kF32, Codes(70, f32(value)));
+        Bytes out(70 * bits(limit.to) / 8);
+        return kernel(in.data(), 70, out.data());
+      };
+      CHECK(!overflows(limit.last_that_fits));
+      CHECK(overflows(-limit.first_that_does_not));
+      CHECK(!overflows(std::bit_cast<float>(0xFFFFFFFF)));
+      CHECK(overflows(HUGE_VALF) == (limit.to == DType::kF8E4M3));
+    }
+  });
 }
 
 TEST_CASE("Infinities stay, but for F8_E4M3 they overflow") {
