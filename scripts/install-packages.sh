@@ -7,7 +7,7 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build
-  libcli11-dev libfmt-dev nlohmann-json3-dev zlib1g-dev
+  libcli11-dev libfmt-dev libhwy-dev nlohmann-json3-dev zlib1g-dev
   catch2 libssl-dev libxtensor-dev # tests only
 )
 checkers=(clang-format-14 shellcheck)

@@ -6,42 +6,23 @@
 #include <cmath>
 #include <cstring>
 
+#include "reshard/tensor/float_format.h"
+
 namespace reshard {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-/// Which bit patterns of a small float are not finite numbers.
-enum class Specials { kNone, kIeee, kAllOnesNan, kNegativeZeroNan };
-
-struct SmallFloat {
-  DType dtype;
-  int exponent_bits;
-  int mantissa_bits;
-  int bias;
-  Specials specials;
-};
-
-constexpr SmallFloat kSmallFloats[] = {
-    {DType::kF4, 2, 1, 1, Specials::kNone},
-    {DType::kF6E2M3, 2, 3, 1, Specials::kNone},
-    {DType::kF6E3M2, 3, 2, 3, Specials::kNone},
-    {DType::kF8E5M2, 5, 2, 15, Specials::kIeee},
-    {DType::kF8E4M3, 4, 3, 7, Specials::kAllOnesNan},
-    {DType::kF8E4M3FNUZ, 4, 3, 8, Specials::kNegativeZeroNan},
-    {DType::kF8E5M2FNUZ, 5, 2, 16, Specials::kNegativeZeroNan},
-};
-
-double decode(const SmallFloat& format, unsigned value) {
+double decode(const FloatFormat& format, unsigned value) {
   const unsigned mantissa = value & ((1u << format.mantissa_bits) - 1);
   const unsigned exponent = (value >> format.mantissa_bits) & ((1u << format.exponent_bits) - 1);
   const bool negative = (value >> (format.mantissa_bits + format.exponent_bits)) & 1;
   const bool top_exponent = exponent == (1u << format.exponent_bits) - 1;
   const bool full_mantissa = mantissa == (1u << format.mantissa_bits) - 1;
-  if (format.specials == Specials::kIeee && top_exponent) return mantissa != 0 ? kNan : negative ? -kInf : kInf;
-  if (format.specials == Specials::kAllOnesNan && top_exponent && full_mantissa) return kNan;
-  if (format.specials == Specials::kNegativeZeroNan && negative && exponent == 0 && mantissa == 0) return kNan;
+  if (format.specials == FloatSpecials::kIeee && top_exponent) return mantissa != 0 ? kNan : negative ? -kInf : kInf;
+  if (format.specials == FloatSpecials::kAllOnesNan && top_exponent && full_mantissa) return kNan;
+  if (format.specials == FloatSpecials::kNegativeZeroNan && negative && exponent == 0 && mantissa == 0) return kNan;
   const double fraction = std::ldexp(static_cast<double>(mantissa), -format.mantissa_bits);
   const double magnitude = exponent == 0 ? std::ldexp(fraction, 1 - format.bias)
                                          : std::ldexp(1 + fraction, static_cast<int>(exponent) - format.bias);
@@ -49,7 +30,7 @@ double decode(const SmallFloat& format, unsigned value) {
 }
 
 double half_value(std::uint16_t value) {
-  return decode({DType::kF16, 5, 10, 15, Specials::kIeee}, value);
+  return decode(*float_format(DType::kF16), value);
 }
 
 double bfloat16_value(std::uint16_t value) {
@@ -134,9 +115,8 @@ void ValueSummary::append(const ValueSummary& next) {
 
 double small_float_value(DType dtype, std::uint8_t value) {
   if (dtype == DType::kF8E8M0) return value == 255 ? kNan : std::ldexp(1.0, value - 127);
-  for (const SmallFloat& format : kSmallFloats)
-    if (format.dtype == dtype) return decode(format, value & ((1u << bits(dtype)) - 1));
-  return kNan;
+  const FloatFormat* format = float_format(dtype);
+  return format ? decode(*format, value & ((1u << bits(dtype)) - 1)) : kNan;
 }
 
 ValueSummary summarize(DType dtype, std::span<const std::byte> bytes) {

@@ -1,0 +1,87 @@
+// What the tests of casts share.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "cast_oracle.h"
+#include "reshard/tensor/cast.h"
+#include "reshard/tensor/simd.h"
+#include "support/catch.h"
+
+namespace reshard::test {
+
+using Bytes = std::vector<std::byte>;
+using Codes = std::vector<std::uint64_t>;
+
+inline constexpr DType kCastTargets[] = {DType::kF64,  DType::kF32,    DType::kF16,
+                                         DType::kBF16, DType::kF8E4M3, DType::kF8E5M2};
+
+inline Bytes pack(DType dtype, const Codes& codes) {
+  const std::size_t width = bits(dtype) / 8;
+  Bytes bytes(codes.size() * width);
+  for (std::size_t i = 0; i < codes.size(); ++i) std::memcpy(bytes.data() + i * width, &codes[i], width);
+  return bytes;
+}
+
+inline std::uint64_t code_at(DType dtype, const Bytes& bytes, std::size_t index) {
+  const std::size_t width = bits(dtype) / 8;
+  std::uint64_t code = 0;
+  std::memcpy(&code, bytes.data() + index * width, width);
+  return code;
+}
+
+/// Goes back to the best instruction set when a test ends.
+struct BestSimdTarget {
+  BestSimdTarget() = default;
+  BestSimdTarget(const BestSimdTarget&) = delete;
+  BestSimdTarget& operator=(const BestSimdTarget&) = delete;
+  ~BestSimdTarget() { use_simd_target(simd_targets().front()); }
+};
+
+struct CastResult {
+  Bytes out;
+  std::optional<std::size_t> first_overflow;
+};
+
+inline CastResult cast(DType from, const Bytes& in, DType to, Overflow overflow) {
+  CastResult result{Bytes(in.size() / (bits(from) / 8) * (bits(to) / 8)), std::nullopt};
+  result.first_overflow = cast_elements(from, in, to, result.out, overflow);
+  return result;
+}
+
+/// One value, saturated.
+inline std::uint64_t cast_code(DType from, std::uint64_t code, DType to) {
+  return code_at(to, cast(from, pack(from, {code}), to, Overflow::kSaturate).out, 0);
+}
+
+/// Casts `codes` with each instruction set and holds every result, and what overflowed first, against the oracle.
+inline void check_casts(DType from, const Codes& codes, DType to) {
+  INFO(name(from) << " to " << name(to));
+  const CastOracle oracle(from, to);
+  const Bytes in = pack(from, codes);
+  Codes expected;
+  std::optional<std::size_t> first_overflow;
+  for (const std::uint64_t code : codes) {
+    const Expected one = from == to ? Expected{code, false} : oracle.cast(code);
+    if (one.overflow && !first_overflow) first_overflow = expected.size();
+    expected.push_back(one.code);
+  }
+  const Bytes expected_bytes = pack(to, expected);
+  const BestSimdTarget restore;
+  for (const std::string& target : simd_targets()) {
+    INFO(target);
+    use_simd_target(target);
+    for (const Overflow overflow : {Overflow::kSaturate, Overflow::kError}) {
+      const CastResult result = cast(from, in, to, overflow);
+      CHECK(result.first_overflow == (overflow == Overflow::kError ? first_overflow : std::nullopt));
+      if (result.out == expected_bytes) continue;
+      for (std::size_t i = 0; i < codes.size(); ++i) {
+        INFO("source bits 0x" << std::hex << codes[i]);
+        REQUIRE(code_at(to, result.out, i) == expected[i]);
+      }
+    }
+  }
+}
+
+}  // namespace reshard::test

@@ -1,0 +1,42 @@
+#include "reshard/tensor/simd.h"
+
+#include "cast_support.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+TEST_CASE("Plain C++ is the last of the instruction sets, and each can be asked for") {
+  const test::BestSimdTarget restore;
+  const std::vector<std::string> targets = simd_targets();
+  REQUIRE(!targets.empty());
+  CHECK(targets.back() == "scalar");
+  for (const std::string& target : targets) {
+    use_simd_target(target);
+    CHECK(simd_is_scalar() == (target == "scalar"));
+    CHECK(simd_targets() == targets);
+  }
+}
+
+TEST_CASE("An instruction set of an unknown name is refused, and the list is told") {
+  const Error error = test::error_of([] { use_simd_target("sse9"); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.message(), test::Says("\"sse9\""));
+  CHECK_THAT(error.hint(), test::Says("scalar"));
+}
+
+// The environment is read once a process, so that CTest runs these two by themselves, with RESHARD_SIMD set.
+TEST_CASE("RESHARD_SIMD=sse9 is refused", "[.environment]") {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const Error error = test::error_of([] { test::cast_code(DType::kF32, 0, DType::kBF16); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.message(), test::Says("RESHARD_SIMD"));
+  }
+}
+
+TEST_CASE("RESHARD_SIMD=scalar is obeyed", "[.environment]") {
+  CHECK(simd_is_scalar());
+}
+
+}  // namespace
+}  // namespace reshard
