@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "reshard/engine/blocks.h"
 #include "reshard/engine/file_pool.h"
 #include "reshard/layouts/target_file.h"
+#include "reshard/tensor/numeric.h"
 #include "reshard/tensor/runs.h"
 
 namespace reshard {
@@ -24,7 +26,7 @@ namespace {
 constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
 // Of a matrix that lies in columns, a block of rows is short ranges: the more rows, the longer.
 constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
-constexpr std::uint64_t kBuffersPerThread = 4;     // the block, up to two for a file's side of it, one to compare with
+constexpr std::uint64_t kBuffersPerThread = 4;  // the block, up to two for a file's side of it, one for a second copy
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
 constexpr std::size_t kOpenFiles = 256;            // of each side; the usual limit is 1024 a process
 constexpr unsigned kMaxDefaultThreads = 16;
@@ -41,10 +43,10 @@ struct Group {
   bool is_one_run() const { return runs.size() == 1 && runs.front().loops.empty(); }
 };
 
-bool reads_strided(const Program& program, const Transfer& transfer) {
-  const auto& strides = program.source->strides;
-  return !strides.empty() && std::any_of(transfer.reads.begin(), transfer.reads.end(),
-                                         [&](const Piece& piece) { return strides.count(piece.stored) > 0; });
+bool is_strided(const Layout* layout, const std::optional<Reading>& reading) {
+  if (!layout || layout->strides.empty() || !reading) return false;
+  return std::any_of(reading->reads.begin(), reading->reads.end(),
+                     [&](const Piece& piece) { return layout->strides.count(piece.stored) > 0; });
 }
 
 /// Work to be had: the next block of the next tensor, in order.
@@ -64,8 +66,8 @@ class Queue {
     while (!grid_ || block_ == grid_->count()) {
       if (transfer_ == program_.transfers.size()) return false;
       const Transfer& transfer = program_.transfers[transfer_++];
-      const LogicalTensor& tensor = program_.source->logical[transfer.source_logical];
-      const std::uint64_t block_bytes = reads_strided(program_, transfer) ? strided_block_bytes_ : block_bytes_;
+      const LogicalTensor& tensor = *transfer.tensor;
+      const std::uint64_t block_bytes = block_bytes_of(transfer);
       grid_ = std::make_unique<BlockGrid>(tensor.dtype, tensor.shape, block_bytes);
       if (grid_->block_bytes() > std::max(block_bytes, kBlockBytes))
         throw Error(ErrorKind::kUnsupported,
@@ -81,6 +83,15 @@ class Queue {
   }
 
  private:
+  std::uint64_t block_bytes_of(const Transfer& transfer) const {
+    const bool strided = is_strided(program_.source, transfer.source) || is_strided(program_.against, transfer.against);
+    std::uint64_t bytes = strided ? strided_block_bytes_ : block_bytes_;
+    // The block after a cast, too, has to fit.
+    if (transfer.result && bits(transfer.result->dtype) > bits(transfer.tensor->dtype))
+      bytes = bytes * bits(transfer.tensor->dtype) / bits(transfer.result->dtype);
+    return bytes;
+  }
+
   const Program& program_;
   std::uint64_t block_bytes_;
   std::uint64_t strided_block_bytes_;
@@ -119,10 +130,12 @@ struct Shared {
   Queue queue;
   Checksums checksums;
   FilePool<Source> sources{kOpenFiles};
+  FilePool<Source> others{kOpenFiles};  // of Program::against
   FilePool<Sink> sinks{kOpenFiles};
   std::atomic<bool> failed{false};
   std::mutex failure_mutex{};
   std::exception_ptr failure{};
+  std::set<const StoredTensor*> divergent{};
 };
 
 /// One thread's buffers and what it does with a block.
@@ -142,27 +155,79 @@ class Worker {
  private:
   void process(const Queue::Item& item) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
-    const LogicalTensor& tensor = shared_.program.source->logical[transfer.source_logical];
-    const std::uint64_t bytes = *num_bytes(tensor.dtype, item.box.size);
-    block_.resize(bytes);
-    for_each_group(*shared_.program.source, transfer.reads, tensor, item.box,
-                   [&](const Group& group) { load(group, block_); });
-    for_each_group(*shared_.program.source, transfer.checks, tensor, item.box, [&](const Group& group) {
-      other_.resize(bytes);
-      load(group, other_);
-      compare(group, tensor, item.box);
-    });
+    const LogicalTensor& tensor = *transfer.tensor;
+    if (transfer.source)
+      read(*shared_.program.source, shared_.sources, *transfer.source, tensor, item.box, block_);
+    else
+      block_.assign(*num_bytes(tensor.dtype, item.box.size), std::byte{0});
+    if (!transfer.more.empty()) average(transfer, item.box);
     std::uint64_t done = 0;
-    if (shared_.program.target)
-      for_each_group(*shared_.program.target, transfer.writes, tensor, item.box, [&](const Group& group) {
+    if (shared_.program.target && transfer.result) {
+      cast(transfer, item.box);
+      for_each_group(*shared_.program.target, transfer.writes, *transfer.result, item.box, [&](const Group& group) {
         store(group);
         done += group.total_bytes;
       });
+    }
+    if (transfer.against)
+      read(*shared_.program.against, shared_.others, *transfer.against, *transfer.result, item.box, against_);
     if (shared_.visitor) {
-      shared_.visitor(item.transfer, item.block, block_);
-      done = bytes;
+      shared_.visitor({item.transfer, item.block, first_elem(tensor.shape, item.box), block_, against_});
+      done = block_.size() + against_.size();
     }
     if (shared_.options.progress) shared_.options.progress->done_bytes += done;
+  }
+
+  /// Fills `block` and compares second copies with it.
+  void read(const Layout& layout, FilePool<Source>& files, const Reading& reading, const LogicalTensor& tensor,
+            const Box& box, std::vector<std::byte>& block) {
+    const std::uint64_t bytes = *num_bytes(tensor.dtype, box.size);
+    block.resize(bytes);
+    if (layout.logical[reading.logical].zeros) std::fill(block.begin(), block.end(), std::byte{0});
+    for_each_group(layout, reading.reads, tensor, box, [&](const Group& group) { load(layout, files, group, block); });
+    for_each_group(layout, reading.checks, tensor, box, [&](const Group& group) {
+      other_.resize(bytes);
+      load(layout, files, group, other_);
+      compare(layout, group, tensor, box, block);
+    });
+  }
+
+  /// Makes the block the mean of this tensor and others.
+  void average(const Transfer& transfer, const Box& box) {
+    std::vector<std::vector<std::byte>> terms{block_};
+    for (const Reading& reading : transfer.more)
+      read(*shared_.program.source, shared_.sources, reading, *transfer.tensor, box, terms.emplace_back());
+    mean_elements(transfer.tensor->dtype, terms, block_);
+  }
+
+  /// Makes the block one of the dtype that is written.
+  void cast(const Transfer& transfer, const Box& box) {
+    const LogicalTensor& tensor = *transfer.tensor;
+    const DType to = transfer.result->dtype;
+    if (tensor.dtype == to) return;
+    other_.resize(*num_bytes(to, box.size));
+    const auto overflowed = cast_elements(tensor.dtype, block_, to, other_, shared_.options.overflow);
+    if (overflowed)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("its element {} does not fit {}", to_string(index_in(box, *overflowed)), name(to)))
+          .tensor(tensor.name)
+          .hint("choose a wider dtype, or let such values become the largest of theirs (--overflow saturate)");
+    block_.swap(other_);
+  }
+
+  static Dims index_in(const Box& box, std::uint64_t elem) {
+    Dims index(box.begin.size());
+    for (std::size_t d = index.size(); d-- > 0;) {
+      index[d] = box.begin[d] + elem % box.size[d];
+      elem /= box.size[d];
+    }
+    return index;
+  }
+
+  static std::uint64_t first_elem(const Dims& shape, const Box& box) {
+    std::uint64_t elem = 0;
+    for (std::size_t d = 0; d < shape.size(); ++d) elem = elem * shape[d] + box.begin[d];
+    return elem;
   }
 
   /// Calls `use` with what each stored tensor has to do with the block. `pieces` are grouped by stored tensor.
@@ -204,16 +269,16 @@ class Worker {
   }
 
   /// Reads the group's bytes into `block`, from the file in as few calls as do not read what others need.
-  void load(const Group& group, std::vector<std::byte>& block) {
-    const StoredTensor& stored = shared_.program.source->stored[group.stored];
-    const auto file = shared_.sources.get(
-        stored.file, [&] { return shared_.options.storage->open(shared_.program.source->files[stored.file].path); });
+  void load(const Layout& layout, FilePool<Source>& files, const Group& group, std::vector<std::byte>& block) {
+    const StoredTensor& stored = layout.stored[group.stored];
+    const auto file =
+        files.get(stored.file, [&] { return shared_.options.storage->open(layout.files[stored.file].path); });
     const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
     if (group.is_one_run()) {
       const Runs& run = group.runs.front();
       file->read_at(stored.offset_bytes + run.a_begin_bytes,
                     std::span(block).subspan(run.b_begin_bytes, run.run_bytes));
-    } else if (group.dense() || (group.runs.front().run_bytes < kWorthASystemCall && span_bytes <= 2 * block_.size())) {
+    } else if (group.dense() || (group.runs.front().run_bytes < kWorthASystemCall && span_bytes <= 2 * block.size())) {
       staging_.resize(span_bytes);
       file->read_at(stored.offset_bytes + group.begin_bytes, staging_);
       for (const Runs& runs : group.runs) copy_runs(runs, staging_.data(), group.begin_bytes, block.data(), 0);
@@ -266,39 +331,41 @@ class Worker {
 
   /// The bytes of a second copy are those of the first.
   /// \throws Error with the first element that differs.
-  void compare(const Group& group, const LogicalTensor& tensor, const Box& box) const {
+  void compare(const Layout& layout, const Group& group, const LogicalTensor& tensor, const Box& box,
+               const std::vector<std::byte>& block) {
     for (const Runs& runs : group.runs)
       runs.for_each([&](std::uint64_t, std::uint64_t b) {
-        if (std::memcmp(block_.data() + b, other_.data() + b, runs.run_bytes) == 0) return;
+        if (std::memcmp(block.data() + b, other_.data() + b, runs.run_bytes) == 0) return;
         std::uint64_t at = b;
-        while (block_[at] == other_[at]) ++at;
-        fail_compare(group.stored, tensor, box, at * 8 / bits(tensor.dtype));
+        while (block[at] == other_[at]) ++at;
+        differ(layout, group.stored, tensor, index_in(box, at * 8 / bits(tensor.dtype)));
       });
   }
 
-  [[noreturn]] void fail_compare(std::uint32_t stored, const LogicalTensor& tensor, const Box& box,
-                                 std::uint64_t elem_in_block) const {
-    Dims index(box.begin.size());
-    for (std::size_t d = index.size(); d-- > 0;) {
-      index[d] = box.begin[d] + elem_in_block % box.size[d];
-      elem_in_block /= box.size[d];
-    }
-    const StoredTensor& copy = shared_.program.source->stored[stored];
+  void differ(const Layout& layout, std::uint32_t stored, const LogicalTensor& tensor, const Dims& index) {
+    const StoredTensor& copy = layout.stored[stored];
     Error error(ErrorKind::kBadInput,
-                fmt::format("is said to be a copy of {}, but differs from it, first at element {}", tensor.name,
-                            to_string(index)));
-    error.in(shared_.program.source->files[copy.file].path).tensor(copy.name);
-    if (copy.kind == CutKind::kTied)
+                tensor.zeros
+                    ? fmt::format("holds numbers where it is filled up with zeros, first at {}", to_string(index))
+                    : fmt::format("is said to be a copy of {}, but differs from it, first at element {}", tensor.name,
+                                  to_string(index)));
+    error.in(layout.files[copy.file].path).tensor(copy.name);
+    const bool tied = copy.kind == CutKind::kTied;
+    if (tied)
       error.hint("if the two are meant to differ, config.json must say \"tie_word_embeddings\": false");
-    else
-      error.hint("the ranks are mixed up, or come from different checkpoints");
-    throw error;
+    else if (!tensor.zeros)
+      error.hint(
+          "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first");
+    if (tied || tensor.zeros || !shared_.options.on_divergence) throw error;
+    const std::lock_guard lock(shared_.failure_mutex);
+    if (shared_.divergent.insert(&copy).second) shared_.options.on_divergence(error);
   }
 
   Shared& shared_;
   std::vector<std::byte> block_;
   std::vector<std::byte> staging_;
   std::vector<std::byte> other_;
+  std::vector<std::byte> against_;
 };
 
 /// The number of threads that options ask for.

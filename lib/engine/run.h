@@ -12,6 +12,7 @@
 
 #include "reshard/base/storage.h"
 #include "reshard/plan/program.h"
+#include "reshard/tensor/cast.h"
 
 namespace reshard {
 
@@ -25,16 +26,29 @@ struct Progress {
 struct RunOptions {
   unsigned threads = 0;                                       // 0: as many as there are processors, at most 16
   std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // of the engine's buffers, over all threads
+  Overflow overflow = Overflow::kSaturate;                    // of casts
   Progress* progress = nullptr;                               // borrowed; may be null
   Storage* storage = &local_storage();                        // borrowed
+  /// Told of second copies that differ, instead of a run that fails for it; one call at a time. Tied parameters that
+  /// differ remain an error.
+  std::function<void(const Error&)> on_divergence;
 };
 
 /// The least memory a run can work in.
 inline constexpr std::uint64_t kMinMemoryBytes = std::uint64_t{4} << 20;
 
 /// Sees the bytes of one block of a logical tensor, C-ordered, whole. Called from several threads, each block once.
-/// `transfer` is the index into Program::transfers, `block` counts the blocks of that tensor.
-using BlockVisitor = std::function<void(std::size_t transfer, std::uint64_t block, std::span<const std::byte> bytes)>;
+/// `transfer` is the index into Program::transfers, `block` counts the blocks of that tensor;
+/// `against` is the same block as Program::against has it, in that layout's dtype; empty where there is none. Blocks are
+/// ranges of C order: `first_elem` says where this one begins.
+struct VisitedBlock {
+  std::size_t transfer = 0;
+  std::uint64_t block = 0;
+  std::uint64_t first_elem = 0;
+  std::span<const std::byte> bytes;
+  std::span<const std::byte> against;
+};
+using BlockVisitor = std::function<void(const VisitedBlock& block)>;
 
 /// Moves the bytes of `program` into files under `target_root`, which exist with their full size. Output bytes depend
 /// on the program alone, not on threads or memory. A visitor's blocks have `visit_block_bytes` whatever the memory.

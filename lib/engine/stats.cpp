@@ -21,8 +21,8 @@ std::vector<ValueSummary> compute_stats(const Layout& layout, const std::vector<
     program.transfers.push_back(std::move(all.transfers[index]));
     parts.emplace_back(BlockGrid(tensor.dtype, tensor.shape, kStatsBlockBytes).count());
   }
-  const auto visit = [&](std::size_t transfer, std::uint64_t block, std::span<const std::byte> bytes) {
-    parts[transfer][block] = summarize(layout.logical[wanted[transfer]].dtype, bytes);
+  const auto visit = [&](const VisitedBlock& block) {
+    parts[block.transfer][block.block] = summarize(layout.logical[wanted[block.transfer]].dtype, block.bytes);
   };
   run_program(program, {}, options, visit, kStatsBlockBytes);
   std::vector<ValueSummary> summaries(wanted.size());

@@ -19,6 +19,7 @@ struct LogicalTensor {
   std::string name;
   DType dtype;
   Dims shape;
+  bool zeros = false;  // none of the state dict's: what fills the room between others in a stored tensor
 };
 
 /// One file of a layout. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to the

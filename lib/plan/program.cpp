@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "reshard/base/error.h"
-#include "reshard/base/strings.h"
+#include "reshard/tensor/cast.h"
 
 namespace reshard {
 namespace {
@@ -42,35 +43,43 @@ std::vector<Box> take(const Piece& piece, std::vector<Box>& open, std::vector<Pi
   return besides;
 }
 
-/// Fills the tensor from its pieces, each element from the first piece that has it and goes by the tensor's own name;
-/// all that other pieces hold of it is compared.
-Transfer read_logical(const Layout& source, std::uint32_t index) {
-  const LogicalTensor& tensor = source.logical[index];
-  Transfer transfer;
-  transfer.source_logical = index;
-  std::vector<Box> open{whole(tensor.shape)};  // what no piece has filled yet
-  if (volume(open.front()) == 0) open.clear();
-  for (const Piece& piece : source.pieces[index]) {
-    if (source.stored[piece.stored].kind == CutKind::kTied || open.empty()) {
-      transfer.checks.push_back(piece);
-      continue;
-    }
-    for (const Box& box : take(piece, open, transfer.reads)) transfer.checks.push_back(restrict(piece, box));
-  }
-  if (!open.empty())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("no file holds its part {} of {}", to_string(open.front()), to_string(tensor.shape)))
-        .tensor(tensor.name)
-        .hint("a rank's file is missing or belongs to another checkpoint");
-  return transfer;
-}
-
 bool stored_before(const Piece& a, const Piece& b) {
   return a.stored < b.stored;
 }
 
 void sort_by_stored(std::vector<Piece>& pieces) {
   std::stable_sort(pieces.begin(), pieces.end(), stored_before);
+}
+
+/// Fills the tensor from its pieces, each element from the first piece that has it and goes by the tensor's own name;
+/// all that other pieces hold of it is compared.
+Reading read_logical(const Layout& layout, std::uint32_t index) {
+  const LogicalTensor& tensor = layout.logical[index];
+  Reading reading;
+  reading.logical = index;
+  std::vector<Box> open{whole(tensor.shape)};  // what no piece has filled yet
+  if (tensor.zeros || volume(open.front()) == 0) open.clear();
+  for (const Piece& piece : layout.pieces[index]) {
+    if (layout.stored[piece.stored].kind == CutKind::kTied || open.empty()) {
+      reading.checks.push_back(piece);
+      continue;
+    }
+    for (const Box& box : take(piece, open, reading.reads)) reading.checks.push_back(restrict(piece, box));
+  }
+  if (!open.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("no file holds its part {} of {}", to_string(open.front()), to_string(tensor.shape)))
+        .tensor(tensor.name)
+        .hint("a rank's file is missing or belongs to another checkpoint");
+  sort_by_stored(reading.reads);
+  sort_by_stored(reading.checks);
+  return reading;
+}
+
+Transfer transfer_of(const LogicalTensor& tensor) {
+  Transfer transfer;
+  transfer.tensor = &tensor;
+  return transfer;
 }
 
 /// Most pieces are in order as they are, and there may be millions: only others are copied.
@@ -82,56 +91,185 @@ void view_writes(Transfer& transfer, const std::vector<Piece>& pieces) {
   transfer.writes = transfer.own_writes;
 }
 
-void count(Program& program, const Transfer& transfer) {
-  const DType dtype = program.source->logical[transfer.source_logical].dtype;
-  for (const Piece& piece : transfer.reads) program.read_bytes += bytes_of(piece, dtype);
-  for (const Piece& piece : transfer.checks) program.check_bytes += bytes_of(piece, dtype);
-  for (const Piece& piece : transfer.writes) program.write_bytes += bytes_of(piece, dtype);
+std::uint64_t bytes_of(std::span<const Piece> pieces, DType dtype) {
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += bytes_of(piece, dtype);
+  return bytes;
 }
 
-void prove_same(const LogicalTensor& source, const LogicalTensor& target) {
-  if (source.dtype == target.dtype && source.shape == target.shape) return;
-  throw Error(ErrorKind::kBadInput, fmt::format("is {} {} in the source, but {} {} in the target", name(source.dtype),
-                                                to_string(source.shape), name(target.dtype), to_string(target.shape)))
-      .tensor(source.name);
+void count(Program& program, const Reading& reading, DType dtype) {
+  program.read_bytes += bytes_of(reading.reads, dtype);
+  program.check_bytes += bytes_of(reading.checks, dtype);
 }
+
+void count(Program& program, const Transfer& transfer) {
+  if (transfer.source) count(program, *transfer.source, transfer.tensor->dtype);
+  for (const Reading& reading : transfer.more) count(program, reading, transfer.tensor->dtype);
+  if (transfer.result) program.write_bytes += bytes_of(transfer.writes, transfer.result->dtype);
+}
+
+/// Takes second copies out of the reading, but for tied parameters.
+void skip_replicas(Program& program, Reading& reading, DType dtype) {
+  std::erase_if(reading.checks, [&](const Piece& piece) {
+    if (program.source->stored[piece.stored].kind == CutKind::kTied) return false;
+    program.skipped_bytes += bytes_of(piece, dtype);
+    return true;
+  });
+}
+
+void prove_fits(const LogicalTensor& source, const LogicalTensor& target) {
+  if (source.shape != target.shape)
+    throw Error(ErrorKind::kBadInput, fmt::format("is {} {} in the source, but {} {} in the target", name(source.dtype),
+                                                  to_string(source.shape), name(target.dtype), to_string(target.shape)))
+        .tensor(source.name);
+  if (source.dtype != target.dtype && !can_cast(source.dtype, target.dtype, Integers::kAllow))
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("is {}, which cannot be cast to {}", name(source.dtype), name(target.dtype)))
+        .tensor(source.name);
+}
+
+/// Makes the program that moves one layout into another.
+class ProgramMaker {
+ public:
+  ProgramMaker(const Layout& source, const Layout& target, const ProgramOptions& options)
+      : source_(source), target_(target), options_(options), dropped_(options.dropped.begin(), options.dropped.end()) {
+    program_.source = &source;
+    program_.target = &target;
+    for (const Mean& mean : options.means)
+      for (const std::string& name : mean.sources) in_mean_.insert(name);
+  }
+
+  Program make() {
+    for (std::uint32_t i = 0; i < source_.logical.size(); ++i) add(i);
+    for (const Mean& mean : options_.means) add(mean);
+    for (std::uint32_t i = 0; i < target_.logical.size(); ++i) add_target_only(i);
+    return std::move(program_);
+  }
+
+ private:
+  Reading read(std::uint32_t index) {
+    Reading reading = read_logical(source_, index);
+    if (!options_.check_replicas) skip_replicas(program_, reading, source_.logical[index].dtype);
+    return reading;
+  }
+
+  void add(std::uint32_t index) {
+    const LogicalTensor& tensor = source_.logical[index];
+    if (dropped_.count(tensor.name)) {
+      for (const Piece& piece : source_.pieces[index]) program_.dropped_bytes += bytes_of(piece, tensor.dtype);
+      return;
+    }
+    if (in_mean_.count(tensor.name)) return;
+    Transfer transfer = transfer_of(tensor);
+    transfer.source = read(index);
+    const auto wanted = target_.find_logical(tensor.name);
+    if (!tensor.zeros) {
+      if (!wanted || target_.pieces[*wanted].empty())
+        throw Error(ErrorKind::kBadInput, "the source holds it, but the target has no place for it")
+            .tensor(tensor.name);
+      write(transfer, *wanted);
+    }
+    push(std::move(transfer));
+  }
+
+  void add(const Mean& mean) {
+    const auto wanted = target_.find_logical(mean.target);
+    if (!wanted) throw Error(ErrorKind::kInternal, "a mean of no use").tensor(mean.target);
+    std::optional<Transfer> transfer;
+    for (const std::string& source_name : mean.sources) {
+      const auto index = source_.find_logical(source_name);
+      if (!index) throw Error(ErrorKind::kInternal, "a mean of a tensor that is not there").tensor(source_name);
+      const LogicalTensor& tensor = source_.logical[*index];
+      if (transfer && (transfer->tensor->dtype != tensor.dtype || transfer->tensor->shape != tensor.shape))
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("is {} {}, but {} is {} {}: of these no mean can be taken", name(tensor.dtype),
+                                to_string(tensor.shape), mean.sources.front(), name(transfer->tensor->dtype),
+                                to_string(transfer->tensor->shape)))
+            .tensor(source_name);
+      if (transfer) {
+        transfer->more.push_back(read(*index));
+      } else {
+        transfer = transfer_of(tensor);
+        transfer->source = read(*index);
+      }
+    }
+    made_.insert(mean.target);
+    write(*transfer, *wanted);
+    push(std::move(*transfer));
+  }
+
+  /// Zeros are made; anything else must have come from the source.
+  void add_target_only(std::uint32_t index) {
+    const LogicalTensor& tensor = target_.logical[index];
+    if (!tensor.zeros) {
+      if (!source_.find_logical(tensor.name) && !made_.count(tensor.name))
+        throw Error(ErrorKind::kBadInput, "the target needs it, but the source does not hold it").tensor(tensor.name);
+      return;
+    }
+    Transfer transfer = transfer_of(tensor);
+    write(transfer, index);
+    push(std::move(transfer));
+  }
+
+  void write(Transfer& transfer, std::uint32_t wanted) {
+    const LogicalTensor& target = target_.logical[wanted];
+    prove_fits(*transfer.tensor, target);
+    transfer.result = &target;
+    view_writes(transfer, target_.pieces[wanted]);
+  }
+
+  void push(Transfer transfer) {
+    count(program_, transfer);
+    program_.transfers.push_back(std::move(transfer));
+  }
+
+  const Layout& source_;
+  const Layout& target_;
+  const ProgramOptions& options_;
+  std::unordered_set<std::string> dropped_;
+  std::unordered_set<std::string> in_mean_;
+  std::unordered_set<std::string> made_;
+  Program program_;
+};
 
 }  // namespace
+
+Program make_program(const Layout& source, const Layout& target, const ProgramOptions& options) {
+  prove_tiling(source);
+  prove_tiling(target);
+  return ProgramMaker(source, target, options).make();
+}
 
 Program make_reading_program(const Layout& source) {
   prove_tiling(source);
   Program program;
   program.source = &source;
   for (std::uint32_t i = 0; i < source.logical.size(); ++i) {
-    Transfer transfer = read_logical(source, i);
-    transfer.checks.clear();
-    sort_by_stored(transfer.reads);
+    Transfer transfer = transfer_of(source.logical[i]);
+    transfer.source = read_logical(source, i);
+    transfer.source->checks.clear();
     count(program, transfer);
     program.transfers.push_back(std::move(transfer));
   }
   return program;
 }
 
-Program make_program(const Layout& source, const Layout& target) {
-  prove_tiling(source);
-  prove_tiling(target);
-  for (const LogicalTensor& tensor : target.logical)
-    if (!source.find_logical(tensor.name))
-      throw Error(ErrorKind::kBadInput, "the target needs it, but the source does not hold it").tensor(tensor.name);
+Program make_comparing_program(const Layout& a, const Layout& b) {
+  prove_tiling(a);
+  prove_tiling(b);
   Program program;
-  program.source = &source;
-  program.target = &target;
-  for (std::uint32_t i = 0; i < source.logical.size(); ++i) {
-    const LogicalTensor& tensor = source.logical[i];
-    const auto wanted = target.find_logical(tensor.name);
-    if (!wanted || target.pieces[*wanted].empty())
-      throw Error(ErrorKind::kBadInput, "the source holds it, but the target has no place for it").tensor(tensor.name);
-    prove_same(tensor, target.logical[*wanted]);
-    Transfer transfer = read_logical(source, i);
-    view_writes(transfer, target.pieces[*wanted]);
-    sort_by_stored(transfer.reads);
-    sort_by_stored(transfer.checks);
-    count(program, transfer);
+  program.source = &a;
+  program.against = &b;
+  for (std::uint32_t i = 0; i < a.logical.size(); ++i) {
+    const LogicalTensor& tensor = a.logical[i];
+    const auto other = b.find_logical(tensor.name);
+    if (!other || b.logical[*other].shape != tensor.shape) continue;
+    Transfer transfer = transfer_of(tensor);
+    transfer.source = read_logical(a, i);
+    transfer.against = read_logical(b, *other);
+    transfer.result = &b.logical[*other];
+    count(program, *transfer.source, tensor.dtype);
+    count(program, *transfer.against, transfer.result->dtype);
     program.transfers.push_back(std::move(transfer));
   }
   return program;

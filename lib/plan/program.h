@@ -3,47 +3,76 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "reshard/layouts/layout.h"
 
 namespace reshard {
 
-/// All that happens to one logical tensor: `reads` fill it without gap or overlap from the source, `checks` are source
-/// boxes that must hold the same bytes, `writes` are its places in the target, a view of the target layout's pieces.
-/// Each list is grouped by stored tensor.
+/// How one logical tensor is read from one layout: `reads` fill it without gap or overlap, `checks` are boxes that must
+/// hold the same bytes. `stored` is of that layout; each list is grouped by it. A tensor of zeros has no reads.
+struct Reading {
+  std::uint32_t logical = 0;  // index into the layout
+  std::vector<Piece> reads;
+  std::vector<Piece> checks;
+};
+
+/// All that happens to one logical tensor.
 struct Transfer {
   Transfer() = default;
   Transfer(Transfer&&) = default;  // moving keeps what `writes` views where it is; copying would not
   Transfer& operator=(Transfer&&) = default;
 
-  std::uint32_t source_logical = 0;  // index into the source layout
-  std::vector<Piece> reads;          // `stored` is of the source
-  std::vector<Piece> checks;         // `stored` is of the source
-  std::span<const Piece> writes;     // `stored` is of the target
-  std::vector<Piece> own_writes;     // what `writes` views where the target's own pieces are not grouped
+  const LogicalTensor* tensor = nullptr;  // as it is read; of a layout of the program
+  const LogicalTensor* result = nullptr;  // as it is written, or as Program::against has it; null if neither
+  std::optional<Reading> source;          // nothing: zeros that only the target has
+  std::vector<Reading> more;       // of the source, of the same dtype and shape: what is written is the mean of all
+  std::optional<Reading> against;  // of Program::against
+  std::span<const Piece> writes;   // its places in the target, a view of the target layout's pieces
+  std::vector<Piece> own_writes;   // what `writes` views where the target's own pieces are not grouped
 };
 
-/// What is to be moved between two layouts, proved whole. Both layouts must outlive it.
+/// What is to be moved between two layouts, or compared, proved whole. The layouts must outlive it.
 struct Program {
   const Layout* source = nullptr;
-  const Layout* target = nullptr;  // null for a program that only reads
+  const Layout* target = nullptr;   // null for a program that only reads
+  const Layout* against = nullptr;  // a second source, to compare with
   std::vector<Transfer> transfers;
 
-  std::uint64_t read_bytes = 0;   // source bytes that are read to be placed
-  std::uint64_t check_bytes = 0;  // source bytes that are read to be compared
-  std::uint64_t write_bytes = 0;  // target bytes, headers not counted
+  std::uint64_t read_bytes = 0;     // source bytes that are read to be placed
+  std::uint64_t check_bytes = 0;    // source bytes that are read to be compared with those
+  std::uint64_t skipped_bytes = 0;  // second copies that are not read
+  std::uint64_t dropped_bytes = 0;  // of tensors that the request leaves out
+  std::uint64_t write_bytes = 0;    // target bytes, headers not counted
+};
+
+/// A target tensor that is made of several of the source.
+struct Mean {
+  std::string target;
+  std::vector<std::string> sources;
+};
+
+struct ProgramOptions {
+  bool check_replicas = true;        // else second copies are not read; tied parameters always are
+  std::vector<std::string> dropped;  // logical tensors of the source that need no place
+  std::vector<Mean> means;
 };
 
 /// The program that makes `target` out of `source`. Proves both layouts (prove_tiling), that every logical tensor of
-/// each side stands on the other with the same dtype and shape, and that the source covers each of them whole. Every
-/// source byte is read once: placed, or, where it is a second copy (a replica on another rank, a tied parameter),
-/// compared with the one that is placed.
-/// \throws Error kBadInput naming the tensor and the box that is missing.
-Program make_program(const Layout& source, const Layout& target);
+/// each side stands on the other with the same shape and a dtype that it can be cast to, and that the source covers each
+/// of them whole. Every source byte is read once: placed, or, where it is a second copy (a replica on another rank, a
+/// tied parameter), compared with the one that is placed.
+/// \throws Error kBadInput naming the tensor and the box that is missing; kUnsupported for a cast that cannot be.
+Program make_program(const Layout& source, const Layout& target, const ProgramOptions& options = {});
 
 /// The program that reads every logical tensor of `source` once and writes nothing.
 Program make_reading_program(const Layout& source);
+
+/// The program that reads the tensors that both layouts hold, in the order of `a`, and compares them. Second copies on
+/// either side are compared with the first.
+Program make_comparing_program(const Layout& a, const Layout& b);
 
 }  // namespace reshard

@@ -1,7 +1,6 @@
-#include <algorithm>
-
 // Sharded checkpoints that are damaged, one patch each: what is refused, with which words.
 
+#include <algorithm>
 #include <fstream>
 
 #include "reshard/layouts/sharded_layout.h"

@@ -26,7 +26,7 @@ TEST_CASE("A program reads each element from the first file that has it") {
   const Layout target = of_rows(8, {{0, 8}});
   const Program program = make_program(source, target);
   REQUIRE(program.transfers.size() == 1);
-  const auto& reads = program.transfers[0].reads;
+  const auto& reads = program.transfers[0].source->reads;
   REQUIRE(reads.size() == 3);
   CHECK(reads[0].box == Box{{0, 0}, {4, 4}});
   CHECK(reads[1].box == Box{{4, 0}, {2, 4}});
@@ -34,9 +34,9 @@ TEST_CASE("A program reads each element from the first file that has it") {
   CHECK(reads[2].box == Box{{6, 0}, {2, 4}});
   CHECK(program.read_bytes == 8 * 16);
   CHECK(program.check_bytes == 4 * 16);  // what the files hold twice is compared
-  REQUIRE(program.transfers[0].checks.size() == 2);
-  CHECK(program.transfers[0].checks[0].box == Box{{2, 0}, {2, 4}});
-  CHECK(program.transfers[0].checks[1].box == Box{{4, 0}, {2, 4}});
+  REQUIRE(program.transfers[0].source->checks.size() == 2);
+  CHECK(program.transfers[0].source->checks[0].box == Box{{2, 0}, {2, 4}});
+  CHECK(program.transfers[0].source->checks[1].box == Box{{4, 0}, {2, 4}});
   CHECK(program.write_bytes == 8 * 16);
 }
 
@@ -93,7 +93,7 @@ TEST_CASE("A tensor without elements is moved by a program that reads nothing") 
   const Layout source = of_rows(0, {{0, 0}});
   const Layout target = of_rows(0, {{0, 0}});
   const Program program = make_program(source, target);
-  CHECK(program.transfers.at(0).reads.empty());
+  CHECK(program.transfers.at(0).source->reads.empty());
   CHECK(program.write_bytes == 0);
 }
 
@@ -104,7 +104,7 @@ TEST_CASE("A reading program compares nothing") {
   CHECK(program.target == nullptr);
   CHECK(program.read_bytes == 8 * 16);
   CHECK(program.check_bytes == 0);
-  CHECK(program.transfers.at(0).checks.empty());
+  CHECK(program.transfers.at(0).source->checks.empty());
 }
 
 }  // namespace
