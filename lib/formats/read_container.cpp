@@ -1,21 +1,37 @@
 #include "reshard/formats/read_container.h"
 
-#include "reshard/base/error.h"
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "reshard/base/storage.h"
 #include "reshard/formats/safetensors.h"
+#include "reshard/formats/torch_file.h"
+#include "reshard/formats/xser.h"
 
 namespace reshard {
 
 Container read_container(const std::filesystem::path& path, Format format) {
   switch (format) {
     case Format::kSafetensors: return read_safetensors(path);
-    case Format::kPytorch:
-    case Format::kXser: break;
+    case Format::kPytorch: return read_torch(path);
+    case Format::kXser: return read_xser(path);
   }
-  throw Error(ErrorKind::kUnsupported, "torch").in(path);
+  return {};
 }
 
-Format format_of_file(const std::filesystem::path&) {
-  return Format::kSafetensors;
+Format format_of_file(const std::filesystem::path& path) {
+  if (is_xser(path)) return Format::kXser;
+  if (path.extension() == ".safetensors") return Format::kSafetensors;
+  const auto source = local_storage().open(path);
+  std::array<char, 2> start{};
+  const std::size_t bytes = std::min<std::uint64_t>(source->size_bytes(), start.size());
+  source->read_at(0, std::as_writable_bytes(std::span(start.data(), bytes)));
+  const std::string_view text(start.data(), bytes);
+  const bool zip = text == "PK";
+  const bool pickle = text == "\x80\x02";  // protocol 2, which the legacy stream begins with
+  const bool named = path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
+  return zip || pickle || named ? Format::kPytorch : Format::kSafetensors;
 }
 
 }  // namespace reshard

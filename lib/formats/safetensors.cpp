@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -13,6 +12,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/magic.h"
 #include "reshard/formats/safetensors_header.h"
 
 namespace reshard {
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::uint64_t kHeaderAlignment = 8;
-constexpr std::string_view kLfsPrefix = "version https://git-lfs";
+constexpr std::size_t kLookBytes = 64;  // enough to tell what else the file may be
 
 static_assert(std::endian::native == std::endian::little, "lengths are read and written in place");
 
@@ -102,11 +102,8 @@ Container parse_safetensors_header(std::string_view header, std::uint64_t file_b
 Container read_safetensors(const std::filesystem::path& path) {
   const auto source = local_storage().open(path);
   const std::uint64_t file_bytes = source->size_bytes();
-  std::array<char, kLfsPrefix.size()> start{};
-  const std::size_t start_bytes = std::min<std::uint64_t>(file_bytes, start.size());
-  source->read_at(0, std::as_writable_bytes(std::span(start.data(), start_bytes)));
-  if (std::string_view(start.data(), start_bytes) == kLfsPrefix)
-    throw bad(path, "is a git-lfs pointer, not the file itself").hint("run `git lfs pull` in the model's repository");
+  const std::string start = first_bytes(*source, kLookBytes);
+  refuse_pointer_or_page(start, path);
   if (file_bytes < kLengthBytes)
     throw bad(path, "has " + std::to_string(file_bytes) + " bytes, fewer than the 8 of a safetensors header's length")
         .hint("the file is empty or cut off; fetch it again");

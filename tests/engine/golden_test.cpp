@@ -58,6 +58,7 @@ void check_ranks(const fs::path& golden_case, const json& golden, const fs::path
   }
   std::size_t metadata_files = 0;
   for (const auto& entry : fs::directory_iterator(golden_case / "sharded/shards")) {
+    if (entry.path().extension() != ".json") continue;
     const fs::path ours = output / "tensor_parallel_shards" / entry.path().filename();
     INFO(ours);
     CHECK(json::parse(read_file(ours)) == json::parse(read_file(entry.path())));

@@ -143,11 +143,10 @@ TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threa
   options.threads = 3;
   run_program(
       program, {}, options,
-      [&](std::size_t transfer, std::uint64_t block, std::span<const std::byte> bytes) {
+      [&](const VisitedBlock& seen) {
         const std::lock_guard lock(mutex);
-        CHECK(blocks[transfer]
-                  .emplace(block, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()))
-                  .second);
+        const std::string bytes(reinterpret_cast<const char*>(seen.bytes.data()), seen.bytes.size());
+        CHECK(blocks[seen.transfer].emplace(seen.block, bytes).second);
       },
       96);
   std::size_t most = 0;

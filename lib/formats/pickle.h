@@ -1,0 +1,130 @@
+// Pickles (Python's Lib/pickletools.py, protocols 0 to 5) as trees of nodes. Nothing is imported and nothing is called:
+// what Python would make by a call becomes a node that says which call.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "reshard/base/error.h"
+
+namespace reshard {
+
+/// The longest stream that is read: the pickle of a million tensors. A stream takes at most a few bytes of memory for
+/// each of its own, but for nodes, which have a limit of their own.
+inline constexpr std::uint64_t kMaxPickleBytes = std::uint64_t{256} << 20;
+
+using PickleRef = std::uint32_t;  // a node of one Pickle
+inline constexpr PickleRef kNoNode = UINT32_MAX;
+
+enum class PickleKind : std::uint8_t {
+  kNone,
+  kBool,
+  kInt,
+  kBigInt,  // does not fit 64 bits
+  kFloat,
+  kString,
+  kBytes,
+  kTuple,
+  kList,
+  kDict,
+  kSet,
+  kGlobal,        // a name that Python would import
+  kObject,        // what Python would make by calling `callee` with `args`
+  kPersistentId,  // something outside the pickle, named by `args`
+};
+
+struct PickleGlobal {
+  std::string_view module;  // by its name in Python 3
+  std::string_view name;
+};
+
+using PicklePair = std::pair<PickleRef, PickleRef>;
+
+/// The nodes of one pickle. Nodes may be shared, and a list, dict, set or object may hold itself: whoever walks must
+/// remember where it was. Asking a node for what its kind does not have gives zero, "", no node or nothing.
+class Pickle {
+ public:
+  PickleRef root() const { return root_; }
+  std::uint32_t num_nodes() const { return static_cast<std::uint32_t>(nodes_.size()); }
+  /// Of the stream, from the first byte to STOP.
+  std::uint64_t size_bytes() const { return size_bytes_; }
+
+  PickleKind kind(PickleRef node) const { return nodes_[node].kind; }
+  /// kBool, kInt.
+  std::int64_t integer(PickleRef node) const { return nodes_[node].integer; }
+  /// kFloat.
+  double real(PickleRef node) const { return nodes_[node].real; }
+  /// kString: UTF-8, unless Python 2 wrote it. kBytes. kBigInt: little-endian bytes, or decimal digits in protocol 0.
+  std::string_view text(PickleRef node) const { return nodes_[node].text; }
+  /// kGlobal.
+  PickleGlobal global(PickleRef node) const;
+  /// kObject: the global that is called.
+  PickleRef callee(PickleRef node) const { return nodes_[node].callee; }
+  /// kObject: a tuple. kPersistentId: whatever names it.
+  PickleRef args(PickleRef node) const { return nodes_[node].args; }
+  /// kObject: what its attributes are set from, or kNoNode.
+  PickleRef state(PickleRef node) const { return nodes_[node].state; }
+  /// kTuple, kList, kSet; kObject: what is appended or added to it.
+  std::span<const PickleRef> items(PickleRef node) const;
+  /// kDict, in the order of the stream; kObject: what is set by key. A key may come twice.
+  std::span<const PicklePair> pairs(PickleRef node) const;
+
+  /// Whether `node` is the global `module.name`.
+  bool is_global(PickleRef node, std::string_view module, std::string_view name) const;
+  /// Whether `node` is an object that the global `module.name` makes.
+  bool is_object_of(PickleRef node, std::string_view module, std::string_view name) const;
+  /// "module.name" of a global, or of the global that makes an object; else "".
+  std::string class_name(PickleRef node) const;
+  /// "a dict", "an object of argparse.Namespace": for messages.
+  std::string describe(PickleRef node) const;
+
+  /// The classes, "module.name", sorted, of objects that stayed opaque because their class is not one that is known.
+  const std::vector<std::string>& unknown_classes() const { return unknown_classes_; }
+
+ private:
+  friend class PickleMachine;
+
+  struct Node {
+    PickleKind kind = PickleKind::kNone;
+    PickleRef callee = kNoNode;
+    PickleRef args = kNoNode;
+    PickleRef state = kNoNode;
+    std::uint32_t items = UINT32_MAX;  // index into lists_; of a tuple: where its items begin in tuple_items_
+    std::uint32_t pairs = UINT32_MAX;  // index into dicts_; of a tuple: how many items it has
+    union {
+      std::int64_t integer = 0;  // of a global: index into globals_
+      double real;
+    };
+    std::string_view text;
+  };
+
+  PickleRef root_ = kNoNode;
+  std::uint64_t size_bytes_ = 0;
+  std::vector<Node> nodes_;
+  std::vector<PickleRef> tuple_items_;
+  std::vector<std::vector<PickleRef>> lists_;
+  std::vector<std::vector<PicklePair>> dicts_;
+  std::vector<PickleGlobal> globals_;
+  std::deque<std::string> decoded_;  // texts that had to be unescaped; their places stay when the Pickle moves
+  std::vector<std::string> unknown_classes_;
+};
+
+/// The stream ends before its STOP; a caller who has only a part of it may try again with more.
+class PickleCutOff : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Reads the pickle at the start of `stream`, which may go on after it, and which must outlive the result (texts point
+/// into it). `offset_bytes` is where the stream begins in the file, for errors.
+/// \throws Error kBadInput for a damaged stream, and for one that runs code when Python loads it, naming what it runs;
+///         kUnsupported for extension codes, out-of-band buffers and streams beyond the limits; PickleCutOff.
+Pickle read_pickle(std::string_view stream, const std::filesystem::path& path, std::uint64_t offset_bytes = 0);
+
+}  // namespace reshard

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+
+#include "reshard/formats/pickle.h"
+
+namespace reshard {
+
+/// What it means when a pickle calls a global.
+enum class PickleCall : std::uint8_t {
+  kKnown,         // makes data, as torch's own checkpoints do
+  kUnknownClass,  // makes an object of a class; the object is left aside
+  kRunsCode,      // would run code in Python
+};
+
+/// Judges by the names alone. An unknown name that begins with a capital letter is a class and any other a function:
+/// functions of modules that are not known are taken to run code, since that is how attacks are made.
+PickleCall judge_call(const PickleGlobal& global);
+
+/// The Python 3 name of a module that moved: `__builtin__` → `builtins`, `copy_reg` → `copyreg`.
+std::string_view python3_module(std::string_view module);
+
+}  // namespace reshard

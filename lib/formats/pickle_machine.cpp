@@ -1,0 +1,221 @@
+#include "reshard/formats/pickle_machine.h"
+
+#include <algorithm>
+
+#include "reshard/base/strings.h"
+#include "reshard/formats/pickle_globals.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kMaxNodes = std::size_t{1} << 23;  // half a GiB of memory; a tensor takes about ten
+constexpr std::size_t kMaxLinks = std::size_t{1} << 25;  // from nodes to others; as many on the stack
+constexpr std::size_t kMaxNameBytes = 256;               // of a module or a global: they are compared and copied
+constexpr std::size_t kMaxUnknownClasses = 64;           // that are listed
+
+}  // namespace
+
+PickleRef PickleMachine::top() const {
+  if (stack_.size() <= floor()) throw cursor_.bad("takes something from an empty stack");
+  return stack_.back();
+}
+
+PickleRef PickleMachine::pop() {
+  const PickleRef node = top();
+  stack_.pop_back();
+  return node;
+}
+
+PickleMachine::Nodes PickleMachine::pop_mark() {
+  if (marks_.empty()) throw cursor_.bad("goes back to a MARK that is not there");
+  Nodes items(stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back()), stack_.end());
+  stack_.resize(marks_.back());
+  marks_.pop_back();
+  return items;
+}
+
+void PickleMachine::push(PickleRef node) {
+  if (stack_.size() == kMaxLinks) throw cursor_.unsupported("puts more on its stack than any checkpoint does");
+  stack_.push_back(node);
+}
+
+void PickleMachine::mark() {
+  if (marks_.size() == kMaxLinks) throw cursor_.unsupported("puts more on its stack than any checkpoint does");
+  marks_.push_back(stack_.size());
+}
+
+/// POP takes a mark where there is nothing above it.
+void PickleMachine::pop_any() {
+  if (stack_.size() <= floor() && !marks_.empty())
+    marks_.pop_back();
+  else
+    pop();
+}
+
+PickleRef PickleMachine::add(const Node& node) {
+  if (pickle_.nodes_.size() == kMaxNodes)
+    throw cursor_.unsupported("has more than " + std::to_string(kMaxNodes) + " objects")
+        .hint("save the state dict alone, without what surrounds it");
+  pickle_.nodes_.push_back(node);
+  return static_cast<PickleRef>(pickle_.nodes_.size() - 1);
+}
+
+PickleRef PickleMachine::add_global(std::string_view module, std::string_view name) {
+  if (module.size() > kMaxNameBytes || name.size() > kMaxNameBytes)
+    throw cursor_.bad("imports a name of " + std::to_string(std::max(module.size(), name.size())) + " bytes");
+  pickle_.globals_.push_back({python3_module(module), name});
+  Node node{.kind = PickleKind::kGlobal};
+  node.integer = static_cast<std::int64_t>(pickle_.globals_.size() - 1);
+  return add(node);
+}
+
+void PickleMachine::push_bool(bool value) {
+  Node node{.kind = PickleKind::kBool};
+  node.integer = value ? 1 : 0;
+  push(add(node));
+}
+
+void PickleMachine::push_int(std::int64_t value) {
+  Node node{.kind = PickleKind::kInt};
+  node.integer = value;
+  push(add(node));
+}
+
+void PickleMachine::push_real(double value) {
+  Node node{.kind = PickleKind::kFloat};
+  node.real = value;
+  push(add(node));
+}
+
+PickleRef PickleMachine::add_text(PickleKind kind, std::string_view text) {
+  Node node{.kind = kind};
+  node.text = text;
+  return add(node);
+}
+
+/// A list, dict or set with its first items.
+void PickleMachine::push_filled(PickleKind kind, const Nodes& items) {
+  push_new(kind);
+  if (kind == PickleKind::kDict)
+    set_items(items);
+  else
+    append(kind, items);
+}
+
+void PickleMachine::push_tuple(const Nodes& items) {
+  auto& all = pickle_.tuple_items_;
+  count_links(items.size());
+  push(add({.kind = PickleKind::kTuple,
+            .items = static_cast<std::uint32_t>(all.size()),
+            .pairs = static_cast<std::uint32_t>(items.size())}));
+  all.insert(all.end(), items.begin(), items.end());
+}
+
+PickleMachine::Nodes PickleMachine::pop_last(std::size_t count) {
+  Nodes items(count);
+  for (std::size_t i = count; i-- > 0;) items[i] = pop();
+  return items;
+}
+
+void PickleMachine::push_tuple_of(std::size_t size) {
+  push_tuple(pop_last(size));
+}
+
+void PickleMachine::push_object(PickleRef callee, PickleRef args) {
+  check_call(callee, args);
+  push(add({.kind = PickleKind::kObject, .callee = callee, .args = args}));
+}
+
+void PickleMachine::push_persistent(PickleRef id) {
+  push(add({.kind = PickleKind::kPersistentId, .args = id}));
+}
+
+void PickleMachine::push_long(std::string_view bytes) {
+  const std::string_view shortest = shortest_integer(bytes);
+  if (shortest.size() <= sizeof(std::int64_t))
+    push_int(small_integer(shortest));
+  else
+    push_text(PickleKind::kBigInt, shortest);
+}
+
+void PickleMachine::push_decoded(bool (*decode)(std::string_view, std::string&)) {
+  std::string text;
+  if (!decode(cursor_.line(), text)) throw cursor_.bad("has a text with quotes or escapes that make no sense");
+  pickle_.decoded_.push_back(std::move(text));
+  push_text(PickleKind::kString, pickle_.decoded_.back());
+}
+
+void PickleMachine::count_links(std::size_t more) {
+  if (more > kMaxLinks - links_) throw cursor_.unsupported("links its objects more often than any checkpoint does");
+  links_ += more;
+}
+
+/// Adds to the list or set at the top of the stack, or to an object, which may be either.
+void PickleMachine::append(PickleKind target_kind, const Nodes& items) {
+  Node& target = pickle_.nodes_[top()];
+  if (target.kind != target_kind && target.kind != PickleKind::kObject)
+    throw cursor_.bad("appends to " + pickle_.describe(top()));
+  count_links(items.size());
+  if (items.empty()) return;
+  if (target.items == UINT32_MAX) {
+    target.items = static_cast<std::uint32_t>(pickle_.lists_.size());
+    pickle_.lists_.emplace_back();
+  }
+  auto& list = pickle_.lists_[target.items];
+  list.insert(list.end(), items.begin(), items.end());
+}
+
+void PickleMachine::set_items(const Nodes& keys_and_values) {
+  Node& target = pickle_.nodes_[top()];
+  if (target.kind != PickleKind::kDict && target.kind != PickleKind::kObject)
+    throw cursor_.bad("sets items of " + pickle_.describe(top()));
+  if (keys_and_values.size() % 2 != 0) throw cursor_.bad("sets a key without a value");
+  count_links(keys_and_values.size());
+  if (keys_and_values.empty()) return;
+  if (target.pairs == UINT32_MAX) {
+    target.pairs = static_cast<std::uint32_t>(pickle_.dicts_.size());
+    pickle_.dicts_.emplace_back();
+  }
+  auto& dict = pickle_.dicts_[target.pairs];
+  for (std::size_t i = 0; i < keys_and_values.size(); i += 2)
+    dict.emplace_back(keys_and_values[i], keys_and_values[i + 1]);
+}
+
+void PickleMachine::check_call(PickleRef callee, PickleRef args) {
+  if (pickle_.kind(args) != PickleKind::kTuple)
+    throw cursor_.bad("calls something with " + pickle_.describe(args) + " in the place of arguments");
+  if (pickle_.is_global(callee, "copyreg", "_reconstructor") && !pickle_.items(args).empty())
+    callee = pickle_.items(args)[0];  // it makes an object of the class that it is given
+  if (pickle_.kind(callee) != PickleKind::kGlobal) throw cursor_.bad("calls " + pickle_.describe(callee));
+  const PickleGlobal global = pickle_.global(callee);
+  switch (judge_call(global)) {
+    case PickleCall::kKnown: return;
+    case PickleCall::kUnknownClass:
+      if (unknown_classes_.size() < kMaxUnknownClasses) unknown_classes_.emplace(global.module, global.name);
+      return;
+    case PickleCall::kRunsCode:
+      throw cursor_.bad("calls " + printable(pickle_.class_name(callee)) + ": loading this file in Python would run it")
+          .hint(
+              "state dicts call nothing of the kind: do not load it with torch.load(weights_only=False), and ask "
+              "whoever "
+              "made it for the state dict alone, or for safetensors");
+  }
+}
+
+/// Picklers number their memo from 0 on, an opcode of at least a byte each: an index beyond the position is no pickler's.
+void PickleMachine::memoize(std::uint64_t index) {
+  if (index > std::min<std::uint64_t>(cursor_.position(), kMaxLinks))
+    throw cursor_.bad("numbers its memo " + std::to_string(index) + ", which no pickler does");
+  const PickleRef node = top();
+  if (index >= memo_.size()) memo_.resize(index + 1, kNoNode);
+  if (memo_[index] == kNoNode) ++memoized_;
+  memo_[index] = node;
+}
+
+void PickleMachine::recall(std::uint64_t index) {
+  if (index >= memo_.size() || memo_[index] == kNoNode)
+    throw cursor_.bad("asks for memo " + std::to_string(index) + ", which nothing was put into");
+  push(memo_[index]);
+}
+
+}  // namespace reshard

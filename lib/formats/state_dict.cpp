@@ -1,0 +1,274 @@
+#include "reshard/formats/state_dict.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+using Pairs = std::vector<PicklePair>;
+
+constexpr std::string_view kWrappers[] = {"model", "state_dict", "module"};
+constexpr std::size_t kMaxNameBytes = 4096;               // of a tensor; no path in a model is longer
+constexpr std::string_view kExtraState = "_extra_state";  // what a module adds to its state dict by get_extra_state
+
+/// An OrderedDict of protocol 0 gets its items as a list of pairs in its constructor's arguments.
+void take_constructor_items(const Pickle& pickle, PickleRef object, Pairs& pairs) {
+  const auto args = pickle.items(pickle.args(object));
+  for (const PickleRef arg : args) {
+    const auto dict = pickle.pairs(arg);
+    pairs.insert(pairs.end(), dict.begin(), dict.end());
+    for (const PickleRef item : pickle.items(arg))
+      if (const auto pair = pickle.items(item); pair.size() == 2) pairs.emplace_back(pair[0], pair[1]);
+  }
+}
+
+/// A dict, or an object of one of its kin.
+bool is_mapping(const Pickle& pickle, PickleRef node) {
+  return pickle.kind(node) == PickleKind::kDict || pickle.is_object_of(node, "collections", "OrderedDict") ||
+         pickle.is_object_of(node, "collections", "defaultdict") || pickle.is_object_of(node, "builtins", "dict");
+}
+
+Pairs mapping_items(const Pickle& pickle, PickleRef node) {
+  Pairs pairs;
+  if (pickle.kind(node) == PickleKind::kObject) take_constructor_items(pickle, node, pairs);
+  const auto set = pickle.pairs(node);
+  pairs.insert(pairs.end(), set.begin(), set.end());
+  return pairs;
+}
+
+/// Names for a warning: the first few, cut short, and how many there are. Millions of keys may be one long text.
+class ShortList {
+ public:
+  void add(std::string_view name) {
+    if (first_.size() < kShown) first_.push_back(printable(name.substr(0, kShownBytes)));
+    ++count_;
+  }
+  bool empty() const { return count_ == 0; }
+  std::string text() const {
+    const std::string names = join(first_, ", ");
+    return count_ == first_.size() ? names : fmt::format("{}, … ({} in all)", names, count_);
+  }
+
+ private:
+  static constexpr std::size_t kShown = 6;
+  static constexpr std::size_t kShownBytes = 100;
+
+  std::vector<std::string> first_;
+  std::size_t count_ = 0;
+};
+
+class Finder {
+ public:
+  Finder(const TorchFile& file, const std::function<bool(PickleRef)>& is_value)
+      : file_(file), pickle_(file.pickle()), is_value_(is_value), seen_(pickle_.num_nodes()) {}
+
+  StateDict find() {
+    Pairs pairs = top_mapping();
+    if (const PickleRef inner = wrapped(pairs); inner != kNoNode) pairs = mapping_items(pickle_, inner);
+    refuse_deeper(pairs);
+    refuse_twins(pairs);
+    for (const auto& [key, value] : pairs) {
+      if (is_value_(value))
+        result_.values.emplace_back(name_of(key), value);
+      else
+        aside_.add(label(key));
+    }
+    if (!aside_.empty()) result_.warnings.push_back("left aside what is no tensor of the state dict: " + aside_.text());
+    if (!pickle_.unknown_classes().empty())
+      result_.warnings.push_back("holds objects of " + list_names(pickle_.unknown_classes()) +
+                                 ", which were left aside");
+    return std::move(result_);
+  }
+
+ private:
+  Error unsupported(std::string message) const {
+    return Error(ErrorKind::kUnsupported, std::move(message))
+        .in(file_.path())
+        .hint("save the state dict alone: torch.save(model.state_dict(), path)");
+  }
+
+  std::string_view label(PickleRef key) const {
+    return pickle_.kind(key) == PickleKind::kString ? pickle_.text(key) : std::string_view("(no string)");
+  }
+
+  std::string name_of(PickleRef key) const;
+  Pairs top_mapping() const;
+  PickleRef wrapped(const Pairs& top);
+  void refuse_deeper(const Pairs& pairs);
+  bool holds_values(PickleRef node);
+  void refuse_twins(const Pairs& pairs) const;
+
+  const TorchFile& file_;
+  const Pickle& pickle_;
+  const std::function<bool(PickleRef)>& is_value_;
+  std::vector<bool> seen_;
+  ShortList aside_;
+  StateDict result_;
+};
+
+std::string Finder::name_of(PickleRef key) const {
+  if (pickle_.kind(key) != PickleKind::kString)
+    throw Error(ErrorKind::kBadInput, "names a tensor by " + printable(pickle_.describe(key)) + ", not by a string")
+        .in(file_.path());
+  if (pickle_.text(key).size() > kMaxNameBytes)
+    throw Error(ErrorKind::kBadInput, "has a name of " + std::to_string(pickle_.text(key).size()) + " bytes")
+        .in(file_.path())
+        .tensor(printable(pickle_.text(key)));
+  std::string name(pickle_.text(key));
+  for (std::size_t at = 0; at < name.size();) {
+    const std::string_view rest = std::string_view(name).substr(at);
+    if (utf8_length(rest) == 0 || begins_with_control(rest))
+      throw Error(ErrorKind::kBadInput, "its name has a control character or is not UTF-8")
+          .in(file_.path())
+          .tensor(name);
+    at += utf8_length(rest);
+  }
+  return name;
+}
+
+Pairs Finder::top_mapping() const {
+  const PickleRef root = pickle_.root();
+  if (is_value_(root)) throw unsupported("holds one tensor, not a state dict");
+  if (is_mapping(pickle_, root)) return mapping_items(pickle_, root);
+  throw unsupported("holds " + printable(pickle_.describe(root)) + ", not a state dict");
+}
+
+/// The mapping under the first of kWrappers that holds tensors, or kNoNode.
+PickleRef Finder::wrapped(const Pairs& top) {
+  const auto is_value = [&](const PicklePair& pair) { return is_value_(pair.second); };
+  for (const std::string_view wrapper : kWrappers) {
+    const auto found = std::find_if(top.begin(), top.end(), [&](const PicklePair& pair) {
+      return pickle_.kind(pair.first) == PickleKind::kString && pickle_.text(pair.first) == wrapper;
+    });
+    if (found == top.end() || !is_mapping(pickle_, found->second)) continue;
+    const Pairs inner = mapping_items(pickle_, found->second);
+    if (std::none_of(inner.begin(), inner.end(), is_value)) continue;
+    for (const PicklePair& other : top) {
+      if (&other == &*found) continue;
+      // Loaders disagree which of two values of a key counts.
+      if (label(other.first) == wrapper)
+        throw Error(ErrorKind::kBadInput, fmt::format("holds \"{}\" twice", wrapper)).in(file_.path());
+      // A counter or the state of a generator may stand beside; a name of several parts is a parameter's.
+      if (is_value(other) && label(other.first).substr(0, kMaxNameBytes).find('.') != std::string_view::npos)
+        throw unsupported(fmt::format(
+            "holds tensors, and a mapping of more tensors under \"{}\": which is the state dict?", wrapper));
+      aside_.add(label(other.first));
+    }
+    result_.warnings.push_back(fmt::format("took the state dict under \"{}\"", wrapper));
+    return found->second;
+  }
+  return kNoNode;
+}
+
+/// Weights deeper down must not be lost without a word.
+void Finder::refuse_deeper(const Pairs& pairs) {
+  ShortList deeper;
+  for (const auto& [key, value] : pairs)
+    if (!is_value_(value) && !label(key).ends_with(kExtraState) && holds_values(value)) deeper.add(label(key));
+  if (!deeper.empty())
+    throw unsupported("holds tensors deeper down, under " + deeper.text() + ", and not under one state dict");
+}
+
+/// Whether a tensor is in `node`, or in what it holds. Looks at no node twice, however often it is asked.
+bool Finder::holds_values(PickleRef node) {
+  std::vector<PickleRef> open{node};
+  while (!open.empty()) {
+    const PickleRef next = open.back();
+    open.pop_back();
+    if (is_value_(next)) return true;
+    if (seen_[next]) continue;
+    seen_[next] = true;
+    if (pickle_.kind(next) == PickleKind::kObject) {
+      if (!is_mapping(pickle_, next)) continue;
+      open.push_back(pickle_.args(next));
+    }
+    for (const PickleRef item : pickle_.items(next)) open.push_back(item);
+    for (const auto& [key, value] : pickle_.pairs(next)) open.push_back(value);
+  }
+  return false;
+}
+
+/// First by nodes, so that one long text that names many tensors is not compared with itself over and over.
+void Finder::refuse_twins(const Pairs& pairs) const {
+  std::vector<PickleRef> keys;
+  for (const auto& [key, value] : pairs)
+    if (is_value_(value) && pickle_.kind(key) == PickleKind::kString) keys.push_back(key);
+  const auto twin = [&](std::string_view name) {
+    return Error(ErrorKind::kBadInput, "is in the state dict twice").in(file_.path()).tensor(printable(name));
+  };
+  std::sort(keys.begin(), keys.end());
+  const auto same_node = std::adjacent_find(keys.begin(), keys.end());
+  if (same_node != keys.end()) throw twin(label(*same_node));
+  std::vector<std::string_view> names;
+  for (const PickleRef key : keys) names.push_back(pickle_.text(key));
+  std::sort(names.begin(), names.end());
+  const auto same_name = std::adjacent_find(names.begin(), names.end());
+  if (same_name != names.end()) throw twin(*same_name);
+}
+
+}  // namespace
+
+StateDict find_state_dict(const TorchFile& file, const std::function<bool(PickleRef)>& is_value) {
+  return Finder(file, is_value).find();
+}
+
+void StorageUse::add(const TorchTensor& tensor) {
+  const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
+  std::uint64_t span_bytes = num_bytes(tensor.dtype, tensor.shape).value_or(0);
+  if (!tensor.strides.empty()) {
+    span_bytes = elem_bytes;
+    for (std::size_t dim = 0; dim < tensor.shape.size(); ++dim)
+      span_bytes += (tensor.shape[dim] - 1) * tensor.strides[dim] * elem_bytes;
+  }
+  ranges_.push_back({tensor.storage, tensor.offset_bytes, tensor.offset_bytes + span_bytes});
+}
+
+void StorageUse::finish(const TorchFile& file) {
+  std::sort(ranges_.begin(), ranges_.end());
+  std::uint64_t used_to = 0;
+  for (std::size_t i = 0; i < ranges_.size(); ++i) {
+    const Range& range = ranges_[i];
+    if (i == 0 || ranges_[i - 1].storage != range.storage) {
+      unused_bytes_ += file.storages()[range.storage].size_bytes;
+      used_to = 0;
+    }
+    const std::uint64_t from = std::max(range.begin, used_to);
+    if (range.end <= from) continue;
+    used_bytes_ += range.end - from;
+    unused_bytes_ -= range.end - from;
+    used_to = range.end;
+  }
+  ranges_.clear();
+}
+
+void StorageUse::warn(std::vector<std::string>& warnings) const {
+  if (unused_bytes_ > used_bytes_)
+    warnings.push_back(
+        fmt::format("holds {} that no tensor uses: slices were saved with the whole of what they were cut "
+                    "from",
+                    format_bytes(unused_bytes_)));
+}
+
+Container read_torch(const std::filesystem::path& path) {
+  const TorchFile file = read_torch_file(path);
+  StateDict state_dict = find_state_dict(file, [&](PickleRef node) { return file.is_tensor(node); });
+  Container container{path, file.size_bytes(), {}, {}, std::move(state_dict.warnings), {{path, file.size_bytes()}}};
+  StorageUse use;
+  for (auto& [name, node] : state_dict.values) {
+    TorchTensor tensor = file.tensor(node, name);
+    use.add(tensor);
+    container.tensors.push_back(
+        {std::move(name), tensor.dtype, std::move(tensor.shape), tensor.offset_bytes, 0, 0, std::move(tensor.strides)});
+    TensorEntry& entry = container.tensors.back();
+    entry.size_bytes = *num_bytes(entry.dtype, entry.shape);
+  }
+  use.finish(file);
+  use.warn(container.warnings);
+  return container;
+}
+
+}  // namespace reshard

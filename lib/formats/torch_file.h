@@ -1,0 +1,75 @@
+// Files of torch.save (torch/serialization.py): an archive or, before torch 1.6, a stream, of one pickle and the storages
+// that its tensors are views of.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/container.h"
+#include "reshard/formats/pickle.h"
+
+namespace reshard {
+
+/// A run of bytes that tensors are views of.
+struct TorchStorage {
+  std::string key;
+  std::uint64_t offset_bytes = 0;  // from the start of the file
+  std::uint64_t size_bytes = 0;
+};
+
+/// A tensor with its place. Invariant: every element lies inside its storage.
+struct TorchTensor {
+  DType dtype;
+  Dims shape;
+  Dims strides;                    // in elements, one a dim; empty where the elements lie in C order
+  std::uint64_t offset_bytes = 0;  // of the element at index 0, from the start of the file
+  std::uint32_t storage = 0;       // index into TorchFile::storages(); equal for tensors that share one
+};
+
+/// One file of torch.save: the tree of its pickle, and where its storages lie. Invariant, proved by read_torch_file: the
+/// storages lie inside the file, none over another.
+class TorchFile {
+ public:
+  TorchFile(std::filesystem::path path, std::uint64_t size_bytes, std::vector<char> stream, Pickle pickle,
+            std::vector<TorchStorage> storages);
+  TorchFile(const TorchFile&) = delete;  // a copy's texts would point into the original
+  TorchFile& operator=(const TorchFile&) = delete;
+  TorchFile(TorchFile&&) = default;
+  TorchFile& operator=(TorchFile&&) = default;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::uint64_t size_bytes() const { return size_bytes_; }
+  const Pickle& pickle() const { return pickle_; }
+  /// By key.
+  std::span<const TorchStorage> storages() const { return storages_; }
+
+  /// Whether Python would make a tensor of `node`, of a kind that is understood here or not.
+  bool is_tensor(PickleRef node) const;
+
+  /// The tensor that `node` stands for; `name` is for errors.
+  /// \throws Error kBadInput if it contradicts itself or does not lie inside its storage; kUnsupported if it is sparse,
+  ///         quantised, of a dtype that safetensors lacks, a conjugate view or a subclass with a format of its own.
+  TorchTensor tensor(PickleRef node, const std::string& name) const;
+
+ private:
+  std::filesystem::path path_;
+  std::uint64_t size_bytes_;
+  std::vector<char> stream_;  // the texts of pickle_ point into it
+  Pickle pickle_;
+  std::vector<TorchStorage> storages_;
+};
+
+/// Reads the pickle and finds the storages, but reads no byte of a tensor.
+/// \throws Error kBadInput for what is damaged, no file of torch's, or runs code when Python loads it; kUnsupported for
+///         TorchScript, big-endian files and the formats before torch 0.1.10; kIo.
+TorchFile read_torch_file(const std::filesystem::path& path);
+
+/// The state dict in a file of torch.save, tensors in its own order. Takes the mapping under "model", "state_dict" or
+/// "module" where the file holds it there; what is no tensor is left aside. `warnings` say both.
+/// \throws Error as read_torch_file and TorchFile::tensor do; kUnsupported where there is no one state dict.
+Container read_torch(const std::filesystem::path& path);
+
+}  // namespace reshard
