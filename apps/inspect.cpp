@@ -69,15 +69,15 @@ void add_stats(const Layout& layout, const InspectArguments& arguments, std::vec
 
 void inspect(const InspectArguments& arguments) {
   if (!arguments.filter.empty()) parse_filter(arguments.filter);
-  const auto inspection = inspect_path(arguments.path);
-  std::vector<TensorRow> rows = tensor_rows(inspection->layout, matching_tensors(inspection->layout, arguments.filter));
-  if (arguments.stats) add_stats(inspection->layout, arguments, rows);
+  const auto inspection = read_checkpoint(arguments.path, ConfigUse::kLenient);
+  std::vector<TensorRow> rows = tensor_rows(inspection.layout, matching_tensors(inspection.layout, arguments.filter));
+  if (arguments.stats) add_stats(inspection.layout, arguments, rows);
   if (arguments.json) {
-    print_output(to_text(inspect_document(arguments.path, *inspection, rows)));
+    print_output(to_text(inspect_document(arguments.path, inspection, rows)));
     return;
   }
-  if (!arguments.quiet) print_notes(inspection->notes);
-  print_output(inspect_text(arguments.path, *inspection, rows, arguments.tensors));
+  if (!arguments.quiet) print_notes(inspection.notes);
+  print_output(inspect_text(arguments.path, inspection, rows, arguments.tensors));
 }
 
 }  // namespace

@@ -30,13 +30,13 @@ ShardRequest request_of(const ShardArguments& arguments) {
   ShardRequest request;
   request.model_directory = arguments.model_directory;
   request.output_directory = arguments.output_directory;
-  request.tp = parse_degree("--tp", arguments.tp, kMaxParallelDegree);
-  if (!arguments.pp.empty()) request.pp = parse_degree("--pp", arguments.pp, kMaxParallelDegree);
-  request.vpp = parse_degree("--vpp", arguments.vpp, kMaxParallelDegree);
-  if (!arguments.pipeline_cuts.empty()) request.pipeline_cuts = split(arguments.pipeline_cuts, ',');
-  request.attention.fuse_qkv = arguments.fuse_qkv;
+  request.sharding.tp = parse_degree("--tp", arguments.tp, kMaxParallelDegree);
+  if (!arguments.pp.empty()) request.sharding.pp = parse_degree("--pp", arguments.pp, kMaxParallelDegree);
+  request.sharding.vpp = parse_degree("--vpp", arguments.vpp, kMaxParallelDegree);
+  if (!arguments.pipeline_cuts.empty()) request.sharding.pipeline_cuts = split(arguments.pipeline_cuts, ',');
+  request.sharding.attention.fuse_qkv = arguments.fuse_qkv;
   if (!arguments.kv_size_multiplier.empty())
-    request.attention.kv_size_multiplier =
+    request.sharding.attention.kv_size_multiplier =
         parse_degree("--kv-size-multiplier", arguments.kv_size_multiplier, kMaxParallelDegree);
   request.force = arguments.force;
   return request;

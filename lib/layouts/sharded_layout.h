@@ -32,6 +32,7 @@ struct ShardedCheckpoint {
   };
 
   ShardsFolder folder;
+  Format format = Format::kSafetensors;  // of its first rank
   std::uint32_t tp = 0;
   std::uint32_t pp = 0;
   std::vector<StageMetadata> metadata;        // [pp_rank]; empty where the folder has none

@@ -263,6 +263,7 @@ ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder) {
   const Listing listing = list_folder(folder);
   ShardedCheckpoint checkpoint;
   checkpoint.folder = folder;
+  checkpoint.format = listing.ranks.begin()->second.format;
   for (const auto& [rank, path] : listing.ranks) {
     checkpoint.pp = std::max(checkpoint.pp, rank.first + 1);
     checkpoint.tp = std::max(checkpoint.tp, rank.second + 1);
