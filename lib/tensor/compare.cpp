@@ -53,11 +53,6 @@ void read_values(const Side& side, std::size_t begin, std::size_t count, Values&
                 Overflow::kSaturate);
 }
 
-/// Not for NaN.
-double abs_difference(double a, double b) {
-  return a == b ? 0 : std::fabs(a - b);  // infinities of one sign are no distance apart
-}
-
 /// Exact where it fits 64 bits, which it does not only for differing signs.
 double integer_difference(const Number& a, const Number& b) {
   if (a.negative != b.negative) return static_cast<double>(a.significand) + static_cast<double>(b.significand);
@@ -93,13 +88,13 @@ class Comparison {
  private:
   /// Also widens the largest difference.
   bool equal(std::size_t part, double a, double b) {
-    const bool has_nan = std::isnan(a) || std::isnan(b);
-    double difference = has_nan ? 0 : abs_difference(a, b);
+    double difference = std::fabs(a - b);
     if (is_integer(a_.dtype) && is_integer(b_.dtype))
       difference = integer_difference(number_of(a_.dtype, a_.code(part)), number_of(b_.dtype, b_.code(part)));
-    summary_.max_abs_difference = std::max(summary_.max_abs_difference, difference);
+    // NaN, also of two infinities of one sign, is not greater.
+    if (difference > summary_.max_abs_difference) summary_.max_abs_difference = difference;
     if (!tolerance_.is_zero()) {
-      if (has_nan) return std::isnan(a) && std::isnan(b);
+      if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
       if (std::isinf(a) || std::isinf(b)) return a == b;
       return difference <= tolerance_.absolute + tolerance_.relative * std::fabs(b);
     }
