@@ -77,7 +77,7 @@ TEST_CASE("What cannot be inspected is refused with its path") {
   CHECK(empty.kind() == ErrorKind::kBadInput);
   CHECK(empty.path() == (model.temp / "empty").string());
   write_file(model.temp / "bin/pytorch_model.bin", "PK");
-  CHECK(error_of([&] { read_checkpoint(model.temp / "bin", ConfigUse::kLenient); }).kind() == ErrorKind::kUnsupported);
+  CHECK(error_of([&] { read_checkpoint(model.temp / "bin", ConfigUse::kLenient); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("A config.json that cannot be used is noted and does not keep one from looking") {
