@@ -70,14 +70,18 @@ std::string number_text(double value) {
 
 std::string what_text(const Checkpoint& inspection) {
   const std::size_t files = inspection.layout.files.size();
+  const std::string_view format = name(inspection.format);
   const std::string model = inspection.model_type.empty() ? "" : " of a " + printable(inspection.model_type) + " model";
   switch (inspection.what) {
-    case Checkpoint::What::kFile: return "safetensors file";
+    case Checkpoint::What::kFile: return fmt::format("{} file", format);
     case Checkpoint::What::kHuggingFace:
-      return fmt::format("Hugging Face checkpoint{}, {} safetensors file{}", model, files, files == 1 ? "" : "s");
-    case Checkpoint::What::kSharded:
-      return fmt::format("sharded checkpoint{}, tp {} × pp {}, {} rank{}", model, inspection.mesh.tp,
-                         inspection.mesh.pp, files, files == 1 ? "" : "s");
+      return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");
+    case Checkpoint::What::kSharded: {
+      const std::uint64_t ranks = std::uint64_t{inspection.mesh.tp} * inspection.mesh.pp;
+      return fmt::format("sharded checkpoint{} ({}, {}), tp {} × pp {}, {} rank{}", model,
+                         describe(inspection.shards_kind).name, format, inspection.mesh.tp, inspection.mesh.pp, ranks,
+                         ranks == 1 ? "" : "s");
+    }
   }
   return "";
 }
@@ -256,11 +260,11 @@ std::string short_stored_name(const std::string& stored, const std::string& logi
 
 }  // namespace
 
-const char* what_name(Checkpoint::What what) {
-  switch (what) {
+const char* what_name(const Checkpoint& checkpoint) {
+  switch (checkpoint.what) {
     case Checkpoint::What::kFile: return "file";
     case Checkpoint::What::kHuggingFace: return "huggingface";
-    case Checkpoint::What::kSharded: return "ranks";
+    case Checkpoint::What::kSharded: return describe(checkpoint.shards_kind).name;
   }
   return "";
 }
@@ -311,7 +315,8 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
   Document json;
   json["command"] = "inspect";
   json["path"] = path;
-  json["kind"] = what_name(inspection.what);
+  json["kind"] = what_name(inspection);
+  json["format"] = name(inspection.format);
   json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
   json["tensor_count"] = totals.tensors;
   json["parameters"] = totals.elems;

@@ -31,6 +31,6 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
 Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows);
 
 /// What a directory or file turned out to be: "file", "huggingface", "ranks".
-const char* what_name(Checkpoint::What what);
+const char* what_name(const Checkpoint& checkpoint);
 
 }  // namespace reshard::cli

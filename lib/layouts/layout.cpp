@@ -131,6 +131,14 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
   }
 }
 
+void Layout::rename_logical(const std::vector<std::string>& names) {
+  logical_by_name_.clear();
+  for (std::uint32_t i = 0; i < logical.size(); ++i) {
+    logical[i].name = names[i];
+    logical_by_name_.emplace(names[i], i);
+  }
+}
+
 void Layout::order_logical(const std::vector<std::string>& names) {
   std::unordered_map<std::string, std::size_t> position;
   for (const std::string& name : names) position.emplace(name, position.size());

@@ -88,6 +88,9 @@ class Layout {
   /// \throws Error kBadInput if its shape does not fit.
   void add_cut(std::uint32_t stored, const Cut& cut);
 
+  /// Gives the logical tensors new names, one each, all different.
+  void rename_logical(const std::vector<std::string>& names);
+
   /// Puts the logical tensors into the order of `names`; those it does not name come last, in their present order.
   void order_logical(const std::vector<std::string>& names);
 

@@ -234,7 +234,7 @@ TEST_CASE("A directory without weights, and one that is not there, are bad input
   const TempDir dir;
   const Error empty = refused(dir);
   CHECK(empty.path() == dir.path().string());
-  CHECK_THAT(empty.what(), Says("neither model.safetensors nor model.safetensors.index.json"));
+  CHECK_THAT(empty.what(), Says("neither model.safetensors nor pytorch_model.bin"));
   const Error missing = error_of([&] { read_hf_checkpoint(dir / "no"); });
   CHECK(missing.kind() == ErrorKind::kBadInput);
   CHECK(missing.path() == (dir / "no").string());
