@@ -32,6 +32,11 @@ bool is_integer(DType dtype) {
   return kind == DTypeClass::kSigned || kind == DTypeClass::kUnsigned;
 }
 
+/// Whether a double is not enough for each value.
+bool is_wide(DType dtype) {
+  return is_integer(dtype) && bits(dtype) == 64;
+}
+
 using Values = std::array<double, kBlockParts>;
 
 void read_values(const Side& side, std::size_t begin, std::size_t count, Values& values) {
@@ -42,7 +47,7 @@ void read_values(const Side& side, std::size_t begin, std::size_t count, Values&
     return;
   }
   const std::span in(side.bytes + begin * (width / 8), count * (width / 8));
-  if (width <= 16 && can_cast(side.dtype, DType::kF32)) {  // the way that has vectors
+  if (width <= 32 && can_cast(side.dtype, DType::kF32)) {  // faster, and as exact
     std::array<float, kBlockParts> narrow;
     const auto out = std::as_writable_bytes(std::span(narrow).first(count));
     cast_elements(side.dtype, in, DType::kF32, out, Overflow::kSaturate);
@@ -59,10 +64,8 @@ double integer_difference(const Number& a, const Number& b) {
   return static_cast<double>(std::max(a.significand, b.significand) - std::min(a.significand, b.significand));
 }
 
+/// Of finite values.
 bool same_value(const Number& a, const Number& b) {
-  if (a.kind != b.kind) return false;
-  if (a.kind == Number::Kind::kNan) return true;
-  if (a.kind == Number::Kind::kInfinite) return a.negative == b.negative;
   if (a.significand == 0 || b.significand == 0) return a.significand == b.significand;
   const int a_zeros = std::countr_zero(a.significand);
   const int b_zeros = std::countr_zero(b.significand);
@@ -73,7 +76,13 @@ bool same_value(const Number& a, const Number& b) {
 class Comparison {
  public:
   Comparison(Side a, Side b, std::size_t parts_per_element, Tolerance tolerance, std::size_t keep_first)
-      : a_(a), b_(b), parts_per_element_(parts_per_element), tolerance_(tolerance), keep_first_(keep_first) {}
+      : a_(a),
+        b_(b),
+        parts_per_element_(parts_per_element),
+        tolerance_(tolerance),
+        keep_first_(keep_first),
+        bitwise_(tolerance.is_zero() && a.dtype == b.dtype),
+        wide_(is_wide(a.dtype) || is_wide(b.dtype)) {}
 
   void compare_block(std::size_t begin, std::size_t count) {
     read_values(a_, begin, count, a_values_);
@@ -88,18 +97,18 @@ class Comparison {
  private:
   /// Also widens the largest difference.
   bool equal(std::size_t part, double a, double b) {
+    if (bitwise_ && a_.code(part) == b_.code(part)) return true;
+    if (a == b && !bitwise_ && !wide_) return true;
     double difference = std::fabs(a - b);
-    if (is_integer(a_.dtype) && is_integer(b_.dtype))
+    if (wide_ && is_integer(a_.dtype) && is_integer(b_.dtype))
       difference = integer_difference(number_of(a_.dtype, a_.code(part)), number_of(b_.dtype, b_.code(part)));
     // NaN, also of two infinities of one sign, is not greater.
     if (difference > summary_.max_abs_difference) summary_.max_abs_difference = difference;
-    if (!tolerance_.is_zero()) {
-      if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
-      if (std::isinf(a) || std::isinf(b)) return a == b;
-      return difference <= tolerance_.absolute + tolerance_.relative * std::fabs(b);
-    }
-    if (a_.dtype == b_.dtype) return a_.code(part) == b_.code(part);
-    return same_value(number_of(a_.dtype, a_.code(part)), number_of(b_.dtype, b_.code(part)));
+    if (bitwise_) return false;
+    if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+    if (std::isinf(a) || std::isinf(b)) return a == b;
+    if (!tolerance_.is_zero()) return difference <= tolerance_.absolute + tolerance_.relative * std::fabs(b);
+    return wide_ && same_value(number_of(a_.dtype, a_.code(part)), number_of(b_.dtype, b_.code(part)));
   }
 
   void note(std::size_t element, double a, double b) {
@@ -114,6 +123,8 @@ class Comparison {
   std::size_t parts_per_element_;
   Tolerance tolerance_;
   std::size_t keep_first_;
+  bool bitwise_;
+  bool wide_;  // some values are not exact as doubles
   DifferenceSummary summary_;
   std::size_t last_noted_ = 0;
   Values a_values_;

@@ -132,6 +132,8 @@ TEST_CASE("Different dtypes without tolerance differ if their values do, exactly
   CHECK(differing(DType::kI64, {9007199254740993, 9007199254740992}, DType::kF64,
                   {std::bit_cast<std::uint64_t>(0x1p53), std::bit_cast<std::uint64_t>(0x1p53)}) == Indices{0});
   CHECK(differing(DType::kI64, {~std::uint64_t{0}, 5}, DType::kU64, {~std::uint64_t{0}, 5}) == Indices{0});
+  CHECK(differing(DType::kF64, {0, 0x8000000000000000, 0x7FF0000000000000, 0x7FF8000000000000}, DType::kI64,
+                  {0, 0, 5, 5}) == Indices{2, 3});
   CHECK(differing(DType::kI8, {0xFF}, DType::kI32, {0xFFFFFFFF}) == Indices{});
   CHECK(differing(DType::kBool, {2, 1, 0}, DType::kU8, {1, 1, 1}) == Indices{2});
   CHECK(differing(DType::kF8E4M3, {0x38, 0x7F}, DType::kF8E5M2, {0x3C, 0x7F}) == Indices{});
