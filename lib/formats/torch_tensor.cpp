@@ -1,7 +1,6 @@
 // What stands behind one tensor of a torch file: the call that rebuilds it, its storage, its place.
 
 #include <algorithm>
-#include <array>
 
 #include "reshard/base/checked.h"
 #include "reshard/base/strings.h"

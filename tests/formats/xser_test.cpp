@@ -1,5 +1,6 @@
 #include "reshard/formats/xser.h"
 
+#include "reshard/formats/torch_file.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -81,6 +82,16 @@ TEST_CASE("An xser container is its reference file and the files of its tensors"
   CHECK(read.tensors[2].file == read.tensors[0].file);
   CHECK(read.metadata == std::vector<std::pair<std::string, std::string>>{{kXserExpertParallel, "b"}});
   CHECK(read.warnings.empty());
+}
+
+TEST_CASE("A reference file without its folder is told from a state dict") {
+  const Files files;
+  std::filesystem::remove_all(files.dir / "c.tensors");
+  CHECK_FALSE(is_xser(files.dir / "c"));
+  const Error error = error_of([&] { read_torch(files.dir / "c"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "a");
+  CHECK_THAT(error.hint(), Says("c.tensors"));
 }
 
 TEST_CASE("The info file may be missing, or lack a tensor") {
