@@ -174,9 +174,9 @@ TEST_CASE("A storage that is mostly unused is warned of") {
 }
 
 TEST_CASE("Dicts nested a hundred thousand deep, shared or in a circle, end") {
-  std::string deep = "}";
-  for (int i = 0; i < 100'000; ++i) deep = "}" + text("d") + deep;
-  for (int i = 0; i < 100'000; ++i) deep += "s";
+  std::string deep;
+  for (int i = 0; i < 100'000; ++i) deep += "}" + text("d");
+  deep += "}" + std::string(100'000, 's');
   CHECK(read_content(archive_of(deep)).tensors.empty());
 
   // Each dict holds the one before it twice: 2^250 ways down.
