@@ -22,10 +22,16 @@ failed=()
 for target in "${targets[@]}"; do
   mkdir -p "$build/corpus/$target" "$build/findings/$target"
   echo "== $target, $seconds s"
+  log=$build/$target.log
   # What a run finds new goes to the first folder, so that the next run begins with it.
-  "$build/tests/fuzz/fuzz_$target" "$build/corpus/$target" "$build/seeds/$target" -max_total_time="$seconds" \
-    -timeout=10 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 -verbosity=0 \
-    -artifact_prefix="$build/findings/$target/" || failed+=("$target")
+  if "$build/tests/fuzz/fuzz_$target" "$build/corpus/$target" "$build/seeds/$target" -max_total_time="$seconds" \
+    -timeout=10 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 \
+    -artifact_prefix="$build/findings/$target/" &>"$log"; then
+    grep '^stat::\(number_of_executed_units\|slowest_unit_time_sec\|peak_rss_mb\)' "$log"
+  else
+    failed+=("$target")
+    tail -n 40 "$log" >&2
+  fi
 done
 if ((${#failed[@]})); then
   echo "Findings: ${failed[*]}; the inputs are in $build/findings" >&2
