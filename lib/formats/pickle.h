@@ -81,7 +81,7 @@ class Pickle {
   bool is_object_of(PickleRef node, std::string_view module, std::string_view name) const;
   /// "module.name" of a global, or of the global that makes an object; else "".
   std::string class_name(PickleRef node) const;
-  /// "a dict", "an object of argparse.Namespace": for messages.
+  /// "a dict", "an object of argparse.Namespace": for messages, fit for a terminal.
   std::string describe(PickleRef node) const;
 
   /// The classes, "module.name", sorted, of objects that stayed opaque because their class is not one that is known.
