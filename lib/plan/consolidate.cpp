@@ -7,6 +7,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/sharded_layout.h"
+#include "reshard/plan/adapters.h"
 #include "reshard/plan/job.h"
 #include "reshard/specs/metadata.h"
 
@@ -157,6 +158,8 @@ void read_source(const ShardsFolder& shards, Job& job) {
 }
 
 std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
+  if (const auto adapters = adapters_to_consolidate(request.checkpoint_directory); !adapters.empty())
+    return plan_consolidate_adapters(request, adapters);
   const ShardsFolder shards = shards_of(request.checkpoint_directory);
   auto job = std::make_unique<Job>();
   job->command = "consolidate";
@@ -168,6 +171,7 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
         .in(job->output_directory)
         .hint("choose another OUT_DIR");
 
+  if (const std::string note = note_of_adapters_left(shards.parent); !note.empty()) job->notes.push_back(note);
   read_source(shards, *job);
   job->target = hf_target_layout(job->source.logical, request.max_shard_bytes, request.format);
   job->program = make_program(job->source, job->target);
