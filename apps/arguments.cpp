@@ -6,6 +6,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/specs/mesh.h"
 
 namespace reshard::cli {
 namespace {
@@ -100,19 +101,74 @@ std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
   return *bytes;
 }
 
-void require_supported(const std::string& option, const std::string& text, const std::string& supported,
-                       const std::vector<std::string>& later) {
-  if (text == supported) return;
-  if (std::find(later.begin(), later.end(), text) != later.end())
-    throw Error(ErrorKind::kUnsupported, fmt::format("{} {} is not supported by this version", option, text))
-        .hint("this version has " + supported);
-  throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not known", option, printable(text)))
-      .hint("this version has " + supported);
+void add_replicas(CLI::App& command, ReplicaArguments& arguments) {
+  command.add_flag("--no-check-replicas", arguments.no_check,
+                   "Do not read what several ranks hold alike more than once, and so not compare it");
+  command.add_flag("--allow-divergent-replicas", arguments.allow_divergent,
+                   "Where ranks hold different values of what should be alike, take the first and say so");
 }
 
-RunOptions run_options(const CommonArguments& arguments) {
+CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments) {
+  CLI::Option* tp = command.add_option("--tp", arguments.tp, "Tensor-parallel ranks")->type_name("N");
+  command.add_option("--pp", arguments.pp, "Pipeline-parallel ranks (default: 1)")->type_name("N");
+  command.add_option("--vpp", arguments.vpp, "Virtual pipeline stages a rank, interleaved")
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      .add_option("--pipeline-cuts", arguments.pipeline_cuts,
+                  "Last layer of each stage but the last, such as model.layers.3,model.layers.7")
+      ->type_name("NAMES");
+  command.add_flag("--fuse-qkv", arguments.fuse_qkv, "Join the query, key and value projections where the model can");
+  command
+      .add_option("--kv-size-multiplier", arguments.kv_size_multiplier,
+                  "Copies of each key/value head (default: TP / key-value heads)")
+      ->type_name("N");
+  return tp;
+}
+
+ShardingRequest sharding_request(const ShardingArguments& arguments) {
+  ShardingRequest request;
+  if (!arguments.tp.empty()) request.tp = parse_degree("--tp", arguments.tp, kMaxParallelDegree);
+  if (!arguments.pp.empty()) request.pp = parse_degree("--pp", arguments.pp, kMaxParallelDegree);
+  request.vpp = parse_degree("--vpp", arguments.vpp, kMaxParallelDegree);
+  if (!arguments.pipeline_cuts.empty()) request.pipeline_cuts = split(arguments.pipeline_cuts, ',');
+  request.attention.fuse_qkv = arguments.fuse_qkv;
+  if (!arguments.kv_size_multiplier.empty())
+    request.attention.kv_size_multiplier =
+        parse_degree("--kv-size-multiplier", arguments.kv_size_multiplier, kMaxParallelDegree);
+  return request;
+}
+
+ShardsKind parse_shards_kind(const std::string& option, const std::string& text) {
+  for (const ShardsKindRow& row : kShardsKinds)
+    if (text == row.name) return row.kind;
+  for (const char* later : {"presharded", "nxdi", "nxd"})
+    if (text == later)
+      throw Error(ErrorKind::kUnsupported, fmt::format("{} {} is not supported by this version", option, text))
+          .hint("this version has ranks and optimum");
+  throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not known", option, printable(text)))
+      .hint("this version has ranks and optimum");
+}
+
+ShardedForm parse_form(const std::string& layout, const std::string& format) {
+  const ShardsKind kind = parse_shards_kind("--layout", layout);
+  if (format.empty()) return {kind, kind == ShardsKind::kOptimum ? Format::kPytorch : Format::kSafetensors};
+  return {kind, parse_format("--format", format, {Format::kSafetensors, Format::kPytorch, Format::kXser})};
+}
+
+Format parse_format(const std::string& option, const std::string& text, const std::vector<Format>& allowed) {
+  const auto format = format_from_name(text);
+  if (format && std::find(allowed.begin(), allowed.end(), *format) != allowed.end()) return *format;
+  std::vector<std::string> names;
+  for (const Format one : allowed) names.emplace_back(name(one));
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
+}
+
+RunOptions run_options(const CommonArguments& arguments, const ReplicaArguments& replicas) {
   RunOptions options;
   if (!arguments.threads.empty()) options.threads = parse_degree("--threads", arguments.threads, kMaxThreads);
+  options.allow_divergent_replicas = replicas.allow_divergent;
   options.max_memory_bytes = parse_bytes("--max-memory", arguments.max_memory);
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage, "--max-memory " + arguments.max_memory + " is too little to work in")

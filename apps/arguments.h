@@ -7,21 +7,51 @@
 #include <vector>
 
 #include "reshard/engine/run.h"
+#include "reshard/plan/job.h"
 
 namespace reshard::cli {
 
-/// Options that shard and consolidate share, as the user typed them.
+/// Options of the commands that write, as the user typed them.
 struct CommonArguments {
   std::string threads;
   std::string max_memory = "256MiB";
-  std::string format = "safetensors";
   bool dry_run = false;
   bool json = false;
   bool force = false;
   bool quiet = false;
 };
-
 void add_common(CLI::App& command, CommonArguments& arguments);
+
+/// How second copies in a sharded source are treated.
+struct ReplicaArguments {
+  bool no_check = false;
+  bool allow_divergent = false;
+};
+void add_replicas(CLI::App& command, ReplicaArguments& arguments);
+
+/// How shards are made.
+struct ShardingArguments {
+  std::string tp;
+  std::string pp;
+  std::string vpp = "1";
+  std::string pipeline_cuts;
+  std::string kv_size_multiplier;
+  bool fuse_qkv = false;
+};
+/// \returns the option --tp, which some commands require.
+CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments);
+/// Everything but its `tp`, where that was not given, and its `form`.
+ShardingRequest sharding_request(const ShardingArguments& arguments);
+
+/// The layout of shards that `text` names.
+/// \throws Error kUnsupported for those of later versions, kUsage for others.
+ShardsKind parse_shards_kind(const std::string& option, const std::string& text);
+/// The form of shards; without `format`, the layout's own.
+/// \throws Error kUsage.
+ShardedForm parse_form(const std::string& layout, const std::string& format);
+/// One of `allowed`.
+/// \throws Error kUsage.
+Format parse_format(const std::string& option, const std::string& text, const std::vector<Format>& allowed);
 
 /// \throws Error kUsage, naming the option, for anything that is not a whole number from 1 to `max`.
 std::uint32_t parse_degree(const std::string& option, const std::string& text, std::uint32_t max);
@@ -29,12 +59,7 @@ std::uint32_t parse_degree(const std::string& option, const std::string& text, s
 /// \throws Error kUsage, naming the option, for anything that parse_size does not take.
 std::uint64_t parse_bytes(const std::string& option, const std::string& text);
 
-/// `text` if it is the one value that this version has.
-/// \throws Error kUnsupported for those of later versions, kUsage for others.
-void require_supported(const std::string& option, const std::string& text, const std::string& supported,
-                       const std::vector<std::string>& later);
-
-RunOptions run_options(const CommonArguments& arguments);
+RunOptions run_options(const CommonArguments& arguments, const ReplicaArguments& replicas = {});
 
 /// Parses and runs.
 /// \throws Error kUsage for a command line that makes no sense, with the nearest match of an unknown option or

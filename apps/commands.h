@@ -10,5 +10,11 @@ namespace reshard::cli {
 void add_shard(CLI::App& app);
 void add_consolidate(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_convert(CLI::App& app);
+/// Sets `exit_code` to 0 or kExitDifferent.
+void add_verify(CLI::App& app, int& exit_code);
+
+/// What `verify` ends with where it finds a difference.
+inline constexpr int kExitDifferent = 1;
 
 }  // namespace reshard::cli

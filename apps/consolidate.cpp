@@ -12,12 +12,15 @@ struct ConsolidateArguments : CommonArguments {
   std::string checkpoint_directory;
   std::string output_directory;
   std::string max_shard_size = "5GB";
+  std::string format = "safetensors";
+  ReplicaArguments replicas;
 };
 
 ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   if (arguments.checkpoint_directory.empty()) throw Error(ErrorKind::kUsage, "CHECKPOINT_DIR is empty");
-  require_supported("--format", arguments.format, "safetensors", {"pytorch"});
   ConsolidateRequest request;
+  request.format = parse_format("--format", arguments.format, {Format::kSafetensors, Format::kPytorch});
+  request.check_replicas = !arguments.replicas.no_check;
   request.checkpoint_directory = arguments.checkpoint_directory;
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
   request.max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
@@ -33,19 +36,21 @@ void add_consolidate(CLI::App& app) {
       app.add_subcommand("consolidate", "Put a sharded checkpoint together into a Hugging Face directory");
   command
       ->add_option("CHECKPOINT_DIR", arguments->checkpoint_directory,
-                   "Directory that holds tensor_parallel_shards/, or that folder itself")
+                   "Directory that holds tensor_parallel_shards/ or shards/, or that folder itself")
       ->required();
   command->add_option("OUT_DIR", arguments->output_directory,
                       "Directory to write to (default: the one that holds the shards folder)");
-  command->add_option("-f,--format", arguments->format, "File format of the weights: safetensors")
+  command->add_option("-f,--format", arguments->format, "File format of the weights: safetensors, pytorch")
       ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--max-shard-size", arguments->max_shard_size, "Tensor bytes in one file at most")
       ->type_name("SIZE")
       ->capture_default_str();
+  add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
   command->callback([arguments] {
-    const RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
+    const RunOptions options =
+        run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     run_job(*plan_consolidate(request_of(*arguments)), *arguments, options);
   });
 }

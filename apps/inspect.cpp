@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <numeric>
-#include <regex>
 
 #include "arguments.h"
 #include "commands.h"
@@ -12,13 +11,11 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/stats.h"
+#include "reshard/plan/name_rules.h"
 #include "run_job.h"
 
 namespace reshard::cli {
 namespace {
-
-// std::regex recurses over the text it searches; a name longer than any real one would overflow the stack.
-constexpr std::size_t kMaxMatchedName = 4096;
 
 struct InspectArguments {
   std::string path;
@@ -30,24 +27,12 @@ struct InspectArguments {
   bool quiet = false;
 };
 
-std::regex parse_filter(const std::string& text) {
-  try {
-    return std::regex(text, std::regex::ECMAScript | std::regex::optimize);
-  } catch (const std::regex_error& error) {
-    throw Error(ErrorKind::kUsage,
-                fmt::format("--filter: \"{}\" is not a regular expression: {}", printable(text), error.what()));
-  }
-}
-
 std::vector<std::uint32_t> matching_tensors(const Layout& layout, const std::string& filter) {
   std::vector<std::uint32_t> wanted(layout.logical.size());
   std::iota(wanted.begin(), wanted.end(), 0u);
   if (filter.empty()) return wanted;
-  const std::regex pattern = parse_filter(filter);
-  std::erase_if(wanted, [&](std::uint32_t index) {
-    const std::string& name = layout.logical[index].name;
-    return name.size() > kMaxMatchedName || !std::regex_search(name, pattern);
-  });
+  const NamePattern pattern("--filter", filter);
+  std::erase_if(wanted, [&](std::uint32_t index) { return !pattern.matches(layout.logical[index].name); });
   return wanted;
 }
 
@@ -68,16 +53,16 @@ void add_stats(const Layout& layout, const InspectArguments& arguments, std::vec
 }
 
 void inspect(const InspectArguments& arguments) {
-  if (!arguments.filter.empty()) parse_filter(arguments.filter);
-  const auto inspection = inspect_path(arguments.path);
-  std::vector<TensorRow> rows = tensor_rows(inspection->layout, matching_tensors(inspection->layout, arguments.filter));
-  if (arguments.stats) add_stats(inspection->layout, arguments, rows);
+  if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
+  const auto inspection = read_checkpoint(arguments.path, ConfigUse::kLenient);
+  std::vector<TensorRow> rows = tensor_rows(inspection.layout, matching_tensors(inspection.layout, arguments.filter));
+  if (arguments.stats) add_stats(inspection.layout, arguments, rows);
   if (arguments.json) {
-    print_output(to_text(inspect_document(arguments.path, *inspection, rows)));
+    print_output(to_text(inspect_document(arguments.path, inspection, rows)));
     return;
   }
-  if (!arguments.quiet) print_notes(inspection->notes);
-  print_output(inspect_text(arguments.path, *inspection, rows, arguments.tensors));
+  if (!arguments.quiet) print_notes(inspection.notes);
+  print_output(inspect_text(arguments.path, inspection, rows, arguments.tensors));
 }
 
 }  // namespace

@@ -68,16 +68,20 @@ std::string number_text(double value) {
   return std::isfinite(value) ? fmt::format("{:.4g}", value) : std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
 
-std::string what_text(const Inspection& inspection) {
+std::string what_text(const Checkpoint& inspection) {
   const std::size_t files = inspection.layout.files.size();
+  const std::string_view format = name(inspection.format);
   const std::string model = inspection.model_type.empty() ? "" : " of a " + printable(inspection.model_type) + " model";
   switch (inspection.what) {
-    case Inspection::What::kFile: return "safetensors file";
-    case Inspection::What::kHuggingFace:
-      return fmt::format("Hugging Face checkpoint{}, {} safetensors file{}", model, files, files == 1 ? "" : "s");
-    case Inspection::What::kSharded:
-      return fmt::format("sharded checkpoint{}, tp {} × pp {}, {} rank{}", model, inspection.mesh.tp,
-                         inspection.mesh.pp, files, files == 1 ? "" : "s");
+    case Checkpoint::What::kFile: return fmt::format("{} file", format);
+    case Checkpoint::What::kHuggingFace:
+      return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");
+    case Checkpoint::What::kSharded: {
+      const std::uint64_t ranks = std::uint64_t{inspection.mesh.tp} * inspection.mesh.pp;
+      return fmt::format("sharded checkpoint{} ({}, {}), tp {} × pp {}, {} rank{}", model,
+                         describe(inspection.shards_kind).name, format, inspection.mesh.tp, inspection.mesh.pp, ranks,
+                         ranks == 1 ? "" : "s");
+    }
   }
   return "";
 }
@@ -121,8 +125,8 @@ std::vector<Line> make_lines(const Layout& layout, const std::vector<TensorRow>&
 }
 
 /// The table of tensors; `full` says more about each than may fit a narrow terminal.
-Table tensor_table(const Inspection& inspection, const std::vector<Line>& lines, bool full) {
-  const bool ranks = inspection.what == Inspection::What::kSharded;
+Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines, bool full) {
+  const bool ranks = inspection.what == Checkpoint::What::kSharded;
   std::vector<std::pair<std::string, Align>> columns{{"tensor", Align::kLeft}};
   if (full) columns.push_back({"dtype", Align::kLeft});
   columns.push_back({"shape", Align::kLeft});
@@ -160,7 +164,7 @@ std::string joined_text(const Layout& layout, const std::vector<TensorRow>& rows
 
 /// With everything where that fits. Where it does not, a dtype that all share (it stands above the table) gives way,
 /// and the names that tensors have on the ranks.
-std::string fitting_tensor_table(const Inspection& inspection, const std::vector<TensorRow>& rows, bool each) {
+std::string fitting_tensor_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, bool each) {
   const std::vector<Line> lines = make_lines(inspection.layout, rows, each);
   const Table full = tensor_table(inspection, lines, true);
   const bool one_dtype = totals_by_dtype(inspection.layout, rows).size() == 1;
@@ -168,7 +172,7 @@ std::string fitting_tensor_table(const Inspection& inspection, const std::vector
   return tensor_table(inspection, lines, false).text() + joined_text(inspection.layout, rows);
 }
 
-std::string stats_table(const Inspection& inspection, const std::vector<TensorRow>& rows, bool each) {
+std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, bool each) {
   Table table({{"tensor", Align::kLeft},
                {"dtype", Align::kLeft},
                {"min", Align::kRight},
@@ -188,7 +192,7 @@ std::string stats_table(const Inspection& inspection, const std::vector<TensorRo
 }
 
 /// One line a pipeline rank: how many bytes its ranks hold and how even that is.
-std::string ranks_table(const Inspection& inspection) {
+std::string ranks_table(const Checkpoint& inspection) {
   const std::vector<RankBytes> ranks = rank_bytes(inspection.layout);
   Table table({{"pp rank", Align::kLeft},
                {"ranks", Align::kRight},
@@ -256,11 +260,11 @@ std::string short_stored_name(const std::string& stored, const std::string& logi
 
 }  // namespace
 
-const char* what_name(Inspection::What what) {
-  switch (what) {
-    case Inspection::What::kFile: return "file";
-    case Inspection::What::kHuggingFace: return "huggingface";
-    case Inspection::What::kSharded: return "ranks";
+const char* what_name(const Checkpoint& checkpoint) {
+  switch (checkpoint.what) {
+    case Checkpoint::What::kFile: return "file";
+    case Checkpoint::What::kHuggingFace: return "huggingface";
+    case Checkpoint::What::kSharded: return describe(checkpoint.shards_kind).name;
   }
   return "";
 }
@@ -286,7 +290,7 @@ std::vector<TensorRow> tensor_rows(const Layout& layout, const std::vector<std::
   return rows;
 }
 
-std::string inspect_text(const std::string& path, const Inspection& inspection, const std::vector<TensorRow>& rows,
+std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
                          bool each) {
   const Totals totals = totals_of(inspection.layout, rows);
   std::string text = fmt::format("{}: {}\n", printable(path), what_text(inspection));
@@ -302,16 +306,17 @@ std::string inspect_text(const std::string& path, const Inspection& inspection, 
   if (!rows.empty())
     text += "\n" +
             (rows.front().values ? stats_table(inspection, rows, each) : fitting_tensor_table(inspection, rows, each));
-  if (inspection.what == Inspection::What::kSharded) text += "\n" + ranks_table(inspection);
+  if (inspection.what == Checkpoint::What::kSharded) text += "\n" + ranks_table(inspection);
   return text;
 }
 
-Document inspect_document(const std::string& path, const Inspection& inspection, const std::vector<TensorRow>& rows) {
+Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows) {
   const Totals totals = totals_of(inspection.layout, rows);
   Document json;
   json["command"] = "inspect";
   json["path"] = path;
-  json["kind"] = what_name(inspection.what);
+  json["kind"] = what_name(inspection);
+  json["format"] = name(inspection.format);
   json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
   json["tensor_count"] = totals.tensors;
   json["parameters"] = totals.elems;
@@ -322,7 +327,7 @@ Document inspect_document(const std::string& path, const Inspection& inspection,
         {"tensors", part.tensors}, {"parameters", part.elems}, {"bytes", part.bytes}};
   json["metadata"] = Document::object();
   for (const auto& [key, value] : inspection.file_metadata) json["metadata"][key] = value;
-  if (inspection.what == Inspection::What::kSharded) {
+  if (inspection.what == Checkpoint::What::kSharded) {
     json["mesh"] = {{"tp", inspection.mesh.tp}, {"pp", inspection.mesh.pp}};
     json["ranks"] = Document::array();
     for (const RankBytes& rank : rank_bytes(inspection.layout))

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "json_report.h"
-#include "reshard/plan/inspection.h"
+#include "reshard/plan/checkpoint.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard::cli {
@@ -24,13 +24,13 @@ struct TensorRow {
 std::vector<TensorRow> tensor_rows(const Layout& layout, const std::vector<std::uint32_t>& wanted);
 
 /// For people: what it is, its tensors (names over layers folded unless `each`), the ranks and how even they are.
-std::string inspect_text(const std::string& path, const Inspection& inspection, const std::vector<TensorRow>& rows,
+std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
                          bool each);
 
 /// For machines. Always lists every tensor of `rows`.
-Document inspect_document(const std::string& path, const Inspection& inspection, const std::vector<TensorRow>& rows);
+Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows);
 
 /// What a directory or file turned out to be: "file", "huggingface", "ranks".
-const char* what_name(Inspection::What what);
+const char* what_name(const Checkpoint& checkpoint);
 
 }  // namespace reshard::cli

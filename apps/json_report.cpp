@@ -69,12 +69,16 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   if (job.attention) json["attention"] = attention_document(*job.attention, job.mesh.tp);
   json["tensors"] = job.source.logical.size();
   json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},
+                   {"placed", job.program.read_bytes},
                    {"compared", job.program.check_bytes},
+                   {"not_read", job.program.skipped_bytes},
+                   {"dropped", job.program.dropped_bytes},
                    {"written", job.output_bytes()},
                    {"free", space.free_bytes}};
   json["files"] = files_document(job);
   json["notes"] = job.notes;
   if (result != nullptr) {
+    json["divergent_replicas"] = result->divergent;
     json["seconds"] = result->seconds;
     json["bytes_per_second"] = result->seconds > 0 ? static_cast<double>(result->written_bytes) / result->seconds : 0;
     json["peak_memory_bytes"] = peak_memory_bytes();

@@ -21,7 +21,8 @@ using reshard::Error;
 using reshard::ErrorKind;
 
 std::string footer() {
-  std::string text = "Exit codes:\n    0 done";
+  std::string text =
+      fmt::format("Exit codes:\n    0 done\n  {:>3} verify: the two differ", reshard::cli::kExitDifferent);
   for (const reshard::ErrorKindRow& row : reshard::kErrorKinds)
     text += fmt::format("\n  {:>3} {}", row.exit_code, row.meaning);
   return text;
@@ -48,7 +49,8 @@ void allow_many_open_files() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-void run(int argc, char** argv) {
+int run(int argc, char** argv) {
+  int exit_code = 0;
   CLI::App app("Moves the weights of large models between whole checkpoints and per-rank shards.", "reshard");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("reshard ") + reshard::cli::kVersion);
@@ -57,8 +59,11 @@ void run(int argc, char** argv) {
   reshard::cli::add_shard(app);
   reshard::cli::add_consolidate(app);
   reshard::cli::add_inspect(app);
+  reshard::cli::add_convert(app);
+  reshard::cli::add_verify(app, exit_code);
   reshard::cli::parse_and_run(app, argc, argv);
   reshard::cli::print_output({});  // help and version, which others have printed
+  return exit_code;
 }
 
 }  // namespace
@@ -69,8 +74,7 @@ int main(int argc, char** argv) {
   fill_standard_descriptors();
   allow_many_open_files();
   try {
-    run(argc, argv);
-    return 0;
+    return run(argc, argv);
   } catch (const Error& error) {
     return report(error);
   } catch (const std::filesystem::filesystem_error& error) {

@@ -22,11 +22,32 @@ void dry_run(const Job& job, const CommonArguments& arguments) {
   prove_space(space);
 }
 
-std::string last_line(const RunResult& result) {
+/// The first of many notes.
+std::vector<std::string> shortened(std::vector<std::string> notes) {
+  constexpr std::size_t kShown = 10;
+  if (notes.size() <= kShown) return notes;
+  const std::size_t more = notes.size() - kShown;
+  notes.resize(kShown);
+  notes.push_back(fmt::format("… and {} more that differ (all with --json)", more));
+  return notes;
+}
+
+/// Every byte of the source's tensors is accounted for: placed, a second copy, or left out by an option.
+std::string read_text(const Program& program) {
+  std::string text = fmt::format("read {}", format_bytes(program.read_bytes + program.check_bytes));
+  std::vector<std::string> parts;
+  if (program.check_bytes) parts.push_back(format_bytes(program.check_bytes) + " second copies, compared");
+  if (program.skipped_bytes) parts.push_back(format_bytes(program.skipped_bytes) + " second copies not read");
+  if (program.dropped_bytes) parts.push_back(format_bytes(program.dropped_bytes) + " dropped");
+  return parts.empty() ? text
+                       : text + fmt::format(" ({} placed, {})", format_bytes(program.read_bytes), join(parts, ", "));
+}
+
+std::string last_line(const Job& job, const RunResult& result) {
   const double rate = result.seconds > 0 ? static_cast<double>(result.written_bytes) / result.seconds : 0;
-  return fmt::format("wrote {}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}",
+  return fmt::format("wrote {}, {} file{}; {}; {:.{}f} s, {:.2f} GB/s, peak memory {}",
                      format_bytes(result.written_bytes), result.files, result.files == 1 ? "" : "s",
-                     format_bytes(result.read_bytes), result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9,
+                     read_text(job.program), result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9,
                      format_memory(peak_memory_bytes()));
 }
 
@@ -52,10 +73,11 @@ void run_job(const Job& job, const CommonArguments& arguments, RunOptions option
     const ProgressBar bar(progress, job.program.write_bytes, !arguments.quiet);
     result = execute(job, options);
   }
+  if (!arguments.quiet && !arguments.json) print_notes(shortened(result.divergent));
   if (arguments.json)
     print_output(to_text(job_document(job, space, &result)));
   else if (!arguments.quiet)
-    print_output(last_line(result) + "\n");
+    print_output(last_line(job, result) + "\n");
 }
 
 }  // namespace reshard::cli

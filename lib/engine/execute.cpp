@@ -36,12 +36,14 @@ void copy_file(Storage& storage, const CopiedFile& file, const fs::path& root) {
   sink->sync();
 }
 
-RunResult run_and_publish(const Job& job, const RunOptions& options) {
+RunResult run_and_publish(const Job& job, RunOptions options) {
   const auto start = std::chrono::steady_clock::now();
   prove_output(job);
   prove_space(output_space(job));
   Storage& storage = *options.storage;
   Staging staging(job);
+  RunResult result;
+  options.on_divergence = [&](const Error& error) { result.divergent.push_back(error.what()); };
   for (const LayoutFile& file : job.target.files) {
     const auto sink = storage.create(staging.root() / file.path, file.size_bytes);
     if (!needs_crcs(file)) write_parts(*sink, target_parts(job.target, file));
@@ -58,8 +60,7 @@ RunResult run_and_publish(const Job& job, const RunOptions& options) {
   if (options.progress && options.progress->stop)
     throw Error(ErrorKind::kInterrupted, "stopped by a signal; nothing was written under a final name");
   staging.publish();
-
-  RunResult result;
+  std::sort(result.divergent.begin(), result.divergent.end());  // threads find them in any order
   result.files = job.target.files.size() + job.copied_files.size() + job.text_files.size();
   result.read_bytes = job.program.read_bytes + job.program.check_bytes;
   result.written_bytes = job.output_bytes();
@@ -69,8 +70,8 @@ RunResult run_and_publish(const Job& job, const RunOptions& options) {
 
 }  // namespace
 
-RunResult execute(const Job& job, const RunOptions& options) {
-  return with_file_system_errors([&] { return run_and_publish(job, options); });
+RunResult execute(const Job& job, RunOptions options) {
+  return with_file_system_errors([&] { return run_and_publish(job, std::move(options)); });
 }
 
 }  // namespace reshard

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "reshard/engine/publish.h"
 #include "reshard/engine/run.h"
@@ -9,9 +11,10 @@
 namespace reshard {
 
 struct RunResult {
-  std::uint64_t files = 0;          // written
-  std::uint64_t read_bytes = 0;     // of tensors, compared ones counted
-  std::uint64_t written_bytes = 0;  // of all files
+  std::uint64_t files = 0;             // written
+  std::uint64_t read_bytes = 0;        // of tensors, compared ones counted
+  std::vector<std::string> divergent;  // second copies that differ, where that is allowed: whole sentences
+  std::uint64_t written_bytes = 0;     // of all files
   double seconds = 0;
 };
 
@@ -19,6 +22,6 @@ struct RunResult {
 /// publishes them. Either all of the job's files stand under their names afterwards, or none.
 /// \throws Error of any kind; then nothing has changed but that a file replaced in a crash of the machine may be
 /// either.
-RunResult execute(const Job& job, const RunOptions& options);
+RunResult execute(const Job& job, RunOptions options);
 
 }  // namespace reshard

@@ -99,6 +99,22 @@ void make_directory(const fs::path& path) {
 
 }  // namespace
 
+namespace {
+
+/// A folder that is replaced as a whole holds none of the inputs.
+void prove_no_input_inside(const Job& job, const fs::path& folder) {
+  const fs::path resolved = resolved_path(folder);
+  for (const LayoutFile& file : job.source.files) {
+    const fs::path input = resolved_path(file.path);
+    if (std::mismatch(resolved.begin(), resolved.end(), input.begin(), input.end()).first == resolved.end())
+      throw Error(ErrorKind::kUsage, "holds the inputs and would be replaced")
+          .in(folder)
+          .hint("choose another OUT_DIR");
+  }
+}
+
+}  // namespace
+
 void prove_output(const Job& job) {
   const fs::path directory = resolved_path(job.output_directory);
   const fs::path existing = nearest_existing(directory);
@@ -135,6 +151,7 @@ void prove_output(const Job& job) {
     if (!fs::exists(fs::symlink_status(directory / folder))) continue;
     if (fs::is_symlink(directory / folder) || !fs::is_directory(directory / folder))
       throw Error(ErrorKind::kBadInput, "is not a folder that this program made").in(directory / folder);
+    prove_no_input_inside(job, directory / folder);
     present.push_back(folder.string() + "/");
     if (job.force) prove_only_ours(directory / folder, directory / folder);
   }

@@ -356,9 +356,9 @@ class Worker {
     else if (!tensor.zeros)
       error.hint(
           "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first");
-    if (tied || tensor.zeros || !shared_.options.on_divergence) throw error;
+    if (tied || tensor.zeros || !shared_.options.allow_divergent_replicas) throw error;
     const std::lock_guard lock(shared_.failure_mutex);
-    if (shared_.divergent.insert(&copy).second) shared_.options.on_divergence(error);
+    if (shared_.divergent.insert(&copy).second && shared_.options.on_divergence) shared_.options.on_divergence(error);
   }
 
   Shared& shared_;

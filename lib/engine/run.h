@@ -29,8 +29,8 @@ struct RunOptions {
   Overflow overflow = Overflow::kSaturate;                    // of casts
   Progress* progress = nullptr;                               // borrowed; may be null
   Storage* storage = &local_storage();                        // borrowed
-  /// Told of second copies that differ, instead of a run that fails for it; one call at a time. Tied parameters that
-  /// differ remain an error.
+  bool allow_divergent_replicas = false;  // take the first; tied parameters that differ remain an error
+  /// Told of second copies that differ where that is allowed, once for each; one call at a time.
   std::function<void(const Error&)> on_divergence;
 };
 

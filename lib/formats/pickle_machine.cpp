@@ -9,7 +9,8 @@ namespace reshard {
 namespace {
 
 constexpr std::size_t kMaxNodes = std::size_t{1} << 23;  // half a GiB of memory; a tensor takes about ten
-constexpr std::size_t kMaxLinks = std::size_t{1} << 25;  // from nodes to others; as many on the stack
+constexpr std::size_t kMaxLinks = std::size_t{1} << 24;  // from nodes to others; a tensor takes about twenty
+constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers put a thousand items there at a time, or one tuple
 constexpr std::size_t kMaxNameBytes = 256;               // of a module or a global: they are compared and copied
 constexpr std::size_t kMaxUnknownClasses = 64;           // that are listed
 
@@ -35,12 +36,12 @@ PickleMachine::Nodes PickleMachine::pop_mark() {
 }
 
 void PickleMachine::push(PickleRef node) {
-  if (stack_.size() == kMaxLinks) throw cursor_.unsupported("puts more on its stack than any checkpoint does");
+  if (stack_.size() == kMaxStack) throw cursor_.unsupported("puts more on its stack than any checkpoint does");
   stack_.push_back(node);
 }
 
 void PickleMachine::mark() {
-  if (marks_.size() == kMaxLinks) throw cursor_.unsupported("puts more on its stack than any checkpoint does");
+  if (marks_.size() == kMaxStack) throw cursor_.unsupported("puts more on its stack than any checkpoint does");
   marks_.push_back(stack_.size());
 }
 

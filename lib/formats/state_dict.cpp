@@ -216,6 +216,10 @@ StateDict find_state_dict(const TorchFile& file, const std::function<bool(Pickle
   return Finder(file, is_value).find();
 }
 
+bool is_xser_reference(const Pickle& pickle, PickleRef node) {
+  return pickle.is_object_of(node, "torch_xla.utils.serialization", "TensorReference");
+}
+
 void StorageUse::add(const TorchTensor& tensor) {
   const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
   std::uint64_t span_bytes = num_bytes(tensor.dtype, tensor.shape).value_or(0);
@@ -255,10 +259,17 @@ void StorageUse::warn(std::vector<std::string>& warnings) const {
 
 Container read_torch(const std::filesystem::path& path) {
   const TorchFile file = read_torch_file(path);
-  StateDict state_dict = find_state_dict(file, [&](PickleRef node) { return file.is_tensor(node); });
+  const Pickle& pickle = file.pickle();
+  StateDict state_dict =
+      find_state_dict(file, [&](PickleRef node) { return file.is_tensor(node) || is_xser_reference(pickle, node); });
   Container container{path, file.size_bytes(), {}, {}, std::move(state_dict.warnings), {{path, file.size_bytes()}}};
   StorageUse use;
   for (auto& [name, node] : state_dict.values) {
+    if (is_xser_reference(pickle, node))
+      throw Error(ErrorKind::kBadInput, "is not in this file, which only refers to it (xser)")
+          .in(path)
+          .tensor(name)
+          .hint("the folder " + path.filename().string() + ".tensors belongs beside the file");
     TorchTensor tensor = file.tensor(node, name);
     use.add(tensor);
     container.tensors.push_back(

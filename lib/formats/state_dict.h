@@ -22,6 +22,9 @@ struct StateDict {
 /// \throws Error kUnsupported where there is no one state dict; kBadInput for keys that are no names, or come twice.
 StateDict find_state_dict(const TorchFile& file, const std::function<bool(PickleRef)>& is_value);
 
+/// Whether `node` is what xser puts into a state dict in the place of a tensor.
+bool is_xser_reference(const Pickle& pickle, PickleRef node);
+
 /// Adds up the bytes of storages that no tensor uses: a slice is saved with all of the tensor that it was cut from.
 class StorageUse {
  public:

@@ -54,6 +54,14 @@ std::string archive_prefix(const ZipDirectory& zip, const fs::path& path) {
         .hint("load it with torch.jit.load and save its state_dict() with torch.save or safetensors");
   if (prefix.empty() || zip.find(prefix + "data.pkl") == nullptr)
     throw bad(path, "is a zip archive, but not one that torch.save wrote: it has no data.pkl");
+  for (const ZipEntry& entry : zip.entries())
+    if (entry.compressed)
+      throw unsupported(path, "the zip entry " + printable(entry.name) +
+                                  " is compressed; torch stores its entries as "
+                                  "they are")
+          .at_byte(entry.offset_bytes)
+          .hint(
+              "another program has packed the file again: unpack it and `zip -0 -r` the same folder, or save it again");
   return prefix;
 }
 

@@ -1,7 +1,6 @@
 // What stands behind one tensor of a torch file: the call that rebuilds it, its storage, its place.
 
 #include <algorithm>
-#include <array>
 
 #include "reshard/base/checked.h"
 #include "reshard/base/strings.h"
@@ -114,8 +113,8 @@ std::string_view TensorReader::dtype_name(PickleRef node) const {
 
 std::uint64_t TensorReader::number(PickleRef node, const char* what) const {
   if (pickle_.kind(node) != PickleKind::kInt)
-    throw bad("has " + printable(pickle_.describe(node)) + " in the place of " + what);
-  if (pickle_.integer(node) < 0) throw bad(std::string("has ") + what + " of " + std::to_string(pickle_.integer(node)));
+    throw bad(std::string("its ") + what + " is " + printable(pickle_.describe(node)));
+  if (pickle_.integer(node) < 0) throw bad(std::string("its ") + what + " is " + std::to_string(pickle_.integer(node)));
   return static_cast<std::uint64_t>(pickle_.integer(node));
 }
 
@@ -124,7 +123,7 @@ Dims TensorReader::dims(PickleRef node, const char* what) const {
   if (pickle_.is_object_of(node, "torch", "Size") && pickle_.items(pickle_.args(node)).size() == 1)
     node = pickle_.items(pickle_.args(node))[0];
   if (pickle_.kind(node) != PickleKind::kTuple && pickle_.kind(node) != PickleKind::kList)
-    throw bad("has " + printable(pickle_.describe(node)) + " in the place of " + what + "s");
+    throw bad(std::string("its ") + what + "s are " + printable(pickle_.describe(node)));
   const auto items = pickle_.items(node);
   if (items.size() > kMaxDims) throw bad("has " + std::to_string(items.size()) + " dims, more than torch allows");
   Dims dims;
@@ -210,8 +209,8 @@ TorchTensor TensorReader::read(PickleRef node) const {
   const auto id = read_storage_id(pickle_, args[0], file_.path(), name_);
   if (!id) throw bad("has the source of a module in the place of a storage");
 
-  TorchTensor tensor{dtype_of(v3 ? dtype_name(args[6]) : id->element->torch_name), dims(args[2], "a size"),
-                     dims(args[3], "a stride"), 0, 0};
+  TorchTensor tensor{dtype_of(v3 ? dtype_name(args[6]) : id->element->torch_name), dims(args[2], "size"),
+                     dims(args[3], "stride"), 0, 0};
   if (!rebuild.declared_dtype.empty() && rebuild.declared_dtype != describe(tensor.dtype).torch_name)
     throw unsupported("is saved as " + std::string(describe(tensor.dtype).torch_name) + ", to become " +
                       printable(rebuild.declared_dtype) + " when it is loaded");
@@ -220,7 +219,7 @@ TorchTensor TensorReader::read(PickleRef node) const {
               " strides");
   if (args.size() > metadata) refuse_lazy_bits(args[metadata]);
   tensor.storage = find_storage(*id);
-  place(tensor, number(args[1], "an offset"), *id);
+  place(tensor, number(args[1], "offset"), *id);
   return tensor;
 }
 

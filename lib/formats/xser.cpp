@@ -25,10 +25,6 @@ fs::path beside(const fs::path& path, const char* suffix) {
   return result;
 }
 
-bool is_reference(const Pickle& pickle, PickleRef node) {
-  return pickle.is_object_of(node, "torch_xla.utils.serialization", "TensorReference");
-}
-
 /// The value of the string key `name` in a dict of a few fields, or kNoNode.
 PickleRef value_at(const Pickle& pickle, PickleRef dict, std::string_view name) {
   if (dict == kNoNode || pickle.pairs(dict).size() > kMaxFields) return kNoNode;
@@ -112,13 +108,13 @@ class XserReader {
 
   Container read() {
     const Pickle& pickle = file_.pickle();
-    StateDict state_dict =
-        find_state_dict(file_, [&](PickleRef node) { return is_reference(pickle, node) || file_.is_tensor(node); });
+    StateDict state_dict = find_state_dict(
+        file_, [&](PickleRef node) { return is_xser_reference(pickle, node) || file_.is_tensor(node); });
     container_.path = path_;
     container_.warnings = std::move(state_dict.warnings);
     add_file(path_, file_.size_bytes());
     for (const auto& [name, node] : state_dict.values) {
-      if (is_reference(pickle, node)) {
+      if (is_xser_reference(pickle, node)) {
         add_referenced(name, tid_of(file_, node, name));
       } else {  // what was not on the device is in the reference file itself
         const TorchTensor tensor = file_.tensor(node, name);

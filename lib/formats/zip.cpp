@@ -34,9 +34,11 @@ struct CentralEntry {
   std::string_view name;
   std::uint64_t at_byte = 0;  // of this record
   std::uint64_t local_offset = 0;
-  std::uint64_t size_bytes = 0;
+  std::uint64_t size_bytes = 0;      // as it lies in the file
+  std::uint64_t unpacked_bytes = 0;  // the same, unless compressed
   std::uint32_t crc32 = 0;
   std::uint16_t flags = 0;
+  std::uint16_t method = 0;  // of compression; 0 is none
 };
 
 class ZipReader {
@@ -119,9 +121,7 @@ CentralEntry ZipReader::central_entry(const std::string& directory, std::uint64_
   const std::string who = "the zip entry " + printable(entry.name);
   if (entry.name.empty()) throw bad("a zip entry has no name", record_at);
   if ((entry.flags & kUnreadableFlags) != 0) throw unsupported(who + " is encrypted", record_at);
-  if (load_le<std::uint16_t>(record, 10) != 0)
-    throw unsupported(who + " is compressed; torch stores its entries as they are", record_at)
-        .hint("the file was packed again by another program: unpack it and `zip -0` the same folder, or save it again");
+  entry.method = load_le<std::uint16_t>(record, 10);
   const auto disk = load_le<std::uint16_t>(record, 34);
   if (disk != 0 && disk != kIn64_16) throw unsupported(who + " is in another part of the archive", record_at);
   take_zip64(record.substr(kCentralBytes + name_bytes, extra_bytes), record, entry);
@@ -151,12 +151,12 @@ void ZipReader::take_zip64(std::string_view extra, std::string_view record, Cent
     zip64.remove_prefix(8);
     return value;
   };
-  entry.size_bytes = next(load_le<std::uint32_t>(record, 24));
-  const std::uint64_t packed_bytes = next(load_le<std::uint32_t>(record, 20));
+  entry.unpacked_bytes = next(load_le<std::uint32_t>(record, 24));
+  entry.size_bytes = next(load_le<std::uint32_t>(record, 20));
   entry.local_offset = next(load_le<std::uint32_t>(record, 42));
-  if (packed_bytes != entry.size_bytes)
+  if (entry.method == 0 && entry.size_bytes != entry.unpacked_bytes)
     throw bad(fmt::format("the zip entry {} is stored, but has {} bytes packed and {} unpacked", printable(entry.name),
-                          packed_bytes, entry.size_bytes),
+                          entry.size_bytes, entry.unpacked_bytes),
               entry.at_byte);
 }
 
@@ -173,12 +173,12 @@ ZipEntry ZipReader::locate(const CentralEntry& central) const {
   if (load_le<std::uint16_t>(local, 26) != central.name.size() ||
       std::string_view(local).substr(kLocalBytes) != central.name)
     throw bad(who + " has another name in its own header", central.local_offset);
-  if (load_le<std::uint16_t>(local, 8) != 0 || (flags & kUnreadableFlags) != 0)
-    throw bad(who + " is compressed or encrypted by its own header, but not by the directory", central.local_offset);
-  for (const std::size_t at : {std::size_t{18}, std::size_t{22}}) {
-    const auto size = load_le<std::uint32_t>(local, at);
-    if ((flags & kDescriptorFlag) == 0 && size != kIn64_32 && size != central.size_bytes)
-      throw bad(fmt::format("{} has {} bytes by its own header and {} by the directory", who, size, central.size_bytes),
+  if (load_le<std::uint16_t>(local, 8) != central.method || (flags & kUnreadableFlags) != 0)
+    throw bad(who + " is compressed or encrypted in another way by its own header", central.local_offset);
+  for (const auto& [at, expected] : {std::pair{18, central.size_bytes}, std::pair{22, central.unpacked_bytes}}) {
+    const auto size = load_le<std::uint32_t>(local, static_cast<std::size_t>(at));
+    if ((flags & kDescriptorFlag) == 0 && size != kIn64_32 && size != expected)
+      throw bad(fmt::format("{} has {} bytes by its own header and {} by the directory", who, size, expected),
                 central.local_offset);
   }
   const std::uint64_t offset = *fixed_end + load_le<std::uint16_t>(local, 28);
@@ -188,7 +188,7 @@ ZipEntry ZipReader::locate(const CentralEntry& central) const {
                           offset, place_.begin),
               central.at_byte)
         .hint("the file is cut off or damaged; fetch it again");
-  return {std::string(central.name), offset, central.size_bytes, central.crc32};
+  return {std::string(central.name), offset, central.size_bytes, central.crc32, central.method != 0};
 }
 
 void ZipReader::prove_apart(const std::vector<ZipEntry>& entries,

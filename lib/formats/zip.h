@@ -10,12 +10,13 @@
 
 namespace reshard {
 
-/// One stored (not compressed) entry of a zip archive.
+/// One entry of a zip archive.
 struct ZipEntry {
   std::string name;
   std::uint64_t offset_bytes = 0;  // of its content, from the start of the file
-  std::uint64_t size_bytes = 0;    // of its content
+  std::uint64_t size_bytes = 0;    // of its content, as it lies in the file
   std::uint32_t crc32 = 0;         // as the archive claims; torch may leave it 0
+  bool compressed = false;         // nothing here can unpack it
 };
 
 /// What an archive holds, in the order of its central directory. Invariant, proved by `read_zip`: names are unique and
@@ -35,8 +36,8 @@ class ZipDirectory {
 
 /// Reads the central directory and the local header of every entry (PKWARE's APPNOTE.TXT 6.3.10, with zip64), but none
 /// of the contents. Where the two headers of an entry disagree, readers do too, so that is an error.
-/// \throws Error kBadInput, naming the byte where possible; kUnsupported for what is compressed, encrypted or split
-///         over several disks; kIo.
+/// \throws Error kBadInput, naming the byte where possible; kUnsupported for what is encrypted or split over
+///         several disks; kIo.
 /// O(n log n) in the entries.
 ZipDirectory read_zip(const Source& source, const std::filesystem::path& path);
 

@@ -173,6 +173,14 @@ void Layout::append(Layout other, const std::string& logical_prefix) {
   for (TextFile& file : other.text_files) text_files.push_back(std::move(file));
 }
 
+void Layout::rename_logical(const std::vector<std::string>& names) {
+  logical_by_name_.clear();
+  for (std::uint32_t i = 0; i < logical.size(); ++i) {
+    logical[i].name = names[i];
+    logical_by_name_.emplace(names[i], i);
+  }
+}
+
 void Layout::order_logical(const std::vector<std::string>& names) {
   std::unordered_map<std::string, std::size_t> position;
   for (const std::string& name : names) position.emplace(name, position.size());

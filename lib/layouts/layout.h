@@ -92,6 +92,9 @@ class Layout {
   /// \throws Error kBadInput as add_logical does.
   void append(Layout other, const std::string& logical_prefix);
 
+  /// Gives the logical tensors new names, one each, all different.
+  void rename_logical(const std::vector<std::string>& names);
+
   /// Puts the logical tensors into the order of `names`; those it does not name come last, in their present order.
   void order_logical(const std::vector<std::string>& names);
 

@@ -32,7 +32,8 @@ struct ShardedCheckpoint {
   };
 
   ShardsFolder folder;
-  std::optional<std::string> adapter;  // the one whose shards these are; nothing for a model's
+  std::optional<std::string> adapter;    // the one whose shards these are; nothing for a model's
+  Format format = Format::kSafetensors;  // of its first rank
   std::uint32_t tp = 0;
   std::uint32_t pp = 0;
   std::vector<StageMetadata> metadata;        // [pp_rank]; empty where the folder has none

@@ -282,6 +282,7 @@ ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std:
   ShardedCheckpoint checkpoint;
   checkpoint.folder = folder;
   checkpoint.adapter = adapter;
+  checkpoint.format = listing.ranks.begin()->second.format;
   for (const auto& [rank, path] : listing.ranks) {
     checkpoint.pp = std::max(checkpoint.pp, rank.first + 1);
     checkpoint.tp = std::max(checkpoint.tp, rank.second + 1);

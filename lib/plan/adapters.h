@@ -16,8 +16,8 @@ inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
 /// model; else none.
 std::vector<AdapterFolder> adapters_to_consolidate(const std::filesystem::path& path);
 
-/// What to tell somebody who consolidates the model in `path` while adapters lie beside it; empty if none do.
-std::string note_of_adapters_left(const std::filesystem::path& path);
+/// Tells whoever consolidates the model in `directory` of the adapters that lie beside it.
+void note_adapters_left(Job& job, const std::filesystem::path& directory);
 
 /// Sharded adapters into PEFT's directories: a single one into the output directory, of several `adapter_default` there
 /// and `adapter_NAME` into NAME. Without an output directory they go beside what they are made of.

@@ -116,7 +116,9 @@ class AdapterPlanner {
       if (!single) prove_folder_name(adapter);
       add(adapter, single || adapter.name == kDefaultAdapter ? fs::path() : fs::path(adapter.name));
     }
-    job_->program = make_program(job_->source, job_->target);
+    ProgramOptions options;
+    options.check_replicas = request_.check_replicas;
+    job_->program = make_program(job_->source, job_->target, options);
     return std::move(job_);
   }
 
@@ -207,13 +209,14 @@ std::vector<AdapterFolder> adapters_to_consolidate(const fs::path& path) {
   return adapters;
 }
 
-std::string note_of_adapters_left(const fs::path& path) {
+void note_adapters_left(Job& job, const fs::path& directory) {
   std::vector<std::string> folders;
-  for (const AdapterFolder& adapter : find_adapter_folders(path))
+  for (const AdapterFolder& adapter : find_adapter_folders(directory))
     folders.push_back(adapter.shards.parent.filename().string());
-  if (folders.empty()) return {};
-  return fmt::format("the model is consolidated, the adapters beside it are not: {}; give {} to consolidate one",
-                     list_names(folders), (path / folders.front()).string());
+  if (!folders.empty())
+    job.notes.push_back(
+        fmt::format("the model is consolidated, the adapters beside it are not: {}; give {} to consolidate one",
+                    list_names(folders), (directory / folders.front()).string()));
 }
 
 std::unique_ptr<Job> plan_consolidate_adapters(const ConsolidateRequest& request,

@@ -31,8 +31,7 @@ struct AttentionReport {
   std::optional<GQAQKVColumnParallelLinearSpec> gqa;
 };
 
-/// Everything that a run will do, proved, before it does any of it. Made by plan_shard or plan_consolidate; run by
-/// execute; printed by --dry-run. Not copied or moved once made, since `program` points into it: hold it by the
+/// Everything that a run will do, proved, before it does any of it. Made by plan_shard and its like; run by execute; printed by --dry-run. Not copied or moved once made, since `program` points into it: hold it by the
 /// unique_ptr.
 struct Job {
   std::string command;  // "shard", "consolidate"
@@ -68,15 +67,20 @@ struct Job {
 std::vector<CopiedFile> companion_files(const std::filesystem::path& directory,
                                         const std::vector<std::filesystem::path>& left_out = {});
 
-struct ShardRequest {
-  std::filesystem::path model_directory;
-  std::filesystem::path output_directory;
+/// How a sharded checkpoint is to be made.
+struct ShardingRequest {
   std::uint32_t tp = 1;
   std::optional<std::uint32_t> pp;  // default 1, or what the cuts make
   std::uint32_t vpp = 1;
   std::vector<std::string> pipeline_cuts;  // empty: dealt evenly
-  ShardedForm form;
   AttentionOptions attention;
+  ShardedForm form;
+};
+
+struct ShardRequest {
+  std::filesystem::path model_directory;
+  std::filesystem::path output_directory;
+  ShardingRequest sharding;
   bool force = false;
 };
 
@@ -89,6 +93,7 @@ struct ConsolidateRequest {
   std::optional<std::filesystem::path> output_directory;  // default: the parent
   std::uint64_t max_shard_bytes = 5'000'000'000;
   Format format = Format::kSafetensors;  // or kPytorch
+  bool check_replicas = true;
   bool force = false;
 };
 

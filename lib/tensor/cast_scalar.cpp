@@ -13,8 +13,8 @@ using ScalarCast = std::size_t (*)(const std::byte* in, std::size_t count, std::
 /// number_of(kFrom, code); the format of a float is a constant here.
 template <DType kFrom>
 Number number_of_code(std::uint64_t code) {
-  if constexpr (constexpr const FloatFormat* kFormat = float_format(kFrom); kFormat != nullptr)
-    return float_number(*kFormat, code);
+  constexpr std::optional<FloatFormat> kFormat = float_format(kFrom);
+  if constexpr (kFormat.has_value()) return float_number(*kFormat, code);
   return number_of(kFrom, code);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "reshard/tensor/dtype.h"
 
@@ -51,11 +52,11 @@ inline constexpr FloatFormat kFloatFormats[] = {
     {DType::kF64, 11, 52, 1023, FloatSpecials::kIeee},
 };
 
-/// The format of a dtype, or null: integers, complex numbers, F8_E8M0.
-constexpr const FloatFormat* float_format(DType dtype) {
+/// The format of a dtype, or nothing: integers, complex numbers, F8_E8M0.
+constexpr std::optional<FloatFormat> float_format(DType dtype) {
   for (const FloatFormat& format : kFloatFormats)
-    if (format.dtype == dtype) return &format;
-  return nullptr;
+    if (format.dtype == dtype) return format;
+  return std::nullopt;
 }
 
 }  // namespace reshard

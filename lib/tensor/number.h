@@ -53,7 +53,7 @@ constexpr Number integer_number(bool is_signed, std::uint64_t code) {
 
 /// The number of an element's bits. Any nonzero BOOL is 1. Not for complex dtypes.
 constexpr Number number_of(DType dtype, std::uint64_t code) {
-  if (const FloatFormat* format = float_format(dtype)) return float_number(*format, code);
+  if (const auto format = float_format(dtype)) return float_number(*format, code);
   if (dtype == DType::kBool) return integer_number(false, code != 0);
   if (dtype == DType::kF8E8M0 && code == 0xFF) return {Number::Kind::kNan, false, 0, 0};
   if (dtype == DType::kF8E8M0) return {Number::Kind::kFinite, false, 1, static_cast<int>(code) - 127};
@@ -108,6 +108,23 @@ std::uint64_t load_code(const std::byte* at) {
   std::uint64_t code = 0;
   std::memcpy(&code, at, kBytes);
   return code;
+}
+
+/// The bits of one element of any dtype. Sub-byte elements lie from the low bits of a byte up, and may cross into the
+/// next byte.
+inline std::uint64_t element_code(DType dtype, const std::byte* bytes, std::size_t index) {
+  const std::size_t width = bits(dtype);
+  switch (width) {
+    case 8: return load_code<1>(bytes + index);
+    case 16: return load_code<2>(bytes + index * 2);
+    case 32: return load_code<4>(bytes + index * 4);
+    case 64: return load_code<8>(bytes + index * 8);
+  }
+  const std::byte* const at = bytes + index * width / 8;
+  const std::size_t skipped = index * width % 8;
+  std::uint64_t code = load_code<1>(at);
+  if (skipped + width > 8) code |= load_code<1>(at + 1) << 8;
+  return (code >> skipped) & ((std::uint64_t{1} << width) - 1);
 }
 
 }  // namespace reshard

@@ -116,7 +116,7 @@ void ValueSummary::append(const ValueSummary& next) {
 
 double small_float_value(DType dtype, std::uint8_t value) {
   if (dtype == DType::kF8E8M0) return value == 255 ? kNan : std::ldexp(1.0, value - 127);
-  const FloatFormat* format = float_format(dtype);
+  const auto format = float_format(dtype);
   return format ? decode(*format, value & ((1u << bits(dtype)) - 1)) : kNan;
 }
 

@@ -140,7 +140,7 @@ TEST_CASE("tensors that config.json does not explain, or asks for in vain, are n
   copy.check_fails(3, {"9 tensors that config.json asks for are missing", "model.layers.4.self_attn.q_proj.weight"});
   copy.patch_config("num_hidden_layers", 4);
   copy.patch_config("vocab_size", 65);
-  copy.check_fails(3, {"lm_head.weight", "[64, 32]", "[65, 32]"});
+  copy.check_fails(3, {"model.embed_tokens.weight", "[64, 32]", "[65, 32]"});
 }
 
 TEST_CASE("an output directory that cannot be made is an I/O error") {

@@ -23,12 +23,13 @@ std::vector<fs::path> cases() {
 ShardRequest request_of(const fs::path& golden_case, const json& golden, const fs::path& output, bool cuts_by_hand) {
   const json& options = golden.at("case");
   ShardRequest request = shard_request(golden_case / "original", output, options.at("tp"), options.at("pp"));
-  request.vpp = options.at("vpp");
-  request.attention.fuse_qkv = options.at("fuse_qkv");
-  if (!options.at("kv_multiplier").is_null()) request.attention.kv_size_multiplier = options.at("kv_multiplier");
+  request.sharding.vpp = options.at("vpp");
+  request.sharding.attention.fuse_qkv = options.at("fuse_qkv");
+  if (!options.at("kv_multiplier").is_null())
+    request.sharding.attention.kv_size_multiplier = options.at("kv_multiplier");
   if (cuts_by_hand) {
-    request.pp.reset();  // what the cuts make
-    request.pipeline_cuts = golden.at("pipeline_cuts").get<std::vector<std::string>>();
+    request.sharding.pp.reset();  // what the cuts make
+    request.sharding.pipeline_cuts = golden.at("pipeline_cuts").get<std::vector<std::string>>();
   }
   return request;
 }

@@ -101,11 +101,11 @@ Trial random_trial(Random& random, const TempDir& temp) {
   const OracleOptions& options = trial.options;
   trial.request = shard_request(temp / "model", temp / "ranks", static_cast<std::uint32_t>(options.tp),
                                 static_cast<std::uint32_t>(options.pp));
-  trial.request.vpp = static_cast<std::uint32_t>(options.vpp);
-  trial.request.attention.fuse_qkv = options.fuse_qkv;
-  if (options.kv_size_multiplier) trial.request.attention.kv_size_multiplier = options.kv_size_multiplier;
+  trial.request.sharding.vpp = static_cast<std::uint32_t>(options.vpp);
+  trial.request.sharding.attention.fuse_qkv = options.fuse_qkv;
+  if (options.kv_size_multiplier) trial.request.sharding.attention.kv_size_multiplier = options.kv_size_multiplier;
   for (const std::uint64_t cut : options.cuts)
-    trial.request.pipeline_cuts.push_back("model.layers." + std::to_string(cut));
+    trial.request.sharding.pipeline_cuts.push_back("model.layers." + std::to_string(cut));
   TensorMap written = trial.tensors;
   if (trial.model.tied && random() % 2) written["lm_head.weight"] = written["model.embed_tokens.weight"];
   write_model(temp / "model", trial.model, written, pick(random, 1, 3));

@@ -22,9 +22,9 @@ struct MeshCase {
 ShardRequest request_of(const OracleOptions& options, const fs::path& model, const fs::path& output) {
   ShardRequest request =
       shard_request(model, output, static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp));
-  request.vpp = static_cast<std::uint32_t>(options.vpp);
-  request.attention.fuse_qkv = options.fuse_qkv;
-  if (options.kv_size_multiplier) request.attention.kv_size_multiplier = options.kv_size_multiplier;
+  request.sharding.vpp = static_cast<std::uint32_t>(options.vpp);
+  request.sharding.attention.fuse_qkv = options.fuse_qkv;
+  if (options.kv_size_multiplier) request.sharding.attention.kv_size_multiplier = options.kv_size_multiplier;
   return request;
 }
 

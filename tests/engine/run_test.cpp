@@ -6,7 +6,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "reshard/plan/inspection.h"
+#include "reshard/plan/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
@@ -30,7 +30,7 @@ class Sharded {
     tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
     request = shard_request(temp / "model", temp / "ranks", 8);
-    request.attention.fuse_qkv = fuse_qkv;
+    request.sharding.attention.fuse_qkv = fuse_qkv;
     back.checkpoint_directory = temp / "ranks";
     back.output_directory = temp / "whole";
   }
@@ -135,8 +135,8 @@ TEST_CASE("Progress ends at the bytes that the program writes") {
 TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threads") {
   const Sharded sharded;
   shard(sharded.request);
-  const auto inspection = inspect_path(sharded.temp / "ranks");
-  const Program program = make_reading_program(inspection->layout);
+  const auto inspection = read_checkpoint(sharded.temp / "ranks", ConfigUse::kLenient);
+  const Program program = make_reading_program(inspection.layout);
   std::vector<std::map<std::uint64_t, std::string>> blocks(program.transfers.size());
   std::mutex mutex;
   RunOptions options;

@@ -204,14 +204,12 @@ TEST_CASE("A single file beside an index that does not name it is refused") {
   CHECK_FALSE(error.hint().empty());
 }
 
-TEST_CASE("PyTorch weights are said to be unsupported") {
+TEST_CASE("PyTorch weights without safetensors are read as such") {
   for (const char* file : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
     const TempDir dir;
     test::write_file(dir / file, "x");
-    const Error error = refused(dir, ErrorKind::kUnsupported);
-    CHECK(error.path() == dir.path().string());
-    CHECK_THAT(error.what(), Says("(" + std::string(file) + ")"));
-    CHECK_THAT(error.hint(), Says("safetensors"));
+    CHECK(hf_format(dir.path()) == Format::kPytorch);
+    CHECK(refused(dir, ErrorKind::kBadInput).path() == (dir / file).string());
   }
 }
 
@@ -236,7 +234,7 @@ TEST_CASE("A directory without weights, and one that is not there, are bad input
   const TempDir dir;
   const Error empty = refused(dir);
   CHECK(empty.path() == dir.path().string());
-  CHECK_THAT(empty.what(), Says("neither model.safetensors nor model.safetensors.index.json"));
+  CHECK_THAT(empty.what(), Says("neither model.safetensors nor pytorch_model.bin"));
   const Error missing = error_of([&] { read_hf_checkpoint(dir / "no"); });
   CHECK(missing.kind() == ErrorKind::kBadInput);
   CHECK(missing.path() == (dir / "no").string());

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
@@ -18,16 +17,16 @@ using nlohmann::json;
 
 /// Names, dtypes, shapes and hashes of the C-ordered bytes, as golden.json has them.
 json describe_tensors(const Container& container) {
-  std::vector<std::string> files;
+  std::vector<std::unique_ptr<Source>> files;
   for (const ContainerFile& file : container.files) {
-    files.push_back(read_file(file.path));
-    CHECK(files.back().size() == file.size_bytes);
+    files.push_back(local_storage().open(file.path));
+    CHECK(files.back()->size_bytes() == file.size_bytes);
   }
   json list = json::object();
   for (const TensorEntry& tensor : container.tensors)
     list[tensor.name] = {{"dtype", describe(tensor.dtype).torch_name},
                          {"shape", tensor.shape},
-                         {"sha256", sha256_hex(c_order_bytes(tensor, files.at(tensor.file)))}};
+                         {"sha256", sha256_hex(c_order_bytes(tensor, *files.at(tensor.file)))}};
   return list;
 }
 

@@ -1,4 +1,4 @@
-#include "reshard/plan/inspection.h"
+#include "reshard/plan/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
@@ -25,35 +25,35 @@ class Model {
 
 TEST_CASE("A Hugging Face directory is inspected in state-dict order") {
   const Model model;
-  const auto inspection = inspect_path(model.temp / "model");
-  CHECK(inspection->what == Inspection::What::kHuggingFace);
-  CHECK(inspection->model_type == "llama");
-  CHECK(inspection->layout.files.size() == 2);
-  REQUIRE(inspection->layout.logical.size() == model.tensors.size());
-  CHECK(inspection->layout.logical.front().name == "model.embed_tokens.weight");
-  CHECK(inspection->layout.logical.back().name == "model.norm.weight");
-  CHECK(inspection->notes.empty());
+  const auto inspection = read_checkpoint(model.temp / "model", ConfigUse::kLenient);
+  CHECK(inspection.what == Checkpoint::What::kHuggingFace);
+  CHECK(inspection.model_type == "llama");
+  CHECK(inspection.layout.files.size() == 2);
+  REQUIRE(inspection.layout.logical.size() == model.tensors.size());
+  CHECK(inspection.layout.logical.front().name == "model.embed_tokens.weight");
+  CHECK(inspection.layout.logical.back().name == "model.norm.weight");
+  CHECK(inspection.notes.empty());
 }
 
 TEST_CASE("A file alone is inspected without a model") {
   const Model model;
-  const auto inspection =
-      inspect_path(model.temp / "out/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors");
-  CHECK(inspection->what == Inspection::What::kFile);
-  CHECK(inspection->layout.files.size() == 1);
-  REQUIRE(inspection->file_metadata.size() == 1);
-  CHECK(inspection->file_metadata[0] == std::pair<std::string, std::string>("format", "pt"));
+  const auto inspection = read_checkpoint(
+      model.temp / "out/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors", ConfigUse::kLenient);
+  CHECK(inspection.what == Checkpoint::What::kFile);
+  CHECK(inspection.layout.files.size() == 1);
+  REQUIRE(inspection.file_metadata.size() == 1);
+  CHECK(inspection.file_metadata[0] == std::pair<std::string, std::string>("format", "pt"));
 }
 
 TEST_CASE("Ranks are inspected as what they are parts of, from the folder or its parent") {
   const Model model;
   for (const char* path : {"out", "out/tensor_parallel_shards"}) {
-    const auto inspection = inspect_path(model.temp / path);
-    CHECK(inspection->what == Inspection::What::kSharded);
-    CHECK(inspection->mesh.tp == 4);
-    CHECK(inspection->mesh.pp == 2);
-    REQUIRE(inspection->layout.logical.size() == model.tensors.size());
-    for (const LogicalTensor& tensor : inspection->layout.logical)
+    const auto inspection = read_checkpoint(model.temp / path, ConfigUse::kLenient);
+    CHECK(inspection.what == Checkpoint::What::kSharded);
+    CHECK(inspection.mesh.tp == 4);
+    CHECK(inspection.mesh.pp == 2);
+    REQUIRE(inspection.layout.logical.size() == model.tensors.size());
+    for (const LogicalTensor& tensor : inspection.layout.logical)
       CHECK(tensor.shape == model.tensors.at(tensor.name).shape);
   }
 }
@@ -63,30 +63,30 @@ TEST_CASE("A directory with both says so") {
   ConsolidateRequest request;
   request.checkpoint_directory = model.temp / "out";
   consolidate(request);
-  const auto inspection = inspect_path(model.temp / "out");
-  CHECK(inspection->what == Inspection::What::kHuggingFace);
-  REQUIRE(inspection->notes.size() == 1);
-  CHECK_THAT(inspection->notes[0], Says("also a sharded checkpoint"));
+  const auto inspection = read_checkpoint(model.temp / "out", ConfigUse::kLenient);
+  CHECK(inspection.what == Checkpoint::What::kHuggingFace);
+  REQUIRE(inspection.notes.size() == 1);
+  CHECK_THAT(inspection.notes[0], Says("also a sharded checkpoint"));
 }
 
 TEST_CASE("What cannot be inspected is refused with its path") {
   const Model model;
-  CHECK(error_of([&] { inspect_path(model.temp / "nowhere"); }).kind() == ErrorKind::kBadInput);
+  CHECK(error_of([&] { read_checkpoint(model.temp / "nowhere", ConfigUse::kLenient); }).kind() == ErrorKind::kBadInput);
   fs::create_directories(model.temp / "empty");
-  const Error empty = error_of([&] { inspect_path(model.temp / "empty"); });
+  const Error empty = error_of([&] { read_checkpoint(model.temp / "empty", ConfigUse::kLenient); });
   CHECK(empty.kind() == ErrorKind::kBadInput);
   CHECK(empty.path() == (model.temp / "empty").string());
   write_file(model.temp / "bin/pytorch_model.bin", "PK");
-  CHECK(error_of([&] { inspect_path(model.temp / "bin"); }).kind() == ErrorKind::kUnsupported);
+  CHECK(error_of([&] { read_checkpoint(model.temp / "bin", ConfigUse::kLenient); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("A config.json that cannot be used is noted and does not keep one from looking") {
   const Model model;
   write_file(model.temp / "model/config.json", R"({"model_type": "llama", "hidden_size": "many"})");
-  const auto inspection = inspect_path(model.temp / "model");
-  CHECK(inspection->layout.logical.size() == model.tensors.size());
-  REQUIRE(inspection->notes.size() == 1);
-  CHECK_THAT(inspection->notes[0], Says("config.json"));
+  const auto inspection = read_checkpoint(model.temp / "model", ConfigUse::kLenient);
+  CHECK(inspection.layout.logical.size() == model.tensors.size());
+  REQUIRE(inspection.notes.size() == 1);
+  CHECK_THAT(inspection.notes[0], Says("config.json"));
 }
 
 }  // namespace

@@ -121,8 +121,8 @@ ShardRequest shard_request(const fs::path& model, const fs::path& output, std::u
   ShardRequest request;
   request.model_directory = model;
   request.output_directory = output;
-  request.tp = tp;
-  request.pp = pp;
+  request.sharding.tp = tp;
+  request.sharding.pp = pp;
   return request;
 }
 

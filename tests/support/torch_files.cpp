@@ -1,6 +1,7 @@
 #include "support/torch_files.h"
 
 #include "reshard/base/crc32.h"
+#include "reshard/base/storage.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/torch_plan.h"
 #include "support/strided.h"
@@ -26,11 +27,11 @@ void write_torch(const fs::path& path, const TensorMap& tensors) {
 
 TensorMap read_torch_tensors(const fs::path& path) {
   const Container container = read_container(path, format_of_file(path));
-  std::vector<std::string> files;
-  for (const ContainerFile& file : container.files) files.push_back(read_file(file.path));
   TensorMap tensors;
-  for (const TensorEntry& tensor : container.tensors)
-    tensors[tensor.name] = {tensor.dtype, tensor.shape, c_order_bytes(tensor, files.at(tensor.file))};
+  for (const TensorEntry& tensor : container.tensors) {
+    const auto file = local_storage().open(container.files.at(tensor.file).path);
+    tensors[tensor.name] = {tensor.dtype, tensor.shape, c_order_bytes(tensor, *file)};
+  }
   return tensors;
 }
 

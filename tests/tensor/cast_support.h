@@ -17,8 +17,9 @@ using Codes = std::vector<std::uint64_t>;
 inline constexpr DType kCastTargets[] = {DType::kF64,  DType::kF32,    DType::kF16,
                                          DType::kBF16, DType::kF8E4M3, DType::kF8E5M2};
 
+/// Elements of whole bytes; a sub-byte one takes one byte.
 inline Bytes pack(DType dtype, const Codes& codes) {
-  const std::size_t width = bits(dtype) / 8;
+  const std::size_t width = (bits(dtype) + 7) / 8;
   Bytes bytes(codes.size() * width);
   for (std::size_t i = 0; i < codes.size(); ++i) std::memcpy(bytes.data() + i * width, &codes[i], width);
   return bytes;

@@ -7,6 +7,7 @@
 
 #include "cast_support.h"
 #include "reshard/tensor/cast_kernels.h"
+#include "reshard/tensor/number.h"
 #include "support/errors.h"
 
 namespace reshard {
@@ -124,6 +125,18 @@ TEST_CASE("Vectors say that values overflow only if some do") {
       CHECK(overflows(HUGE_VALF) == (limit.to == DType::kF8E4M3));
     }
   });
+}
+
+TEST_CASE("A significand is shifted to the nearest integer, ties to even, however far") {
+  const std::uint64_t top = std::uint64_t{1} << 63;
+  CHECK(shift_right_to_nearest_even(5, 1) == 2);
+  CHECK(shift_right_to_nearest_even(7, 1) == 4);
+  CHECK(shift_right_to_nearest_even(1, 1) == 0);
+  CHECK(shift_right_to_nearest_even(3, 2) == 1);
+  CHECK(shift_right_to_nearest_even(top, 64) == 0);
+  CHECK(shift_right_to_nearest_even(top + 1, 64) == 1);
+  CHECK(shift_right_to_nearest_even(top + 1, 65) == 0);
+  CHECK(shift_right_to_nearest_even(~std::uint64_t{0}, 1000) == 0);
 }
 
 TEST_CASE("Infinities stay, but for F8_E4M3 they overflow") {

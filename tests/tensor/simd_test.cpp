@@ -1,6 +1,9 @@
 #include "reshard/tensor/simd.h"
 
+#include <set>
+
 #include "cast_support.h"
+#include "reshard/tensor/cast_kernels.h"
 #include "support/errors.h"
 
 namespace reshard {
@@ -16,6 +19,17 @@ TEST_CASE("Plain C++ is the last of the instruction sets, and each can be asked 
     CHECK(simd_is_scalar() == (target == "scalar"));
     CHECK(simd_targets() == targets);
   }
+}
+
+TEST_CASE("Each instruction set has casts of its own") {
+  const test::BestSimdTarget restore;
+  std::set<CastKernel> kernels;
+  for (const std::string& target : simd_targets()) {
+    use_simd_target(target);
+    kernels.insert(simd_cast_kernel(DType::kF32, DType::kBF16));
+    CHECK((simd_cast_kernel(DType::kF32, DType::kBF16) == nullptr) == (target == "scalar"));
+  }
+  CHECK(kernels.size() == simd_targets().size());
 }
 
 TEST_CASE("An instruction set of an unknown name is refused, and the list is told") {

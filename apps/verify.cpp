@@ -1,0 +1,155 @@
+#include "reshard/engine/verify.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <memory>
+
+#include "arguments.h"
+#include "commands.h"
+#include "json_report.h"
+#include "print.h"
+#include "progress.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/plan/checkpoint.h"
+#include "run_job.h"
+
+namespace reshard::cli {
+namespace {
+
+constexpr std::size_t kShown = 10;  // differences of a kind; --json has them all
+
+struct VerifyArguments {
+  std::string a;
+  std::string b;
+  std::string rtol = "0";
+  std::string atol = "0";
+  std::string threads;
+  std::string max_memory = "256MiB";
+  bool allow_divergent = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+double parse_tolerance(const std::string& option, const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) || value < 0)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: \"{}\" is not a number that is 0 or more", option, printable(text)));
+  return value;
+}
+
+std::string names_text(const std::vector<std::string>& names, const std::string& what) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i)
+    text += fmt::format("{}: {}\n", what, printable(names[i]));
+  if (names.size() > kShown) text += fmt::format("{}: … and {} more\n", what, names.size() - kShown);
+  return text;
+}
+
+std::string report_text(const Verification& result, const VerifyArguments& arguments) {
+  std::string text = names_text(result.only_a, "only in " + printable(arguments.a)) +
+                     names_text(result.only_b, "only in " + printable(arguments.b)) +
+                     names_text(result.other_form, "other shape or dtype");
+  for (std::size_t i = 0; i < std::min(result.different.size(), kShown); ++i) {
+    const TensorDifference& d = result.different[i];
+    text += fmt::format("differs: {}: {} of {} elements, first at {}: {} and {}; by {:.4g} at most\n",
+                        printable(d.name), d.differing, d.elems, to_string(d.first), d.a, d.b, d.max_abs);
+  }
+  if (result.different.size() > kShown)
+    text += fmt::format("differs: … and {} more tensors\n", result.different.size() - kShown);
+  if (result.same())
+    return text + fmt::format("same: {} tensors, {}\n", result.compared_tensors, format_bytes(result.compared_bytes));
+  const std::size_t wrong =
+      result.only_a.size() + result.only_b.size() + result.other_form.size() + result.different.size();
+  return text +
+         fmt::format("different: {} of {} tensors\n", wrong,
+                     result.compared_tensors + result.only_a.size() + result.only_b.size() + result.other_form.size());
+}
+
+Document document_of(const Verification& result, const VerifyArguments& arguments) {
+  Document json;
+  json["command"] = "verify";
+  json["a"] = arguments.a;
+  json["b"] = arguments.b;
+  json["same"] = result.same();
+  json["tensors"] = result.compared_tensors;
+  json["bytes"] = result.compared_bytes;
+  json["only_in_a"] = result.only_a;
+  json["only_in_b"] = result.only_b;
+  json["other_shape_or_dtype"] = result.other_form;
+  json["different"] = Document::array();
+  for (const TensorDifference& d : result.different)
+    json["different"].push_back({{"name", d.name},
+                                 {"elements", d.elems},
+                                 {"differing", d.differing},
+                                 {"first_index", d.first},
+                                 {"a", d.a},
+                                 {"b", d.b},
+                                 {"max_abs_difference", d.max_abs}});
+  return json;
+}
+
+int run_verify(const VerifyArguments& arguments) {
+  const Tolerance tolerance{parse_tolerance("--rtol", arguments.rtol), parse_tolerance("--atol", arguments.atol)};
+  CommonArguments common;
+  common.threads = arguments.threads;
+  common.max_memory = arguments.max_memory;
+  RunOptions options = run_options(common, {false, arguments.allow_divergent});
+  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient);
+  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient);
+  if (!arguments.quiet && !arguments.json) {
+    print_notes(a.notes);
+    print_notes(b.notes);
+  }
+  Progress progress;
+  options.progress = &progress;
+  std::vector<std::string> divergent;
+  options.on_divergence = [&](const Error& error) { divergent.emplace_back(error.what()); };
+  Verification result;
+  {
+    std::uint64_t bytes = 0;
+    for (const Layout* layout : {&a.layout, &b.layout})
+      for (const LogicalTensor& tensor : layout->logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+    const ProgressBar bar(progress, bytes, !arguments.quiet);
+    result = verify(a.layout, b.layout, tolerance, options);
+  }
+  if (arguments.json)
+    print_output(to_text(document_of(result, arguments)));
+  else if (!arguments.quiet)
+    print_notes(divergent);
+  if (!arguments.json && !arguments.quiet) print_output(report_text(result, arguments));
+  return result.same() ? 0 : kExitDifferent;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, int& exit_code) {
+  auto arguments = std::make_shared<VerifyArguments>();
+  CLI::App* command = app.add_subcommand(
+      "verify", "Compare two checkpoints, whatever their layouts and file formats: exit code 0 or 1");
+  command->add_option("A", arguments->a, "A file of tensors, a Hugging Face directory or a sharded checkpoint")
+      ->required();
+  command->add_option("B", arguments->b, "The other")->required();
+  command
+      ->add_option("--rtol", arguments->rtol,
+                   "Relative tolerance: |a - b| may be ATOL + RTOL * |b|; dtypes may then differ")
+      ->type_name("X")
+      ->capture_default_str();
+  command->add_option("--atol", arguments->atol, "Absolute tolerance")->type_name("X")->capture_default_str();
+  command->add_flag("--allow-divergent-replicas", arguments->allow_divergent,
+                    "Where ranks hold different values of what should be alike, take the first and say so");
+  command->add_option("--threads", arguments->threads, "Threads that read (default: the processors, at most 16)")
+      ->type_name("N");
+  command->add_option("--max-memory", arguments->max_memory, "Memory for buffers, such as 256MiB or 1GB")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
+  command->add_flag("--quiet", arguments->quiet, "Print nothing; the exit code tells");
+  command->callback([arguments, &exit_code] { exit_code = run_verify(*arguments); });
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,223 @@
+#include "reshard/plan/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/base/error.h"
+#include "reshard/base/storage.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/sharded_layout.h"
+#include "reshard/specs/metadata.h"
+#include "reshard/specs/model_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Names with numbers compared as numbers: layers.2 before layers.10.
+bool natural_less(std::string_view a, std::string_view b) {
+  std::size_t i = 0;
+  std::size_t j = 0;
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  while (i < a.size() && j < b.size()) {
+    if (digit(a[i]) && digit(b[j])) {
+      std::size_t i_end = i;
+      std::size_t j_end = j;
+      while (i_end < a.size() && digit(a[i_end])) ++i_end;
+      while (j_end < b.size() && digit(b[j_end])) ++j_end;
+      if (i_end - i != j_end - j) return i_end - i < j_end - j;
+      if (const int order = a.substr(i, i_end - i).compare(b.substr(j, j_end - j))) return order < 0;
+      i = i_end;
+      j = j_end;
+    } else if (a[i] != b[j]) {
+      return a[i] < b[j];
+    } else {
+      ++i;
+      ++j;
+    }
+  }
+  return a.size() - i < b.size() - j;
+}
+
+void order_naturally(Layout& layout) {
+  std::vector<std::string> names;
+  for (const LogicalTensor& tensor : layout.logical) names.push_back(tensor.name);
+  std::sort(names.begin(), names.end(), natural_less);
+  layout.order_logical(names);
+}
+
+/// Reads the model of config.json beside the weights, if there is one and its family is known.
+void read_model(Checkpoint& checkpoint, ConfigUse use) {
+  if (!path_exists(checkpoint.directory / kConfigFile)) {
+    if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
+      checkpoint.notes.push_back("there is no config.json in " + checkpoint.directory.string() +
+                                 ", so whether the checkpoint has every tensor of its model is not known");
+    return;
+  }
+  try {
+    const ModelConfig config = read_model_config(checkpoint.directory);
+    checkpoint.model_type = config.model_type;
+    const std::vector<std::string> known = known_model_types();
+    if (std::find(known.begin(), known.end(), config.model_type) != known.end())
+      checkpoint.model = instantiate(find_family(config), config);
+    else if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
+      checkpoint.notes.push_back(
+          fmt::format("the model_type \"{}\" is not known, so the metadata alone says what the tensors are",
+                      printable(config.model_type)));
+  } catch (const Error& error) {
+    if (use == ConfigUse::kStrict) throw;
+    checkpoint.notes.push_back(error.what());
+  }
+}
+
+void order(Checkpoint& checkpoint) {
+  if (!checkpoint.model) {
+    if (checkpoint.what == Checkpoint::What::kSharded) order_naturally(checkpoint.layout);
+    return;
+  }
+  std::vector<std::string> names;
+  for (const ModelParameter& parameter : checkpoint.model->parameters) names.push_back(parameter.name);
+  checkpoint.layout.order_logical(names);
+}
+
+void note_warnings(const Container& file, std::vector<std::string>& notes) {
+  for (const std::string& warning : file.warnings) notes.push_back(file.path.filename().string() + ": " + warning);
+}
+
+/// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
+/// twice the heads of half the size fit the same files in another order.
+void prove_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
+      for (const TransformationSpec& spec : module.specs) {
+        const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec);
+        if (gqa == nullptr || (gqa->num_attention_heads == model.heads && gqa->num_key_value_heads == model.kv_heads))
+          continue;
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format("the attention spec of {} is for {} query and {} key/value heads, but config.json says {} "
+                        "and {}",
+                        printable(module.module_fully_qualified_name), gqa->num_attention_heads,
+                        gqa->num_key_value_heads, model.heads, model.kv_heads))
+            .in(checkpoint.folder.path / metadata_file_name(pp_rank));
+      }
+}
+
+void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  if (shards.not_saved.empty()) return;
+  const bool one = shards.not_saved.size() == 1;
+  checkpoint.notes.push_back(fmt::format("{} that the metadata lists {} not in the files and left out: {}",
+                                         one ? "a parameter" : "parameters", one ? "is" : "are",
+                                         list_names(shards.not_saved)));
+}
+
+/// Shards without metadata are read by the model, if there is one.
+void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  if (!shards.metadata.empty()) return;
+  if (!checkpoint.model)
+    throw Error(
+        ErrorKind::kBadInput,
+        "has no metadata files (mp_metadata_pp_rank_Y.json), and without a config.json of a known family beside "
+        "it nothing says how the parameters are laid out")
+        .in(checkpoint.path)
+        .hint("copy the model's config.json into " + checkpoint.directory.string());
+  derive_metadata(shards, *checkpoint.model);
+  checkpoint.notes.push_back(
+      "there are no metadata files, so how the parameters are laid out is told from config.json");
+}
+
+Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use) {
+  Checkpoint checkpoint;
+  checkpoint.what = Checkpoint::What::kSharded;
+  checkpoint.shards_kind = folder.kind;
+  checkpoint.path = folder.path;
+  checkpoint.directory = folder.parent;
+  ShardedCheckpoint shards = read_sharded_checkpoint(folder);
+  checkpoint.format = shards.format;
+  checkpoint.mesh = {shards.tp, shards.pp, 1};
+  checkpoint.notes = shards.warnings;
+  read_model(checkpoint, use);
+  explain(shards, checkpoint);
+  checkpoint.layout = sharded_source_layout(shards, tied_parameters(checkpoint.model));
+  if (checkpoint.model && use == ConfigUse::kStrict) {
+    prove_heads(shards, *checkpoint.model);
+    prove_against_model(checkpoint.layout, *checkpoint.model, folder.path);
+  }
+  order(checkpoint);
+  note_left_out(shards, checkpoint);
+  for (const StoredTensor& tensor : checkpoint.layout.stored)
+    if (use == ConfigUse::kStrict && tensor.kind == CutKind::kTied && checkpoint.layout.files[tensor.file].tp_rank == 0)
+      checkpoint.notes.push_back(tensor.name +
+                                 " is a tied copy of the embedding: it is compared with it and left out, "
+                                 "as Hugging Face's file has it once");
+  return checkpoint;
+}
+
+Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files) {
+  const std::optional<Model>& model = checkpoint.model;
+  checkpoint.layout = whole_layout(files, model ? tied_parameters(model) : std::vector<TiedParameter>{});
+  if (files.size() == 1) checkpoint.file_metadata = files.front().metadata;
+  for (const Container& file : files) note_warnings(file, checkpoint.notes);
+  order(checkpoint);
+  return checkpoint;
+}
+
+Checkpoint read_file(const fs::path& path) {
+  Checkpoint checkpoint;
+  checkpoint.path = path;
+  checkpoint.directory = path.parent_path();
+  checkpoint.format = format_of_file(path);
+  return read_files(std::move(checkpoint), {read_container(path, checkpoint.format)});
+}
+
+Checkpoint read_directory(const fs::path& directory, ConfigUse use) {
+  Checkpoint checkpoint;
+  checkpoint.what = Checkpoint::What::kHuggingFace;
+  checkpoint.path = directory;
+  checkpoint.directory = directory;
+  checkpoint.format = hf_format(directory).value_or(Format::kSafetensors);
+  read_model(checkpoint, use);
+  return read_files(std::move(checkpoint), read_hf_checkpoint(directory));
+}
+
+}  // namespace
+
+Checkpoint read_sharded(const fs::path& path, ConfigUse use) {
+  if (!fs::is_directory(path))
+    throw Error(ErrorKind::kBadInput, path_exists(path) ? "is not a directory" : "no such directory").in(path);
+  const auto shards = find_shards_folder(path);
+  if (shards) return read_shards(*shards, use);
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("holds neither {}/ nor {}/ nor files of ranks", describe(ShardsKind::kRanks).folder,
+                          describe(ShardsKind::kOptimum).folder))
+      .in(path)
+      .hint("give the directory that holds the shards folder, or that folder itself");
+}
+
+Checkpoint read_hugging_face(const fs::path& directory, ConfigUse use) {
+  if (!fs::is_directory(directory))
+    throw Error(ErrorKind::kBadInput, path_exists(directory) ? "is not a directory" : "no such directory")
+        .in(directory)
+        .hint("give the directory that holds config.json and the weights");
+  return read_directory(directory, use);
+}
+
+Checkpoint read_checkpoint(const fs::path& path, ConfigUse use) {
+  return with_file_system_errors([&] {
+    if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
+    if (!fs::is_directory(path)) return read_file(path);
+    const auto format = hf_format(path);
+    const auto shards = find_shards_folder(path);
+    if (shards && !format) return read_shards(*shards, use);
+    Checkpoint checkpoint = read_directory(path, use);
+    if (shards) checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string());
+    return checkpoint;
+  });
+}
+
+}  // namespace reshard

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reshard/formats/format.h"
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/shards.h"
+#include "reshard/specs/family.h"
+#include "reshard/specs/mesh.h"
+
+namespace reshard {
+
+/// What stands on disk, whatever it is: a file of tensors, a Hugging Face directory, or a sharded one.
+struct Checkpoint {
+  enum class What { kFile, kHuggingFace, kSharded } what = What::kFile;
+  ShardsKind shards_kind = ShardsKind::kRanks;
+  Format format = Format::kSafetensors;  // of its first file
+  std::filesystem::path path;            // the file, the model's directory, or the shards folder
+  std::filesystem::path directory;       // where config.json is, if there is one
+  std::string model_type;                // empty if unknown
+  std::optional<Model> model;            // of a known family
+  Layout layout;
+  Mesh mesh;
+  std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
+  std::vector<std::string> notes;                                  // what the user should know, whole sentences
+};
+
+enum class ConfigUse {
+  kLenient,  // a config.json that makes no sense is a note
+  kStrict,   // it is an error, and so is a sharded checkpoint that is not the model it describes
+};
+
+/// Looks at `path`, reads all headers and metadata and proves them; the logical tensors come in the model's order where
+/// the model is known.
+/// \throws Error kBadInput, kUnsupported or kIo.
+Checkpoint read_checkpoint(const std::filesystem::path& path, ConfigUse use);
+
+/// The same for a path that must be a sharded checkpoint.
+Checkpoint read_sharded(const std::filesystem::path& path, ConfigUse use);
+
+/// The same for a path that must be a Hugging Face directory.
+Checkpoint read_hugging_face(const std::filesystem::path& directory, ConfigUse use);
+
+}  // namespace reshard

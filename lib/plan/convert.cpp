@@ -1,0 +1,156 @@
+#include "reshard/plan/convert.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/storage.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/hf_layout.h"
+#include "reshard/plan/checkpoint.h"
+#include "reshard/plan/target.h"
+#include "reshard/tensor/cast.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The tensors that the target shall have, and those of the source that it shall not.
+struct Selection {
+  std::vector<LogicalTensor> wanted;
+  std::vector<std::string> dropped;
+};
+
+bool is_dropped(const NameRules& rules, const std::string& name) {
+  const auto matches = [&](const NamePattern& pattern) { return pattern.matches(name); };
+  if (std::any_of(rules.drop.begin(), rules.drop.end(), matches)) return true;
+  return !rules.keep.empty() && std::none_of(rules.keep.begin(), rules.keep.end(), matches);
+}
+
+void note_useless_rules(const NameRules& rules, const Layout& source, Job& job) {
+  const auto check = [&](const char* option, const NamePattern& pattern) {
+    const bool matches = std::any_of(source.logical.begin(), source.logical.end(),
+                                     [&](const LogicalTensor& tensor) { return pattern.matches(tensor.name); });
+    if (!matches) job.notes.push_back(fmt::format("{} {} matches no tensor", option, printable(pattern.text())));
+  };
+  for (const NamePattern& pattern : rules.drop) check("--drop", pattern);
+  for (const NamePattern& pattern : rules.keep) check("--keep", pattern);
+  for (const auto& [pattern, replacement] : rules.renames) check("--rename", pattern);
+}
+
+/// Renames the source's tensors.
+/// \throws Error kUsage if two would have one name.
+void rename(Layout& source, const NameRules& rules) {
+  if (rules.renames.empty()) return;
+  std::unordered_map<std::string, std::string> old_names;
+  std::vector<std::string> new_names;
+  for (const LogicalTensor& tensor : source.logical) {
+    std::string name = tensor.name;
+    for (const auto& [pattern, replacement] : rules.renames) name = pattern.replace(name, replacement);
+    if (name.empty()) throw Error(ErrorKind::kUsage, "--rename leaves nothing of its name").tensor(tensor.name);
+    const auto [found, is_new] = old_names.emplace(name, tensor.name);
+    if (!is_new)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("--rename gives it and {} the same name, {}", printable(found->second), printable(name)))
+          .tensor(tensor.name);
+    new_names.push_back(std::move(name));
+  }
+  source.rename_logical(new_names);
+}
+
+DType dtype_after(const LogicalTensor& tensor, const ConvertRequest& request) {
+  if (!request.dtype) return tensor.dtype;
+  const Integers integers = request.cast_all ? Integers::kAllow : Integers::kRefuse;
+  if (can_cast(tensor.dtype, *request.dtype, integers)) return *request.dtype;
+  if (!request.cast_all && can_cast(tensor.dtype, *request.dtype, Integers::kAllow)) return tensor.dtype;
+  throw Error(ErrorKind::kUnsupported,
+              fmt::format("is {}, which cannot be cast to {}", name(tensor.dtype), name(*request.dtype)))
+      .tensor(tensor.name)
+      .hint("leave it out with --drop, or do without --dtype");
+}
+
+Selection select(Layout& source, const ConvertRequest& request, Job& job) {
+  note_useless_rules(request.names, source, job);
+  std::vector<bool> dropped;
+  for (const LogicalTensor& tensor : source.logical) dropped.push_back(is_dropped(request.names, tensor.name));
+  rename(source, request.names);
+  Selection selection;
+  bool scaled = false;
+  for (std::size_t i = 0; i < source.logical.size(); ++i) {
+    LogicalTensor tensor = source.logical[i];
+    if (dropped[i]) {
+      selection.dropped.push_back(tensor.name);
+      continue;
+    }
+    tensor.dtype = dtype_after(tensor, request);
+    scaled = scaled || (request.dtype && (tensor.name.ends_with("_scale") || tensor.name.ends_with("_scale_inv")));
+    selection.wanted.push_back(std::move(tensor));
+  }
+  if (scaled)
+    job.notes.push_back("the model is quantised: --dtype casts its numbers as they are and does not apply the scales");
+  if (selection.wanted.empty()) throw Error(ErrorKind::kUsage, "--drop and --keep leave no tensor");
+  return selection;
+}
+
+/// Holds the wanted tensors against the model whose shards they shall be.
+const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request) {
+  if (!checkpoint.model)
+    throw Error(ErrorKind::kBadInput, "has no config.json of a known family, which says how the parameters are split")
+        .in(checkpoint.directory)
+        .hint("families: " + join(known_model_types(), ", "));
+  Layout wanted;
+  for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
+  prove_against_model(wanted, *checkpoint.model, request.source);
+  selection.wanted = std::move(wanted.logical);
+  return *checkpoint.model;
+}
+
+void plan_shards(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request, Job& job) {
+  ShardingRequest sharding = request.sharding;
+  const bool sharded = checkpoint.what == Checkpoint::What::kSharded;
+  if (!request.tp && !sharded)
+    throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
+  sharding.tp = request.tp.value_or(checkpoint.mesh.tp);
+  if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded && !request.tp) sharding.pp = checkpoint.mesh.pp;
+  const Format format =
+      request.format.value_or(*request.to == ShardsKind::kOptimum ? Format::kPytorch : Format::kSafetensors);
+  sharding.form = {*request.to, format};
+  plan_sharded_target(job, sharding, prove_model(checkpoint, selection, request), selection.wanted);
+}
+
+std::unique_ptr<Job> plan(const ConvertRequest& request) {
+  if (!request.to && request.format == Format::kXser)
+    throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
+  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict);
+  auto job = std::make_unique<Job>();
+  job->command = "convert";
+  job->source_directory = checkpoint.path;
+  job->output_directory = request.output_directory;
+  job->force = request.force;
+  job->family = checkpoint.model_type;
+  job->mesh = checkpoint.mesh;
+  job->notes = checkpoint.notes;
+  job->source = std::move(checkpoint.layout);
+  Selection selection = select(job->source, request, *job);
+  if (request.to)
+    plan_shards(checkpoint, selection, request, *job);
+  else
+    plan_hf_target(*job, request.format.value_or(Format::kSafetensors), request.max_shard_bytes, selection.wanted);
+  ProgramOptions options;
+  options.check_replicas = request.check_replicas;
+  options.dropped = std::move(selection.dropped);
+  job->program = make_program(job->source, job->target, options);
+  carry_companions(*job, checkpoint.directory, {request.output_directory, checkpoint.path});
+  return job;
+}
+
+}  // namespace
+
+std::unique_ptr<Job> plan_convert(const ConvertRequest& request) {
+  return with_file_system_errors([&] { return plan(request); });
+}
+
+}  // namespace reshard

@@ -1,0 +1,144 @@
+#include "reshard/plan/target.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/storage.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/layouts/hf_layout.h"
+#include "reshard/specs/model_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTrainingConfigFile = "trn_config.json";
+
+AttentionReport attention_report(const Model& model, const ShardingRequest& request) {
+  AttentionReport report{
+      attention_form(model, request.tp, request.attention), model.heads, model.kv_heads, model.head_dim, {}};
+  if (report.form == AttentionForm::kGroupedQuery) report.gqa = gqa_spec(model, request.tp, request.attention);
+  return report;
+}
+
+void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
+  const bool gqa = job.attention && job.attention->form == AttentionForm::kGroupedQuery;
+  if (request.attention.kv_size_multiplier && !gqa)
+    job.notes.push_back(
+        fmt::format("--kv-size-multiplier has no effect: {} key/value heads divide over {} ranks as they are",
+                    model.kv_heads, request.tp));
+  if (request.attention.fuse_qkv && job.attention && job.attention->form == AttentionForm::kSeparate)
+    job.notes.push_back(
+        fmt::format("--fuse-qkv has no effect: {} query and {} key/value heads are joined only where they "
+                    "are as many, or do not divide over the ranks",
+                    model.heads, model.kv_heads));
+  for (const StoredTensor& tensor : job.source.stored)
+    if (tensor.kind == CutKind::kTied)
+      job.notes.push_back("config.json ties " + tensor.name +
+                          " to the embedding: it is compared with it, and its second copy "
+                          "in the files is not kept when they are consolidated");
+}
+
+/// `trn_config.json`, as optimum-neuron saves it beside its shards.
+std::string training_config_text(const Mesh& mesh, const ShardingRequest& request) {
+  nlohmann::ordered_json json;
+  json["tensor_parallel_size"] = mesh.tp;
+  json["pipeline_parallel_size"] = mesh.pp;
+  json["virtual_pipeline_parallel_size"] = mesh.vpp;
+  json["kv_size_multiplier"] = nullptr;
+  if (request.attention.kv_size_multiplier) json["kv_size_multiplier"] = *request.attention.kv_size_multiplier;
+  json["fuse_qkv"] = request.attention.fuse_qkv;
+  json["use_xser"] = request.form.format == Format::kXser;
+  json["sequence_parallel_enabled"] = false;
+  return json.dump(4);
+}
+
+/// A weight file that stands in the output directory and would not be replaced, though loaders would mix it with the
+/// new.
+void prove_no_leftover_weights(const Job& job) {
+  if (!fs::is_directory(job.output_directory)) return;
+  std::vector<std::string> leftover;
+  for (const auto& entry : fs::directory_iterator(job.output_directory)) {
+    const std::string name = entry.path().filename().string();
+    const bool weights = name == kSafetensorsFile || name == kSafetensorsIndexFile || name == kPytorchFile ||
+                         name == kPytorchIndexFile || (name.starts_with("model-") && name.ends_with(".safetensors")) ||
+                         (name.starts_with("pytorch_model-") && name.ends_with(".bin"));
+    const auto written = [&](const auto& file) { return file.path == name; };
+    const bool replaced = std::any_of(job.target.files.begin(), job.target.files.end(), written) ||
+                          std::any_of(job.text_files.begin(), job.text_files.end(), written);
+    if (weights && !replaced) leftover.push_back(name);
+  }
+  std::sort(leftover.begin(), leftover.end());
+  if (!leftover.empty())
+    throw Error(ErrorKind::kBadInput,
+                "holds weights of another checkpoint that would not be replaced, and that loaders would "
+                "mix with the new ones: " +
+                    list_names(leftover))
+        .in(job.output_directory)
+        .hint("move them away or choose another OUT_DIR");
+}
+
+}  // namespace
+
+Mesh mesh_of(const ShardingRequest& request) {
+  Mesh mesh{request.tp, request.pp.value_or(1), request.vpp};
+  prove_mesh(mesh);
+  if (request.pp || request.pipeline_cuts.empty()) return mesh;
+  const std::size_t stages = request.pipeline_cuts.size() + 1;
+  if (stages % mesh.vpp != 0)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("--pipeline-cuts: {} cuts make {} stages, which --vpp {} does not divide",
+                            request.pipeline_cuts.size(), stages, mesh.vpp));
+  mesh.pp = static_cast<std::uint32_t>(std::min<std::size_t>(stages / mesh.vpp, kMaxParallelDegree + 1));
+  prove_mesh(mesh);
+  return mesh;
+}
+
+void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,
+                         const std::vector<LogicalTensor>& logical) {
+  if (request.form.kind == ShardsKind::kOptimum && request.form.format == Format::kSafetensors)
+    throw Error(ErrorKind::kUsage, "the layout optimum has no safetensors form").hint("choose pytorch or xser");
+  job.mesh = mesh_of(request);
+  const std::string& layer_prefix = model.family->layers;
+  job.partition = request.pipeline_cuts.empty()
+                      ? partition_evenly(model.layers, job.mesh)
+                      : partition_by_cuts(model.layers, job.mesh, request.pipeline_cuts, layer_prefix);
+  for (const std::uint64_t layer : job.partition->cuts())
+    job.cut_names.push_back(fmt::format("{}.{}", layer_prefix, layer));
+  std::unordered_set<std::string> held;
+  for (const LogicalTensor& tensor : logical) held.insert(tensor.name);
+  const auto plans = plan_stages(model, job.mesh.tp, *job.partition, request.attention,
+                                 [&](const std::string& name) { return held.count(name) > 0; });
+  if (model.family->attention) job.attention = attention_report(model, request);
+  job.target = sharded_target_layout(plans, job.mesh.tp, logical, request.form);
+  job.text_files = std::move(job.target.text_files);
+  if (request.form.kind == ShardsKind::kOptimum)
+    job.text_files.push_back({kTrainingConfigFile, training_config_text(job.mesh, request)});
+  job.whole_folders = {describe(request.form.kind).folder};
+  add_notes(job, model, request);
+}
+
+void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, const std::vector<LogicalTensor>& logical) {
+  job.target = hf_target_layout(logical, max_shard_bytes, format);
+  if (job.target.files.size() > 1)
+    job.text_files.push_back({hf_index_name(format), hf_index_text(index_of(job.target))});
+  prove_no_leftover_weights(job);
+}
+
+void carry_companions(Job& job, const fs::path& directory, const std::vector<fs::path>& left_out) {
+  // Without config.json the directory is not known to be a model's: it may be anything, even a home.
+  if (!path_exists(directory / kConfigFile) || resolved_path(job.output_directory) == resolved_path(directory)) return;
+  job.copied_files = companion_files(directory, left_out);
+  // What this job writes anew is not carried over from an older one.
+  std::erase_if(job.copied_files, [&](const CopiedFile& copied) {
+    return std::any_of(job.text_files.begin(), job.text_files.end(),
+                       [&](const TextFile& text) { return text.path == copied.path; });
+  });
+}
+
+}  // namespace reshard

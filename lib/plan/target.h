@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/layouts/sharded_layout.h"
+#include "reshard/plan/job.h"
+#include "reshard/specs/family.h"
+
+namespace reshard {
+
+/// The mesh that it asks for.
+/// \throws Error kUsage.
+Mesh mesh_of(const ShardingRequest& request);
+
+/// Makes `job.target` the shards of `logical`, which are `model`'s, with its metadata, markers and reports.
+/// \throws Error kUsage, with the degrees that work, if the model cannot be split so.
+void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,
+                         const std::vector<LogicalTensor>& logical);
+
+/// Makes `job.target` a Hugging Face checkpoint of `logical`.
+/// \throws Error kBadInput if weights of another checkpoint stand in the output directory.
+void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, const std::vector<LogicalTensor>& logical);
+
+/// Takes the other files of a model's directory along, unless the outputs go into it.
+void carry_companions(Job& job, const std::filesystem::path& directory,
+                      const std::vector<std::filesystem::path>& left_out);
+
+}  // namespace reshard

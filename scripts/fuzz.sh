@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Fuzzes the readers of untrusted files, each for SECONDS (20), from seeds made of testdata. Fails on any finding, and
+# says where the input that shows it lies. Needs clang++ with its libFuzzer; installs nothing.
+#
+#   scripts/fuzz.sh [SECONDS]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+seconds=${1:-20}
+if [[ ! "$seconds" =~ ^[0-9]+$ ]]; then
+  echo "usage: scripts/fuzz.sh [SECONDS]" >&2
+  exit 2
+fi
+build=build/fuzz
+targets=(safetensors_header zip_directory pickle torch_file)
+
+cmake --preset fuzz >/dev/null
+cmake --build --preset fuzz --target make_seeds "${targets[@]/#/fuzz_}"
+"$build/tests/fuzz/make_seeds" "$build/seeds"
+
+failed=()
+for target in "${targets[@]}"; do
+  mkdir -p "$build/corpus/$target" "$build/findings/$target"
+  echo "== $target, $seconds s"
+  log=$build/$target.log
+  # What a run finds new goes to the first folder, so that the next run begins with it.
+  if "$build/tests/fuzz/fuzz_$target" "$build/corpus/$target" "$build/seeds/$target" -max_total_time="$seconds" \
+    -timeout=10 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 \
+    -artifact_prefix="$build/findings/$target/" &>"$log"; then
+    grep '^stat::\(number_of_executed_units\|slowest_unit_time_sec\|peak_rss_mb\)' "$log"
+  else
+    failed+=("$target")
+    tail -n 40 "$log" >&2
+  fi
+done
+if ((${#failed[@]})); then
+  echo "Findings: ${failed[*]}; the inputs are in $build/findings" >&2
+  exit 1
+fi
+echo "No findings in ${#targets[@]} targets"

@@ -1,0 +1,228 @@
+// Pickles that attack, and what is left of a good one after a cut or a patch.
+
+#include <chrono>
+
+#include "reshard/formats/pickle.h"
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+template <std::size_t N>
+std::string raw(const char (&bytes)[N]) {
+  return {bytes, N - 1};
+}
+
+constexpr std::uint64_t kOffset = 1000;
+
+struct Case {
+  const char* name;
+  std::string stream;
+  std::uint64_t at;  // of the opcode in the stream
+  std::string says;
+  ErrorKind kind = ErrorKind::kBadInput;
+};
+
+void check_refused(const std::vector<Case>& cases) {
+  for (const Case& it : cases) {
+    INFO(it.name);
+    const Error error = error_of([&] { read_pickle(it.stream, "d/f.pt", kOffset); });
+    CHECK(error.kind() == it.kind);
+    CHECK(error.path() == "d/f.pt");
+    CHECK(error.offset_bytes() == kOffset + it.at);
+    CHECK_THAT(error.what(), Says(it.says));
+  }
+}
+
+std::string repeat(const std::string& part, std::size_t times) {
+  std::string text;
+  for (std::size_t i = 0; i < times; ++i) text += part;
+  return text;
+}
+
+TEST_CASE("Streams that no pickler writes are refused at the opcode") {
+  check_refused({
+      {"empty", "", 0, "ends before it is complete"},
+      {"no STOP", raw("K\1"), 2, "ends before it is complete"},
+      {"only STOP", ".", 0, "empty stack"},
+      {"something left at STOP", raw("K\1K\2."), 4, "left on its stack"},
+      {"a MARK left at STOP", raw("(K\1."), 3, "left on its stack"},
+      {"a MARK below the value at STOP", raw("K\1(."), 3, "empty stack"},
+      {"TUPLE without MARK", raw("K\1t."), 2, "MARK that is not there"},
+      {"APPENDS without MARK", "]e.", 1, "MARK that is not there"},
+      {"TUPLE2 of one", raw("K\1\x86."), 2, "empty stack"},
+      {"TUPLE1 below a MARK", raw("K\1(\x85."), 3, "empty stack"},
+      {"POP of nothing", "0.", 0, "empty stack"},
+      {"DUP of nothing", "2.", 0, "empty stack"},
+      {"APPEND to nothing", raw("K\1a."), 2, "empty stack"},
+      {"APPEND to an int", raw("K\1K\2a."), 4, "appends to an int"},
+      {"APPENDS to a dict", raw("}(K\2e."), 4, "appends to a dict"},
+      {"ADDITEMS to a list", raw("](K\2\x90."), 4, "appends to a list"},
+      {"SETITEM of a list", raw("]K\1K\2s."), 5, "sets items of a list"},
+      {"SETITEMS of an odd number", raw("}(K\1u."), 4, "a key without a value"},
+      {"DICT of an odd number", raw("(K\1d."), 3, "a key without a value"},
+      {"BINGET of nothing", raw("h\0."), 0, "asks for memo 0"},
+      {"LONG_BINGET far away", raw("K\1q\0j\xff\xff\xff\xff."), 4, "asks for memo 4294967295"},
+      {"GET of no number", "gx\n.", 0, "no number"},
+      {"PUT of nothing", raw("q\0."), 0, "empty stack"},
+      {"LONG_BINPUT far away", raw("K\1r\xff\xff\xff\xff."), 2, "numbers its memo 4294967295"},
+      {"PUT of 2^64", "Np18446744073709551616\n.", 1, "no number"},
+      {"an unknown opcode", raw("K\1\xff."), 2, "byte 255"},
+      {"a NUL", raw("\0."), 0, "byte 0"},
+      {"a protocol to come", raw("\x80\6N."), 0, "protocol 6", ErrorKind::kUnsupported},
+      {"EXT1", raw("\x82\1."), 0, "extension codes", ErrorKind::kUnsupported},
+      {"NEXT_BUFFER", raw("\x97."), 0, "buffers outside", ErrorKind::kUnsupported},
+      {"a string of 4 GB",
+       raw("X\xff\xff\xff\xff"
+           "abc."),
+       0, "ends before it is complete"},
+      {"a string of 2^64 - 1 bytes",
+       raw("\x8d\xff\xff\xff\xff\xff\xff\xff\xff"
+           "abc."),
+       0, "ends before it is complete"},
+      {"a LONG4 of negative length",
+       raw("\x8b\xff\xff\xff\xff"
+           "abc."),
+       0, "ends before it is complete"},
+      {"a line without end", "I12", 0, "ends before it is complete"},
+      {"INT of no number", "I1x\n.", 0, "no number"},
+      {"INT of nothing", "I\n.", 0, "no number"},
+      {"LONG of no number", "LL\n.", 0, "no number"},
+      {"FLOAT of no number", "F1.5.\n.", 0, "no number"},
+      {"STRING without quotes", "Sabc\n.", 0, "quotes or escapes"},
+      {"STRING of half an escape", "S'\\x4'\n.", 0, "quotes or escapes"},
+      {"UNICODE of half an escape", "V\\u00f\n.", 0, "quotes or escapes"},
+      {"UNICODE beyond its end", "V\\U00110000\n.", 0, "quotes or escapes"},
+      {"STACK_GLOBAL of an int", raw("K\1K\2\x93."), 4, "no string"},
+      {"a global of a long name", "c" + std::string(300, 'a') + "\nB\n.", 0, "a name of 300 bytes"},
+      {"REDUCE of a string", raw("X\1\0\0\0a)R."), 7, "calls a string"},
+      {"REDUCE of what a call made", raw("cpkg\nA\n)R)R."), 10, "calls an object of pkg.A"},
+      {"REDUCE without arguments", raw("cpkg\nA\nNR."), 8, "None in the place of arguments"},
+      {"OBJ of nothing", "(o.", 1, "no class"},
+      {"BUILD of a dict", "}}b.", 2, "attributes of a dict"},
+      {"BUILD of a class", "cpkg\nA\n}b.", 8, "attributes of the class pkg.A"},
+      {"BUILD twice", "cpkg\nA\n)R}b}b.", 12, "twice"},
+  });
+}
+
+TEST_CASE("What runs code when Python loads it is refused by its name") {
+  const std::string args = raw("X\2\0\0\0id\x85R.");
+  check_refused({
+      {"os.system", "cos\nsystem\n" + args, 19, "calls os.system: loading this file in Python would run it"},
+      {"posix.system", "cposix\nsystem\n" + args, 22, "posix.system"},
+      {"eval", "c__builtin__\neval\n" + args, 26, "builtins.eval"},
+      {"exec by STACK_GLOBAL",
+       raw("\x8c\x08"
+           "builtins\x8c\4exec\x93") +
+           args,
+       25, "builtins.exec"},
+      {"getattr", "cbuiltins\ngetattr\n" + args, 26, "builtins.getattr"},
+      {"__import__", "cbuiltins\n__import__\n" + args, 29, "builtins.__import__"},
+      {"subprocess.Popen", "csubprocess\nPopen\n" + args, 26, "subprocess.Popen"},
+      {"Popen by NEWOBJ", "csubprocess\nPopen\n)\x81.", 19, "subprocess.Popen"},
+      {"Popen by INST", "(isubprocess\nPopen\n.", 1, "subprocess.Popen"},
+      {"Popen by OBJ", "(csubprocess\nPopen\no.", 19, "subprocess.Popen"},
+      {"through what a module imports", "ctorch.serialization\nos.system\n" + args, 39,
+       "torch.serialization.os.system"},
+      {"a class through it", raw("\x8c\5torch\x8c\x10subprocess.Popen\x93") + args, 34, "torch.subprocess.Popen"},
+      {"copyreg of it", "ccopy_reg\n_reconstructor\n(csubprocess\nPopen\nc__builtin__\nobject\nNtR.", 66,
+       "subprocess.Popen"},
+      {"runpy", "crunpy\n_run_code\n" + args, 25, "runpy._run_code"},
+      {"functools.partial", "cfunctools\npartial\n" + args, 27, "functools.partial"},
+      {"a function that nobody knows", "cwhatever.pkg\nload\n" + args, 27, "whatever.pkg.load"},
+      {"a hidden function", "cwhatever\n_make\n" + args, 24, "whatever._make"},
+      {"torch.hub.load", "ctorch.hub\nload\n" + args, 24, "torch.hub.load"},
+      {"torch.storage._load_from_bytes", "ctorch.storage\n_load_from_bytes\n" + args, 40, "_load_from_bytes"},
+      {"a name with control characters", "cx\n\x1b[31mred\n" + args, 20, "x.\\x1b[31mred"},
+      {"no name", "cx\n\n" + args, 12, "calls x."},
+  });
+  const Error error = error_of([&] { read_pickle("cos\nsystem\n)R.", "f"); });
+  CHECK_THAT(error.hint(), Says("weights_only=False"));
+}
+
+TEST_CASE("What is only named, and never called, runs nothing") {
+  const std::string stream = "cos\nsystem\n.";
+  const Pickle pickle = read_pickle(stream, "f");
+  CHECK(pickle.class_name(pickle.root()) == "os.system");
+}
+
+TEST_CASE("Deep nesting ends without using up the stack") {
+  constexpr std::size_t kDeep = 200'000;
+  CHECK(error_of([&] { read_pickle(repeat("(", kDeep), "f"); }).kind() == ErrorKind::kBadInput);
+  const std::string tuples = repeat("(", kDeep) + repeat("t", kDeep) + ".";
+  const Pickle nested = read_pickle(tuples, "f");
+  CHECK(nested.num_nodes() == kDeep);
+  const std::string chain = "N" + repeat("\x85", kDeep) + ".";
+  CHECK(read_pickle(chain, "f").num_nodes() == kDeep + 1);
+  const std::string lists = repeat("]", kDeep) + repeat("a", kDeep - 1) + ".";
+  CHECK(read_pickle(lists, "f").num_nodes() == kDeep);
+}
+
+TEST_CASE("A tuple of twice itself, a thousand times over, takes a node each time") {
+  std::string stream = "N";
+  for (int i = 0; i < 1000; ++i) stream += "2\x86";
+  stream += ".";
+  CHECK(read_pickle(stream, "f").num_nodes() == 1001);
+}
+
+TEST_CASE("More objects or links than any checkpoint has are refused") {
+  const Error nodes = error_of([&] { read_pickle(repeat("]0", (std::size_t{1} << 23) + 1) + "N.", "f"); });
+  CHECK(nodes.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(nodes.what(), Says("more than 8388608 objects"));
+  constexpr std::size_t kMostOnStack = std::size_t{1} << 22;
+  const Error stack = error_of([&] { read_pickle("N" + std::string(kMostOnStack, '2') + ".", "f"); });
+  CHECK(stack.kind() == ErrorKind::kUnsupported);
+  CHECK(error_of([&] { read_pickle(std::string(kMostOnStack + 1, '('), "f"); }).kind() == ErrorKind::kUnsupported);
+  const std::string tuple = "(N" + std::string(kMostOnStack - 1, '2') + "t0";
+  CHECK_THAT(error_of([&] { read_pickle(repeat(tuple, 4) + "N\x85.", "f"); }).what(), Says("links its objects"));
+}
+
+TEST_CASE("A long chain of memos is linear in time") {
+  std::string stream = "]";
+  for (std::uint32_t i = 0; i < 300'000; ++i) {
+    stream += "r";
+    for (int byte = 0; byte < 4; ++byte) stream += static_cast<char>(i >> 8 * byte);
+  }
+  stream += ".";
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(read_pickle(stream, "f").num_nodes() == 1);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+}
+
+const std::string kState =
+    raw("\x80\2}q\0(X\1\0\0\0aq\1ctorch._utils\n_rebuild_tensor_v2\nq\2(("
+        "X\7\0\0\0storageq\3ctorch\nFloatStorage\nq\4X\1\0\0"
+        "\0"
+        "0q\5X\3\0\0\0cpuq\6K\6tq\7QK\0K\2K\3\x86q\x08K\3K\1\x86q\x09\x89"
+        "ccollections\nOrderedDict\nq\x0a)Rq\x0btq\x0cRq\x0dX\1\0\0\0bq\x0eG\x3f\xf0\0\0\0\0\0\0u.");
+
+TEST_CASE("A pickle cut off at any byte is refused as cut off") {
+  CHECK(read_pickle(kState, "f").size_bytes() == kState.size());
+  for (std::size_t size = 0; size < kState.size(); ++size)
+    CHECK_THROWS_AS(read_pickle(kState.substr(0, size), "f"), PickleCutOff);
+}
+
+TEST_CASE("No patch of one byte of a pickle escapes its errors") {
+  std::size_t refusals = 0;
+  for (std::size_t at = 0; at < kState.size(); ++at) {
+    for (int byte = 0; byte < 256; ++byte) {
+      std::string stream = kState;
+      stream[at] = static_cast<char>(byte);
+      try {
+        read_pickle(stream, "f");
+      } catch (const Error& error) {
+        CHECK((error.kind() == ErrorKind::kBadInput || error.kind() == ErrorKind::kUnsupported));
+        CHECK(error.offset_bytes().has_value());
+        ++refusals;
+      }
+    }
+  }
+  CHECK(refusals > 10'000);
+}
+
+}  // namespace
+}  // namespace reshard

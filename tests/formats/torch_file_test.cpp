@@ -1,0 +1,253 @@
+// Whole files: what is an archive or a stream of torch's, and where the state dict in it is.
+
+#include "reshard/formats/torch_file.h"
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/pickles.h"
+#include "support/temp_dir.h"
+#include "support/zips.h"
+
+namespace reshard {
+namespace {
+
+using namespace test::pickles;
+using test::error_of;
+using test::le_bytes;
+using test::Says;
+
+const std::string kStorage(48, 's');  // of 12 floats
+
+std::string archive_of(const std::string& value) {
+  return test::torch_zip(stream(value), {{"0", kStorage}});
+}
+
+Container read_content(const std::string& content) {
+  const test::TempDir dir;
+  test::write_file(dir / "f.pt", content);
+  return read_torch(dir / "f.pt");
+}
+
+Error refused(const std::string& content, ErrorKind kind, const std::string& says) {
+  const test::TempDir dir;
+  test::write_file(dir / "f.pt", content);
+  const Error error = error_of([&] { read_torch(dir / "f.pt"); });
+  CHECK(error.kind() == kind);
+  CHECK(error.path() == (dir / "f.pt").string());
+  CHECK_THAT(error.what(), Says(says));
+  return error;
+}
+
+std::vector<std::string> names(const Container& container) {
+  std::vector<std::string> all;
+  for (const TensorEntry& tensor : container.tensors) all.push_back(tensor.name);
+  return all;
+}
+
+TEST_CASE("What is no file of torch's is called what it is") {
+  refused("", ErrorKind::kBadInput, "is empty");
+  const Error pointer =
+      refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", ErrorKind::kBadInput, "git-lfs pointer");
+  CHECK_THAT(pointer.hint(), Says("git lfs pull"));
+  refused("\n <!DOCTYPE html><html>", ErrorKind::kBadInput, "is an HTML page");
+  refused(test::safetensors_bytes("{}", ""), ErrorKind::kBadInput, "is a safetensors file");
+  refused("PYTORCH1" + std::string(100, '\0'), ErrorKind::kUnsupported, "preview");
+  refused("storages" + std::string(249, '\0') + "ustar" + std::string(100, '\0'), ErrorKind::kUnsupported,
+          "tar archive");
+  refused("GGUF", ErrorKind::kBadInput, "neither a zip archive nor a pickle");
+  refused(stream(dict({{"a", number(1)}})), ErrorKind::kBadInput, "not one that torch.save wrote");
+  refused(test::zip_bytes({{"x.npy", "data"}}), ErrorKind::kBadInput, "it has no data.pkl");
+  refused(test::zip_bytes({{"a/x.npy", "data"}}), ErrorKind::kBadInput, "it has no data.pkl");
+  refused(test::zip_bytes({{"data.pkl", stream("}")}}), ErrorKind::kBadInput, "it has no data.pkl");
+  refused(test::zip_bytes({{"m/data.pkl", stream("}")}, {"m/constants.pkl", stream(")")}}), ErrorKind::kUnsupported,
+          "TorchScript");
+}
+
+TEST_CASE("The folder in an archive may have any name, and its other entries may be missing") {
+  const std::string pickle = stream(dict({{"w", tensor()}}));
+  for (const std::string folder : {"archive", "x y", "\u00fc", "a.pt.info"}) {
+    INFO(folder);
+    const auto read = read_content(test::zip_bytes({{folder + "/data.pkl", pickle}, {folder + "/data/0", kStorage}}));
+    CHECK(names(read) == std::vector<std::string>{"w"});
+  }
+  refused(test::zip_bytes({{"a/data.pkl", pickle}, {"b/data/0", kStorage}}), ErrorKind::kBadInput,
+          "is not in the file");
+}
+
+TEST_CASE("Big-endian files are refused") {
+  const std::string pickle = stream(dict({{"w", tensor()}}));
+  CHECK(read_content(test::torch_zip(pickle, {{"0", kStorage}}, "")).tensors.size() == 1);
+  refused(test::torch_zip(pickle, {{"0", kStorage}}, "big"), ErrorKind::kUnsupported, "big-endian");
+  refused(test::torch_zip(pickle, {{"0", kStorage}}, "middle"), ErrorKind::kBadInput, "unknown byteorder");
+}
+
+TEST_CASE("A compressed archive is refused with what to do") {
+  std::string zip = archive_of(dict({{"w", tensor()}}));
+  test::put<std::uint16_t>(zip, test::central_header(zip, 2) + 10, 8);
+  test::put<std::uint16_t>(zip, test::local_header(zip, 2) + 8, 8);
+  CHECK_THAT(refused(zip, ErrorKind::kUnsupported, "t/data/0 is compressed").hint(), Says("zip -0"));
+}
+
+TEST_CASE("Bytes after the pickle are refused at their place") {
+  const std::string pickle = stream(dict({{"w", tensor()}}));
+  const std::string zip = test::torch_zip(pickle + "N.", {{"0", kStorage}});
+  CHECK(refused(zip, ErrorKind::kBadInput, "something after its pickle").offset_bytes() ==
+        zip.find(pickle) + pickle.size());
+}
+
+TEST_CASE("Errors of the pickle name the byte of the file") {
+  const std::string zip = test::torch_zip(stream(call("os", "system", {text("id")})), {});
+  CHECK(refused(zip, ErrorKind::kBadInput, "os.system").offset_bytes() == zip.find("R."));
+}
+
+TEST_CASE("A state dict comes in its own order, with what is no tensor left aside in one warning") {
+  const Container read = read_content(
+      archive_of(dict({{"z", tensor()}, {"n", number(1)}, {"a", tensor()}, {"b._extra_state", kNone}, {"m", "}"}})));
+  CHECK(names(read) == std::vector<std::string>{"z", "a"});
+  CHECK(read.warnings ==
+        std::vector<std::string>{"left aside what is no tensor of the state dict: n, b._extra_state, m"});
+  CHECK(read_content(archive_of("}")).tensors.empty());
+  CHECK(read_content(archive_of("}")).warnings.empty());
+}
+
+TEST_CASE("An OrderedDict that gets its items in any way is a state dict") {
+  const std::string pairs = list({list({text("a"), tensor()}), tuple({text("b"), tensor()})});
+  CHECK(names(read_content(archive_of(call("collections", "OrderedDict", {pairs})))) ==
+        std::vector<std::string>{"a", "b"});
+  const std::string items = ordered_dict() + text("a") + tensor() + "s" + dict({{"_metadata", "}"}}) + "b";
+  CHECK(names(read_content(archive_of(items))) == std::vector<std::string>{"a"});
+}
+
+TEST_CASE("The state dict under model, state_dict or module is taken, and that is said") {
+  const std::string inner = dict({{"a.w", tensor()}});
+  for (const std::string wrapper : {"model", "state_dict", "module"}) {
+    const Container read = read_content(archive_of(dict({{"epoch", number(1)}, {wrapper, inner}, {"rng", tensor()}})));
+    CHECK(names(read) == std::vector<std::string>{"a.w"});
+    CHECK(read.warnings == std::vector<std::string>{"took the state dict under \"" + wrapper + "\"",
+                                                    "left aside what is no tensor of the state dict: epoch, rng"});
+  }
+  CHECK(names(read_content(archive_of(dict({{"module", inner}, {"model", dict({{"b", tensor()}})}})))) ==
+        std::vector<std::string>{"b"});
+}
+
+TEST_CASE("Where there is no one state dict, none is guessed") {
+  const std::string inner = dict({{"w", tensor()}});
+  refused(archive_of(tensor()), ErrorKind::kUnsupported, "holds one tensor, not a state dict");
+  refused(archive_of(list({tensor()})), ErrorKind::kUnsupported, "holds a list, not a state dict");
+  refused(archive_of(object("pkg", "Module", inner)), ErrorKind::kUnsupported, "holds an object of pkg.Module");
+  refused(archive_of(dict({{"a.w", tensor()}, {"model", inner}})), ErrorKind::kUnsupported, "which is the state dict?");
+  refused(archive_of(dict({{"encoder", inner}, {"n", number(1)}, {"decoder", inner}})), ErrorKind::kUnsupported,
+          "deeper down, under encoder, decoder, and not");
+  refused(archive_of(dict({{"a", tensor()}, {"b", dict({{"c", list({tensor()})}})}})), ErrorKind::kUnsupported,
+          "deeper down, under b");
+  refused(archive_of(dict({{"model", inner}, {"model", inner}})), ErrorKind::kBadInput, "holds \"model\" twice");
+}
+
+TEST_CASE("Names that are no names are refused") {
+  refused(archive_of("}" + number(1) + tensor() + "s"), ErrorKind::kBadInput, "by an int, not by a string");
+  CHECK(refused(archive_of(dict({{"a", tensor()}, {"a", tensor()}})), ErrorKind::kBadInput, "twice").tensor() == "a");
+  CHECK(refused(archive_of("}" + text("a") + "q\1" + tensor() + "sh\1" + tensor() + "s"), ErrorKind::kBadInput, "twice")
+            .tensor() == "a");
+  refused(archive_of(dict({{"a\nb", tensor()}})), ErrorKind::kBadInput, "a\\x0ab: its name has a control character");
+  refused(archive_of(dict({{"a\xff", tensor()}})), ErrorKind::kBadInput, "is not UTF-8");
+  refused(archive_of(dict({{std::string(5000, 'n'), tensor()}})), ErrorKind::kBadInput, "a name of 5000 bytes");
+}
+
+TEST_CASE("Objects of unknown classes are left aside by name") {
+  const Container read = read_content(archive_of(
+      dict({{"w", tensor()}, {"args", object("argparse", "Namespace", "}")}, {"p", call("pathlib", "Path", {})}})));
+  REQUIRE(read.warnings.size() == 2);
+  CHECK(read.warnings[1] == "holds objects of argparse.Namespace, pathlib.Path, which were left aside");
+}
+
+TEST_CASE("A storage that is mostly unused is warned of") {
+  const auto warnings = [](const View& view) { return read_content(archive_of(dict({{"w", tensor(view)}}))).warnings; };
+  CHECK(warnings({.shape = {6}, .strides = {1}}).empty());
+  REQUIRE(warnings({.shape = {5}, .strides = {1}}).size() == 1);
+  CHECK_THAT(warnings({.shape = {5}, .strides = {1}})[0], Says("holds 28 B that no tensor uses"));
+  CHECK(warnings({.shape = {2, 2}, .strides = {9, 1}}).empty());
+  const std::string halves = dict({{"a", tensor({.shape = {6}, .strides = {1}})},
+                                   {"b", tensor({.offset = 6, .shape = {6}, .strides = {1}})},
+                                   {"c", tensor()}});
+  CHECK(read_content(archive_of(halves)).warnings.empty());
+}
+
+TEST_CASE("Dicts nested a hundred thousand deep, shared or in a circle, end") {
+  std::string deep;
+  for (int i = 0; i < 100'000; ++i) deep += "}" + text("d");
+  deep += "}" + std::string(100'000, 's');
+  CHECK(read_content(archive_of(deep)).tensors.empty());
+
+  // Each dict holds the one before it twice: 2^250 ways down.
+  std::string shared = "}" + std::string("q") + '\0';
+  for (int i = 0; i < 250; ++i) {
+    const char last = static_cast<char>(i);
+    const char next = static_cast<char>(i + 1);
+    shared += "0}" + text("a") + "h" + last + "s" + text("b") + "h" + last + "sq" + next;
+  }
+  CHECK(read_content(archive_of(shared)).warnings.size() == 1);
+  CHECK(read_content(archive_of("}q\1" + text("self") + "h\1s")).tensors.empty());
+}
+
+/// A file of torch before 1.6.
+std::string stream_file(const std::string& object, const std::vector<std::pair<std::string, std::string>>& storages,
+                        std::int64_t elems = 12, const std::string& little_endian = kTrue) {
+  std::string file = stream("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19") + stream(number(1001)) +
+                     stream(dict({{"little_endian", little_endian}})) + stream(object);
+  std::vector<std::string> keys;
+  for (const auto& storage : storages) keys.push_back(text(storage.first));
+  file += stream(list(keys));
+  for (const auto& storage : storages) file += le_bytes(elems) + storage.second;
+  return file;
+}
+
+TEST_CASE("A stream of five pickles and storages is read") {
+  const std::string file = stream_file(
+      dict({{"w", tensor()}, {"b", tensor({.offset = 8, .shape = {4}, .strides = {1}})}}), {{"0", kStorage}});
+  const Container read = read_content(file);
+  CHECK(names(read) == std::vector<std::string>{"w", "b"});
+  CHECK(read.tensors[0].offset_bytes == file.find(kStorage));
+  CHECK(read.tensors[1].offset_bytes == file.find(kStorage) + 32);
+
+  const auto view_of = [](std::int64_t begin, std::int64_t elems) {
+    const std::string id = tuple({text("storage"), global("torch", "FloatStorage"), text("0"), text("cpu"), number(12),
+                                  tuple({text("9"), number(begin), number(elems)})}) +
+                           "Q";
+    return call("torch._utils", "_rebuild_tensor_v2",
+                {id, number(1), numbers({3}), numbers({1}), kFalse, ordered_dict()});
+  };
+  const std::string viewed = stream_file(dict({{"w", view_of(8, 4)}}), {{"0", kStorage}});
+  CHECK(read_content(viewed).tensors[0].offset_bytes == viewed.find(kStorage) + 36);
+  refused(stream_file(dict({{"w", view_of(8, 3)}}), {{"0", kStorage}}), ErrorKind::kBadInput, "past its storage of 3");
+  refused(stream_file(dict({{"w", view_of(9, 4)}}), {{"0", kStorage}}), ErrorKind::kBadInput, "a view of more");
+}
+
+TEST_CASE("A stream that contradicts itself is refused") {
+  const std::string object = dict({{"w", tensor()}});
+  refused(stream_file(object, {{"0", kStorage}}, 11), ErrorKind::kBadInput,
+          "should have 48 bytes, but has 11 elements");
+  refused(stream_file(object, {{"0", kStorage}}, -1), ErrorKind::kBadInput, "but has 18446744073709551615 elements");
+  refused(stream_file(object, {{"0", kStorage}}, (std::int64_t{1} << 62) + 12), ErrorKind::kBadInput, "should have 48");
+  refused(stream_file(object, {{"0", kStorage}, {"1", kStorage}}), ErrorKind::kBadInput, "holds the storage 1, but no");
+  refused(stream_file(object, {{"0", kStorage}, {"0", kStorage}}), ErrorKind::kBadInput, "holds the storage 0 twice");
+  refused(stream_file(object, {}), ErrorKind::kBadInput, "its storage, 0, is not in the file");
+  refused(stream_file(object, {{"0", kStorage}}, 12, kFalse), ErrorKind::kUnsupported, "big-endian");
+  refused(stream_file(dict({{"w", tensor()}, {"x", tensor({.type = "IntStorage"})}}), {{"0", kStorage}}),
+          ErrorKind::kBadInput, "describes the storage 0 in two ways");
+}
+
+TEST_CASE("A stream or an archive cut off at any byte is refused") {
+  const std::string object = dict({{"w", tensor()}});
+  for (const std::string& file : {stream_file(object, {{"0", kStorage}}), archive_of(object)}) {
+    const test::TempDir dir;
+    for (std::size_t size = 0; size < file.size(); ++size) {
+      INFO(size);
+      test::write_file(dir / "f.pt", file.substr(0, size));
+      CHECK(error_of([&] { read_torch(dir / "f.pt"); }).kind() == ErrorKind::kBadInput);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace reshard

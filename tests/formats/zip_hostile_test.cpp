@@ -1,0 +1,273 @@
+// Archives that are made wrong by a patch of a correct one.
+
+#include <fstream>
+#include <functional>
+
+#include "reshard/formats/zip.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/memory_source.h"
+#include "support/temp_dir.h"
+#include "support/zips.h"
+
+namespace reshard {
+namespace {
+
+using test::central_header;
+using test::end_record;
+using test::error_of;
+using test::local_header;
+using test::MemorySource;
+using test::put;
+using test::Says;
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+
+const std::vector<test::ZipPart> kParts{{"a/x", "xxxxx"}, {"a/y", "yyyyyyyy"}, {"a/z", "zz"}};
+const std::string kZip = test::zip_bytes(kParts);
+const std::string kZip64 = test::zip_bytes(kParts, {.zip64 = true});
+
+// Places in the records, from their beginnings.
+constexpr std::size_t kEndEntriesHere = 8, kEndEntries = 10, kEndSize = 12, kEndOffset = 16, kEndComment = 20;
+constexpr std::size_t kCentralFlags = 8, kCentralMethod = 10, kCentralPacked = 20, kCentralUnpacked = 24,
+                      kCentralNameBytes = 28, kCentralDisk = 34, kCentralOffset = 42, kCentralName = 46;
+constexpr std::size_t kLocalFlags = 6, kLocalMethod = 8, kLocalPacked = 18, kLocalExtraBytes = 28, kLocalName = 30;
+constexpr std::size_t kEnd64Length = 4, kEnd64Disk = 16, kEnd64EntriesHere = 24, kEnd64Entries = 32, kEnd64Size = 40,
+                      kEnd64Offset = 48;
+
+std::size_t end64(const std::string& zip) {
+  return zip.find("PK\6\6");
+}
+std::size_t locator(const std::string& zip) {
+  return zip.find("PK\6\7");
+}
+
+struct Patch {
+  const char* name;
+  std::function<void(std::string& zip)> apply;
+  u64 at_byte;
+  std::string says;
+  ErrorKind kind = ErrorKind::kBadInput;
+};
+
+void check_refused(const std::string& valid, const std::vector<Patch>& patches) {
+  for (const Patch& patch : patches) {
+    INFO(patch.name);
+    std::string zip = valid;
+    patch.apply(zip);
+    const Error error = error_of([&] { read_zip(MemorySource(zip), "d/f.pt"); });
+    CHECK(error.kind() == patch.kind);
+    CHECK(error.path() == "d/f.pt");
+    CHECK(error.offset_bytes() == patch.at_byte);
+    CHECK_THAT(error.what(), Says(patch.says));
+  }
+}
+
+TEST_CASE("End records that contradict the file are refused") {
+  const std::size_t end = end_record(kZip);
+  check_refused(
+      kZip,
+      {{"no end", [&](auto& z) { z[end] = 'Q'; }, kZip.size(), "no zip directory at its end"},
+       {"a byte after the end", [](auto& z) { z += 'x'; }, end, "is not the end of the file"},
+       {"a comment that is not there", [&](auto& z) { put<u16>(z, end + kEndComment, 1); }, end, "is not the end"},
+       {"an end in the comment",
+        [&](auto& z) {
+          put<u16>(z, end + kEndComment, 26);
+          z += z.substr(end, 22) + "abcd";
+        },
+        kZip.size(), "is not the end of the file"},
+       {"fewer entries claimed",
+        [&](auto& z) { put<u16>(z, end + kEndEntries, 2), put<u16>(z, end + kEndEntriesHere, 2); },
+        central_header(kZip, 2), "goes on after its last entry"},
+       {"one entry more claimed",
+        [&](auto& z) { put<u16>(z, end + kEndEntries, 4), put<u16>(z, end + kEndEntriesHere, 4); },
+        central_header(kZip, 0), "too few for the 4 entries"},
+       {"65534 entries claimed",
+        [&](auto& z) { put<u16>(z, end + kEndEntries, 65534), put<u16>(z, end + kEndEntriesHere, 65534); },
+        central_header(kZip, 0), "too few for the 65534 entries"},
+       {"a directory one byte off", [&](auto& z) { put<u32>(z, end + kEndOffset, u32(central_header(z, 0) + 1)); }, end,
+        "but must end at"},
+       {"a directory one byte longer",
+        [&](auto& z) { put<u32>(z, end + kEndSize, u32(end - central_header(z, 0) + 1)); }, end, "but must end at"},
+       {"a directory before the file",
+        [&](auto& z) { put<u32>(z, end + kEndOffset, 0xFFFFFFF0), put<u32>(z, end + kEndSize, u32(end + 16)); }, end,
+        "but must end at"},
+       {"the whole file as directory",
+        [&](auto& z) { put<u32>(z, end + kEndOffset, 0), put<u32>(z, end + kEndSize, u32(end)); }, 0,
+        "something else where an entry must be"},
+       {"zip64 without its record", [&](auto& z) { put<u32>(z, end + kEndOffset, UINT32_MAX); }, end, "zip64 record"},
+       {"another disk", [&](auto& z) { put<u16>(z, end + 4, 1); }, end, "several", ErrorKind::kUnsupported},
+       {"entries on other disks", [&](auto& z) { put<u16>(z, end + kEndEntries, 9); }, end, "several",
+        ErrorKind::kUnsupported}});
+}
+
+TEST_CASE("Zip64 records that contradict the file are refused") {
+  const std::size_t record = end64(kZip64);
+  const std::size_t at = locator(kZip64);
+  const u64 directory = central_header(kZip64, 0);
+  check_refused(
+      kZip64,
+      {{"a locator to the end of numbers", [&](auto& z) { put<u64>(z, at + 8, UINT64_MAX); }, at, "has no room"},
+       {"a locator that wraps", [&](auto& z) { put<u64>(z, at + 8, UINT64_MAX - 55); }, at, "has no room"},
+       {"a locator into nothing", [&](auto& z) { put<u64>(z, at + 8, record - 1); }, record - 1, "is not one"},
+       {"a locator of two disks", [&](auto& z) { put<u32>(z, at + 16, 2); }, at, "several", ErrorKind::kUnsupported},
+       {"a record of another length", [&](auto& z) { put<u64>(z, record + kEnd64Length, 45); }, record, "length"},
+       {"a record of a wrapping length", [&](auto& z) { put<u64>(z, record + kEnd64Length, UINT64_MAX - 11); }, record,
+        "length"},
+       {"a record of another disk", [&](auto& z) { put<u32>(z, record + kEnd64Disk, 1); }, record, "several",
+        ErrorKind::kUnsupported},
+       {"a directory at 2^64 - 1", [&](auto& z) { put<u64>(z, record + kEnd64Offset, UINT64_MAX); }, record,
+        "but must end at"},
+       {"a directory that wraps to the right end",
+        [&](auto& z) {
+          put<u64>(z, record + kEnd64Offset, record + 1);
+          put<u64>(z, record + kEnd64Size, UINT64_MAX);
+        },
+        record, "but must end at"},
+       {"2^63 entries",
+        [&](auto& z) {
+          put<u64>(z, record + kEnd64Entries, u64{1} << 63);
+          put<u64>(z, record + kEnd64EntriesHere, u64{1} << 63);
+        },
+        directory, "too few for the 9223372036854775808 entries"},
+       {"an end record that knows better", [&](auto& z) { put<u32>(z, end_record(z) + kEndOffset, 5); }, record,
+        "disagree"},
+       {"an end record that counts otherwise", [&](auto& z) { put<u16>(z, end_record(z) + kEndEntries, 1); }, record,
+        "disagree"}});
+}
+
+TEST_CASE("Entries that a reader must not take are refused") {
+  const std::size_t first = central_header(kZip, 0);
+  const std::size_t second = central_header(kZip, 1);
+  const std::size_t local = local_header(kZip, 1);
+  check_refused(
+      kZip,
+      {{"encrypted", [&](auto& z) { put<u16>(z, second + kCentralFlags, 1); }, second, "encrypted",
+        ErrorKind::kUnsupported},
+       {"masked headers", [&](auto& z) { put<u16>(z, second + kCentralFlags, 1 << 13); }, second, "encrypted",
+        ErrorKind::kUnsupported},
+       {"encrypted by its own header", [&](auto& z) { put<u16>(z, local + kLocalFlags, 1); }, local, "in another way"},
+       {"compressed by the directory alone", [&](auto& z) { put<u16>(z, second + kCentralMethod, 8); }, local,
+        "in another way"},
+       {"compressed by its own header alone", [&](auto& z) { put<u16>(z, local + kLocalMethod, 8); }, local,
+        "in another way"},
+       {"on another disk", [&](auto& z) { put<u16>(z, second + kCentralDisk, 1); }, second, "another part",
+        ErrorKind::kUnsupported},
+       {"no signature", [&](auto& z) { z[second] = 'Q'; }, second, "something else"},
+       {"a name past the directory", [&](auto& z) { put<u16>(z, second + kCentralNameBytes, 65535); }, second,
+        "past the directory's end"},
+       {"no name", [&](auto& z) { put<u16>(z, first + kCentralNameBytes, 0); }, first, "has no name"},
+       {"a NUL in its name", [&](auto& z) { z[second + kCentralName + 1] = '\0'; }, second,
+        "\"a\\x00y\" has a control"},
+       {"a newline in its name", [&](auto& z) { z[second + kCentralName + 1] = '\n'; }, second, "control character"},
+       {"another name in its own header", [&](auto& z) { z[local + kLocalName] = 'b'; }, local, "another name"},
+       {"a name twice", [&](auto& z) { z[second + kCentralName + 2] = 'x', z[local + kLocalName + 2] = 'x'; }, first,
+        "two zip entries have the name a/x"}});
+}
+
+TEST_CASE("Entries whose places are not their own are refused") {
+  const std::size_t first = central_header(kZip, 0);
+  const std::size_t second = central_header(kZip, 1);
+  const std::size_t third = central_header(kZip, 2);
+  const std::size_t local = local_header(kZip, 1);
+  const auto resize = [](std::string& z, std::size_t index, u32 size) {
+    for (const std::size_t field : {kCentralPacked, kCentralUnpacked}) put(z, central_header(z, index) + field, size);
+    for (const std::size_t field : {0, 4}) put(z, local_header(z, index) + kLocalPacked + field, size);
+  };
+  check_refused(
+      kZip,
+      {{"an offset at the directory", [&](auto& z) { put<u32>(z, second + kCentralOffset, u32(first)); }, second,
+        "after the last place"},
+       {"an offset past the end", [&](auto& z) { put<u32>(z, second + kCentralOffset, 0xFFFFFFFE); }, second,
+        "after the last place"},
+       {"an offset into a content", [&](auto& z) { put<u32>(z, second + kCentralOffset, u32(local + 1)); }, local + 1,
+        "no header of its own"},
+       {"the header of another", [&](auto& z) { put<u32>(z, second + kCentralOffset, 0); }, 0, "another name"},
+       {"a content up to the next header and a byte more", [&](auto& z) { resize(z, 0, 6); }, local, "share bytes"},
+       {"a content over all the others", [&](auto& z) { resize(z, 0, u32(first) - 33); }, local, "share bytes"},
+       {"a content a byte into the directory", [&](auto& z) { resize(z, 2, 3); }, third, "goes into the zip directory"},
+       {"a content past 4 GB", [&](auto& z) { resize(z, 2, 0xFFFFFFFE); }, third, "goes into the zip directory"},
+       {"an extra field past the directory",
+        [&](auto& z) { put<u16>(z, local_header(z, 2) + kLocalExtraBytes, 65535); }, third,
+        "goes into the zip directory"},
+       {"fewer bytes by its own header", [&](auto& z) { put<u32>(z, local + kLocalPacked, 1); }, local,
+        "1 bytes by its own header and 8 by the directory"},
+       {"stored in fewer bytes than it has", [&](auto& z) { put<u32>(z, second + kCentralPacked, 1); }, second,
+        "1 bytes packed and 8 unpacked"},
+       {"two entries of one place",
+        [&](auto& z) {  // "a/y" is listed again in the place of "a/z"
+          z.replace(third, kCentralName + 3, z.substr(second, kCentralName + 3));
+        },
+        local, "share bytes"}});
+}
+
+TEST_CASE("Zip64 fields of entries that make no sense are refused") {
+  const std::size_t last = central_header(kZip64, 2);
+  const std::size_t extra = last + kCentralName + 3;
+  check_refused(
+      kZip64, {{"a field of another kind", [&](auto& z) { put<u16>(z, extra, 2); }, last, "lacks the zip64 field"},
+               {"a field too short", [&](auto& z) { put<u16>(z, extra + 2, 16); }, last, "lacks the zip64 field"},
+               {"a field past the record", [&](auto& z) { put<u16>(z, extra + 2, 25); }, last, "lacks the zip64 field"},
+               {"two fields",
+                [&](auto& z) { put<u16>(z, extra + 2, 8), z.replace(extra + 12, 4, std::string("\1\0\10\0", 4)); },
+                last, "or has two of them"},
+               {"a size that wraps with its offset",
+                [&](auto& z) {
+                  put<u64>(z, extra + 4, UINT64_MAX - 10);
+                  put<u64>(z, extra + 12, UINT64_MAX - 10);
+                },
+                last, "18446744073709551605 bytes from"},
+               {"an offset that wraps", [&](auto& z) { put<u64>(z, extra + 20, UINT64_MAX - 5); }, last,
+                "after the last place"}});
+}
+
+TEST_CASE("A directory of gigabytes is refused before it is read") {
+  const test::TempDir dir;
+  const u64 size = u64{3} << 30;
+  std::string tail = test::zip_bytes({}, {.zip64 = true});
+  put<u64>(tail, kEnd64Size, size);
+  put<u64>(tail, kEnd64Entries, 1000);
+  put<u64>(tail, kEnd64EntriesHere, 1000);
+  put<u64>(tail, locator(tail) + 8, size);
+  test::write_file(dir / "f", "PK\3\4");
+  std::filesystem::resize_file(dir / "f", size);  // a hole
+  std::ofstream(dir / "f", std::ios::binary | std::ios::app) << tail;
+  const Error error = error_of([&] { read_zip(*local_storage().open(dir / "f"), dir / "f"); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.what(), Says("zip directory has 3.22 GB"));
+}
+
+TEST_CASE("An archive cut off at any byte is refused") {
+  for (const std::string& zip : {kZip, kZip64}) {
+    for (std::size_t size = 0; size < zip.size(); ++size) {
+      const Error error = error_of([&] { read_zip(MemorySource(zip.substr(0, size)), "f"); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+    }
+  }
+}
+
+TEST_CASE("No patch of one byte of an archive makes an entry leave the file") {
+  std::size_t refusals = 0;
+  for (const std::string& valid : {kZip, kZip64}) {
+    for (std::size_t at = 0; at < valid.size(); ++at) {
+      for (const char byte : {'\0', '\1', '\x7f', '\xff'}) {
+        std::string zip = valid;
+        zip[at] = byte;
+        try {
+          const ZipDirectory directory = read_zip(MemorySource(zip), "f");
+          for (const ZipEntry& entry : directory.entries())
+            CHECK((entry.offset_bytes <= zip.size() && entry.size_bytes <= zip.size() - entry.offset_bytes));
+        } catch (const Error& error) {
+          CHECK((error.kind() == ErrorKind::kBadInput || error.kind() == ErrorKind::kUnsupported));
+          ++refusals;
+        }
+      }
+    }
+  }
+  CHECK(refusals > 1500);
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,74 @@
+#include "reshard/formats/zip.h"
+
+#include "support/catch.h"
+#include "support/memory_source.h"
+#include "support/zips.h"
+
+namespace reshard {
+namespace {
+
+using test::MemorySource;
+using test::zip_bytes;
+using test::ZipOptions;
+
+const std::vector<test::ZipPart> kParts{{"a/data.pkl", "pickle"}, {"a/data/0", "0123456789"}, {"a/empty", ""}};
+
+void check_parts(const std::string& zip) {
+  const ZipDirectory directory = read_zip(MemorySource(zip), "f");
+  REQUIRE(directory.entries().size() == kParts.size());
+  for (std::size_t i = 0; i < kParts.size(); ++i) {
+    const ZipEntry& entry = directory.entries()[i];
+    CHECK(entry.name == kParts[i].name);
+    CHECK(zip.substr(entry.offset_bytes, entry.size_bytes) == kParts[i].content);
+    CHECK_FALSE(entry.compressed);
+    CHECK(directory.find(entry.name) == &entry);
+  }
+  CHECK(directory.find("a/data") == nullptr);
+  CHECK(directory.find("") == nullptr);
+  CHECK(directory.find("z") == nullptr);
+}
+
+TEST_CASE("An archive gives its entries with the places of their contents") {
+  check_parts(zip_bytes(kParts));
+}
+
+TEST_CASE("Zip64 records, descriptors, padding and a comment change nothing") {
+  for (const bool zip64 : {false, true})
+    for (const bool descriptors : {false, true})
+      for (const std::uint16_t padding : std::vector<std::uint16_t>{0, 1, 64})
+        for (const std::size_t comment_bytes : {0, 1, 65535})
+          check_parts(zip_bytes(kParts, {zip64, descriptors, padding, std::string(comment_bytes, 'c')}));
+}
+
+TEST_CASE("An archive without entries is valid") {
+  CHECK(read_zip(MemorySource(zip_bytes({})), "f").entries().empty());
+  CHECK(read_zip(MemorySource(zip_bytes({}, {.zip64 = true})), "f").entries().empty());
+}
+
+TEST_CASE("65535 entries need no zip64 record, and 70000 have one") {
+  for (const std::size_t count : {65535, 70000}) {
+    std::vector<test::ZipPart> parts;
+    for (std::size_t i = 0; i < count; ++i) parts.push_back({std::to_string(i), "x"});
+    CHECK(read_zip(MemorySource(zip_bytes(parts, {.zip64 = count > 65535})), "f").entries().size() == count);
+  }
+}
+
+TEST_CASE("The CRC comes as the archive claims it") {
+  std::string zip = zip_bytes(kParts);
+  test::put<std::uint32_t>(zip, test::central_header(zip, 1) + 16, 0xDEADBEEF);
+  CHECK(read_zip(MemorySource(zip), "f").entries()[1].crc32 == 0xDEADBEEF);
+}
+
+TEST_CASE("A compressed entry is listed as one, with the bytes that it takes") {
+  std::string zip = zip_bytes(kParts);
+  test::put<std::uint16_t>(zip, test::central_header(zip, 1) + 10, 8);
+  test::put<std::uint16_t>(zip, test::local_header(zip, 1) + 8, 8);
+  test::put<std::uint32_t>(zip, test::central_header(zip, 1) + 24, 1000);
+  test::put<std::uint32_t>(zip, test::local_header(zip, 1) + 22, 1000);
+  const ZipDirectory directory = read_zip(MemorySource(zip), "f");
+  CHECK(directory.entries()[1].compressed);
+  CHECK(directory.entries()[1].size_bytes == 10);
+}
+
+}  // namespace
+}  // namespace reshard

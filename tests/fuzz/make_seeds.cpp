@@ -1,0 +1,77 @@
+// make_seeds DIRECTORY: small inputs for every fuzz target, in a folder each, made from testdata and by hand.
+
+#include <cstdio>
+#include <filesystem>
+
+#include "support/files.h"
+#include "support/pickles.h"
+#include "support/zips.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kMostSeedBytes = 1 << 16;
+constexpr std::size_t kMostOfAKind = 12;
+
+std::string pickle_of(const std::string& zip) {
+  const std::size_t begin = zip.find("\x80\2");
+  return begin == zip.npos ? std::string() : zip.substr(begin, zip.find("PK\7\x8", begin) - begin);
+}
+
+void seed_from_testdata(const fs::path& out) {
+  std::size_t torch = 0;
+  std::size_t headers = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(testdata("golden"))) {
+    if (!entry.is_regular_file() || entry.file_size() > kMostSeedBytes) continue;
+    const std::string content = read_file(entry.path());
+    if (entry.path().extension() == ".pt" && content.starts_with("PK") && torch++ < kMostOfAKind) {
+      const std::string name = std::to_string(torch);
+      write_file(out / "zip_directory" / name, content);
+      write_file(out / "pickle" / name, pickle_of(content));
+      write_file(out / "torch_file" / name, content);
+      write_file(out / "torch_file" / ("pickle" + name), "@" + pickle_of(content));
+    }
+    if (entry.path().extension() == ".safetensors" && headers++ < kMostOfAKind) {
+      std::uint64_t header_bytes = 0;
+      content.copy(reinterpret_cast<char*>(&header_bytes), sizeof header_bytes);
+      write_file(out / "safetensors_header" / std::to_string(headers),
+                 le_bytes<std::uint64_t>(content.size() - 8 - header_bytes) + content.substr(8, header_bytes));
+    }
+  }
+}
+
+void seed_by_hand(const fs::path& out) {
+  using namespace pickles;
+  const std::vector<ZipPart> parts{{"a/x", "xxxx"}, {"a/y", ""}};
+  write_file(out / "zip_directory/zip64", zip_bytes(parts, {.zip64 = true, .comment = "comment"}));
+  write_file(out / "zip_directory/padded", zip_bytes(parts, {.descriptors = true, .padding_bytes = 9}));
+  const std::string parameter = call("torch._utils", "_rebuild_parameter", {tensor(), kTrue, ordered_dict()});
+  const std::string v3 = tensor_v3({.elems = 48, .shape = {3}, .strides = {4}}, "uint32");
+  const std::string state_dict = dict({{"a", tensor()}, {"b", parameter}, {"c", v3}, {"n", number(1)}});
+  const std::string all =
+      stream(dict({{"model", state_dict}, {"args", object("argparse", "Namespace", dict({{"lr", kNone}}))}}));
+  write_file(out / "pickle/tensors", all);
+  write_file(out / "torch_file/tensors", "@" + all);
+  write_file(out / "pickle/texts", "(S'a\\x41'\nV\\u00fc\nI01\nL12L\nF1.5\np0\ng0\nl.");
+  write_file(out / "pickle/protocol4",
+             std::string("\x80\4\x95\1\0\0\0\0\0\0\0\x8c\1a\x94\x8c\1b\x94\x93)\x81}b\x8f(h\0\x90.", 31));
+  const std::string head = stream("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19") + stream(number(1001)) +
+                           stream(dict({{"little_endian", kTrue}}));
+  write_file(out / "torch_file/stream", head + stream(state_dict) + stream(list({text("0")})) +
+                                            le_bytes<std::uint64_t>(12) + std::string(48, 's'));
+}
+
+}  // namespace
+}  // namespace reshard::test
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: make_seeds DIRECTORY\n");
+    return 2;
+  }
+  reshard::test::seed_from_testdata(argv[1]);
+  reshard::test::seed_by_hand(argv[1]);
+  return 0;
+}
