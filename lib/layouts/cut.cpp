@@ -1,5 +1,6 @@
 #include "reshard/layouts/cut.h"
 
+#include <array>
 #include <numeric>
 #include <unordered_map>
 
@@ -8,44 +9,66 @@
 namespace reshard {
 namespace {
 
+using Role = CutRule::Role;
+
 Cut::Part heads_part(std::string name, std::uint32_t heads, std::vector<std::uint32_t> taken) {
   return {std::move(name), heads, std::move(taken), {}};
 }
+
+/// Where the tensor that is split as the weight is may stand in a module: a model's own, one that PEFT has wrapped, and
+/// the adapter's that has the weight's outputs (or inputs).
+constexpr std::array kOutputPlaces = {"", ".base_layer", ".lora_B"};
+constexpr std::array kInputPlaces = {"", ".base_layer", ".lora_A"};
 
 /// Registers the stored names that one module's spec explains.
 void add_spec_rules(const ModuleSpecs& module, const FusedLinearsSpec& spec,
                     std::unordered_map<std::string, CutRule>& rules) {
   const std::string prefix = module.module_fully_qualified_name + ".";
-  for (const char* suffix : {".weight", ".bias"}) {
-    CutRule rule{prefix + spec.fused_linear_name + suffix, CutKind::kFused};
+  const auto add = [&](const std::string& suffix, CutKind kind, Role role) {
+    CutRule rule{prefix + spec.fused_linear_name + suffix, kind};
     rule.fused = &spec;
     rule.prefix = prefix;
     rule.suffix = suffix;
-    rule.role = CutRule::Role::kFused;
+    rule.role = role;
     rules.emplace(rule.stored_name, rule);
-  }
+  };
+  const bool column = spec.fuse_axis == 0;
+  for (const char* place : column ? kOutputPlaces : kInputPlaces)
+    for (const char* suffix : {".weight", ".bias"}) add(std::string(place) + suffix, CutKind::kFused, Role::kFused);
+  if (!spec.stacked_ranks.empty())
+    add(".lora_A.weight", CutKind::kFused, Role::kStacked);
+  else
+    add(column ? ".lora_A.weight" : ".lora_B.weight", CutKind::kReplicated, Role::kShared);
+  if (column) add(".lora_magnitude_vector", CutKind::kFused, Role::kFused);
 }
 
 void add_spec_rules(const ModuleSpecs& module, const GQAQKVColumnParallelLinearSpec& spec,
                     std::unordered_map<std::string, CutRule>& rules) {
-  using Role = CutRule::Role;
   const std::string prefix = module.module_fully_qualified_name + ".";
-  const auto add = [&](const std::string& stored_name, const char* suffix, Role role) {
-    CutRule rule{stored_name, CutKind::kGroupedQuery};
+  const auto add = [&](const std::string& stored_name, const std::string& suffix, CutKind kind, Role role) {
+    CutRule rule{stored_name, kind};
     rule.gqa = &spec;
     rule.prefix = prefix;
     rule.suffix = suffix;
     rule.role = role;
     rules.emplace(stored_name, rule);
   };
-  for (const char* suffix : {".weight", ".bias"}) {
-    const std::string joined = prefix + spec.gqa_qkv_projection_name + suffix;
-    add(joined + "_q", suffix, Role::kQuery);
-    add(joined + "_k", suffix, Role::kKey);
-    add(joined + "_v", suffix, Role::kValue);
-    add(joined + "_qkv", suffix, Role::kQkv);
+  for (const char* place : kOutputPlaces)
+    for (const char* leaf : {".weight", ".bias"}) {
+      const std::string suffix = std::string(place) + leaf;
+      const std::string joined = prefix + spec.gqa_qkv_projection_name + suffix;
+      add(joined + "_q", suffix, CutKind::kGroupedQuery, Role::kQuery);
+      add(joined + "_k", suffix, CutKind::kGroupedQuery, Role::kKey);
+      add(joined + "_v", suffix, CutKind::kGroupedQuery, Role::kValue);
+      add(joined + "_qkv", suffix, CutKind::kGroupedQuery, Role::kQkv);
+    }
+  for (const char* place : kInputPlaces) {
+    const std::string suffix = std::string(place) + ".weight";
+    add(prefix + spec.output_projection_name + suffix, suffix, CutKind::kGroupedQuery, Role::kOutput);
   }
-  add(prefix + spec.output_projection_name + ".weight", ".weight", Role::kOutput);
+  const bool stacked = !spec.stacked_ranks.empty();
+  add(prefix + spec.gqa_qkv_projection_name + ".lora_A.weight", ".lora_A.weight",
+      stacked ? CutKind::kFused : CutKind::kReplicated, stacked ? Role::kStacked : Role::kShared);
 }
 
 }  // namespace
@@ -77,6 +100,27 @@ std::vector<CutRule> cut_rules(const StageMetadata& metadata) {
   return rules;
 }
 
+std::vector<std::string> CutRule::linears() const {
+  if (fused != nullptr) return fused->linear_names;
+  return {gqa->query_projection_name, gqa->key_projection_name, gqa->value_projection_name};
+}
+
+const std::vector<std::uint64_t>& CutRule::stacked_ranks() const {
+  return fused != nullptr ? fused->stacked_ranks : gqa->stacked_ranks;
+}
+
+/// Where lora_A are stacked, the lora_B of each linear meets its own rows of them alone.
+void CutRule::make_diagonal(Cut& cut) const {
+  const std::vector<std::uint64_t>& ranks = stacked_ranks();
+  if (ranks.empty() || suffix != ".lora_B.weight") return;
+  cut.diagonal_columns = std::accumulate(ranks.begin(), ranks.end(), std::uint64_t{0});
+  std::size_t linear = role == Role::kKey ? 1 : role == Role::kValue ? 2 : 0;
+  for (Cut::Part& part : cut.parts) {
+    part.first_column = std::accumulate(ranks.begin(), ranks.begin() + linear, std::uint64_t{0});
+    part.columns = ranks[linear++];
+  }
+}
+
 Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp) const {
   Cut cut;
   cut.kind = kind;
@@ -96,6 +140,14 @@ Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp) const {
       cut.dim = fused->fuse_axis;
       for (std::size_t i = 0; i < fused->linear_names.size(); ++i)
         cut.parts.push_back({prefix + fused->linear_names[i] + suffix, tp, {tp_rank}, fused->original_dims[i] / tp});
+      make_diagonal(cut);
+      break;
+    case Role::kShared:
+      for (const std::string& linear : linears()) cut.parts.push_back({prefix + linear + suffix, 1, {0}, {}});
+      break;
+    case Role::kStacked:
+      for (const std::string& linear : linears())
+        cut.parts.push_back({prefix + linear + suffix, 1, {0}, stacked_ranks()[cut.parts.size()]});
       break;
     case Role::kOutput:
       cut.dim = 1;
@@ -114,6 +166,7 @@ Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp) const {
       if (role == Role::kValue || role == Role::kQkv)
         cut.parts.push_back(heads_part(prefix + gqa->value_projection_name + suffix, gqa->num_key_value_heads,
                                        gqa->key_value_heads(tp_rank)));
+      make_diagonal(cut);
       break;
   }
   return cut;
@@ -131,16 +184,23 @@ std::optional<Dims> stored_shape(const Cut& cut, const std::vector<Dims>& logica
     const std::uint64_t unit = shape[cut.dim] / part.units;
     if (part.unit_elems && *part.unit_elems != unit) return std::nullopt;
     size += unit * part.taken.size();
+    if (cut.diagonal_columns != 0) {
+      if (shape.size() != 2 || shape[1] != part.columns) return std::nullopt;
+      continue;
+    }
     shape[cut.dim] = stored[cut.dim];
     if (shape != stored) return std::nullopt;
   }
   stored[cut.dim] = size;
+  if (cut.diagonal_columns != 0) stored[1] = cut.diagonal_columns;
   return stored;
 }
 
 std::optional<std::vector<Dims>> logical_shapes(const Cut& cut, const Dims& stored) {
-  if (cut.kind == CutKind::kReplicated) return std::vector<Dims>{stored};
+  if (cut.kind == CutKind::kReplicated) return std::vector<Dims>(cut.parts.size(), stored);
   if (cut.dim >= stored.size()) return std::nullopt;
+  const bool diagonal = cut.diagonal_columns != 0;
+  if (diagonal && (stored.size() != 2 || stored[1] != cut.diagonal_columns)) return std::nullopt;
   const std::uint64_t size = stored[cut.dim];
   std::uint64_t accounted = 0;
   std::vector<Dims> shapes;
@@ -155,6 +215,7 @@ std::optional<std::vector<Dims>> logical_shapes(const Cut& cut, const Dims& stor
     accounted = *sum;
     Dims shape = stored;
     shape[cut.dim] = *full;
+    if (diagonal) shape[1] = part.columns;
     shapes.push_back(std::move(shape));
   }
   if (accounted != size) return std::nullopt;

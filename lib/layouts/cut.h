@@ -30,18 +30,23 @@ constexpr const char* name(CutKind kind) {
 
 /// How one stored tensor of one rank is made: along `dim`, each original is seen as `units` equal chunks, and the
 /// stored tensor is the chunks `taken`, one after the other, original after original. Column, row, stride, fused
-/// linears, grouped-query heads, replication: all are this.
+/// linears, grouped-query heads, replication: all are this. A replicated tensor of several parts is each of them, whole.
 struct Cut {
   struct Part {
     std::string logical_name;
     std::uint64_t units = 1;                  // chunks of the original along dim
     std::vector<std::uint32_t> taken;         // which of them, in stored order
     std::optional<std::uint64_t> unit_elems;  // size of a chunk along dim; without it, what the tensor's size gives
+    std::uint64_t first_column = 0;           // of a diagonal cut: the part's columns in the stored tensor
+    std::uint64_t columns = 0;
   };
 
   CutKind kind = CutKind::kReplicated;
   std::uint32_t dim = 0;
   std::vector<Part> parts;
+  /// Of a diagonal cut, the columns of the stored matrix: each part has rows (dim is 0) and columns of its own, all else
+  /// is zeros. 0 for every other cut.
+  std::uint64_t diagonal_columns = 0;
 
   std::uint64_t taken_units() const;
 };
@@ -54,11 +59,18 @@ struct CutRule {
   const FusedLinearsSpec* fused = nullptr;
   const GQAQKVColumnParallelLinearSpec* gqa = nullptr;
   std::string prefix;  // of the module, with its dot
-  std::string suffix;  // ".weight" or ".bias"
-  enum class Role : std::uint8_t { kPlain, kFused, kQuery, kKey, kValue, kQkv, kOutput } role = Role::kPlain;
+  std::string suffix;  // ".weight", ".bias", ".lora_B.weight", …
+  /// kShared: an adapter's lora_A, which is that of each joined linear. kStacked: those of all, one under the other.
+  enum class Role : std::uint8_t { kPlain, kFused, kQuery, kKey, kValue, kQkv, kOutput, kShared, kStacked };
+  Role role = Role::kPlain;
 
   /// The cut of one rank of `tp`.
   Cut for_rank(std::uint32_t tp_rank, std::uint32_t tp) const;
+
+ private:
+  std::vector<std::string> linears() const;
+  const std::vector<std::uint64_t>& stacked_ranks() const;
+  void make_diagonal(Cut& cut) const;
 };
 
 /// The rule of every parameter in a stage's metadata, in its order. `metadata` is borrowed and must outlive the rules.

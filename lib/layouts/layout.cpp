@@ -103,6 +103,7 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
         .in(path)
         .tensor(tensor.name);
   std::uint64_t stored_at = 0;
+  if (cut.diagonal_columns != 0) add_zeros_beside(stored_index, cut, *shapes);
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
     const Cut::Part& part = cut.parts[i];
     const Dims& shape = (*shapes)[i];
@@ -124,11 +125,52 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
       piece.box.begin[cut.dim] = part.taken[t] * unit;
       piece.box.size[cut.dim] = (end - t) * unit;
       piece.stored_begin[cut.dim] = stored_at;
+      if (cut.diagonal_columns != 0) piece.stored_begin[1] = part.first_column;
       stored_at += piece.box.size[cut.dim];
       pieces[index].push_back(std::move(piece));
       t = end;
     }
   }
+}
+
+/// Of a diagonal cut, what lies left and right of each part.
+void Layout::add_zeros_beside(std::uint32_t stored_index, const Cut& cut, const std::vector<Dims>& shapes) {
+  const StoredTensor& tensor = stored[stored_index];
+  LogicalTensor zeros{tensor.name + " (zeros)", tensor.dtype, tensor.shape, true};
+  const std::uint32_t index = add_logical(zeros, files[tensor.file].path);
+  std::uint64_t row = 0;
+  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
+    const Cut::Part& part = cut.parts[i];
+    const std::uint64_t rows = shapes[i][0] / part.units * part.taken.size();
+    const std::uint64_t end = part.first_column + part.columns;
+    for (const Box& box : {Box{{row, 0}, {rows, part.first_column}}, Box{{row, end}, {rows, tensor.shape[1] - end}}})
+      if (volume(box) != 0) pieces[index].push_back({stored_index, box, box.begin});
+    row += rows;
+  }
+}
+
+void Layout::append(Layout other, const std::string& logical_prefix) {
+  const auto first_file = static_cast<std::uint32_t>(files.size());
+  const auto first_stored = static_cast<std::uint32_t>(stored.size());
+  for (LayoutFile& file : other.files) {
+    file.first_stored += first_stored;
+    files.push_back(std::move(file));
+  }
+  for (StoredTensor& tensor : other.stored) {
+    tensor.file += first_file;
+    stored.push_back(std::move(tensor));
+  }
+  for (auto& [index, tensor_strides] : other.strides) strides.emplace(first_stored + index, std::move(tensor_strides));
+  for (std::size_t l = 0; l < other.logical.size(); ++l) {
+    LogicalTensor& tensor = other.logical[l];
+    tensor.name = logical_prefix + tensor.name;
+    const std::uint32_t index = add_logical(tensor, {});
+    for (Piece& piece : other.pieces[l]) {
+      piece.stored += first_stored;
+      pieces[index].push_back(std::move(piece));
+    }
+  }
+  for (TextFile& file : other.text_files) text_files.push_back(std::move(file));
 }
 
 void Layout::rename_logical(const std::vector<std::string>& names) {

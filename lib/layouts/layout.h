@@ -84,9 +84,13 @@ class Layout {
   /// Adds a tensor of it; `first_file` is what add_files returned.
   std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind);
 
-  /// Adds the pieces that `cut` says stored tensor `stored` is made of.
+  /// Adds the pieces that `cut` says stored tensor `stored` is made of. The cut has one part if it is of a replicated tensor.
   /// \throws Error kBadInput if its shape does not fit.
   void add_cut(std::uint32_t stored, const Cut& cut);
+
+  /// Adds all of another checkpoint, its logical tensors under names that begin with `logical_prefix`.
+  /// \throws Error kBadInput as add_logical does.
+  void append(Layout other, const std::string& logical_prefix);
 
   /// Gives the logical tensors new names, one each, all different.
   void rename_logical(const std::vector<std::string>& names);
@@ -95,6 +99,8 @@ class Layout {
   void order_logical(const std::vector<std::string>& names);
 
  private:
+  void add_zeros_beside(std::uint32_t stored, const Cut& cut, const std::vector<Dims>& shapes);
+
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;
 };
 

@@ -75,6 +75,8 @@ void add_rank(Layout& layout, const std::vector<NamedRule>& rules, RankId rank, 
       continue;
     }
     cuts.push_back(rule.rule->for_rank(rank.tp_rank, tp));
+    // What is shared is made of the originals by arithmetic, and is a tensor by itself.
+    if (rule.rule->role == CutRule::Role::kShared) cuts.back().parts = {{rule.stored_name, 1, {0}, {}}};
     container.tensors.push_back(stored_from(layout, rule, cuts.back()));
   }
   const auto indices = add_target_container(layout, std::move(container));
@@ -112,11 +114,17 @@ void add_source_rank(Layout& layout, const Container& file, RankId rank, const S
                   "the file holds it, but " + metadata_file_name(rank.pp_rank) + " does not list it")
           .in(file.path)
           .tensor(tensor.name)
-          .hint("if it is a tied copy of another parameter, config.json must say \"tie_word_embeddings\": true");
-    const Cut cut = found->second.rule->for_rank(rank.tp_rank, checkpoint.tp);
-    const std::uint32_t stored =
-        layout.add_stored(tensor, first_file, found->second.tied_to.empty() ? cut.kind : CutKind::kTied);
-    layout.add_cut(stored, cut);
+          .hint(checkpoint.adapter ? "the metadata belongs to another adapter, or knows this one by another name"
+                                   : "if it is a tied copy of another parameter, config.json must say "
+                                     "\"tie_word_embeddings\": true");
+    Cut cut = found->second.rule->for_rank(rank.tp_rank, checkpoint.tp);
+    const CutKind kind = found->second.tied_to.empty() ? cut.kind : CutKind::kTied;
+    if (cut.kind != CutKind::kReplicated) {
+      layout.add_cut(layout.add_stored(tensor, first_file, kind), cut);
+      continue;
+    }
+    for (Cut::Part& part : cut.parts)  // of several parts, the tensor is each of them
+      layout.add_cut(layout.add_stored(tensor, first_file, kind), {cut.kind, cut.dim, {std::move(part)}});
   }
 }
 

@@ -32,6 +32,7 @@ struct ShardedCheckpoint {
   };
 
   ShardsFolder folder;
+  std::optional<std::string> adapter;    // the one whose shards these are; nothing for a model's
   Format format = Format::kSafetensors;  // of its first rank
   std::uint32_t tp = 0;
   std::uint32_t pp = 0;
@@ -43,9 +44,10 @@ struct ShardedCheckpoint {
 };
 
 /// Reads all headers and metadata and proves that every rank is there, that the ranks of a stage agree in names, shapes
-/// and dtypes, and that the metadata, where there is any, is about these files.
-/// \throws Error kBadInput; kUnsupported for expert-parallel ranks.
-ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder);
+/// and dtypes, and that the metadata, where there is any, is about these files. With `adapter`, the shards are of the
+/// adapter of that name, and the metadata becomes that of its files (adapter_metadata).
+/// \throws Error kBadInput; kUnsupported for expert-parallel ranks, and for adapters that are taken for a model.
+ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std::optional<std::string>& adapter = {});
 
 /// Fills the metadata of a checkpoint that has none, from its tensors' names and shapes and the model that config.json
 /// describes.

@@ -14,6 +14,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/sharded_layout.h"
+#include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/torch_metadata.h"
 
@@ -140,7 +141,7 @@ void prove_spec_sizes(const StageMetadata& metadata, const fs::path& path, const
       if (const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec)) {
         const std::uint64_t q = gqa->q_output_size_per_partition;
         const std::uint64_t kv = gqa->kv_output_size_per_partition;
-        for (const char* suffix : {".weight", ".bias"}) {
+        for (const char* suffix : {".weight", ".bias", ".lora_B.weight"}) {
           const std::string joined = module.module_fully_qualified_name + "." + gqa->gqa_qkv_projection_name + suffix;
           check(joined + "_q", q);
           check(joined + "_k", kv);
@@ -154,8 +155,12 @@ void prove_spec_sizes(const StageMetadata& metadata, const fs::path& path, const
 void prove_specs_fit(const StageMetadata& metadata, const fs::path& path) {
   std::unordered_set<std::string> listed;
   for (const ParallelParameter& parameter : metadata.parameters) listed.insert(parameter.name);
-  const auto require = [&](const std::string& name, const std::string& alternative) {
-    if (!listed.count(name) && !listed.count(alternative))
+  const auto require = [&](const std::string& module, const char* leaf, const char* alternative) {
+    const std::string name = module + leaf;
+    const auto is_listed = [&](const char* ending) {  // as the model has it, or wrapped for adapters
+      return listed.count(module + ending) || listed.count(module + ".base_layer" + ending);
+    };
+    if (!is_listed(leaf) && !is_listed(alternative))
       throw Error(ErrorKind::kBadInput, "a transformation spec speaks of it, but it is not among the parameters")
           .in(path)
           .tensor(name);
@@ -164,12 +169,11 @@ void prove_specs_fit(const StageMetadata& metadata, const fs::path& path) {
     for (const TransformationSpec& spec : module.specs) {
       const std::string prefix = module.module_fully_qualified_name + ".";
       if (const auto* fused = std::get_if<FusedLinearsSpec>(&spec)) {
-        require(prefix + fused->fused_linear_name + ".weight", {});
+        require(prefix + fused->fused_linear_name, ".weight", ".weight");
       } else {
         const auto& gqa = std::get<GQAQKVColumnParallelLinearSpec>(spec);
-        require(prefix + gqa.gqa_qkv_projection_name + ".weight_q",
-                prefix + gqa.gqa_qkv_projection_name + ".weight_qkv");
-        require(prefix + gqa.output_projection_name + ".weight", {});
+        require(prefix + gqa.gqa_qkv_projection_name, ".weight_q", ".weight_qkv");
+        require(prefix + gqa.output_projection_name, ".weight", ".weight");
       }
     }
 }
@@ -178,6 +182,7 @@ void prove_specs_fit(const StageMetadata& metadata, const fs::path& path) {
 void prove_entries_fit(const StageMetadata& metadata, const fs::path& path) {
   for (const CutRule& rule : cut_rules(metadata)) {
     if (rule.role == CutRule::Role::kPlain || rule.role == CutRule::Role::kQkv) continue;
+    if (rule.role == CutRule::Role::kShared || rule.role == CutRule::Role::kStacked) continue;
     const std::uint32_t dim = rule.role == CutRule::Role::kOutput ? 1
                               : rule.fused != nullptr             ? rule.fused->fuse_axis
                                                                   : 0;
@@ -215,6 +220,15 @@ void prove_all_stages_present(const ShardedCheckpoint& checkpoint) {
         .hint("copy the missing pipeline ranks here");
 }
 
+void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
+  for (const ModuleSpecs& module : metadata.modules)
+    for (const TransformationSpec& spec : module.specs)
+      if (!std::visit([](const auto& s) { return s.peft_type; }, spec).empty())
+        throw Error(ErrorKind::kUnsupported, "describes adapters, but the folder is not one of adapter_shards")
+            .in(path)
+            .hint("give a directory with adapter_NAME/adapter_shards, or that folder itself");
+}
+
 /// Proves that the metadata of one stage agrees with itself and with the number of ranks that the folder holds.
 void prove_metadata(const StageMetadata& metadata, const fs::path& path, ShardedCheckpoint& checkpoint) {
   prove_specs_fit(metadata, path);
@@ -244,6 +258,10 @@ void read_all_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
     checkpoint.metadata.emplace_back();
     if (is_old(found->second)) continue;
     checkpoint.metadata.back() = read_metadata(found->second);
+    if (checkpoint.adapter)
+      checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);
+    else
+      refuse_adapters(checkpoint.metadata.back(), found->second);
     prove_metadata(checkpoint.metadata.back(), found->second, checkpoint);
   }
 }
@@ -288,10 +306,11 @@ void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
 
 }  // namespace
 
-ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder) {
+ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std::optional<std::string>& adapter) {
   const Listing listing = list_folder(folder);
   ShardedCheckpoint checkpoint;
   checkpoint.folder = folder;
+  checkpoint.adapter = adapter;
   checkpoint.format = listing.ranks.begin()->second.format;
   for (const auto& [rank, path] : listing.ranks) {
     checkpoint.pp = std::max(checkpoint.pp, rank.first + 1);

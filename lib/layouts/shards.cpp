@@ -175,6 +175,29 @@ std::optional<ShardsFolder> find_shards_folder(const fs::path& path) {
   return std::nullopt;
 }
 
+std::vector<AdapterFolder> find_adapter_folders(const fs::path& path) {
+  std::vector<AdapterFolder> found;
+  const auto add = [&](const fs::path& parent, const fs::path& shards) {
+    if (!looks_like(ShardsKind::kOptimum, shards)) return;
+    std::string name = directory_above(shards).filename().string();
+    const bool named = name.starts_with(kAdapterFolderPrefix);
+    found.push_back({named ? name.substr(kAdapterFolderPrefix.size()) : "", {ShardsKind::kOptimum, shards, parent}});
+  };
+  if (!fs::is_directory(path)) return found;
+  if (fs::absolute(path / ".").lexically_normal().parent_path().filename() == kAdapterShardsFolder)
+    add(directory_above(path), path);
+  if (found.empty()) add(path, path / kAdapterShardsFolder);
+  if (!found.empty()) {
+    found.front().alone = true;
+    return found;
+  }
+  for (const auto& entry : fs::directory_iterator(path))
+    if (entry.path().filename().string().starts_with(kAdapterFolderPrefix))
+      add(entry.path(), entry.path() / kAdapterShardsFolder);
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return found;
+}
+
 std::vector<RankFile> list_rank_files(const ShardsFolder& folder) {
   const bool optimum = folder.kind == ShardsKind::kOptimum;
   std::map<RankId, RankFile> by_rank;

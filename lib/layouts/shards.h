@@ -36,6 +36,10 @@ inline constexpr const char* kOptimumModelFolder = "model";
 inline constexpr const char* kCheckpointMarker = "checkpoint";
 inline constexpr const char* kDoneMarker = "done";
 
+/// Beside each other in a checkpoint's directory: adapter_NAME/adapter_shards, in the form of `optimum`.
+inline constexpr std::string_view kAdapterFolderPrefix = "adapter_";
+inline constexpr const char* kAdapterShardsFolder = "adapter_shards";
+
 struct RankId {
   std::uint32_t tp_rank = 0;
   std::uint32_t pp_rank = 0;
@@ -71,6 +75,17 @@ struct ShardsFolder {
 /// The shards folder meant by `path`: itself, or the one inside it; nothing if there is none.
 /// \throws Error kBadInput if there are two.
 std::optional<ShardsFolder> find_shards_folder(const std::filesystem::path& path);
+
+/// The shards of one LoRA adapter.
+struct AdapterFolder {
+  std::string name;     // as its folder says; empty if that is not called adapter_NAME
+  ShardsFolder shards;  // `parent` is where adapter_config.json is
+  bool alone = false;   // the path that was given is this one adapter's
+};
+
+/// The adapters meant by `path`: its own if it is adapter_NAME or adapter_shards, else those of all its adapter_NAME
+/// folders, sorted by name. Empty if there are none.
+std::vector<AdapterFolder> find_adapter_folders(const std::filesystem::path& path);
 
 /// The weights in it, by rank.
 /// \throws Error kBadInput for a rank that is there twice, or has no weights.

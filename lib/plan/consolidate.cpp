@@ -2,6 +2,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
+#include "reshard/plan/adapters.h"
 #include "reshard/plan/checkpoint.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/target.h"
@@ -17,6 +18,8 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
 }
 
 std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
+  if (const auto adapters = adapters_to_consolidate(request.checkpoint_directory); !adapters.empty())
+    return plan_consolidate_adapters(request, adapters);
   Checkpoint checkpoint = read_sharded(request.checkpoint_directory, ConfigUse::kStrict);
   auto job = std::make_unique<Job>();
   job->command = "consolidate";
@@ -30,6 +33,7 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   job->mesh = checkpoint.mesh;
   job->family = checkpoint.model_type;
   job->notes = std::move(checkpoint.notes);
+  note_adapters_left(*job, checkpoint.directory);
   job->source = std::move(checkpoint.layout);
   plan_hf_target(*job, request.format, request.max_shard_bytes, job->source.logical);
   ProgramOptions options;

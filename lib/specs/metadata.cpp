@@ -30,11 +30,18 @@ std::uint32_t tp_size_at(const JsonObject& object) {
   return bounded_at(object, "tp_size", 1, kMaxParallelDegree);
 }
 
-void refuse_adapters(const JsonObject& object, const fs::path& path) {
-  if (object.has("peft_type") && !object.at("peft_type").is_null())
+/// Empty where there are no adapters. Old files do not speak of them at all.
+std::string peft_type_at(const JsonObject& object, const fs::path& path) {
+  if (!object.has("peft_type") || object.at("peft_type").is_null()) return {};
+  if (object.at("peft_type") != kLoraPeftType)
     throw Error(ErrorKind::kUnsupported, "describes adapters (peft_type " + brief(object.at("peft_type")) +
-                                             "), which this version does not consolidate")
+                                             "), of which only those of \"lora\" are known")
         .in(path);
+  return kLoraPeftType;
+}
+
+Json peft_type_json(const std::string& peft_type) {
+  return peft_type.empty() ? Json(nullptr) : Json(peft_type);
 }
 
 /// A name that may become a tensor's: not empty, without control characters.
@@ -95,7 +102,7 @@ FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
     throw Error(ErrorKind::kUnsupported,
                 "the linear " + printable(spec.fused_linear_name) + " is fused along rows and has a bias")
         .in(path);
-  refuse_adapters(object, path);
+  spec.peft_type = peft_type_at(object, path);
   return spec;
 }
 
@@ -132,7 +139,7 @@ GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path
                             printable(spec.gqa_qkv_projection_name), heads_per_rank, query_rows, spec.slots_per_rank(),
                             spec.kv_output_size_per_partition))
         .in(path);
-  refuse_adapters(object, path);
+  spec.peft_type = peft_type_at(object, path);
   return spec;
 }
 
@@ -165,7 +172,7 @@ Json to_json(const FusedLinearsSpec& spec) {
   json["fuse_axis"] = spec.fuse_axis;
   json["original_dims"] = spec.original_dims;
   json["tp_size"] = spec.tp_size;
-  json["peft_type"] = nullptr;
+  json["peft_type"] = peft_type_json(spec.peft_type);
   return Json::array({"FusedLinearsSpec", json});
 }
 
@@ -184,7 +191,7 @@ Json to_json(const GQAQKVColumnParallelLinearSpec& spec) {
   json["fuse_qkv"] = spec.fuse_qkv;
   json["bias"] = spec.bias;
   json["tp_size"] = spec.tp_size;
-  json["peft_type"] = nullptr;
+  json["peft_type"] = peft_type_json(spec.peft_type);
   return Json::array({"GQAQKVColumnParallelLinearSpec", json});
 }
 

@@ -18,7 +18,7 @@ std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name);
 
 /// Reads one; parameters come sorted by name.
 /// \throws Error kBadInput for anything that is not such a file, and for specs whose numbers contradict each other;
-/// kUnsupported for an unknown kind of spec or adapters.
+/// kUnsupported for an unknown kind of spec or of adapters.
 StageMetadata read_metadata(const std::filesystem::path& path);
 
 /// The text of such a file, parameters in the order given. Equal as JSON to what the reference writes.

@@ -7,6 +7,8 @@
 
 namespace reshard {
 
+inline constexpr const char* kLoraPeftType = "lora";
+
 /// How a parallel layer splits one parameter (NxD's attributes on the parameter). A weight of a linear layer has shape
 /// (out, in): ColumnParallelLinear splits dim 0, RowParallelLinear dim 1, ParallelEmbedding dim 0 (the vocabulary).
 struct ParallelParameter {
@@ -29,6 +31,9 @@ struct FusedLinearsSpec {
   std::uint32_t fuse_axis = 0;               // 0 "column", 1 "row"
   std::vector<std::uint64_t> original_dims;  // full sizes of the linears along fuse_axis, in elements
   std::uint32_t tp_size = 1;
+  std::string peft_type;  // "lora" where the joined linear is adapted; empty otherwise
+  /// Of adapters whose lora_A are stacked: the rows of each linear's. Empty where all share one, and in every file.
+  std::vector<std::uint64_t> stacked_ranks;
 
   friend bool operator==(const FusedLinearsSpec&, const FusedLinearsSpec&) = default;
 };
@@ -49,6 +54,8 @@ struct GQAQKVColumnParallelLinearSpec {
   bool fuse_qkv = false;
   bool bias = false;
   std::uint32_t tp_size = 1;
+  std::string peft_type;                     // as of FusedLinearsSpec
+  std::vector<std::uint64_t> stacked_ranks;  // of query, key and value; as of FusedLinearsSpec
 
   friend bool operator==(const GQAQKVColumnParallelLinearSpec&, const GQAQKVColumnParallelLinearSpec&) = default;
 

@@ -197,9 +197,11 @@ TEST_CASE("Attention whose heads have no rows is refused") {
   CHECK_THAT(refused(json.dump()).what(), Says("qkv_proj"));
 }
 
-TEST_CASE("Adapters are unsupported, not damaged") {
-  for (const std::string& place : {kFused, kGqa})
-    CHECK_THAT(patched(place + "/peft_type", "\"LORA\"", ErrorKind::kUnsupported).what(), Says("(peft_type \"LORA\")"));
+TEST_CASE("Adapters other than LoRA's are unsupported, not damaged") {
+  for (const std::string& place : {kFused, kGqa}) {
+    CHECK_THAT(patched(place + "/peft_type", "\"IA3\"", ErrorKind::kUnsupported).what(), Says("(peft_type \"IA3\")"));
+    CHECK(patched(place + "/peft_type", "7", ErrorKind::kUnsupported).hint().empty());
+  }
 }
 
 StageMetadata random_metadata(std::mt19937_64& random) {
@@ -219,13 +221,14 @@ StageMetadata random_metadata(std::mt19937_64& random) {
     const std::uint32_t tp = pick(1, 8);
     if (pick(0, 1)) {
       const bool row = pick(0, 1) == 1;
-      module.specs.emplace_back(FusedLinearsSpec{"f", {"x", "y"}, !row && pick(0, 1), row, {tp * 3ull, tp * 5ull}, tp});
+      module.specs.emplace_back(FusedLinearsSpec{
+          "f", {"x", "y"}, !row && pick(0, 1), row, {tp * 3ull, tp * 5ull}, tp, pick(0, 1) ? kLoraPeftType : ""});
     }
     if (pick(0, 1)) {
       const std::uint32_t kv = tp * pick(1, 2), group = pick(1, 4), dim = pick(1, 8);
       module.specs.emplace_back(GQAQKVColumnParallelLinearSpec{"qkv", "q", "k", "v", "o", kv * group, kv, 1,
                                                                kv * group / tp * dim, kv / tp * dim, pick(0, 1) == 1,
-                                                               pick(0, 1) == 1, tp});
+                                                               pick(0, 1) == 1, tp, pick(0, 1) ? kLoraPeftType : ""});
     }
     metadata.modules.push_back(module);
   }
@@ -246,7 +249,7 @@ TEST_CASE("Metadata that is written is read back the same") {
 
 TEST_CASE("The reference's metadata is read, and written again with the same content") {
   std::size_t files = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(test::testdata("golden/optimum"))) {
+  for (const auto& entry : fs::recursive_directory_iterator(test::testdata("golden"))) {
     if (!metadata_pp_rank(entry.path().filename().string())) continue;
     INFO(fs::relative(entry.path(), test::testdata("")).string());
     const StageMetadata metadata = read_metadata(entry.path());
@@ -255,7 +258,7 @@ TEST_CASE("The reference's metadata is read, and written again with the same con
                          [](const auto& a, const auto& b) { return a.name < b.name; }));
     ++files;
   }
-  CHECK(files >= 14);
+  CHECK(files >= 14 + 5);
 }
 
 TEST_CASE("A metadata file's name holds its pipeline rank without zeros in front") {

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "reshard/layouts/shards.h"
+#include "reshard/plan/job.h"
+
+namespace reshard {
+
+inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
+inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
+inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
+
+/// The adapters that `plan_consolidate` shall put together: those of find_adapter_folders, if `path` holds no shards of a
+/// model; else none.
+std::vector<AdapterFolder> adapters_to_consolidate(const std::filesystem::path& path);
+
+/// Tells whoever consolidates the model in `directory` of the adapters that lie beside it.
+void note_adapters_left(Job& job, const std::filesystem::path& directory);
+
+/// Sharded adapters into PEFT's directories: a single one into the output directory, of several `adapter_default` there
+/// and `adapter_NAME` into NAME. Without an output directory they go beside what they are made of.
+/// \throws as plan_consolidate.
+std::unique_ptr<Job> plan_consolidate_adapters(const ConsolidateRequest& request,
+                                               const std::vector<AdapterFolder>& adapters);
+
+}  // namespace reshard

@@ -1,0 +1,227 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/storage.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/target_file.h"
+#include "reshard/plan/adapters.h"
+#include "reshard/specs/adapter_metadata.h"
+#include "reshard/specs/metadata.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kDefaultAdapter = "default";
+
+/// The name that the metadata knows the adapter by: that of its folder, or the only one there is.
+std::string name_in_metadata(const AdapterFolder& adapter) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(adapter.shards.path))
+    if (metadata_pp_rank(entry.path().filename().string()))
+      for (const std::string& name : adapter_names(read_metadata(entry.path()))) names.insert(name);
+  if (names.count(adapter.name)) return adapter.name;
+  if (names.size() == 1) return *names.begin();
+  if (names.empty())
+    throw Error(ErrorKind::kBadInput,
+                "has no metadata that speaks of adapters (mp_metadata_pp_rank_Y.json), so nothing says how the "
+                "parameters are laid out")
+        .in(adapter.shards.path);
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("the folder is that of the adapter \"{}\", but the metadata knows {}",
+                          printable(adapter.name), list_names(std::vector(names.begin(), names.end()))))
+      .in(adapter.shards.path)
+      .hint("call the folder adapter_NAME, as it was saved");
+}
+
+/// What the files hold of a joined linear is something that its spec explains.
+void prove_explained(const ShardedCheckpoint& checkpoint) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    const Container& file = checkpoint.files[pp_rank].front();
+    std::unordered_set<std::string> held;
+    for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
+    std::vector<std::string> joined;
+    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
+      for (const TransformationSpec& spec : module.specs) {
+        const auto* fused = std::get_if<FusedLinearsSpec>(&spec);
+        joined.push_back(module.module_fully_qualified_name + "." +
+                         (fused ? fused->fused_linear_name
+                                : std::get<GQAQKVColumnParallelLinearSpec>(spec).gqa_qkv_projection_name) +
+                         ".");
+      }
+    std::sort(joined.begin(), joined.end());
+    for (const CutRule& rule : cut_rules(checkpoint.metadata[pp_rank])) {
+      if (rule.role != CutRule::Role::kPlain || !held.count(rule.stored_name)) continue;
+      const auto after = std::upper_bound(joined.begin(), joined.end(), rule.stored_name);
+      if (after != joined.begin() && rule.stored_name.starts_with(*std::prev(after)))
+        throw Error(ErrorKind::kUnsupported,
+                    "belongs to a joined linear, and how it is shared out among the originals is not known")
+            .in(file.path)
+            .tensor(rule.stored_name);
+    }
+  }
+}
+
+/// The tensors of one module fit each other. A bias or magnitude that is split, though its metadata does not say so, would
+/// show here.
+void prove_sizes(const Layout& layout, const fs::path& where) {
+  const auto shape_of = [&](const std::string& name) -> const Dims* {
+    const auto found = layout.find_logical(name);
+    return found ? &layout.logical[*found].shape : nullptr;
+  };
+  for (const LogicalTensor& tensor : layout.logical) {
+    const auto name = lora_name(tensor.name);
+    if (!name || tensor.zeros || tensor.shape.empty()) continue;
+    const Dims* b = shape_of(name->module + ".lora_B.weight");
+    if (b == nullptr || b->size() != 2) continue;
+    const bool per_output = name->component == "lora_magnitude_vector" || tensor.name.ends_with(".lora_B.bias");
+    const bool a = tensor.name.ends_with(".lora_A.weight");
+    if ((per_output && tensor.shape[0] != (*b)[0]) || (a && tensor.shape[0] != (*b)[1]))
+      throw Error(ErrorKind::kBadInput, fmt::format("would be {}, which does not fit its lora_B of {}",
+                                                    to_string(tensor.shape), to_string(*b)))
+          .in(where)
+          .tensor(tensor.name)
+          .hint("the metadata may not say how it is split");
+  }
+}
+
+bool lies_inside(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
+}
+
+void prove_folder_name(const AdapterFolder& adapter) {
+  if (!adapter.name.empty() && adapter.name != "." && adapter.name != "..") return;
+  throw Error(ErrorKind::kBadInput, "is not called adapter_NAME with a name that a folder can have")
+      .in(adapter.shards.parent);
+}
+
+class AdapterPlanner {
+ public:
+  AdapterPlanner(const ConsolidateRequest& request, const std::vector<AdapterFolder>& adapters)
+      : request_(request), adapters_(adapters), job_(std::make_unique<Job>()) {}
+
+  std::unique_ptr<Job> plan() {
+    const bool single = adapters_.front().alone;
+    job_->command = "consolidate";
+    job_->source_directory = single ? adapters_.front().shards.path : request_.checkpoint_directory;
+    job_->output_directory =
+        request_.output_directory.value_or(single ? adapters_.front().shards.parent : request_.checkpoint_directory);
+    job_->force = request_.force;
+    for (const AdapterFolder& adapter : adapters_) {
+      if (!single) prove_folder_name(adapter);
+      add(adapter, single || adapter.name == kDefaultAdapter ? fs::path() : fs::path(adapter.name));
+    }
+    ProgramOptions options;
+    options.check_replicas = request_.check_replicas;
+    job_->program = make_program(job_->source, job_->target, options);
+    return std::move(job_);
+  }
+
+ private:
+  void add(const AdapterFolder& adapter, const fs::path& folder) {
+    prove_place(folder);
+    const ShardedCheckpoint checkpoint = read_sharded_checkpoint(adapter.shards, name_in_metadata(adapter));
+    prove_explained(checkpoint);
+    Layout source = sharded_source_layout(checkpoint, {});
+    prove_sizes(source, adapter.shards.path);
+    if (job_->source.files.empty()) job_->mesh = {checkpoint.tp, checkpoint.pp, 1};
+    add_notes(checkpoint);
+    // Adapters hold tensors of the same names: all but the one that goes to the top are told apart by their folder.
+    const std::string prefix = folder.empty() ? "" : folder.string() + "/";
+    add_target(source, folder, prefix);
+    job_->source.append(std::move(source), prefix);
+    add_config(adapter.shards.parent, folder);
+  }
+
+  void prove_place(const fs::path& folder) const {
+    for (const AdapterFolder& other : adapters_)
+      if (lies_inside(resolved_path(job_->output_directory / folder / "."), resolved_path(other.shards.path)))
+        throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
+            .in(job_->output_directory / folder)
+            .hint("choose another OUT_DIR");
+    // PEFT takes safetensors where both are there.
+    const bool pytorch = request_.format == Format::kPytorch;
+    const fs::path other = job_->output_directory / folder / (pytorch ? kAdapterSafetensorsFile : kAdapterPytorchFile);
+    if (path_exists(other))
+      throw Error(ErrorKind::kBadInput,
+                  "is of another adapter, would not be replaced, and loaders would mix it up with the new file")
+          .in(other)
+          .hint("move it away or choose another OUT_DIR");
+  }
+
+  void add_target(const Layout& source, const fs::path& folder, const std::string& prefix) {
+    TargetContainer container;
+    container.format = request_.format;
+    container.path = folder / (request_.format == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile);
+    for (const LogicalTensor& tensor : source.logical)
+      if (!tensor.zeros) {
+        container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, 0, 0, 0, CutKind::kWhole});
+        job_->target.add_logical({prefix + tensor.name, tensor.dtype, tensor.shape}, {});
+      }
+    for (const std::uint32_t stored : add_target_container(job_->target, std::move(container))) {
+      const std::string name = prefix + job_->target.stored[stored].name;
+      job_->target.add_cut(stored, {CutKind::kReplicated, 0, {{name, 1, {0}, {}}}});
+    }
+  }
+
+  void add_config(const fs::path& parent, const fs::path& folder) {
+    const fs::path config = parent / kAdapterConfigFile;
+    const fs::path final = folder / kAdapterConfigFile;
+    if (!path_exists(config)) {
+      job_->notes.push_back("there is no adapter_config.json in " + parent.string() +
+                            ", without which PEFT does not load the adapter");
+      return;
+    }
+    if (resolved_path(config) == resolved_path(job_->output_directory / final)) return;
+    job_->copied_files.push_back({config, final, fs::file_size(config)});
+  }
+
+  void add_notes(const ShardedCheckpoint& checkpoint) {
+    for (const std::string& warning : checkpoint.warnings) job_->notes.push_back(warning);
+    std::vector<std::string> lost = checkpoint.not_saved;  // most are the base model's, which are never there
+    std::erase_if(lost, [](const std::string& name) { return !lora_name(name); });
+    if (!lost.empty())
+      job_->notes.push_back(fmt::format(
+          "{} that the metadata lists for the adapter {} not in the files and left out: {}",
+          lost.size() == 1 ? "a parameter" : "parameters", lost.size() == 1 ? "is" : "are", list_names(lost)));
+  }
+
+  const ConsolidateRequest& request_;
+  const std::vector<AdapterFolder>& adapters_;
+  std::unique_ptr<Job> job_;
+};
+
+}  // namespace
+
+std::vector<AdapterFolder> adapters_to_consolidate(const fs::path& path) {
+  std::vector<AdapterFolder> adapters = find_adapter_folders(path);
+  if (adapters.empty()) return adapters;
+  const auto shards = find_shards_folder(path);
+  const bool model = shards && std::none_of(adapters.begin(), adapters.end(), [&](const AdapterFolder& adapter) {
+                       return adapter.shards.path == shards->path;
+                     });
+  if (model) adapters.clear();
+  return adapters;
+}
+
+void note_adapters_left(Job& job, const fs::path& directory) {
+  std::vector<std::string> folders;
+  for (const AdapterFolder& adapter : find_adapter_folders(directory))
+    folders.push_back(adapter.shards.parent.filename().string());
+  if (!folders.empty())
+    job.notes.push_back(
+        fmt::format("the model is consolidated, the adapters beside it are not: {}; give {} to consolidate one",
+                    list_names(folders), (directory / folders.front()).string()));
+}
+
+std::unique_ptr<Job> plan_consolidate_adapters(const ConsolidateRequest& request,
+                                               const std::vector<AdapterFolder>& adapters) {
+  return AdapterPlanner(request, adapters).plan();
+}
+
+}  // namespace reshard

@@ -1,0 +1,92 @@
+// LoRA adapters that the reference's own code has sharded, held against ours: testdata/golden/lora.
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/torch_files.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::vector<fs::path> cases() {
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(testdata("golden/lora"))) found.push_back(entry.path());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+json golden_of(const fs::path& golden_case) {
+  return json::parse(read_file(golden_case / "golden.json"));
+}
+
+/// Names, dtypes, shapes and hashes, as golden.json has them.
+json describe_tensors(const TensorMap& tensors) {
+  json list = json::object();
+  for (const auto& [name, tensor] : tensors)
+    list[name] = {
+        {"dtype", describe(tensor.dtype).torch_name}, {"shape", tensor.shape}, {"sha256", sha256_hex(tensor.bytes)}};
+  return list;
+}
+
+fs::path folder_of(const std::string& adapter) {
+  return adapter == "default" ? fs::path() : fs::path(adapter);
+}
+
+ConsolidateRequest consolidate_request(const fs::path& checkpoint, const fs::path& output,
+                                       Format format = Format::kSafetensors) {
+  ConsolidateRequest request;
+  request.checkpoint_directory = checkpoint;
+  request.output_directory = output;
+  request.format = format;
+  return request;
+}
+
+TEST_CASE("Every golden adapter is consolidated into the tensors that the reference makes of it, in both formats") {
+  REQUIRE(cases().size() == 3);
+  for (const fs::path& golden_case : cases()) {
+    const json golden = golden_of(golden_case);
+    for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
+      INFO(golden_case.filename() << " " << name(format));
+      const TempDir temp;
+      consolidate(consolidate_request(golden_case / "sharded", temp / "out", format));
+      for (const auto& [adapter, tensors] : golden.at("consolidated").items()) {
+        INFO(adapter);
+        const fs::path folder = temp / "out" / folder_of(adapter);
+        const TensorMap ours = format == Format::kSafetensors ? read_tensors(folder / "adapter_model.safetensors")
+                                                              : read_torch_tensors(folder / "adapter_model.bin");
+        CHECK(describe_tensors(ours) == tensors);
+        CHECK(read_file(folder / "adapter_config.json") ==
+              read_file(golden_case / "original" / folder_of(adapter) / "adapter_config.json"));
+      }
+      CHECK(snapshot(temp / "out").size() == golden.at("consolidated").size() * 3 - 1);
+    }
+  }
+}
+
+TEST_CASE("One adapter's folder, or its shards, is consolidated into the output directory itself") {
+  const fs::path golden_case = testdata("golden/lora/llama-tp2-two-adapters");
+  const json expected = golden_of(golden_case).at("consolidated").at("test");
+  for (const char* given : {"adapter_test", "adapter_test/", "adapter_test/adapter_shards"}) {
+    INFO(given);
+    const TempDir temp;
+    consolidate(consolidate_request(golden_case / "sharded" / given, temp / "out"));
+    CHECK(describe_tensors(read_tensors(temp / "out/adapter_model.safetensors")) == expected);
+    CHECK(snapshot(temp / "out").size() == 2);
+  }
+}
+
+TEST_CASE("A consolidated adapter's safetensors file says that it is of torch") {
+  const TempDir temp;
+  consolidate(consolidate_request(testdata("golden/lora/mha-tp4-pp2-fused/sharded"), temp / "out"));
+  CHECK_THAT(read_file(temp / "out/adapter_model.safetensors").substr(8, 60),
+             Catch::Matchers::StartsWith(R"({"__metadata__":{"format":"pt"})"));
+}
+
+}  // namespace
+}  // namespace reshard::test

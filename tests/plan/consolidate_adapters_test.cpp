@@ -1,0 +1,360 @@
+// Sharded adapters made by hand: what the reference loses or refuses, and what cannot be.
+
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/torch_files.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const std::string kLayer = "base_model.model.model.layers.0.";
+
+json whole() {
+  return {{"tensor_model_parallel", false}};
+}
+json cut(std::uint32_t dim, std::uint32_t stride = 1) {
+  return {{"tensor_model_parallel", true}, {"partition_dim", dim}, {"partition_stride", stride}, {"num_partitions", 2}};
+}
+json fused_spec(const json& peft_type = "lora", std::uint32_t axis = 0) {
+  return {"FusedLinearsSpec",
+          {{"fused_linear_name", "gate_up_proj"},
+           {"linear_names", {"gate_proj", "up_proj"}},
+           {"bias", false},
+           {"fuse_axis", axis},
+           {"original_dims", {4, 8}},
+           {"tp_size", 2},
+           {"peft_type", peft_type}}};
+}
+json gqa_spec(const json& peft_type = nullptr, bool fuse_qkv = false) {  // 4 query heads on 1 key/value head, of 2
+  return {"GQAQKVColumnParallelLinearSpec",
+          {{"gqa_qkv_projection_name", "qkv_proj"},
+           {"query_projection_name", "q_proj"},
+           {"key_projection_name", "k_proj"},
+           {"value_projection_name", "v_proj"},
+           {"output_projection_name", "o_proj"},
+           {"num_attention_heads", 8},
+           {"num_key_value_heads", 2},
+           {"kv_size_multiplier", 2},
+           {"q_output_size_per_partition", 8},
+           {"kv_output_size_per_partition", 4},
+           {"fuse_qkv", fuse_qkv},
+           {"bias", false},
+           {"tp_size", 2},
+           {"peft_type", peft_type}}};
+}
+
+/// A checkpoint of adapters on two ranks, with metadata as one writes it down.
+struct HandMade {
+  json parameters = json::object();
+  json modules = json::array();
+
+  void add_module(const std::string& name, const json& spec) {
+    modules.push_back({{"module_fully_qualified_name", kLayer + name}, {"specs", json::array({spec})}});
+  }
+  /// The base layers that the specs of `mlp` and `self_attn` speak of.
+  void add_base() {
+    parameters[kLayer + "mlp.gate_up_proj.base_layer.weight"] = cut(0, 2);
+    for (const char* letter : {"q", "k", "v"}) parameters[kLayer + "self_attn.qkv_proj.weight_" + letter] = cut(0);
+    parameters[kLayer + "self_attn.o_proj.base_layer.weight"] = cut(1);
+  }
+  void write(const fs::path& checkpoint, const std::string& adapter, const std::array<TensorMap, 2>& ranks) const {
+    const fs::path shards = checkpoint / ("adapter_" + adapter) / "adapter_shards";
+    for (int rank : {0, 1})
+      write_torch(shards / "model" / ("dp_rank_00_tp_rank_0" + std::to_string(rank) + "_pp_rank_00.pt"), ranks[rank]);
+    write_file(shards / "mp_metadata_pp_rank_0.json",
+               json{{"parameters", parameters}, {"model_weight_transformation_specs", modules}}.dump());
+    write_file(shards / "../adapter_config.json", R"({"peft_type": "LORA", "r": 2})");
+  }
+};
+
+/// Bytes `values`, as U8.
+TensorData bytes(const Dims& shape, const std::string& values) {
+  return {DType::kU8, shape, values};
+}
+
+ConsolidateRequest request_of(const fs::path& checkpoint, const fs::path& output = {}) {
+  ConsolidateRequest request;
+  request.checkpoint_directory = checkpoint;
+  if (!output.empty()) request.output_directory = output;
+  return request;
+}
+
+TensorMap consolidated(const TempDir& temp, const fs::path& adapter = {}) {
+  consolidate(request_of(temp / "in", temp / "out"));
+  return read_tensors(temp / "out" / adapter / "adapter_model.safetensors");
+}
+
+Error planning_error(const TempDir& temp, const ConsolidateRequest& request) {
+  const auto before = snapshot(temp.path());
+  const Error error = error_of([&] { plan_consolidate(request); });
+  CHECK((snapshot(temp.path()) == before));
+  return error;
+}
+Error planning_error(const TempDir& temp) {
+  return planning_error(temp, request_of(temp / "in", temp / "out"));
+}
+
+TEST_CASE("Adapters are told apart by their whole names, whatever is in them") {
+  const std::vector<std::string> names = {
+      "a", "a.b", "a-b", "ab", "my ad", "lora_A", "weight", "default", "modules_to_save"};
+  HandMade hand;
+  for (const std::string& name : names) {
+    hand.parameters["m.lora_A." + name + ".weight"] = cut(1);
+    hand.parameters["m.lora_B." + name + ".weight"] = whole();
+    hand.parameters["head.modules_to_save." + name + ".weight"] = cut(0);
+  }
+  const TempDir temp;
+  char value = 'A';
+  for (const std::string& name : names) {
+    const TensorData b = bytes({1, 1}, std::string(1, value));
+    hand.write(temp / "in", name,
+               {TensorMap{{"m.lora_A.weight", bytes({1, 1}, "0")}, {"m.lora_B.weight", b}, {"head.weight", b}},
+                TensorMap{{"m.lora_A.weight", bytes({1, 1}, "1")}, {"m.lora_B.weight", b}, {"head.weight", b}}});
+    ++value;
+  }
+  consolidate(request_of(temp / "in", temp / "out"));
+  value = 'A';
+  for (const std::string& name : names) {
+    INFO(name);
+    const fs::path folder = name == "default" ? temp / "out" : temp / "out" / name;
+    CHECK(read_tensors(folder / "adapter_model.safetensors") ==
+          TensorMap{{"m.lora_A.weight", bytes({1, 2}, "01")},
+                    {"m.lora_B.weight", bytes({1, 1}, std::string(1, value))},
+                    {"head.weight", bytes({2, 1}, std::string(2, value))}});
+    CHECK(fs::exists(folder / "adapter_config.json"));
+    ++value;
+  }
+}
+
+TEST_CASE("What stands beside lora_A and lora_B is consolidated where the metadata says how") {
+  HandMade hand;
+  hand.add_base();
+  hand.add_module("mlp", fused_spec());
+  hand.add_module("self_attn", gqa_spec());
+  const std::string joined = kLayer + "mlp.gate_up_proj.";
+  hand.parameters[joined + "lora_A.default.weight"] = whole();
+  hand.parameters[joined + "lora_B.default.weight"] = cut(0, 2);
+  hand.parameters[joined + "lora_B.default.bias"] = cut(0, 2);
+  hand.parameters[joined + "lora_magnitude_vector.default.weight"] = cut(0, 2);
+  hand.parameters["embed.lora_embedding_A.default"] = whole();
+  hand.parameters["embed.base_layer.weight"] = cut(0);
+  hand.parameters["head.modules_to_save.default.weight"] = cut(0);
+  hand.parameters["frozen.lora_A.default.weight"] = whole();
+  TensorMap rank{{joined + "lora_A.weight", bytes({1, 2}, "ab")},
+                 {joined + "lora_B.weight", bytes({6, 1}, "001111")},
+                 {joined + "lora_B.bias", bytes({6}, "223333")},
+                 {joined + "lora_magnitude_vector", bytes({6}, "445555")},
+                 {"embed.lora_embedding_A", bytes({1, 3}, "xyz")},
+                 {"embed.base_layer.weight", bytes({1, 1}, "e")},
+                 {"head.weight", bytes({1, 2}, "hi")}};
+  TensorMap other = rank;
+  other[joined + "lora_B.weight"].bytes = "667777";
+  const TempDir temp;
+  hand.write(temp / "in", "default", {rank, other});
+  const auto job = plan_consolidate(request_of(temp / "in", temp / "out"));
+  REQUIRE(job->notes.size() == 1);
+  CHECK_THAT(job->notes[0], Says("left out: frozen.lora_A.weight"));
+  const std::string mlp = kLayer + "mlp.";
+  CHECK(consolidated(temp) == TensorMap{{mlp + "gate_proj.lora_A.weight", bytes({1, 2}, "ab")},
+                                        {mlp + "up_proj.lora_A.weight", bytes({1, 2}, "ab")},
+                                        {mlp + "gate_proj.lora_B.weight", bytes({4, 1}, "0066")},
+                                        {mlp + "up_proj.lora_B.weight", bytes({8, 1}, "11117777")},
+                                        {mlp + "gate_proj.lora_B.bias", bytes({4}, "2222")},
+                                        {mlp + "up_proj.lora_B.bias", bytes({8}, "33333333")},
+                                        {mlp + "gate_proj.lora_magnitude_vector", bytes({4}, "4444")},
+                                        {mlp + "up_proj.lora_magnitude_vector", bytes({8}, "55555555")},
+                                        {"embed.lora_embedding_A", bytes({1, 3}, "xyz")},
+                                        {"embed.base_layer.weight", bytes({2, 1}, "ee")},
+                                        {"head.weight", bytes({2, 2}, "hihi")}});
+}
+
+TEST_CASE("Linears fused along rows share their lora_B") {
+  HandMade hand;
+  hand.parameters[kLayer + "mlp.gate_up_proj.base_layer.weight"] = cut(1, 2);
+  hand.add_module("mlp", fused_spec("lora", 1));
+  const std::string joined = kLayer + "mlp.gate_up_proj.";
+  hand.parameters[joined + "lora_A.x.weight"] = cut(1, 2);
+  hand.parameters[joined + "lora_B.x.weight"] = whole();
+  const auto rank = [&](const char* a) {
+    return TensorMap{{joined + "lora_A.weight", bytes({1, 6}, a)}, {joined + "lora_B.weight", bytes({1, 1}, "b")}};
+  };
+  const TempDir temp;
+  hand.write(temp / "in", "x", {rank("001111"), rank("223333")});
+  CHECK(consolidated(temp, "x") == TensorMap{{kLayer + "mlp.gate_proj.lora_A.weight", bytes({1, 4}, "0022")},
+                                             {kLayer + "mlp.up_proj.lora_A.weight", bytes({1, 8}, "11113333")},
+                                             {kLayer + "mlp.gate_proj.lora_B.weight", bytes({1, 1}, "b")},
+                                             {kLayer + "mlp.up_proj.lora_B.weight", bytes({1, 1}, "b")}});
+}
+
+TEST_CASE("An output projection adapted alone is put back into the order of its heads, the joined layers left alone") {
+  for (const bool mentioned : {true, false}) {  // old metadata has no peft_type at all
+    HandMade hand;
+    hand.add_base();
+    json spec = gqa_spec();
+    if (!mentioned) spec[1].erase("peft_type");
+    hand.add_module("mlp", fused_spec(nullptr));
+    hand.add_module("self_attn", spec);
+    const std::string output = kLayer + "self_attn.o_proj.";
+    hand.parameters[output + "lora_A.default.weight"] = cut(1);
+    hand.parameters[output + "lora_B.default.weight"] = whole();
+    // Head s mod 2, replica s div 2: rank 0 holds query heads 0 1 4 5, rank 1 holds 2 3 6 7.
+    const TempDir temp;
+    hand.write(temp / "in", "default",
+               {TensorMap{{output + "lora_A.weight", bytes({1, 8}, "aAbBeEfF")},
+                          {output + "lora_B.weight", bytes({1, 1}, "b")}},
+                TensorMap{{output + "lora_A.weight", bytes({1, 8}, "cCdDgGhH")},
+                          {output + "lora_B.weight", bytes({1, 1}, "b")}}});
+    CHECK(consolidated(temp) == TensorMap{{output + "lora_A.weight", bytes({1, 16}, "aAbBcCdDeEfFgGhH")},
+                                          {output + "lora_B.weight", bytes({1, 1}, "b")}});
+  }
+}
+
+/// One adapter with one tensor of a joined linear besides lora_A and lora_B.
+Error error_of_tensor(const std::string& in_metadata, const json& entry, const std::string& in_files,
+                      const TensorData& tensor) {
+  HandMade hand;
+  hand.add_base();
+  hand.add_module("mlp", fused_spec());
+  hand.add_module("self_attn", gqa_spec("lora"));
+  const std::string joined = kLayer + "mlp.gate_up_proj.";
+  hand.parameters[joined + "lora_A.default.weight"] = whole();
+  hand.parameters[joined + "lora_B.default.weight"] = cut(0, 2);
+  hand.parameters["m.lora_B.default.weight"] = cut(0);
+  if (!in_metadata.empty()) hand.parameters[in_metadata] = entry;
+  const TensorMap rank{{joined + "lora_A.weight", bytes({1, 2}, "ab")},
+                       {joined + "lora_B.weight", bytes({6, 1}, "001111")},
+                       {"m.lora_B.weight", bytes({1, 1}, "0")},
+                       {in_files, tensor}};
+  const TempDir temp;
+  hand.write(temp / "in", "default", {rank, rank});
+  const Error error = planning_error(temp);
+  CHECK(error.tensor().find(in_files) != std::string::npos);
+  return error;
+}
+
+TEST_CASE("A tensor that the metadata does not explain is an error that names it, and never lost") {
+  const std::string joined = kLayer + "mlp.gate_up_proj.";
+  const std::string qkv = kLayer + "self_attn.qkv_proj.";
+  CHECK_THAT(error_of_tensor("", {}, "head.weight", bytes({1}, "h")).what(), Says("does not list it"));
+  CHECK_THAT(error_of_tensor("head.modules_to_save.default2.weight", cut(0), "head.weight", bytes({1}, "h")).what(),
+             Says("does not list it"));
+  CHECK_THAT(error_of_tensor(joined + "lora_magnitude_vector.default.weight", whole(), joined + "lora_magnitude_vector",
+                             bytes({6}, "445555"))
+                 .what(),
+             Says("contradicts its transformation spec"));
+  const Error magnitude = error_of_tensor(qkv + "lora_magnitude_vector.default.weight", cut(0),
+                                          qkv + "lora_magnitude_vector", bytes({6}, "445555"));
+  CHECK(magnitude.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(magnitude.what(), Says("belongs to a joined linear"));
+  CHECK_THAT(
+      error_of_tensor("m.lora_magnitude_vector.default.weight", whole(), "m.lora_magnitude_vector", bytes({1}, "4"))
+          .what(),
+      Says("does not fit its lora_B of [2, 1]"));
+  CHECK_THAT(error_of_tensor("m.lora_B.default.bias", whole(), "m.lora_B.bias", bytes({1}, "4")).what(),
+             Says("does not fit its lora_B"));
+  CHECK_THAT(error_of_tensor("m.lora_A.default.weight", whole(), "m.lora_A.weight", bytes({2, 1}, "45")).what(),
+             Says("does not fit its lora_B"));
+}
+
+/// An adapter of one module on two ranks, under `folder`.
+void write_small(const fs::path& checkpoint, const std::string& folder, const std::string& in_metadata) {
+  HandMade hand;
+  hand.parameters["m.lora_A." + in_metadata + ".weight"] = cut(1);
+  hand.parameters["m.lora_B." + in_metadata + ".weight"] = whole();
+  const auto rank = [](const char* a) {
+    return TensorMap{{"m.lora_A.weight", bytes({1, 1}, a)}, {"m.lora_B.weight", bytes({1, 1}, "b")}};
+  };
+  hand.write(checkpoint, folder, {rank("0"), rank("1")});
+}
+
+TEST_CASE("A folder that was renamed is known by the only adapter in its metadata, or refused") {
+  const TempDir temp;
+  write_small(temp / "in", "renamed", "first");
+  CHECK(consolidated(temp, "renamed").size() == 2);
+  HandMade two;
+  for (const char* name : {"first", "second"}) two.parameters["m.lora_A." + std::string(name) + ".weight"] = cut(1);
+  two.write(temp / "in", "renamed", {TensorMap{{"m.lora_A.weight", bytes({1, 1}, "0")}}, {}});
+  const Error error = planning_error(temp, request_of(temp / "in", temp / "out2"));
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("\"renamed\", but the metadata knows first, second"));
+}
+
+TEST_CASE("An adapter without its metadata, with a rank missing, or with ranks that differ is refused") {
+  const TempDir temp;
+  write_small(temp / "in", "default", "default");
+  const fs::path shards = temp / "in/adapter_default/adapter_shards";
+  const std::string metadata = read_file(shards / "mp_metadata_pp_rank_0.json");
+  const fs::path last = shards / "model/dp_rank_00_tp_rank_01_pp_rank_00.pt";
+  write_torch(last, {{"m.lora_A.weight", bytes({1, 1}, "1")}, {"m.lora_B.weight", bytes({1, 1}, "x")}});
+  CHECK_THAT(error_of([&] { consolidated(temp); }).what(), Says("is said to be a copy of m.lora_B.weight"));
+  fs::remove(last);
+  CHECK_THAT(planning_error(temp).what(), Says("dp_rank_00_tp_rank_01_pp_rank_00"));
+  fs::remove(shards / "mp_metadata_pp_rank_0.json");
+  CHECK_THAT(planning_error(temp).what(), Says("no metadata that speaks of adapters"));
+}
+
+TEST_CASE("Adapters go beside their shards unless told otherwise, and never over or into them") {
+  const TempDir temp;
+  write_small(temp / "in", "default", "default");
+  write_small(temp / "in", "x", "x");
+  consolidate(request_of(temp / "in"));
+  CHECK(read_tensors(temp / "in/adapter_model.safetensors").size() == 2);
+  CHECK(read_tensors(temp / "in/x/adapter_model.safetensors").size() == 2);
+  CHECK(fs::exists(temp / "in/x/adapter_config.json"));
+  consolidate(request_of(temp / "in/adapter_x/adapter_shards"));
+  CHECK(read_tensors(temp / "in/adapter_x/adapter_model.safetensors").size() == 2);
+  for (const char* inside : {"in/adapter_x/adapter_shards", "in/adapter_x/adapter_shards/model/deep"}) {
+    const Error error = planning_error(temp, request_of(temp / "in", temp / inside));
+    CHECK(error.kind() == ErrorKind::kUsage);
+  }
+  ConsolidateRequest other = request_of(temp / "in");
+  other.format = Format::kPytorch;
+  other.force = true;
+  CHECK_THAT(planning_error(temp, other).what(), Says("adapter_model.safetensors"));
+}
+
+TEST_CASE("An adapter that could leave the output directory by its name is refused") {
+  const TempDir temp;
+  for (const char* name : {"..", ".", ""}) {
+    INFO(name);
+    const fs::path checkpoint = temp / (std::string("in") + name + "x");
+    write_small(checkpoint, name, "a");
+    CHECK(planning_error(temp, request_of(checkpoint, temp / "out")).kind() == ErrorKind::kBadInput);
+  }
+}
+
+TEST_CASE("Adapters beside a model are left, and this is said") {
+  const TempDir temp;
+  Random random(3);
+  const TinyModel model;
+  write_model(temp / "model", model, random_tensors(model, random));
+  shard(shard_request(temp / "model", temp / "in", 2));
+  write_small(temp / "in", "x", "x");
+  const auto job = plan_consolidate(request_of(temp / "in", temp / "out"));
+  REQUIRE(job->notes.size() == 1);
+  CHECK_THAT(job->notes[0], Says("adapter_x"));
+  CHECK(job->family == "llama");
+  CHECK(plan_consolidate(request_of(temp / "in/adapter_x", temp / "out"))->source.logical.size() == 2);
+}
+
+TEST_CASE("Shards of an adapter in a model's folder are refused, not taken for a model") {
+  const TempDir temp;
+  HandMade hand;
+  hand.add_base();
+  hand.add_module("mlp", fused_spec());
+  const TensorMap rank{{kLayer + "mlp.gate_up_proj.lora_A.weight", bytes({1, 1}, "0")}};
+  hand.write(temp.path(), "x", {rank, rank});
+  fs::create_directories(temp / "in");
+  fs::rename(temp / "adapter_x/adapter_shards", temp / "in/shards");
+  CHECK(planning_error(temp).kind() == ErrorKind::kUnsupported);
+}
+
+}  // namespace
+}  // namespace reshard::test
