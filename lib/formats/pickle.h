@@ -57,9 +57,12 @@ class Pickle {
 
   PickleKind kind(PickleRef node) const { return nodes_[node].kind; }
   /// kBool, kInt.
-  std::int64_t integer(PickleRef node) const { return nodes_[node].integer; }
+  std::int64_t integer(PickleRef node) const {
+    const bool has = kind(node) == PickleKind::kBool || kind(node) == PickleKind::kInt;
+    return has ? nodes_[node].integer : 0;
+  }
   /// kFloat.
-  double real(PickleRef node) const { return nodes_[node].real; }
+  double real(PickleRef node) const { return kind(node) == PickleKind::kFloat ? nodes_[node].real : 0; }
   /// kString: UTF-8, unless Python 2 wrote it. kBytes. kBigInt: little-endian bytes, or decimal digits in protocol 0.
   std::string_view text(PickleRef node) const { return nodes_[node].text; }
   /// kGlobal.
