@@ -22,10 +22,9 @@ LOADS_DTYPES = VERSION >= (2, 0)  # with weights_only: before, a few dtypes were
 ALIGNMENT = 64
 
 
-def payload_offset(path, entry):
-    with open(path, "rb") as file:
-        file.seek(entry.header_offset)
-        header = file.read(30)
+def payload_offset(archive, entry):
+    archive.fp.seek(entry.header_offset)
+    header = archive.fp.read(30)
     name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
     return entry.header_offset + len(header) + name_bytes + extra_bytes
 
@@ -40,7 +39,7 @@ class Written(support.TestCase):
             self.assertEqual({name.split("/")[0] for name in names}, {path.stem})
             for entry in archive.infolist():
                 self.assertEqual(entry.compress_type, zipfile.ZIP_STORED)
-                self.assertEqual(payload_offset(path, entry) % ALIGNMENT, 0, entry.filename)
+                self.assertEqual(payload_offset(archive, entry) % ALIGNMENT, 0, entry.filename)
         value = torch.load(path, weights_only=weights_only)
         if HAS_MMAP and weights_only and isinstance(value, dict):
             mapped = torch.load(path, weights_only=True, mmap=True)
