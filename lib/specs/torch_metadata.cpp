@@ -4,6 +4,7 @@
 
 #include <map>
 #include <set>
+#include <span>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -122,10 +123,17 @@ class Reader {
     }
   }
 
+  /// Of a list, or of a set as protocol 2 has it: a call of `set` with a list.
+  std::span<const PickleRef> elements(PickleRef node) const {
+    if (!pickle_.is_object_of(node, "builtins", "set")) return pickle_.items(node);
+    const auto arguments = pickle_.items(pickle_.args(node));
+    return arguments.empty() ? arguments : pickle_.items(arguments.front());
+  }
+
   void add_outputs(PickleRef attention, std::map<std::string, GQAQKVColumnParallelLinearSpec>& by_module) const {
     const PickleRef outputs = member(attention, "output_projections_names");
     if (outputs == kNoNode) return;
-    for (const PickleRef item : pickle_.items(outputs)) {
+    for (const PickleRef item : elements(outputs)) {
       const std::string name = text(item);
       const std::vector<std::string> parts = split(name, '.');
       if (parts.size() < 3) continue;
@@ -147,7 +155,7 @@ class Reader {
     if (!problem.empty()) throw bad("its attention cannot be: " + problem).tensor(stem + "q");
     if (spec.output_projection_name.empty() || spec.query_projection_name.empty() || spec.key_projection_name.empty() ||
         spec.value_projection_name.empty())
-      throw bad("does not name all four projections").tensor(stem + "q");
+      throw bad("does not name all four projections").tensor(stem + (joined ? "qkv" : "q"));
     const std::uint64_t heads = spec.query_heads(0).size();
     const std::uint64_t slots = spec.slots_per_rank();
     const Dims shape = stored_shape_(stem + (joined ? "qkv" : "q")).value_or(Dims{});
