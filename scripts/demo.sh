@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Shards a model, looks at the shards, puts it together again, and compares every byte.
+# Shards a model, looks at the shards, puts it together again, takes it to torch's format and back, and compares every
+# byte.
 #
 #   scripts/demo.sh                          a small model from testdata/, TP 4 × PP 2
 #   TP=8 PP=1 scripts/demo.sh MODEL_DIR      a Hugging Face checkpoint of your own
@@ -37,7 +38,7 @@ work=$(mktemp --directory --tmpdir reshard-demo-XXXXXX)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-# Shards and the model put together again; replicated tensors stand in several shards.
+# The model twice at any time, once as shards, where replicated tensors stand in several files.
 need_bytes=$((model_bytes * 22 / 10 + 100000000))
 free_bytes=$(df --output=avail --block-size=1 "$work" | tail -n 1)
 if ((free_bytes < need_bytes)); then
@@ -61,25 +62,37 @@ run() {
   "$@"
 }
 
+# Whether the directory $1 holds the model that went in; compare_checkpoints shares no code with reshard.
+prove_same() {
+  if [[ -f $model/model.safetensors ]] && cmp --silent "$model/model.safetensors" "$1/model.safetensors"; then
+    verdict="the file is the same, byte for byte"
+  else
+    # Cut into files elsewhere, or written by another program: the same tensors in other places.
+    run compare_checkpoints "$model" "$1" || fail "the model that came back is not the one that went in"
+    verdict="every tensor is the same, byte for byte"
+  fi
+}
+
+one_file=()
+if [[ -f $model/model.safetensors ]]; then
+  one_file=(--max-shard-size "$model_bytes") # again, however large
+fi
+
 run reshard inspect "$model"
 run reshard shard "$model" "$work/sharded" --tp "$tp" --pp "$pp"
 run reshard inspect "$work/sharded"
-if [[ -f $model/model.safetensors ]]; then
-  # One file again, however large.
-  run reshard consolidate "$work/sharded" "$work/whole" --max-shard-size "$model_bytes"
-else
-  run reshard consolidate "$work/sharded" "$work/whole"
-fi
-
+run reshard verify "$model" "$work/sharded" || fail "the shards do not hold the model"
+run reshard consolidate "$work/sharded" "$work/whole" "${one_file[@]}"
 for file in config.json generation_config.json tokenizer.json; do
   [[ ! -f $model/$file ]] || cmp "$model/$file" "$work/whole/$file" || fail "$file came back different"
 done
-if [[ -f $model/model.safetensors ]] && cmp --silent "$model/model.safetensors" "$work/whole/model.safetensors"; then
-  verdict="the file is the same, byte for byte"
-else
-  # Cut into files elsewhere, or written by another program: the same tensors in other places.
-  run compare_checkpoints "$model" "$work/whole" || fail "the model that came back is not the one that went in"
-  verdict="every tensor is the same, byte for byte"
-fi
+prove_same "$work/whole"
+rm -r "$work/whole" # room for the next
+
+run reshard convert "$work/sharded" "$work/pytorch" --format pytorch
+rm -r "$work/sharded"
+run reshard verify "$model" "$work/pytorch" || fail "torch's files do not hold the model"
+run reshard convert "$work/pytorch" "$work/again" "${one_file[@]}"
+prove_same "$work/again"
 echo
-echo "Demo passed: $model went into TP $tp x PP $pp shards and came back; $verdict."
+echo "Demo passed: $model went into TP $tp x PP $pp shards and came back, and into torch's files and back; $verdict."

@@ -10,7 +10,11 @@ packages=(
   libcli11-dev libfmt-dev libhwy-dev nlohmann-json3-dev zlib1g-dev
   catch2 libssl-dev libxtensor-dev # tests only
 )
-checkers=(clang-format-14 shellcheck)
+checkers=(
+  clang-format-14 shellcheck
+  clang libclang-rt-dev       # fuzz targets
+  python3-torch python3-numpy # tests/torch
+)
 
 case "${1:-}" in
   "") ;;
@@ -34,7 +38,7 @@ is_available() {
   [[ -n "$(apt-cache madison "$1" 2>/dev/null)" ]]
 }
 
-# clang-format-14 is not in every release; a fresh machine has no lists that would say so.
+# Not every release has all checkers; a fresh machine has no lists that would say so.
 is_out_of_reach() {
   is_available g++ && ! is_available "$1"
 }
