@@ -3,14 +3,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
+#include "reshard/tensor/dims.h"
 #include "reshard/tensor/dtype.h"
 
 namespace reshard {
-
-/// One number a dim, outermost first. As a shape: sizes in elements; `{}` is a scalar. As an index: positions.
-using Dims = std::vector<std::uint64_t>;
 
 /// The number of elements, multiplied left to right as the reference reader does; nothing on overflow.
 std::optional<std::uint64_t> num_elems(const Dims& shape);

@@ -3,11 +3,22 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "reshard/tensor/shape.h"
+
+namespace reshard {
+
+/// So that JSON arrays of numbers are read as shapes.
+inline void from_json(const nlohmann::json& json, Dims& dims) {
+  dims.clear();
+  for (const nlohmann::json& number : json) dims.push_back(number.get<std::uint64_t>());
+}
+
+}  // namespace reshard
 
 namespace reshard::test {
 
