@@ -21,7 +21,8 @@ std::string line(const std::string& label, const std::string& text) {
 
 std::uint64_t parameter_count(const Layout& layout) {
   std::uint64_t elems = 0;
-  for (const LogicalTensor& tensor : layout.logical) elems += num_elems(tensor.shape).value_or(0);
+  for (const LogicalTensor& tensor : layout.logical)
+    if (!tensor.zeros) elems += num_elems(tensor.shape).value_or(0);
   return elems;
 }
 
@@ -175,7 +176,7 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
   std::string text = fmt::format("{} (dry run: nothing is written)\n\n", job.command);
   text += line("from", job.source_directory.string());
   text += line("", fmt::format("{}{}, {} parameters, {} in {}", job.family.empty() ? "" : job.family + ", ",
-                               plural(job.source.logical.size(), "tensor"), format_count(parameter_count(job.source)),
+                               plural(job.source.tensor_count(), "tensor"), format_count(parameter_count(job.source)),
                                format_bytes(file_bytes(job.source)), plural(job.source.files.size(), "file")));
   text += line("to", job.output_directory.string());
   text += line("mesh", fmt::format("tp {} × pp {}{}", job.mesh.tp, job.mesh.pp,

@@ -67,7 +67,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
     json["stages"] = stages_document(*job.partition);
   }
   if (job.attention) json["attention"] = attention_document(*job.attention, job.mesh.tp);
-  json["tensors"] = job.source.logical.size();
+  json["tensors"] = job.source.tensor_count();
   json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},
                    {"placed", job.program.read_bytes},
                    {"compared", job.program.check_bytes},

@@ -31,7 +31,9 @@ std::optional<FileId> file_id(const fs::path& path) {
 }
 
 bool in_whole_folder(const Job& job, const fs::path& relative) {
-  return std::find(job.whole_folders.begin(), job.whole_folders.end(), *relative.begin()) != job.whole_folders.end();
+  return std::any_of(job.whole_folders.begin(), job.whole_folders.end(), [&](const fs::path& folder) {
+    return std::mismatch(folder.begin(), folder.end(), relative.begin(), relative.end()).first == folder.end();
+  });
 }
 
 /// Every output file, relative to the output directory, in publishing order.

@@ -74,6 +74,11 @@ std::optional<std::uint32_t> Layout::find_logical(const std::string& name) const
   return found->second;
 }
 
+std::size_t Layout::tensor_count() const {
+  return static_cast<std::size_t>(
+      std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) { return !tensor.zeros; }));
+}
+
 std::uint32_t Layout::add_stored(StoredTensor tensor) {
   stored.push_back(std::move(tensor));
   return static_cast<std::uint32_t>(stored.size() - 1);

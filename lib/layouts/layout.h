@@ -78,6 +78,9 @@ class Layout {
   std::uint32_t add_logical(const LogicalTensor& tensor, const std::filesystem::path& where);
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
+  /// Logical tensors, fillers of zeros left out.
+  std::size_t tensor_count() const;
+
   std::uint32_t add_stored(StoredTensor tensor);
   /// Adds the files of a container that was read. \returns the index of its first.
   std::uint32_t add_files(const Container& container, std::uint32_t tp_rank, std::uint32_t pp_rank);

@@ -5,12 +5,9 @@
 
 #include "reshard/layouts/shards.h"
 #include "reshard/plan/job.h"
+#include "reshard/plan/peft_adapter.h"
 
 namespace reshard {
-
-inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
-inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
-inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
 
 /// The adapters that `plan_consolidate` shall put together: those of find_adapter_folders, if `path` holds no shards of a
 /// model; else none.
@@ -24,5 +21,9 @@ void note_adapters_left(Job& job, const std::filesystem::path& directory);
 /// \throws as plan_consolidate.
 std::unique_ptr<Job> plan_consolidate_adapters(const ConsolidateRequest& request,
                                                const std::vector<AdapterFolder>& adapters);
+
+/// PEFT's adapters into ranks of the layout optimum: adapter_NAME/adapter_shards.
+/// \throws as plan_shard.
+std::unique_ptr<Job> plan_shard_adapters(const ShardRequest& request);
 
 }  // namespace reshard

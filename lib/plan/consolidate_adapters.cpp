@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/sharded_layout.h"
@@ -16,8 +17,6 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kDefaultAdapter = "default";
 
 /// The name that the metadata knows the adapter by: that of its folder, or the only one there is.
 std::string name_in_metadata(const AdapterFolder& adapter) {
@@ -90,6 +89,32 @@ void prove_sizes(const Layout& layout, const fs::path& where) {
   }
 }
 
+/// The joined linears that the files hold adapters of.
+std::vector<FusedLayer> held_layers(const ShardedCheckpoint& checkpoint) {
+  std::vector<FusedLayer> layers;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    std::unordered_set<std::string> held;
+    for (const TensorEntry& tensor : checkpoint.files[pp_rank].front().tensors) held.insert(tensor.name);
+    for (FusedLayer& layer : fused_layers(checkpoint.metadata[pp_rank]))
+      if (held.count(std::string(kPeftPrefix) + layer.module + ".lora_A.weight")) layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
+/// How the linears of an adapter were joined when `unfused` became the adapter_config.json that is there now; nothing if
+/// it did not.
+std::optional<LoraFuse> fuse_between(const AdapterConfig& unfused, const fs::path& config,
+                                     const std::vector<FusedLayer>& layers) {
+  const Json there = read_json_file(config);
+  for (const LoraFuse fuse : {LoraFuse::kExact, LoraFuse::kMean}) {
+    try {
+      if (parse_json(fused_config_text(unfused, layers, fuse), config) == there) return fuse;
+    } catch (const Error&) {  // these ranks cannot be joined in this way
+    }
+  }
+  return std::nullopt;
+}
+
 bool lies_inside(const fs::path& path, const fs::path& folder) {
   return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
 }
@@ -125,8 +150,9 @@ class AdapterPlanner {
  private:
   void add(const AdapterFolder& adapter, const fs::path& folder) {
     prove_place(folder);
-    const ShardedCheckpoint checkpoint = read_sharded_checkpoint(adapter.shards, name_in_metadata(adapter));
+    ShardedCheckpoint checkpoint = read_sharded_checkpoint(adapter.shards, name_in_metadata(adapter));
     prove_explained(checkpoint);
+    const fs::path config = config_of(adapter.shards.parent, checkpoint);
     Layout source = sharded_source_layout(checkpoint, {});
     prove_sizes(source, adapter.shards.path);
     if (job_->source.files.empty()) job_->mesh = {checkpoint.tp, checkpoint.pp, 1};
@@ -134,8 +160,26 @@ class AdapterPlanner {
     // Adapters hold tensors of the same names: all but the one that goes to the top are told apart by their folder.
     const std::string prefix = folder.empty() ? "" : folder.string() + "/";
     add_target(source, folder, prefix);
+    add_config(config, folder, source);
     job_->source.append(std::move(source), prefix);
-    add_config(adapter.shards.parent, folder);
+  }
+
+  /// The adapter_config.json to carry along. Where joined linears had been given entries in it, it is the one from before;
+  /// where their lora_A were stacked, the metadata comes to say so.
+  fs::path config_of(const fs::path& parent, ShardedCheckpoint& checkpoint) {
+    const fs::path config = parent / kAdapterConfigFile;
+    const fs::path before = parent / kUnfusedConfigFile;
+    if (!path_exists(config) || !path_exists(before)) return config;
+    const AdapterConfig unfused = read_adapter_config(before);
+    if (read_adapter_config(config).text == unfused.text) return config;  // joined anew, without entries
+    const auto fuse = fuse_between(unfused, config, held_layers(checkpoint));
+    if (!fuse) {
+      job_->notes.push_back(before.string() + " is not what adapter_config.json was made of, and is left aside");
+      return config;
+    }
+    if (*fuse == LoraFuse::kExact)
+      for (StageMetadata& metadata : checkpoint.metadata) stack_ranks(metadata, unfused);
+    return before;
   }
 
   void prove_place(const fs::path& folder) const {
@@ -169,16 +213,44 @@ class AdapterPlanner {
     }
   }
 
-  void add_config(const fs::path& parent, const fs::path& folder) {
-    const fs::path config = parent / kAdapterConfigFile;
+  void add_config(const fs::path& config, const fs::path& folder, const Layout& source) {
     const fs::path final = folder / kAdapterConfigFile;
     if (!path_exists(config)) {
-      job_->notes.push_back("there is no adapter_config.json in " + parent.string() +
+      job_->notes.push_back("there is no adapter_config.json in " + config.parent_path().string() +
                             ", without which PEFT does not load the adapter");
       return;
     }
-    if (resolved_path(config) == resolved_path(job_->output_directory / final)) return;
-    job_->copied_files.push_back({config, final, fs::file_size(config)});
+    note_other_ranks(config, source);
+    const bool in_place =
+        resolved_path(config.parent_path() / kAdapterConfigFile) == resolved_path(job_->output_directory / final);
+    if (in_place && config.filename() != kAdapterConfigFile)
+      throw Error(ErrorKind::kUsage,
+                  "says how the shards beside it are to be read, and the adapter's original one would replace it")
+          .in(job_->output_directory / final)
+          .hint("choose another OUT_DIR");
+    if (!in_place) job_->copied_files.push_back({config, final, fs::file_size(config)});
+  }
+
+  /// Adapters that were trained on joined linears have the ranks of those, whatever the config says of the originals.
+  void note_other_ranks(const fs::path& path, const Layout& source) {
+    std::vector<std::string> other;
+    try {
+      const AdapterConfig config = read_adapter_config(path);
+      for (const LogicalTensor& tensor : source.logical) {
+        const auto name = lora_name(tensor.name);
+        if (!name || name->component != "lora_A" || name->rest != "weight" || tensor.shape.empty()) continue;
+        const bool prefixed = name->module.starts_with(kPeftPrefix);
+        const std::string module = name->module.substr(prefixed ? kPeftPrefix.size() : 0);
+        if (config.rank_of(module) != tensor.shape[0]) other.push_back(module);
+      }
+    } catch (const Error& error) {
+      job_->notes.push_back(error.what());
+    }
+    if (!other.empty())
+      job_->notes.push_back(
+          fmt::format("adapter_config.json gives {} another rank than their lora_A {}: PEFT will not "
+                      "load the adapter until \"r\" or \"rank_pattern\" say it",
+                      list_names(other), other.size() == 1 ? "has" : "have"));
   }
 
   void add_notes(const ShardedCheckpoint& checkpoint) {

@@ -10,6 +10,7 @@
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/program.h"
+#include "reshard/specs/adapter_config.h"
 #include "reshard/specs/mesh.h"
 #include "reshard/specs/stage_plan.h"
 
@@ -49,7 +50,7 @@ struct Job {
   Program program;
   std::vector<TextFile> text_files;
   std::vector<CopiedFile> copied_files;
-  /// Top-level folders of the output that are replaced as a whole.
+  /// Folders of the output that are replaced as a whole; none inside another.
   std::vector<std::filesystem::path> whole_folders;
   std::vector<std::string> notes;  // what the user should know, whole sentences
 
@@ -81,6 +82,10 @@ struct ShardRequest {
   std::filesystem::path model_directory;
   std::filesystem::path output_directory;
   ShardingRequest sharding;
+  /// LoRA adapters, as PEFT saves them; where there are any, they alone are sharded, and the model's directory (or its
+  /// config.json) only says for which model.
+  std::vector<std::filesystem::path> adapters;
+  LoraFuse lora_fuse = LoraFuse::kMean;
   bool force = false;
 };
 

@@ -1,6 +1,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
 #include "reshard/layouts/hf_layout.h"
+#include "reshard/plan/adapters.h"
 #include "reshard/plan/checkpoint.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/target.h"
@@ -12,6 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::unique_ptr<Job> plan(const ShardRequest& request) {
+  if (!request.adapters.empty()) return plan_shard_adapters(request);
   mesh_of(request.sharding);  // a wrong one is told before anything is read
   std::error_code ignored;
   if (fs::equivalent(request.model_directory, request.output_directory, ignored))

@@ -99,10 +99,7 @@ Mesh mesh_of(const ShardingRequest& request) {
   return mesh;
 }
 
-void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,
-                         const std::vector<LogicalTensor>& logical) {
-  if (request.form.kind == ShardsKind::kOptimum && request.form.format == Format::kSafetensors)
-    throw Error(ErrorKind::kUsage, "the layout optimum has no safetensors form").hint("choose pytorch or xser");
+void plan_mesh(Job& job, const ShardingRequest& request, const Model& model) {
   job.mesh = mesh_of(request);
   const std::string& layer_prefix = model.family->layers;
   job.partition = request.pipeline_cuts.empty()
@@ -110,6 +107,13 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
                       : partition_by_cuts(model.layers, job.mesh, request.pipeline_cuts, layer_prefix);
   for (const std::uint64_t layer : job.partition->cuts())
     job.cut_names.push_back(fmt::format("{}.{}", layer_prefix, layer));
+}
+
+void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,
+                         const std::vector<LogicalTensor>& logical) {
+  if (request.form.kind == ShardsKind::kOptimum && request.form.format == Format::kSafetensors)
+    throw Error(ErrorKind::kUsage, "the layout optimum has no safetensors form").hint("choose pytorch or xser");
+  plan_mesh(job, request, model);
   std::unordered_set<std::string> held;
   for (const LogicalTensor& tensor : logical) held.insert(tensor.name);
   const auto plans = plan_stages(model, job.mesh.tp, *job.partition, request.attention,

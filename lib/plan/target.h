@@ -15,6 +15,10 @@ namespace reshard {
 /// \throws Error kUsage.
 Mesh mesh_of(const ShardingRequest& request);
 
+/// Sets the mesh of `job` and its stages.
+/// \throws Error kUsage.
+void plan_mesh(Job& job, const ShardingRequest& request, const Model& model);
+
 /// Makes `job.target` the shards of `logical`, which are `model`'s, with its metadata, markers and reports.
 /// \throws Error kUsage, with the degrees that work, if the model cannot be split so.
 void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,

@@ -70,7 +70,7 @@ struct HandMade {
       write_torch(shards / "model" / ("dp_rank_00_tp_rank_0" + std::to_string(rank) + "_pp_rank_00.pt"), ranks[rank]);
     write_file(shards / "mp_metadata_pp_rank_0.json",
                json{{"parameters", parameters}, {"model_weight_transformation_specs", modules}}.dump());
-    write_file(shards / "../adapter_config.json", R"({"peft_type": "LORA", "r": 2})");
+    write_file(shards / "../adapter_config.json", R"({"peft_type": "LORA", "r": 1})");
   }
 };
 

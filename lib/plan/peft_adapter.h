@@ -1,0 +1,36 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/container.h"
+#include "reshard/specs/adapter_config.h"
+#include "reshard/specs/family.h"
+#include "reshard/specs/peft_stages.h"
+
+namespace reshard {
+
+inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
+inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
+inline constexpr const char* kDefaultAdapter = "default";
+
+/// An adapter as PEFT saves it.
+struct PeftAdapter {
+  std::string name;
+  std::filesystem::path directory;
+  AdapterConfig config;
+  Container file;  // safetensors where both are there, as PEFT has it
+};
+
+/// The adapters in `directories`, headers alone: the first directory's own is called "default", those of the others as
+/// their directories are, and those of folders in them as these are.
+/// \throws Error kBadInput for a directory without an adapter; kUsage for two of one name.
+std::vector<PeftAdapter> read_peft_adapters(const std::vector<std::filesystem::path>& directories);
+
+/// Holds the adapter's tensors against the model and the config's ranks, and sorts them: each by the module that it
+/// belongs to in the ranks, where `joined` linears are one. Of a joined linear either all are adapted, all alike, or none.
+/// \throws Error kBadInput or kUnsupported, naming the tensor or the module.
+AdapterContent adapter_content(const PeftAdapter& adapter, const Model& model, const std::vector<FusedLayer>& joined);
+
+}  // namespace reshard

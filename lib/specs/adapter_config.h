@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reshard/specs/transformation_specs.h"
+
+namespace reshard {
+
+inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
+/// Beside a sharded adapter: its adapter_config.json as it was before joined linears got entries of their own.
+inline constexpr const char* kUnfusedConfigFile = "adapter_config.unfused.json";
+
+/// What becomes of the lora_A of linears that are joined into one.
+enum class LoraFuse : std::uint8_t {
+  kMean,   // their mean, as the reference takes it
+  kExact,  // all of them, stacked; each lora_B meets its own rows alone
+};
+
+/// A PEFT adapter's adapter_config.json, as far as it says how large and how strong the adapter is
+/// (peft/tuners/lora/config.py). Modules go by their names in the wrapped model: "model.layers.0.mlp.up_proj".
+struct AdapterConfig {
+  std::filesystem::path path;
+  std::string text;
+  std::uint64_t r = 8;
+  double lora_alpha = 8;
+  bool use_rslora = false;
+  std::vector<std::pair<std::string, std::uint64_t>> rank_pattern;  // regular expressions, in the file's order
+  std::vector<std::pair<std::string, double>> alpha_pattern;
+  std::vector<std::string> modules_to_save;
+
+  /// The first pattern that matches decides, as in PEFT.
+  std::uint64_t rank_of(const std::string& module) const;
+  double alpha_of(const std::string& module) const;
+  /// Whether the adapter has a trained copy of the module.
+  bool saves(const std::string& module) const;
+};
+
+/// \throws Error kBadInput; kUnsupported for adapters other than LoRA's.
+AdapterConfig read_adapter_config(const std::filesystem::path& path);
+
+/// A joined linear that an adapter adapts.
+struct FusedLayer {
+  std::string module;                // "model.layers.0.mlp.gate_up_proj"
+  std::vector<std::string> linears;  // "model.layers.0.mlp.gate_proj", …
+};
+
+/// The joined linears that a stage's specs speak of, without what PEFT puts before their names.
+std::vector<FusedLayer> fused_layers(const StageMetadata& metadata);
+
+/// The text of the adapter_config.json that goes with the joined linears: `config`'s own where that says the right
+/// ranks and scales of them already (but not with kExact), else with entries for them in front of its patterns.
+/// \throws Error kBadInput if the linears of one differ in scale, and with kMean if they differ in rank.
+std::string fused_config_text(const AdapterConfig& config, const std::vector<FusedLayer>& layers, LoraFuse fuse);
+
+/// Sets the stacked ranks of the specs to what the config says of the linears.
+void stack_ranks(StageMetadata& metadata, const AdapterConfig& config);
+
+}  // namespace reshard

@@ -1,0 +1,274 @@
+#include <nlohmann/json.hpp>
+
+#include "reshard/specs/adapter_config.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/torch_files.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const std::string kLayer = "base_model.model.model.layers.0.";
+
+/// A model of one layer, and one adapter of it that tests change before they shard it.
+struct Case {
+  TempDir temp;
+  TinyModel model;
+  json config{{"peft_type", "LORA"}, {"r", 1}, {"lora_alpha", 4}};
+  TensorMap tensors;
+
+  Case() {
+    model.layers = 1;
+    model.hidden = 4;
+    model.intermediate = 4;
+    model.heads = 4;
+    model.kv_heads = 4;
+    model.head_dim = 2;
+  }
+  /// lora_A and lora_B of a linear, each of bytes that count up from `first`.
+  void adapt(const std::string& linear, std::uint64_t out, std::uint64_t in, std::uint64_t r = 1, char first = 'a') {
+    tensors[kLayer + linear + ".lora_A.weight"] = counting({r, in}, first);
+    tensors[kLayer + linear + ".lora_B.weight"] = counting({out, r}, first);
+  }
+  static TensorData counting(const Dims& shape, char first = 'a') {
+    TensorData tensor{DType::kF8E4M3, shape, {}};
+    for (std::uint64_t i = 0; i < num_elems(shape).value(); ++i) tensor.bytes += static_cast<char>(first + i);
+    return tensor;
+  }
+  void adapt_mlp(std::uint64_t gate_r = 1, std::uint64_t up_r = 1) {
+    adapt("mlp.gate_proj", 4, 4, gate_r, '0');
+    adapt("mlp.up_proj", 4, 4, up_r, 'A');
+  }
+  ShardRequest request(std::uint32_t tp = 2, LoraFuse fuse = LoraFuse::kMean) const {
+    write_file(temp / "model/config.json", model.config().dump());
+    write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
+    write_file(temp / "peft/adapter_config.json", config.dump(2));
+    ShardRequest request = shard_request(temp / "model", temp / "out", tp);
+    request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+    request.adapters = {temp / "peft"};
+    request.lora_fuse = fuse;
+    return request;
+  }
+  Error error(std::uint32_t tp = 2, LoraFuse fuse = LoraFuse::kMean) const {
+    return error_of([&] { plan_shard(request(tp, fuse)); });
+  }
+  TensorMap rank(int tp_rank) const {
+    return read_torch_tensors(temp / ("out/adapter_default/adapter_shards/model/dp_rank_00_tp_rank_0" +
+                                      std::to_string(tp_rank) + "_pp_rank_00.pt"));
+  }
+  json sharded_config() const { return json::parse(read_file(temp / "out/adapter_default/adapter_config.json")); }
+};
+
+TEST_CASE("Exactly joined linears have their lora_A stacked and their lora_B on a diagonal") {
+  Case c;
+  c.adapt_mlp(1, 2);
+  c.config["rank_pattern"] = {{"up_proj", 2}};
+  c.config["alpha_pattern"] = {{"up_proj", 8}};
+  shard(c.request(2, LoraFuse::kExact));
+  const std::string joined = kLayer + "mlp.gate_up_proj.";
+  for (int rank : {0, 1}) {
+    const TensorMap tensors = c.rank(rank);
+    REQUIRE(tensors.size() == 2);
+    CHECK(tensors.at(joined + "lora_A.weight") == TensorData{DType::kF8E4M3, {3, 4}, "0123ABCDEFGH"});
+    const std::string zero(1, '\0');
+    const std::string b = rank == 0 ? "0" + zero + zero + "1" + zero + zero + zero + "AB" + zero + "CD"
+                                    : "2" + zero + zero + "3" + zero + zero + zero + "EF" + zero + "GH";
+    CHECK(tensors.at(joined + "lora_B.weight") == TensorData{DType::kF8E4M3, {4, 3}, b});
+  }
+  CHECK(c.sharded_config()["rank_pattern"]["gate_up_proj"] == 3);
+  CHECK(c.sharded_config()["alpha_pattern"]["gate_up_proj"] == 12);
+  CHECK(read_file(c.temp / "out/adapter_default/adapter_config.unfused.json") == c.config.dump(2));
+}
+
+TEST_CASE("A mean that loses something is noted, one of equal lora_A is none and keeps them to the byte") {
+  Case c;
+  c.adapt_mlp();
+  const auto lossy = plan_shard(c.request());
+  REQUIRE(lossy->notes.size() == 1);
+  CHECK_THAT(lossy->notes[0], Says("--lora-fuse exact"));
+  CHECK_THAT(lossy->notes[0], Says("model.layers.0.mlp.gate_up_proj"));
+  CHECK(plan_shard(c.request(2, LoraFuse::kExact))->notes.empty());
+  c.tensors[kLayer + "mlp.up_proj.lora_A.weight"] = c.tensors[kLayer + "mlp.gate_proj.lora_A.weight"];
+  CHECK(plan_shard(c.request())->notes.empty());
+  shard(c.request());
+  CHECK(c.rank(1).at(kLayer + "mlp.gate_up_proj.lora_A.weight") == c.tensors[kLayer + "mlp.up_proj.lora_A.weight"]);
+  CHECK(c.sharded_config() == c.config);
+  CHECK_FALSE(fs::exists(c.temp / "out/adapter_default/adapter_config.unfused.json"));
+}
+
+TEST_CASE("A joined linear is adapted as a whole or not at all") {
+  Case c;
+  c.adapt("mlp.up_proj", 4, 4);
+  const Error half = c.error();
+  CHECK(half.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(half.what(), Says("adapts model.layers.0.mlp.up_proj, but not model.layers.0.mlp.gate_proj"));
+  c.adapt_mlp();
+  c.tensors[kLayer + "mlp.up_proj.lora_B.bias"] = Case::counting({4});
+  CHECK_THAT(c.error().what(), Says("adapted in different ways"));
+  c.tensors[kLayer + "mlp.gate_proj.lora_B.bias"] = Case::counting({4});
+  CHECK_NOTHROW(plan_shard(c.request()));
+  c.adapt("self_attn.q_proj", 8, 4);  // is not joined here
+  CHECK_NOTHROW(plan_shard(c.request()));
+  ShardRequest fused = c.request();
+  fused.sharding.attention.fuse_qkv = true;
+  CHECK_THAT(error_of([&] { plan_shard(fused); }).what(), Says("k_proj, model.layers.0.self_attn.v_proj"));
+}
+
+TEST_CASE("Ranks and scales that joined linears cannot share are refused") {
+  Case c;
+  c.adapt_mlp(1, 2);
+  c.config["rank_pattern"] = {{"up_proj", 2}};
+  const Error ranks = c.error();
+  CHECK(ranks.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(ranks.what(), Says("not the same rank"));
+  CHECK_THAT(ranks.hint(), Says("exact"));
+  CHECK_THAT(c.error(2, LoraFuse::kExact).what(), Says("not the same scale"));
+  c.config["alpha_pattern"] = {{"up_proj", 8}};
+  CHECK_NOTHROW(plan_shard(c.request(2, LoraFuse::kExact)));
+  c.config["use_rslora"] = true;
+  CHECK_THAT(c.error(2, LoraFuse::kExact).what(), Says("not the same scale"));
+}
+
+TEST_CASE("An adapter that does not fit the model or its own config is refused by the tensor's name") {
+  const auto refused = [](const std::string& name, const Dims& shape, ErrorKind kind, const std::string& says) {
+    INFO(name);
+    Case c;
+    c.adapt_mlp();
+    c.adapt("mlp.down_proj", 4, 4);
+    c.tensors[name] = Case::counting(shape);
+    const Error error = c.error();
+    CHECK(error.kind() == kind);
+    CHECK(error.tensor() == name);
+    CHECK(error.path() == (c.temp / "peft/adapter_model.safetensors").string());
+    CHECK_THAT(error.what(), Says(says));
+  };
+  refused(kLayer + "mlp.down_proj.lora_A.weight", {2, 4}, ErrorKind::kBadInput, "make it [1, 4]");
+  refused(kLayer + "mlp.down_proj.lora_B.weight", {5, 1}, ErrorKind::kBadInput, "make it [4, 1]");
+  refused(kLayer + "mlp.down_proj.lora_magnitude_vector", {5}, ErrorKind::kBadInput, "make it [4]");
+  refused(kLayer + "mlp.down_proj.lora_A.mine.weight", {1, 4}, ErrorKind::kUnsupported, "kind of adapter");
+  refused(kLayer + "mlp.sideways.lora_A.weight", {1, 4}, ErrorKind::kBadInput, "the model does not have");
+  refused("base_model.model.model.layers.1.mlp.down_proj.lora_A.weight", {1, 4}, ErrorKind::kBadInput,
+          "the model does not have");
+  refused("model.norm.weight", {4}, ErrorKind::kBadInput, "does not begin with base_model.model.");
+  refused("base_model.model.model.nothing.weight", {4}, ErrorKind::kBadInput, "is neither");
+  refused("base_model.model.lm_head.weight", {5, 4}, ErrorKind::kBadInput, "make it [32, 4]");
+  refused(kLayer + "mlp.gate_proj.weight", {4, 4}, ErrorKind::kUnsupported, "joined with others");
+  refused(kLayer + "self_attn.o_proj.base_layer.weight", {4, 8}, ErrorKind::kUnsupported, "has no place");
+  Case c;
+  c.adapt("mlp.down_proj", 4, 4);
+  c.tensors.erase(kLayer + "mlp.down_proj.lora_B.weight");
+  CHECK_THAT(c.error().what(), Says("holds only one of lora_A.weight and lora_B.weight"));
+}
+
+TEST_CASE("A bias beside projections for grouped-query attention is refused") {
+  Case c;
+  c.model.kv_heads = 2;
+  for (const char* linear : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) {
+    const std::uint64_t out = std::string(linear).find("q_proj") != std::string::npos ? 8 : 4;
+    c.adapt(linear, out, 4);
+    c.tensors[kLayer + linear + ".lora_B.bias"] = Case::counting({out});
+  }
+  const Error error = c.error(4);
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.tensor() == kLayer + "self_attn.qkv_proj.lora_B.bias");
+}
+
+TEST_CASE("Directories that hold no adapter, no model or two adapters of one name are refused") {
+  Case c;
+  c.adapt("mlp.down_proj", 4, 4);
+  const auto refused = [&](ShardRequest request, ErrorKind kind, const std::string& says) {
+    const auto before = snapshot(c.temp.path());
+    const Error error = error_of([&] { plan_shard(request); });
+    CHECK(error.kind() == kind);
+    CHECK_THAT(error.what(), Says(says));
+    CHECK((snapshot(c.temp.path()) == before));
+  };
+  ShardRequest request = c.request();
+  request.adapters = {c.temp / "model"};
+  refused(request, ErrorKind::kBadInput, "holds no adapter");
+  request.adapters = {c.temp / "nowhere"};
+  refused(request, ErrorKind::kBadInput, "no such directory");
+  request = c.request();
+  request.model_directory = c.temp / "peft/adapter_config.json";
+  refused(request, ErrorKind::kBadInput, "is not a directory");
+  request = c.request();
+  request.sharding.form.format = Format::kSafetensors;
+  refused(request, ErrorKind::kUsage, "no safetensors form");
+  request = c.request();
+  fs::create_directories(c.temp / "peft/default");
+  fs::copy(c.temp / "peft/adapter_config.json", c.temp / "peft/default/adapter_config.json");
+  refused(request, ErrorKind::kUsage, "the second adapter called \"default\"");
+  fs::rename(c.temp / "peft/default", c.temp / "peft/other");
+  refused(request, ErrorKind::kBadInput, "neither adapter_model.safetensors nor adapter_model.bin");
+  fs::remove_all(c.temp / "peft/other");
+  c.config["peft_type"] = "IA3";
+  refused(c.request(), ErrorKind::kUnsupported, "only LORA is known");
+}
+
+TEST_CASE("Further adapters are called as their folders are, and config.json itself may be given") {
+  Case c;
+  c.adapt("mlp.down_proj", 4, 4);
+  ShardRequest request = c.request();
+  fs::create_directories(c.temp / "second/third.x");
+  for (const char* place : {"second", "second/third.x"})
+    for (const char* file : {"adapter_config.json", "adapter_model.safetensors"})
+      fs::copy(c.temp / "peft" / file, c.temp / place / file);
+  request.adapters.push_back(c.temp / "second/");
+  request.model_directory = c.temp / "model/config.json";
+  shard(request);
+  for (const char* name : {"default", "second", "third.x"})
+    CHECK(fs::exists(c.temp / "out" / ("adapter_" + std::string(name)) / "adapter_shards/done"));
+  request.force = true;
+  CHECK_NOTHROW(shard(request));
+  ConsolidateRequest back;
+  back.checkpoint_directory = c.temp / "out";
+  back.output_directory = c.temp / "again";
+  consolidate(back);
+  for (const char* folder : {"", "second", "third.x"})
+    CHECK((read_tensors(c.temp / "again" / folder / "adapter_model.safetensors") == c.tensors));
+}
+
+TEST_CASE("Shards of an adapter that hold anything else are not replaced") {
+  Case c;
+  c.adapt("mlp.down_proj", 4, 4);
+  ShardRequest request = c.request();
+  shard(request);
+  CHECK(error_of([&] { shard(request); }).kind() == ErrorKind::kBadInput);
+  write_file(c.temp / "out/adapter_default/adapter_shards/diary.txt", "private");
+  request.force = true;
+  CHECK_THAT(error_of([&] { shard(request); }).what(), Says("diary.txt"));
+}
+
+TEST_CASE("An exact adapter is consolidated elsewhere, is checked for its zeros, and known by its config") {
+  Case c;
+  c.adapt_mlp();
+  shard(c.request(2, LoraFuse::kExact));
+  ConsolidateRequest back;
+  back.checkpoint_directory = c.temp / "out/adapter_default";
+  CHECK(error_of([&] { plan_consolidate(back); }).kind() == ErrorKind::kUsage);
+  back.output_directory = c.temp / "again";
+  const fs::path rank = c.temp / "out/adapter_default/adapter_shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt";
+  TensorMap tensors = read_torch_tensors(rank);
+  tensors.at(kLayer + "mlp.gate_up_proj.lora_B.weight").bytes[1] = 'x';
+  write_torch(rank, tensors);
+  const Error trained = error_of([&] { consolidate(back); });
+  CHECK(trained.kind() == ErrorKind::kBadInput);
+  CHECK(trained.tensor() == kLayer + "mlp.gate_up_proj.lora_B.weight");
+  CHECK_THAT(trained.what(), Says("filled up with zeros"));
+  // Trained further and saved anew, it is an adapter of twice the rank that the originals share.
+  write_file(c.temp / "out/adapter_default/adapter_config.json", c.config.dump());
+  const auto shared = plan_consolidate(back);
+  REQUIRE(shared->notes.size() == 1);
+  CHECK_THAT(shared->notes[0], Says("another rank"));
+  execute(*shared, {});
+  CHECK(read_tensors(c.temp / "again/adapter_model.safetensors").at(kLayer + "mlp.up_proj.lora_B.weight").shape ==
+        Dims{4, 2});
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,115 @@
+#include "reshard/specs/adapter_config.h"
+
+#include <cmath>
+
+#include "reshard/base/json.h"
+#include "reshard/specs/adapter_metadata.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+AdapterConfig read(const std::string& text) {
+  const test::TempDir dir;
+  test::write_file(dir / "adapter_config.json", text);
+  return read_adapter_config(dir / "adapter_config.json");
+}
+
+TEST_CASE("A pattern names modules as PEFT's regular expressions do") {
+  const std::string module = "model.layers.0.self_attn.q_proj";
+  const std::pair<const char*, bool> cases[] = {{"q_proj", true},
+                                                {"self_attn.q_proj", true},
+                                                {"attn.q_proj", false},
+                                                {"_proj", false},
+                                                {".*q_proj", true},
+                                                {"^q_proj", false},
+                                                {"^model.layers.0.self_attn.q_proj", true},
+                                                {"model.layers.0.self_attn.q_proj", true},
+                                                {"base_model.model.model.layers.0.self_attn.q_proj", false},
+                                                {"[kq]_proj", true},
+                                                {R"(layers\\.\\d+\\.self_attn\\.q_proj)", true}};
+  for (const auto& [pattern, matches] : cases) {
+    INFO(pattern);
+    const AdapterConfig config = read(std::string(R"({"r": 8, "rank_pattern": {")") + pattern + R"(": 3}})");
+    CHECK(config.rank_of(module) == (matches ? 3u : 8u));
+  }
+  const AdapterConfig first = read(R"({"r": 8, "rank_pattern": {"z|q_proj": 1, ".*": 2}, "lora_alpha": 3})");
+  CHECK(first.rank_of(module) == 1);
+  CHECK(first.rank_of("lm_head") == 2);
+  CHECK(first.alpha_of(module) == 3);
+}
+
+TEST_CASE("A config that makes no sense is refused") {
+  const std::pair<const char*, const char*> cases[] = {
+      {"[]", "expected an object"},
+      {R"({"r": 0})", "expected a rank"},
+      {R"({"r": "8"})", "expected a rank"},
+      {R"({"lora_alpha": "x"})", "expected a number"},
+      {R"({"rank_pattern": []})", "expected an object"},
+      {R"({"rank_pattern": {"a": -1}})", "expected a rank"},
+      {R"({"alpha_pattern": {"a": null}})", "expected a number"},
+      {R"({"modules_to_save": [1]})", "an array of names"},
+      {R"({"use_rslora": 1})", "use_rslora"},
+  };
+  for (const auto& [text, says] : cases) {
+    INFO(text);
+    const Error error = error_of([&, t = std::string(text)] { read(t); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says(says));
+  }
+  const AdapterConfig broken = read(R"({"rank_pattern": {"(": 1}})");
+  CHECK(error_of([&] { broken.rank_of("m"); }).kind() == ErrorKind::kUnsupported);
+}
+
+std::vector<FusedLayer> two_layers() {
+  std::vector<FusedLayer> layers;
+  for (const char* layer : {"l.0.", "l.1."})
+    layers.push_back({layer + std::string("gu"), {layer + std::string("g"), layer + std::string("u")}});
+  return layers;
+}
+
+TEST_CASE("Joined linears are named once where they are alike, one by one where not, before all other patterns") {
+  const AdapterConfig plain = read(R"({"r": 4, "lora_alpha": 8})");
+  CHECK(fused_config_text(plain, two_layers(), LoraFuse::kMean) == plain.text);
+  CHECK(Json::parse(fused_config_text(plain, two_layers(), LoraFuse::kExact)) ==
+        Json::parse(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"gu": 8}, "alpha_pattern": {"gu": 16}})"));
+
+  const AdapterConfig uneven =
+      read(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"l.0.*": 2}, "alpha_pattern": {"l.0.*": 4}})");
+  const std::string text = fused_config_text(uneven, two_layers(), LoraFuse::kExact);
+  CHECK(Json::parse(text)["rank_pattern"] == Json::parse(R"({"l.0.gu": 4, "l.1.gu": 8, "l.0.*": 2})"));
+  CHECK(text.find("l.0.gu") < text.find("l.0.*"));
+  const AdapterConfig again = read(text);
+  CHECK(again.rank_of("l.0.gu") == 4);
+  CHECK(again.rank_of("l.0.g") == 2);
+  CHECK(again.alpha_of("l.1.gu") == 16);
+}
+
+TEST_CASE("The scale of a joined linear is that of its originals, and a config that misses it is mended") {
+  const AdapterConfig roots = read(R"({"r": 4, "lora_alpha": 3, "use_rslora": true})");
+  const AdapterConfig fused = read(fused_config_text(roots, two_layers(), LoraFuse::kExact));
+  CHECK(std::abs(fused.alpha_of("l.0.gu") / std::sqrt(8.0) - 3 / std::sqrt(4.0)) < 1e-12);
+  // The reference matches patterns against joined names alone, and would give these the rank 4.
+  const AdapterConfig by_name = read(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"g": 2, "u": 2}})");
+  const Json mean = Json::parse(fused_config_text(by_name, two_layers(), LoraFuse::kMean));
+  CHECK(mean["rank_pattern"] == Json::parse(R"({"g": 2, "u": 2, "gu": 2})"));
+}
+
+TEST_CASE("Names of adapters' tensors are taken apart by their components") {
+  const auto name = lora_name("base_model.model.m.lora_A.my.ad.weight");
+  REQUIRE(name);
+  CHECK(name->module == "base_model.model.m");
+  CHECK(name->component == "lora_A");
+  CHECK(name->rest == "my.ad.weight");
+  CHECK(lora_name("m.lora_embedding_B")->rest.empty());
+  for (const char* none : {"", "lora_A", "m.lora_AB.weight", "m.xlora_A.weight", "m.modules_to_save.lora_A.weight"})
+    CHECK_FALSE(lora_name(none));
+}
+
+}  // namespace
+}  // namespace reshard
