@@ -36,6 +36,9 @@ inline constexpr const char* kOptimumModelFolder = "model";
 inline constexpr const char* kCheckpointMarker = "checkpoint";
 inline constexpr const char* kDoneMarker = "done";
 
+/// What `optimum` writes beside its shards: how they are cut.
+inline constexpr const char* kTrainingConfigFile = "trn_config.json";
+
 struct RankId {
   std::uint32_t tp_rank = 0;
   std::uint32_t pp_rank = 0;
