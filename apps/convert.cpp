@@ -45,9 +45,25 @@ Overflow parse_overflow(const std::string& text) {
   throw Error(ErrorKind::kUsage, fmt::format("--overflow: \"{}\" is neither saturate nor error", printable(text)));
 }
 
+/// An option that would have no effect shows that another was forgotten.
+void prove_options_matter(const ConvertArguments& arguments) {
+  const ShardingArguments& sharding = arguments.sharding;
+  const std::pair<const char*, bool> of_shards[] = {
+      {"--tp", !sharding.tp.empty()},    {"--pp", !sharding.pp.empty()},
+      {"--vpp", sharding.vpp != "1"},    {"--pipeline-cuts", !sharding.pipeline_cuts.empty()},
+      {"--fuse-qkv", sharding.fuse_qkv}, {"--kv-size-multiplier", !sharding.kv_size_multiplier.empty()}};
+  for (const auto& [option, given] : of_shards)
+    if (given && arguments.to == "hf")
+      throw Error(ErrorKind::kUsage, fmt::format("{} is about shards, but --to hf makes a whole model", option))
+          .hint("say --to ranks or --to optimum");
+  if (arguments.cast_all && arguments.dtype.empty())
+    throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
+}
+
 ConvertRequest request_of(const ConvertArguments& arguments) {
   if (arguments.source.empty()) throw Error(ErrorKind::kUsage, "SRC is empty");
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "DST is empty");
+  prove_options_matter(arguments);
   ConvertRequest request;
   request.source = arguments.source;
   request.output_directory = arguments.output_directory;

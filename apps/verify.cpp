@@ -70,7 +70,8 @@ std::string report_text(const Verification& result, const VerifyArguments& argum
                      result.compared_tensors + result.only_a.size() + result.only_b.size() + result.other_form.size());
 }
 
-Document document_of(const Verification& result, const VerifyArguments& arguments) {
+Document document_of(const Verification& result, const VerifyArguments& arguments,
+                     const std::vector<std::string>& divergent, const std::vector<std::string>& notes) {
   Document json;
   json["command"] = "verify";
   json["a"] = arguments.a;
@@ -90,6 +91,8 @@ Document document_of(const Verification& result, const VerifyArguments& argument
                                  {"a", d.a},
                                  {"b", d.b},
                                  {"max_abs_difference", d.max_abs}});
+  json["divergent_replicas"] = divergent;
+  json["notes"] = notes;
   return json;
 }
 
@@ -101,10 +104,9 @@ int run_verify(const VerifyArguments& arguments) {
   RunOptions options = run_options(common, {false, arguments.allow_divergent});
   const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient);
   const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient);
-  if (!arguments.quiet && !arguments.json) {
-    print_notes(a.notes);
-    print_notes(b.notes);
-  }
+  std::vector<std::string> notes = a.notes;
+  notes.insert(notes.end(), b.notes.begin(), b.notes.end());
+  if (!arguments.quiet && !arguments.json) print_notes(notes);
   Progress progress;
   options.progress = &progress;
   std::vector<std::string> divergent;
@@ -118,7 +120,7 @@ int run_verify(const VerifyArguments& arguments) {
     result = verify(a.layout, b.layout, tolerance, options);
   }
   if (arguments.json)
-    print_output(to_text(document_of(result, arguments)));
+    print_output(to_text(document_of(result, arguments, divergent, notes)));
   else if (!arguments.quiet)
     print_notes(divergent);
   if (!arguments.json && !arguments.quiet) print_output(report_text(result, arguments));

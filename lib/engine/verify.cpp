@@ -26,6 +26,10 @@ std::string form(const LogicalTensor& tensor) {
   return fmt::format("{} {}", name(tensor.dtype), to_string(tensor.shape));
 }
 
+bool comparable(const LogicalTensor& a, const LogicalTensor& b, Tolerance tolerance) {
+  return a.shape == b.shape && (a.dtype == b.dtype || (!tolerance.is_zero() && can_compare(a.dtype, b.dtype)));
+}
+
 /// Lists what cannot be compared.
 void compare_forms(const Layout& a, const Layout& b, Tolerance tolerance, Verification& result) {
   for (const LogicalTensor& tensor : a.logical) {
@@ -35,9 +39,7 @@ void compare_forms(const Layout& a, const Layout& b, Tolerance tolerance, Verifi
       continue;
     }
     const LogicalTensor& match = b.logical[*other];
-    const bool dtypes_fit =
-        tensor.dtype == match.dtype || (!tolerance.is_zero() && can_compare(tensor.dtype, match.dtype));
-    if (tensor.shape != match.shape || !dtypes_fit)
+    if (!comparable(tensor, match, tolerance))
       result.other_form.push_back(fmt::format("{}: {} and {}", tensor.name, form(tensor), form(match)));
   }
   for (const LogicalTensor& tensor : b.logical)
@@ -49,14 +51,15 @@ void compare_forms(const Layout& a, const Layout& b, Tolerance tolerance, Verifi
 Verification verify(const Layout& a, const Layout& b, Tolerance tolerance, const RunOptions& options) {
   Verification result;
   compare_forms(a, b, tolerance, result);
-  const Program program = make_comparing_program(a, b);
+  Program program = make_comparing_program(a, b);
+  std::erase_if(program.transfers,
+                [&](const Transfer& transfer) { return !comparable(*transfer.tensor, *transfer.result, tolerance); });
   std::vector<Found> found(program.transfers.size());
   std::mutex mutex;
   const auto visit = [&](const VisitedBlock& block) {
     const Transfer& transfer = program.transfers[block.transfer];
     const DType a_dtype = transfer.tensor->dtype;
     const DType b_dtype = transfer.result->dtype;
-    if (a_dtype != b_dtype && (tolerance.is_zero() || !can_compare(a_dtype, b_dtype))) return;  // told already
     const DifferenceSummary summary = compare_elements(a_dtype, block.bytes, b_dtype, block.against, tolerance, 1);
     const std::lock_guard lock(mutex);
     Found& tensor = found[block.transfer];

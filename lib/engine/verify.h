@@ -33,7 +33,7 @@ struct Verification {
 };
 
 /// Compares the logical tensors of two layouts: names, shapes, dtypes and values. With a tolerance, dtypes may differ.
-/// Reads each byte of both sides once; second copies inside each are compared as in any other run.
+/// Reads each byte of what can be compared once; second copies inside each are compared as in any other run.
 /// \throws Error as run_program does.
 Verification verify(const Layout& a, const Layout& b, Tolerance tolerance, const RunOptions& options);
 

@@ -39,6 +39,8 @@ inline constexpr const char* kDoneMarker = "done";
 /// Beside each other in a checkpoint's directory: adapter_NAME/adapter_shards, in the form of `optimum`.
 inline constexpr std::string_view kAdapterFolderPrefix = "adapter_";
 inline constexpr const char* kAdapterShardsFolder = "adapter_shards";
+/// What `optimum` writes beside its shards: how they are cut.
+inline constexpr const char* kTrainingConfigFile = "trn_config.json";
 
 struct RankId {
   std::uint32_t tp_rank = 0;

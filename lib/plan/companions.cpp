@@ -44,7 +44,7 @@ void collect(const fs::path& directory, const fs::path& relative, const std::vec
   for (const auto& entry : entries) {
     const std::string name = entry.path().filename().string();
     std::error_code broken_link;
-    if (name.starts_with(".")) continue;
+    if (name.starts_with(".") || (relative.empty() && name == kTrainingConfigFile)) continue;
     if (entry.is_directory(broken_link)) {
       // A linked folder may lead anywhere, even back here.
       if (entry.is_symlink() || is_skipped_folder(name) || is_one_of(entry.path(), left_out)) continue;

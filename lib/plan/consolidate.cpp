@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
 #include "reshard/plan/adapters.h"
@@ -12,11 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether `path` is `folder` or lies under it; both resolved.
-bool is_inside(const fs::path& path, const fs::path& folder) {
-  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
-}
-
 std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   if (const auto adapters = adapters_to_consolidate(request.checkpoint_directory); !adapters.empty())
     return plan_consolidate_adapters(request, adapters);
@@ -26,10 +19,7 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   job->source_directory = checkpoint.path;
   job->output_directory = request.output_directory.value_or(checkpoint.directory);
   job->force = request.force;
-  if (is_inside(resolved_path(job->output_directory), resolved_path(checkpoint.path)))
-    throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
-        .in(job->output_directory)
-        .hint("choose another OUT_DIR");
+  prove_outside(job->output_directory, checkpoint);
   job->mesh = checkpoint.mesh;
   job->family = checkpoint.model_type;
   job->notes = std::move(checkpoint.notes);

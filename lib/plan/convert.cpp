@@ -38,18 +38,23 @@ void note_useless_rules(const NameRules& rules, const Layout& source, Job& job) 
   };
   for (const NamePattern& pattern : rules.drop) check("--drop", pattern);
   for (const NamePattern& pattern : rules.keep) check("--keep", pattern);
-  for (const auto& [pattern, replacement] : rules.renames) check("--rename", pattern);
 }
 
-/// Renames the source's tensors.
+/// Renames the source's tensors; each rule sees what those before it made.
 /// \throws Error kUsage if two would have one name.
-void rename(Layout& source, const NameRules& rules) {
+void rename(Layout& source, const NameRules& rules, Job& job) {
   if (rules.renames.empty()) return;
+  std::vector<bool> matched(rules.renames.size());
   std::unordered_map<std::string, std::string> old_names;
   std::vector<std::string> new_names;
   for (const LogicalTensor& tensor : source.logical) {
     std::string name = tensor.name;
-    for (const auto& [pattern, replacement] : rules.renames) name = pattern.replace(name, replacement);
+    for (std::size_t r = 0; r < rules.renames.size(); ++r) {
+      const auto& [pattern, replacement] = rules.renames[r];
+      if (!pattern.matches(name)) continue;
+      matched[r] = true;
+      name = pattern.replace(name, replacement);
+    }
     if (name.empty()) throw Error(ErrorKind::kUsage, "--rename leaves nothing of its name").tensor(tensor.name);
     const auto [found, is_new] = old_names.emplace(name, tensor.name);
     if (!is_new)
@@ -58,6 +63,9 @@ void rename(Layout& source, const NameRules& rules) {
           .tensor(tensor.name);
     new_names.push_back(std::move(name));
   }
+  for (std::size_t r = 0; r < matched.size(); ++r)
+    if (!matched[r])
+      job.notes.push_back(fmt::format("--rename {} matches no tensor", printable(rules.renames[r].first.text())));
   source.rename_logical(new_names);
 }
 
@@ -76,7 +84,7 @@ Selection select(Layout& source, const ConvertRequest& request, Job& job) {
   note_useless_rules(request.names, source, job);
   std::vector<bool> dropped;
   for (const LogicalTensor& tensor : source.logical) dropped.push_back(is_dropped(request.names, tensor.name));
-  rename(source, request.names);
+  rename(source, request.names, job);
   Selection selection;
   bool scaled = false;
   for (std::size_t i = 0; i < source.logical.size(); ++i) {
@@ -97,6 +105,10 @@ Selection select(Layout& source, const ConvertRequest& request, Job& job) {
 
 /// Holds the wanted tensors against the model whose shards they shall be.
 const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request) {
+  if (checkpoint.what == Checkpoint::What::kFile)
+    throw Error(ErrorKind::kUsage, "is one file, and only a model with its config.json can be split")
+        .in(checkpoint.path)
+        .hint("give the model's directory");
   if (!checkpoint.model)
     throw Error(ErrorKind::kBadInput, "has no config.json of a known family, which says how the parameters are split")
         .in(checkpoint.directory)
@@ -121,6 +133,15 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   plan_sharded_target(job, sharding, prove_model(checkpoint, selection, request), selection.wanted);
 }
 
+/// A second name of the embedding in the files of a model is not taken over into a whole model.
+void note_tied(Job& job) {
+  for (const StoredTensor& tensor : job.source.stored)
+    if (tensor.kind == CutKind::kTied)
+      job.notes.push_back(tensor.name +
+                          " is a tied copy of the embedding: it is compared with it and left out, as Hugging Face's "
+                          "file has it once");
+}
+
 std::unique_ptr<Job> plan(const ConvertRequest& request) {
   if (!request.to && request.format == Format::kXser)
     throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
@@ -134,6 +155,8 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
   job->mesh = checkpoint.mesh;
   job->notes = checkpoint.notes;
   job->source = std::move(checkpoint.layout);
+  prove_outside(request.output_directory, checkpoint);
+  if (!request.to && checkpoint.what != Checkpoint::What::kSharded) note_tied(*job);
   Selection selection = select(job->source, request, *job);
   if (request.to)
     plan_shards(checkpoint, selection, request, *job);

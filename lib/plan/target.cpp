@@ -17,8 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kTrainingConfigFile = "trn_config.json";
-
 AttentionReport attention_report(const Model& model, const ShardingRequest& request) {
   AttentionReport report{
       attention_form(model, request.tp, request.attention), model.heads, model.kv_heads, model.head_dim, {}};
@@ -38,7 +36,7 @@ void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
                     "are as many, or do not divide over the ranks",
                     model.heads, model.kv_heads));
   for (const StoredTensor& tensor : job.source.stored)
-    if (tensor.kind == CutKind::kTied)
+    if (tensor.kind == CutKind::kTied && job.source.files[tensor.file].tp_rank == 0)
       job.notes.push_back("config.json ties " + tensor.name +
                           " to the embedding: it is compared with it, and its second copy "
                           "in the files is not kept when they are consolidated");
@@ -132,6 +130,16 @@ void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, cons
   if (job.target.files.size() > 1)
     job.text_files.push_back({hf_index_name(format), hf_index_text(index_of(job.target))});
   prove_no_leftover_weights(job);
+}
+
+void prove_outside(const fs::path& output_directory, const Checkpoint& source) {
+  if (source.what != Checkpoint::What::kSharded) return;
+  const fs::path folder = resolved_path(source.path);
+  const fs::path output = resolved_path(output_directory);
+  if (std::mismatch(folder.begin(), folder.end(), output.begin(), output.end()).first == folder.end())
+    throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
+        .in(output_directory)
+        .hint("choose another OUT_DIR");
 }
 
 void carry_companions(Job& job, const fs::path& directory, const std::vector<fs::path>& left_out) {

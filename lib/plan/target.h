@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reshard/layouts/sharded_layout.h"
+#include "reshard/plan/checkpoint.h"
 #include "reshard/plan/job.h"
 #include "reshard/specs/family.h"
 
@@ -27,6 +28,10 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
 /// Makes `job.target` a Hugging Face checkpoint of `logical`.
 /// \throws Error kBadInput if weights of another checkpoint stand in the output directory.
 void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, const std::vector<LogicalTensor>& logical);
+
+/// The outputs do not go into the shards folder that is read.
+/// \throws Error kUsage.
+void prove_outside(const std::filesystem::path& output_directory, const Checkpoint& source);
 
 /// Takes the other files of a model's directory along, unless the outputs go into it.
 void carry_companions(Job& job, const std::filesystem::path& directory,

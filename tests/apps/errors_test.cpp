@@ -92,6 +92,16 @@ TEST_CASE("what a later version will do is unsupported, what none does is a usag
   check_error(run_reshard({"consolidate", "x", "-f", "xser"}), 2, {"xser", "safetensors, pytorch"});
 }
 
+TEST_CASE("options of convert that would have no effect are usage errors, since another was forgotten") {
+  for (const std::vector<std::string>& option : std::initializer_list<std::vector<std::string>>{
+           {"--tp", "2"}, {"--pp", "2"}, {"--vpp", "2"}, {"--pipeline-cuts", "model.layers.1"}, {"--fuse-qkv"}}) {
+    std::vector<std::string> arguments{"convert", kModel, "o"};
+    arguments.insert(arguments.end(), option.begin(), option.end());
+    check_error(run_reshard(arguments), 2, {option[0].c_str(), "--to hf makes a whole model", "say --to ranks"});
+  }
+  check_error(run_reshard({"convert", kModel, "o", "--cast-all"}), 2, {"--cast-all needs --dtype"});
+}
+
 TEST_CASE("a truncated file is bad input with its sizes") {
   ModelCopy copy;
   const auto size = fs::file_size(copy.model / "model.safetensors");
@@ -204,10 +214,17 @@ TEST_CASE("output that does not fit the file system is refused before anything i
 
 TEST_CASE("standard output that cannot be written is an I/O error") {
   const TempDir dir;
-  const ProgramResult result = run_reshard({"shard", kModel, (dir / "o").string(), "--tp", "2", "--json"}, "");
-  REQUIRE(result.exit_code == 0);
-  const std::string command =
-      std::string(RESHARD_PROGRAM) + " inspect " + kModel + " >/dev/full 2>" + (dir / "err").string();
-  CHECK(WEXITSTATUS(std::system(command.c_str())) == 6);
-  CHECK(read_file(dir / "err").find("standard output") != std::string::npos);
+  const std::string out = (dir / "o").string();
+  // Short and long output, by lines and as one document.
+  for (const std::string& arguments : std::vector<std::string>{
+           "inspect " + kModel, "inspect " + kModel + " --tensors", "inspect " + kModel + " --json --stats",
+           "shard " + kModel + " " + out + " --tp 2 --json --dry-run", "shard " + kModel + " " + out + " --tp 2 --json",
+           "verify " + kModel + " " + kModel, "verify " + kModel + " " + kModel + " --json", std::string("--help")}) {
+    INFO(arguments);
+    const std::string command =
+        std::string(RESHARD_PROGRAM) + " " + arguments + " >/dev/full 2>" + (dir / "err").string();
+    CHECK(WEXITSTATUS(std::system(command.c_str())) == 6);
+    CHECK(read_file(dir / "err").find("standard output") != std::string::npos);
+  }
+  CHECK(fs::exists(out));  // what was written stays: the run itself was done
 }

@@ -2,6 +2,7 @@
 
 #include <random>
 #include <set>
+#include <sstream>
 
 #include "support/catch.h"
 
@@ -15,6 +16,31 @@ std::vector<std::string> folded_names(const std::vector<std::string>& names) {
   std::vector<std::string> out;
   for (const Folded& folded : fold(items)) out.push_back(folded.name);
   return out;
+}
+
+/// The numbers of "0..3,5".
+std::vector<std::uint64_t> numbers_of(const std::string& ranges) {
+  std::vector<std::uint64_t> numbers;
+  std::istringstream in(ranges);
+  for (std::string range; std::getline(in, range, ',');) {
+    const std::size_t dots = range.find("..");
+    const std::uint64_t first = std::stoull(range);
+    const std::uint64_t last = dots == range.npos ? first : std::stoull(range.substr(dots + 2));
+    for (std::uint64_t number = first; number <= last; ++number) numbers.push_back(number);
+  }
+  return numbers;
+}
+
+/// Every name that a folded one stands for.
+std::vector<std::string> expanded(const std::string& name) {
+  const std::size_t open = name.find('{');
+  if (open == name.npos) return {name};
+  const std::size_t close = name.find('}', open);
+  std::vector<std::string> names;
+  for (const std::uint64_t number : numbers_of(name.substr(open + 1, close - open - 1)))
+    for (const std::string& rest : expanded(name.substr(close + 1)))
+      names.push_back(name.substr(0, open) + std::to_string(number) + rest);
+  return names;
 }
 
 }  // namespace
@@ -55,19 +81,35 @@ TEST_CASE("a part with a leading zero is not a number") {
 }
 
 TEST_CASE("any set of names is folded into lines that stand for each of them once") {
-  const unsigned seed = std::random_device{}();
-  INFO("seed " << seed);
-  std::mt19937 random(seed);
-  for (int round = 0; round < 200; ++round) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    INFO("seed " << seed);
+    std::mt19937_64 random(seed);
+    const std::uint64_t layers = 1 + random() % 12;  // numbers of one digit and of two
+    const std::uint64_t experts = 1 + random() % 12;
     std::set<std::string> unique;
-    for (int i = 0; i < 30; ++i)
-      unique.insert("l." + std::to_string(random() % 4) + ".e." + std::to_string(random() % 4) +
-                    (random() % 2 ? ".w" : ".b"));
+    for (std::uint64_t i = 0, count = random() % 60; i < count; ++i)
+      unique.insert("l." + std::to_string(random() % layers) +
+                    (random() % 3 ? ".e." + std::to_string(random() % experts) : "") + (random() % 2 ? ".w" : ".b"));
     std::vector<Foldable> items;
-    for (const std::string& name : unique) items.push_back({name, ""});
+    for (const std::string& name : unique) items.push_back({name, random() % 4 ? "F32" : "BF16"});
     std::set<std::uint32_t> seen;
-    for (const Folded& folded : fold(items))
-      for (const std::uint32_t member : folded.members) CHECK(seen.insert(member).second);
+    std::set<std::string> stood_for;
+    for (const Folded& folded : fold(items)) {
+      INFO(folded.name);
+      std::set<std::string> members;
+      std::set<std::string> keys;
+      for (const std::uint32_t member : folded.members) {
+        CHECK(seen.insert(member).second);
+        members.insert(items.at(member).name);
+        keys.insert(items.at(member).key);
+      }
+      const std::vector<std::string> names = expanded(folded.name);
+      CHECK(std::set<std::string>(names.begin(), names.end()) == members);
+      CHECK(names.size() == members.size());
+      CHECK(keys.size() == 1);
+      for (const std::string& name : names) CHECK(stood_for.insert(name).second);
+    }
     CHECK(seen.size() == items.size());
+    CHECK(stood_for == unique);
   }
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
+#include "support/checkpoints.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -38,15 +39,6 @@ ShardRequest request_of(const fs::path& golden_case, const json& golden, const f
 std::string rank_folder(const std::string& reference_file) {
   const std::string stem = fs::path(reference_file).stem().string();
   return stem.substr(stem.find("tp_rank_"));
-}
-
-/// Names, dtypes, shapes and hashes, as golden.json has them.
-json describe_tensors(const TensorMap& tensors) {
-  json list = json::object();
-  for (const auto& [name, tensor] : tensors)
-    list[name] = {
-        {"dtype", describe(tensor.dtype).torch_name}, {"shape", tensor.shape}, {"sha256", sha256_hex(tensor.bytes)}};
-  return list;
 }
 
 void check_ranks(const fs::path& golden_case, const json& golden, const fs::path& output) {

@@ -6,63 +6,13 @@
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/models.h"
-#include "support/oracle.h"
 #include "support/temp_dir.h"
+#include "support/trials.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::vector<std::uint64_t> seeds(std::uint64_t count) {
-  if (const char* one = std::getenv("RESHARD_TEST_SEED")) return {std::strtoull(one, nullptr, 10)};
-  std::vector<std::uint64_t> all;
-  for (std::uint64_t seed = 1; seed <= count; ++seed) all.push_back(seed);
-  return all;
-}
-
-std::uint64_t one_of(Random& random, std::initializer_list<std::uint64_t> values) {
-  return values.begin()[random() % values.size()];
-}
-
-TinyModel random_model(Random& random) {
-  static constexpr const char* kFamilies[] = {"llama", "mistral", "qwen2", "qwen3", "granite"};
-  TinyModel model;
-  model.model_type = kFamilies[random() % 5];
-  model.kv_heads = pick(random, 1, 6);
-  model.heads = model.kv_heads * one_of(random, {1, 1, 2, 3, 4, 8});
-  model.head_dim = one_of(random, {2, 4, 6, 8});
-  model.hidden = one_of(random, {1, 3, 8, 20});
-  model.intermediate = one_of(random, {1, 6, 24, 48});
-  model.vocab = one_of(random, {5, 24, 48});
-  model.layers = pick(random, 1, 5);
-  model.tied = random() % 3 == 0;
-  const bool llama = model.model_type == "llama";
-  model.attention_bias = (llama || model.model_type == "granite" || model.model_type == "qwen3") && random() % 2;
-  model.mlp_bias = (llama || model.model_type == "granite") && random() % 2;
-  model.inv_freq = llama && random() % 2;
-  return model;
-}
-
-OracleOptions random_options(Random& random, const TinyModel& model) {
-  OracleOptions options;
-  options.tp = one_of(random, {1, 2, 3, 4, 6, 8});
-  options.pp = pick(random, 1, 3);
-  options.vpp = random() % 3 == 0 ? 2 : 1;
-  options.fuse_qkv = random() % 2;
-  if (random() % 2) options.kv_size_multiplier = one_of(random, {1, 2, 3, 4, 8});
-  if (random() % 3 == 0)
-    for (std::uint64_t i = 1; i < options.pp * options.vpp; ++i) options.cuts.push_back(random() % model.layers);
-  if (random() % 4) std::sort(options.cuts.begin(), options.cuts.end());
-  return options;
-}
-
-/// The name of a parameter, the same for those that may be joined into one.
-std::string joined_name(std::string name) {
-  for (const std::string linear : {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
-    if (const auto at = name.find(linear); at != name.npos) name.replace(at, linear.size(), "joined");
-  return name;
-}
 
 /// Linears that may be joined get one dtype; everything else its own. One that the shape cannot have becomes bytes.
 TensorMap random_dtypes(const TinyModel& model, Random& random) {
@@ -98,27 +48,14 @@ Trial random_trial(Random& random, const TempDir& temp) {
     trial.options = random_options(random, trial.model);
   }
   trial.tensors = random_dtypes(trial.model, random);
-  const OracleOptions& options = trial.options;
-  trial.request = shard_request(temp / "model", temp / "ranks", static_cast<std::uint32_t>(options.tp),
-                                static_cast<std::uint32_t>(options.pp));
-  trial.request.sharding.vpp = static_cast<std::uint32_t>(options.vpp);
-  trial.request.sharding.attention.fuse_qkv = options.fuse_qkv;
-  if (options.kv_size_multiplier) trial.request.sharding.attention.kv_size_multiplier = options.kv_size_multiplier;
-  for (const std::uint64_t cut : options.cuts)
-    trial.request.sharding.pipeline_cuts.push_back("model.layers." + std::to_string(cut));
+  trial.request.model_directory = temp / "model";
+  trial.request.output_directory = temp / "ranks";
+  trial.request.sharding = sharding_of(trial.options);
   TensorMap written = trial.tensors;
   if (trial.model.tied && random() % 2) written["lm_head.weight"] = written["model.embed_tokens.weight"];
   write_model(temp / "model", trial.model, written, pick(random, 1, 3));
   write_file(temp / "model/tokenizer.json", "{}");
   return trial;
-}
-
-RunOptions random_run(Random& random, Storage& storage) {
-  RunOptions options;
-  options.storage = &storage;
-  options.threads = static_cast<unsigned>(pick(random, 1, 3));
-  options.max_memory_bytes = kMinMemoryBytes * pick(random, 1, 3);
-  return options;
 }
 
 /// The part of a snapshot under the shards folder, or all of it.

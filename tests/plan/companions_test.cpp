@@ -40,9 +40,10 @@ TEST_CASE("Weights of any format and indexes of weights stay behind") {
 
 TEST_CASE("Hidden files, training checkpoints, adapters and shards stay behind") {
   const TempDir temp;
-  for (const char* name : {".gitattributes", ".git/config", ".cache/x/y.json", "checkpoint-500/config.json",
-                           "adapter_default/adapter_config.json", "shards/mp_metadata_pp_rank_0.json",
-                           "tensor_parallel_shards/mp_metadata_pp_rank_0.json", "tp_rank_00_pp_rank_00/notes.txt"})
+  for (const char* name :
+       {".gitattributes", ".git/config", ".cache/x/y.json", "checkpoint-500/config.json",
+        "adapter_default/adapter_config.json", "shards/mp_metadata_pp_rank_0.json",
+        "tensor_parallel_shards/mp_metadata_pp_rank_0.json", "tp_rank_00_pp_rank_00/notes.txt", "trn_config.json"})
     write_file(temp / name, name);
   write_file(temp / "checkpoint.txt", "");
   CHECK(companions(temp.path()) == std::vector<std::string>{"checkpoint.txt"});

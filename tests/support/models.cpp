@@ -130,12 +130,20 @@ void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_byt
   for (const LayoutFile& file : job.target.files) {
     fs::create_directories((root / file.path).parent_path());
     const auto sink = local_storage().create(root / file.path, file.size_bytes);
+    if (needs_crcs(file)) continue;
     for (const FilePart& part : target_parts(job.target, file))
       sink->write_at(part.offset_bytes, std::as_bytes(std::span(part.bytes)));
   }
   RunOptions options;
   options.threads = threads;
-  run_program(job.program, root, options, {}, block_bytes);
+  const std::vector<std::uint32_t> crcs = run_program(job.program, root, options, {}, block_bytes);
+  for (const LayoutFile& file : job.target.files) {
+    if (!needs_crcs(file)) continue;
+    const auto sink = local_storage().reopen(root / file.path);
+    for (const FilePart& part : target_parts(job.target, file, crcs))
+      sink->write_at(part.offset_bytes, std::as_bytes(std::span(part.bytes)));
+  }
+  for (const TextFile& file : job.text_files) write_file(root / file.path, file.text);
 }
 
 }  // namespace reshard::test

@@ -1,0 +1,206 @@
+// `reshard verify` run as a user runs it.
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/program.h"
+#include "support/temp_dir.h"
+
+using namespace reshard::test;
+using nlohmann::json;
+using reshard::DType;
+namespace fs = std::filesystem;
+
+namespace {
+
+const std::string kModel = testdata("golden/optimum/llama-tp8-gqa/original").string();
+const std::string kShards = testdata("golden/optimum/llama-tp8-gqa/sharded").string();
+
+bool says(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::string floats(std::initializer_list<float> values) {
+  return {reinterpret_cast<const char*>(values.begin()), values.size() * sizeof(float)};
+}
+
+/// Two files: one tensor alike, one that differs, one of another shape, and one that the other lacks on either side.
+struct TwoFiles {
+  TempDir dir;
+  std::string a = (dir / "a.safetensors").string();
+  std::string b = (dir / "b.safetensors").string();
+
+  TwoFiles() {
+    const TensorData same{DType::kF32, {2}, floats({1, 2})};
+    write_safetensors(a, {{"same", same},
+                          {"w", {DType::kF32, {2, 3}, floats({0, 1, 2, 3, 4, 5})}},
+                          {"form", {DType::kF32, {1, 2}, floats({0, 0})}},
+                          {"left", same}});
+    write_safetensors(b, {{"same", same},
+                          {"w", {DType::kF32, {2, 3}, floats({0, 1, 2, 3, 4.5, 7})}},
+                          {"form", {DType::kF32, {2}, floats({0, 0})}},
+                          {"right", same}});
+  }
+};
+
+}  // namespace
+
+TEST_CASE("verify ends with 0 where the two are the same, whatever their forms") {
+  for (const auto& [a, b] : {std::pair(kModel, kModel), {kModel, kShards}, {kShards, kModel}}) {
+    const ProgramResult result = run_reshard({"verify", a, b});
+    INFO(result.err);
+    CHECK(result.exit_code == 0);
+    CHECK(says(result.out, "same: 39 tensors, "));
+    CHECK(result.err.empty());
+  }
+}
+
+TEST_CASE("verify ends with 1 where they differ, and says where and by how much") {
+  const TwoFiles files;
+  const ProgramResult result = run_reshard({"verify", files.a, files.b});
+  CHECK(result.exit_code == 1);
+  CHECK(result.out == "only in " + files.a + ": left\nonly in " + files.b +
+                          ": right\nother shape or dtype: form: F32 [1, 2] and F32 [2]\n"
+                          "differs: w: 2 of 6 elements, first at [1, 1]: 4 and 4.5; by 2 at most\n"
+                          "different: 4 of 5 tensors\n");
+  CHECK(result.err.empty());
+}
+
+TEST_CASE("verify counts a tensor of another dtype once") {
+  const TempDir dir;
+  write_safetensors(dir / "a", {{"v", {DType::kF32, {1}, floats({1})}}, {"w", {DType::kF32, {1}, floats({1})}}});
+  write_safetensors(dir / "b", {{"v", {DType::kF32, {1}, floats({1})}}, {"w", {DType::kI32, {1}, floats({1})}}});
+  const ProgramResult result = run_reshard({"verify", (dir / "a").string(), (dir / "b").string()});
+  CHECK(result.exit_code == 1);
+  CHECK(says(result.out, "different: 1 of 2 tensors\n"));
+}
+
+TEST_CASE("verify lists ten differences of a kind and counts the others") {
+  const TempDir dir;
+  TensorMap a;
+  TensorMap b;
+  for (int i = 10; i < 25; ++i) {
+    a["w." + std::to_string(i)] = {DType::kF32, {1}, floats({1})};
+    b["w." + std::to_string(i)] = {DType::kF32, {1}, floats({2})};
+    a["left." + std::to_string(i)] = {DType::kF32, {1}, floats({1})};
+  }
+  write_safetensors(dir / "a", a);
+  write_safetensors(dir / "b", b);
+  const ProgramResult result = run_reshard({"verify", (dir / "a").string(), (dir / "b").string()});
+  CHECK(says(result.out, "differs: w.19:"));
+  CHECK_FALSE(says(result.out, "w.20"));
+  CHECK(says(result.out, "differs: … and 5 more tensors\n"));
+  CHECK(says(result.out, ": left.19\n"));
+  CHECK(says(result.out, "a: … and 5 more\n"));
+  CHECK(says(result.out, "different: 30 of 30 tensors\n"));
+  const json document = json::parse(run_reshard({"verify", (dir / "a").string(), (dir / "b").string(), "--json"}).out);
+  CHECK(document["different"].size() == 15);
+  CHECK(document["only_in_a"].size() == 15);
+}
+
+TEST_CASE("verify --json prints one document that says all, with the same exit codes") {
+  const TwoFiles files;
+  const ProgramResult result = run_reshard({"verify", files.a, files.b, "--json"});
+  CHECK(result.exit_code == 1);
+  CHECK(result.err.empty());
+  CHECK(json::parse(result.out) == json{{"command", "verify"},
+                                        {"a", files.a},
+                                        {"b", files.b},
+                                        {"same", false},
+                                        {"tensors", 2},
+                                        {"bytes", 32},
+                                        {"only_in_a", {"left"}},
+                                        {"only_in_b", {"right"}},
+                                        {"other_shape_or_dtype", {"form: F32 [1, 2] and F32 [2]"}},
+                                        {"different",
+                                         {{{"name", "w"},
+                                           {"elements", 6},
+                                           {"differing", 2},
+                                           {"first_index", {1, 1}},
+                                           {"a", "4"},
+                                           {"b", "4.5"},
+                                           {"max_abs_difference", 2.0}}}},
+                                        {"divergent_replicas", json::array()},
+                                        {"notes", json::array()}});
+  const ProgramResult same = run_reshard({"verify", files.a, files.a, "--json"});
+  CHECK(same.exit_code == 0);
+  CHECK(json::parse(same.out)["same"] == true);
+}
+
+TEST_CASE("verify takes tolerances, with which dtypes may differ") {
+  const TwoFiles files;
+  CHECK(says(run_reshard({"verify", files.a, files.b, "--atol", "0.5"}).out, "differs: w: 1 of 6"));
+  CHECK_FALSE(says(run_reshard({"verify", files.a, files.b, "--atol", "2"}).out, "differs"));
+  CHECK_FALSE(says(run_reshard({"verify", files.a, files.b, "--rtol", "3e-1"}).out, "differs"));
+  const TempDir dir;
+  const std::string cast = (dir / "cast").string();
+  REQUIRE(run_reshard({"convert", kModel, cast, "--dtype", "float32"}).exit_code == 0);
+  CHECK(run_reshard({"verify", kModel, cast}).exit_code == 1);
+  CHECK(run_reshard({"verify", kModel, cast, "--rtol", "1e-9"}).exit_code == 0);
+}
+
+TEST_CASE("verify --quiet prints nothing and its exit code tells") {
+  const TwoFiles files;
+  for (const auto& [b, code] : {std::pair(files.a, 0), {files.b, 1}}) {
+    const ProgramResult result = run_reshard({"verify", files.a, b, "--quiet"});
+    CHECK(result.exit_code == code);
+    CHECK(result.out.empty());
+    CHECK(result.err.empty());
+  }
+}
+
+TEST_CASE("verify ends with 2 for what makes no sense and with 3 for what cannot be read") {
+  const TwoFiles files;
+  for (const std::string value : {"-1", "x", "", "nan", "inf", "1e", "0x1", "1,5"}) {
+    for (const std::string option : {"--rtol=", "--atol="}) {
+      INFO(option << value);
+      const ProgramResult result = run_reshard({"verify", files.a, files.b, option + value});
+      CHECK(result.exit_code == 2);
+      CHECK(says(result.err, option.substr(0, 6)));
+      CHECK(result.out.empty());
+    }
+  }
+  CHECK(run_reshard({"verify", files.a}).exit_code == 2);
+  CHECK(run_reshard({"verify", files.a, files.b, "--max-memory", "1KiB"}).exit_code == 2);
+  const ProgramResult missing = run_reshard({"verify", files.a, files.b + "x"});
+  CHECK(missing.exit_code == 3);
+  CHECK(says(missing.err, files.b + "x: no such file or directory"));
+  fs::resize_file(files.b, fs::file_size(files.b) - 1);
+  CHECK(run_reshard({"verify", files.a, files.b}).exit_code == 3);
+}
+
+TEST_CASE("verify ends with 3 where the ranks of one side differ among themselves, unless they may") {
+  const TempDir dir;
+  const std::string shards = (dir / "shards").string();
+  REQUIRE(run_reshard({"shard", kModel, shards, "--tp", "2"}).exit_code == 0);
+  const fs::path rank = dir / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
+  TensorMap tensors = read_tensors(rank);
+  tensors.at("model.norm.weight").bytes[0] ^= 1;
+  write_safetensors(rank, tensors);
+  const ProgramResult refused = run_reshard({"verify", kModel, shards});
+  CHECK(refused.exit_code == 3);
+  CHECK(says(refused.err, rank.string()));
+  CHECK(says(refused.err, "model.norm.weight"));
+  const ProgramResult allowed = run_reshard({"verify", kModel, shards, "--allow-divergent-replicas"});
+  CHECK(allowed.exit_code == 0);
+  CHECK(says(allowed.err, "note: "));
+  CHECK(says(allowed.err, "model.norm.weight"));
+  const ProgramResult document = run_reshard({"verify", kModel, shards, "--allow-divergent-replicas", "--json"});
+  CHECK(document.err.empty());
+  const json told = json::parse(document.out)["divergent_replicas"];
+  REQUIRE(told.size() == 1);
+  CHECK(says(told[0], rank.string()));
+}
+
+TEST_CASE("verify --json has the notes that people see on standard error") {
+  const TempDir dir;
+  fs::copy(kShards, dir / "shards", fs::copy_options::recursive);
+  fs::remove(dir / "shards/shards/done");
+  const std::string shards = (dir / "shards").string();
+  CHECK(says(run_reshard({"verify", kModel, shards}).err, "has no file \"done\""));
+  const json notes = json::parse(run_reshard({"verify", kModel, shards, "--json"}).out)["notes"];
+  REQUIRE(notes.size() == 1);
+  CHECK(says(notes[0], "has no file \"done\""));
+}

@@ -1,0 +1,94 @@
+// Shards without metadata, as NxD's training converter writes them: testdata/golden/converter.
+
+#include <algorithm>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::vector<fs::path> cases() {
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(testdata("golden/converter"))) found.push_back(entry.path());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+/// The shards of a case in a directory of their own, with config.json beside them as users put it there.
+ConsolidateRequest request_of(const fs::path& golden_case, const TempDir& temp) {
+  fs::create_directory(temp / "nxd");
+  fs::copy(golden_case / "model", temp / "nxd/model", fs::copy_options::recursive);
+  fs::copy_file(golden_case / "original/config.json", temp / "nxd/config.json");
+  ConsolidateRequest request;
+  request.checkpoint_directory = temp / "nxd";
+  request.output_directory = temp / "whole";
+  return request;
+}
+
+TEST_CASE("Shards without metadata are consolidated by the model beside them into the original, byte for byte") {
+  REQUIRE(cases().size() == 5);
+  for (const fs::path& golden_case : cases()) {
+    INFO(golden_case.filename());
+    const TempDir temp;
+    const ConsolidateRequest request = request_of(golden_case, temp);
+    consolidate(request);
+    CHECK((snapshot(temp / "whole") == snapshot(golden_case / "original")));
+    const json golden = json::parse(read_file(golden_case / "golden.json"));
+    CHECK(describe_tensors(read_model(temp / "whole")) == golden.at("original"));
+
+    const auto job = plan_consolidate(request);
+    CHECK(std::any_of(job->notes.begin(), job->notes.end(),
+                      [](const std::string& note) { return note.find("told from config.json") != note.npos; }));
+    run_in_blocks(*job, temp / "blocks", 24, 2);
+    CHECK((read_file(temp / "blocks/model.safetensors") == read_file(golden_case / "original/model.safetensors")));
+  }
+}
+
+TEST_CASE("Shards without metadata and without a model are refused, and the hint says what to copy where") {
+  for (const fs::path& golden_case : cases()) {
+    INFO(golden_case.filename());
+    const TempDir temp;
+    const ConsolidateRequest request = request_of(golden_case, temp);
+    fs::remove(temp / "nxd/config.json");
+    const Error error = error_of([&] { plan_consolidate(request); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "nxd").string());
+    CHECK_THAT(error.what(), Says("has no metadata files"));
+    CHECK_THAT(error.hint(), Says("copy the model's config.json into "));
+  }
+}
+
+TEST_CASE("Shards without metadata that are not of the model beside them are refused by tensor and file") {
+  const fs::path golden_case = testdata("golden/converter/llama-tp8-m2-trn1");
+  const auto refused = [&](const char* key, const json& value) {
+    const TempDir temp;
+    const ConsolidateRequest request = request_of(golden_case, temp);
+    json config = json::parse(read_file(temp / "nxd/config.json"));
+    config[key] = value;
+    write_file(temp / "nxd/config.json", config.dump());
+    const Error error = error_of([&] { consolidate(request); });
+    INFO(error.what());
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_FALSE(fs::exists(temp / "whole"));
+    return error;
+  };
+  const json config = json::parse(read_file(golden_case / "original/config.json"));
+  const Error vocabulary = refused("vocab_size", config.at("vocab_size").get<int>() * 3);
+  CHECK(vocabulary.tensor() == "model.embed_tokens.weight");
+  CHECK_THAT(vocabulary.what(), Says("dp_rank_00_tp_rank_00_pp_rank_00.pt"));
+  CHECK_THAT(refused("num_hidden_layers", 1).what(), Says("is no parameter of llama"));
+  CHECK_THAT(refused("num_key_value_heads", 3).what(), Says("do not fall into groups"));
+  CHECK_THAT(refused("num_attention_heads", 16).what(), Says("self_attn.q"));
+  // Two heads of four copies each would fit in size, but the copies differ.
+  CHECK_THAT(refused("num_key_value_heads", 2).what(), Says("is said to be a copy of"));
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,263 @@
+// What may not be converted, and where the outputs may not go.
+
+#include <set>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A model, and shards of it in both layouts: model/, ranks/ and optimum/.
+struct Checkpoints {
+  TempDir temp;
+  TinyModel model;
+  TensorMap originals;
+
+  explicit Checkpoints(TinyModel of = {}) : model(std::move(of)) {
+    Random random(7);
+    originals = random_tensors(model, random);
+    write_model(temp / "model", model, originals);
+    for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum})
+      convert(to_shards(temp / "model", temp / describe(kind).name, kind));
+  }
+
+  static ConvertRequest to_shards(const fs::path& source, const fs::path& output, ShardsKind kind) {
+    ConvertRequest request = convert_request(source, output);
+    request.to = kind;
+    request.tp = request.sharding.tp = 2;
+    return request;
+  }
+};
+
+/// The error of planning and running, and that it changed nothing.
+Error refused(const ConvertRequest& request, const fs::path& root) {
+  const auto before = snapshot(root);
+  const Error error = error_of([&] { convert(request); });
+  INFO(error.what());
+  CHECK((snapshot(root) == before));
+  return error;
+}
+
+TEST_CASE("Shards of what is no shards need a number of ranks") {
+  const Checkpoints all;
+  ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
+  for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum}) {
+    request.to = kind;
+    const Error error = refused(request, all.temp.path());
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("--tp is needed"));
+  }
+}
+
+TEST_CASE("Shards need a model of a known family, whatever the source") {
+  const Checkpoints all;
+  for (const char* source : {"model", "ranks", "optimum"}) {
+    INFO(source);
+    auto config = all.model.config();
+    config["model_type"] = "mamba";
+    write_file(all.temp / source / "config.json", config.dump());
+    const Error error =
+        refused(Checkpoints::to_shards(all.temp / source, all.temp / "out", ShardsKind::kRanks), all.temp.path());
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (all.temp / source).string());
+    CHECK_THAT(error.what(), Says("of a known family"));
+    CHECK_THAT(error.hint(), Says("granite, llama"));
+    convert(convert_request(all.temp / source, all.temp / "whole"));  // but a whole model needs none
+    CHECK((read_model(all.temp / "whole") == all.originals));
+    fs::remove_all(all.temp / "whole");
+  }
+}
+
+TEST_CASE("A format that the layout has not is a usage error") {
+  const Checkpoints all;
+  ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
+  request.format = Format::kXser;
+  CHECK_THAT(refused(request, all.temp.path()).what(), Says("has no xser form"));
+  request = Checkpoints::to_shards(all.temp / "model", all.temp / "out", ShardsKind::kOptimum);
+  request.format = Format::kSafetensors;
+  const Error error = refused(request, all.temp.path());
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("optimum has no safetensors form"));
+}
+
+TEST_CASE("Packed dtypes cannot become files of torch, and the tensor is named") {
+  const TempDir temp;
+  Random random(1);
+  write_safetensors(temp / "in/model.safetensors", {{"experts.w", random_tensor(random, DType::kF4, {4})}});
+  ConvertRequest request = convert_request(temp / "in", temp / "out");
+  request.format = Format::kPytorch;
+  const Error error = refused(request, temp.path());
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.tensor() == "experts.w");
+}
+
+TEST_CASE("The source's own files are never written, with force or without") {
+  const Checkpoints all;
+  for (const bool force : {false, true}) {
+    INFO("force " << force);
+    ConvertRequest request = convert_request(all.temp / "model", all.temp / "model");
+    request.force = force;
+    const Error error = refused(request, all.temp.path());
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK(error.path() == (all.temp / "model/model.safetensors").string());
+    CHECK_THAT(error.what(), Says("is an input and would be written"));
+
+    request.format = Format::kPytorch;  // another name, but loaders would mix the two
+    CHECK(refused(request, all.temp.path()).kind() == ErrorKind::kBadInput);
+
+    request = convert_request(all.temp / "model/model.safetensors", all.temp / "model/.");
+    request.force = force;
+    CHECK(refused(request, all.temp.path()).kind() == ErrorKind::kUsage);
+  }
+}
+
+TEST_CASE("A shards folder is not replaced by what is read from it") {
+  const Checkpoints all;
+  for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum}) {
+    const fs::path source = all.temp / describe(kind).name;
+    for (const fs::path& path : {source, source / describe(kind).folder}) {
+      ConvertRequest request = Checkpoints::to_shards(path, source, kind);
+      request.force = true;
+      const Error error = refused(request, all.temp.path());
+      CHECK(error.kind() == ErrorKind::kUsage);
+      CHECK_THAT(error.what(), Says("is an input and would be written"));
+    }
+  }
+  ConvertRequest request = Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", ShardsKind::kRanks);
+  request.format = Format::kPytorch;  // in files of other names
+  for (const bool force : {false, true}) {
+    request.force = force;
+    const Error error = refused(request, all.temp.path());
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK(error.path() == (all.temp / "ranks/tensor_parallel_shards").string());
+    CHECK_THAT(error.what(), Says("holds the inputs and would be replaced"));
+  }
+}
+
+TEST_CASE("A file inside a shards folder that would be replaced is an input, too") {
+  const Checkpoints all;
+  const fs::path file = all.temp / "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00/model.safetensors";
+  // Only a model may be made shards of, so the folder that is to go is not the file's to replace.
+  ConvertRequest request = convert_request(file, all.temp / "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00");
+  request.force = true;
+  CHECK(refused(request, all.temp.path()).kind() == ErrorKind::kUsage);
+}
+
+TEST_CASE("An output directory inside the shards folder that is read is refused, at any depth") {
+  const Checkpoints all;
+  for (const char* source : {"ranks", "ranks/tensor_parallel_shards", "optimum"})
+    for (const char* inside : {"", "whole", "a/b"}) {
+      const fs::path folder =
+          all.temp / (std::string(source) == "optimum" ? "optimum/shards" : "ranks/tensor_parallel_shards");
+      INFO(source << " " << inside);
+      const Error error = refused(convert_request(all.temp / source, folder / inside), all.temp.path());
+      CHECK(error.kind() == ErrorKind::kUsage);
+      CHECK_THAT(error.what(), Says("the output directory is inside the shards folder"));
+    }
+}
+
+TEST_CASE("An output directory inside a model's own is neither copied nor in the way") {
+  const Checkpoints all;
+  write_file(all.temp / "model/tokenizer.json", "{}");
+  for (int round = 0; round < 2; ++round) {
+    ConvertRequest request = convert_request(all.temp / "model", all.temp / "model/half");
+    request.force = true;
+    request.dtype = DType::kF16;
+    convert(request);
+    CHECK(snapshot(all.temp / "model/half").size() == 3);
+  }
+}
+
+TEST_CASE("Shards of another layout may be made beside those that are read, and are told apart afterwards") {
+  const Checkpoints all;
+  convert(Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", ShardsKind::kOptimum));
+  const Error error = refused(convert_request(all.temp / "ranks", all.temp / "whole"), all.temp.path());
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("holds two sharded checkpoints"));
+  CHECK_THAT(error.hint(), Says("give the folder that is meant"));
+  for (const char* folder : {"ranks/shards", "ranks/tensor_parallel_shards"}) {
+    convert(convert_request(all.temp / folder, all.temp / "whole"));
+    CHECK((read_model(all.temp / "whole") == all.originals));
+    fs::remove_all(all.temp / "whole");
+  }
+}
+
+TEST_CASE("One file is converted by itself, whatever its format") {
+  const Checkpoints all;
+  for (const char* file : {"model/model.safetensors", "bin/pytorch_model.bin"}) {
+    INFO(file);
+    ConvertRequest request = convert_request(all.temp / file, all.temp / "whole");
+    convert(request);
+    CHECK((read_model(all.temp / "whole") == all.originals));
+    fs::remove_all(all.temp / "whole");
+    request = convert_request(all.temp / file, all.temp / "bin");
+    request.format = Format::kPytorch;
+    if (!fs::exists(all.temp / "bin")) convert(request);
+  }
+  const ConvertRequest rank =
+      convert_request(all.temp / "optimum/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt", all.temp / "rank");
+  convert(rank);
+  CHECK(read_model(all.temp / "rank").count("model.layers.0.mlp.gate_up_proj.weight") == 1);
+}
+
+TEST_CASE("One file cannot be split, even beside a config.json, and the hint says what can") {
+  const Checkpoints all;
+  const fs::path file = all.temp / "model/model.safetensors";
+  const Error error = refused(Checkpoints::to_shards(file, all.temp / "again", ShardsKind::kRanks), all.temp.path());
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK(error.path() == file.string());
+  CHECK_THAT(error.hint(), Says("give the model's directory"));
+}
+
+TEST_CASE("A tied matrix in the shards of many ranks is noted once when they are cut anew") {
+  TinyModel model;
+  model.tied = true;
+  const Checkpoints all(model);
+  const ConvertRequest request = Checkpoints::to_shards(all.temp / "ranks", all.temp / "again", ShardsKind::kOptimum);
+  std::set<std::string> unique;
+  const auto job = plan_convert(request);
+  for (const std::string& note : job->notes) CHECK(unique.insert(note).second);
+  CHECK_FALSE(unique.empty());
+}
+
+TEST_CASE("Of safetensors and torch's files side by side the safetensors are taken, as transformers does") {
+  const Checkpoints all;
+  ConvertRequest request = convert_request(all.temp / "model", all.temp / "bin");
+  request.format = Format::kPytorch;
+  convert(request);
+  TensorMap changed = all.originals;
+  changed.at("model.norm.weight").bytes[0] ^= 1;
+  write_safetensors(all.temp / "bin/model.safetensors", changed);
+  convert(convert_request(all.temp / "bin", all.temp / "whole"));
+  CHECK((read_model(all.temp / "whole") == changed));
+}
+
+TEST_CASE("A tied matrix that the source holds twice is compared, and its leaving is noted") {
+  TinyModel model;
+  model.tied = true;
+  const Checkpoints all(model);
+  TensorMap twice = all.originals;
+  twice["lm_head.weight"] = twice["model.embed_tokens.weight"];
+  write_model(all.temp / "model", model, twice);
+  const ConvertRequest request = convert_request(all.temp / "model", all.temp / "whole");
+  const auto notes = plan_convert(request)->notes;
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0], Says("lm_head.weight"));
+  convert(request);
+  CHECK((read_model(all.temp / "whole") == all.originals));
+  twice["lm_head.weight"].bytes[5] ^= 1;
+  write_model(all.temp / "model", model, twice);
+  fs::remove_all(all.temp / "whole");
+  const Error error = refused(request, all.temp.path());
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "lm_head.weight");
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,75 @@
+#include "support/checkpoints.h"
+
+#include "reshard/base/crc32.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/formats/zip.h"
+#include "reshard/layouts/shards.h"
+#include "support/catch.h"
+#include "support/strided.h"
+
+namespace reshard::test {
+
+namespace fs = std::filesystem;
+
+TensorMap tensors_of(const Container& container) {
+  std::vector<std::unique_ptr<Source>> files;
+  for (const ContainerFile& file : container.files) files.push_back(local_storage().open(file.path));
+  TensorMap tensors;
+  for (const TensorEntry& tensor : container.tensors)
+    tensors[tensor.name] = {tensor.dtype, tensor.shape, c_order_bytes(tensor, *files.at(tensor.file))};
+  return tensors;
+}
+
+TensorMap read_whole(const fs::path& directory) {
+  TensorMap all;
+  for (const Container& file : read_hf_checkpoint(directory)) all.merge(tensors_of(file));
+  return all;
+}
+
+std::map<std::string, TensorMap> read_shards(const fs::path& directory) {
+  const auto folder = find_shards_folder(directory);
+  REQUIRE(folder);
+  std::map<std::string, TensorMap> ranks;
+  for (const RankFile& file : list_rank_files(*folder))
+    ranks[rank_name(ShardsKind::kRanks, file.rank)] = tensors_of(read_container(file.path, file.format));
+  return ranks;
+}
+
+nlohmann::json describe_tensors(const TensorMap& tensors) {
+  nlohmann::json list = nlohmann::json::object();
+  for (const auto& [name, tensor] : tensors)
+    list[name] = {
+        {"dtype", describe(tensor.dtype).torch_name}, {"shape", tensor.shape}, {"sha256", sha256_hex(tensor.bytes)}};
+  return list;
+}
+
+std::size_t check_crcs(const fs::path& directory) {
+  std::size_t entries = 0;
+  for (const auto& file : fs::recursive_directory_iterator(directory)) {
+    if (!file.is_regular_file()) continue;
+    const std::string content = read_file(file.path());
+    if (content.substr(0, 4) != "PK\3\4") continue;
+    INFO(file.path());
+    const ZipDirectory zip = read_zip(*local_storage().open(file.path()), file.path());
+    for (const ZipEntry& entry : zip.entries()) {
+      INFO(entry.name);
+      CHECK(entry.crc32 == crc32(std::as_bytes(std::span(content)).subspan(entry.offset_bytes, entry.size_bytes)));
+      ++entries;
+    }
+  }
+  return entries;
+}
+
+RunResult convert(const ConvertRequest& request, const RunOptions& options) {
+  return execute(*plan_convert(request), options);
+}
+
+ConvertRequest convert_request(const fs::path& source, const fs::path& output) {
+  ConvertRequest request;
+  request.source = source;
+  request.output_directory = output;
+  return request;
+}
+
+}  // namespace reshard::test
