@@ -39,8 +39,8 @@ void add_consolidate(CLI::App& app) {
           "CHECKPOINT_DIR", arguments->checkpoint_directory,
           "Directory that holds tensor_parallel_shards/, shards/ or adapter_NAME/ folders, or that folder itself")
       ->required();
-  command->add_option("OUT_DIR", arguments->output_directory,
-                      "Directory to write to (default: the one that holds the shards folder)");
+  CLI::Option* output = command->add_option("OUT_DIR", arguments->output_directory,
+                                            "Directory to write to (default: the one that holds the shards folder)");
   command->add_option("-f,--format", arguments->format, "File format of the weights: safetensors, pytorch")
       ->type_name("NAME")
       ->capture_default_str();
@@ -49,7 +49,10 @@ void add_consolidate(CLI::App& app) {
       ->capture_default_str();
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
-  command->callback([arguments] {
+  command->callback([arguments, output] {
+    // An unset variable of a script must not mean the default.
+    if (output->count() > 0 && arguments->output_directory.empty())
+      throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write beside the shards folder");
     const RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     run_job(*plan_consolidate(request_of(*arguments)), *arguments, options);

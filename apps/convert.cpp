@@ -96,6 +96,7 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
                   "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum)")
       ->type_name("NAME");
   add_sharding(command, arguments.sharding)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
+  command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");
   command.add_option("--max-shard-size", arguments.max_shard_size, "Tensor bytes in one file of hf at most")
       ->type_name("SIZE")
       ->capture_default_str();

@@ -26,9 +26,9 @@ constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUS
 
 std::atomic<Progress*> stoppable{nullptr};  // read by the signal handler; lock-free
 
-void ask_to_stop(int signal) {
+/// However often it is asked: the run ends at its next block, and cleans up after itself.
+void ask_to_stop(int) {
   if (Progress* progress = stoppable.load()) progress->stop = true;
-  std::signal(signal, SIG_DFL);  // a second one ends the program at once
 }
 
 int terminal_columns() {

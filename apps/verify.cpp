@@ -24,8 +24,8 @@ constexpr std::size_t kShown = 10;  // differences of a kind; --json has them al
 struct VerifyArguments {
   std::string a;
   std::string b;
-  std::string rtol = "0";
-  std::string atol = "0";
+  std::string rtol;  // empty: not given
+  std::string atol;
   std::string threads;
   std::string max_memory = "256MiB";
   bool allow_divergent = false;
@@ -97,13 +97,19 @@ Document document_of(const Verification& result, const VerifyArguments& argument
 }
 
 int run_verify(const VerifyArguments& arguments) {
-  const Tolerance tolerance{parse_tolerance("--rtol", arguments.rtol), parse_tolerance("--atol", arguments.atol)};
+  VerifyOptions how;
+  if (!arguments.rtol.empty()) how.tolerance.relative = parse_tolerance("--rtol", arguments.rtol);
+  if (!arguments.atol.empty()) how.tolerance.absolute = parse_tolerance("--atol", arguments.atol);
+  how.any_dtype = !arguments.rtol.empty() || !arguments.atol.empty();
   CommonArguments common;
   common.threads = arguments.threads;
   common.max_memory = arguments.max_memory;
   RunOptions options = run_options(common, {false, arguments.allow_divergent});
   const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient);
   const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient);
+  for (const Checkpoint* checkpoint : {&a, &b})
+    if (checkpoint->layout.logical.empty())
+      throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);
   std::vector<std::string> notes = a.notes;
   notes.insert(notes.end(), b.notes.begin(), b.notes.end());
   if (!arguments.quiet && !arguments.json) print_notes(notes);
@@ -117,7 +123,7 @@ int run_verify(const VerifyArguments& arguments) {
     for (const Layout* layout : {&a.layout, &b.layout})
       for (const LogicalTensor& tensor : layout->logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
     const ProgressBar bar(progress, bytes, !arguments.quiet);
-    result = verify(a.layout, b.layout, tolerance, options);
+    result = verify(a.layout, b.layout, how, options);
   }
   if (arguments.json)
     print_output(to_text(document_of(result, arguments, divergent, notes)));
@@ -138,10 +144,9 @@ void add_verify(CLI::App& app, int& exit_code) {
   command->add_option("B", arguments->b, "The other")->required();
   command
       ->add_option("--rtol", arguments->rtol,
-                   "Relative tolerance: |a - b| may be ATOL + RTOL * |b|; dtypes may then differ")
-      ->type_name("X")
-      ->capture_default_str();
-  command->add_option("--atol", arguments->atol, "Absolute tolerance")->type_name("X")->capture_default_str();
+                   "Relative tolerance: |a - b| may be ATOL + RTOL * |b|; dtypes may then differ, even with 0")
+      ->type_name("X");
+  command->add_option("--atol", arguments->atol, "Absolute tolerance; the same")->type_name("X");
   command->add_flag("--allow-divergent-replicas", arguments->allow_divergent,
                     "Where ranks hold different values of what should be alike, take the first and say so");
   command->add_option("--threads", arguments->threads, "Threads that read (default: the processors, at most 16)")

@@ -23,9 +23,10 @@
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kBuffersPerThread = 4;  // the block, up to two for a file's side of it, one for a second copy
+constexpr std::uint64_t kPlainBuffers = 4;  // the block, up to two for a file's side of it, one for a second copy
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
-constexpr std::size_t kOpenFiles = 256;            // of each side; the usual limit is 1024 a process
+constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
+constexpr std::size_t kOpenFiles = 256;  // of each side; the usual limit is 1024 a process
 constexpr unsigned kMaxDefaultThreads = 16;
 
 /// What all threads share.
@@ -95,7 +96,7 @@ class Worker {
     for (const Group& group : groups_of(layout, reading.checks, tensor, box)) {
       other_.resize(bytes);
       load(layout, files, group, other_);
-      compare(layout, group, tensor, box, block);
+      compare(layout, reading, group, tensor, box, block);
     }
   }
 
@@ -117,6 +118,8 @@ class Worker {
     if (overflowed)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("its element {} does not fit {}", to_string(index_in(box, *overflowed)), name(to)))
+          .in(shared_.program.source->files[shared_.program.source->stored[transfer.source->reads.front().stored].file]
+                  .path)
           .tensor(tensor.name)
           .hint("choose a wider dtype, or let such values become the largest of theirs (--overflow saturate)");
     block_.swap(other_);
@@ -167,10 +170,28 @@ class Worker {
       return;
     }
     staging_.resize(gathered.packed_bytes);
-    gathered.reads.for_each([&](std::uint64_t a, std::uint64_t b) {
-      file.read_at(offset_bytes + a, std::span(staging_).subspan(b, gathered.reads.run_bytes));
-    });
+    read_ranges(file, offset_bytes, gathered.reads);
     copy_runs(gathered.scatter, staging_.data(), 0, block.data(), 0);
+  }
+
+  /// Reads ranges into staging_, near ones with what lies between them.
+  void read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads) {
+    const std::uint64_t end_bytes = reads.a_begin_bytes + reads.a_span_bytes();
+    std::uint64_t window_begin = 0;
+    reads.for_each([&](std::uint64_t a, std::uint64_t b) {
+      const std::span out = std::span(staging_).subspan(b, reads.run_bytes);
+      if (reads.run_bytes >= kWorthASystemCall / 8 || reads.loops.back().a_stride_bytes >= kWorthASystemCall) {
+        file.read_at(offset_bytes + a, out);
+        return;
+      }
+      if (window_.empty() || a < window_begin || a + reads.run_bytes > window_begin + window_.size()) {
+        window_begin = a;
+        window_.resize(std::min(kWindowBytes, end_bytes - a));
+        file.read_at(offset_bytes + a, window_);
+      }
+      std::memcpy(out.data(), window_.data() + (a - window_begin), reads.run_bytes);
+    });
+    window_.clear();
   }
 
   /// Writes the group's bytes from the block: in one call where they make one range of the file.
@@ -200,24 +221,25 @@ class Worker {
 
   /// The bytes of a second copy are those of the first.
   /// \throws Error with the first element that differs.
-  void compare(const Layout& layout, const Group& group, const LogicalTensor& tensor, const Box& box,
-               const std::vector<std::byte>& block) {
+  void compare(const Layout& layout, const Reading& reading, const Group& group, const LogicalTensor& tensor,
+               const Box& box, const std::vector<std::byte>& block) {
     for (const Runs& runs : group.runs)
       runs.for_each([&](std::uint64_t, std::uint64_t b) {
         if (std::memcmp(block.data() + b, other_.data() + b, runs.run_bytes) == 0) return;
         std::uint64_t at = b;
         while (block[at] == other_[at]) ++at;
-        differ(layout, group.stored, tensor, index_in(box, at * 8 / bits(tensor.dtype)));
+        differ(layout, reading, group.stored, tensor, index_in(box, at * 8 / bits(tensor.dtype)));
       });
   }
 
-  void differ(const Layout& layout, std::uint32_t stored, const LogicalTensor& tensor, const Dims& index) {
+  void differ(const Layout& layout, const Reading& reading, std::uint32_t stored, const LogicalTensor& tensor,
+              const Dims& index) {
     const StoredTensor& copy = layout.stored[stored];
     Error error(ErrorKind::kBadInput,
                 tensor.zeros
                     ? fmt::format("holds numbers where it is filled up with zeros, first at {}", to_string(index))
-                    : fmt::format("is said to be a copy of {}, but differs from it, first at element {}", tensor.name,
-                                  to_string(index)));
+                    : fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}", tensor.name,
+                                  first_file(layout, reading, index), to_string(index)));
     error.in(layout.files[copy.file].path).tensor(copy.name);
     const bool tied = copy.kind == CutKind::kTied;
     if (tied)
@@ -225,9 +247,21 @@ class Worker {
     else if (!tensor.zeros)
       error.hint(
           "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first");
-    if (tied || tensor.zeros || !shared_.options.allow_divergent_replicas) throw error;
+    if (shared_.program.replicas_prove_layout && !tied)
+      error.hint(
+          "there is no metadata, and the ranks are not laid out as NxD does it on trn1: another order of heads?");
+    if (tied || tensor.zeros || shared_.program.replicas_prove_layout || !shared_.options.allow_divergent_replicas)
+      throw error;
     const std::lock_guard lock(shared_.failure_mutex);
     if (shared_.divergent.insert(&copy).second && shared_.options.on_divergence) shared_.options.on_divergence(error);
+  }
+
+  /// " in FILE": where the element was read that copies are held against.
+  static std::string first_file(const Layout& layout, const Reading& reading, const Dims& index) {
+    const Box element{index, Dims(index.size(), 1)};
+    for (const Piece& piece : reading.reads)
+      if (intersect(piece.box, element)) return " in " + layout.files[layout.stored[piece.stored].file].path.string();
+    return {};
   }
 
   Shared& shared_;
@@ -235,12 +269,20 @@ class Worker {
   std::vector<std::byte> staging_;
   std::vector<std::byte> other_;
   std::vector<std::byte> against_;
+  std::vector<std::byte> window_;
 };
 
 /// The number of threads that options ask for.
 unsigned thread_count(const RunOptions& options) {
   if (options.threads != 0) return options.threads;
   return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
+}
+
+/// Blocks that one thread holds at once.
+std::uint64_t buffers_per_thread(const Program& program) {
+  std::uint64_t terms = 0;
+  for (const Transfer& transfer : program.transfers) terms = std::max<std::uint64_t>(terms, transfer.more.size() + 1);
+  return kPlainBuffers + (program.against ? 1 : 0) + (terms > 1 ? terms : 0);
 }
 
 void run_worker(Shared& shared) {
@@ -266,7 +308,7 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
   constexpr std::uint64_t kLeastPerThread = kMinMemoryBytes / 2;
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / kLeastPerThread)));
-  const std::uint64_t most = options.max_memory_bytes / threads / kBuffersPerThread;
+  const std::uint64_t most = options.max_memory_bytes / threads / buffers_per_thread(program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
   Shared shared{program,

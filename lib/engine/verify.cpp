@@ -26,12 +26,12 @@ std::string form(const LogicalTensor& tensor) {
   return fmt::format("{} {}", name(tensor.dtype), to_string(tensor.shape));
 }
 
-bool comparable(const LogicalTensor& a, const LogicalTensor& b, Tolerance tolerance) {
-  return a.shape == b.shape && (a.dtype == b.dtype || (!tolerance.is_zero() && can_compare(a.dtype, b.dtype)));
+bool comparable(const LogicalTensor& a, const LogicalTensor& b, const VerifyOptions& how) {
+  return a.shape == b.shape && (a.dtype == b.dtype || (how.any_dtype && can_compare(a.dtype, b.dtype)));
 }
 
 /// Lists what cannot be compared.
-void compare_forms(const Layout& a, const Layout& b, Tolerance tolerance, Verification& result) {
+void compare_forms(const Layout& a, const Layout& b, const VerifyOptions& how, Verification& result) {
   for (const LogicalTensor& tensor : a.logical) {
     const auto other = b.find_logical(tensor.name);
     if (!other) {
@@ -39,7 +39,7 @@ void compare_forms(const Layout& a, const Layout& b, Tolerance tolerance, Verifi
       continue;
     }
     const LogicalTensor& match = b.logical[*other];
-    if (!comparable(tensor, match, tolerance))
+    if (!comparable(tensor, match, how))
       result.other_form.push_back(fmt::format("{}: {} and {}", tensor.name, form(tensor), form(match)));
   }
   for (const LogicalTensor& tensor : b.logical)
@@ -48,19 +48,19 @@ void compare_forms(const Layout& a, const Layout& b, Tolerance tolerance, Verifi
 
 }  // namespace
 
-Verification verify(const Layout& a, const Layout& b, Tolerance tolerance, const RunOptions& options) {
+Verification verify(const Layout& a, const Layout& b, const VerifyOptions& how, const RunOptions& options) {
   Verification result;
-  compare_forms(a, b, tolerance, result);
+  compare_forms(a, b, how, result);
   Program program = make_comparing_program(a, b);
   std::erase_if(program.transfers,
-                [&](const Transfer& transfer) { return !comparable(*transfer.tensor, *transfer.result, tolerance); });
+                [&](const Transfer& transfer) { return !comparable(*transfer.tensor, *transfer.result, how); });
   std::vector<Found> found(program.transfers.size());
   std::mutex mutex;
   const auto visit = [&](const VisitedBlock& block) {
     const Transfer& transfer = program.transfers[block.transfer];
     const DType a_dtype = transfer.tensor->dtype;
     const DType b_dtype = transfer.result->dtype;
-    const DifferenceSummary summary = compare_elements(a_dtype, block.bytes, b_dtype, block.against, tolerance, 1);
+    const DifferenceSummary summary = compare_elements(a_dtype, block.bytes, b_dtype, block.against, how.tolerance, 1);
     const std::lock_guard lock(mutex);
     Found& tensor = found[block.transfer];
     tensor.max_abs = std::max(tensor.max_abs, summary.max_abs_difference);

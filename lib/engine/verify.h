@@ -32,9 +32,15 @@ struct Verification {
   bool same() const { return only_a.empty() && only_b.empty() && other_form.empty() && different.empty(); }
 };
 
-/// Compares the logical tensors of two layouts: names, shapes, dtypes and values. With a tolerance, dtypes may differ.
+/// How two checkpoints are held against each other.
+struct VerifyOptions {
+  Tolerance tolerance;
+  bool any_dtype = false;  // a tensor may have another dtype, if its values are the same
+};
+
+/// Compares the logical tensors of two layouts: names, shapes, dtypes and values.
 /// Reads each byte of what can be compared once; second copies inside each are compared as in any other run.
 /// \throws Error as run_program does.
-Verification verify(const Layout& a, const Layout& b, Tolerance tolerance, const RunOptions& options);
+Verification verify(const Layout& a, const Layout& b, const VerifyOptions& how, const RunOptions& options);
 
 }  // namespace reshard

@@ -22,14 +22,14 @@ Container read_container(const std::filesystem::path& path, Format format) {
 
 Format format_of_file(const std::filesystem::path& path) {
   if (is_xser(path)) return Format::kXser;
-  if (path.extension() == ".safetensors") return Format::kSafetensors;
   const auto source = local_storage().open(path);
-  std::array<char, 2> start{};
+  std::array<char, 9> start{};
   const std::size_t bytes = std::min<std::uint64_t>(source->size_bytes(), start.size());
   source->read_at(0, std::as_writable_bytes(std::span(start.data(), bytes)));
   const std::string_view text(start.data(), bytes);
-  const bool zip = text == "PK";
-  const bool pickle = text == "\x80\x02";  // protocol 2, which the legacy stream begins with
+  const bool zip = text.starts_with("PK\x03\x04");
+  const bool pickle = text.starts_with("\x80\x02\x8a");  // the legacy stream: protocol 2, a long number
+  if (text.size() == start.size() && text.back() == '{' && !zip) return Format::kSafetensors;
   const bool named = path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
   return zip || pickle || named ? Format::kPytorch : Format::kSafetensors;
 }

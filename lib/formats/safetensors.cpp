@@ -104,6 +104,9 @@ Container read_safetensors(const std::filesystem::path& path) {
   const std::uint64_t file_bytes = source->size_bytes();
   const std::string start = first_bytes(*source, kLookBytes);
   refuse_pointer_or_page(start, path);
+  if (file_bytes >= kLengthBytes && std::string_view(start.data(), 4) == "PK\x03\x04")
+    throw bad(path, "is a zip file, as torch.save writes it, not safetensors")
+        .hint("give it a name in .bin or .pt; a model's weights are pytorch_model.bin");
   if (file_bytes < kLengthBytes)
     throw bad(path, "has " + std::to_string(file_bytes) + " bytes, fewer than the 8 of a safetensors header's length")
         .hint("the file is empty or cut off; fetch it again");

@@ -14,6 +14,7 @@ constexpr std::string_view kUtils = "torch._utils";
 constexpr std::string_view kTensorModule = "torch._tensor";
 // What is read anew for each tensor must be short: a tuple or dict may be used by a million of them.
 constexpr std::size_t kMaxDims = 64;
+constexpr std::uint64_t kMaxRepeats = 1 << 16;  // of each byte, in an expanded tensor
 constexpr std::size_t kMaxMetadata = 16;
 constexpr int kMostWrappers = 8;  // a parameter of a subclass from a device has three
 
@@ -180,6 +181,10 @@ void TensorReader::place(TorchTensor& tensor, std::uint64_t offset_elems, const 
     throw bad("the shape " + to_string(tensor.shape) + " with strides " + to_string(tensor.strides) + " from element " +
               std::to_string(offset_elems) + " goes past its storage of " +
               std::to_string(id.view_size_bytes / elem_bytes) + " elements");
+  // An expanded tensor repeats its elements; one that does so without end is no tensor of a model.
+  if (*total_bytes / kMaxRepeats > id.view_size_bytes)
+    throw unsupported("repeats the " + std::to_string(id.view_size_bytes) + " bytes of its storage to " +
+                      std::to_string(*total_bytes));
   tensor.offset_bytes += id.view_begin_bytes + offset_elems * elem_bytes;
   if (is_c_order(tensor.shape, tensor.strides)) tensor.strides.clear();
 }

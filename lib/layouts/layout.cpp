@@ -23,14 +23,21 @@ Error tiling_error(const Layout& layout, std::uint32_t stored, const std::string
   return Error(ErrorKind::kBadInput, message).in(layout.files[tensor.file].path).tensor(tensor.name);
 }
 
-/// No two tiles overlap. They are sorted by where they begin, so that only neighbours along dim 0 need comparing.
+/// No two tiles overlap. They are sorted by where they begin, so that only neighbours along one dim need comparing.
 void prove_disjoint(const Layout& layout, std::uint32_t stored, std::vector<Tile>& tiles) {
-  std::sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) { return a.box.begin < b.box.begin; });
+  std::size_t dim = 0;  // along which they lie one after the other
+  while (!tiles.empty() && dim + 1 < tiles.front().box.begin.size() &&
+         std::all_of(tiles.begin(), tiles.end(),
+                     [&](const Tile& tile) { return tile.box.begin[dim] == tiles.front().box.begin[dim]; }))
+    ++dim;
+  std::sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) {
+    return a.box.begin.empty() ? false : a.box.begin[dim] < b.box.begin[dim];
+  });
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     for (std::size_t j = i + 1; j < tiles.size(); ++j) {
       const Box& a = tiles[i].box;
       const Box& b = tiles[j].box;
-      if (a.begin.empty() || b.begin[0] >= a.begin[0] + a.size[0]) break;
+      if (a.begin.empty() || b.begin[dim] >= a.begin[dim] + a.size[dim]) break;
       if (const auto shared = intersect(a, b))
         throw tiling_error(layout, stored, "its box " + to_string(*shared) + " is filled twice");
     }

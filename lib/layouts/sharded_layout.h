@@ -39,6 +39,7 @@ struct ShardedCheckpoint {
   std::vector<StageMetadata> metadata;        // [pp_rank]; empty where the folder has none
   std::vector<std::vector<Container>> files;  // [pp_rank][tp_rank], of the first data-parallel rank
   std::vector<Copy> copies;                   // the same weights as other data-parallel ranks have saved them
+  bool has_old_metadata = false;              // of torch_metadata.h: it does not say how many ranks there were
   std::vector<std::string> not_saved;         // parameters that the metadata lists and no file holds
   std::vector<std::string> warnings;          // whole sentences
 };

@@ -13,6 +13,7 @@
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
+#include "reshard/formats/xser.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
@@ -182,7 +183,13 @@ void prove_specs_fit(const StageMetadata& metadata, const fs::path& path) {
 void prove_entries_fit(const StageMetadata& metadata, const fs::path& path) {
   for (const CutRule& rule : cut_rules(metadata)) {
     if (rule.role == CutRule::Role::kPlain || rule.role == CutRule::Role::kQkv) continue;
-    if (rule.role == CutRule::Role::kShared || rule.role == CutRule::Role::kStacked) continue;
+    if (rule.role == CutRule::Role::kShared || rule.role == CutRule::Role::kStacked) {
+      if (rule.parameter->tensor_model_parallel)
+        throw Error(ErrorKind::kBadInput, "is shared by the layers that are joined, but its entry says it is split")
+            .in(path)
+            .tensor(rule.parameter->name);
+      continue;
+    }
     const std::uint32_t dim = rule.role == CutRule::Role::kOutput ? 1
                               : rule.fused != nullptr             ? rule.fused->fuse_axis
                                                                   : 0;
@@ -224,9 +231,9 @@ void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
   for (const ModuleSpecs& module : metadata.modules)
     for (const TransformationSpec& spec : module.specs)
       if (!std::visit([](const auto& s) { return s.peft_type; }, spec).empty())
-        throw Error(ErrorKind::kUnsupported, "describes adapters, but the folder is not one of adapter_shards")
+        throw Error(ErrorKind::kUnsupported, "describes shards of adapters, which only consolidate reads")
             .in(path)
-            .hint("give a directory with adapter_NAME/adapter_shards, or that folder itself");
+            .hint("reshard consolidate puts them together; then look at adapter_model.safetensors");
 }
 
 /// Proves that the metadata of one stage agrees with itself and with the number of ranks that the folder holds.
@@ -270,6 +277,7 @@ void read_old_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const fs::path& path = listing.metadata.at(pp_rank);
     if (!is_old(path)) continue;
+    checkpoint.has_old_metadata = true;
     std::unordered_map<std::string, const TensorEntry*> held;
     for (const TensorEntry& tensor : checkpoint.files[pp_rank].front().tensors) held.emplace(tensor.name, &tensor);
     const auto shape = [&](const std::string& tensor_name) -> std::optional<Dims> {
@@ -288,12 +296,23 @@ void note_warnings(const Container& file, std::vector<std::string>& warnings) {
                        warning);
 }
 
+/// xser says which tensors are split over expert-parallel ranks, even where the names of the files do not.
+void refuse_experts(const Container& file) {
+  for (const auto& [key, tensor] : file.metadata)
+    if (key == kXserExpertParallel)
+      throw Error(ErrorKind::kUnsupported,
+                  "is split over expert-parallel ranks, which this version does not consolidate")
+          .in(file.path)
+          .tensor(tensor);
+}
+
 void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     auto& files = checkpoint.files.emplace_back();
     for (std::uint32_t tp_rank = 0; tp_rank < checkpoint.tp; ++tp_rank) {
       const RankFile& rank = listing.ranks.at({pp_rank, tp_rank});
       files.push_back(read_container(rank.path, rank.format));
+      refuse_experts(files.back());
       if (tp_rank > 0) prove_ranks_agree(files.front(), files.back());
       note_warnings(files.back(), checkpoint.warnings);
     }

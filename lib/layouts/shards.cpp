@@ -93,6 +93,12 @@ void look_into_tensors(const fs::path& path, const std::string& shown_as, std::v
   }
 }
 
+/// Of the ranks, this program writes those of the first data-parallel copy, and no expert-parallel ones.
+bool is_our_rank(const std::string& name) {
+  const auto rank = rank_of_name(name);
+  return rank && rank->dp_rank == 0 && name.find("ep_rank") == std::string::npos;
+}
+
 /// Entries that are ranks, with xser's beside them. `ending` is what a rank's file has after its numbers.
 void look_at_ranks(const fs::path& folder, const std::string& shown_as, std::string_view ending,
                    std::vector<std::string>& foreign) {
@@ -105,7 +111,7 @@ void look_at_ranks(const fs::path& folder, const std::string& shown_as, std::str
     if (info) name.resize(name.size() - kXserInfoSuffix.size());
     const bool ended = name.ends_with(ending);
     if (ended) name.resize(name.size() - ending.size());
-    const bool rank = ended && rank_of_name(name) && !entry.is_symlink();
+    const bool rank = ended && is_our_rank(name) && !entry.is_symlink();
     if (rank && tensors && entry.is_directory())
       look_into_tensors(entry.path(), shown, foreign);
     else if (rank && !tensors && !info && ending.empty() && entry.is_directory())
@@ -160,9 +166,12 @@ std::optional<ShardsFolder> find_shards_folder(const fs::path& path) {
   std::vector<ShardsFolder> found;
   for (const ShardsKindRow& row : kShardsKinds) {
     if (looks_like(row.kind, path / row.folder)) found.push_back({row.kind, path / row.folder, path});
-    // NxD saves no config.json; whoever adds it may put it beside the ranks.
-    if (looks_like(row.kind, path))
-      found.push_back({row.kind, path, path_exists(path / kConfigFile) ? path : directory_above(path)});
+    // A folder of another name is the checkpoint's own directory, as NxD saves it.
+    if (looks_like(row.kind, path)) {
+      const bool own =
+          fs::absolute(path / "").parent_path().filename() != row.folder || path_exists(path / kConfigFile);
+      found.push_back({row.kind, path, own ? path : directory_above(path)});
+    }
   }
   if (found.size() > 1)
     throw Error(ErrorKind::kBadInput,

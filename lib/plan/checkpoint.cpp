@@ -127,6 +127,7 @@ void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
         .in(checkpoint.path)
         .hint("copy the model's config.json into " + checkpoint.directory.string());
   derive_metadata(shards, *checkpoint.model);
+  checkpoint.derived = true;
   checkpoint.notes.push_back(
       "there are no metadata files, so how the parameters are laid out is told from config.json");
 }
@@ -143,8 +144,15 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use) {
   checkpoint.notes = shards.warnings;
   read_model(checkpoint, use);
   explain(shards, checkpoint);
+  if (shards.has_old_metadata && !checkpoint.model)
+    throw Error(
+        ErrorKind::kBadInput,
+        "has metadata that torch saved, which does not say how many ranks there were; without a config.json of a "
+        "known family beside it nobody can tell whether one is missing")
+        .in(checkpoint.path)
+        .hint("copy the model's config.json into " + checkpoint.directory.string());
   checkpoint.layout = sharded_source_layout(shards, tied_parameters(checkpoint.model));
-  if (checkpoint.model && use == ConfigUse::kStrict) {
+  if (checkpoint.model && (use == ConfigUse::kStrict || shards.has_old_metadata)) {
     prove_heads(shards, *checkpoint.model);
     prove_against_model(checkpoint.layout, *checkpoint.model, folder.path);
   }
@@ -170,8 +178,9 @@ Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files
 Checkpoint read_file(const fs::path& path) {
   Checkpoint checkpoint;
   checkpoint.path = path;
-  checkpoint.directory = path.parent_path();
+  checkpoint.directory = fs::absolute(path).parent_path();
   checkpoint.format = format_of_file(path);
+  read_model(checkpoint, ConfigUse::kLenient);
   return read_files(std::move(checkpoint), {read_container(path, checkpoint.format)});
 }
 
@@ -215,7 +224,9 @@ Checkpoint read_checkpoint(const fs::path& path, ConfigUse use) {
     const auto shards = find_shards_folder(path);
     if (shards && !format) return read_shards(*shards, use);
     Checkpoint checkpoint = read_directory(path, use);
-    if (shards) checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string());
+    if (shards)
+      checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +
+                                 "; this is about the Hugging Face weights, give that folder to have the shards");
     return checkpoint;
   });
 }

@@ -26,6 +26,7 @@ struct Checkpoint {
   std::optional<Model> model;            // of a known family
   Layout layout;
   Mesh mesh;
+  bool derived = false;  // how the shards are laid out is not said by metadata, but told from the model
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
   std::vector<std::string> notes;                                  // what the user should know, whole sentences
 };

@@ -13,9 +13,6 @@ namespace fs = std::filesystem;
 constexpr std::array kWeightExtensions = {".safetensors", ".bin",     ".pt",   ".pth", ".ckpt",
                                           ".h5",          ".msgpack", ".gguf", ".onnx"};
 
-/// Of the way a checkpoint was sharded, not of its model.
-constexpr const char* kTrainingConfigFile = "trn_config.json";
-
 /// Weights by their name, or an index of them. `training_args.bin` is a .bin that is not: it is small and belongs to
 /// the run.
 bool is_weights(const std::string& file_name) {

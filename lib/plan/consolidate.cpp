@@ -28,6 +28,7 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   plan_hf_target(*job, request.format, request.max_shard_bytes, job->source.logical);
   ProgramOptions options;
   options.check_replicas = request.check_replicas;
+  options.replicas_prove_layout = checkpoint.derived;
   job->program = make_program(job->source, job->target, options);
   carry_companions(*job, checkpoint.directory, {job->output_directory, checkpoint.path});
   return job;

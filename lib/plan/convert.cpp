@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "reshard/base/error.h"
@@ -11,6 +12,7 @@
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/plan/checkpoint.h"
 #include "reshard/plan/target.h"
+#include "reshard/specs/model_config.h"
 #include "reshard/tensor/cast.h"
 
 namespace reshard {
@@ -105,17 +107,18 @@ Selection select(Layout& source, const ConvertRequest& request, Job& job) {
 
 /// Holds the wanted tensors against the model whose shards they shall be.
 const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request) {
-  if (checkpoint.what == Checkpoint::What::kFile)
-    throw Error(ErrorKind::kUsage, "is one file, and only a model with its config.json can be split")
-        .in(checkpoint.path)
-        .hint("give the model's directory");
   if (!checkpoint.model)
     throw Error(ErrorKind::kBadInput, "has no config.json of a known family, which says how the parameters are split")
         .in(checkpoint.directory)
         .hint("families: " + join(known_model_types(), ", "));
   Layout wanted;
   for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
-  prove_against_model(wanted, *checkpoint.model, request.source);
+  try {
+    prove_against_model(wanted, *checkpoint.model, request.source);
+  } catch (Error& error) {
+    if (request.names.renames.empty() && selection.dropped.empty()) throw;
+    throw error.hint("with --rename, --drop and --keep, what is left must be the model of config.json");
+  }
   selection.wanted = std::move(wanted.logical);
   return *checkpoint.model;
 }
@@ -126,7 +129,7 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   if (!request.tp && !sharded)
     throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
   sharding.tp = request.tp.value_or(checkpoint.mesh.tp);
-  if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded && !request.tp) sharding.pp = checkpoint.mesh.pp;
+  if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded) sharding.pp = checkpoint.mesh.pp;
   const Format format =
       request.format.value_or(*request.to == ShardsKind::kOptimum ? Format::kPytorch : Format::kSafetensors);
   sharding.form = {*request.to, format};
@@ -140,6 +143,17 @@ void note_tied(Job& job) {
       job.notes.push_back(tensor.name +
                           " is a tied copy of the embedding: it is compared with it and left out, as Hugging Face's "
                           "file has it once");
+}
+
+/// config.json with the dtype that loaders shall take.
+void update_config(Job& job, const fs::path& directory, DType dtype) {
+  if (!path_exists(directory / kConfigFile) || resolved_path(job.output_directory) == resolved_path(directory)) return;
+  constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
+  auto config = nlohmann::ordered_json::parse(read_text_file(directory / kConfigFile, kMaxConfigBytes), nullptr, false);
+  if (!config.is_object()) return;
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (config.contains(key)) config[key] = describe(dtype).torch_name;
+  job.text_files.push_back({kConfigFile, config.dump(2) + "\n"});
 }
 
 std::unique_ptr<Job> plan(const ConvertRequest& request) {
@@ -164,8 +178,10 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
     plan_hf_target(*job, request.format.value_or(Format::kSafetensors), request.max_shard_bytes, selection.wanted);
   ProgramOptions options;
   options.check_replicas = request.check_replicas;
+  options.replicas_prove_layout = checkpoint.derived;
   options.dropped = std::move(selection.dropped);
   job->program = make_program(job->source, job->target, options);
+  if (request.dtype) update_config(*job, checkpoint.directory, *request.dtype);
   carry_companions(*job, checkpoint.directory, {request.output_directory, checkpoint.path});
   return job;
 }

@@ -135,6 +135,7 @@ class ProgramMaker {
       : source_(source), target_(target), options_(options), dropped_(options.dropped.begin(), options.dropped.end()) {
     program_.source = &source;
     program_.target = &target;
+    program_.replicas_prove_layout = options.replicas_prove_layout;
     for (const Mean& mean : options.means)
       for (const std::string& name : mean.sources) in_mean_.insert(name);
   }
@@ -149,7 +150,8 @@ class ProgramMaker {
  private:
   Reading read(std::uint32_t index) {
     Reading reading = read_logical(source_, index);
-    if (!options_.check_replicas) skip_replicas(program_, reading, source_.logical[index].dtype);
+    if (!options_.check_replicas && !options_.replicas_prove_layout)
+      skip_replicas(program_, reading, source_.logical[index].dtype);
     return reading;
   }
 
@@ -214,8 +216,25 @@ class ProgramMaker {
   void write(Transfer& transfer, std::uint32_t wanted) {
     const LogicalTensor& target = target_.logical[wanted];
     prove_fits(*transfer.tensor, target);
+    if (!target.zeros) prove_covered(wanted);
     transfer.result = &target;
     view_writes(transfer, target_.pieces[wanted]);
+  }
+
+  /// No part of the tensor is without a place.
+  void prove_covered(std::uint32_t wanted) const {
+    const LogicalTensor& tensor = target_.logical[wanted];
+    std::vector<Box> open{whole(tensor.shape)};
+    if (volume(open.front()) == 0) return;
+    std::vector<Piece> taken;
+    for (const Piece& piece : target_.pieces[wanted]) {
+      if (open.empty()) return;
+      take(piece, open, taken);
+    }
+    if (!open.empty())
+      throw Error(ErrorKind::kInternal, fmt::format("the target has no place for its part {} of {}",
+                                                    to_string(open.front()), to_string(tensor.shape)))
+          .tensor(tensor.name);
   }
 
   void push(Transfer transfer) {

@@ -136,6 +136,8 @@ void prove_outside(const fs::path& output_directory, const Checkpoint& source) {
   if (source.what != Checkpoint::What::kSharded) return;
   const fs::path folder = resolved_path(source.path);
   const fs::path output = resolved_path(output_directory);
+  if (output == folder && folder == resolved_path(source.directory))
+    return;  // as NxD saves it, ranks in a folder below
   if (std::mismatch(folder.begin(), folder.end(), output.begin(), output.end()).first == folder.end())
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
         .in(output_directory)

@@ -8,6 +8,8 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/builtin_families.h"
+#include "reshard/specs/transformation_specs.h"
+#include "reshard/specs/transformation_specs.h"
 
 namespace reshard {
 namespace {
@@ -145,7 +147,6 @@ std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
 
 Model instantiate(const Family& family, const ModelConfig& config) {
   constexpr std::uint64_t kMaxLayers = 1 << 14;  // a hostile config must not make the list of parameters endless
-  constexpr std::uint64_t kMaxHeads = 1 << 20;   // bounds the lists of heads
   const ConfigValues values(family, config);
   Model model;
   model.family = &family;

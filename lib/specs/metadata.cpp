@@ -44,16 +44,6 @@ Json peft_type_json(const std::string& peft_type) {
   return peft_type.empty() ? Json(nullptr) : Json(peft_type);
 }
 
-/// A name that may become a tensor's: not empty, without control characters.
-const std::string& prove_name(const std::string& name, const fs::path& path) {
-  bool control = name.empty();
-  for (std::size_t i = 0; i < name.size(); ++i)
-    control = control || begins_with_control(std::string_view(name).substr(i));
-  if (control)
-    throw Error(ErrorKind::kBadInput, "holds the name \"" + printable(name) + "\", which no tensor can have").in(path);
-  return name;
-}
-
 ParallelParameter read_parameter(const std::string& name, const Json& json, const fs::path& path) {
   const JsonObject object(json, path, "parameters: " + printable(name));
   ParallelParameter parameter;
@@ -107,7 +97,6 @@ FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
 }
 
 GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path& path) {
-  constexpr std::uint64_t kMaxHeads = 1 << 20;  // bounds the lists of heads
   constexpr std::uint64_t kMaxRows = std::uint64_t{1} << 40;
   GQAQKVColumnParallelLinearSpec spec;
   spec.gqa_qkv_projection_name = prove_name(object.string_at("gqa_qkv_projection_name"), path);
@@ -196,6 +185,15 @@ Json to_json(const GQAQKVColumnParallelLinearSpec& spec) {
 }
 
 }  // namespace
+
+const std::string& prove_name(const std::string& name, const fs::path& path) {
+  bool control = name.empty();
+  for (std::size_t i = 0; i < name.size(); ++i)
+    control = control || begins_with_control(std::string_view(name).substr(i));
+  if (control)
+    throw Error(ErrorKind::kBadInput, "holds the name \"" + printable(name) + "\", which no tensor can have").in(path);
+  return name;
+}
 
 std::string metadata_file_name(std::uint32_t pp_rank) {
   return fmt::format("{}{}{}", kNamePrefix, pp_rank, kNameSuffix);

@@ -16,6 +16,10 @@ std::string metadata_file_name(std::uint32_t pp_rank);
 /// The Y of such a name, or of an older `mp_metadata_pp_rank_Y.pt` (torch_metadata.h); nothing for others.
 std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name);
 
+/// `name`, which may become a tensor's: not empty, without control characters.
+/// \throws Error kBadInput.
+const std::string& prove_name(const std::string& name, const std::filesystem::path& path);
+
 /// Reads one; parameters come sorted by name.
 /// \throws Error kBadInput for anything that is not such a file, and for specs whose numbers contradict each other;
 /// kUnsupported for an unknown kind of spec or of adapters.

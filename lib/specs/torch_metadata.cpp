@@ -10,11 +10,16 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/specs/mesh.h"
+#include "reshard/specs/metadata.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::size_t kMaxKeys = 64;  // of a dict with known keys; real ones have fewer than ten
+constexpr std::size_t kMaxNameBytes = 4096;
+constexpr std::size_t kMaxParameters = 1 << 20;
 
 /// One file's reading.
 class Reader {
@@ -27,6 +32,7 @@ class Reader {
     const PickleRef parameters = member(pickle_.root(), "sharded_metadata");
     if (parameters == kNoNode || pickle_.kind(parameters) != PickleKind::kDict)
       throw bad("holds no \"sharded_metadata\"").hint("is this a metadata file of optimum-neuron?");
+    if (pickle_.pairs(parameters).size() > kMaxParameters) throw bad("lists more than a million parameters");
     for (const auto& [key, value] : pickle_.pairs(parameters)) add_parameter(key, value);
     const PickleRef attention = member(pickle_.root(), "gqa_qkv_metadata");
     if (attention != kNoNode) add_attention(attention);
@@ -39,6 +45,7 @@ class Reader {
   /// The value of a dict's key, the last if it comes twice, as Python has it.
   PickleRef member(PickleRef dict, std::string_view key) const {
     PickleRef found = kNoNode;
+    if (pickle_.pairs(dict).size() > kMaxKeys) throw bad("has a dict of too many keys where a few must be");
     for (const auto& [name, value] : pickle_.pairs(dict))
       if (pickle_.kind(name) == PickleKind::kString && pickle_.text(name) == key) found = value;
     return found;
@@ -47,7 +54,8 @@ class Reader {
   std::string text(PickleRef node) const {
     if (node == kNoNode || pickle_.kind(node) != PickleKind::kString || pickle_.text(node).empty())
       throw bad("has something else where a name must be");
-    return std::string(pickle_.text(node));
+    if (pickle_.text(node).size() > kMaxNameBytes) throw bad("has a name of more than 4096 bytes");
+    return prove_name(std::string(pickle_.text(node)), file_.path());
   }
 
   std::uint32_t number(PickleRef dict, const char* key, std::uint32_t max) const {
@@ -61,6 +69,7 @@ class Reader {
   void add_parameter(PickleRef key, PickleRef value) {
     ParallelParameter parameter;
     parameter.name = text(key);
+    if (!seen_.insert(parameter.name).second) throw bad("lists it twice").tensor(parameter.name);
     const std::string kind = text(member(value, "kind"));
     if (kind == "sharded") {
       const PickleRef dim = member(value, "partition_dim");
@@ -144,7 +153,6 @@ class Reader {
   }
 
   void fill(PickleRef attention, GQAQKVColumnParallelLinearSpec& spec, const std::string& stem, bool joined) const {
-    constexpr std::uint32_t kMaxHeads = 1 << 20;
     spec.num_attention_heads = number(attention, "num_attention_heads", kMaxHeads);
     spec.num_key_value_heads = number(attention, "num_key_value_heads", kMaxHeads);
     spec.kv_size_multiplier = number(attention, "kv_size_multiplier", kMaxParallelDegree);
@@ -172,6 +180,7 @@ class Reader {
   const Pickle& pickle_;
   std::uint32_t tp_;
   const std::function<std::optional<Dims>(const std::string& name)>& stored_shape_;
+  std::set<std::string> seen_;
   StageMetadata metadata_;
 };
 

@@ -38,6 +38,9 @@ struct FusedLinearsSpec {
   friend bool operator==(const FusedLinearsSpec&, const FusedLinearsSpec&) = default;
 };
 
+/// More heads than any model has, by far; it bounds the lists of them.
+inline constexpr std::uint32_t kMaxHeads = 1 << 14;
+
 /// Attention whose key/value heads do not divide over the ranks: they are repeated `kv_size_multiplier` times, and the
 /// query heads (and the output projection's columns) are put in the order that belongs to it.
 struct GQAQKVColumnParallelLinearSpec {
