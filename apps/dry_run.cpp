@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "reshard/base/strings.h"
 #include "table.h"
@@ -95,31 +96,80 @@ std::string heads_text(const Job& job) {
   return text;
 }
 
-/// Weights files: neighbours in tensor parallelism that are of one size make one line.
-void add_weights_rows(const Job& job, Table& table) {
+/// A line of the table of files: those of several tensor-parallel ranks that are alike, or the many of one xser folder.
+struct FileRow {
+  std::string path;  // with "{}" where the number of the tensor-parallel rank stands
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t files = 0;
+  std::vector<std::uint64_t> tp_ranks;
+};
+
+/// `path` with "{}" for the number after "tp_rank_".
+std::string rank_pattern(const std::string& path, std::uint64_t& tp_rank) {
+  constexpr std::string_view kMark = "tp_rank_";
+  const std::size_t mark = path.find(kMark);
+  if (mark == std::string::npos) return path;
+  const std::size_t begin = mark + kMark.size();
+  const std::size_t end = std::min(path.find_first_not_of("0123456789", begin), path.size());
+  tp_rank = parse_unsigned(path.substr(begin, end - begin)).value_or(0);
+  return path.substr(0, begin) + "{}" + path.substr(end);
+}
+
+/// Every output file of weights or text, those of one rank's xser folder together.
+std::vector<FileRow> file_rows(const Job& job) {
   std::vector<std::uint64_t> tensors(job.target.files.size(), 0);
   for (const StoredTensor& tensor : job.target.stored) ++tensors[tensor.file];
-  const auto& files = job.target.files;
-  for (std::size_t f = 0; f < files.size();) {
-    std::size_t end = f + 1;
-    const bool ranks = !job.whole_folders.empty();
-    while (ranks && end < files.size() && files[end].pp_rank == files[f].pp_rank &&
-           files[end].tp_rank == files[end - 1].tp_rank + 1 && files[end].size_bytes == files[f].size_bytes)
-      ++end;
-    std::string path = files[f].path.string();
-    if (end - f > 1) {
-      const std::string first = fmt::format("tp_rank_{:02}", files[f].tp_rank);
-      path.replace(path.find(first), first.size(),
-                   fmt::format("tp_rank_{{{:02}..{:02}}}", files[f].tp_rank, files[end - 1].tp_rank));
-    }
-    table.add({path, std::to_string(tensors[f]),
-               end - f > 1 ? fmt::format("{} × {}", end - f, format_bytes(files[f].size_bytes))
-                           : format_bytes(files[f].size_bytes)});
-    f = end;
+  std::vector<FileRow> rows;
+  for (std::size_t f = 0; f < job.target.files.size(); ++f) {
+    const LayoutFile& file = job.target.files[f];
+    const bool one_of_many = file.encoding == LayoutFile::Encoding::kTorchTensor;
+    const std::string path = one_of_many ? file.path.parent_path().string() + "/" : file.path.string();
+    if (!one_of_many || rows.empty() || rows.back().path != path) rows.push_back({path, 0, 0, 0, {}});
+    rows.back().tensors += tensors[f];
+    rows.back().bytes += file.size_bytes;
+    ++rows.back().files;
+  }
+  for (const TextFile& file : job.text_files) rows.push_back({file.path.string(), 0, file.text.size(), 1, {}});
+  return rows;
+}
+
+/// Puts ranks whose files are alike into one line.
+void add_file_rows(const Job& job, Table& table) {
+  std::vector<FileRow> folded;
+  std::map<std::tuple<std::string, std::uint64_t, std::uint64_t>, std::size_t> by_pattern;
+  for (FileRow& row : file_rows(job)) {
+    std::uint64_t tp_rank = 0;
+    const std::string pattern = job.whole_folders.empty() ? row.path : rank_pattern(row.path, tp_rank);
+    const auto [found, is_new] = by_pattern.emplace(std::tuple(pattern, row.bytes, row.files), folded.size());
+    if (is_new) folded.push_back({pattern, row.tensors, row.bytes, row.files, {}});
+    folded[found->second].tp_ranks.push_back(tp_rank);
+  }
+  for (const FileRow& row : folded) {
+    const std::size_t count = row.tp_ranks.size();
+    std::string path = row.path;
+    if (const std::size_t mark = path.find("{}"); mark != std::string::npos && !job.whole_folders.empty())
+      path.replace(mark, 2,
+                   count == 1 ? fmt::format("{:02}", row.tp_ranks[0])
+                              : fmt::format("{{{:02}..{:02}}}", row.tp_ranks.front(), row.tp_ranks.back()));
+    if (row.files > 1) path += fmt::format(" ({} files)", row.files);
+    const std::string bytes = format_bytes(row.bytes);
+    table.add({path, row.tensors ? std::to_string(row.tensors) : "",
+               count > 1 ? fmt::format("{} × {}", count, bytes) : bytes});
   }
 }
 
 }  // namespace
+
+std::string read_text(const Program& program) {
+  const std::string all = format_bytes(program.read_bytes + program.check_bytes);
+  std::vector<std::string> parts;
+  if (program.check_bytes) parts.push_back(format_bytes(program.check_bytes) + " second copies, compared");
+  if (program.skipped_bytes) parts.push_back(format_bytes(program.skipped_bytes) + " second copies, not read");
+  if (program.dropped_bytes) parts.push_back(format_bytes(program.dropped_bytes) + " dropped");
+  return parts.empty() ? all
+                       : fmt::format("{} ({} placed, {})", all, format_bytes(program.read_bytes), join(parts, ", "));
+}
 
 std::string dry_run_text(const Job& job, const OutputSpace& space) {
   const std::uint64_t written = job.output_bytes();
@@ -135,15 +185,11 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
   if (job.attention) text += heads_text(job);
   text += "\n";
   Table table({{"file", Table::Align::kLeft}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
-  add_weights_rows(job, table);
-  for (const TextFile& file : job.text_files) table.add({file.path.string(), "", format_bytes(file.text.size())});
+  add_file_rows(job, table);
   for (const CopiedFile& file : job.copied_files)
     table.add({file.path.string() + " (copied)", "", format_bytes(file.size_bytes)});
   text += table.text() + "\n";
-  const std::uint64_t compared = job.program.check_bytes;
-  text +=
-      line("reads", format_bytes(job.program.read_bytes + compared) +
-                        (compared ? ", of which " + format_bytes(compared) + " are second copies, to compare" : ""));
+  text += line("reads", read_text(job.program));
   text += line("writes",
                fmt::format("{} in {}; {} free on {}", format_bytes(written),
                            plural(job.target.files.size() + job.text_files.size() + job.copied_files.size(), "file"),

@@ -36,9 +36,13 @@ struct RankBytes {
 };
 
 std::vector<RankBytes> rank_bytes(const Layout& layout) {
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> by_rank;  // a rank may have many files
+  for (const StoredTensor& tensor : layout.stored) {
+    const LayoutFile& file = layout.files[tensor.file];
+    by_rank[{file.pp_rank, file.tp_rank}] += tensor.size_bytes;
+  }
   std::vector<RankBytes> ranks;
-  for (const LayoutFile& file : layout.files) ranks.push_back({file.pp_rank, file.tp_rank, 0});
-  for (const StoredTensor& tensor : layout.stored) ranks[tensor.file].bytes += tensor.size_bytes;
+  for (const auto& [rank, bytes] : by_rank) ranks.push_back({rank.first, rank.second, bytes});
   return ranks;
 }
 

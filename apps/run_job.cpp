@@ -32,20 +32,9 @@ std::vector<std::string> shortened(std::vector<std::string> notes) {
   return notes;
 }
 
-/// Every byte of the source's tensors is accounted for: placed, a second copy, or left out by an option.
-std::string read_text(const Program& program) {
-  std::string text = fmt::format("read {}", format_bytes(program.read_bytes + program.check_bytes));
-  std::vector<std::string> parts;
-  if (program.check_bytes) parts.push_back(format_bytes(program.check_bytes) + " second copies, compared");
-  if (program.skipped_bytes) parts.push_back(format_bytes(program.skipped_bytes) + " second copies not read");
-  if (program.dropped_bytes) parts.push_back(format_bytes(program.dropped_bytes) + " dropped");
-  return parts.empty() ? text
-                       : text + fmt::format(" ({} placed, {})", format_bytes(program.read_bytes), join(parts, ", "));
-}
-
 std::string last_line(const Job& job, const RunResult& result) {
   const double rate = result.seconds > 0 ? static_cast<double>(result.written_bytes) / result.seconds : 0;
-  return fmt::format("wrote {}, {} file{}; {}; {:.{}f} s, {:.2f} GB/s, peak memory {}",
+  return fmt::format("wrote {}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}",
                      format_bytes(result.written_bytes), result.files, result.files == 1 ? "" : "s",
                      read_text(job.program), result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9,
                      format_memory(peak_memory_bytes()));

@@ -11,115 +11,22 @@
 #include <thread>
 #include <vector>
 
-#include "reshard/base/crc32.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/engine/blocks.h"
+#include "reshard/engine/block_queue.h"
+#include "reshard/engine/checksums.h"
 #include "reshard/engine/file_pool.h"
-#include "reshard/layouts/target_file.h"
+#include "reshard/engine/group.h"
 #include "reshard/tensor/numeric.h"
 #include "reshard/tensor/runs.h"
 
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
-// Of a matrix that lies in columns, a block of rows is short ranges: the more rows, the longer.
-constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 constexpr std::uint64_t kBuffersPerThread = 4;  // the block, up to two for a file's side of it, one for a second copy
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
 constexpr std::size_t kOpenFiles = 256;            // of each side; the usual limit is 1024 a process
 constexpr unsigned kMaxDefaultThreads = 16;
-
-/// The part of one stored tensor that a block needs or feeds. In `runs`, a is the stored tensor and b the block.
-struct Group {
-  std::uint32_t stored = 0;
-  std::vector<Runs> runs;
-  std::uint64_t begin_bytes = 0;  // the range of the stored tensor that holds them all
-  std::uint64_t end_bytes = 0;
-  std::uint64_t total_bytes = 0;
-
-  bool dense() const { return end_bytes - begin_bytes == total_bytes; }
-  bool is_one_run() const { return runs.size() == 1 && runs.front().loops.empty(); }
-};
-
-bool is_strided(const Layout* layout, const std::optional<Reading>& reading) {
-  if (!layout || layout->strides.empty() || !reading) return false;
-  return std::any_of(reading->reads.begin(), reading->reads.end(),
-                     [&](const Piece& piece) { return layout->strides.count(piece.stored) > 0; });
-}
-
-/// Work to be had: the next block of the next tensor, in order.
-class Queue {
- public:
-  struct Item {
-    std::size_t transfer;
-    std::uint64_t block;
-    Box box;
-  };
-
-  Queue(const Program& program, std::uint64_t block_bytes, std::uint64_t strided_block_bytes)
-      : program_(program), block_bytes_(block_bytes), strided_block_bytes_(strided_block_bytes) {}
-
-  bool next(Item& item) {
-    const std::lock_guard lock(mutex_);
-    while (!grid_ || block_ == grid_->count()) {
-      if (transfer_ == program_.transfers.size()) return false;
-      const Transfer& transfer = program_.transfers[transfer_++];
-      const LogicalTensor& tensor = *transfer.tensor;
-      const std::uint64_t block_bytes = block_bytes_of(transfer);
-      grid_ = std::make_unique<BlockGrid>(tensor.dtype, tensor.shape, block_bytes);
-      if (grid_->block_bytes() > std::max(block_bytes, kBlockBytes))
-        throw Error(ErrorKind::kUnsupported,
-                    fmt::format("its rows are not whole bytes, and eight of them take {}, which is "
-                                "too much to hold in memory at once",
-                                format_bytes(grid_->block_bytes())))
-            .tensor(tensor.name);
-      block_ = 0;
-    }
-    item = {transfer_ - 1, block_, grid_->block(block_)};
-    ++block_;
-    return true;
-  }
-
- private:
-  std::uint64_t block_bytes_of(const Transfer& transfer) const {
-    const bool strided = is_strided(program_.source, transfer.source) || is_strided(program_.against, transfer.against);
-    std::uint64_t bytes = strided ? strided_block_bytes_ : block_bytes_;
-    // The block after a cast, too, has to fit.
-    if (transfer.result && bits(transfer.result->dtype) > bits(transfer.tensor->dtype))
-      bytes = bytes * bits(transfer.tensor->dtype) / bits(transfer.result->dtype);
-    return bytes;
-  }
-
-  const Program& program_;
-  std::uint64_t block_bytes_;
-  std::uint64_t strided_block_bytes_;
-  std::mutex mutex_;
-  std::size_t transfer_ = 0;  // the one after that of grid_
-  std::uint64_t block_ = 0;
-  std::unique_ptr<BlockGrid> grid_;
-};
-
-/// The CRCs of a target's tensors, of what has been written of them so far. Parts may come in any order.
-class Checksums {
- public:
-  explicit Checksums(const Layout* target) {
-    if (target && std::any_of(target->files.begin(), target->files.end(), needs_crcs))
-      crcs_ = std::vector<std::atomic<std::uint32_t>>(target->stored.size());
-  }
-
-  void add(const Layout& target, std::uint32_t stored, std::uint64_t begin_bytes, std::span<const std::byte> bytes) {
-    const StoredTensor& tensor = target.stored[stored];
-    if (crcs_.empty() || !needs_crcs(target.files[tensor.file])) return;
-    crcs_[stored] ^= crc32_contribution(crc32(bytes), tensor.size_bytes - begin_bytes - bytes.size());
-  }
-
-  std::vector<std::uint32_t> values() const { return {crcs_.begin(), crcs_.end()}; }
-
- private:
-  std::vector<std::atomic<std::uint32_t>> crcs_;
-};
 
 /// What all threads share.
 struct Shared {
@@ -127,7 +34,7 @@ struct Shared {
   const std::filesystem::path& target_root;
   const RunOptions& options;
   const BlockVisitor& visitor;
-  Queue queue;
+  BlockQueue queue;
   Checksums checksums;
   FilePool<Source> sources{kOpenFiles};
   FilePool<Source> others{kOpenFiles};  // of Program::against
@@ -144,7 +51,7 @@ class Worker {
   explicit Worker(Shared& shared) : shared_(shared) {}
 
   void run() {
-    Queue::Item item;
+    BlockQueue::Item item;
     while (!shared_.failed && shared_.queue.next(item)) {
       if (shared_.options.progress && shared_.options.progress->stop)
         throw Error(ErrorKind::kInterrupted, "stopped by a signal; nothing was written under a final name");
@@ -153,7 +60,7 @@ class Worker {
   }
 
  private:
-  void process(const Queue::Item& item) {
+  void process(const BlockQueue::Item& item) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
     const LogicalTensor& tensor = *transfer.tensor;
     if (transfer.source)
@@ -164,10 +71,10 @@ class Worker {
     std::uint64_t done = 0;
     if (shared_.program.target && transfer.result) {
       cast(transfer, item.box);
-      for_each_group(*shared_.program.target, transfer.writes, *transfer.result, item.box, [&](const Group& group) {
+      for (const Group& group : groups_of(*shared_.program.target, transfer.writes, *transfer.result, item.box)) {
         store(group);
         done += group.total_bytes;
-      });
+      }
     }
     if (transfer.against)
       read(*shared_.program.against, shared_.others, *transfer.against, *transfer.result, item.box, against_);
@@ -184,12 +91,12 @@ class Worker {
     const std::uint64_t bytes = *num_bytes(tensor.dtype, box.size);
     block.resize(bytes);
     if (layout.logical[reading.logical].zeros) std::fill(block.begin(), block.end(), std::byte{0});
-    for_each_group(layout, reading.reads, tensor, box, [&](const Group& group) { load(layout, files, group, block); });
-    for_each_group(layout, reading.checks, tensor, box, [&](const Group& group) {
+    for (const Group& group : groups_of(layout, reading.reads, tensor, box)) load(layout, files, group, block);
+    for (const Group& group : groups_of(layout, reading.checks, tensor, box)) {
       other_.resize(bytes);
       load(layout, files, group, other_);
       compare(layout, group, tensor, box, block);
-    });
+    }
   }
 
   /// Makes the block the mean of this tensor and others.
@@ -228,44 +135,6 @@ class Worker {
     std::uint64_t elem = 0;
     for (std::size_t d = 0; d < shape.size(); ++d) elem = elem * shape[d] + box.begin[d];
     return elem;
-  }
-
-  /// Calls `use` with what each stored tensor has to do with the block. `pieces` are grouped by stored tensor.
-  template <typename Use>
-  void for_each_group(const Layout& layout, std::span<const Piece> pieces, const LogicalTensor& tensor,
-                      const Box& block, Use&& use) {
-    for (std::size_t first = 0; first < pieces.size();) {
-      Group group;
-      group.stored = pieces[first].stored;
-      std::size_t i = first;
-      for (; i < pieces.size() && pieces[i].stored == group.stored; ++i)
-        add_to_group(group, layout, pieces[i], tensor, block);
-      first = i;
-      if (!group.runs.empty()) use(group);
-    }
-  }
-
-  static void add_to_group(Group& group, const Layout& layout, const Piece& piece, const LogicalTensor& tensor,
-                           const Box& block) {
-    const auto shared = intersect(piece.box, block);
-    if (!shared) return;
-    Dims stored_begin = piece.stored_begin;
-    Dims block_begin = shared->begin;
-    for (std::size_t d = 0; d < stored_begin.size(); ++d) {
-      stored_begin[d] += shared->begin[d] - piece.box.begin[d];
-      block_begin[d] -= block.begin[d];
-    }
-    const auto strided = layout.strides.find(piece.stored);
-    auto runs = make_strided_runs(
-        tensor.dtype, shared->size,
-        strided == layout.strides.end() ? c_strides(layout.stored[piece.stored].shape) : strided->second, stored_begin,
-        c_strides(block.size), block_begin);
-    if (!runs) throw Error(ErrorKind::kInternal, "a block cuts a packed byte").tensor(tensor.name);
-    const std::uint64_t end = runs->a_begin_bytes + runs->a_span_bytes();
-    group.begin_bytes = group.runs.empty() ? runs->a_begin_bytes : std::min(group.begin_bytes, runs->a_begin_bytes);
-    group.end_bytes = std::max(group.end_bytes, end);
-    group.total_bytes += runs->total_bytes();
-    group.runs.push_back(std::move(*runs));
   }
 
   /// Reads the group's bytes into `block`, from the file in as few calls as do not read what others need.
@@ -400,8 +269,12 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
   const std::uint64_t most = options.max_memory_bytes / threads / kBuffersPerThread;
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
-  Shared shared{
-      program, target_root, options, visitor, Queue(program, block_bytes, strided_bytes), Checksums(program.target)};
+  Shared shared{program,
+                target_root,
+                options,
+                visitor,
+                BlockQueue(program, block_bytes, strided_bytes),
+                Checksums(program.target)};
   std::vector<std::thread> others;
   try {
     for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared));

@@ -1,5 +1,7 @@
 #include "reshard/formats/pickle.h"
 
+#include "reshard/base/strings.h"
+
 namespace reshard {
 
 PickleGlobal Pickle::global(PickleRef node) const {
@@ -49,8 +51,8 @@ std::string Pickle::describe(PickleRef node) const {
     case PickleKind::kList: return "a list";
     case PickleKind::kDict: return "a dict";
     case PickleKind::kSet: return "a set";
-    case PickleKind::kGlobal: return "the class " + class_name(node);
-    case PickleKind::kObject: return "an object of " + class_name(node);
+    case PickleKind::kGlobal: return "the class " + printable(class_name(node));
+    case PickleKind::kObject: return "an object of " + printable(class_name(node));
     case PickleKind::kPersistentId: return "a storage";
   }
   return {};

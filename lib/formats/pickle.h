@@ -57,9 +57,12 @@ class Pickle {
 
   PickleKind kind(PickleRef node) const { return nodes_[node].kind; }
   /// kBool, kInt.
-  std::int64_t integer(PickleRef node) const { return nodes_[node].integer; }
+  std::int64_t integer(PickleRef node) const {
+    const bool has = kind(node) == PickleKind::kBool || kind(node) == PickleKind::kInt;
+    return has ? nodes_[node].integer : 0;
+  }
   /// kFloat.
-  double real(PickleRef node) const { return nodes_[node].real; }
+  double real(PickleRef node) const { return kind(node) == PickleKind::kFloat ? nodes_[node].real : 0; }
   /// kString: UTF-8, unless Python 2 wrote it. kBytes. kBigInt: little-endian bytes, or decimal digits in protocol 0.
   std::string_view text(PickleRef node) const { return nodes_[node].text; }
   /// kGlobal.
@@ -81,7 +84,7 @@ class Pickle {
   bool is_object_of(PickleRef node, std::string_view module, std::string_view name) const;
   /// "module.name" of a global, or of the global that makes an object; else "".
   std::string class_name(PickleRef node) const;
-  /// "a dict", "an object of argparse.Namespace": for messages.
+  /// "a dict", "an object of argparse.Namespace": for messages, fit for a terminal.
   std::string describe(PickleRef node) const;
 
   /// The classes, "module.name", sorted, of objects that stayed opaque because their class is not one that is known.

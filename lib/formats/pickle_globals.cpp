@@ -69,6 +69,18 @@ constexpr PickleGlobal kKnown[] = {
     {"types", "SimpleNamespace"},
 };
 
+struct Caller {
+  PickleGlobal global;
+  std::size_t argument;
+};
+constexpr Caller kCallers[] = {
+    {{"copyreg", "_reconstructor"}, 0},
+    {{"numpy.random._pickle", "__bit_generator_ctor"}, 0},
+    {{"numpy.random._pickle", "__generator_ctor"}, 1},
+    {{"numpy.random._pickle", "__randomstate_ctor"}, 1},
+    {{"torch._tensor", "_rebuild_from_type_v2"}, 0},
+};
+
 /// Modules whose classes, too, run code (subprocess.Popen), with all that is in them.
 constexpr std::string_view kRunsCode[] = {"_posixsubprocess",
                                           "_pyrepl",
@@ -152,6 +164,12 @@ PickleCall judge_call(const PickleGlobal& global) {
   }
   const bool capital = !last.empty() && last[0] >= 'A' && last[0] <= 'Z';
   return capital ? PickleCall::kUnknownClass : PickleCall::kRunsCode;
+}
+
+std::optional<std::size_t> called_argument(const PickleGlobal& global) {
+  for (const Caller& caller : kCallers)
+    if (global.module == caller.global.module && global.name == caller.global.name) return caller.argument;
+  return std::nullopt;
 }
 
 std::string_view python3_module(std::string_view module) {

@@ -1,6 +1,7 @@
 #pragma once
 
-#include <string>
+#include <optional>
+#include <string_view>
 
 #include "reshard/formats/pickle.h"
 
@@ -16,6 +17,9 @@ enum class PickleCall : std::uint8_t {
 /// Judges by the names alone. An unknown name that begins with a capital letter is a class and any other a function:
 /// functions of modules that are not known are taken to run code, since that is how attacks are made.
 PickleCall judge_call(const PickleGlobal& global);
+
+/// The position of the argument that a known global calls in its turn, if it does that.
+std::optional<std::size_t> called_argument(const PickleGlobal& global);
 
 /// The Python 3 name of a module that moved: `__builtin__` → `builtins`, `copy_reg` → `copyreg`.
 std::string_view python3_module(std::string_view module);

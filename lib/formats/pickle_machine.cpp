@@ -12,7 +12,9 @@ constexpr std::size_t kMaxNodes = std::size_t{1} << 23;  // half a GiB of memory
 constexpr std::size_t kMaxLinks = std::size_t{1} << 24;  // from nodes to others; a tensor takes about twenty
 constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers put a thousand items there at a time, or one tuple
 constexpr std::size_t kMaxNameBytes = 256;               // of a module or a global: they are compared and copied
-constexpr std::size_t kMaxUnknownClasses = 64;           // that are listed
+constexpr int kMostCallers = 4;                          // that call each other; torch's make two
+constexpr std::size_t kMostCallerArgs = 4;
+constexpr std::size_t kMaxUnknownClasses = 64;  // that are listed
 
 }  // namespace
 
@@ -182,12 +184,28 @@ void PickleMachine::set_items(const Nodes& keys_and_values) {
     dict.emplace_back(keys_and_values[i], keys_and_values[i + 1]);
 }
 
+/// Judges what is called, and what that calls in its turn.
 void PickleMachine::check_call(PickleRef callee, PickleRef args) {
-  if (pickle_.kind(args) != PickleKind::kTuple)
-    throw cursor_.bad("calls something with " + pickle_.describe(args) + " in the place of arguments");
-  if (pickle_.is_global(callee, "copyreg", "_reconstructor") && !pickle_.items(args).empty())
-    callee = pickle_.items(args)[0];  // it makes an object of the class that it is given
-  if (pickle_.kind(callee) != PickleKind::kGlobal) throw cursor_.bad("calls " + pickle_.describe(callee));
+  for (int depth = 0; depth < kMostCallers; ++depth) {
+    if (pickle_.kind(callee) != PickleKind::kGlobal) throw cursor_.bad("calls " + pickle_.describe(callee));
+    if (pickle_.kind(args) != PickleKind::kTuple)
+      throw cursor_.bad("calls something with " + pickle_.describe(args) + " in the place of arguments");
+    check_global(callee);
+    const auto position = called_argument(pickle_.global(callee));
+    const auto items = pickle_.items(args);
+    if (!position || *position >= items.size()) return;
+    if (items.size() > kMostCallerArgs)
+      throw cursor_.bad("calls " + pickle_.class_name(callee) + " with too many arguments");
+    const PickleKind kind = pickle_.kind(items[*position]);
+    if (kind != PickleKind::kGlobal && kind != PickleKind::kObject) return;  // no text or number can be called
+    callee = items[*position];
+    for (const PickleRef item : items)
+      if (pickle_.kind(item) == PickleKind::kTuple) args = item;  // what it is called with
+  }
+  throw cursor_.bad("has calls that make calls more often than any pickler writes");
+}
+
+void PickleMachine::check_global(PickleRef callee) {
   const PickleGlobal global = pickle_.global(callee);
   switch (judge_call(global)) {
     case PickleCall::kKnown: return;
@@ -197,9 +215,8 @@ void PickleMachine::check_call(PickleRef callee, PickleRef args) {
     case PickleCall::kRunsCode:
       throw cursor_.bad("calls " + printable(pickle_.class_name(callee)) + ": loading this file in Python would run it")
           .hint(
-              "state dicts call nothing of the kind: do not load it with torch.load(weights_only=False), and ask "
-              "whoever "
-              "made it for the state dict alone, or for safetensors");
+              "no state dict calls that: do not load the file with torch.load(weights_only=False); ask whoever made it "
+              "for the state dict alone, or for safetensors");
   }
 }
 

@@ -112,7 +112,7 @@ class Finder {
 
 std::string Finder::name_of(PickleRef key) const {
   if (pickle_.kind(key) != PickleKind::kString)
-    throw Error(ErrorKind::kBadInput, "names a tensor by " + printable(pickle_.describe(key)) + ", not by a string")
+    throw Error(ErrorKind::kBadInput, "names a tensor by " + pickle_.describe(key) + ", not by a string")
         .in(file_.path());
   if (pickle_.text(key).size() > kMaxNameBytes)
     throw Error(ErrorKind::kBadInput, "has a name of " + std::to_string(pickle_.text(key).size()) + " bytes")
@@ -134,7 +134,7 @@ Pairs Finder::top_mapping() const {
   const PickleRef root = pickle_.root();
   if (is_value_(root)) throw unsupported("holds one tensor, not a state dict");
   if (is_mapping(pickle_, root)) return mapping_items(pickle_, root);
-  throw unsupported("holds " + printable(pickle_.describe(root)) + ", not a state dict");
+  throw unsupported("holds " + pickle_.describe(root) + ", not a state dict");
 }
 
 /// The mapping under the first of kWrappers that holds tensors, or kNoNode.

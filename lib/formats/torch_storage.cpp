@@ -60,14 +60,14 @@ class IdReader {
     if (type.module == "torch" || type.module == "torch.cuda" || type.module == "torch.storage")
       for (const TorchElement& element : kElements)
         if (type.name == element.storage_class) return element;
-    throw Error(ErrorKind::kUnsupported, "its storage is " + printable(pickle_.describe(node)) + ", which is not known")
+    throw Error(ErrorKind::kUnsupported, "its storage is " + pickle_.describe(node) + ", which is not known")
         .in(path_)
         .tensor(tensor_);
   }
 
   std::string key(PickleRef node) const {
     if (auto key = storage_key(pickle_, node)) return *std::move(key);
-    throw bad("has " + printable(pickle_.describe(node)) + " in the place of its storage's key");
+    throw bad("has " + pickle_.describe(node) + " in the place of its storage's key");
   }
 
   std::uint64_t bytes(PickleRef node, const TorchElement& element) const {

@@ -4,7 +4,6 @@
 
 #include "reshard/base/checked.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/pickle_globals.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/torch_storage.h"
 
@@ -81,9 +80,6 @@ Rebuild TensorReader::unwrap(PickleRef node) const {
       if (fields.size() != 4 || pickle_.kind(fields[0]) != PickleKind::kGlobal ||
           pickle_.kind(fields[2]) != PickleKind::kTuple)
         throw bad("is rebuilt from its type with other arguments than torch gives");
-      if (judge_call(pickle_.global(fields[0])) == PickleCall::kRunsCode)
-        throw bad("is rebuilt by " + printable(pickle_.class_name(fields[0])) +
-                  ": loading this file in Python would run it");
       callee = fields[0];
       args = fields[2];
       continue;
@@ -107,13 +103,12 @@ DType TensorReader::dtype_of(std::string_view torch_name) const {
 
 std::string_view TensorReader::dtype_name(PickleRef node) const {
   const PickleGlobal dtype = pickle_.global(node);
-  if (dtype.module != "torch") throw bad("has " + printable(pickle_.describe(node)) + " in the place of a dtype");
+  if (dtype.module != "torch") throw bad("has " + pickle_.describe(node) + " in the place of a dtype");
   return dtype.name;
 }
 
 std::uint64_t TensorReader::number(PickleRef node, const char* what) const {
-  if (pickle_.kind(node) != PickleKind::kInt)
-    throw bad(std::string("its ") + what + " is " + printable(pickle_.describe(node)));
+  if (pickle_.kind(node) != PickleKind::kInt) throw bad(std::string("its ") + what + " is " + pickle_.describe(node));
   if (pickle_.integer(node) < 0) throw bad(std::string("its ") + what + " is " + std::to_string(pickle_.integer(node)));
   return static_cast<std::uint64_t>(pickle_.integer(node));
 }
@@ -123,7 +118,7 @@ Dims TensorReader::dims(PickleRef node, const char* what) const {
   if (pickle_.is_object_of(node, "torch", "Size") && pickle_.items(pickle_.args(node)).size() == 1)
     node = pickle_.items(pickle_.args(node))[0];
   if (pickle_.kind(node) != PickleKind::kTuple && pickle_.kind(node) != PickleKind::kList)
-    throw bad(std::string("its ") + what + "s are " + printable(pickle_.describe(node)));
+    throw bad(std::string("its ") + what + "s are " + pickle_.describe(node));
   const auto items = pickle_.items(node);
   if (items.size() > kMaxDims) throw bad("has " + std::to_string(items.size()) + " dims, more than torch allows");
   Dims dims;
@@ -205,7 +200,7 @@ TorchTensor TensorReader::read(PickleRef node) const {
     throw bad(printable(function) + " needs " + std::to_string(needed) + " arguments, but has " +
               std::to_string(args.size()));
   if (pickle_.kind(args[0]) != PickleKind::kPersistentId)
-    throw bad("has " + printable(pickle_.describe(args[0])) + " in the place of a storage");
+    throw bad("has " + pickle_.describe(args[0]) + " in the place of a storage");
   const auto id = read_storage_id(pickle_, args[0], file_.path(), name_);
   if (!id) throw bad("has the source of a module in the place of a storage");
 
@@ -233,9 +228,7 @@ bool TorchFile::is_tensor(PickleRef node) const {
 
 TorchTensor TorchFile::tensor(PickleRef node, const std::string& name) const {
   if (!is_tensor(node))
-    throw Error(ErrorKind::kBadInput, "is " + printable(pickle_.describe(node)) + ", not a tensor")
-        .in(path_)
-        .tensor(name);
+    throw Error(ErrorKind::kBadInput, "is " + pickle_.describe(node) + ", not a tensor").in(path_).tensor(name);
   return TensorReader(*this, name).read(node);
 }
 

@@ -53,7 +53,7 @@ class Info {
     file_.emplace(read_torch_file(path));
     const Pickle& pickle = file_->pickle();
     if (pickle.kind(pickle.root()) != PickleKind::kDict)
-      throw Error(ErrorKind::kBadInput, "holds " + printable(pickle.describe(pickle.root())) + ", not a dict").in(path);
+      throw Error(ErrorKind::kBadInput, "holds " + pickle.describe(pickle.root()) + ", not a dict").in(path);
     for (const auto& [key, value] : pickle.pairs(pickle.root()))
       if (pickle.kind(key) == PickleKind::kInt) by_tid_.emplace(pickle.integer(key), value);
   }

@@ -16,6 +16,7 @@
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
+#include "reshard/specs/torch_metadata.h"
 
 namespace reshard {
 namespace {
@@ -42,7 +43,8 @@ Listing list_folder(const ShardsFolder& folder) {
     if (const auto pp_rank = metadata_pp_rank(entry.path().filename().string()))
       if (!listing.metadata.emplace(*pp_rank, entry.path()).second)
         throw Error(ErrorKind::kBadInput, fmt::format("there are two metadata files of pipeline rank {}", *pp_rank))
-            .in(entry.path());
+            .in(entry.path())
+            .hint("these are of two checkpoints; move one away");
   return listing;
 }
 
@@ -227,7 +229,24 @@ void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
             .hint("give a directory with adapter_NAME/adapter_shards, or that folder itself");
 }
 
-/// The metadata of every stage, each proved by itself.
+/// Proves that the metadata of one stage agrees with itself and with the number of ranks that the folder holds.
+void prove_metadata(const StageMetadata& metadata, const fs::path& path, ShardedCheckpoint& checkpoint) {
+  prove_specs_fit(metadata, path);
+  prove_entries_fit(metadata, path);
+  const auto tp = tp_of_metadata(metadata, path);
+  if (tp && *tp < checkpoint.tp)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("is for {} tensor-parallel ranks, but the folder holds {}", *tp, checkpoint.tp))
+        .in(path)
+        .hint("ranks of two checkpoints are mixed in one folder");
+  checkpoint.tp = std::max(checkpoint.tp, tp.value_or(1));
+}
+
+bool is_old(const fs::path& metadata) {
+  return metadata.extension() == ".pt";
+}
+
+/// The metadata of every stage; older files leave much to the weights, and are read after those.
 void read_all_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     const auto found = listing.metadata.find(pp_rank);
@@ -236,20 +255,30 @@ void read_all_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
                   fmt::format("{} is missing: nothing says how the parameters of pipeline rank {} are laid out",
                               metadata_file_name(pp_rank), pp_rank))
           .in(checkpoint.folder.path);
-    checkpoint.metadata.push_back(read_metadata(found->second));
+    checkpoint.metadata.emplace_back();
+    if (is_old(found->second)) continue;
+    checkpoint.metadata.back() = read_metadata(found->second);
     if (checkpoint.adapter)
       checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);
     else
       refuse_adapters(checkpoint.metadata.back(), found->second);
-    prove_specs_fit(checkpoint.metadata.back(), found->second);
-    prove_entries_fit(checkpoint.metadata.back(), found->second);
-    const auto tp = tp_of_metadata(checkpoint.metadata.back(), found->second);
-    if (tp && *tp < checkpoint.tp)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("is for {} tensor-parallel ranks, but the folder holds {}", *tp, checkpoint.tp))
-          .in(found->second)
-          .hint("ranks of two checkpoints are mixed in one folder");
-    checkpoint.tp = std::max(checkpoint.tp, tp.value_or(1));
+    prove_metadata(checkpoint.metadata.back(), found->second, checkpoint);
+  }
+}
+
+void read_old_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
+    const fs::path& path = listing.metadata.at(pp_rank);
+    if (!is_old(path)) continue;
+    std::unordered_map<std::string, const TensorEntry*> held;
+    for (const TensorEntry& tensor : checkpoint.files[pp_rank].front().tensors) held.emplace(tensor.name, &tensor);
+    const auto shape = [&](const std::string& tensor_name) -> std::optional<Dims> {
+      const auto found = held.find(tensor_name);
+      if (found == held.end()) return std::nullopt;
+      return found->second->shape;
+    };
+    checkpoint.metadata[pp_rank] = read_torch_metadata(path, checkpoint.tp, shape);
+    prove_metadata(checkpoint.metadata[pp_rank], path, checkpoint);
   }
 }
 
@@ -291,6 +320,7 @@ ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std:
   if (!listing.metadata.empty()) read_all_metadata(listing, checkpoint);
   prove_all_ranks_present(folder, listing, checkpoint.tp, checkpoint.pp);
   read_all_files(listing, checkpoint);
+  read_old_metadata(listing, checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const Container& first = checkpoint.files[pp_rank].front();
     note_not_saved(checkpoint.metadata[pp_rank], first, checkpoint.not_saved);

@@ -11,6 +11,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/specs/mesh.h"
 #include "reshard/specs/metadata.h"
+#include "reshard/specs/model_config.h"
 
 namespace reshard {
 namespace {
@@ -49,6 +50,11 @@ std::optional<RankFile> rank_in_optimum(const fs::directory_entry& entry) {
   const auto rank = rank_of_name(entry.path().stem().string());
   if (!rank) return std::nullopt;
   return RankFile{*rank, entry.path(), has_xser_folder(entry.path()) ? Format::kXser : Format::kPytorch};
+}
+
+/// Metadata as this program writes it; older ones it only reads.
+bool is_our_metadata(const std::string& name) {
+  return metadata_pp_rank(name) && name.ends_with(".json");
 }
 
 /// Whether `directory` is a shards folder of this kind, by the names in it.
@@ -154,7 +160,9 @@ std::optional<ShardsFolder> find_shards_folder(const fs::path& path) {
   std::vector<ShardsFolder> found;
   for (const ShardsKindRow& row : kShardsKinds) {
     if (looks_like(row.kind, path / row.folder)) found.push_back({row.kind, path / row.folder, path});
-    if (looks_like(row.kind, path)) found.push_back({row.kind, path, directory_above(path)});
+    // NxD saves no config.json; whoever adds it may put it beside the ranks.
+    if (looks_like(row.kind, path))
+      found.push_back({row.kind, path, path_exists(path / kConfigFile) ? path : directory_above(path)});
   }
   if (found.size() > 1)
     throw Error(ErrorKind::kBadInput,
@@ -213,13 +221,13 @@ std::vector<std::string> foreign_entries(const fs::path& folder) {
     look_at_ranks(folder / kOptimumModelFolder, std::string(kOptimumModelFolder) + "/", ".pt", foreign);
     for (const auto& entry : fs::directory_iterator(folder)) {
       const std::string name = entry.path().filename().string();
-      const bool ours = name == kCheckpointMarker || name == kDoneMarker || metadata_pp_rank(name);
+      const bool ours = name == kCheckpointMarker || name == kDoneMarker || is_our_metadata(name);
       if (name != kOptimumModelFolder && !(ours && entry.is_regular_file())) foreign.push_back(name);
     }
   } else {
     look_at_ranks(folder, "", "", foreign);
-    std::erase_if(
-        foreign, [&](const std::string& name) { return metadata_pp_rank(name) && fs::is_regular_file(folder / name); });
+    std::erase_if(foreign,
+                  [&](const std::string& name) { return is_our_metadata(name) && fs::is_regular_file(folder / name); });
   }
   std::sort(foreign.begin(), foreign.end());
   return foreign;

@@ -13,6 +13,9 @@ namespace fs = std::filesystem;
 constexpr std::array kWeightExtensions = {".safetensors", ".bin",     ".pt",   ".pth", ".ckpt",
                                           ".h5",          ".msgpack", ".gguf", ".onnx"};
 
+/// Of the way a checkpoint was sharded, not of its model.
+constexpr const char* kTrainingConfigFile = "trn_config.json";
+
 /// Weights by their name, or an index of them. `training_args.bin` is a .bin that is not: it is small and belongs to
 /// the run.
 bool is_weights(const std::string& file_name) {
@@ -50,7 +53,7 @@ void collect(const fs::path& directory, const fs::path& relative, const std::vec
       });
       if (output) continue;  // of this program
       collect(entry.path(), relative / name, left_out, files);
-    } else if (entry.is_regular_file(broken_link) && !is_weights(name)) {
+    } else if (entry.is_regular_file(broken_link) && !is_weights(name) && name != kTrainingConfigFile) {
       files.push_back({entry.path(), relative / name, entry.file_size()});
     }
   }

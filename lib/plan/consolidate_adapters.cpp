@@ -21,9 +21,14 @@ namespace fs = std::filesystem;
 /// The name that the metadata knows the adapter by: that of its folder, or the only one there is.
 std::string name_in_metadata(const AdapterFolder& adapter) {
   std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(adapter.shards.path))
-    if (metadata_pp_rank(entry.path().filename().string()))
-      for (const std::string& name : adapter_names(read_metadata(entry.path()))) names.insert(name);
+  for (const auto& entry : fs::directory_iterator(adapter.shards.path)) {
+    if (!metadata_pp_rank(entry.path().filename().string())) continue;
+    if (entry.path().extension() != ".json")
+      throw Error(ErrorKind::kUnsupported,
+                  "is metadata of an older version, which does not say how adapters are joined")
+          .in(entry.path());
+    for (const std::string& name : adapter_names(read_metadata(entry.path()))) names.insert(name);
+  }
   if (names.count(adapter.name)) return adapter.name;
   if (names.size() == 1) return *names.begin();
   if (names.empty())

@@ -16,6 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kNamePrefix = "mp_metadata_pp_rank_";
 constexpr std::string_view kNameSuffix = ".json";
+constexpr std::string_view kOldNameSuffix = ".pt";
 constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{64}
                                             << 20;  // 200 000 parameters; parsed it takes 20 times that
 
@@ -201,9 +202,11 @@ std::string metadata_file_name(std::uint32_t pp_rank) {
 }
 
 std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name) {
-  if (!file_name.starts_with(kNamePrefix) || !file_name.ends_with(kNameSuffix)) return std::nullopt;
+  if (!file_name.starts_with(kNamePrefix)) return std::nullopt;
   file_name.remove_prefix(kNamePrefix.size());
-  file_name.remove_suffix(std::min(kNameSuffix.size(), file_name.size()));
+  const std::string_view suffix = file_name.ends_with(kOldNameSuffix) ? kOldNameSuffix : kNameSuffix;
+  if (!file_name.ends_with(suffix)) return std::nullopt;
+  file_name.remove_suffix(suffix.size());
   const auto pp_rank = parse_unsigned(file_name, kMaxParallelDegree - 1);
   if (!pp_rank) return std::nullopt;
   return static_cast<std::uint32_t>(*pp_rank);

@@ -83,10 +83,13 @@ TEST_CASE("numbers and sizes are taken strictly") {
 }
 
 TEST_CASE("what a later version will do is unsupported, what none does is a usage error") {
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimum"}), 4, {"--layout optimum"});
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "xser"}), 4, {"--format xser"});
-  check_error(run_reshard({"consolidate", "x", "-f", "pytorch"}), 4, {"--format pytorch"});
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "nxdi"}), 4, {"--layout nxdi"});
+  check_error(run_reshard({"convert", kModel, "o", "--to", "presharded"}), 4, {"--to presharded"});
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimun"}), 2, {"optimun"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "gguf"}), 2, {"gguf"});
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimum", "--format", "safetensors"}), 2,
+              {"optimum has no safetensors form"});
+  check_error(run_reshard({"consolidate", "x", "-f", "xser"}), 2, {"xser", "safetensors, pytorch"});
 }
 
 TEST_CASE("a truncated file is bad input with its sizes") {

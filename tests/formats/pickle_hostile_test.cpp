@@ -144,6 +144,29 @@ TEST_CASE("What runs code when Python loads it is refused by its name") {
   CHECK_THAT(error.hint(), Says("weights_only=False"));
 }
 
+TEST_CASE("What a known function is given to call is judged as if it were called") {
+  const auto refused = [](const std::string& stream, const std::string& says) {
+    const Error error = error_of([&] { read_pickle(stream, "f"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says(says));
+  };
+  const std::string from_type = "ctorch._tensor\n_rebuild_from_type_v2\n";
+  const std::string id = raw("X\2\0\0\0id");
+  refused(from_type + "(cos\nsystem\nctorch\nTensor\n" + id + "\x85NtR.", "calls os.system");
+  refused(from_type + "(" + from_type + "ctorch\nTensor\n(cos\nsystem\nN" + id + "\x85NtNtR.", "calls os.system");
+  refused(from_type + "(cpkg\nMake\n)Rctorch\nTensor\n)NtR.", "calls an object of pkg.Make");
+  refused("cnumpy.random._pickle\n__randomstate_ctor\n" + id + "cos\nsystem\n\x86R.", "calls os.system");
+  refused("cnumpy.random._pickle\n__generator_ctor\n" + id + "cos\nsystem\n\x86R.", "calls os.system");
+  refused("cnumpy.random._pickle\n__bit_generator_ctor\ncsubprocess\nPopen\n\x85R.", "calls subprocess.Popen");
+  refused(from_type + "(cpkg\nMake\nctorch\nTensor\n)NNtR.", "with too many arguments");
+  std::string circle = from_type + "q\1";
+  circle += raw("(h\1h\1(h\1h\1(h\1h\1(h\1h\1)NtNtNtNtR.");
+  refused(circle, "calls that make calls");
+  const std::string good = "cnumpy.random._pickle\n__randomstate_ctor\n" + raw("X\7\0\0\0MT19937") +
+                           "cnumpy.random._pickle\n__bit_generator_ctor\n\x86R.";
+  CHECK(read_pickle(good, "f").unknown_classes().empty());
+}
+
 TEST_CASE("What is only named, and never called, runs nothing") {
   const std::string stream = "cos\nsystem\n.";
   const Pickle pickle = read_pickle(stream, "f");

@@ -202,6 +202,11 @@ TEST_CASE("Asking a node for what it does not have gives nothing") {
   CHECK(value.pickle.callee(value.node) == kNoNode);
   CHECK(value.pickle.global(value.node).name.empty());
   CHECK(value.pickle.class_name(value.node).empty());
+  CHECK(value.pickle.real(value.node) == 0);
+  const Value real("F1.5\n.");
+  CHECK(real.pickle.integer(real.node) == 0);
+  const Value pair("ca\nB\ncc\nD\n\x86.");
+  for (const PickleRef global : pair.pickle.items(pair.node)) CHECK(pair.pickle.integer(global) == 0);
 }
 
 }  // namespace

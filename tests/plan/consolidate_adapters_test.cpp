@@ -296,7 +296,9 @@ TEST_CASE("An adapter without its metadata, with a rank missing, or with ranks t
   CHECK_THAT(error_of([&] { consolidated(temp); }).what(), Says("is said to be a copy of m.lora_B.weight"));
   fs::remove(last);
   CHECK_THAT(planning_error(temp).what(), Says("dp_rank_00_tp_rank_01_pp_rank_00"));
-  fs::remove(shards / "mp_metadata_pp_rank_0.json");
+  fs::rename(shards / "mp_metadata_pp_rank_0.json", shards / "mp_metadata_pp_rank_0.pt");
+  CHECK(planning_error(temp).kind() == ErrorKind::kUnsupported);
+  fs::remove(shards / "mp_metadata_pp_rank_0.pt");
   CHECK_THAT(planning_error(temp).what(), Says("no metadata that speaks of adapters"));
 }
 

@@ -265,9 +265,10 @@ TEST_CASE("A metadata file's name holds its pipeline rank without zeros in front
   CHECK(metadata_file_name(0) == "mp_metadata_pp_rank_0.json");
   CHECK(metadata_file_name(12) == "mp_metadata_pp_rank_12.json");
   for (const std::uint32_t rank : {0u, 7u, 12u, 4095u}) CHECK(metadata_pp_rank(metadata_file_name(rank)) == rank);
+  CHECK(metadata_pp_rank("mp_metadata_pp_rank_7.pt") == 7);  // as older ones are named
   for (const char* name :
        {"", "mp_metadata_pp_rank_", "mp_metadata_pp_rank_.json", ".json", "mp_metadata_pp_rank_-1.json",
-        "mp_metadata_pp_rank_4096.json", "mp_metadata_pp_rank_4294967296.json", "mp_metadata_pp_rank_1.pt",
+        "mp_metadata_pp_rank_4096.json", "mp_metadata_pp_rank_4294967296.json", "mp_metadata_pp_rank_1.bin",
         "mp_metadata_pp_rank_1.json.bak", "x_mp_metadata_pp_rank_1.json", "mp_metadata_pp_rank_1x.json",
         "mp_metadata_pp_rank_ 1.json", "mp_metadata_pp_rank_1"}) {
     INFO(name);

@@ -19,20 +19,17 @@ import pathlib
 import pickle
 import struct
 import sys
-import types
 
 import numpy
 import torch
+
+from support import TensorReference, install_tensor_reference, raw_bytes
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64,
           torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
 # What torch 1.13 does not have yet.
 DTYPES += [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64")
            if hasattr(torch, name)]
-
-
-def raw_bytes(tensor):
-    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def describe(tensors):
@@ -132,8 +129,9 @@ def checkpoints(maker):
     maker.save("lightning.ckpt", {"state_dict": weights, "hparams": {"lr": 0.1}, "date": datetime.datetime.now()},
                tensors=weights, warnings=[took % "state_dict", "hparams"])
     others = {"args": argparse.Namespace(lr=1), "path": pathlib.PurePosixPath("a")}
+    path_class = pathlib.PurePosixPath.__module__ + ".PurePosixPath"  # not the same in every Python
     maker.save("deepspeed.pt", {"module": weights, **others},
-               tensors=weights, warnings=[took % "module", "args, path", "argparse.Namespace, pathlib.PurePosixPath"])
+               tensors=weights, warnings=[took % "module", "args, path", "argparse.Namespace, " + path_class])
     others = {"a._extra_state": b"\0\1", "step": 2, "none": None, "np": numpy.float32(1)}
     maker.save("extra_state.pt", {**weights, **others},
                tensors=weights, warnings=["a._extra_state, step, none, np"])
@@ -172,17 +170,9 @@ def refusals(maker):
     maker.expected["plain_pickle.pt"] = {"error": "bad input", "says": "not one that torch.save wrote", "tensor": ""}
 
 
-class TensorReference:
-    def __init__(self, tid):
-        self.tid = tid
-
-
 def xser(maker):
     """As torch_xla.utils.serialization.save writes it."""
-    TensorReference.__module__ = "torch_xla.utils.serialization"
-    for module in ("torch_xla", "torch_xla.utils", "torch_xla.utils.serialization"):
-        sys.modules[module] = types.ModuleType(module)
-    sys.modules["torch_xla.utils.serialization"].TensorReference = TensorReference
+    install_tensor_reference()
     tensors = {"a": tensor_of(torch.bfloat16, 2, 3), "b": tensor_of(torch.float32, 4, 5).t()}
     references = {name: TensorReference(tid) for tid, name in enumerate(tensors)}
     references["tied"] = TensorReference(0)

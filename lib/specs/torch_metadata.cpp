@@ -1,0 +1,186 @@
+#include "reshard/specs/torch_metadata.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <set>
+#include <span>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/torch_file.h"
+#include "reshard/specs/mesh.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// One file's reading.
+class Reader {
+ public:
+  Reader(const TorchFile& file, std::uint32_t tp,
+         const std::function<std::optional<Dims>(const std::string& name)>& stored_shape)
+      : file_(file), pickle_(file.pickle()), tp_(tp), stored_shape_(stored_shape) {}
+
+  StageMetadata read() {
+    const PickleRef parameters = member(pickle_.root(), "sharded_metadata");
+    if (parameters == kNoNode || pickle_.kind(parameters) != PickleKind::kDict)
+      throw bad("holds no \"sharded_metadata\"").hint("is this a metadata file of optimum-neuron?");
+    for (const auto& [key, value] : pickle_.pairs(parameters)) add_parameter(key, value);
+    const PickleRef attention = member(pickle_.root(), "gqa_qkv_metadata");
+    if (attention != kNoNode) add_attention(attention);
+    return std::move(metadata_);
+  }
+
+ private:
+  Error bad(const std::string& message) const { return Error(ErrorKind::kBadInput, message).in(file_.path()); }
+
+  /// The value of a dict's key, the last if it comes twice, as Python has it.
+  PickleRef member(PickleRef dict, std::string_view key) const {
+    PickleRef found = kNoNode;
+    for (const auto& [name, value] : pickle_.pairs(dict))
+      if (pickle_.kind(name) == PickleKind::kString && pickle_.text(name) == key) found = value;
+    return found;
+  }
+
+  std::string text(PickleRef node) const {
+    if (node == kNoNode || pickle_.kind(node) != PickleKind::kString || pickle_.text(node).empty())
+      throw bad("has something else where a name must be");
+    return std::string(pickle_.text(node));
+  }
+
+  std::uint32_t number(PickleRef dict, const char* key, std::uint32_t max) const {
+    const PickleRef node = member(dict, key);
+    if (node == kNoNode || pickle_.kind(node) != PickleKind::kInt || pickle_.integer(node) < 1 ||
+        pickle_.integer(node) > max)
+      throw bad(fmt::format("\"{}\" is not a number from 1 to {}", key, max));
+    return static_cast<std::uint32_t>(pickle_.integer(node));
+  }
+
+  void add_parameter(PickleRef key, PickleRef value) {
+    ParallelParameter parameter;
+    parameter.name = text(key);
+    const std::string kind = text(member(value, "kind"));
+    if (kind == "sharded") {
+      const PickleRef dim = member(value, "partition_dim");
+      if (dim == kNoNode || pickle_.kind(dim) != PickleKind::kInt || pickle_.integer(dim) < 0 ||
+          pickle_.integer(dim) > 1)
+        throw bad("its partition_dim is neither 0 nor 1").tensor(parameter.name);
+      parameter.tensor_model_parallel = true;
+      parameter.partition_dim = static_cast<std::uint32_t>(pickle_.integer(dim));
+      parameter.num_partitions = tp_;
+    } else if (kind != "tied") {
+      throw bad("its kind is \"" + printable(kind) + "\", expected sharded or tied").tensor(parameter.name);
+    }
+    metadata_.parameters.push_back(std::move(parameter));
+  }
+
+  /// A module's attention, by the names of what was joined.
+  void add_attention(PickleRef attention) {
+    const PickleRef names = member(attention, "original_names_to_gqa_qkv_names");
+    if (names == kNoNode || pickle_.pairs(names).empty()) return;
+    std::map<std::string, GQAQKVColumnParallelLinearSpec> by_module;
+    for (const auto& [original, joined] : pickle_.pairs(names)) add_name(text(original), text(joined), by_module);
+    add_outputs(attention, by_module);
+    for (auto& [module, spec] : by_module) {
+      // The names are those of the whole model; this stage holds some of the modules.
+      const std::string stem = module + "." + spec.gqa_qkv_projection_name + ".weight_";
+      const auto query = stored_shape_(stem + "q");
+      const auto joined = stored_shape_(stem + "qkv");
+      ModuleSpecs specs{module, {}};
+      if (query || joined) {
+        fill(attention, spec, stem, joined.has_value());
+        specs.specs.emplace_back(spec);
+      }
+      metadata_.modules.push_back(std::move(specs));
+    }
+  }
+
+  void add_name(const std::string& original, const std::string& joined,
+                std::map<std::string, GQAQKVColumnParallelLinearSpec>& by_module) const {
+    const std::vector<std::string> from = split(original, '.');
+    const std::vector<std::string> to = split(joined, '.');
+    if (from.size() < 3 || to.size() != from.size() || to.back().find('_') == std::string::npos)
+      throw bad(fmt::format("says that {} became {}", printable(original), printable(joined)));
+    const std::size_t module_bytes = original.size() - from.back().size() - from[from.size() - 2].size() - 2;
+    GQAQKVColumnParallelLinearSpec& spec = by_module[original.substr(0, module_bytes)];
+    spec.gqa_qkv_projection_name = to[to.size() - 2];
+    spec.bias = spec.bias || from.back() == "bias";
+    const std::string& projection = from[from.size() - 2];
+    const std::string letter = to.back().substr(to.back().find('_') + 1);
+    // A joined weight does not say which projection is which: they come in the order q, k, v.
+    std::string* const slots[] = {&spec.query_projection_name, &spec.key_projection_name, &spec.value_projection_name};
+    if (letter == "qkv") {
+      for (std::string* slot : slots)
+        if (slot->empty() || *slot == projection) {
+          *slot = projection;
+          break;
+        }
+    } else {
+      for (std::size_t i = 0; i < 3; ++i)
+        if (letter.size() == 1 && letter[0] == "qkv"[i]) *slots[i] = projection;
+    }
+  }
+
+  /// Of a list, or of a set as protocol 2 has it: a call of `set` with a list.
+  std::span<const PickleRef> elements(PickleRef node) const {
+    if (!pickle_.is_object_of(node, "builtins", "set")) return pickle_.items(node);
+    const auto arguments = pickle_.items(pickle_.args(node));
+    return arguments.empty() ? arguments : pickle_.items(arguments.front());
+  }
+
+  void add_outputs(PickleRef attention, std::map<std::string, GQAQKVColumnParallelLinearSpec>& by_module) const {
+    const PickleRef outputs = member(attention, "output_projections_names");
+    if (outputs == kNoNode) return;
+    for (const PickleRef item : elements(outputs)) {
+      const std::string name = text(item);
+      const std::vector<std::string> parts = split(name, '.');
+      if (parts.size() < 3) continue;
+      const std::size_t module_bytes = name.size() - parts.back().size() - parts[parts.size() - 2].size() - 2;
+      const auto found = by_module.find(name.substr(0, module_bytes));
+      if (found != by_module.end()) found->second.output_projection_name = parts[parts.size() - 2];
+    }
+  }
+
+  void fill(PickleRef attention, GQAQKVColumnParallelLinearSpec& spec, const std::string& stem, bool joined) const {
+    constexpr std::uint32_t kMaxHeads = 1 << 20;
+    spec.num_attention_heads = number(attention, "num_attention_heads", kMaxHeads);
+    spec.num_key_value_heads = number(attention, "num_key_value_heads", kMaxHeads);
+    spec.kv_size_multiplier = number(attention, "kv_size_multiplier", kMaxParallelDegree);
+    spec.fuse_qkv = joined;
+    spec.tp_size = tp_;
+    const std::string problem =
+        multiplier_problem(spec.num_attention_heads, spec.num_key_value_heads, tp_, spec.kv_size_multiplier);
+    if (!problem.empty()) throw bad("its attention cannot be: " + problem).tensor(stem + "q");
+    if (spec.output_projection_name.empty() || spec.query_projection_name.empty() || spec.key_projection_name.empty() ||
+        spec.value_projection_name.empty())
+      throw bad("does not name all four projections").tensor(stem + (joined ? "qkv" : "q"));
+    const std::uint64_t heads = spec.query_heads(0).size();
+    const std::uint64_t slots = spec.slots_per_rank();
+    const Dims shape = stored_shape_(stem + (joined ? "qkv" : "q")).value_or(Dims{});
+    const std::uint64_t units = joined ? heads + 2 * slots : heads;
+    if (shape.empty() || shape.front() == 0 || shape.front() % units != 0)
+      throw bad(fmt::format("says that a rank has {} query and {} key/value heads, but its shape is {}", heads, slots,
+                            to_string(shape)))
+          .tensor(stem + (joined ? "qkv" : "q"));
+    spec.q_output_size_per_partition = shape.front() / units * heads;
+    spec.kv_output_size_per_partition = shape.front() / units * slots;
+  }
+
+  const TorchFile& file_;
+  const Pickle& pickle_;
+  std::uint32_t tp_;
+  const std::function<std::optional<Dims>(const std::string& name)>& stored_shape_;
+  StageMetadata metadata_;
+};
+
+}  // namespace
+
+StageMetadata read_torch_metadata(const fs::path& path, std::uint32_t tp,
+                                  const std::function<std::optional<Dims>(const std::string& name)>& stored_shape) {
+  const TorchFile file = read_torch_file(path);
+  return Reader(file, tp, stored_shape).read();
+}
+
+}  // namespace reshard
