@@ -9,6 +9,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/layouts/target_file.h"
+#include "reshard/plan/adapter_proofs.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
@@ -21,9 +22,14 @@ namespace fs = std::filesystem;
 /// The name that the metadata knows the adapter by: that of its folder, or the only one there is.
 std::string name_in_metadata(const AdapterFolder& adapter) {
   std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(adapter.shards.path))
-    if (metadata_pp_rank(entry.path().filename().string()))
-      for (const std::string& name : adapter_names(read_metadata(entry.path()))) names.insert(name);
+  for (const auto& entry : fs::directory_iterator(adapter.shards.path)) {
+    if (!metadata_pp_rank(entry.path().filename().string())) continue;
+    if (entry.path().extension() != ".json")
+      throw Error(ErrorKind::kUnsupported,
+                  "is metadata of an older version, which does not say how adapters are joined")
+          .in(entry.path());
+    for (const std::string& name : adapter_names(read_metadata(entry.path()))) names.insert(name);
+  }
   if (names.count(adapter.name)) return adapter.name;
   if (names.size() == 1) return *names.begin();
   if (names.empty())
@@ -36,57 +42,6 @@ std::string name_in_metadata(const AdapterFolder& adapter) {
                           printable(adapter.name), list_names(std::vector(names.begin(), names.end()))))
       .in(adapter.shards.path)
       .hint("call the folder adapter_NAME, as it was saved");
-}
-
-/// What the files hold of a joined linear is something that its spec explains.
-void prove_explained(const ShardedCheckpoint& checkpoint) {
-  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
-    const Container& file = checkpoint.files[pp_rank].front();
-    std::unordered_set<std::string> held;
-    for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
-    std::vector<std::string> joined;
-    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
-      for (const TransformationSpec& spec : module.specs) {
-        const auto* fused = std::get_if<FusedLinearsSpec>(&spec);
-        joined.push_back(module.module_fully_qualified_name + "." +
-                         (fused ? fused->fused_linear_name
-                                : std::get<GQAQKVColumnParallelLinearSpec>(spec).gqa_qkv_projection_name) +
-                         ".");
-      }
-    std::sort(joined.begin(), joined.end());
-    for (const CutRule& rule : cut_rules(checkpoint.metadata[pp_rank])) {
-      if (rule.role != CutRule::Role::kPlain || !held.count(rule.stored_name)) continue;
-      const auto after = std::upper_bound(joined.begin(), joined.end(), rule.stored_name);
-      if (after != joined.begin() && rule.stored_name.starts_with(*std::prev(after)))
-        throw Error(ErrorKind::kUnsupported,
-                    "belongs to a joined linear, and how it is shared out among the originals is not known")
-            .in(file.path)
-            .tensor(rule.stored_name);
-    }
-  }
-}
-
-/// The tensors of one module fit each other. A bias or magnitude that is split, though its metadata does not say so, would
-/// show here.
-void prove_sizes(const Layout& layout, const fs::path& where) {
-  const auto shape_of = [&](const std::string& name) -> const Dims* {
-    const auto found = layout.find_logical(name);
-    return found ? &layout.logical[*found].shape : nullptr;
-  };
-  for (const LogicalTensor& tensor : layout.logical) {
-    const auto name = lora_name(tensor.name);
-    if (!name || tensor.zeros || tensor.shape.empty()) continue;
-    const Dims* b = shape_of(name->module + ".lora_B.weight");
-    if (b == nullptr || b->size() != 2) continue;
-    const bool per_output = name->component == "lora_magnitude_vector" || tensor.name.ends_with(".lora_B.bias");
-    const bool a = tensor.name.ends_with(".lora_A.weight");
-    if ((per_output && tensor.shape[0] != (*b)[0]) || (a && tensor.shape[0] != (*b)[1]))
-      throw Error(ErrorKind::kBadInput, fmt::format("would be {}, which does not fit its lora_B of {}",
-                                                    to_string(tensor.shape), to_string(*b)))
-          .in(where)
-          .tensor(tensor.name)
-          .hint("the metadata may not say how it is split");
-  }
 }
 
 /// The joined linears that the files hold adapters of.
@@ -151,10 +106,10 @@ class AdapterPlanner {
   void add(const AdapterFolder& adapter, const fs::path& folder) {
     prove_place(folder);
     ShardedCheckpoint checkpoint = read_sharded_checkpoint(adapter.shards, name_in_metadata(adapter));
-    prove_explained(checkpoint);
+    prove_adapter_explained(checkpoint);
     const fs::path config = config_of(adapter.shards.parent, checkpoint);
     Layout source = sharded_source_layout(checkpoint, {});
-    prove_sizes(source, adapter.shards.path);
+    prove_adapter_sizes(source, adapter.shards.path);
     if (job_->source.files.empty()) job_->mesh = {checkpoint.tp, checkpoint.pp, 1};
     add_notes(checkpoint);
     // Adapters hold tensors of the same names: all but the one that goes to the top are told apart by their folder.
