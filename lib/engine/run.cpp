@@ -25,6 +25,7 @@ namespace {
 
 constexpr std::uint64_t kPlainBuffers = 4;  // the block, up to two for a file's side of it, one for a second copy
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
+constexpr std::uint64_t kLargestElement = 16;
 constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
 constexpr std::size_t kOpenFiles = 256;  // of each side; the usual limit is 1024 a process
 constexpr unsigned kMaxDefaultThreads = 16;
@@ -174,13 +175,14 @@ class Worker {
     copy_runs(gathered.scatter, staging_.data(), 0, block.data(), 0);
   }
 
-  /// Reads ranges into staging_, near ones with what lies between them.
+  /// Reads ranges into staging_; single elements that lie near each other with what lies between them.
   void read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads) {
     const std::uint64_t end_bytes = reads.a_begin_bytes + reads.a_span_bytes();
     std::uint64_t window_begin = 0;
     reads.for_each([&](std::uint64_t a, std::uint64_t b) {
       const std::span out = std::span(staging_).subspan(b, reads.run_bytes);
-      if (reads.run_bytes >= kWorthASystemCall / 8 || reads.loops.back().a_stride_bytes >= kWorthASystemCall) {
+      if (reads.run_bytes > kLargestElement || reads.loops.empty() ||
+          reads.loops.back().a_stride_bytes > 8 * kLargestElement) {
         file.read_at(offset_bytes + a, out);
         return;
       }

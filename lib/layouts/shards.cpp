@@ -161,17 +161,26 @@ fs::path rank_path(ShardsKind kind, Format format, RankId rank) {
   return {};
 }
 
+namespace {
+
+/// The checkpoint's own directory for a folder of shards that was given itself: where config.json is. Without one, a
+/// folder of the usual name lies in it, and one of another name is it, as NxD saves it.
+fs::path directory_of(const fs::path& shards, const std::string& usual_name) {
+  const fs::path above = directory_above(shards);
+  if (path_exists(shards / kConfigFile)) return shards;
+  if (path_exists(above / kConfigFile)) return above;
+  const fs::path name = fs::absolute(shards / "").lexically_normal().parent_path().filename();
+  return name == usual_name ? above : shards;
+}
+
+}  // namespace
+
 std::optional<ShardsFolder> find_shards_folder(const fs::path& path) {
   if (!fs::is_directory(path)) return std::nullopt;
   std::vector<ShardsFolder> found;
   for (const ShardsKindRow& row : kShardsKinds) {
     if (looks_like(row.kind, path / row.folder)) found.push_back({row.kind, path / row.folder, path});
-    // A folder of another name is the checkpoint's own directory, as NxD saves it.
-    if (looks_like(row.kind, path)) {
-      const bool own =
-          fs::absolute(path / "").parent_path().filename() != row.folder || path_exists(path / kConfigFile);
-      found.push_back({row.kind, path, own ? path : directory_above(path)});
-    }
+    if (looks_like(row.kind, path)) found.push_back({row.kind, path, directory_of(path, row.folder)});
   }
   if (found.size() > 1)
     throw Error(ErrorKind::kBadInput,

@@ -143,11 +143,11 @@ TEST_CASE("Without a mesh the shards keep that of their source, in any layout an
   CHECK(fs::exists(temp / "b/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors"));
   CHECK((read_shards(temp / "b") == expected_ranks(model, originals, mesh)));
 
-  request.tp = 2;  // then the pipeline is the default's, too
+  request.tp = 2;  // the pipeline's is still the source's
   request.sharding.tp = 2;
   request.output_directory = temp / "c";
   convert(request);
-  CHECK((read_shards(temp / "c") == expected_ranks(model, originals, {.tp = 2})));
+  CHECK((read_shards(temp / "c") == expected_ranks(model, originals, {.tp = 2, .pp = 2})));
 }
 
 TEST_CASE("Without a format, optimum is written in torch's and all else in safetensors") {

@@ -206,13 +206,17 @@ TEST_CASE("One file is converted by itself, whatever its format") {
   CHECK(read_model(all.temp / "rank").count("model.layers.0.mlp.gate_up_proj.weight") == 1);
 }
 
-TEST_CASE("One file cannot be split, even beside a config.json, and the hint says what can") {
+TEST_CASE("One file is split if its config.json is beside it, and not without") {
   const Checkpoints all;
   const fs::path file = all.temp / "model/model.safetensors";
+  const auto job = plan_convert(Checkpoints::to_shards(file, all.temp / "again", ShardsKind::kRanks));
+  CHECK(job->family == "llama");
+  CHECK(job->target.logical.size() == job->source.logical.size());
+  fs::rename(all.temp / "model/config.json", all.temp / "model/config.old");
   const Error error = refused(Checkpoints::to_shards(file, all.temp / "again", ShardsKind::kRanks), all.temp.path());
-  CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK(error.path() == file.string());
-  CHECK_THAT(error.hint(), Says("give the model's directory"));
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (all.temp / "model").string());
+  CHECK_THAT(error.what(), Says("no config.json"));
 }
 
 TEST_CASE("A tied matrix in the shards of many ranks is noted once when they are cut anew") {

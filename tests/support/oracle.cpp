@@ -167,7 +167,8 @@ class Oracle {
   /// Gathers the elements' bits.
   void put(const std::string& name, const Elems& elems) {
     const DType dtype = tensors_[elems.flat(0) >> kOriginalShift]->dtype;
-    TensorData tensor{dtype, {elems.shape().begin(), elems.shape().end()}, {}};
+    TensorData tensor{dtype, {}, {}};
+    for (const auto size : elems.shape()) tensor.shape.push_back(size);
     tensor.bytes.resize(num_bytes(dtype, tensor.shape).value());
     const std::uint64_t width = bits(dtype);
     std::uint64_t at = 0;

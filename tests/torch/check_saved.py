@@ -93,11 +93,12 @@ class Saved(support.TestCase):
 
 
 class OldMetadata(Saved):
-    def check(self, model, tp=8, stages=1, fuse_qkv=False, knows_fusion=True, xser=False, config=True):
+    def check(self, model, tp=8, stages=1, fuse_qkv=False, knows_fusion=True, xser=False, config=True,
+              missing=0, exit_code=0):
         weights = support.weights_of(model)
         if config:
             self.put_config(model)
-        for rank in range(tp):
+        for rank in range(tp - missing):
             shard = support.cut(model, weights, tp, rank, fuse_qkv, fuse_mlp=False)
             for stage in range(stages):
                 held = {name: tensor for name, tensor in shard.items() if stage_of(name, model, stages) == stage}
@@ -105,7 +106,7 @@ class OldMetadata(Saved):
                 if rank == 0:
                     torch.save(old_metadata(model, tp, held, fuse_qkv, knows_fusion),
                                self.shards / f"mp_metadata_pp_rank_{stage}.pt")
-        self.consolidated(weights)
+        return self.consolidated(weights, exit_code)
 
     def test_grouped_query_attention(self):
         self.check(Model())
@@ -134,8 +135,13 @@ class OldMetadata(Saved):
     def test_xser(self):
         self.check(Model(), fuse_qkv=True, xser=True)
 
-    def test_without_a_config(self):
-        self.check(Model(), fuse_qkv=True, config=False)
+    def test_without_a_config_a_missing_rank_could_not_be_told(self):
+        said = self.check(Model(), fuse_qkv=True, config=False, exit_code=3)
+        self.assertIn("how many ranks there were", said)
+
+    def test_a_missing_last_rank(self):
+        said = self.check(Model(kv_heads=8), missing=1, exit_code=3)
+        self.assertIn("config.json", said)
 
 
 class Shards(Saved):
