@@ -170,7 +170,7 @@ Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files
 Checkpoint read_file(const fs::path& path) {
   Checkpoint checkpoint;
   checkpoint.path = path;
-  checkpoint.directory = path.parent_path();
+  checkpoint.directory = path.has_parent_path() ? path.parent_path() : ".";
   checkpoint.format = format_of_file(path);
   return read_files(std::move(checkpoint), {read_container(path, checkpoint.format)});
 }
