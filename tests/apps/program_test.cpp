@@ -75,6 +75,27 @@ TEST_CASE("consolidate without OUT_DIR writes beside the shards folder, also whe
   CHECK(run_reshard({"consolidate", (dir / "s").string(), "--force"}).exit_code == 0);
 }
 
+TEST_CASE("names without a directory are of the working directory") {
+  const TempDir dir;
+  fs::copy(golden("llama-tp8-gqa"), dir / "model");
+  const std::string there = "cd '" + (dir / "model").string() + "';";
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"convert", "model.safetensors", "../file"},
+                                                    {"convert", ".", "../whole"},
+                                                    {"shard", ".", "../shards", "--tp", "2"},
+                                                    {"inspect", "model.safetensors"},
+                                                    {"verify", "model.safetensors", "."}}) {
+    const ProgramResult result = run_reshard(arguments, there);
+    INFO(arguments[0] << " " << arguments[1] << ": " << result.err);
+    CHECK(result.exit_code == 0);
+  }
+  const std::string shards = "cd '" + (dir / "shards").string() + "';";
+  CHECK(run_reshard({"consolidate", "tensor_parallel_shards"}, shards).exit_code == 0);
+  for (const char* made : {"file", "whole", "shards"}) {
+    CHECK(read_file(dir / made / "model.safetensors") == read_file(dir / "model/model.safetensors"));
+    CHECK(fs::exists(dir / made / "config.json"));
+  }
+}
+
 TEST_CASE("a dry run prints files, bytes, cuts, heads and free space, and writes nothing") {
   const TempDir dir;
   const ProgramResult result =
