@@ -9,7 +9,6 @@
 #include "reshard/base/strings.h"
 #include "reshard/specs/builtin_families.h"
 #include "reshard/specs/transformation_specs.h"
-#include "reshard/specs/transformation_specs.h"
 
 namespace reshard {
 namespace {
