@@ -228,3 +228,15 @@ TEST_CASE("standard output that cannot be written is an I/O error") {
   }
   CHECK(fs::exists(out));  // what was written stays: the run itself was done
 }
+
+TEST_CASE("an empty OUT_DIR is a mistake of a script, not the default") {
+  const std::string shards = testdata("golden/optimum/llama-tp2-pp2/sharded").string();
+  check_error(run_reshard({"consolidate", shards, ""}), 2, {"OUT_DIR is empty"});
+  CHECK_FALSE(fs::exists(fs::path(shards) / "model.safetensors"));
+}
+
+TEST_CASE("a zip file under the name of safetensors is told as one") {
+  ModelCopy copy;
+  write_file(copy.model / "model.safetensors", "PK\x03\x04 and what torch.save writes after it");
+  copy.check_fails(3, {"model.safetensors", "is a zip file", "pytorch_model.bin"});
+}

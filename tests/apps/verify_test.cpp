@@ -204,3 +204,21 @@ TEST_CASE("verify --json has the notes that people see on standard error") {
   REQUIRE(notes.size() == 1);
   CHECK(says(notes[0], "has no file \"done\""));
 }
+
+TEST_CASE("verify with a tolerance of 0 compares values whatever their dtypes") {
+  const TempDir dir;
+  const std::string wide = (dir / "wide").string();
+  REQUIRE(run_reshard({"convert", kModel, wide, "--dtype", "float32"}).exit_code == 0);
+  CHECK(run_reshard({"verify", kModel, wide}).exit_code == 1);
+  CHECK(run_reshard({"verify", kModel, wide, "--atol", "0"}).exit_code == 0);
+  CHECK(run_reshard({"verify", wide, kModel, "--rtol", "0"}).exit_code == 0);
+}
+
+TEST_CASE("verify does not call two files without tensors the same") {
+  const TempDir dir;
+  const std::string empty = (dir / "empty.safetensors").string();
+  write_safetensors(empty, {});
+  const ProgramResult result = run_reshard({"verify", empty, empty});
+  CHECK(result.exit_code == 3);
+  CHECK(says(result.err, "holds no tensors"));
+}

@@ -90,5 +90,26 @@ TEST_CASE("Shards without metadata that are not of the model beside them are ref
   CHECK_THAT(refused("num_key_value_heads", 2).what(), Says("is said to be a copy of"));
 }
 
+TEST_CASE("Without metadata replicas prove the layout: ranks in another order are refused, whatever is allowed") {
+  const fs::path golden_case = testdata("golden/converter/llama-tp8-m2-trn1");
+  const TempDir temp;
+  ConsolidateRequest request = request_of(golden_case, temp);
+  const auto rank = [&](int tp) {
+    return temp / ("nxd/model/dp_rank_00_tp_rank_0" + std::to_string(tp) + "_pp_rank_00.pt");
+  };
+  // The two copies of a key/value head on neighbours, as trn2 has them, and not half of the ranks apart.
+  fs::rename(rank(1), temp / "aside");
+  fs::rename(rank(4), rank(1));
+  fs::rename(temp / "aside", rank(4));
+  request.check_replicas = false;
+  RunOptions options;
+  options.allow_divergent_replicas = true;
+  const Error error = error_of([&] { consolidate(request, options); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.tensor(), Says("qkv_proj.weight_"));
+  CHECK_THAT(error.hint(), Says("another order of heads"));
+  CHECK_FALSE(fs::exists(temp / "whole"));
+}
+
 }  // namespace
 }  // namespace reshard::test

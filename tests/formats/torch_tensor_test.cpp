@@ -223,5 +223,12 @@ TEST_CASE("Calls with other arguments than torch's are refused") {
         "no storage can have"}});
 }
 
+TEST_CASE("An expanded tensor repeats its elements within reason") {
+  CHECK(read_one(tensor({.shape = {1000, 12}, .strides = {0, 1}})).size_bytes == 48000);
+  check_refused(ErrorKind::kUnsupported,
+                {{"a row without end", tensor({.shape = {std::uint64_t{1} << 40, 12}, .strides = {0, 1}}),
+                  "repeats the 48 bytes of its storage"}});
+}
+
 }  // namespace
 }  // namespace reshard

@@ -263,5 +263,28 @@ TEST_CASE("A tied matrix that the source holds twice is compared, and its leavin
   CHECK(error.tensor() == "lm_head.weight");
 }
 
+TEST_CASE("config.json says the dtype that tensors were cast to, and nothing else of it changes") {
+  const Checkpoints all;
+  auto config = nlohmann::ordered_json::parse(read_file(all.temp / "model/config.json"));
+  config["torch_dtype"] = "bfloat16";
+  write_file(all.temp / "model/config.json", config.dump());
+  ConvertRequest request = convert_request(all.temp / "model", all.temp / "half");
+  request.dtype = DType::kF16;
+  convert(request);
+  config["torch_dtype"] = "float16";
+  CHECK(nlohmann::ordered_json::parse(read_file(all.temp / "half/config.json")) == config);
+}
+
+TEST_CASE("Copies of other data-parallel ranks are not this program's to delete") {
+  const Checkpoints all;
+  const fs::path folder = all.temp / "optimum/shards/model";
+  fs::copy_file(folder / "dp_rank_00_tp_rank_00_pp_rank_00.pt", folder / "dp_rank_01_tp_rank_00_pp_rank_00.pt");
+  ConvertRequest request = Checkpoints::to_shards(all.temp / "model", all.temp / "optimum", ShardsKind::kOptimum);
+  request.force = true;
+  const Error error = refused(request, all.temp.path());
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("dp_rank_01_tp_rank_00_pp_rank_00.pt"));
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -107,5 +107,13 @@ TEST_CASE("A reading program compares nothing") {
   CHECK(program.transfers.at(0).source->checks.empty());
 }
 
+TEST_CASE("A target that has no place for a part of a tensor is never written") {
+  const Layout source = of_rows(8, {{0, 8}});
+  const Error error = error_of([&] { make_program(source, of_rows(8, {{0, 3}, {5, 8}})); });
+  CHECK(error.kind() == ErrorKind::kInternal);
+  CHECK(error.tensor() == "w");
+  CHECK_THAT(error.what(), Says("[3:5, 0:4]"));
+}
+
 }  // namespace
 }  // namespace reshard::test
