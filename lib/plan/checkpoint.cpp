@@ -11,6 +11,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/sharded_layout.h"
+#include "reshard/plan/adapters.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/model_config.h"
 
@@ -223,6 +224,14 @@ Checkpoint read_checkpoint(const fs::path& path, ConfigUse use) {
     const auto format = hf_format(path);
     const auto shards = find_shards_folder(path);
     if (shards && !format) return read_shards(*shards, use);
+    if (!shards && !format) {
+      for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+        if (path_exists(path / name)) return read_file(path / name);
+      if (!find_adapter_folders(path).empty())
+        throw Error(ErrorKind::kUnsupported, "holds shards of adapters, which only consolidate reads")
+            .in(path)
+            .hint("reshard consolidate puts them together; what comes out can be looked at, converted and compared");
+    }
     Checkpoint checkpoint = read_directory(path, use);
     if (shards)
       checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +

@@ -15,7 +15,8 @@
 
 namespace reshard {
 
-/// What stands on disk, whatever it is: a file of tensors, a Hugging Face directory, or a sharded one.
+/// What stands on disk, whatever it is: a file of tensors, a Hugging Face directory, or a sharded one. PEFT's directory
+/// of an adapter counts as its one file.
 struct Checkpoint {
   enum class What { kFile, kHuggingFace, kSharded } what = What::kFile;
   ShardsKind shards_kind = ShardsKind::kRanks;

@@ -89,5 +89,20 @@ TEST_CASE("A config.json that cannot be used is noted and does not keep one from
   CHECK_THAT(inspection.notes[0], Says("config.json"));
 }
 
+TEST_CASE("A directory of PEFT is inspected as its one file, and shards of adapters are said to be for consolidate") {
+  const TempDir temp;
+  const fs::path golden = testdata("golden/lora/llama-tp2-two-adapters");
+  const Checkpoint adapter = read_checkpoint(golden / "original", ConfigUse::kLenient);
+  CHECK(adapter.what == Checkpoint::What::kFile);
+  CHECK(adapter.path == golden / "original/adapter_model.safetensors");
+  CHECK(adapter.layout.logical.size() == 56);
+  for (const char* path : {"sharded", "sharded/adapter_test", "sharded/adapter_test/adapter_shards"}) {
+    INFO(path);
+    const Error error = error_of([&] { read_checkpoint(golden / path, ConfigUse::kLenient); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.what(), Says("only consolidate reads"));
+  }
+}
+
 }  // namespace
 }  // namespace reshard::test
