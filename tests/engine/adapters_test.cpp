@@ -1,9 +1,10 @@
 // LoRA adapters that the reference's own code has sharded, held against ours: testdata/golden/lora.
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/golden.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
@@ -15,23 +16,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 std::vector<fs::path> cases() {
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(testdata("golden/lora"))) found.push_back(entry.path());
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
-json golden_of(const fs::path& golden_case) {
-  return json::parse(read_file(golden_case / "golden.json"));
-}
-
-/// Names, dtypes, shapes and hashes, as golden.json has them.
-json describe_tensors(const TensorMap& tensors) {
-  json list = json::object();
-  for (const auto& [name, tensor] : tensors)
-    list[name] = {
-        {"dtype", describe(tensor.dtype).torch_name}, {"shape", tensor.shape}, {"sha256", sha256_hex(tensor.bytes)}};
-  return list;
+  return golden_cases("lora");
 }
 
 fs::path folder_of(const std::string& adapter) {

@@ -5,6 +5,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/golden.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -15,10 +16,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 std::vector<fs::path> cases() {
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(testdata("golden/converter"))) found.push_back(entry.path());
-  std::sort(found.begin(), found.end());
-  return found;
+  return golden_cases("converter");
 }
 
 /// The shards of a case in a directory of their own, with config.json beside them as users put it there.

@@ -1,11 +1,10 @@
 // The reference's own files, read and written: testdata/golden/optimum/*/sharded, of torch.save and of xser.
 
-#include <algorithm>
-
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/zip.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
+#include "support/golden.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -16,24 +15,11 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 std::vector<fs::path> cases() {
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(testdata("golden/optimum"))) found.push_back(entry.path());
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
-json golden_of(const fs::path& golden_case) {
-  return json::parse(read_file(golden_case / "golden.json"));
+  return golden_cases("optimum");
 }
 
 bool is_xser_case(const json& golden) {
   return golden.at("case").at("xser").get<bool>();
-}
-
-/// "shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt" → "tp_rank_01_pp_rank_00"
-std::string rank_of_reference(const std::string& file) {
-  const std::string stem = fs::path(file).stem().string();
-  return stem.substr(stem.find("tp_rank_"));
 }
 
 ShardRequest request_of(const fs::path& golden_case, const json& golden, const fs::path& output) {

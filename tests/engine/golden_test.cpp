@@ -1,6 +1,7 @@
 // Checkpoints that the reference systems' own code has sharded, held against ours: testdata/golden/optimum.
 
-#include <algorithm>
+#include "support/golden.h"
+
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
@@ -15,10 +16,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 std::vector<fs::path> cases() {
-  std::vector<fs::path> found;
-  for (const auto& entry : fs::directory_iterator(testdata("golden/optimum"))) found.push_back(entry.path());
-  std::sort(found.begin(), found.end());
-  return found;
+  return golden_cases("optimum");
 }
 
 ShardRequest request_of(const fs::path& golden_case, const json& golden, const fs::path& output, bool cuts_by_hand) {
@@ -35,19 +33,13 @@ ShardRequest request_of(const fs::path& golden_case, const json& golden, const f
   return request;
 }
 
-/// "shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt" → "tp_rank_01_pp_rank_00"
-std::string rank_folder(const std::string& reference_file) {
-  const std::string stem = fs::path(reference_file).stem().string();
-  return stem.substr(stem.find("tp_rank_"));
-}
-
 void check_ranks(const fs::path& golden_case, const json& golden, const fs::path& output) {
   const auto ranks = read_ranks(output);
   CHECK(ranks.size() == golden.at("files").size());
   for (const auto& [file, tensors] : golden.at("files").items()) {
     INFO(file);
-    REQUIRE(ranks.count(rank_folder(file)) == 1);
-    CHECK(describe_tensors(ranks.at(rank_folder(file))) == tensors);
+    REQUIRE(ranks.count(rank_of_reference(file)) == 1);
+    CHECK(describe_tensors(ranks.at(rank_of_reference(file))) == tensors);
   }
   std::size_t metadata_files = 0;
   for (const auto& entry : fs::directory_iterator(golden_case / "sharded/shards")) {

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+/// The cases that the reference systems' own code has made: testdata/golden.
+namespace reshard::test {
+
+/// The directories of testdata/golden/`folder`, sorted.
+std::vector<std::filesystem::path> golden_cases(const std::string& folder);
+
+/// Its golden.json.
+nlohmann::json golden_of(const std::filesystem::path& golden_case);
+
+/// "shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt" → "tp_rank_01_pp_rank_00"
+std::string rank_of_reference(const std::string& file);
+
+}  // namespace reshard::test
