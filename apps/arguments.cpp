@@ -72,12 +72,22 @@ Error usage_error(const CLI::App& app, const std::vector<std::string>& arguments
 
 }  // namespace
 
-void add_common(CLI::App& command, CommonArguments& arguments) {
+void add_moving(CLI::App& command, MovingArguments& arguments) {
   command.add_option("--threads", arguments.threads, "Threads that move bytes (default: the processors, at most 16)")
       ->type_name("N");
-  command.add_option("--max-memory", arguments.max_memory, "Memory for buffers, such as 256MiB or 1GB")
+  command
+      .add_option("--max-memory", arguments.max_memory, "Memory for buffers and mapped windows, such as 256MiB or 1GB")
       ->type_name("SIZE")
       ->capture_default_str();
+  command.add_option("--io", arguments.io, "How files are read and written: auto, mmap, read, direct")
+      ->type_name("NAME")
+      ->capture_default_str();
+}
+
+void add_common(CLI::App& command, CommonArguments& arguments) {
+  add_moving(command, arguments);
+  command.add_flag("--no-sync", arguments.no_sync,
+                   "Do not wait until the disk has confirmed the outputs; a crash of the machine may lose them");
   command.add_flag("--dry-run", arguments.dry_run,
                    "Print what would be written, from headers alone, and write nothing");
   command.add_flag("--json", arguments.json, "Print one JSON document on standard output, and nothing else there");
@@ -165,7 +175,16 @@ Format parse_format(const std::string& option, const std::string& text, const st
               fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
 }
 
-RunOptions run_options(const CommonArguments& arguments, const ReplicaArguments& replicas) {
+IoMode parse_io_mode(const std::string& text) {
+  std::vector<std::string> names;
+  for (const IoModeRow& row : kIoModes) {
+    if (text == row.name) return row.mode;
+    names.emplace_back(row.name);
+  }
+  throw Error(ErrorKind::kUsage, fmt::format("--io: \"{}\" is not one of {}", printable(text), join(names, ", ")));
+}
+
+RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments& replicas) {
   RunOptions options;
   if (!arguments.threads.empty()) options.threads = parse_degree("--threads", arguments.threads, kMaxThreads);
   options.allow_divergent_replicas = replicas.allow_divergent;
@@ -173,6 +192,7 @@ RunOptions run_options(const CommonArguments& arguments, const ReplicaArguments&
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage, "--max-memory " + arguments.max_memory + " is too little to work in")
         .hint("give at least " + format_memory(kMinMemoryBytes));
+  options.storage = &local_storage(parse_io_mode(arguments.io));
   return options;
 }
 

@@ -11,10 +11,17 @@
 
 namespace reshard::cli {
 
-/// Options of the commands that write, as the user typed them.
-struct CommonArguments {
+/// How bytes are moved, as the user typed it.
+struct MovingArguments {
   std::string threads;
   std::string max_memory = "256MiB";
+  std::string io = "auto";
+};
+void add_moving(CLI::App& command, MovingArguments& arguments);
+
+/// Options of the commands that write.
+struct CommonArguments : MovingArguments {
+  bool no_sync = false;
   bool dry_run = false;
   bool json = false;
   bool force = false;
@@ -59,7 +66,8 @@ std::uint32_t parse_degree(const std::string& option, const std::string& text, s
 /// \throws Error kUsage, naming the option, for anything that parse_size does not take.
 std::uint64_t parse_bytes(const std::string& option, const std::string& text);
 
-RunOptions run_options(const CommonArguments& arguments, const ReplicaArguments& replicas = {});
+/// \throws Error kUsage.
+RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments& replicas = {});
 
 /// Parses and runs.
 /// \throws Error kUsage for a command line that makes no sense, with the nearest match of an unknown option or

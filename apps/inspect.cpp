@@ -17,10 +17,9 @@
 namespace reshard::cli {
 namespace {
 
-struct InspectArguments {
+struct InspectArguments : MovingArguments {
   std::string path;
   std::string filter;
-  std::string threads;
   bool tensors = false;
   bool stats = false;
   bool json = false;
@@ -36,11 +35,10 @@ std::vector<std::uint32_t> matching_tensors(const Layout& layout, const std::str
   return wanted;
 }
 
-void add_stats(const Layout& layout, const InspectArguments& arguments, std::vector<TensorRow>& rows) {
+void add_stats(const Layout& layout, const InspectArguments& arguments, RunOptions options,
+               std::vector<TensorRow>& rows) {
   Progress progress;
-  RunOptions options;
   options.progress = &progress;
-  if (!arguments.threads.empty()) options.threads = parse_degree("--threads", arguments.threads, 1024);
   std::vector<std::uint32_t> wanted;
   std::uint64_t bytes = 0;
   for (const TensorRow& row : rows) {
@@ -54,9 +52,10 @@ void add_stats(const Layout& layout, const InspectArguments& arguments, std::vec
 
 void inspect(const InspectArguments& arguments) {
   if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
+  const RunOptions options = run_options(arguments);
   const auto inspection = read_checkpoint(arguments.path, ConfigUse::kLenient);
   std::vector<TensorRow> rows = tensor_rows(inspection.layout, matching_tensors(inspection.layout, arguments.filter));
-  if (arguments.stats) add_stats(inspection.layout, arguments, rows);
+  if (arguments.stats) add_stats(inspection.layout, arguments, options, rows);
   if (arguments.json) {
     print_output(to_text(inspect_document(arguments.path, inspection, rows)));
     return;
@@ -75,8 +74,7 @@ void add_inspect(CLI::App& app) {
   command->add_flag("--tensors", arguments->tensors, "One line a tensor, instead of one for all layers");
   command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
   command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
-  command->add_option("--threads", arguments->threads, "Threads that read (default: the processors, at most 16)")
-      ->type_name("N");
+  add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
   command->add_flag("--quiet", arguments->quiet, "No progress bar or notes; errors only");
   command->callback([arguments] { inspect(*arguments); });

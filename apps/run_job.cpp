@@ -57,6 +57,7 @@ void run_job(const Job& job, const CommonArguments& arguments, RunOptions option
   const OutputSpace space = output_space(job);
   Progress progress;
   options.progress = &progress;
+  options.sync = !arguments.no_sync;
   RunResult result;
   {
     const ProgressBar bar(progress, job.program.write_bytes, !arguments.quiet);

@@ -21,13 +21,11 @@ namespace {
 
 constexpr std::size_t kShown = 10;  // differences of a kind; --json has them all
 
-struct VerifyArguments {
+struct VerifyArguments : MovingArguments {
   std::string a;
   std::string b;
   std::string rtol;  // empty: not given
   std::string atol;
-  std::string threads;
-  std::string max_memory = "256MiB";
   bool allow_divergent = false;
   bool json = false;
   bool quiet = false;
@@ -101,10 +99,7 @@ int run_verify(const VerifyArguments& arguments) {
   if (!arguments.rtol.empty()) how.tolerance.relative = parse_tolerance("--rtol", arguments.rtol);
   if (!arguments.atol.empty()) how.tolerance.absolute = parse_tolerance("--atol", arguments.atol);
   how.any_dtype = !arguments.rtol.empty() || !arguments.atol.empty();
-  CommonArguments common;
-  common.threads = arguments.threads;
-  common.max_memory = arguments.max_memory;
-  RunOptions options = run_options(common, {false, arguments.allow_divergent});
+  RunOptions options = run_options(arguments, {false, arguments.allow_divergent});
   const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient);
   const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient);
   for (const Checkpoint* checkpoint : {&a, &b})
@@ -149,11 +144,7 @@ void add_verify(CLI::App& app, int& exit_code) {
   command->add_option("--atol", arguments->atol, "Absolute tolerance; the same")->type_name("X");
   command->add_flag("--allow-divergent-replicas", arguments->allow_divergent,
                     "Where ranks hold different values of what should be alike, take the first and say so");
-  command->add_option("--threads", arguments->threads, "Threads that read (default: the processors, at most 16)")
-      ->type_name("N");
-  command->add_option("--max-memory", arguments->max_memory, "Memory for buffers, such as 256MiB or 1GB")
-      ->type_name("SIZE")
-      ->capture_default_str();
+  add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
   command->add_flag("--quiet", arguments->quiet, "Print nothing; the exit code tells");
   command->callback([arguments, &exit_code] { exit_code = run_verify(*arguments); });

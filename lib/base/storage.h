@@ -8,6 +8,7 @@
 #include <string>
 
 #include "reshard/base/error.h"
+#include "reshard/base/mapped_range.h"
 
 namespace reshard {
 
@@ -19,6 +20,13 @@ class Source {
   /// Fills `out` from `offset_bytes`.
   /// \throws Error kIo if the bytes cannot be read or the file ends before them (it was cut while in use).
   virtual void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const = 0;
+  /// Whether map is wise.
+  virtual bool can_map() const { return false; }
+  /// Maps a range that lies inside the file, and lets the system read what follows it ahead. \returns null where that
+  /// is not possible or not wise; then there is read_at.
+  virtual std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const;
+  /// The descriptor, for calls that move bytes from file to file; -1 if there is none.
+  virtual int descriptor() const { return -1; }
 };
 
 /// Bytes to write. Safe to use from several threads at once on ranges that do not overlap.
@@ -27,6 +35,18 @@ class Sink {
   virtual ~Sink() = default;
   /// \throws Error kNoSpace or kIo.
   virtual void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) = 0;
+  /// Writes one range that lies in parts.
+  /// \throws as write_at.
+  virtual void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts);
+  /// Copies a range of a file without bringing it here. \returns false, with nothing said about the range's bytes, where
+  /// the two files cannot do that; then write_at has to.
+  /// \throws Error kNoSpace or kIo, also if the source ends before the range does.
+  virtual bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
+                         std::uint64_t size_bytes);
+  /// Starts to bring what has been written so far to stable storage, and does not wait.
+  virtual void start_writeback() {}
+  /// Returns once what start_writeback has started is done. Errors are for sync to tell.
+  virtual void wait_for_writeback() {}
   /// Returns once everything written so far is on stable storage.
   /// \throws Error kNoSpace or kIo.
   virtual void sync() = 0;
@@ -46,8 +66,22 @@ class Storage {
   virtual std::unique_ptr<Sink> reopen(const std::filesystem::path& path) = 0;
 };
 
-/// The local file system; lives as long as the program.
-Storage& local_storage();
+/// How the local file system is read and written.
+enum class IoMode : std::uint8_t { kAuto, kMmap, kRead, kDirect };
+struct IoModeRow {
+  IoMode mode;
+  const char* name;
+  const char* meaning;
+};
+inline constexpr IoModeRow kIoModes[] = {
+    {IoMode::kAuto, "auto", "mmap, but read on file systems that cross a network"},
+    {IoMode::kMmap, "mmap", "map what is read; the kernel writes straight from there"},
+    {IoMode::kRead, "read", "large reads and writes, or copies from file to file in the kernel"},
+    {IoMode::kDirect, "direct", "past the page cache, where the file system can"},
+};
+
+/// The local file system in one of its modes; lives as long as the program. What is mapped comes under MappedRange.
+Storage& local_storage(IoMode mode = IoMode::kAuto);
 
 /// Whether something is there; links are followed. False, too, where nothing of that name can be: a name that is too
 /// long, a loop of links.

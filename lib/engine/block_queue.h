@@ -3,18 +3,22 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "reshard/engine/blocks.h"
 #include "reshard/plan/program.h"
 
 namespace reshard {
 
-/// The most that a block has where memory is no concern: it stays in the second cache, and is worth a system call.
+/// The most that a block has where memory is no concern: it stays in the cache, and is worth a system call even when it
+/// is written to many files.
 inline constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
 /// Of a matrix that lies in columns, a block of rows is short ranges: the more rows, the longer.
 inline constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 
-/// Work to be had: the next block of the next tensor, in order. Thread-safe.
+/// Work to be had. Each worker has a share of the program, about as many bytes as the others', and walks it in order: so
+/// workers read each a file from front to back, and mostly write to different files, which a file system does at the same
+/// time. Who is done takes half of what the slowest still has to do. Thread-safe.
 class BlockQueue {
  public:
   struct Item {
@@ -24,23 +28,39 @@ class BlockQueue {
   };
 
   /// Blocks of at most `block_bytes`; `strided_block_bytes` where a tensor is read from one that is not in C order.
-  BlockQueue(const Program& program, std::uint64_t block_bytes, std::uint64_t strided_block_bytes)
-      : program_(program), block_bytes_(block_bytes), strided_block_bytes_(strided_block_bytes) {}
+  BlockQueue(const Program& program, std::uint64_t block_bytes, std::uint64_t strided_block_bytes, unsigned workers);
 
   /// \returns false when there is nothing left.
   /// \throws Error kUnsupported for a tensor of which no block of whole bytes is small enough.
-  bool next(Item& item);
+  bool next(unsigned worker, Item& item);
 
  private:
+  /// Blocks from one place up to another; each place is a transfer and a block of it. A place has as its block 0 and not
+  /// the count of the transfer before.
+  struct Place {
+    std::size_t transfer = 0;
+    std::uint64_t block = 0;
+    bool operator==(const Place&) const = default;
+  };
+  struct Share {
+    Place begin;
+    Place end;
+    std::unique_ptr<BlockGrid> grid;  // of begin.transfer
+    std::size_t grid_of = SIZE_MAX;
+  };
+
   std::uint64_t block_bytes_of(const Transfer& transfer) const;
+  BlockGrid grid_of(std::size_t transfer) const;
+  Place place_at(std::uint64_t bytes) const;
+  std::uint64_t bytes_before(const Place& place) const;
+  bool steal(Share& share);
 
   const Program& program_;
   std::uint64_t block_bytes_;
   std::uint64_t strided_block_bytes_;
+  std::vector<std::uint64_t> bytes_before_;  // of all transfers before one, and of all
   std::mutex mutex_;
-  std::size_t transfer_ = 0;  // the one after that of grid_
-  std::uint64_t block_ = 0;
-  std::unique_ptr<BlockGrid> grid_;
+  std::vector<Share> shares_;
 };
 
 }  // namespace reshard

@@ -20,10 +20,19 @@ class Checksums {
       crcs_ = std::vector<std::atomic<std::uint32_t>>(target->stored.size());
   }
 
-  void add(const Layout& target, std::uint32_t stored, std::uint64_t begin_bytes, std::span<const std::byte> bytes) {
+  bool wanted() const { return !crcs_.empty(); }
+
+  /// Tells what is written to a stored tensor from its byte `begin_bytes` on. \returns how many bytes that is.
+  std::uint64_t add(const Layout& target, std::uint32_t stored, std::uint64_t begin_bytes,
+                    std::span<const std::span<const std::byte>> parts) {
+    std::uint64_t bytes = 0;
+    for (const auto part : parts) bytes += part.size();
     const StoredTensor& tensor = target.stored[stored];
-    if (crcs_.empty() || !needs_crcs(target.files[tensor.file])) return;
-    crcs_[stored] ^= crc32_contribution(crc32(bytes), tensor.size_bytes - begin_bytes - bytes.size());
+    if (crcs_.empty() || !needs_crcs(target.files[tensor.file])) return bytes;
+    std::uint32_t crc = 0;
+    for (const auto part : parts) crc = crc32(part, crc);
+    crcs_[stored] ^= crc32_contribution(crc, tensor.size_bytes - begin_bytes - bytes);
+    return bytes;
   }
 
   std::vector<std::uint32_t> values() const { return {crcs_.begin(), crcs_.end()}; }

@@ -304,12 +304,12 @@ void Staging::undo(const std::string& reason) {
       .hint("this directory holds what stood there before; move it back by hand");
 }
 
-void Staging::publish() {
-  sync_tree(root_);
+void Staging::publish(bool sync) {
+  if (sync) sync_tree(root_);
   if (!output_existed_) {
     rename_new(root_, final_);
     published_ = true;
-    sync_directory(final_.parent_path());
+    if (sync) sync_directory(final_.parent_path());
     return;
   }
   try {
@@ -319,7 +319,7 @@ void Staging::publish() {
     throw;
   }
   published_ = true;
-  sync_directory(final_);
+  if (sync) sync_directory(final_);
 }
 
 }  // namespace reshard

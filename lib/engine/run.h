@@ -25,10 +25,11 @@ struct Progress {
 
 struct RunOptions {
   unsigned threads = 0;                                       // 0: as many as there are processors, at most 16
-  std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // of the engine's buffers, over all threads
+  std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // buffers and mapped windows, over all threads
   Overflow overflow = Overflow::kSaturate;                    // of casts
   Progress* progress = nullptr;                               // borrowed; may be null
   Storage* storage = &local_storage();                        // borrowed
+  bool sync = true;                                           // bring what is written to stable storage
   bool allow_divergent_replicas = false;  // take the first; tied parameters that differ remain an error
   /// Told of second copies that differ where that is allowed, once for each; one call at a time.
   std::function<void(const Error&)> on_divergence;

@@ -93,6 +93,13 @@ std::optional<Runs> make_strided_runs(DType dtype, const Dims& size, const Dims&
   return runs;
 }
 
+Runs swapped(const Runs& runs) {
+  Runs other = runs;
+  std::swap(other.a_begin_bytes, other.b_begin_bytes);
+  for (Runs::Loop& loop : other.loops) std::swap(loop.a_stride_bytes, loop.b_stride_bytes);
+  return other;
+}
+
 Gather gather(const Runs& runs) {
   Gather result{{runs.a_begin_bytes, 0, runs.run_bytes, {}}, runs, 0};
   result.scatter.a_begin_bytes = 0;

@@ -43,6 +43,9 @@ std::optional<Runs> make_runs(DType dtype, const Dims& size, const Dims& a_shape
 std::optional<Runs> make_strided_runs(DType dtype, const Dims& size, const Dims& a_strides, const Dims& a_begin,
                                       const Dims& b_strides, const Dims& b_begin);
 
+/// The same with the two tensors in each other's place.
+Runs swapped(const Runs& runs);
+
 /// How to read a box whose runs are short because a is not ordered as b is: first the longest ranges that lie in one
 /// piece in a, packed one after the other, then from there to b.
 struct Gather {

@@ -1,0 +1,210 @@
+#include "reshard/engine/block_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "reshard/base/error.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
+constexpr std::uint64_t kLargestElement = 16;
+constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
+
+/// " in FILE": where the element was read that copies are held against.
+std::string first_file(const Layout& layout, const Reading& reading, const Dims& index) {
+  const Box element{index, Dims(index.size(), 1)};
+  for (const Piece& piece : reading.reads)
+    if (intersect(piece.box, element)) return " in " + layout.files[layout.stored[piece.stored].file].path.string();
+  return {};
+}
+
+}  // namespace
+
+Dims index_in(const Box& box, std::uint64_t elem) {
+  Dims index(box.begin.size());
+  for (std::size_t d = index.size(); d-- > 0;) {
+    index[d] = box.begin[d] + elem % box.size[d];
+    elem /= box.size[d];
+  }
+  return index;
+}
+
+std::span<const std::byte> BlockReader::read(const Layout& layout, FilePool<Source>& files, const Reading& reading,
+                                             const LogicalTensor& tensor, const Box& box,
+                                             std::vector<std::byte>& buffer) {
+  const std::uint64_t bytes = *num_bytes(tensor.dtype, box.size);
+  const std::vector<Group> groups = groups_of(layout, reading.reads, tensor, box);
+  std::span<const std::byte> block;
+  if (groups.size() == 1 && groups.front().is_one_run() && groups.front().total_bytes == bytes)
+    block = view(layout, files, groups.front(), 1);
+  if (block.empty()) {
+    buffer.resize(bytes);
+    if (layout.logical[reading.logical].zeros) std::fill(buffer.begin(), buffer.end(), std::byte{0});
+    for (const Group& group : groups) load(layout, files, group, groups.size(), buffer);
+    block = buffer;
+  }
+  const std::vector<Group> copies = groups_of(layout, reading.checks, tensor, box);
+  for (const Group& group : copies) compare(layout, files, reading, group, copies.size(), tensor, box, block);
+  return block;
+}
+
+bool BlockReader::read_parts(const Layout& layout, FilePool<Source>& files, std::span<const Group> groups,
+                             std::vector<std::span<const std::byte>>& parts) {
+  parts.clear();
+  if (groups.empty()) return false;
+  // Columns of the block side by side, in rows of one length.
+  const Runs& first = groups.front().runs.front();
+  for (const Group& group : groups) {
+    const Runs& runs = group.runs.front();
+    if (group.runs.size() != 1 || runs.loops.size() != 1 || runs.run_bytes < kLeastPartBytes ||
+        runs.loops.front().count != first.loops.front().count ||
+        runs.loops.front().b_stride_bytes != first.loops.front().b_stride_bytes)
+      return false;
+  }
+  std::vector<const Group*> columns;
+  for (const Group& group : groups) columns.push_back(&group);
+  std::sort(columns.begin(), columns.end(), [](const Group* a, const Group* b) {
+    return a->runs.front().b_begin_bytes < b->runs.front().b_begin_bytes;
+  });
+  std::uint64_t row_bytes = 0;
+  for (const Group* column : columns) {
+    if (column->runs.front().b_begin_bytes != row_bytes) return false;
+    row_bytes += column->runs.front().run_bytes;
+  }
+  if (row_bytes != first.loops.front().b_stride_bytes) return false;
+  std::vector<const std::byte*> at;
+  for (const Group* column : columns) {
+    const auto bytes = view(layout, files, *column, groups.size());
+    if (bytes.empty()) return false;
+    at.push_back(bytes.data() + (column->runs.front().a_begin_bytes - column->begin_bytes));
+  }
+  for (std::uint64_t row = 0; row < first.loops.front().count; ++row)
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      const Runs& runs = columns[c]->runs.front();
+      parts.emplace_back(at[c] + row * runs.loops.front().a_stride_bytes, runs.run_bytes);
+    }
+  return true;
+}
+
+/// Of what the group spans in its file; `groups` are wanted for the block.
+std::span<const std::byte> BlockReader::view(const Layout& layout, FilePool<Source>& files, const Group& group,
+                                             std::size_t groups) {
+  const StoredTensor& stored = layout.stored[group.stored];
+  const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
+  if (span_bytes > 2 * group.total_bytes) return {};  // most of it is for others
+  const auto file =
+      files.get(stored.file, [&] { return shared_.options.storage->open(layout.files[stored.file].path); });
+  return windows_.view(file, stored.offset_bytes + group.begin_bytes, span_bytes, groups);
+}
+
+/// Puts the group's bytes into `block`: from a view, or from the file in as few calls as do not read what others need.
+void BlockReader::load(const Layout& layout, FilePool<Source>& files, const Group& group, std::size_t groups,
+                       std::vector<std::byte>& block) {
+  if (const auto seen = view(layout, files, group, groups); !seen.empty()) {
+    for (const Runs& runs : group.runs) copy_runs(runs, seen.data(), group.begin_bytes, block.data(), 0);
+    return;
+  }
+  const StoredTensor& stored = layout.stored[group.stored];
+  const auto file =
+      files.get(stored.file, [&] { return shared_.options.storage->open(layout.files[stored.file].path); });
+  const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
+  std::vector<std::byte>& staging = buffers_.staging;
+  if (group.is_one_run()) {
+    const Runs& run = group.runs.front();
+    file->read_at(stored.offset_bytes + run.a_begin_bytes, std::span(block).subspan(run.b_begin_bytes, run.run_bytes));
+  } else if (group.dense() || (group.runs.front().run_bytes < kWorthASystemCall && span_bytes <= 2 * block.size())) {
+    staging.resize(span_bytes);
+    file->read_at(stored.offset_bytes + group.begin_bytes, staging);
+    for (const Runs& runs : group.runs) copy_runs(runs, staging.data(), group.begin_bytes, block.data(), 0);
+  } else {
+    for (const Runs& runs : group.runs) load_apart(*file, stored.offset_bytes, runs, block);
+  }
+}
+
+/// Reads runs that lie far from each other: each where it goes, or, where others lie between its elements in the block,
+/// first what lies together in the file.
+void BlockReader::load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs,
+                             std::vector<std::byte>& block) {
+  const Gather gathered = gather(runs);
+  if (gathered.reads.run_bytes == runs.run_bytes && gathered.packed_bytes == runs.total_bytes()) {
+    runs.for_each([&](std::uint64_t a, std::uint64_t b) {
+      file.read_at(offset_bytes + a, std::span(block).subspan(b, runs.run_bytes));
+    });
+    return;
+  }
+  buffers_.staging.resize(gathered.packed_bytes);
+  read_ranges(file, offset_bytes, gathered.reads);
+  copy_runs(gathered.scatter, buffers_.staging.data(), 0, block.data(), 0);
+}
+
+/// Reads ranges into the staging buffer; single elements that lie near each other with what lies between them.
+void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads) {
+  std::vector<std::byte>& window = buffers_.window;
+  window.clear();
+  const std::uint64_t end_bytes = reads.a_begin_bytes + reads.a_span_bytes();
+  std::uint64_t window_begin = 0;
+  reads.for_each([&](std::uint64_t a, std::uint64_t b) {
+    const std::span out = std::span(buffers_.staging).subspan(b, reads.run_bytes);
+    if (reads.run_bytes > kLargestElement || reads.loops.empty() ||
+        reads.loops.back().a_stride_bytes > 8 * kLargestElement) {
+      file.read_at(offset_bytes + a, out);
+      return;
+    }
+    if (window.empty() || a < window_begin || a + reads.run_bytes > window_begin + window.size()) {
+      window_begin = a;
+      window.resize(std::min(kWindowBytes, end_bytes - a));
+      file.read_at(offset_bytes + a, window);
+    }
+    std::memcpy(out.data(), window.data() + (a - window_begin), reads.run_bytes);
+  });
+}
+
+/// The bytes of a second copy are those of the first.
+/// \throws Error with the first element that differs.
+void BlockReader::compare(const Layout& layout, FilePool<Source>& files, const Reading& reading, const Group& group,
+                          std::size_t groups, const LogicalTensor& tensor, const Box& box,
+                          std::span<const std::byte> block) {
+  const auto seen = view(layout, files, group, groups + 1);
+  if (seen.empty()) {
+    buffers_.other.resize(block.size());
+    load(layout, files, group, groups + 1, buffers_.other);
+  }
+  for (const Runs& runs : group.runs)
+    runs.for_each([&](std::uint64_t a, std::uint64_t b) {
+      const std::byte* const copy = seen.empty() ? buffers_.other.data() + b : seen.data() + (a - group.begin_bytes);
+      if (std::memcmp(block.data() + b, copy, runs.run_bytes) == 0) return;
+      std::uint64_t at = 0;
+      while (at + 1 < runs.run_bytes && block[b + at] == copy[at]) ++at;
+      differ(layout, reading, group.stored, tensor, index_in(box, (b + at) * 8 / bits(tensor.dtype)));
+    });
+}
+
+void BlockReader::differ(const Layout& layout, const Reading& reading, std::uint32_t stored,
+                         const LogicalTensor& tensor, const Dims& index) {
+  windows_.prove_whole();  // else it is no difference, but a file that was cut
+  const StoredTensor& copy = layout.stored[stored];
+  Error error(ErrorKind::kBadInput,
+              tensor.zeros
+                  ? fmt::format("holds numbers where it is filled up with zeros, first at {}", to_string(index))
+                  : fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}", tensor.name,
+                                first_file(layout, reading, index), to_string(index)));
+  error.in(layout.files[copy.file].path).tensor(copy.name);
+  const bool tied = copy.kind == CutKind::kTied;
+  if (tied)
+    error.hint("if the two are meant to differ, config.json must say \"tie_word_embeddings\": false");
+  else if (!tensor.zeros)
+    error.hint(
+        "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first");
+  if (shared_.program.replicas_prove_layout && !tied)
+    error.hint("there is no metadata, and the ranks are not laid out as NxD does it on trn1: another order of heads?");
+  if (tied || tensor.zeros || shared_.program.replicas_prove_layout || !shared_.options.allow_divergent_replicas)
+    throw error;
+  const std::lock_guard lock(shared_.failure_mutex);
+  if (shared_.divergent.insert(&copy).second && shared_.options.on_divergence) shared_.options.on_divergence(error);
+}
+
+}  // namespace reshard

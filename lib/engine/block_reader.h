@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "reshard/engine/group.h"
+#include "reshard/engine/shared_run.h"
+#include "reshard/engine/windows.h"
+
+namespace reshard {
+
+/// Brings the blocks of one thread: views of mapped files where that is possible, else copies.
+class BlockReader {
+ public:
+  BlockReader(SharedRun& shared, Buffers& buffers, std::uint64_t max_window_bytes)
+      : shared_(shared), buffers_(buffers), windows_(max_window_bytes) {}
+
+  /// What was returned for the block before may go away.
+  void start_block() { windows_.start_block(); }
+
+  /// Block `box` of the tensor, C-ordered, with second copies compared to it: a view of a file, or `buffer`.
+  /// \throws Error kBadInput where a second copy differs; kIo.
+  std::span<const std::byte> read(const Layout& layout, FilePool<Source>& files, const Reading& reading,
+                                  const LogicalTensor& tensor, const Box& box, std::vector<std::byte>& buffer);
+
+  /// The same block in parts of at least kLeastPartBytes, in order, still where they lie in their files. \returns false
+  /// where that is not possible. `groups` are those of its reads.
+  bool read_parts(const Layout& layout, FilePool<Source>& files, std::span<const Group> groups,
+                  std::vector<std::span<const std::byte>>& parts);
+  static constexpr std::uint64_t kLeastPartBytes = 1024;
+
+  /// What was seen of the block's views was the files'.
+  /// \throws Error kIo.
+  void prove_whole() const { windows_.prove_whole(); }
+
+ private:
+  std::span<const std::byte> view(const Layout& layout, FilePool<Source>& files, const Group& group,
+                                  std::size_t groups);
+  void load(const Layout& layout, FilePool<Source>& files, const Group& group, std::size_t groups,
+            std::vector<std::byte>& block);
+  void load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs, std::vector<std::byte>& block);
+  void read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads);
+  void compare(const Layout& layout, FilePool<Source>& files, const Reading& reading, const Group& group,
+               std::size_t groups, const LogicalTensor& tensor, const Box& box, std::span<const std::byte> block);
+  void differ(const Layout& layout, const Reading& reading, std::uint32_t stored, const LogicalTensor& tensor,
+              const Dims& index);
+
+  SharedRun& shared_;
+  Buffers& buffers_;
+  Windows windows_;
+};
+
+/// The index of element `elem` of a box, in C order, in the box's tensor.
+Dims index_in(const Box& box, std::uint64_t elem);
+
+}  // namespace reshard

@@ -1,0 +1,81 @@
+#include "reshard/engine/block_writer.h"
+
+namespace reshard {
+namespace {
+
+/// Shorter runs are put together here, longer ones by the kernel, which saves a copy but takes its time for each.
+constexpr std::uint64_t kWorthGathering = 1024;
+
+}  // namespace
+
+std::shared_ptr<Sink> BlockWriter::sink_of(const StoredTensor& stored) {
+  return shared_.sinks.get(stored.file, [&] {
+    return shared_.options.storage->reopen(shared_.target_root / shared_.program.target->files[stored.file].path);
+  });
+}
+
+void BlockWriter::write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes) {
+  gathered_.assign(1, bytes);
+  write_gathered(group, begin_bytes);
+}
+
+/// Writes gathered_, which may be one range, to where it begins in the group's stored tensor.
+void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) {
+  const Layout& target = *shared_.program.target;
+  const StoredTensor& stored = target.stored[group.stored];
+  const std::uint64_t bytes = shared_.checksums.add(target, group.stored, begin_bytes, gathered_);
+  const auto sink = sink_of(stored);
+  if (gathered_.size() == 1)
+    sink->write_at(stored.offset_bytes + begin_bytes, gathered_.front());
+  else
+    sink->write_gathered(stored.offset_bytes + begin_bytes, gathered_);
+  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, bytes);
+}
+
+void BlockWriter::store(const Group& group, std::span<const std::byte> block) {
+  if (group.is_one_run() || !group.dense()) {
+    for (const Runs& runs : group.runs)
+      runs.for_each([&](std::uint64_t a, std::uint64_t b) { write(group, a, block.subspan(b, runs.run_bytes)); });
+    return;
+  }
+  if (group.runs.size() == 1 && group.runs.front().run_bytes >= kWorthGathering) {
+    const Runs& runs = group.runs.front();
+    gathered_.clear();
+    runs.for_each([&](std::uint64_t, std::uint64_t b) { gathered_.push_back(block.subspan(b, runs.run_bytes)); });
+    write_gathered(group, group.begin_bytes);
+    return;
+  }
+  buffers_.staging.resize(group.total_bytes);
+  for (const Runs& runs : group.runs)
+    copy_runs(swapped(runs), block.data(), 0, buffers_.staging.data(), group.begin_bytes);
+  write(group, group.begin_bytes, buffers_.staging);
+}
+
+void BlockWriter::store(const Group& group, std::span<const std::span<const std::byte>> parts) {
+  const Runs& run = group.runs.front();
+  const std::uint64_t begin = run.b_begin_bytes;
+  const std::uint64_t end = begin + run.run_bytes;
+  gathered_.clear();
+  std::uint64_t at = 0;
+  for (const std::span<const std::byte> part : parts) {
+    const std::uint64_t part_begin = std::max(at, begin);
+    const std::uint64_t part_end = std::min(at + part.size(), end);
+    if (part_begin < part_end) gathered_.push_back(part.subspan(part_begin - at, part_end - part_begin));
+    at += part.size();
+    if (at >= end) break;
+  }
+  write_gathered(group, run.a_begin_bytes);
+}
+
+bool BlockWriter::copy(const Group& group, const Source& source, std::uint64_t source_offset_bytes) {
+  const StoredTensor& stored = shared_.program.target->stored[group.stored];
+  const Runs& run = group.runs.front();
+  const auto sink = sink_of(stored);
+  if (!sink->copy_from(source, source_offset_bytes + run.b_begin_bytes, stored.offset_bytes + run.a_begin_bytes,
+                       run.run_bytes))
+    return false;
+  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, run.run_bytes);
+  return true;
+}
+
+}  // namespace reshard

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "reshard/engine/group.h"
+#include "reshard/engine/shared_run.h"
+
+namespace reshard {
+
+/// Writes the blocks of one thread to the target's files.
+class BlockWriter {
+ public:
+  BlockWriter(SharedRun& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
+
+  /// Writes the group's part of a block: in one call where it makes one range of the file.
+  /// \throws Error kNoSpace or kIo.
+  void store(const Group& group, std::span<const std::byte> block);
+
+  /// The same for a block that lies in parts, of which the group, one run, is any range.
+  void store(const Group& group, std::span<const std::span<const std::byte>> parts);
+
+  /// Has the kernel copy the group, one run, from a range of a file. \returns false where it cannot.
+  bool copy(const Group& group, const Source& source, std::uint64_t source_offset_bytes);
+
+ private:
+  std::shared_ptr<Sink> sink_of(const StoredTensor& stored);
+  void write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes);
+  void write_gathered(const Group& group, std::uint64_t begin_bytes);
+
+  SharedRun& shared_;
+  Buffers& buffers_;
+  std::vector<std::span<const std::byte>> gathered_;
+};
+
+}  // namespace reshard

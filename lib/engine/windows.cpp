@@ -1,0 +1,58 @@
+#include "reshard/engine/windows.h"
+
+#include <algorithm>
+
+namespace reshard {
+namespace {
+
+std::uint64_t huge_pages_up(std::uint64_t bytes) {
+  return (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+}
+
+}  // namespace
+
+/// A short file counts as a whole page, which also bounds the number of files that are open.
+std::uint64_t Windows::Window::charged_bytes() const {
+  return huge_pages_up(range->bytes().size());
+}
+
+std::span<const std::byte> Windows::view(const std::shared_ptr<Source>& file, std::uint64_t offset_bytes,
+                                         std::uint64_t size_bytes, std::size_t views) {
+  for (Window& window : windows_)
+    if (window.file == file && window.range->begin_bytes() <= offset_bytes &&
+        offset_bytes + size_bytes <= window.range->end_bytes()) {
+      window.block = block_;
+      return window.range->bytes().subspan(offset_bytes - window.range->begin_bytes(), size_bytes);
+    }
+  const std::uint64_t share = std::min(kLargestWindowBytes, max_bytes_ / std::max<std::size_t>(1, views));
+  if (size_bytes < kLeastViewBytes || share < kHugePageBytes) return {};
+  const std::uint64_t begin = offset_bytes / kHugePageBytes * kHugePageBytes;
+  const std::uint64_t wanted =
+      std::max(huge_pages_up(offset_bytes + size_bytes) - begin, share / kHugePageBytes * kHugePageBytes);
+  const std::uint64_t bytes = std::min(wanted, file->size_bytes() - begin);
+  if (!make_room(huge_pages_up(bytes))) return {};
+  auto range = file->map(begin, bytes);
+  if (!range) return {};
+  windows_.push_back({file, std::move(range), block_});
+  charged_bytes_ += windows_.back().charged_bytes();
+  return windows_.back().range->bytes().subspan(offset_bytes - begin, size_bytes);
+}
+
+/// Lets go of windows that the block does not use, the one used longest ago first.
+bool Windows::make_room(std::uint64_t bytes) {
+  while (charged_bytes_ + bytes > max_bytes_ || windows_.size() >= kMostWindows) {
+    const auto oldest = std::min_element(windows_.begin(), windows_.end(),
+                                         [](const Window& a, const Window& b) { return a.block < b.block; });
+    if (oldest == windows_.end() || oldest->block == block_) return false;
+    charged_bytes_ -= oldest->charged_bytes();
+    windows_.erase(oldest);
+  }
+  return true;
+}
+
+void Windows::prove_whole() const {
+  for (const Window& window : windows_)
+    if (window.block == block_) window.range->prove_whole();
+}
+
+}  // namespace reshard

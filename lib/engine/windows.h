@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "reshard/base/storage.h"
+
+namespace reshard {
+
+/// Pages of this size are mapped as one where file system and machine can; windows begin and end at multiples of it.
+inline constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
+inline constexpr std::uint64_t kLargestWindowBytes = std::uint64_t{16} << 20;
+/// Less than this is read, unless it lies in a window that is there already.
+inline constexpr std::uint64_t kLeastViewBytes = std::uint64_t{64} << 10;
+/// Each keeps a file open.
+inline constexpr std::size_t kMostWindows = 64;
+
+/// One thread's views of the files that it reads: mapped windows, kept for the blocks to come. All windows together take
+/// at most `max_bytes` of memory.
+class Windows {
+ public:
+  explicit Windows(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  /// From now on views made before may go away.
+  void start_block() { ++block_; }
+
+  /// The range of the file, valid until start_block; `views` of about this size are wanted for the block. \returns an
+  /// empty span where there is no room for it, or the file cannot be mapped.
+  std::span<const std::byte> view(const std::shared_ptr<Source>& file, std::uint64_t offset_bytes,
+                                  std::uint64_t size_bytes, std::size_t views);
+
+  /// What was seen of the block's views was the files'.
+  /// \throws Error kIo.
+  void prove_whole() const;
+
+ private:
+  struct Window {
+    std::shared_ptr<Source> file;  // open as long as the range lives
+    std::unique_ptr<MappedRange> range;
+    std::uint64_t block;  // that used it last
+
+    std::uint64_t charged_bytes() const;
+  };
+
+  bool make_room(std::uint64_t bytes);
+
+  std::uint64_t max_bytes_;
+  std::uint64_t charged_bytes_ = 0;
+  std::uint64_t block_ = 0;
+  std::vector<Window> windows_;
+};
+
+}  // namespace reshard
