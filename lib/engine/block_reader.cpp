@@ -60,7 +60,7 @@ bool BlockReader::read_parts(const Layout& layout, FilePool<Source>& files, std:
   const Runs& first = groups.front().runs.front();
   for (const Group& group : groups) {
     const Runs& runs = group.runs.front();
-    if (group.runs.size() != 1 || runs.loops.size() != 1 || runs.run_bytes < kLeastPartBytes ||
+    if (group.runs.size() != 1 || runs.loops.size() != 1 || runs.run_bytes < shared_.options.tuning.least_part_bytes ||
         runs.loops.front().count != first.loops.front().count ||
         runs.loops.front().b_stride_bytes != first.loops.front().b_stride_bytes)
       return false;

@@ -14,7 +14,7 @@ namespace reshard {
 class BlockReader {
  public:
   BlockReader(SharedRun& shared, Buffers& buffers, std::uint64_t max_window_bytes)
-      : shared_(shared), buffers_(buffers), windows_(max_window_bytes) {}
+      : shared_(shared), buffers_(buffers), windows_(max_window_bytes, shared.options.tuning.least_view_bytes) {}
 
   /// What was returned for the block before may go away.
   void start_block() { windows_.start_block(); }
@@ -24,11 +24,10 @@ class BlockReader {
   std::span<const std::byte> read(const Layout& layout, FilePool<Source>& files, const Reading& reading,
                                   const LogicalTensor& tensor, const Box& box, std::vector<std::byte>& buffer);
 
-  /// The same block in parts of at least kLeastPartBytes, in order, still where they lie in their files. \returns false
+  /// The same block in parts of at least Tuning::least_part_bytes, in order, still where they lie in their files. \returns false
   /// where that is not possible. `groups` are those of its reads.
   bool read_parts(const Layout& layout, FilePool<Source>& files, std::span<const Group> groups,
                   std::vector<std::span<const std::byte>>& parts);
-  static constexpr std::uint64_t kLeastPartBytes = 1024;
 
   /// What was seen of the block's views was the files'.
   /// \throws Error kIo.

@@ -1,12 +1,6 @@
 #include "reshard/engine/block_writer.h"
 
 namespace reshard {
-namespace {
-
-/// Shorter runs are put together here, longer ones by the kernel, which saves a copy but takes its time for each.
-constexpr std::uint64_t kWorthGathering = 1024;
-
-}  // namespace
 
 std::shared_ptr<Sink> BlockWriter::sink_of(const StoredTensor& stored) {
   return shared_.sinks.get(stored.file, [&] {
@@ -38,7 +32,7 @@ void BlockWriter::store(const Group& group, std::span<const std::byte> block) {
       runs.for_each([&](std::uint64_t a, std::uint64_t b) { write(group, a, block.subspan(b, runs.run_bytes)); });
     return;
   }
-  if (group.runs.size() == 1 && group.runs.front().run_bytes >= kWorthGathering) {
+  if (group.runs.size() == 1 && group.runs.front().run_bytes >= shared_.options.tuning.least_part_bytes) {
     const Runs& runs = group.runs.front();
     gathered_.clear();
     runs.for_each([&](std::uint64_t, std::uint64_t b) { gathered_.push_back(block.subspan(b, runs.run_bytes)); });

@@ -23,6 +23,14 @@ struct Progress {
   std::atomic<bool> stop{false};             // set it to end the run with kInterrupted
 };
 
+/// What pays, as measured (tests/bench). Outputs do not depend on it; tests let small tensors go every way.
+struct Tuning {
+  std::uint64_t least_view_bytes = std::uint64_t{64} << 10;  // less is read, unless it lies in a window already mapped
+  std::uint64_t least_part_bytes =
+      1024;  // shorter runs are put together here; longer ones by the kernel, which saves a
+             // copy but takes its time for each
+};
+
 struct RunOptions {
   unsigned threads = 0;                                       // 0: as many as there are processors, at most 16
   std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // buffers and mapped windows, over all threads
@@ -33,6 +41,7 @@ struct RunOptions {
   bool allow_divergent_replicas = false;  // take the first; tied parameters that differ remain an error
   /// Told of second copies that differ where that is allowed, once for each; one call at a time.
   std::function<void(const Error&)> on_divergence;
+  Tuning tuning;
 };
 
 /// The least memory a run can work in.

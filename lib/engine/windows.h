@@ -13,16 +13,15 @@ namespace reshard {
 /// Pages of this size are mapped as one where file system and machine can; windows begin and end at multiples of it.
 inline constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
 inline constexpr std::uint64_t kLargestWindowBytes = std::uint64_t{16} << 20;
-/// Less than this is read, unless it lies in a window that is there already.
-inline constexpr std::uint64_t kLeastViewBytes = std::uint64_t{64} << 10;
 /// Each keeps a file open.
 inline constexpr std::size_t kMostWindows = 64;
 
 /// One thread's views of the files that it reads: mapped windows, kept for the blocks to come. All windows together take
-/// at most `max_bytes` of memory.
+/// at most `max_bytes` of memory. For less than `least_view_bytes` no window is made.
 class Windows {
  public:
-  explicit Windows(std::uint64_t max_bytes) : max_bytes_(max_bytes) {}
+  Windows(std::uint64_t max_bytes, std::uint64_t least_view_bytes)
+      : max_bytes_(max_bytes), least_view_bytes_(least_view_bytes) {}
 
   /// From now on views made before may go away.
   void start_block() { ++block_; }
@@ -48,6 +47,7 @@ class Windows {
   bool make_room(std::uint64_t bytes);
 
   std::uint64_t max_bytes_;
+  std::uint64_t least_view_bytes_;
   std::uint64_t charged_bytes_ = 0;
   std::uint64_t block_ = 0;
   std::vector<Window> windows_;

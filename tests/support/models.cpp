@@ -136,6 +136,7 @@ void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_byt
   }
   RunOptions options;
   options.threads = threads;
+  options.tuning = {1, 1};
   const std::vector<std::uint32_t> crcs = run_program(job.program, root, options, {}, block_bytes);
   for (const LayoutFile& file : job.target.files) {
     if (!needs_crcs(file)) continue;

@@ -1,0 +1,95 @@
+#include "reshard/engine/block_queue.h"
+
+#include <map>
+#include <set>
+
+#include "support/catch.h"
+#include "support/models.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+/// A program that has nothing but tensors.
+struct Tensors {
+  explicit Tensors(const std::vector<LogicalTensor>& list) : tensors(list) {
+    for (const LogicalTensor& tensor : tensors) program.transfers.emplace_back().tensor = &tensor;
+  }
+  std::vector<LogicalTensor> tensors;
+  Program program;
+};
+
+/// How many blocks each tensor has.
+std::vector<std::uint64_t> block_counts(const Tensors& of, std::uint64_t block_bytes) {
+  std::vector<std::uint64_t> counts;
+  for (const LogicalTensor& tensor : of.tensors)
+    counts.push_back(BlockGrid(tensor.dtype, tensor.shape, block_bytes).count());
+  return counts;
+}
+
+TEST_CASE("Whatever the order in which workers ask, each block of each tensor is given once") {
+  for (const std::uint64_t seed : seeds(300)) {
+    INFO("RESHARD_TEST_SEED=" << seed);
+    Random random(seed);
+    std::vector<LogicalTensor> list(pick(random, 0, 12));
+    for (LogicalTensor& tensor : list) {
+      tensor.dtype = DType::kBF16;
+      for (std::uint64_t d = pick(random, 0, 3); d > 0; --d) tensor.shape.push_back(pick(random, 0, 9));
+    }
+    const Tensors tensors(list);
+    const std::uint64_t block_bytes = pick(random, 1, 40);
+    const auto workers = static_cast<unsigned>(pick(random, 1, 5));
+    BlockQueue queue(tensors.program, block_bytes, block_bytes, workers);
+    std::vector<std::set<std::uint64_t>> given(list.size());
+    std::set<unsigned> asking;
+    for (unsigned worker = 0; worker < workers; ++worker) asking.insert(worker);
+    while (!asking.empty()) {
+      const unsigned worker = *std::next(asking.begin(), static_cast<long>(random() % asking.size()));
+      BlockQueue::Item item;
+      if (!queue.next(worker, item)) {
+        asking.erase(worker);
+        continue;
+      }
+      CHECK(given[item.transfer].insert(item.block).second);
+      CHECK((item.box == BlockGrid(DType::kBF16, tensors.tensors[item.transfer].shape, block_bytes).block(item.block)));
+    }
+    const auto counts = block_counts(tensors, block_bytes);
+    for (std::size_t t = 0; t < list.size(); ++t) CHECK(given[t].size() == counts[t]);
+  }
+}
+
+TEST_CASE("Workers that ask in turn have about the same bytes, each one range of the program") {
+  const Tensors tensors(std::vector<LogicalTensor>(10, {"t", DType::kU8, {1000}}));
+  BlockQueue queue(tensors.program, 100, 100, 4);
+  std::map<unsigned, std::vector<std::uint64_t>> given;
+  for (bool more = true; more;) {
+    more = false;
+    for (unsigned worker = 0; worker < 4; ++worker) {
+      BlockQueue::Item item;
+      if (!queue.next(worker, item)) continue;
+      given[worker].push_back(item.transfer * 10 + item.block);
+      more = true;
+    }
+  }
+  for (unsigned worker = 0; worker < 4; ++worker) {
+    REQUIRE(given[worker].size() == 25);
+    CHECK(given[worker].front() == worker * 25);
+    CHECK(given[worker].back() == worker * 25 + 24);
+  }
+}
+
+TEST_CASE("One worker alone does the work of all, and one huge tensor keeps all of them busy") {
+  const Tensors tensors({{"t", DType::kU8, {100'000}}});
+  BlockQueue queue(tensors.program, 100, 100, 3);
+  BlockQueue::Item item;
+  std::uint64_t first = 0;
+  while (first < 600 && queue.next(2, item)) ++first;
+  CHECK(first == 600);  // its own third and half of another, at least
+  std::uint64_t rest = 0;
+  while (queue.next(0, item)) ++rest;
+  CHECK(first + rest == 1000);
+  CHECK_FALSE(queue.next(1, item));
+}
+
+}  // namespace
+}  // namespace reshard::test
