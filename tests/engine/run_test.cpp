@@ -201,6 +201,66 @@ TEST_CASE("Rows larger than a block are moved in parts") {
   CHECK((read_model(temp / "whole") == tensors));
 }
 
+TEST_CASE("A source that is cut while it is mapped is an I/O error that names it, and nothing is left") {
+  for (const bool fuse_qkv : {false, true})  // written straight from there, and put together first
+    for (const bool consolidating : {false, true}) {
+      const Sharded sharded(fuse_qkv);
+      shard(sharded.request);
+      fs::remove_all(sharded.temp / "ranks2");
+      ShardRequest request = sharded.request;
+      request.output_directory = sharded.temp / "ranks2";
+      const auto job = consolidating ? plan_consolidate(sharded.back) : plan_shard(request);
+      FaultStorage storage;
+      storage.maps = true;
+      const auto cut = [&](FaultStorage::Operation operation, std::uint64_t) {
+        // By now the first block is mapped, and the whole file with it.
+        if (operation == FaultStorage::Operation::kReopen)
+          for (const LayoutFile& file : job->source.files) fs::resize_file(file.path, 0);
+      };
+      storage.before = cut;
+      RunOptions options;
+      options.storage = &storage;
+      options.tuning = {1, 1};
+      const Error error = error_of([&] { execute(*job, options); });
+      INFO(error.what());
+      CHECK(error.kind() == ErrorKind::kIo);
+      CHECK_THAT(error.what(), Says("the file ends here, though it was longer when it was opened"));
+      const bool names_a_source = std::any_of(job->source.files.begin(), job->source.files.end(),
+                                              [&](const LayoutFile& file) { return error.path() == file.path; });
+      CHECK(names_a_source);
+      CHECK_FALSE(fs::exists(job->output_directory));
+    }
+}
+
+TEST_CASE("Looking at a source that is cut while it is mapped is an I/O error that names it") {
+  const Sharded sharded;
+  const fs::path file = sharded.temp / "model/model.safetensors";
+  const auto inspection = read_checkpoint(sharded.temp / "model", ConfigUse::kLenient);
+  const Program program = make_reading_program(inspection.layout);
+  RunOptions options;
+  options.threads = 1;
+  options.tuning = {1, 1};
+  const auto visit = [&](const VisitedBlock&) { fs::resize_file(file, 0); };
+  const Error error = error_of([&] { run_program(program, {}, options, visit, 64); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == file.string());
+}
+
+TEST_CASE("Without sync nothing is flushed, and the outputs are the same") {
+  const Sharded sharded;
+  FaultStorage storage;
+  RunOptions options;
+  options.storage = &storage;
+  options.sync = false;
+  shard(sharded.request);
+  const auto flushed = snapshot(sharded.temp / "ranks");
+  fs::remove_all(sharded.temp / "ranks");
+  shard(sharded.request, options);
+  CHECK((snapshot(sharded.temp / "ranks") == flushed));
+  CHECK(storage.count(FaultStorage::Operation::kSync) == 0);
+  CHECK(storage.count(FaultStorage::Operation::kCreate) > 8);
+}
+
 TEST_CASE("A source that shrinks after it was planned is an I/O error, and nothing is left") {
   const Sharded sharded;
   const auto job = plan_shard(sharded.request);

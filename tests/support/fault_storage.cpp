@@ -15,6 +15,10 @@ class WatchedSource final : public Source {
     storage_.note_read(path_, {offset_bytes, offset_bytes + out.size()});
     inner_->read_at(offset_bytes, out);
   }
+  bool can_map() const override { return storage_.maps && inner_->can_map(); }
+  std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
+    return storage_.maps ? inner_->map(offset_bytes, size_bytes) : nullptr;
+  }
 
  private:
   FaultStorage& storage_;

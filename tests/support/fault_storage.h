@@ -30,6 +30,8 @@ class FaultStorage final : public Storage {
   /// The write that would bring what was written to more than this fails with `kind`.
   std::optional<std::uint64_t> fail_after_bytes;
   ErrorKind kind = ErrorKind::kIo;
+  /// Whether files may be mapped; what is seen in this way is not noted.
+  bool maps = false;
 
   std::unique_ptr<Source> open(const std::filesystem::path& path) override;
   std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override;
