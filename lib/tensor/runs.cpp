@@ -34,11 +34,14 @@ struct Part {
   CopyRowsKernel kernel;
 };
 
-/// Whether each has one run a row, of as many rows.
-bool have_same_rows(std::span<const RunsCopy> copies) {
-  return !copies.empty() && std::all_of(copies.begin(), copies.end(), [&](const RunsCopy& copy) {
-    return copy.runs->loops.size() == 1 && copy.runs->loops[0].count == copies[0].runs->loops[0].count;
-  });
+/// Whether each has one short run a row, of as many rows: neighbours are likely to share cache lines.
+bool share_lines(std::span<const RunsCopy> copies) {
+  std::uint64_t row_bytes = 0;
+  for (const RunsCopy& copy : copies) {
+    if (copy.runs->loops.size() != 1 || copy.runs->loops[0].count != copies[0].runs->loops[0].count) return false;
+    row_bytes += copy.runs->run_bytes;
+  }
+  return row_bytes < copies.size() * kShortRowBytes;
 }
 
 }  // namespace
@@ -145,7 +148,7 @@ void copy_runs(const Runs& runs, const std::byte* a, std::uint64_t a_origin_byte
 }
 
 void copy_runs_together(std::span<const RunsCopy> copies) {
-  if (!have_same_rows(copies)) {
+  if (!share_lines(copies)) {
     for (const RunsCopy& copy : copies) copy_runs(*copy.runs, copy.a, copy.a_origin_bytes, copy.b, copy.b_origin_bytes);
     return;
   }
