@@ -6,8 +6,8 @@
 set -euo pipefail
 
 packages=(
-  g++ cmake ninja-build
-  libcli11-dev libfmt-dev libhwy-dev nlohmann-json3-dev zlib1g-dev
+  g++ cmake ninja-build pkgconf
+  libcli11-dev libfmt-dev libhwy-dev libisal-dev nlohmann-json3-dev
   catch2 libssl-dev libxtensor-dev # tests only
 )
 checkers=(

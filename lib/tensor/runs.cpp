@@ -1,42 +1,47 @@
 #include "reshard/tensor/runs.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
+#include <utility>
+
+#include "reshard/tensor/copy_kernels.h"
 
 namespace reshard {
 namespace {
 
-/// The two innermost loops of `runs` with elements of `Bytes` each, in tiles that stay in the first cache whichever way
-/// the two sides run.
-template <std::size_t Bytes>
-void copy_plane(const Runs::Loop& outer, const Runs::Loop& inner, const std::byte* a, std::byte* b) {
-  constexpr std::uint64_t kTile = 64;
-  for (std::uint64_t i0 = 0; i0 < outer.count; i0 += kTile)
-    for (std::uint64_t j0 = 0; j0 < inner.count; j0 += kTile)
-      for (std::uint64_t i = i0; i < std::min(outer.count, i0 + kTile); ++i) {
-        const std::byte* from = a + i * outer.a_stride_bytes + j0 * inner.a_stride_bytes;
-        std::byte* to = b + i * outer.b_stride_bytes + j0 * inner.b_stride_bytes;
-        for (std::uint64_t j = j0; j < std::min(inner.count, j0 + kTile); ++j) {
-          std::memcpy(to, from, Bytes);
-          from += inner.a_stride_bytes;
-          to += inner.b_stride_bytes;
-        }
-      }
+CopyLoop copy_loop(const Runs::Loop& loop) {
+  return {loop.count, loop.a_stride_bytes, loop.b_stride_bytes};
 }
 
-using CopyPlane = void (*)(const Runs::Loop&, const Runs::Loop&, const std::byte*, std::byte*);
+/// A RunsCopy of one run a row, ready to go.
+struct Part {
+  explicit Part(const RunsCopy& copy)
+      : rows(copy_loop(copy.runs->loops[0])),
+        row_bytes(copy.runs->run_bytes),
+        from(copy.a + (copy.runs->a_begin_bytes - copy.a_origin_bytes)),
+        to(copy.b + (copy.runs->b_begin_bytes - copy.b_origin_bytes)),
+        kernel(copy_rows_kernel(row_bytes)) {}
 
-/// Null where runs are not single elements.
-CopyPlane plane_copier(std::uint64_t run_bytes) {
-  switch (run_bytes) {
-    case 1: return copy_plane<1>;
-    case 2: return copy_plane<2>;
-    case 4: return copy_plane<4>;
-    case 8: return copy_plane<8>;
-    case 16: return copy_plane<16>;
-    default: return nullptr;
+  void copy(std::uint64_t begin, std::uint64_t count) const {
+    kernel({count, rows.from_stride, rows.to_stride}, row_bytes, from + begin * rows.from_stride,
+           to + begin * rows.to_stride);
   }
+
+  CopyLoop rows;
+  std::uint64_t row_bytes;
+  const std::byte* from;
+  std::byte* to;
+  CopyRowsKernel kernel;
+};
+
+/// Whether each has one short run a row, of as many rows: neighbours are likely to share cache lines.
+bool share_lines(std::span<const RunsCopy> copies) {
+  std::uint64_t row_bytes = 0;
+  for (const RunsCopy& copy : copies) {
+    if (copy.runs->loops.size() != 1 || copy.runs->loops[0].count != copies[0].runs->loops[0].count) return false;
+    row_bytes += copy.runs->run_bytes;
+  }
+  return row_bytes < copies.size() * kShortRowBytes;
 }
 
 }  // namespace
@@ -93,13 +98,6 @@ std::optional<Runs> make_strided_runs(DType dtype, const Dims& size, const Dims&
   return runs;
 }
 
-Runs swapped(const Runs& runs) {
-  Runs other = runs;
-  std::swap(other.a_begin_bytes, other.b_begin_bytes);
-  for (Runs::Loop& loop : other.loops) std::swap(loop.a_stride_bytes, loop.b_stride_bytes);
-  return other;
-}
-
 Gather gather(const Runs& runs) {
   Gather result{{runs.a_begin_bytes, 0, runs.run_bytes, {}}, runs, 0};
   result.scatter.a_begin_bytes = 0;
@@ -124,22 +122,43 @@ Gather gather(const Runs& runs) {
   return result;
 }
 
+Runs swapped(const Runs& runs) {
+  Runs result = runs;
+  std::swap(result.a_begin_bytes, result.b_begin_bytes);
+  for (Runs::Loop& loop : result.loops) std::swap(loop.a_stride_bytes, loop.b_stride_bytes);
+  return result;
+}
+
 void copy_runs(const Runs& runs, const std::byte* a, std::uint64_t a_origin_bytes, std::byte* b,
                std::uint64_t b_origin_bytes) {
-  if (const CopyPlane copy = runs.loops.size() < 2 ? nullptr : plane_copier(runs.run_bytes)) {
-    Runs planes = runs;
-    const Runs::Loop inner = planes.loops.back();
-    planes.loops.pop_back();
-    const Runs::Loop outer = planes.loops.back();
-    planes.loops.pop_back();
-    planes.for_each([&](std::uint64_t a_offset, std::uint64_t b_offset) {
-      copy(outer, inner, a + (a_offset - a_origin_bytes), b + (b_offset - b_origin_bytes));
-    });
+  if (runs.run_bytes == 0) return;
+  constexpr CopyLoop kOnce{1, 0, 0};
+  Runs grids = runs;
+  const auto take_innermost = [&] {
+    if (grids.loops.empty()) return kOnce;
+    const CopyLoop loop = copy_loop(grids.loops.back());
+    grids.loops.pop_back();
+    return loop;
+  };
+  const CopyLoop inner = take_innermost();
+  const CopyLoop outer = take_innermost();
+  grids.for_each([&](std::uint64_t a_offset, std::uint64_t b_offset) {
+    copy_grid(outer, inner, runs.run_bytes, a + (a_offset - a_origin_bytes), b + (b_offset - b_origin_bytes));
+  });
+}
+
+void copy_runs_together(std::span<const RunsCopy> copies) {
+  if (!share_lines(copies)) {
+    for (const RunsCopy& copy : copies) copy_runs(*copy.runs, copy.a, copy.a_origin_bytes, copy.b, copy.b_origin_bytes);
     return;
   }
-  runs.for_each([&](std::uint64_t a_offset, std::uint64_t b_offset) {
-    std::memcpy(b + (b_offset - b_origin_bytes), a + (a_offset - a_origin_bytes), runs.run_bytes);
-  });
+  const std::vector<Part> parts(copies.begin(), copies.end());
+  std::uint64_t row_bytes = 0;
+  for (const Part& part : parts) row_bytes += part.row_bytes;
+  const std::uint64_t rows = parts[0].rows.count;
+  const std::uint64_t tile = kCopyTileBytes / std::clamp<std::uint64_t>(row_bytes, 1, kCopyTileBytes);
+  for (std::uint64_t begin = 0; begin < rows; begin += tile)
+    for (const Part& part : parts) part.copy(begin, std::min(tile, rows - begin));
 }
 
 }  // namespace reshard

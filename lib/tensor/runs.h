@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "reshard/tensor/box.h"
@@ -43,9 +44,6 @@ std::optional<Runs> make_runs(DType dtype, const Dims& size, const Dims& a_shape
 std::optional<Runs> make_strided_runs(DType dtype, const Dims& size, const Dims& a_strides, const Dims& a_begin,
                                       const Dims& b_strides, const Dims& b_begin);
 
-/// The same with the two tensors in each other's place.
-Runs swapped(const Runs& runs);
-
 /// How to read a box whose runs are short because a is not ordered as b is: first the longest ranges that lie in one
 /// piece in a, packed one after the other, then from there to b.
 struct Gather {
@@ -55,10 +53,26 @@ struct Gather {
 };
 Gather gather(const Runs& runs);
 
+/// The same box with a and b exchanged: what was read is written.
+Runs swapped(const Runs& runs);
+
 /// Copies a box from bytes that begin `a_origin_bytes` into tensor a, to bytes that begin `b_origin_bytes` into tensor
-/// b. One memcpy a run, or a transpose in small tiles where runs are single elements; the two must not overlap.
+/// b; the two must not overlap. Fast for runs of any size (copy.h).
 void copy_runs(const Runs& runs, const std::byte* a, std::uint64_t a_origin_bytes, std::byte* b,
                std::uint64_t b_origin_bytes);
+
+/// The arguments of a copy_runs; borrows them.
+struct RunsCopy {
+  const Runs* runs;
+  const std::byte* a;
+  std::uint64_t a_origin_bytes;
+  std::byte* b;
+  std::uint64_t b_origin_bytes;
+};
+
+/// As copy_runs for each, in no certain order. Where a block is cut along an inner dim, or put together along one, all its
+/// parts go through memory side by side: cache lines that they share are fetched once.
+void copy_runs_together(std::span<const RunsCopy> copies);
 
 // Implementation of the template.
 

@@ -51,6 +51,17 @@ TEST_CASE("The CRC of texts of every length and place in memory is that of the p
       CHECK(crc_of(std::string_view(text).substr(begin, size)) == slow_crc(text.substr(begin, size)));
 }
 
+TEST_CASE("The CRC of long texts at any place in memory is that of the polynomial") {
+  std::mt19937_64 random(2);
+  const std::string text = random_text(random, 70000);
+  for (int trial = 0; trial < 100; ++trial) {
+    const std::size_t begin = random() % 130;
+    const std::size_t size = random() % (std::size_t{1} << (9 + trial % 8));
+    INFO(size << " bytes from " << begin);
+    REQUIRE(crc_of(std::string_view(text).substr(begin, size)) == slow_crc(std::string_view(text).substr(begin, size)));
+  }
+}
+
 TEST_CASE("The contributions of the parts of a text, in any order, make its CRC") {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     INFO("seed " << seed);
@@ -74,6 +85,12 @@ TEST_CASE("A part that nothing follows contributes its own CRC, and an empty one
   CHECK(crc32_contribution(0xCBF43926, 0) == 0xCBF43926);
   for (const std::uint64_t after : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 40})
     CHECK(crc32_contribution(crc_of(""), after) == 0);
+}
+
+TEST_CASE("Contributions are those of zlib's crc32_combine") {
+  CHECK(crc32_contribution(0xCBF43926, 1) == 0xD2C671C4);
+  CHECK(crc32_contribution(0xCBF43926, std::uint64_t{1} << 40) == 0x34F80776);
+  CHECK(crc32_contribution(1, (std::uint64_t{1} << 40) + 12345) == 0xC2AEAAE8);
 }
 
 TEST_CASE("Contributions over many gigabytes are those of as many single steps") {

@@ -6,8 +6,7 @@
 
 #include "cast_oracle.h"
 #include "reshard/tensor/cast.h"
-#include "reshard/tensor/simd.h"
-#include "support/catch.h"
+#include "simd_support.h"
 
 namespace reshard::test {
 
@@ -31,14 +30,6 @@ inline std::uint64_t code_at(DType dtype, const Bytes& bytes, std::size_t index)
   std::memcpy(&code, bytes.data() + index * width, width);
   return code;
 }
-
-/// Goes back to the best instruction set when a test ends.
-struct BestSimdTarget {
-  BestSimdTarget() = default;
-  BestSimdTarget(const BestSimdTarget&) = delete;
-  BestSimdTarget& operator=(const BestSimdTarget&) = delete;
-  ~BestSimdTarget() { use_simd_target(simd_targets().front()); }
-};
 
 struct CastResult {
   Bytes out;

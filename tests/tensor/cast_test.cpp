@@ -16,6 +16,7 @@ namespace {
 using test::Bytes;
 using test::cast_code;
 using test::Codes;
+using test::with_each_simd_target;
 
 std::uint64_t f32(float value) {
   return std::bit_cast<std::uint32_t>(value);
@@ -23,17 +24,6 @@ std::uint64_t f32(float value) {
 
 std::optional<std::size_t> overflow_of(DType from, const Codes& codes, DType to) {
   return test::cast(from, test::pack(from, codes), to, Overflow::kError).first_overflow;
-}
-
-/// Runs a check with each instruction set.
-template <typename Check>
-void with_each_simd_target(Check&& check) {
-  const test::BestSimdTarget restore;
-  for (const std::string& target : simd_targets()) {
-    INFO(target);
-    use_simd_target(target);
-    check();
-  }
 }
 
 TEST_CASE("Floats of 8 bits and more are cast to the six targets, integers only on request") {

@@ -1,5 +1,6 @@
 #include "reshard/tensor/runs.h"
 
+#include <array>
 #include <random>
 
 #include "support/catch.h"

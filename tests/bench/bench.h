@@ -1,0 +1,70 @@
+// What the benchmarks share. Each file registers its own; main.cpp runs them.
+#pragma once
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <vector>
+
+namespace reshard::bench {
+
+using Bytes = std::vector<std::byte>;
+
+void register_casts();
+void register_checksums();
+void register_copies();
+void register_transposes();
+
+inline Bytes some_bytes(std::size_t size) {
+  Bytes bytes(size);
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 2654435761u >> 11);
+  return bytes;
+}
+
+/// Of the processor, which does not count what others do meanwhile.
+template <typename Work>
+double seconds_of(Work&& work) {
+  const std::clock_t begin = std::clock();
+  work();
+  return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+}
+
+/// Bytes that memcpy copies in a second; the median of some tries.
+inline double memcpy_speed(std::size_t bytes) {
+  const Bytes from(bytes, std::byte{1});
+  Bytes to(bytes);
+  const std::size_t times = std::max<std::size_t>(1, (std::size_t{16} << 20) / bytes);
+  std::vector<double> speeds;
+  for (int attempt = 0; attempt < 5; ++attempt)
+    speeds.push_back(static_cast<double>(bytes * times) / seconds_of([&] {
+                       for (std::size_t i = 0; i < times; ++i) {
+                         std::memcpy(to.data(), from.data(), bytes);
+                         benchmark::ClobberMemory();
+                       }
+                     }));
+  std::nth_element(speeds.begin(), speeds.begin() + 2, speeds.end());
+  return speeds[2];
+}
+
+/// Times `work`, which moves `bytes`. The counter `memcpys` says how many memcpys of as many bytes take as long, measured
+/// just before, as other loads of the machine come and go.
+template <typename Work>
+void measure(benchmark::State& state, std::size_t bytes, Work&& work) {
+  const double best = memcpy_speed(bytes);
+  work();
+  const double seconds = seconds_of([&] {
+    for (auto _ : state) {
+      work();
+      benchmark::ClobberMemory();
+    }
+  });
+  const auto moved = static_cast<double>(state.iterations()) * static_cast<double>(bytes);
+  state.SetBytesProcessed(static_cast<std::int64_t>(moved));
+  state.counters["memcpys"] = seconds * best / moved;
+}
+
+}  // namespace reshard::bench

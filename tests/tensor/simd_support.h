@@ -1,0 +1,28 @@
+// What the tests of kernels share.
+#pragma once
+
+#include "reshard/tensor/simd.h"
+#include "support/catch.h"
+
+namespace reshard::test {
+
+/// Goes back to the best instruction set when a test ends.
+struct BestSimdTarget {
+  BestSimdTarget() = default;
+  BestSimdTarget(const BestSimdTarget&) = delete;
+  BestSimdTarget& operator=(const BestSimdTarget&) = delete;
+  ~BestSimdTarget() { use_simd_target(simd_targets().front()); }
+};
+
+/// Runs a check with each instruction set.
+template <typename Check>
+void with_each_simd_target(Check&& check) {
+  const BestSimdTarget restore;
+  for (const std::string& target : simd_targets()) {
+    INFO(target);
+    use_simd_target(target);
+    check();
+  }
+}
+
+}  // namespace reshard::test
