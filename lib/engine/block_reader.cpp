@@ -44,7 +44,7 @@ std::span<const std::byte> BlockReader::read(const Layout& layout, FilePool<Sour
   if (block.empty()) {
     buffer.resize(bytes);
     if (layout.logical[reading.logical].zeros) std::fill(buffer.begin(), buffer.end(), std::byte{0});
-    for (const Group& group : groups) load(layout, files, group, groups.size(), buffer);
+    load_all(layout, files, groups, buffer);
     block = buffer;
   }
   const std::vector<Group> copies = groups_of(layout, reading.checks, tensor, box);
@@ -101,13 +101,24 @@ std::span<const std::byte> BlockReader::view(const Layout& layout, FilePool<Sour
   return windows_.view(file, stored.offset_bytes + group.begin_bytes, span_bytes, groups);
 }
 
-/// Puts the group's bytes into `block`: from a view, or from the file in as few calls as do not read what others need.
-void BlockReader::load(const Layout& layout, FilePool<Source>& files, const Group& group, std::size_t groups,
-                       std::vector<std::byte>& block) {
-  if (const auto seen = view(layout, files, group, groups); !seen.empty()) {
-    for (const Runs& runs : group.runs) copy_runs(runs, seen.data(), group.begin_bytes, block.data(), 0);
-    return;
+/// Puts the groups' bytes into `block`.
+void BlockReader::load_all(const Layout& layout, FilePool<Source>& files, std::span<const Group> groups,
+                           std::vector<std::byte>& block) {
+  copies_.clear();
+  for (const Group& group : groups) {
+    const auto seen = view(layout, files, group, groups.size());
+    if (seen.empty()) {
+      load(layout, files, group, block);
+      continue;
+    }
+    for (const Runs& runs : group.runs) copies_.push_back({&runs, seen.data(), group.begin_bytes, block.data(), 0});
   }
+  copy_runs_together(copies_);
+}
+
+/// Puts the group's bytes into `block`, from the file in as few calls as do not read what others need.
+void BlockReader::load(const Layout& layout, FilePool<Source>& files, const Group& group,
+                       std::vector<std::byte>& block) {
   const StoredTensor& stored = layout.stored[group.stored];
   const auto file =
       files.get(stored.file, [&] { return shared_.options.storage->open(layout.files[stored.file].path); });
@@ -171,7 +182,7 @@ void BlockReader::compare(const Layout& layout, FilePool<Source>& files, const R
   const auto seen = view(layout, files, group, groups + 1);
   if (seen.empty()) {
     buffers_.other.resize(block.size());
-    load(layout, files, group, groups + 1, buffers_.other);
+    load(layout, files, group, buffers_.other);
   }
   for (const Runs& runs : group.runs)
     runs.for_each([&](std::uint64_t a, std::uint64_t b) {

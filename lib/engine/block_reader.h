@@ -36,8 +36,9 @@ class BlockReader {
  private:
   std::span<const std::byte> view(const Layout& layout, FilePool<Source>& files, const Group& group,
                                   std::size_t groups);
-  void load(const Layout& layout, FilePool<Source>& files, const Group& group, std::size_t groups,
-            std::vector<std::byte>& block);
+  void load_all(const Layout& layout, FilePool<Source>& files, std::span<const Group> groups,
+                std::vector<std::byte>& block);
+  void load(const Layout& layout, FilePool<Source>& files, const Group& group, std::vector<std::byte>& block);
   void load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs, std::vector<std::byte>& block);
   void read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads);
   void compare(const Layout& layout, FilePool<Source>& files, const Reading& reading, const Group& group,
@@ -48,6 +49,7 @@ class BlockReader {
   SharedRun& shared_;
   Buffers& buffers_;
   Windows windows_;
+  std::vector<RunsCopy> copies_;
 };
 
 /// The index of element `elem` of a box, in C order, in the box's tensor.

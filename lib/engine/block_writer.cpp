@@ -26,23 +26,48 @@ void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) 
   if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, bytes);
 }
 
-void BlockWriter::store(const Group& group, std::span<const std::byte> block) {
-  if (group.is_one_run() || !group.dense()) {
-    for (const Runs& runs : group.runs)
-      runs.for_each([&](std::uint64_t a, std::uint64_t b) { write(group, a, block.subspan(b, runs.run_bytes)); });
-    return;
+/// Whether its runs make one range of the file, and are too short for the kernel to put them together.
+bool BlockWriter::is_put_together(const Group& group) const {
+  return !group.is_one_run() && group.dense() &&
+         (group.runs.size() > 1 || group.runs.front().run_bytes < shared_.options.tuning.least_part_bytes);
+}
+
+std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const std::byte> block) {
+  std::uint64_t stored_bytes = 0;
+  std::uint64_t staged_bytes = 0;
+  swapped_.clear();
+  for (const Group& group : groups) {
+    stored_bytes += group.total_bytes;
+    if (!is_put_together(group)) continue;
+    staged_bytes += group.total_bytes;
+    for (const Runs& runs : group.runs) swapped_.push_back(swapped(runs));
   }
-  if (group.runs.size() == 1 && group.runs.front().run_bytes >= shared_.options.tuning.least_part_bytes) {
-    const Runs& runs = group.runs.front();
-    gathered_.clear();
-    runs.for_each([&](std::uint64_t, std::uint64_t b) { gathered_.push_back(block.subspan(b, runs.run_bytes)); });
-    write_gathered(group, group.begin_bytes);
-    return;
+  buffers_.staging.resize(staged_bytes);
+  copies_.clear();
+  std::byte* staged = buffers_.staging.data();
+  for (const Group& group : groups) {
+    if (!is_put_together(group)) continue;
+    for (std::size_t i = 0; i < group.runs.size(); ++i)
+      copies_.push_back({&swapped_[copies_.size()], block.data(), 0, staged, group.begin_bytes});
+    staged += group.total_bytes;
   }
-  buffers_.staging.resize(group.total_bytes);
-  for (const Runs& runs : group.runs)
-    copy_runs(swapped(runs), block.data(), 0, buffers_.staging.data(), group.begin_bytes);
-  write(group, group.begin_bytes, buffers_.staging);
+  copy_runs_together(copies_);
+  staged = buffers_.staging.data();
+  for (const Group& group : groups) {
+    if (is_put_together(group)) {
+      write(group, group.begin_bytes, {staged, group.total_bytes});
+      staged += group.total_bytes;
+    } else if (group.is_one_run() || !group.dense()) {
+      for (const Runs& runs : group.runs)
+        runs.for_each([&](std::uint64_t a, std::uint64_t b) { write(group, a, block.subspan(b, runs.run_bytes)); });
+    } else {
+      const Runs& runs = group.runs.front();
+      gathered_.clear();
+      runs.for_each([&](std::uint64_t, std::uint64_t b) { gathered_.push_back(block.subspan(b, runs.run_bytes)); });
+      write_gathered(group, group.begin_bytes);
+    }
+  }
+  return stored_bytes;
 }
 
 void BlockWriter::store(const Group& group, std::span<const std::span<const std::byte>> parts) {

@@ -15,11 +15,12 @@ class BlockWriter {
  public:
   BlockWriter(SharedRun& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
 
-  /// Writes the group's part of a block: in one call where it makes one range of the file.
+  /// Writes the groups' parts of a block: each in one call where it makes one range of its file.
+  /// \returns their bytes.
   /// \throws Error kNoSpace or kIo.
-  void store(const Group& group, std::span<const std::byte> block);
+  std::uint64_t store(std::span<const Group> groups, std::span<const std::byte> block);
 
-  /// The same for a block that lies in parts, of which the group, one run, is any range.
+  /// Writes a group, one run, of a block that lies in parts.
   void store(const Group& group, std::span<const std::span<const std::byte>> parts);
 
   /// Has the kernel copy the group, one run, from a range of a file. \returns false where it cannot.
@@ -27,12 +28,15 @@ class BlockWriter {
 
  private:
   std::shared_ptr<Sink> sink_of(const StoredTensor& stored);
+  bool is_put_together(const Group& group) const;
   void write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes);
   void write_gathered(const Group& group, std::uint64_t begin_bytes);
 
   SharedRun& shared_;
   Buffers& buffers_;
   std::vector<std::span<const std::byte>> gathered_;
+  std::vector<Runs> swapped_;
+  std::vector<RunsCopy> copies_;
 };
 
 }  // namespace reshard

@@ -55,10 +55,7 @@ class Worker {
       std::span<const std::byte> block = read(transfer, item.box);
       if (shared_.program.target && transfer.result) {
         block = cast(transfer, item.box, block);
-        for (const Group& group : groups_of(*shared_.program.target, transfer.writes, *transfer.result, item.box)) {
-          writer_.store(group, block);
-          done += group.total_bytes;
-        }
+        done = writer_.store(groups_of(*shared_.program.target, transfer.writes, *transfer.result, item.box), block);
       }
       std::span<const std::byte> against;
       if (transfer.against)

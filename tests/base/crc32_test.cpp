@@ -93,6 +93,12 @@ TEST_CASE("Contributions are those of zlib's crc32_combine") {
   CHECK(crc32_contribution(1, (std::uint64_t{1} << 40) + 12345) == 0xC2AEAAE8);
 }
 
+TEST_CASE("A CRC goes on from that of the bytes before") {
+  const std::string text = "123456789";
+  for (std::size_t cut = 0; cut <= text.size(); ++cut)
+    CHECK(crc32(std::as_bytes(std::span(text)).subspan(cut), crc_of(text.substr(0, cut))) == 0xCBF43926);
+}
+
 TEST_CASE("Contributions over many gigabytes are those of as many single steps") {
   // To have a bytes after it and then b more is to have a + b after it.
   std::mt19937_64 random(7);
