@@ -1,5 +1,7 @@
 #include "reshard/formats/torch_storage.h"
 
+#include <string_view>
+
 #include "reshard/base/checked.h"
 #include "reshard/base/strings.h"
 
@@ -10,6 +12,7 @@ namespace {
 constexpr std::size_t kMaxKeyBytes = 256;
 
 constexpr TorchElement kElements[] = {
+    // of one element type, the class to write comes first
     {"DoubleStorage", "float64", 8},
     {"FloatStorage", "float32", 4},
     {"HalfStorage", "float16", 2},
@@ -103,6 +106,12 @@ std::optional<std::string> storage_key(const Pickle& pickle, PickleRef node) {
   if (pickle.kind(node) == PickleKind::kInt) return std::to_string(pickle.integer(node));
   if (pickle.kind(node) != PickleKind::kString || pickle.text(node).size() > kMaxKeyBytes) return std::nullopt;
   return std::string(pickle.text(node));
+}
+
+const char* typed_storage_class(DType dtype) {
+  for (const TorchElement& element : kElements)
+    if (std::string_view(element.torch_name) == describe(dtype).torch_name) return element.storage_class;
+  return nullptr;
 }
 
 std::optional<DType> dtype_from_torch_name(std::string_view torch_name) {
