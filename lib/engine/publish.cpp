@@ -14,6 +14,7 @@
 #include <set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/paths.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/shards.h"
@@ -31,9 +32,8 @@ std::optional<FileId> file_id(const fs::path& path) {
 }
 
 bool in_whole_folder(const Job& job, const fs::path& relative) {
-  return std::any_of(job.whole_folders.begin(), job.whole_folders.end(), [&](const fs::path& folder) {
-    return std::mismatch(folder.begin(), folder.end(), relative.begin(), relative.end()).first == folder.end();
-  });
+  return std::any_of(job.whole_folders.begin(), job.whole_folders.end(),
+                     [&](const fs::path& folder) { return lies_inside(relative, folder); });
 }
 
 /// Every output file, relative to the output directory, in publishing order.
@@ -99,16 +99,11 @@ void make_directory(const fs::path& path) {
   if (::mkdir(path.c_str(), 0777) != 0) throw system_error(errno, "cannot make the directory", path);
 }
 
-}  // namespace
-
-namespace {
-
 /// A folder that is replaced as a whole holds none of the inputs.
 void prove_no_input_inside(const Job& job, const fs::path& folder) {
   const fs::path resolved = resolved_path(folder);
   for (const LayoutFile& file : job.source.files) {
-    const fs::path input = resolved_path(file.path);
-    if (std::mismatch(resolved.begin(), resolved.end(), input.begin(), input.end()).first == resolved.end())
+    if (lies_inside(resolved_path(file.path), resolved))
       throw Error(ErrorKind::kUsage, "holds the inputs and would be replaced")
           .in(folder)
           .hint("choose another OUT_DIR");

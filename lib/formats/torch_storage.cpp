@@ -11,8 +11,8 @@ namespace {
 // Texts of a pickle can be used many times over: what is copied for each use must be short.
 constexpr std::size_t kMaxKeyBytes = 256;
 
+/// Of one element type, the class that is written comes first.
 constexpr TorchElement kElements[] = {
-    // of one element type, the class to write comes first
     {"DoubleStorage", "float64", 8},
     {"FloatStorage", "float32", 4},
     {"HalfStorage", "float16", 2},

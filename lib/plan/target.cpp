@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/paths.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
@@ -138,7 +139,7 @@ void prove_outside(const fs::path& output_directory, const Checkpoint& source) {
   const fs::path output = resolved_path(output_directory);
   if (output == folder && folder == resolved_path(source.directory))
     return;  // as NxD saves it, ranks in a folder below
-  if (std::mismatch(folder.begin(), folder.end(), output.begin(), output.end()).first == folder.end())
+  if (lies_inside(output, folder))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
         .in(output_directory)
         .hint("choose another OUT_DIR");
