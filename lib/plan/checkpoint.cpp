@@ -159,11 +159,6 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use) {
   }
   order(checkpoint);
   note_left_out(shards, checkpoint);
-  for (const StoredTensor& tensor : checkpoint.layout.stored)
-    if (use == ConfigUse::kStrict && tensor.kind == CutKind::kTied && checkpoint.layout.files[tensor.file].tp_rank == 0)
-      checkpoint.notes.push_back(tensor.name +
-                                 " is a tied copy of the embedding: it is compared with it and left out, "
-                                 "as Hugging Face's file has it once");
   return checkpoint;
 }
 

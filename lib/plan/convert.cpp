@@ -136,15 +136,6 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   plan_sharded_target(job, sharding, prove_model(checkpoint, selection, request), selection.wanted);
 }
 
-/// A second name of the embedding in the files of a model is not taken over into a whole model.
-void note_tied(Job& job) {
-  for (const StoredTensor& tensor : job.source.stored)
-    if (tensor.kind == CutKind::kTied)
-      job.notes.push_back(tensor.name +
-                          " is a tied copy of the embedding: it is compared with it and left out, as Hugging Face's "
-                          "file has it once");
-}
-
 /// config.json with the dtype that loaders shall take.
 void update_config(Job& job, const fs::path& directory, DType dtype) {
   if (!path_exists(directory / kConfigFile) || resolved_path(job.output_directory) == resolved_path(directory)) return;
@@ -170,7 +161,6 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
   job->notes = checkpoint.notes;
   job->source = std::move(checkpoint.layout);
   prove_outside(request.output_directory, checkpoint);
-  if (!request.to && checkpoint.what != Checkpoint::What::kSharded) note_tied(*job);
   Selection selection = select(job->source, request, *job);
   if (request.to)
     plan_shards(checkpoint, selection, request, *job);

@@ -25,6 +25,11 @@ AttentionReport attention_report(const Model& model, const ShardingRequest& requ
   return report;
 }
 
+/// Whether it is a tied copy in the source; of those of several ranks, the first.
+bool is_tied_once(const Job& job, const StoredTensor& tensor) {
+  return tensor.kind == CutKind::kTied && job.source.files[tensor.file].tp_rank == 0;
+}
+
 void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
   const bool gqa = job.attention && job.attention->form == AttentionForm::kGroupedQuery;
   if (request.attention.kv_size_multiplier && !gqa)
@@ -37,7 +42,7 @@ void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
                     "are as many, or do not divide over the ranks",
                     model.heads, model.kv_heads));
   for (const StoredTensor& tensor : job.source.stored)
-    if (tensor.kind == CutKind::kTied && job.source.files[tensor.file].tp_rank == 0)
+    if (is_tied_once(job, tensor))
       job.notes.push_back("config.json ties " + tensor.name +
                           " to the embedding: it is compared with it, and its second copy "
                           "in the files is not kept when they are consolidated");
@@ -55,6 +60,15 @@ std::string training_config_text(const Mesh& mesh, const ShardingRequest& reques
   json["use_xser"] = request.form.format == Format::kXser;
   json["sequence_parallel_enabled"] = false;
   return json.dump(4);
+}
+
+/// A second name of the embedding in the source's files is not taken over into a whole model.
+void note_tied(Job& job) {
+  for (const StoredTensor& tensor : job.source.stored)
+    if (is_tied_once(job, tensor))
+      job.notes.push_back(tensor.name +
+                          " is a tied copy of the embedding: it is compared with it and left out, as Hugging Face's "
+                          "file has it once");
 }
 
 /// A weight file that stands in the output directory and would not be replaced, though loaders would mix it with the
@@ -128,6 +142,7 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
 
 void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, const std::vector<LogicalTensor>& logical) {
   job.target = hf_target_layout(logical, max_shard_bytes, format);
+  note_tied(job);
   if (job.target.files.size() > 1)
     job.text_files.push_back({hf_index_name(format), hf_index_text(index_of(job.target))});
   prove_no_leftover_weights(job);
