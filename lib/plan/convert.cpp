@@ -83,6 +83,7 @@ DType dtype_after(const LogicalTensor& tensor, const ConvertRequest& request) {
 }
 
 Selection select(Layout& source, const ConvertRequest& request, Job& job) {
+  if (source.logical.empty()) throw Error(ErrorKind::kBadInput, "holds no tensors").in(job.source_directory);
   note_useless_rules(request.names, source, job);
   std::vector<bool> dropped;
   for (const LogicalTensor& tensor : source.logical) dropped.push_back(is_dropped(request.names, tensor.name));
