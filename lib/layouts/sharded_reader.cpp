@@ -31,12 +31,17 @@ struct Listing {
   std::map<std::uint32_t, fs::path> metadata;                         // pp_rank → file
 };
 
+/// Of a file, or of a tensor in it.
+Error expert_parallel(const fs::path& path, const char* what) {
+  return Error(ErrorKind::kUnsupported, std::string(what) + ", which this version does not consolidate")
+      .in(path)
+      .hint("save the checkpoint without expert parallelism (one expert-parallel rank)");
+}
+
 Listing list_folder(const ShardsFolder& folder) {
   Listing listing;
   for (const RankFile& file : list_rank_files(folder)) {  // lower data-parallel ranks come later only within a tp, pp
-    if (file.rank.ep_rank != 0)
-      throw Error(ErrorKind::kUnsupported, "is of an expert-parallel rank, which this version does not consolidate")
-          .in(file.path);
+    if (file.rank.ep_rank != 0) throw expert_parallel(file.path, "is of an expert-parallel rank");
     const auto [found, is_new] = listing.ranks.emplace(std::pair(file.rank.pp_rank, file.rank.tp_rank), file);
     if (!is_new) listing.copies.push_back(file);
   }
@@ -300,10 +305,7 @@ void note_warnings(const Container& file, std::vector<std::string>& warnings) {
 void refuse_experts(const Container& file) {
   for (const auto& [key, tensor] : file.metadata)
     if (key == kXserExpertParallel)
-      throw Error(ErrorKind::kUnsupported,
-                  "is split over expert-parallel ranks, which this version does not consolidate")
-          .in(file.path)
-          .tensor(tensor);
+      throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
 }
 
 void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
