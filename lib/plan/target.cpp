@@ -78,13 +78,10 @@ void prove_no_leftover_weights(const Job& job) {
   std::vector<std::string> leftover;
   for (const auto& entry : fs::directory_iterator(job.output_directory)) {
     const std::string name = entry.path().filename().string();
-    const bool weights = name == kSafetensorsFile || name == kSafetensorsIndexFile || name == kPytorchFile ||
-                         name == kPytorchIndexFile || (name.starts_with("model-") && name.ends_with(".safetensors")) ||
-                         (name.starts_with("pytorch_model-") && name.ends_with(".bin"));
     const auto written = [&](const auto& file) { return file.path == name; };
     const bool replaced = std::any_of(job.target.files.begin(), job.target.files.end(), written) ||
                           std::any_of(job.text_files.begin(), job.text_files.end(), written);
-    if (weights && !replaced) leftover.push_back(name);
+    if (is_hf_weights_name(name) && !replaced) leftover.push_back(name);
   }
   std::sort(leftover.begin(), leftover.end());
   if (!leftover.empty())
