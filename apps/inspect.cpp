@@ -40,7 +40,7 @@ void add_stats(const Layout& layout, const InspectArguments& arguments, std::vec
   Progress progress;
   RunOptions options;
   options.progress = &progress;
-  if (!arguments.threads.empty()) options.threads = parse_degree("--threads", arguments.threads, 1024);
+  options.threads = parse_threads(arguments.threads);
   std::vector<std::uint32_t> wanted;
   std::uint64_t bytes = 0;
   for (const TensorRow& row : rows) {
