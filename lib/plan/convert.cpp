@@ -152,15 +152,7 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
   if (!request.to && request.format == Format::kXser)
     throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
   Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict);
-  auto job = std::make_unique<Job>();
-  job->command = "convert";
-  job->source_directory = checkpoint.path;
-  job->output_directory = request.output_directory;
-  job->force = request.force;
-  job->family = checkpoint.model_type;
-  job->mesh = checkpoint.mesh;
-  job->notes = checkpoint.notes;
-  job->source = std::move(checkpoint.layout);
+  auto job = start_job("convert", checkpoint, request.output_directory, request.force);
   prove_outside(request.output_directory, checkpoint);
   Selection selection = select(job->source, request, *job);
   if (request.to)

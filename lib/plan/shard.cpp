@@ -22,14 +22,7 @@ std::unique_ptr<Job> plan(const ShardRequest& request) {
         .hint("choose another OUT_DIR");
   if (fs::is_directory(request.model_directory)) find_family(read_model_config(request.model_directory));
   Checkpoint checkpoint = read_hugging_face(request.model_directory, ConfigUse::kStrict);
-  auto job = std::make_unique<Job>();
-  job->command = "shard";
-  job->source_directory = request.model_directory;
-  job->output_directory = request.output_directory;
-  job->force = request.force;
-  job->family = checkpoint.model_type;
-  job->notes = std::move(checkpoint.notes);
-  job->source = std::move(checkpoint.layout);
+  auto job = start_job("shard", checkpoint, request.output_directory, request.force);
   prove_against_model(job->source, *checkpoint.model, request.model_directory);
   plan_sharded_target(*job, request.sharding, *checkpoint.model, job->source.logical);
   job->program = make_program(job->source, job->target);

@@ -95,6 +95,19 @@ void prove_no_leftover_weights(const Job& job) {
 
 }  // namespace
 
+std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::path output_directory, bool force) {
+  auto job = std::make_unique<Job>();
+  job->command = std::move(command);
+  job->source_directory = checkpoint.path;
+  job->output_directory = std::move(output_directory);
+  job->force = force;
+  job->family = checkpoint.model_type;
+  job->mesh = checkpoint.mesh;
+  job->notes = std::move(checkpoint.notes);
+  job->source = std::move(checkpoint.layout);
+  return job;
+}
+
 Mesh mesh_of(const ShardingRequest& request) {
   Mesh mesh{request.tp, request.pp.value_or(1), request.vpp};
   prove_mesh(mesh);
