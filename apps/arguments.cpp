@@ -103,6 +103,10 @@ std::uint32_t parse_degree(const std::string& option, const std::string& text, s
   return static_cast<std::uint32_t>(*value);
 }
 
+std::uint32_t parse_threads(const std::string& text) {
+  return text.empty() ? 0 : parse_degree("--threads", text, kMaxThreads);
+}
+
 std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
   const auto bytes = parse_size(text);
   if (!bytes)
@@ -186,7 +190,7 @@ IoMode parse_io_mode(const std::string& text) {
 
 RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments& replicas) {
   RunOptions options;
-  if (!arguments.threads.empty()) options.threads = parse_degree("--threads", arguments.threads, kMaxThreads);
+  options.threads = parse_threads(arguments.threads);
   options.allow_divergent_replicas = replicas.allow_divergent;
   options.max_memory_bytes = parse_bytes("--max-memory", arguments.max_memory);
   if (options.max_memory_bytes < kMinMemoryBytes)

@@ -63,6 +63,10 @@ Format parse_format(const std::string& option, const std::string& text, const st
 /// \throws Error kUsage, naming the option, for anything that is not a whole number from 1 to `max`.
 std::uint32_t parse_degree(const std::string& option, const std::string& text, std::uint32_t max);
 
+/// The value of --threads; 0, for the default, where `text` is empty.
+/// \throws Error kUsage.
+std::uint32_t parse_threads(const std::string& text);
+
 /// \throws Error kUsage, naming the option, for anything that parse_size does not take.
 std::uint64_t parse_bytes(const std::string& option, const std::string& text);
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "reshard/engine/publish.h"
+#include "reshard/engine/output.h"
 #include "reshard/plan/job.h"
 
 namespace reshard::cli {

@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "commands.h"
+#include "inspect_json.h"
 #include "inspect_report.h"
 #include "print.h"
 #include "progress.h"

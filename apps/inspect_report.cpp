@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <map>
 #include <set>
 
@@ -17,47 +16,6 @@ namespace {
 
 using Align = Table::Align;
 
-struct Totals {
-  std::uint64_t tensors = 0;
-  std::uint64_t elems = 0;
-  std::uint64_t bytes = 0;
-
-  void add(const LogicalTensor& tensor) {
-    ++tensors;
-    elems += num_elems(tensor.shape).value_or(0);
-    bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
-  }
-};
-
-struct RankBytes {
-  std::uint32_t pp_rank;
-  std::uint32_t tp_rank;
-  std::uint64_t bytes;
-};
-
-std::vector<RankBytes> rank_bytes(const Layout& layout) {
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> by_rank;  // a rank may have many files
-  for (const StoredTensor& tensor : layout.stored) {
-    const LayoutFile& file = layout.files[tensor.file];
-    by_rank[{file.pp_rank, file.tp_rank}] += tensor.size_bytes;
-  }
-  std::vector<RankBytes> ranks;
-  for (const auto& [rank, bytes] : by_rank) ranks.push_back({rank.first, rank.second, bytes});
-  return ranks;
-}
-
-Totals totals_of(const Layout& layout, const std::vector<TensorRow>& rows) {
-  Totals totals;
-  for (const TensorRow& row : rows) totals.add(layout.logical[row.logical]);
-  return totals;
-}
-
-std::map<DType, Totals> totals_by_dtype(const Layout& layout, const std::vector<TensorRow>& rows) {
-  std::map<DType, Totals> by_dtype;
-  for (const TensorRow& row : rows) by_dtype[layout.logical[row.logical].dtype].add(layout.logical[row.logical]);
-  return by_dtype;
-}
-
 std::string layout_text(const TensorRow& row) {
   return row.stored_as.empty() ? std::string(name(row.kind)) : fmt::format("{} ({})", name(row.kind), row.stored_as);
 }
@@ -66,10 +24,6 @@ std::string shape_text(const Dims& shape) {
   constexpr std::size_t kShown = 8;
   if (shape.size() > kShown) return fmt::format("{} dims", shape.size());
   return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "×"));
-}
-
-std::string number_text(double value) {
-  return std::isfinite(value) ? fmt::format("{:.4g}", value) : std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
 
 std::string what_text(const Checkpoint& inspection) {
@@ -227,72 +181,7 @@ std::string ranks_table(const Checkpoint& inspection) {
   return text;
 }
 
-Document values_document(const ValueSummary& v) {
-  const auto number = [](double value) {
-    return std::isfinite(value) ? Document(value) : Document(number_text(value));
-  };
-  const bool any = v.count > v.nan_count;
-  return {{"min", any ? number(v.min) : Document(nullptr)},
-          {"max", any ? number(v.max) : Document(nullptr)},
-          {"mean", v.finite_count ? number(v.mean()) : Document(nullptr)},
-          {"nan_count", v.nan_count},
-          {"inf_count", v.inf_count}};
-}
-
-Document tensor_document(const Layout& layout, const TensorRow& row) {
-  const LogicalTensor& tensor = layout.logical[row.logical];
-  Document json;
-  json["name"] = tensor.name;
-  json["dtype"] = name(tensor.dtype);
-  json["shape"] = tensor.shape;
-  json["bytes"] = num_bytes(tensor.dtype, tensor.shape).value_or(0);
-  json["layout"] = name(row.kind);
-  if (!row.stored_as.empty()) json["stored_as"] = row.stored_as;
-  json["pp_ranks"] = row.pp_ranks;
-  if (row.values) json["values"] = values_document(*row.values);
-  return json;
-}
-
-/// The last two parts of a stored name ("qkv_proj.weight_q"), or all of it if the tensor lies elsewhere altogether.
-std::string short_stored_name(const std::string& stored, const std::string& logical) {
-  const std::size_t last = stored.rfind('.');
-  const std::size_t before = last == std::string::npos ? last : stored.rfind('.', last - 1);
-  if (before == std::string::npos || logical.compare(0, before, stored, 0, before) != 0) return stored;
-  const std::string tail = stored.substr(before + 1);
-  return tail.ends_with(".weight") || tail.ends_with(".bias") ? tail.substr(0, tail.rfind('.')) : tail;
-}
-
 }  // namespace
-
-const char* what_name(const Checkpoint& checkpoint) {
-  switch (checkpoint.what) {
-    case Checkpoint::What::kFile: return "file";
-    case Checkpoint::What::kHuggingFace: return "huggingface";
-    case Checkpoint::What::kSharded: return describe(checkpoint.shards_kind).name;
-  }
-  return "";
-}
-
-std::vector<TensorRow> tensor_rows(const Layout& layout, const std::vector<std::uint32_t>& wanted) {
-  std::vector<TensorRow> rows;
-  for (const std::uint32_t index : wanted) {
-    TensorRow row;
-    row.logical = index;
-    std::set<std::uint64_t> pp_ranks;
-    bool first = true;
-    for (const Piece& piece : layout.pieces[index]) {
-      const StoredTensor& stored = layout.stored[piece.stored];
-      pp_ranks.insert(layout.files[stored.file].pp_rank);
-      if (!std::exchange(first, false)) continue;
-      row.kind = stored.kind;
-      if (stored.name != layout.logical[index].name)
-        row.stored_as = short_stored_name(stored.name, layout.logical[index].name);
-    }
-    row.pp_ranks.assign(pp_ranks.begin(), pp_ranks.end());
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
 
 std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
                          bool each) {
@@ -312,38 +201,6 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
             (rows.front().values ? stats_table(inspection, rows, each) : fitting_tensor_table(inspection, rows, each));
   if (inspection.what == Checkpoint::What::kSharded) text += "\n" + ranks_table(inspection);
   return text;
-}
-
-Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows) {
-  const Totals totals = totals_of(inspection.layout, rows);
-  Document json;
-  json["command"] = "inspect";
-  json["path"] = path;
-  json["kind"] = what_name(inspection);
-  json["format"] = name(inspection.format);
-  json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
-  json["tensor_count"] = totals.tensors;
-  json["parameters"] = totals.elems;
-  json["bytes"] = totals.bytes;
-  json["dtypes"] = Document::object();
-  for (const auto& [dtype, part] : totals_by_dtype(inspection.layout, rows))
-    json["dtypes"][std::string(name(dtype))] = {
-        {"tensors", part.tensors}, {"parameters", part.elems}, {"bytes", part.bytes}};
-  json["metadata"] = Document::object();
-  for (const auto& [key, value] : inspection.file_metadata) json["metadata"][key] = value;
-  if (inspection.what == Checkpoint::What::kSharded) {
-    json["mesh"] = {{"tp", inspection.mesh.tp}, {"pp", inspection.mesh.pp}};
-    json["ranks"] = Document::array();
-    for (const RankBytes& rank : rank_bytes(inspection.layout))
-      json["ranks"].push_back({{"tp_rank", rank.tp_rank}, {"pp_rank", rank.pp_rank}, {"bytes", rank.bytes}});
-  }
-  json["files"] = Document::array();
-  for (const LayoutFile& file : inspection.layout.files)
-    json["files"].push_back({{"path", file.path.string()}, {"bytes", file.size_bytes}});
-  json["tensors"] = Document::array();
-  for (const TensorRow& row : rows) json["tensors"].push_back(tensor_document(inspection.layout, row));
-  json["notes"] = inspection.notes;
-  return json;
 }
 
 }  // namespace reshard::cli

@@ -4,7 +4,7 @@
 
 #include "reshard/base/json.h"
 #include "reshard/engine/execute.h"
-#include "reshard/engine/publish.h"
+#include "reshard/engine/output.h"
 #include "reshard/plan/job.h"
 
 namespace reshard::cli {

@@ -8,6 +8,7 @@
 #include "progress.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/execute.h"
+#include "reshard/engine/output.h"
 
 namespace reshard::cli {
 namespace {

@@ -9,12 +9,6 @@
 #include "reshard/base/strings.h"
 
 namespace reshard {
-namespace {
-
-constexpr int kMaxDepth = 128;  // as serde_json, which the reference reader uses
-
-}  // namespace
-
 Json parse_json(std::string_view text, const std::filesystem::path& path) {
   // The parser takes a NUL for the end of the text.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos)
@@ -22,8 +16,8 @@ Json parse_json(std::string_view text, const std::filesystem::path& path) {
   std::vector<std::unordered_set<std::string>> keys;
   const auto check = [&](int depth, nlohmann::detail::parse_event_t event, Json& parsed) {
     using Event = nlohmann::detail::parse_event_t;
-    if ((event == Event::object_start || event == Event::array_start) && depth >= kMaxDepth)
-      throw Error(ErrorKind::kBadInput, "is nested deeper than 128 levels").in(path);
+    if ((event == Event::object_start || event == Event::array_start) && depth >= kMaxJsonDepth)
+      throw Error(ErrorKind::kBadInput, "is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels").in(path);
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second)

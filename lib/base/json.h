@@ -12,9 +12,12 @@ namespace reshard {
 /// something, a document says it with an array.
 using Json = nlohmann::json;
 
+/// Objects and arrays in one another, at most; as serde_json, which the reference reader of safetensors uses.
+inline constexpr int kMaxJsonDepth = 128;
+
 /// Parses a whole JSON text that came from outside.
 /// \throws Error kBadInput, naming `path` and the byte, for anything that is not one JSON value, for a key given twice
-/// in one object, and for nesting deeper than 128.
+/// in one object, and for nesting deeper than kMaxJsonDepth.
 Json parse_json(std::string_view text, const std::filesystem::path& path);
 
 /// read_text_file and parse_json in one; `cap_bytes` bounds the file.
@@ -35,7 +38,6 @@ class JsonObject {
   const std::string& string_at(const std::string& key) const;
   const Json& array_at(const std::string& key) const;
   const Json& object_at(const std::string& key) const;
-  const Json& value() const { return object_; }
   [[noreturn]] void fail(const std::string& key, const std::string& expected) const;
 
  private:

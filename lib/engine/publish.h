@@ -1,35 +1,13 @@
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
 
+#include "reshard/engine/output.h"
 #include "reshard/plan/job.h"
 
 namespace reshard {
-
-/// Room for a job's outputs, as far as the file system says.
-struct OutputSpace {
-  std::uint64_t needed_bytes = 0;
-  std::uint64_t free_bytes = 0;
-  std::filesystem::path file_system;  // the existing directory that was asked
-};
-
-/// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on).
-std::vector<std::filesystem::path> stale_stagings(const Job& job);
-
-/// Proves that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
-/// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing.
-/// \throws Error kUsage, kBadInput or kIo.
-void prove_output(const Job& job);
-
-/// Asks the file system.
-/// \throws Error kIo.
-OutputSpace output_space(const Job& job);
-
-/// \throws Error kNoSpace with both numbers if the outputs do not fit.
-void prove_space(const OutputSpace& space);
 
 /// The place where a job's outputs grow before they get their names: a hidden directory on the same file system,
 /// removed with all it holds unless published. Not thread-safe.

@@ -20,6 +20,18 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{64}
                                          << 20;  // half a million tensors; parsed it takes 20 times that
 
+/// Of names such as "model-00001-of-00003.safetensors".
+struct NumberedNames {
+  std::string_view stem;
+  std::string_view ending;
+
+  bool match(std::string_view name) const {
+    return name.starts_with(stem) && name.substr(stem.size()).starts_with('-') && name.ends_with(ending);
+  }
+};
+constexpr NumberedNames kSafetensorsNames{"model", ".safetensors"};
+constexpr NumberedNames kPytorchNames{"pytorch_model", ".bin"};
+
 bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == name.npos;
 }
@@ -31,7 +43,8 @@ Error no_weights(const fs::path& directory) {
   std::vector<std::string> numbered;
   for (const auto& entry : entries) {
     const std::string file = entry.path().filename().string();
-    if (file.ends_with(".safetensors") || (file.starts_with("pytorch_model") && file.ends_with(".bin")))
+    if (file.ends_with(kSafetensorsNames.ending) ||
+        (file.starts_with(kPytorchNames.stem) && file.ends_with(kPytorchNames.ending)))
       numbered.push_back(file);
   }
   std::sort(numbered.begin(), numbered.end());
@@ -121,8 +134,14 @@ std::string hf_index_text(const HfIndex& index) {
 std::string hf_file_name(Format format, std::size_t number, std::size_t count) {
   const bool pytorch = format == Format::kPytorch;
   if (count == 1) return pytorch ? kPytorchFile : kSafetensorsFile;
-  const std::string numbers = fmt::format("-{:05}-of-{:05}", number, count);
-  return pytorch ? "pytorch_model" + numbers + ".bin" : "model" + numbers + ".safetensors";
+  const NumberedNames& names = pytorch ? kPytorchNames : kSafetensorsNames;
+  return fmt::format("{}-{:05}-of-{:05}{}", names.stem, number, count, names.ending);
+}
+
+bool is_hf_weights_name(std::string_view name) {
+  for (const char* whole : {kSafetensorsFile, kSafetensorsIndexFile, kPytorchFile, kPytorchIndexFile})
+    if (name == whole) return true;
+  return kSafetensorsNames.match(name) || kPytorchNames.match(name);
 }
 
 std::string hf_index_name(Format format) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,9 @@ std::string hf_index_text(const HfIndex& index);
 /// The name of file `number` (from 1) of `count`: "model-00001-of-00003.safetensors", or "model.safetensors" for one
 /// alone; "pytorch_model-00001-of-00003.bin". `format` is not xser, which Hugging Face does not have.
 std::string hf_file_name(Format format, std::size_t number, std::size_t count);
+/// Whether files of a Hugging Face checkpoint, or its index, have such names, whatever their numbers:
+/// "pytorch_model-….bin".
+bool is_hf_weights_name(std::string_view name);
 /// "model.safetensors.index.json" or "pytorch_model.bin.index.json".
 std::string hf_index_name(Format format);
 

@@ -1,17 +1,16 @@
 #include "reshard/formats/safetensors_header.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 
 namespace reshard {
 namespace {
 
-constexpr std::size_t kMaxDepth = 128;         // as serde_json, which the reference reader uses
 constexpr std::size_t kHeaderLengthBytes = 8;  // the u64 before the JSON, for byte offsets in errors
 constexpr std::size_t kMaxNdim = 1024;         // torch allows 64; millions would only eat memory
 constexpr std::size_t kMaxExtraFieldWarnings = 3;
@@ -154,7 +153,7 @@ class HeaderReader {
   }
 
   void deepen() {
-    if (++depth_ > kMaxDepth) fail("the header is nested deeper than 128 levels");
+    if (++depth_ > kMaxJsonDepth) fail("the header is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels");
   }
 
   bool scalar(const std::string& found) {
@@ -228,7 +227,7 @@ class HeaderReader {
   const std::filesystem::path& path_;
   SafetensorsHeader header_;
   State state_ = State::kStart;
-  std::size_t depth_ = 0;
+  int depth_ = 0;
   std::size_t skipping_ = 0;  // how deep inside the value of an unknown field
   bool metadata_seen_ = false;
   std::unordered_set<std::string> names_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "reshard/base/strings.h"
+#include "reshard/formats/xser.h"
 
 namespace reshard {
 namespace {
@@ -269,7 +270,7 @@ Container read_torch(const std::filesystem::path& path) {
       throw Error(ErrorKind::kBadInput, "is not in this file, which only refers to it (xser)")
           .in(path)
           .tensor(name)
-          .hint("the folder " + path.filename().string() + ".tensors belongs beside the file");
+          .hint("the folder " + xser_tensors_folder(path).filename().string() + " belongs beside the file");
     TorchTensor tensor = file.tensor(node, name);
     use.add(tensor);
     container.tensors.push_back(

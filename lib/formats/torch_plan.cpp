@@ -5,28 +5,11 @@
 #include <unordered_map>
 
 #include "reshard/base/error.h"
+#include "reshard/formats/torch_storage.h"
 #include "reshard/formats/zip_plan.h"
 
 namespace reshard {
 namespace {
-
-/// Names of typed storages; dtypes younger than them have none and go by `UntypedStorage` and their own name.
-struct StorageName {
-  DType dtype;
-  const char* name;
-};
-constexpr StorageName kStorages[] = {
-    {DType::kBool, "BoolStorage"},  {DType::kU8, "ByteStorage"},   {DType::kI8, "CharStorage"},
-    {DType::kI16, "ShortStorage"},  {DType::kF16, "HalfStorage"},  {DType::kBF16, "BFloat16Storage"},
-    {DType::kI32, "IntStorage"},    {DType::kF32, "FloatStorage"}, {DType::kC64, "ComplexFloatStorage"},
-    {DType::kF64, "DoubleStorage"}, {DType::kI64, "LongStorage"},
-};
-
-const char* storage_name(DType dtype) {
-  for (const StorageName& row : kStorages)
-    if (row.dtype == dtype) return row.name;
-  return nullptr;
-}
 
 /// Writes the opcodes of protocol 2.
 class Pickler {
@@ -87,7 +70,7 @@ class Pickler {
 
 /// A tensor whose bytes are all of storage `key`.
 void put_tensor(Pickler& pickler, const TensorEntry& tensor, std::size_t key) {
-  const char* const typed = storage_name(tensor.dtype);
+  const char* const typed = typed_storage_class(tensor.dtype);
   const std::uint64_t elems = num_elems(tensor.shape).value_or(0);
   pickler.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
   pickler.op('(');

@@ -1,5 +1,7 @@
 #include "reshard/formats/torch_storage.h"
 
+#include <string_view>
+
 #include "reshard/base/checked.h"
 #include "reshard/base/strings.h"
 
@@ -9,6 +11,7 @@ namespace {
 // Texts of a pickle can be used many times over: what is copied for each use must be short.
 constexpr std::size_t kMaxKeyBytes = 256;
 
+/// Of one element type, the class that is written comes first.
 constexpr TorchElement kElements[] = {
     {"DoubleStorage", "float64", 8},
     {"FloatStorage", "float32", 4},
@@ -103,6 +106,12 @@ std::optional<std::string> storage_key(const Pickle& pickle, PickleRef node) {
   if (pickle.kind(node) == PickleKind::kInt) return std::to_string(pickle.integer(node));
   if (pickle.kind(node) != PickleKind::kString || pickle.text(node).size() > kMaxKeyBytes) return std::nullopt;
   return std::string(pickle.text(node));
+}
+
+const char* typed_storage_class(DType dtype) {
+  for (const TorchElement& element : kElements)
+    if (std::string_view(element.torch_name) == describe(dtype).torch_name) return element.storage_class;
+  return nullptr;
 }
 
 std::optional<DType> dtype_from_torch_name(std::string_view torch_name) {

@@ -18,8 +18,11 @@ constexpr std::uint64_t kMaxTid = 100'000'000;  // tensors are numbered from 0; 
 
 constexpr std::size_t kMaxFields = 64;  // one dict may stand for millions of tensors, and is searched for each
 
+constexpr std::string_view kTensorPrefix = "tensor_";
+constexpr std::string_view kTensorSuffix = ".pt";
+
 /// `suffix` after the whole name: "a.pt" → "a.pt.tensors".
-fs::path beside(const fs::path& path, const char* suffix) {
+fs::path beside(const fs::path& path, std::string_view suffix) {
   fs::path result = path;
   result += suffix;
   return result;
@@ -103,8 +106,7 @@ class Info {
 
 class XserReader {
  public:
-  explicit XserReader(const fs::path& path)
-      : path_(path), file_(read_torch_file(path)), info_(beside(path, ".info.pt")) {}
+  explicit XserReader(const fs::path& path) : path_(path), file_(read_torch_file(path)), info_(xser_info_path(path)) {}
 
   Container read() {
     const Pickle& pickle = file_.pickle();
@@ -150,7 +152,7 @@ class XserReader {
   }
 
   Referenced open(const std::string& name, std::uint64_t tid) {
-    const fs::path path = beside(path_, ".tensors") / ("tensor_" + std::to_string(tid) + ".pt");
+    const fs::path path = xser_tensor_path(path_, tid);
     if (!path_exists(path))
       throw Error(ErrorKind::kBadInput, "its file is missing")
           .in(path)
@@ -174,9 +176,28 @@ class XserReader {
 
 }  // namespace
 
+fs::path xser_tensors_folder(const fs::path& path) {
+  return beside(path, kXserTensorsSuffix);
+}
+
+fs::path xser_tensor_path(const fs::path& path, std::uint64_t tid) {
+  fs::path name(kTensorPrefix);
+  name += std::to_string(tid);
+  name += kTensorSuffix;
+  return xser_tensors_folder(path) / name;
+}
+
+fs::path xser_info_path(const fs::path& path) {
+  return beside(path, kXserInfoSuffix);
+}
+
+bool is_xser_tensor_name(std::string_view name) {
+  return name.starts_with(kTensorPrefix) && name.ends_with(kTensorSuffix);
+}
+
 bool is_xser(const fs::path& path) {
   std::error_code ignored;
-  return fs::is_directory(beside(path, ".tensors"), ignored);
+  return fs::is_directory(xser_tensors_folder(path), ignored);
 }
 
 Container read_xser(const fs::path& path) {

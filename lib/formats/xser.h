@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <string_view>
 
 #include "reshard/formats/container.h"
 
@@ -8,6 +10,15 @@ namespace reshard {
 
 /// The key of a pair in Container::metadata whose value is the name of a tensor that is split over expert parallel ranks.
 inline constexpr const char* kXserExpertParallel = "expert_model_parallel";
+
+/// The files of a container: PATH itself, which refers to PATH.tensors/tensor_TID.pt, and PATH.info.pt.
+inline constexpr std::string_view kXserTensorsSuffix = ".tensors";
+inline constexpr std::string_view kXserInfoSuffix = ".info.pt";
+std::filesystem::path xser_tensors_folder(const std::filesystem::path& path);
+std::filesystem::path xser_tensor_path(const std::filesystem::path& path, std::uint64_t tid);
+std::filesystem::path xser_info_path(const std::filesystem::path& path);
+/// Whether a file of xser_tensors_folder has this name.
+bool is_xser_tensor_name(std::string_view name);
 
 /// Whether PATH is an xser container: a file of torch.save with the folder PATH.tensors beside it.
 bool is_xser(const std::filesystem::path& path);

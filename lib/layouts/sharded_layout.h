@@ -19,7 +19,8 @@ struct ShardedForm {
   Format format = Format::kSafetensors;
 };
 
-/// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel ranks, of the tensors `logical`. Paths are relative to the output directory; metadata and marker files are among the text files.
+/// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel ranks, of the tensors
+/// `logical`. Paths are relative to the output directory; metadata and marker files are among the text files.
 /// \throws Error kBadInput if the originals of one joined tensor differ in dtype.
 Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t tp,
                              const std::vector<LogicalTensor>& logical, ShardedForm form);

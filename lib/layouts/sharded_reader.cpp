@@ -1,11 +1,9 @@
-// Reading a sharded checkpoint from disk: which ranks are there, whether they agree, whether the metadata is about
-// them.
+// Reading a sharded checkpoint from disk: which ranks are there, and whether they agree.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -14,6 +12,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/xser.h"
+#include "reshard/layouts/metadata_proofs.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
@@ -31,12 +30,17 @@ struct Listing {
   std::map<std::uint32_t, fs::path> metadata;                         // pp_rank → file
 };
 
+/// Of a file, or of a tensor in it.
+Error expert_parallel(const fs::path& path, const char* what) {
+  return Error(ErrorKind::kUnsupported, std::string(what) + ", which this version does not consolidate")
+      .in(path)
+      .hint("save the checkpoint without expert parallelism (one expert-parallel rank)");
+}
+
 Listing list_folder(const ShardsFolder& folder) {
   Listing listing;
   for (const RankFile& file : list_rank_files(folder)) {  // lower data-parallel ranks come later only within a tp, pp
-    if (file.rank.ep_rank != 0)
-      throw Error(ErrorKind::kUnsupported, "is of an expert-parallel rank, which this version does not consolidate")
-          .in(file.path);
+    if (file.rank.ep_rank != 0) throw expert_parallel(file.path, "is of an expert-parallel rank");
     const auto [found, is_new] = listing.ranks.emplace(std::pair(file.rank.pp_rank, file.rank.tp_rank), file);
     if (!is_new) listing.copies.push_back(file);
   }
@@ -47,25 +51,6 @@ Listing list_folder(const ShardsFolder& folder) {
             .in(entry.path())
             .hint("these are of two checkpoints; move one away");
   return listing;
-}
-
-/// The T that the metadata of a stage was written for, or nothing if nothing in it is split. All its entries must
-/// agree.
-std::optional<std::uint32_t> tp_of_metadata(const StageMetadata& metadata, const fs::path& path) {
-  std::optional<std::uint32_t> tp;
-  const auto see = [&](std::uint32_t value, const std::string& what) {
-    if (tp && *tp != value)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("contradicts itself: {} is for {} ranks, others are for {}", printable(what), value, *tp))
-          .in(path);
-    tp = value;
-  };
-  for (const ParallelParameter& parameter : metadata.parameters)
-    if (parameter.tensor_model_parallel) see(parameter.num_partitions, parameter.name);
-  for (const ModuleSpecs& module : metadata.modules)
-    for (const TransformationSpec& spec : module.specs)
-      see(std::visit([](const auto& s) { return s.tp_size; }, spec), module.module_fully_qualified_name);
-  return tp;
 }
 
 [[noreturn]] void fail_missing(const fs::path& folder, const std::vector<std::string>& missing, std::uint32_t tp,
@@ -125,108 +110,6 @@ void note_not_saved(const StageMetadata& metadata, const Container& file, std::v
     if (!held.count(parameter.name)) not_saved.push_back(parameter.name);
 }
 
-/// The sizes that an attention spec states are those of the files.
-void prove_spec_sizes(const StageMetadata& metadata, const fs::path& path, const Container& file) {
-  std::unordered_map<std::string, const TensorEntry*> held;
-  for (const TensorEntry& tensor : file.tensors) held.emplace(tensor.name, &tensor);
-  const auto check = [&](const std::string& stored_name, std::uint64_t rows) {
-    const auto found = held.find(stored_name);
-    if (found == held.end() || found->second->shape.empty() || found->second->shape[0] == rows) return;
-    throw Error(ErrorKind::kBadInput, fmt::format("has {} rows in {}, but the metadata's spec says {}",
-                                                  found->second->shape[0], file.path.string(), rows))
-        .in(path)
-        .tensor(stored_name);
-  };
-  for (const ModuleSpecs& module : metadata.modules)
-    for (const TransformationSpec& spec : module.specs)
-      if (const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec)) {
-        const std::uint64_t q = gqa->q_output_size_per_partition;
-        const std::uint64_t kv = gqa->kv_output_size_per_partition;
-        for (const char* suffix : {".weight", ".bias", ".lora_B.weight"}) {
-          const std::string joined = module.module_fully_qualified_name + "." + gqa->gqa_qkv_projection_name + suffix;
-          check(joined + "_q", q);
-          check(joined + "_k", kv);
-          check(joined + "_v", kv);
-          check(joined + "_qkv", q + 2 * kv);
-        }
-      }
-}
-
-/// The parameters that the specs speak of are listed, and split as the specs say.
-void prove_specs_fit(const StageMetadata& metadata, const fs::path& path) {
-  std::unordered_set<std::string> listed;
-  for (const ParallelParameter& parameter : metadata.parameters) listed.insert(parameter.name);
-  const auto require = [&](const std::string& module, const char* leaf, const char* alternative) {
-    const std::string name = module + leaf;
-    const auto is_listed = [&](const char* ending) {  // as the model has it, or wrapped for adapters
-      return listed.count(module + ending) || listed.count(module + ".base_layer" + ending);
-    };
-    if (!is_listed(leaf) && !is_listed(alternative))
-      throw Error(ErrorKind::kBadInput, "a transformation spec speaks of it, but it is not among the parameters")
-          .in(path)
-          .tensor(name);
-  };
-  for (const ModuleSpecs& module : metadata.modules)
-    for (const TransformationSpec& spec : module.specs) {
-      const std::string prefix = module.module_fully_qualified_name + ".";
-      if (const auto* fused = std::get_if<FusedLinearsSpec>(&spec)) {
-        require(prefix + fused->fused_linear_name, ".weight", ".weight");
-      } else {
-        const auto& gqa = std::get<GQAQKVColumnParallelLinearSpec>(spec);
-        require(prefix + gqa.gqa_qkv_projection_name, ".weight_q", ".weight_qkv");
-        require(prefix + gqa.output_projection_name, ".weight", ".weight");
-      }
-    }
-}
-
-/// A parameter that a spec explains is split as the spec says.
-void prove_entries_fit(const StageMetadata& metadata, const fs::path& path) {
-  for (const CutRule& rule : cut_rules(metadata)) {
-    if (rule.role == CutRule::Role::kPlain || rule.role == CutRule::Role::kQkv) continue;
-    if (rule.role == CutRule::Role::kShared || rule.role == CutRule::Role::kStacked) {
-      if (rule.parameter->tensor_model_parallel)
-        throw Error(ErrorKind::kBadInput, "is shared by the layers that are joined, but its entry says it is split")
-            .in(path)
-            .tensor(rule.parameter->name);
-      continue;
-    }
-    const std::uint32_t dim = rule.role == CutRule::Role::kOutput ? 1
-                              : rule.fused != nullptr             ? rule.fused->fuse_axis
-                                                                  : 0;
-    const std::size_t stride = rule.fused != nullptr ? rule.fused->linear_names.size() : 1;
-    const ParallelParameter& parameter = *rule.parameter;
-    if (!parameter.tensor_model_parallel || parameter.partition_dim != dim || parameter.partition_stride != stride)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("its entry contradicts its transformation spec, which splits dim {} with a stride of {}",
-                              dim, stride))
-          .in(path)
-          .tensor(parameter.name);
-  }
-}
-
-/// A module that some rank's metadata knows of, but no rank has parameters of, lay on a stage that is gone.
-void prove_all_stages_present(const ShardedCheckpoint& checkpoint) {
-  std::set<std::string> held;  // every prefix of a parameter's name that ends before a dot
-  for (const StageMetadata& metadata : checkpoint.metadata)
-    for (const ParallelParameter& parameter : metadata.parameters)
-      for (std::size_t dot = parameter.name.find('.'); dot != std::string::npos;
-           dot = parameter.name.find('.', dot + 1))
-        held.insert(parameter.name.substr(0, dot));
-  std::vector<std::string> lost;
-  std::set<std::string> seen;
-  for (const StageMetadata& metadata : checkpoint.metadata)
-    for (const ModuleSpecs& module : metadata.modules)
-      if (!held.count(module.module_fully_qualified_name) && seen.insert(module.module_fully_qualified_name).second)
-        lost.push_back(module.module_fully_qualified_name);
-  if (!lost.empty())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("no rank holds parameters of {}, which the metadata knows of: the ranks of "
-                            "a pipeline stage are missing (there are {})",
-                            list_names(lost), checkpoint.pp))
-        .in(checkpoint.folder.path)
-        .hint("copy the missing pipeline ranks here");
-}
-
 void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
   for (const ModuleSpecs& module : metadata.modules)
     for (const TransformationSpec& spec : module.specs)
@@ -234,19 +117,6 @@ void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
         throw Error(ErrorKind::kUnsupported, "describes shards of adapters, which only consolidate reads")
             .in(path)
             .hint("reshard consolidate puts them together; then look at adapter_model.safetensors");
-}
-
-/// Proves that the metadata of one stage agrees with itself and with the number of ranks that the folder holds.
-void prove_metadata(const StageMetadata& metadata, const fs::path& path, ShardedCheckpoint& checkpoint) {
-  prove_specs_fit(metadata, path);
-  prove_entries_fit(metadata, path);
-  const auto tp = tp_of_metadata(metadata, path);
-  if (tp && *tp < checkpoint.tp)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("is for {} tensor-parallel ranks, but the folder holds {}", *tp, checkpoint.tp))
-        .in(path)
-        .hint("ranks of two checkpoints are mixed in one folder");
-  checkpoint.tp = std::max(checkpoint.tp, tp.value_or(1));
 }
 
 bool is_old(const fs::path& metadata) {
@@ -269,7 +139,7 @@ void read_all_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
       checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);
     else
       refuse_adapters(checkpoint.metadata.back(), found->second);
-    prove_metadata(checkpoint.metadata.back(), found->second, checkpoint);
+    checkpoint.tp = prove_metadata(checkpoint.metadata.back(), found->second, checkpoint.tp);
   }
 }
 
@@ -286,7 +156,7 @@ void read_old_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
       return found->second->shape;
     };
     checkpoint.metadata[pp_rank] = read_torch_metadata(path, checkpoint.tp, shape);
-    prove_metadata(checkpoint.metadata[pp_rank], path, checkpoint);
+    checkpoint.tp = prove_metadata(checkpoint.metadata[pp_rank], path, checkpoint.tp);
   }
 }
 
@@ -300,10 +170,7 @@ void note_warnings(const Container& file, std::vector<std::string>& warnings) {
 void refuse_experts(const Container& file) {
   for (const auto& [key, tensor] : file.metadata)
     if (key == kXserExpertParallel)
-      throw Error(ErrorKind::kUnsupported,
-                  "is split over expert-parallel ranks, which this version does not consolidate")
-          .in(file.path)
-          .tensor(tensor);
+      throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
 }
 
 void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {

@@ -9,6 +9,7 @@
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
+#include "reshard/formats/xser.h"
 #include "reshard/specs/mesh.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/model_config.h"
@@ -19,19 +20,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kPytorchRankFile = "checkpoint.pt";
-constexpr std::string_view kXserFolderSuffix = ".tensors";
-constexpr std::string_view kXserInfoSuffix = ".info.pt";
-
-bool has_xser_folder(const fs::path& reference) {
-  return fs::is_directory(reference.string() + std::string(kXserFolderSuffix));
-}
 
 /// The weights that an entry of a `ranks` folder is or holds, or nothing if it is no rank.
 std::optional<RankFile> rank_in_ranks(const fs::directory_entry& entry) {
   const auto rank = rank_of_name(entry.path().filename().string());
   if (!rank) return std::nullopt;
   if (entry.is_regular_file())
-    return RankFile{*rank, entry.path(), has_xser_folder(entry.path()) ? Format::kXser : Format::kPytorch};
+    return RankFile{*rank, entry.path(), is_xser(entry.path()) ? Format::kXser : Format::kPytorch};
   const fs::path safetensors = entry.path() / kSafetensorsFile;
   const fs::path pytorch = entry.path() / kPytorchRankFile;
   const bool both = path_exists(safetensors) && path_exists(pytorch);
@@ -40,8 +35,7 @@ std::optional<RankFile> rank_in_ranks(const fs::directory_entry& entry) {
         .in(entry.path())
         .hint("these are two checkpoints in one place; move one away");
   if (path_exists(safetensors)) return RankFile{*rank, safetensors, Format::kSafetensors};
-  if (path_exists(pytorch))
-    return RankFile{*rank, pytorch, has_xser_folder(pytorch) ? Format::kXser : Format::kPytorch};
+  if (path_exists(pytorch)) return RankFile{*rank, pytorch, is_xser(pytorch) ? Format::kXser : Format::kPytorch};
   throw Error(ErrorKind::kBadInput, "holds neither model.safetensors nor checkpoint.pt").in(entry.path());
 }
 
@@ -49,7 +43,7 @@ std::optional<RankFile> rank_in_optimum(const fs::directory_entry& entry) {
   if (!entry.is_regular_file() || entry.path().extension() != ".pt") return std::nullopt;
   const auto rank = rank_of_name(entry.path().stem().string());
   if (!rank) return std::nullopt;
-  return RankFile{*rank, entry.path(), has_xser_folder(entry.path()) ? Format::kXser : Format::kPytorch};
+  return RankFile{*rank, entry.path(), is_xser(entry.path()) ? Format::kXser : Format::kPytorch};
 }
 
 /// Metadata as this program writes it; older ones it only reads.
@@ -88,8 +82,7 @@ void look_into_rank(const fs::path& path, const std::string& shown_as, std::vect
 void look_into_tensors(const fs::path& path, const std::string& shown_as, std::vector<std::string>& foreign) {
   for (const auto& file : fs::directory_iterator(path)) {
     const std::string name = file.path().filename().string();
-    if (!file.is_regular_file() || !name.starts_with("tensor_") || !name.ends_with(".pt"))
-      foreign.push_back(shown_as + "/" + name);
+    if (!file.is_regular_file() || !is_xser_tensor_name(name)) foreign.push_back(shown_as + "/" + name);
   }
 }
 
@@ -105,8 +98,8 @@ void look_at_ranks(const fs::path& folder, const std::string& shown_as, std::str
   for (const auto& entry : fs::directory_iterator(folder)) {
     std::string name = entry.path().filename().string();
     const std::string shown = shown_as + name;
-    const bool tensors = name.ends_with(kXserFolderSuffix);
-    if (tensors) name.resize(name.size() - kXserFolderSuffix.size());
+    const bool tensors = name.ends_with(kXserTensorsSuffix);
+    if (tensors) name.resize(name.size() - kXserTensorsSuffix.size());
     const bool info = !tensors && name.ends_with(kXserInfoSuffix);
     if (info) name.resize(name.size() - kXserInfoSuffix.size());
     const bool ended = name.ends_with(ending);

@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "reshard/formats/safetensors.h"
+#include "reshard/formats/xser.h"
 
 namespace reshard {
 namespace {
@@ -54,14 +55,13 @@ std::vector<std::uint32_t> add_file(Layout& layout, LayoutFile file, const std::
 
 /// A file a tensor, numbered in their order; a second name has the number of the first.
 std::vector<std::uint32_t> add_xser(Layout& layout, const TargetContainer& container, const LayoutFile& file) {
-  const std::filesystem::path folder = container.path.string() + ".tensors";
   std::vector<std::uint32_t> indices;
   std::vector<std::pair<std::string, std::uint64_t>> names;
   std::unordered_map<std::string, std::uint64_t> numbers;
   std::vector<TensorEntry> entries;
   for (const StoredTensor& tensor : container.tensors) {
     LayoutFile tensor_file = file;
-    tensor_file.path = folder / ("tensor_" + std::to_string(names.size()) + ".pt");
+    tensor_file.path = xser_tensor_path(container.path, names.size());
     tensor_file.encoding = LayoutFile::Encoding::kTorchTensor;
     numbers.emplace(tensor.name, names.size());
     names.emplace_back(tensor.name, names.size());
@@ -69,7 +69,7 @@ std::vector<std::uint32_t> add_xser(Layout& layout, const TargetContainer& conta
     indices.push_back(add_file(layout, std::move(tensor_file), {tensor}).front());
   }
   for (const TensorAlias& alias : container.aliases) names.emplace_back(alias.name, numbers.at(alias.source));
-  const std::string info_path = container.path.string() + ".info.pt";
+  const std::filesystem::path info_path = xser_info_path(container.path);
   layout.text_files.push_back({info_path, xser_info_file(archive_name(info_path), entries)});
   layout.text_files.push_back({container.path, xser_reference_file(archive_name(container.path), names)});
   return indices;

@@ -54,7 +54,7 @@ void order_naturally(Layout& layout) {
 
 /// Reads the model of config.json beside the weights, if there is one and its family is known.
 void read_model(Checkpoint& checkpoint, ConfigUse use) {
-  if (!path_exists(checkpoint.directory / kConfigFile)) {
+  if (use != ConfigUse::kNeeded && !path_exists(checkpoint.directory / kConfigFile)) {
     if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
       checkpoint.notes.push_back("there is no config.json in " + checkpoint.directory.string() +
                                  ", so whether the checkpoint has every tensor of its model is not known");
@@ -64,14 +64,14 @@ void read_model(Checkpoint& checkpoint, ConfigUse use) {
     const ModelConfig config = read_model_config(checkpoint.directory);
     checkpoint.model_type = config.model_type;
     const std::vector<std::string> known = known_model_types();
-    if (std::find(known.begin(), known.end(), config.model_type) != known.end())
+    if (use == ConfigUse::kNeeded || std::find(known.begin(), known.end(), config.model_type) != known.end())
       checkpoint.model = instantiate(find_family(config), config);
     else if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
       checkpoint.notes.push_back(
           fmt::format("the model_type \"{}\" is not known, so the metadata alone says what the tensors are",
                       printable(config.model_type)));
   } catch (const Error& error) {
-    if (use == ConfigUse::kStrict) throw;
+    if (use != ConfigUse::kLenient) throw;
     checkpoint.notes.push_back(error.what());
   }
 }
@@ -153,17 +153,12 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use) {
         .in(checkpoint.path)
         .hint("copy the model's config.json into " + checkpoint.directory.string());
   checkpoint.layout = sharded_source_layout(shards, tied_parameters(checkpoint.model));
-  if (checkpoint.model && (use == ConfigUse::kStrict || shards.has_old_metadata)) {
+  if (checkpoint.model && (use != ConfigUse::kLenient || shards.has_old_metadata)) {
     prove_heads(shards, *checkpoint.model);
     prove_against_model(checkpoint.layout, *checkpoint.model, folder.path);
   }
   order(checkpoint);
   note_left_out(shards, checkpoint);
-  for (const StoredTensor& tensor : checkpoint.layout.stored)
-    if (use == ConfigUse::kStrict && tensor.kind == CutKind::kTied && checkpoint.layout.files[tensor.file].tp_rank == 0)
-      checkpoint.notes.push_back(tensor.name +
-                                 " is a tied copy of the embedding: it is compared with it and left out, "
-                                 "as Hugging Face's file has it once");
   return checkpoint;
 }
 

@@ -35,6 +35,7 @@ struct Checkpoint {
 enum class ConfigUse {
   kLenient,  // a config.json that makes no sense is a note
   kStrict,   // it is an error, and so is a sharded checkpoint that is not the model it describes
+  kNeeded,   // the same, and so is none at all, or one of an unknown family
 };
 
 /// Looks at `path`, reads all headers and metadata and proves them; the logical tensors come in the model's order where

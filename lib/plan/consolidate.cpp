@@ -14,17 +14,10 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   if (const auto adapters = adapters_to_consolidate(request.checkpoint_directory); !adapters.empty())
     return plan_consolidate_adapters(request, adapters);
   Checkpoint checkpoint = read_sharded(request.checkpoint_directory, ConfigUse::kStrict);
-  auto job = std::make_unique<Job>();
-  job->command = "consolidate";
-  job->source_directory = checkpoint.path;
-  job->output_directory = request.output_directory.value_or(checkpoint.directory);
-  job->force = request.force;
+  auto job =
+      start_job("consolidate", checkpoint, request.output_directory.value_or(checkpoint.directory), request.force);
   prove_outside(job->output_directory, checkpoint);
-  job->mesh = checkpoint.mesh;
-  job->family = checkpoint.model_type;
-  job->notes = std::move(checkpoint.notes);
   note_adapters_left(*job, checkpoint.directory);
-  job->source = std::move(checkpoint.layout);
   plan_hf_target(*job, request.format, request.max_shard_bytes, job->source.logical);
   ProgramOptions options;
   options.check_replicas = request.check_replicas;

@@ -5,6 +5,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
+#include "reshard/base/paths.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/sharded_layout.h"
@@ -68,10 +69,6 @@ std::optional<LoraFuse> fuse_between(const AdapterConfig& unfused, const fs::pat
     }
   }
   return std::nullopt;
-}
-
-bool lies_inside(const fs::path& path, const fs::path& folder) {
-  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
 }
 
 void prove_folder_name(const AdapterFolder& adapter) {

@@ -83,6 +83,7 @@ DType dtype_after(const LogicalTensor& tensor, const ConvertRequest& request) {
 }
 
 Selection select(Layout& source, const ConvertRequest& request, Job& job) {
+  if (source.logical.empty()) throw Error(ErrorKind::kBadInput, "holds no tensors").in(job.source_directory);
   note_useless_rules(request.names, source, job);
   std::vector<bool> dropped;
   for (const LogicalTensor& tensor : source.logical) dropped.push_back(is_dropped(request.names, tensor.name));
@@ -136,15 +137,6 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   plan_sharded_target(job, sharding, prove_model(checkpoint, selection, request), selection.wanted);
 }
 
-/// A second name of the embedding in the files of a model is not taken over into a whole model.
-void note_tied(Job& job) {
-  for (const StoredTensor& tensor : job.source.stored)
-    if (tensor.kind == CutKind::kTied)
-      job.notes.push_back(tensor.name +
-                          " is a tied copy of the embedding: it is compared with it and left out, as Hugging Face's "
-                          "file has it once");
-}
-
 /// config.json with the dtype that loaders shall take.
 void update_config(Job& job, const fs::path& directory, DType dtype) {
   if (!path_exists(directory / kConfigFile) || resolved_path(job.output_directory) == resolved_path(directory)) return;
@@ -160,17 +152,8 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
   if (!request.to && request.format == Format::kXser)
     throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
   Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict);
-  auto job = std::make_unique<Job>();
-  job->command = "convert";
-  job->source_directory = checkpoint.path;
-  job->output_directory = request.output_directory;
-  job->force = request.force;
-  job->family = checkpoint.model_type;
-  job->mesh = checkpoint.mesh;
-  job->notes = checkpoint.notes;
-  job->source = std::move(checkpoint.layout);
+  auto job = start_job("convert", checkpoint, request.output_directory, request.force);
   prove_outside(request.output_directory, checkpoint);
-  if (!request.to && checkpoint.what != Checkpoint::What::kSharded) note_tied(*job);
   Selection selection = select(job->source, request, *job);
   if (request.to)
     plan_shards(checkpoint, selection, request, *job);

@@ -32,8 +32,8 @@ struct AttentionReport {
   std::optional<GQAQKVColumnParallelLinearSpec> gqa;
 };
 
-/// Everything that a run will do, proved, before it does any of it. Made by plan_shard and its like; run by execute; printed by --dry-run. Not copied or moved once made, since `program` points into it: hold it by the
-/// unique_ptr.
+/// Everything that a run will do, proved, before it does any of it. Made by plan_shard and its like; run by execute;
+/// printed by --dry-run. Not copied or moved once made, since `program` points into it: hold it by the unique_ptr.
 struct Job {
   std::string command;  // "shard", "consolidate"
   std::filesystem::path source_directory;

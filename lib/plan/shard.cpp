@@ -5,7 +5,6 @@
 #include "reshard/plan/checkpoint.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/target.h"
-#include "reshard/specs/model_config.h"
 
 namespace reshard {
 namespace {
@@ -20,16 +19,8 @@ std::unique_ptr<Job> plan(const ShardRequest& request) {
     throw Error(ErrorKind::kUsage, "the output directory is the model's own")
         .in(request.output_directory)
         .hint("choose another OUT_DIR");
-  if (fs::is_directory(request.model_directory)) find_family(read_model_config(request.model_directory));
-  Checkpoint checkpoint = read_hugging_face(request.model_directory, ConfigUse::kStrict);
-  auto job = std::make_unique<Job>();
-  job->command = "shard";
-  job->source_directory = request.model_directory;
-  job->output_directory = request.output_directory;
-  job->force = request.force;
-  job->family = checkpoint.model_type;
-  job->notes = std::move(checkpoint.notes);
-  job->source = std::move(checkpoint.layout);
+  Checkpoint checkpoint = read_hugging_face(request.model_directory, ConfigUse::kNeeded);
+  auto job = start_job("shard", checkpoint, request.output_directory, request.force);
   prove_against_model(job->source, *checkpoint.model, request.model_directory);
   plan_sharded_target(*job, request.sharding, *checkpoint.model, job->source.logical);
   job->program = make_program(job->source, job->target);

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/paths.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
@@ -24,6 +25,11 @@ AttentionReport attention_report(const Model& model, const ShardingRequest& requ
   return report;
 }
 
+/// Whether it is a tied copy in the source; of those of several ranks, the first.
+bool is_tied_once(const Job& job, const StoredTensor& tensor) {
+  return tensor.kind == CutKind::kTied && job.source.files[tensor.file].tp_rank == 0;
+}
+
 void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
   const bool gqa = job.attention && job.attention->form == AttentionForm::kGroupedQuery;
   if (request.attention.kv_size_multiplier && !gqa)
@@ -36,7 +42,7 @@ void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
                     "are as many, or do not divide over the ranks",
                     model.heads, model.kv_heads));
   for (const StoredTensor& tensor : job.source.stored)
-    if (tensor.kind == CutKind::kTied && job.source.files[tensor.file].tp_rank == 0)
+    if (is_tied_once(job, tensor))
       job.notes.push_back("config.json ties " + tensor.name +
                           " to the embedding: it is compared with it, and its second copy "
                           "in the files is not kept when they are consolidated");
@@ -56,6 +62,15 @@ std::string training_config_text(const Mesh& mesh, const ShardingRequest& reques
   return json.dump(4);
 }
 
+/// A second name of the embedding in the source's files is not taken over into a whole model.
+void note_tied(Job& job) {
+  for (const StoredTensor& tensor : job.source.stored)
+    if (is_tied_once(job, tensor))
+      job.notes.push_back(tensor.name +
+                          " is a tied copy of the embedding: it is compared with it and left out, as Hugging Face's "
+                          "file has it once");
+}
+
 /// A weight file that stands in the output directory and would not be replaced, though loaders would mix it with the
 /// new.
 void prove_no_leftover_weights(const Job& job) {
@@ -63,13 +78,10 @@ void prove_no_leftover_weights(const Job& job) {
   std::vector<std::string> leftover;
   for (const auto& entry : fs::directory_iterator(job.output_directory)) {
     const std::string name = entry.path().filename().string();
-    const bool weights = name == kSafetensorsFile || name == kSafetensorsIndexFile || name == kPytorchFile ||
-                         name == kPytorchIndexFile || (name.starts_with("model-") && name.ends_with(".safetensors")) ||
-                         (name.starts_with("pytorch_model-") && name.ends_with(".bin"));
     const auto written = [&](const auto& file) { return file.path == name; };
     const bool replaced = std::any_of(job.target.files.begin(), job.target.files.end(), written) ||
                           std::any_of(job.text_files.begin(), job.text_files.end(), written);
-    if (weights && !replaced) leftover.push_back(name);
+    if (is_hf_weights_name(name) && !replaced) leftover.push_back(name);
   }
   std::sort(leftover.begin(), leftover.end());
   if (!leftover.empty())
@@ -82,6 +94,19 @@ void prove_no_leftover_weights(const Job& job) {
 }
 
 }  // namespace
+
+std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::path output_directory, bool force) {
+  auto job = std::make_unique<Job>();
+  job->command = std::move(command);
+  job->source_directory = checkpoint.path;
+  job->output_directory = std::move(output_directory);
+  job->force = force;
+  job->family = checkpoint.model_type;
+  job->mesh = checkpoint.mesh;
+  job->notes = std::move(checkpoint.notes);
+  job->source = std::move(checkpoint.layout);
+  return job;
+}
 
 Mesh mesh_of(const ShardingRequest& request) {
   Mesh mesh{request.tp, request.pp.value_or(1), request.vpp};
@@ -127,6 +152,7 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
 
 void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, const std::vector<LogicalTensor>& logical) {
   job.target = hf_target_layout(logical, max_shard_bytes, format);
+  note_tied(job);
   if (job.target.files.size() > 1)
     job.text_files.push_back({hf_index_name(format), hf_index_text(index_of(job.target))});
   prove_no_leftover_weights(job);
@@ -138,7 +164,7 @@ void prove_outside(const fs::path& output_directory, const Checkpoint& source) {
   const fs::path output = resolved_path(output_directory);
   if (output == folder && folder == resolved_path(source.directory))
     return;  // as NxD saves it, ranks in a folder below
-  if (std::mismatch(folder.begin(), folder.end(), output.begin(), output.end()).first == folder.end())
+  if (lies_inside(output, folder))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
         .in(output_directory)
         .hint("choose another OUT_DIR");

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +13,10 @@
 #include "reshard/specs/family.h"
 
 namespace reshard {
+
+/// A job that reads `checkpoint`, whose layout and notes it takes over.
+std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, std::filesystem::path output_directory,
+                               bool force);
 
 /// The mesh that it asks for.
 /// \throws Error kUsage.

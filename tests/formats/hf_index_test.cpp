@@ -266,6 +266,18 @@ TEST_CASE("The reference's index is read, and written again with the same conten
   CHECK(files[0].warnings.empty());
 }
 
+TEST_CASE("Names of weight files and indexes are known, whatever their numbers") {
+  for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
+    CHECK(is_hf_weights_name(hf_index_name(format)));
+    for (const std::size_t count : {1, 2, 100000}) CHECK(is_hf_weights_name(hf_file_name(format, 1, count)));
+  }
+  for (const char* name : {"adapter_model.safetensors", "model.bin", "model-1.bin", "pytorch_model-1.safetensors",
+                           "model.safetensors.bak", "models.safetensors", "consolidated.safetensors"}) {
+    CAPTURE(name);
+    CHECK_FALSE(is_hf_weights_name(name));
+  }
+}
+
 TEST_CASE("Files are numbered from one with five digits, and one alone has no number") {
   CHECK(hf_file_name(Format::kSafetensors, 1, 1) == "model.safetensors");
   CHECK(hf_file_name(Format::kSafetensors, 1, 2) == "model-00001-of-00002.safetensors");

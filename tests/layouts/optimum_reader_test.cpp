@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "reshard/formats/xser.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/job.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -97,7 +99,24 @@ TEST_CASE("Expert-parallel ranks are unsupported by file, whichever number they 
     CHECK(error.kind() == ErrorKind::kUnsupported);
     CHECK(error.path() == (optimum.shards / "model" / name).string());
     CHECK_THAT(error.what(), Says("expert-parallel"));
+    CHECK_THAT(error.hint(), Says("expert parallelism"));
   }
+}
+
+TEST_CASE("A tensor that xser says is split over experts is unsupported, by file and tensor") {
+  const Optimum optimum(Format::kXser);
+  const fs::path info = xser_info_path(optimum.rank(0, 0));
+  std::string text = read_file(info);
+  const std::size_t key = text.find("expert_model_parallel");
+  REQUIRE(key != std::string::npos);
+  text[text.find('\x89', key)] = '\x88';  // false to true
+  write_file(info, text);
+  const Error error = optimum.planning_error();
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.path() == optimum.rank(0, 0).string());
+  CHECK_FALSE(error.tensor().empty());
+  CHECK_THAT(error.what(), Says("expert-parallel"));
+  CHECK_THAT(error.hint(), Says("expert parallelism"));
 }
 
 TEST_CASE("Two checkpoints in one directory are refused, but either folder can be given") {

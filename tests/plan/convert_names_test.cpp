@@ -148,6 +148,14 @@ TEST_CASE("To leave no tensor is a usage error") {
   }
 }
 
+TEST_CASE("A source that holds no tensors is said to, whatever is dropped and kept") {
+  const Names names{};
+  const Error error = error_of([&] { plan_convert(names.request()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (names.temp / "in").string());
+  CHECK_THAT(error.what(), Says("holds no tensors"));
+}
+
 TEST_CASE("A pattern that matches nothing is noted with its option") {
   const Names names{"a.w"};
   ConvertRequest request = names.request();

@@ -1,5 +1,6 @@
 // What may not be converted, and where the outputs may not go.
 
+#include <algorithm>
 #include <set>
 
 #include "support/catch.h"
@@ -228,6 +229,20 @@ TEST_CASE("A tied matrix in the shards of many ranks is noted once when they are
   const auto job = plan_convert(request);
   for (const std::string& note : job->notes) CHECK(unique.insert(note).second);
   CHECK_FALSE(unique.empty());
+}
+
+TEST_CASE("A tied matrix is said to be left out where it is: of a whole model, not of shards") {
+  TinyModel model;
+  model.tied = true;
+  const Checkpoints all(model);
+  const auto says_left_out = [](const ConvertRequest& request) {
+    const auto notes = plan_convert(request)->notes;
+    return std::count_if(notes.begin(), notes.end(), [](const std::string& note) {
+      return note.find("lm_head.weight is a tied copy") == 0 && note.find("left out") != note.npos;
+    });
+  };
+  CHECK(says_left_out(convert_request(all.temp / "ranks", all.temp / "whole")) == 1);
+  CHECK(says_left_out(Checkpoints::to_shards(all.temp / "ranks", all.temp / "again", ShardsKind::kOptimum)) == 0);
 }
 
 TEST_CASE("Of safetensors and torch's files side by side the safetensors are taken, as transformers does") {

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "inspection.h"
+#include "json_report.h"
+
+namespace reshard::cli {
+
+/// For machines. Always lists every tensor of `rows`.
+Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows);
+
+}  // namespace reshard::cli

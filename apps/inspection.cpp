@@ -1,0 +1,88 @@
+#include "inspection.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "reshard/tensor/shape.h"
+
+namespace reshard::cli {
+namespace {
+
+/// The last two parts of a stored name ("qkv_proj.weight_q"), or all of it if the tensor lies elsewhere altogether.
+std::string short_stored_name(const std::string& stored, const std::string& logical) {
+  const std::size_t last = stored.rfind('.');
+  const std::size_t before = last == std::string::npos ? last : stored.rfind('.', last - 1);
+  if (before == std::string::npos || logical.compare(0, before, stored, 0, before) != 0) return stored;
+  const std::string tail = stored.substr(before + 1);
+  return tail.ends_with(".weight") || tail.ends_with(".bias") ? tail.substr(0, tail.rfind('.')) : tail;
+}
+
+}  // namespace
+
+void Totals::add(const LogicalTensor& tensor) {
+  ++tensors;
+  elems += num_elems(tensor.shape).value_or(0);
+  bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+}
+
+std::vector<RankBytes> rank_bytes(const Layout& layout) {
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> by_rank;  // a rank may have many files
+  for (const StoredTensor& tensor : layout.stored) {
+    const LayoutFile& file = layout.files[tensor.file];
+    by_rank[{file.pp_rank, file.tp_rank}] += tensor.size_bytes;
+  }
+  std::vector<RankBytes> ranks;
+  for (const auto& [rank, bytes] : by_rank) ranks.push_back({rank.first, rank.second, bytes});
+  return ranks;
+}
+
+Totals totals_of(const Layout& layout, const std::vector<TensorRow>& rows) {
+  Totals totals;
+  for (const TensorRow& row : rows) totals.add(layout.logical[row.logical]);
+  return totals;
+}
+
+std::map<DType, Totals> totals_by_dtype(const Layout& layout, const std::vector<TensorRow>& rows) {
+  std::map<DType, Totals> by_dtype;
+  for (const TensorRow& row : rows) by_dtype[layout.logical[row.logical].dtype].add(layout.logical[row.logical]);
+  return by_dtype;
+}
+
+std::string number_text(double value) {
+  return std::isfinite(value) ? fmt::format("{:.4g}", value) : std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+const char* what_name(const Checkpoint& checkpoint) {
+  switch (checkpoint.what) {
+    case Checkpoint::What::kFile: return "file";
+    case Checkpoint::What::kHuggingFace: return "huggingface";
+    case Checkpoint::What::kSharded: return describe(checkpoint.shards_kind).name;
+  }
+  return "";
+}
+
+std::vector<TensorRow> tensor_rows(const Layout& layout, const std::vector<std::uint32_t>& wanted) {
+  std::vector<TensorRow> rows;
+  for (const std::uint32_t index : wanted) {
+    TensorRow row;
+    row.logical = index;
+    std::set<std::uint64_t> pp_ranks;
+    bool first = true;
+    for (const Piece& piece : layout.pieces[index]) {
+      const StoredTensor& stored = layout.stored[piece.stored];
+      pp_ranks.insert(layout.files[stored.file].pp_rank);
+      if (!std::exchange(first, false)) continue;
+      row.kind = stored.kind;
+      if (stored.name != layout.logical[index].name)
+        row.stored_as = short_stored_name(stored.name, layout.logical[index].name);
+    }
+    row.pp_ranks.assign(pp_ranks.begin(), pp_ranks.end());
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace reshard::cli
