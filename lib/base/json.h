@@ -13,7 +13,7 @@ namespace reshard {
 using Json = nlohmann::json;
 
 /// Objects and arrays in one another, at most; as serde_json, which the reference reader of safetensors uses.
-inline constexpr int kMaxJsonDepth = 128;
+inline constexpr std::size_t kMaxJsonDepth = 128;
 
 /// Parses a whole JSON text that came from outside.
 /// \throws Error kBadInput, naming `path` and the byte, for anything that is not one JSON value, for a key given twice

@@ -227,7 +227,7 @@ class HeaderReader {
   const std::filesystem::path& path_;
   SafetensorsHeader header_;
   State state_ = State::kStart;
-  int depth_ = 0;
+  std::size_t depth_ = 0;
   std::size_t skipping_ = 0;  // how deep inside the value of an unknown field
   bool metadata_seen_ = false;
   std::unordered_set<std::string> names_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <unordered_map>
 
 #include "reshard/base/error.h"
@@ -31,12 +32,12 @@ std::string missing_hint(const std::vector<std::string>& missing) {
 
 Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedParameter>& tied) {
   Layout layout;
-  std::unordered_map<std::string, std::string> names_held;
+  std::unordered_map<std::string_view, const Container*> names_held;
   for (const Container& file : files)
     for (const TensorEntry& tensor : file.tensors) {
-      const auto [found, is_new] = names_held.emplace(tensor.name, file.path.string());
+      const auto [found, is_new] = names_held.emplace(tensor.name, &file);
       if (!is_new)
-        throw Error(ErrorKind::kBadInput, "stands in this file and in " + found->second)
+        throw Error(ErrorKind::kBadInput, "stands in this file and in " + found->second->path.string())
             .in(file.path)
             .tensor(tensor.name);
     }
@@ -63,8 +64,10 @@ std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model) {
 }
 
 void prove_against_model(Layout& layout, const Model& model, const std::filesystem::path& where) {
-  std::unordered_map<std::string, const ModelParameter*> expected;
+  std::unordered_map<std::string_view, const ModelParameter*> expected;
   std::vector<std::string> order;
+  expected.reserve(model.parameters.size());
+  order.reserve(model.parameters.size());
   for (const ModelParameter& parameter : model.parameters) {
     order.push_back(parameter.name);
     if (parameter.tied_to.empty()) expected.emplace(parameter.name, &parameter);

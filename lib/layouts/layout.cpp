@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string_view>
 
 #include "reshard/base/error.h"
 #include "reshard/tensor/runs.h"
@@ -59,7 +60,7 @@ void prove_whole_bytes(const Layout& layout, const StoredTensor& tensor, const T
 }  // namespace
 
 std::uint32_t Layout::add_logical(const LogicalTensor& tensor, const std::filesystem::path& where) {
-  const auto [found, is_new] = logical_by_name_.emplace(tensor.name, static_cast<std::uint32_t>(logical.size()));
+  const auto [found, is_new] = logical_by_name_.try_emplace(tensor.name, static_cast<std::uint32_t>(logical.size()));
   if (is_new) {
     logical.push_back(tensor);
     pieces.emplace_back();
@@ -194,15 +195,18 @@ void Layout::rename_logical(const std::vector<std::string>& names) {
 }
 
 void Layout::order_logical(const std::vector<std::string>& names) {
-  std::unordered_map<std::string, std::size_t> position;
+  std::unordered_map<std::string_view, std::size_t> position;
+  position.reserve(names.size());
   for (const std::string& name : names) position.emplace(name, position.size());
-  const auto key = [&](std::uint32_t index) {
-    const auto found = position.find(logical[index].name);
-    return found == position.end() ? names.size() : found->second;
-  };
+  std::vector<std::size_t> key(logical.size());
+  for (std::size_t i = 0; i < logical.size(); ++i) {
+    const auto found = position.find(logical[i].name);
+    key[i] = found == position.end() ? names.size() : found->second;
+  }
+  if (std::is_sorted(key.begin(), key.end())) return;
   std::vector<std::uint32_t> order(logical.size());
   std::iota(order.begin(), order.end(), 0u);
-  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key(a) < key(b); });
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key[a] < key[b]; });
   std::vector<LogicalTensor> sorted_logical;
   std::vector<std::vector<Piece>> sorted_pieces;
   for (const std::uint32_t index : order) {

@@ -1,5 +1,6 @@
 #include "reshard/layouts/target_file.h"
 
+#include <string_view>
 #include <unordered_map>
 
 #include "reshard/formats/safetensors.h"
@@ -30,7 +31,9 @@ ContainerPlan plan_file(const LayoutFile& file, std::vector<TensorEntry> tensors
 
 std::vector<std::uint32_t> add_file(Layout& layout, LayoutFile file, const std::vector<StoredTensor>& tensors) {
   std::vector<TensorEntry> entries;
-  std::unordered_map<std::string, std::size_t> position;
+  std::unordered_map<std::string_view, std::size_t> position;
+  entries.reserve(tensors.size());
+  position.reserve(tensors.size());
   for (const StoredTensor& tensor : tensors) {
     position.emplace(tensor.name, entries.size());
     entries.push_back(entry_of(tensor));

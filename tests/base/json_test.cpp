@@ -67,6 +67,17 @@ TEST_CASE("The same key in different objects is fine") {
   CHECK(json["b"][1]["a"] == 4);
 }
 
+TEST_CASE("An object of 200 000 objects takes no time that grows with their square") {
+  std::string text = "{";
+  for (int i = 0; i < 200'000; ++i) text += (i ? ",\"" : "\"") + std::to_string(i) + "\":{\"a\":[{}]}";
+  CHECK(parse_json(text + "}", kPath).size() == 200'000);  // squared, it does not end within the time limit
+}
+
+TEST_CASE("Values after a nested one go where they belong") {
+  const char* text = R"({"a":{"b":{"c":[{"d":1},2,[3]]},"e":4},"f":[[],{},5],"g":6})";
+  CHECK(parse_json(text, kPath).dump() == text);
+}
+
 TEST_CASE("JSON may be nested 128 deep and no deeper") {
   CHECK(parse_json(nested(128), kPath).is_array());
   CHECK_THAT(refused(nested(129)).what(), Says("128 levels"));

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Measures shard and consolidate beside cp -r and a parallel copy of the same bytes, and what planning costs.
+#
+#   scripts/bench.sh                        a model of 2 GB, all cases: tables of medians, for half an hour
+#   scripts/bench.sh --size 8 --json        a larger one; one JSON document with every run
+#   scripts/bench.sh --only 'shard tp8 s'   only the cases whose name this regular expression matches
+#   scripts/bench.sh --cold                 from an empty page cache, as root
+#   scripts/bench.sh --planning             dry runs of models of 405 and 671 billion parameters, headers alone
+#   scripts/bench.sh --help                 all options
+#
+# Installs what is missing and builds first. Works in a directory of its own under --dir, or ${TMPDIR:-/tmp}, that needs
+# 3.5 times the model's size and goes away at the end. The exit code says whether all ran, not how fast.
+set -euo pipefail
+caller_dir=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source_dir=$PWD
+
+scripts/install-packages.sh >&2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+echo "Building into build/release; this takes a few minutes" >&2
+if ! { cmake --preset release -DRESHARD_BUILD_TESTS=ON && cmake --build --preset release --target bench_files; } \
+  >"$log" 2>&1; then
+  cat "$log" >&2
+  echo "bench.sh: the build failed" >&2
+  exit 1
+fi
+rm -f "$log"
+
+revision=$(git describe --always --dirty 2>/dev/null || true)
+cd "$caller_dir" # paths among the options are the caller's
+exec "$source_dir/build/release/tests/bench/bench_files" --revision "$revision" "$@"

@@ -1,0 +1,88 @@
+#include "contest.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace reshard::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Rounds {
+ public:
+  Rounds(Contest& contest, const fs::path& output, const WorkDir& work, const Settings& settings)
+      : contest_(contest), output_(output), work_(work), settings_(settings) {}
+
+  void run_all() {
+    if (!settings_.cold) {
+      read_tree(contest_.input);
+      round(true);
+    }
+    for (unsigned i = 0; i < settings_.rounds; ++i) round(false);
+  }
+
+ private:
+  void round(bool warm_up) {
+    const Run cp = run(contest_.rows.front().cp_argv);
+    for (Row& row : contest_.rows) {
+      const Run copy = run(row.copy_argv);
+      const Run own = run(row.argv);
+      if (warm_up) continue;
+      row.cp_runs.push_back(cp);
+      row.copy_runs.push_back(copy);
+      row.runs.push_back(own);
+    }
+  }
+
+  Run run(const std::vector<std::string>& argv) {
+    settle(work_.path());
+    if (settings_.cold) drop_caches();
+    const Run run = run_program(argv, work_ / "errors.txt");
+    fs::remove_all(output_);
+    return run;
+  }
+
+  Contest& contest_;
+  const fs::path& output_;
+  const WorkDir& work_;
+  const Settings& settings_;
+};
+
+}  // namespace
+
+void measure(Contest& contest, const fs::path& output, const WorkDir& work, const Settings& settings) {
+  const std::uint64_t input_bytes = tree_bytes(contest.input);
+  for (Row& row : contest.rows) row.input_bytes = input_bytes;
+  Rounds(contest, output, work, settings).run_all();
+  for (const Row& row : contest.rows)
+    settings.log(fmt::format("{}, {} thread{}: {:.2f} s; cp -r takes {:.2f} × as long, the copy {:.2f} ×", row.name,
+                             row.threads, row.threads == 1 ? "" : "s",
+                             median_of(row.runs, [](const Run& run) { return run.seconds; }),
+                             median_ratio(row.cp_runs, row.runs), median_ratio(row.copy_runs, row.runs)));
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
+double median_of(const std::vector<Run>& runs, const std::function<double(const Run&)>& figure) {
+  std::vector<double> values;
+  for (const Run& run : runs) values.push_back(figure(run));
+  return median(std::move(values));
+}
+
+double median_ratio(const std::vector<Run>& numerator, const std::vector<Run>& denominator) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < numerator.size(); ++i) ratios.push_back(numerator[i].seconds / denominator[i].seconds);
+  return median(std::move(ratios));
+}
+
+std::uint64_t most(const std::vector<Run>& runs, std::uint64_t Run::*figure) {
+  std::uint64_t most = 0;
+  for (const Run& run : runs) most = std::max(most, run.*figure);
+  return most;
+}
+
+}  // namespace reshard::bench

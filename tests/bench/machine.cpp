@@ -1,0 +1,129 @@
+#include "machine.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "process.h"
+
+namespace reshard::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct FileSystemRow {
+  std::uint32_t magic;  // statfs(2)
+  const char* name;
+};
+constexpr FileSystemRow kFileSystems[] = {
+    {0xef53, "ext4"},        {0x58465342, "xfs"}, {0x9123683e, "btrfs"}, {0x01021994, "tmpfs"},
+    {0x794c7630, "overlay"}, {0x2fc12fc1, "zfs"}, {0x6969, "nfs"},       {0x01021997, "9p"},
+};
+
+std::string file_system_of(const fs::path& directory) {
+  struct statfs facts {};
+  if (::statfs(directory.c_str(), &facts) != 0)
+    throw std::system_error(errno, std::generic_category(), directory.string());
+  const auto magic = static_cast<std::uint32_t>(facts.f_type);
+  for (const FileSystemRow& row : kFileSystems)
+    if (row.magic == magic) return row.name;
+  return fmt::format("file system {:#x}", magic);
+}
+
+std::string cpu_model() {
+  std::ifstream facts("/proc/cpuinfo");
+  for (std::string line; std::getline(facts, line);)
+    if (line.starts_with("model name")) return line.substr(std::min(line.size(), line.find(':') + 2));
+  return "unknown CPU";
+}
+
+std::string today() {
+  const time_t now = ::time(nullptr);
+  struct tm parts {};
+  ::gmtime_r(&now, &parts);
+  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
+}
+
+class Descriptor {
+ public:
+  Descriptor(const fs::path& path, int flags) : number_(::open(path.c_str(), flags | O_CLOEXEC)) {
+    if (number_ < 0) throw std::system_error(errno, std::generic_category(), path.string());
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() { ::close(number_); }
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+}  // namespace
+
+Machine machine_facts(const fs::path& directory) {
+  utsname system{};
+  ::uname(&system);
+  const auto pages = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES));
+  return {cpu_model(),
+          std::max(1u, std::thread::hardware_concurrency()),
+          pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
+          fmt::format("{} {}", system.sysname, system.release),
+          file_system_of(directory),
+          today()};
+}
+
+WorkDir::WorkDir(const fs::path& parent) {
+  std::string name = (parent / "reshard-bench-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr) throw std::system_error(errno, std::generic_category(), name);
+  path_ = name;
+}
+
+WorkDir::~WorkDir() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+std::uint64_t free_bytes(const fs::path& directory) {
+  return fs::space(directory).available;
+}
+
+std::uint64_t tree_bytes(const fs::path& directory) {
+  std::uint64_t bytes = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  return bytes;
+}
+
+void read_tree(const fs::path& directory) {
+  std::vector<char> buffer(1 << 20);
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+    if (!entry.is_regular_file()) continue;
+    const Descriptor file(entry.path(), O_RDONLY);
+    while (::read(file.number(), buffer.data(), buffer.size()) > 0) prove_not_stopped();
+  }
+}
+
+void settle(const fs::path& directory) {
+  ::syncfs(Descriptor(directory, O_RDONLY | O_DIRECTORY).number());
+}
+
+void drop_caches() {
+  std::ofstream out("/proc/sys/vm/drop_caches");
+  out << "3\n" << std::flush;
+  if (!out) throw std::runtime_error("cannot write /proc/sys/vm/drop_caches: --cold needs root");
+}
+
+}  // namespace reshard::bench

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace reshard::bench {
+
+struct Machine {
+  std::string cpu;
+  unsigned cores = 1;
+  std::uint64_t memory_bytes = 0;
+  std::string kernel;
+  std::string file_system;  // of the directory that is worked in
+  std::string date;         // of today, UTC
+};
+Machine machine_facts(const std::filesystem::path& directory);
+
+/// A new directory, removed with all it holds at the end.
+class WorkDir {
+ public:
+  explicit WorkDir(const std::filesystem::path& parent);
+  WorkDir(const WorkDir&) = delete;
+  WorkDir& operator=(const WorkDir&) = delete;
+  ~WorkDir();
+
+  std::filesystem::path operator/(const char* name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::uint64_t free_bytes(const std::filesystem::path& directory);
+/// Of all files in it.
+std::uint64_t tree_bytes(const std::filesystem::path& directory);
+
+/// Reads every byte of it, so that it stands in the page cache.
+void read_tree(const std::filesystem::path& directory);
+
+/// Waits until the file system has written what it holds back, so that no run pays for the one before.
+void settle(const std::filesystem::path& directory);
+
+/// Empties the page cache.
+/// \throws std::runtime_error without the rights to.
+void drop_caches();
+
+}  // namespace reshard::bench

@@ -1,0 +1,161 @@
+#include "moves.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+namespace reshard::bench {
+namespace {
+
+namespace fs = std::filesystem;
+using Arguments = std::vector<std::string>;
+
+struct MeshRow {
+  const char* name;
+  const char* tp;
+  const char* pp;
+};
+constexpr MeshRow kMeshes[] = {
+    {"tp8", "8", "1"}, {"tp8 pp2", "8", "2"}, {"tp32", "32", "1"},  // of 8 key/value heads each stands on four ranks
+};
+constexpr const char* kFormats[] = {"safetensors", "pytorch", "xser"};
+
+/// What all programs of a table promise of the disk.
+enum class Disk {
+  kNotAwaited,  // what was written may still be in memory at the end
+  kFlushed,     // it is on disk
+};
+
+/// Real proportions, of Llama-3.1-8B with a smaller vocabulary; as many layers as it takes. Small sizes, for trying the
+/// benchmark itself, have narrow layers.
+void make_model(double size_gb, const fs::path& out_dir, const fs::path& errors) {
+  const bool narrow = size_gb < 1.4;
+  const double hidden = narrow ? 1024 : 4096;
+  const double intermediate = hidden * 3.5;
+  constexpr double kVocab = 32000;
+  const double layer_bytes = 2 * (2.5 * hidden * hidden + 3 * hidden * intermediate);
+  const double layers = std::max(2.0, std::round((size_gb * 1e9 - 4 * kVocab * hidden) / layer_bytes));
+  const double file_bytes = std::min(5e9, size_gb * 1e9 / 5);
+  run_program({BENCH_MAKE_MODEL, out_dir, fmt::format("--hidden={}", hidden),
+               fmt::format("--intermediate={}", intermediate), fmt::format("--vocab={}", kVocab), "--heads=32",
+               "--kv-heads=8", fmt::format("--layers={}", layers), fmt::format("--max-file-size={:.0f}", file_bytes)},
+              errors);
+}
+
+class Moves {
+ public:
+  Moves(const Options& options, const WorkDir& work, std::function<void(const std::string&)> log)
+      : options_(options),
+        work_(work),
+        shards_(work / "shards"),
+        output_(work / "output"),
+        settings_{options.runs, options.cold, std::move(log)} {
+    const std::string script = R"("$1" shard --help | grep -q -e --no-sync)";
+    knows_no_sync_ =
+        run_program({"sh", "-c", script, "sh", options.reshard}, work / "errors.txt", {0, 1}).exit_code == 0;
+    if (!knows_no_sync_) settings_.log("this build of reshard has no --no-sync: it always waits for the disk");
+  }
+
+  std::vector<Table> all() {
+    prove_space();
+    make_input();
+    const unsigned most_threads = *std::max_element(options_.threads.begin(), options_.threads.end());
+    if (options_.cold)
+      return {table("Cold cache: reshard --no-sync, cp -r and the copy each begin with an empty page cache",
+                    Disk::kNotAwaited, {kMeshes[0]}, {most_threads})};
+    return {table("Nobody waits for the disk: reshard --no-sync beside cp -r and a parallel copy of the same input",
+                  Disk::kNotAwaited, {kMeshes[0], kMeshes[1], kMeshes[2]}, options_.threads),
+            table("All wait for the disk: reshard beside cp -r and the copy, which then fsync each file they wrote",
+                  Disk::kFlushed, {kMeshes[0]}, {most_threads})};
+  }
+
+ private:
+  /// The model, its shards, and the largest output; shards hold copies of key/value heads.
+  void prove_space() const {
+    const double model_bytes =
+        options_.model ? static_cast<double>(tree_bytes(*options_.model)) : options_.size_gb * 1e9;
+    const double needed = model_bytes * (options_.model ? 2.5 : 3.5);
+    const auto free = static_cast<double>(free_bytes(work_.path()));
+    if (free < needed)
+      throw std::runtime_error(fmt::format("{} has {:.1f} GB free, {:.1f} GB are needed: see --dir and --size",
+                                           work_.path().parent_path().string(), free / 1e9, needed / 1e9));
+  }
+
+  void make_input() {
+    model_ = options_.model.value_or(work_ / "model");
+    if (!options_.model) {
+      settings_.log("makes the model");
+      make_model(options_.size_gb, model_, work_ / "errors.txt");
+    }
+  }
+
+  Table table(const char* title, Disk disk, const std::vector<MeshRow>& meshes, const std::vector<unsigned>& threads) {
+    Table table{title, options_.cold, {}};
+    for (const MeshRow& mesh : meshes)
+      for (const std::string format : kFormats)
+        if (disk == Disk::kNotAwaited || format == "safetensors") add(table, disk, mesh, format, threads);
+    return table;
+  }
+
+  void add(Table& table, Disk disk, const MeshRow& mesh, const std::string& format,
+           const std::vector<unsigned>& threads) {
+    const std::string what = fmt::format("{} {}{}", mesh.name, format, disk == Disk::kFlushed ? " fsync" : "");
+    const Arguments shard{options_.reshard, "shard", model_.string(), "--tp", mesh.tp,
+                          "--pp",           mesh.pp, "--format",      format, "--quiet"};
+    Contest sharding = contest("shard " + what, model_, shard, disk, threads);
+    // Of pytorch's shards comes a model in the same format; a model in xser there is not.
+    const Arguments consolidate{options_.reshard, "consolidate", shards_.string(),
+                                "--quiet",        "--format",    format == "pytorch" ? "pytorch" : "safetensors"};
+    Contest consolidation = contest("consolidate " + what, shards_, consolidate, disk, threads);
+    if (wanted(options_, sharding.name)) run(table, sharding);
+    if (!wanted(options_, consolidation.name)) return;
+    Arguments making = shard;
+    making.insert(making.begin() + 3, shards_.string());
+    run_program(making, work_ / "errors.txt");
+    run(table, consolidation);
+    fs::remove_all(shards_);
+  }
+
+  Contest contest(const std::string& name, const fs::path& input, Arguments command, Disk disk,
+                  const std::vector<unsigned>& threads) const {
+    const bool flushed = disk == Disk::kFlushed;
+    const std::string script = R"(cp -r "$1" "$2" && find "$2" -type f -exec sync {} +)";
+    const Arguments cp =
+        flushed ? Arguments{"sh", "-c", script, "sh", input, output_} : Arguments{"cp", "-r", input, output_};
+    if (!flushed && knows_no_sync_) command.push_back("--no-sync");
+    command.insert(command.begin() + 3, output_.string());
+    Contest contest{name, input, {}};
+    for (const unsigned count : threads) {
+      Row row{name, count, 0, command, cp, {BENCH_COPY_FILES, input, output_, std::to_string(count)}, {}, {}, {}};
+      row.argv.insert(row.argv.end(), {"--threads", std::to_string(count)});
+      if (flushed) row.copy_argv.push_back("--sync");
+      contest.rows.push_back(std::move(row));
+    }
+    return contest;
+  }
+
+  void run(Table& table, Contest& contest) {
+    measure(contest, output_, work_, settings_);
+    std::move(contest.rows.begin(), contest.rows.end(), std::back_inserter(table.rows));
+  }
+
+  const Options& options_;
+  const WorkDir& work_;
+  fs::path model_;
+  fs::path shards_;
+  fs::path output_;
+  Settings settings_;
+  bool knows_no_sync_ = false;  // builds from before it can be measured too
+};
+
+}  // namespace
+
+std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
+                                 const std::function<void(const std::string&)>& log) {
+  return Moves(options, work, log).all();
+}
+
+}  // namespace reshard::bench

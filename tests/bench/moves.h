@@ -1,0 +1,24 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "contest.h"
+#include "machine.h"
+#include "options.h"
+
+namespace reshard::bench {
+
+/// A table of rows whose programs all promise the same.
+struct Table {
+  std::string title;
+  bool cold = false;
+  std::vector<Row> rows;
+};
+
+/// Makes a model unless one is given, shards and consolidates it, and copies it beside.
+std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
+                                 const std::function<void(const std::string&)>& log);
+
+}  // namespace reshard::bench
