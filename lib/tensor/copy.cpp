@@ -22,6 +22,7 @@ bool transpose(const CopyLoop& outer, const CopyLoop& inner, std::uint64_t cell_
 }  // namespace
 
 void copy_rows_scalar(const CopyLoop& rows, std::uint64_t row_bytes, const std::byte* from, std::byte* to) {
+  if (row_bytes == 0) return;  // there may be no memory, which memcpy insists on
   for (std::uint64_t i = 0; i < rows.count; ++i)
     std::memcpy(to + i * rows.to_stride, from + i * rows.from_stride, row_bytes);
 }
