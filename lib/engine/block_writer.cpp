@@ -19,10 +19,12 @@ void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) 
   const StoredTensor& stored = target.stored[group.stored];
   const std::uint64_t bytes = shared_.checksums.add(target, group.stored, begin_bytes, gathered_);
   const auto sink = sink_of(stored);
+  ++shared_.writers[stored.file];  // after a failure nobody asks
   if (gathered_.size() == 1)
     sink->write_at(stored.offset_bytes + begin_bytes, gathered_.front());
   else
     sink->write_gathered(stored.offset_bytes + begin_bytes, gathered_);
+  --shared_.writers[stored.file];
   if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, bytes);
 }
 

@@ -23,6 +23,11 @@ class BlockWriter {
   /// Writes a group, one run, of a block that lies in parts.
   void store(const Group& group, std::span<const std::span<const std::byte>> parts);
 
+  /// Whether another thread is writing to the group's file.
+  bool has_to_wait(const Group& group) const {
+    return shared_.writers[shared_.program.target->stored[group.stored].file] > 0;
+  }
+
   /// Has the kernel copy the group, one run, from a range of a file. \returns false where it cannot.
   bool copy(const Group& group, const Source& source, std::uint64_t source_offset_bytes);
 

@@ -81,12 +81,28 @@ class Worker {
       if (!target.is_one_run()) return false;
     const std::vector<Group> sources = groups_of(*program.source, transfer.source->reads, *transfer.tensor, box);
     if (reader_.read_parts(*program.source, shared_.sources, sources, parts_)) {
-      for (const Group& target : targets) writer_.store(target, parts_);
+      store_parts(targets);
     } else if (sources.size() != 1 || !sources.front().is_one_run() || !copy_in_kernel(sources.front(), targets)) {
       return false;
     }
     for (const Group& target : targets) done += target.total_bytes;
     return true;
+  }
+
+  /// A file system lets one thread at a time write to a file. Where another one does, this puts the block together
+  /// meanwhile: then its own turn is short.
+  void store_parts(const std::vector<Group>& targets) {
+    if (std::none_of(targets.begin(), targets.end(),
+                     [&](const Group& target) { return writer_.has_to_wait(target); })) {
+      for (const Group& target : targets) writer_.store(target, parts_);
+      return;
+    }
+    std::uint64_t bytes = 0;
+    for (const auto part : parts_) bytes += part.size();
+    buffers_.block.resize(bytes);
+    std::byte* at = buffers_.block.data();
+    for (const auto part : parts_) at = std::copy(part.begin(), part.end(), at);
+    writer_.store(targets, buffers_.block);
   }
 
   /// Has the kernel copy the block from file to file, where it cannot be mapped and no checksums are wanted.
@@ -202,7 +218,8 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
                    visitor,
                    BlockQueue(program, block_bytes, strided_bytes, threads),
                    Checksums(program.target),
-                   WriteBack(program.target ? program.target->files.size() : 0)};
+                   WriteBack(program.target ? program.target->files.size() : 0),
+                   std::vector<std::atomic<unsigned>>(program.target ? program.target->files.size() : 0)};
   std::vector<std::thread> others;
   try {
     for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared), i, half);

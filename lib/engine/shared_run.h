@@ -26,6 +26,7 @@ struct SharedRun {
   BlockQueue queue;
   Checksums checksums;
   WriteBack write_back;
+  std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now
   FilePool<Source> sources{kOpenFiles};
   FilePool<Source> others{kOpenFiles};  // of Program::against
   FilePool<Sink> sinks{kOpenFiles};
