@@ -33,6 +33,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--cold", options.cold, "empty the page cache before each run (root)");
   app.add_flag("--planning", options.planning, "dry runs of huge models, headers alone, instead");
   app.add_flag("--json", options.json, "one JSON document with every run");
+  app.add_option("--with", options.with, "options for all measured runs of reshard: '--io read --max-memory 64MiB'");
   app.add_option("--reshard", options.reshard, "another build of the program");
   app.add_option("--revision", options.revision, "what the report calls it");
 }

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "reshard/base/strings.h"
+
 namespace reshard::bench {
 namespace {
 
@@ -126,6 +128,8 @@ class Moves {
     const Arguments cp =
         flushed ? Arguments{"sh", "-c", script, "sh", input, output_} : Arguments{"cp", "-r", input, output_};
     if (!flushed && knows_no_sync_) command.push_back("--no-sync");
+    if (!options_.with.empty())
+      for (std::string& argument : split(options_.with, ' ')) command.push_back(std::move(argument));
     command.insert(command.begin() + 3, output_.string());
     Contest contest{name, input, {}};
     for (const unsigned count : threads) {

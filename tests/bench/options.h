@@ -19,6 +19,7 @@ struct Options {
   bool planning = false;
   bool json = false;
   std::string reshard;  // the program
+  std::string with;     // options for its runs that are measured beside copies
   std::string revision = "of unknown revision";
 };
 

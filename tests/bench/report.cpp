@@ -85,10 +85,11 @@ std::string head(const Report& report, const Options& options) {
       report.tables.empty() || report.tables.front().rows.empty()
           ? ""
           : fmt::format(" Models of {}.", format_bytes(report.tables.front().rows.front().input_bytes));
-  return wrap(fmt::format("reshard {}, {}. {}, {} core{}, {} of memory, {}, {}.{} Medians of {} runs.",
-                          options.revision, report.machine.date, report.machine.cpu, report.machine.cores,
-                          report.machine.cores == 1 ? "" : "s", format_memory(report.machine.memory_bytes),
-                          report.machine.kernel, report.machine.file_system, input, options.runs),
+  return wrap(fmt::format("reshard {}{}, {}. {}, {} core{}, {} of memory, {}, {}.{} Medians of {} runs.",
+                          options.revision, options.with.empty() ? "" : " " + options.with, report.machine.date,
+                          report.machine.cpu, report.machine.cores, report.machine.cores == 1 ? "" : "s",
+                          format_memory(report.machine.memory_bytes), report.machine.kernel, report.machine.file_system,
+                          input, options.runs),
               0);
 }
 
