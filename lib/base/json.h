@@ -6,11 +6,9 @@
 #include <string>
 #include <string_view>
 
-namespace reshard {
+#include "reshard/base/json_fwd.h"
 
-/// Sorted keys, found in logarithmic time: a file of 60 000 parameters must not take a minute. Where order means
-/// something, a document says it with an array.
-using Json = nlohmann::json;
+namespace reshard {
 
 /// Objects and arrays in one another, at most; as serde_json, which the reference reader of safetensors uses.
 inline constexpr std::size_t kMaxJsonDepth = 128;

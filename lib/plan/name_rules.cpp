@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <regex>
+
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 
@@ -22,15 +24,20 @@ std::regex parse(const std::string& option, const std::string& text) {
 
 }  // namespace
 
+/// Kept from the header: <regex> is slow to compile.
+struct NamePattern::Compiled {
+  std::regex regex;
+};
+
 NamePattern::NamePattern(const std::string& option, const std::string& text)
-    : text_(text), regex_(parse(option, text)) {}
+    : text_(text), compiled_(std::make_shared<const Compiled>(Compiled{parse(option, text)})) {}
 
 bool NamePattern::matches(const std::string& name) const {
-  return name.size() <= kMaxMatchedName && std::regex_search(name, regex_);
+  return name.size() <= kMaxMatchedName && std::regex_search(name, compiled_->regex);
 }
 
 std::string NamePattern::replace(const std::string& name, const std::string& replacement) const {
-  return name.size() <= kMaxMatchedName ? std::regex_replace(name, regex_, replacement) : name;
+  return name.size() <= kMaxMatchedName ? std::regex_replace(name, compiled_->regex, replacement) : name;
 }
 
 std::pair<NamePattern, std::string> parse_rename(const std::string& option, const std::string& text) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <regex>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,8 +20,10 @@ class NamePattern {
   const std::string& text() const { return text_; }
 
  private:
+  struct Compiled;
+
   std::string text_;
-  std::regex regex_;
+  std::shared_ptr<const Compiled> compiled_;
 };
 
 /// Which tensors are taken over, and under which names.

@@ -6,6 +6,7 @@
 
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/builtin_families.h"
 #include "reshard/specs/transformation_specs.h"
@@ -60,12 +61,12 @@ class ConfigValues {
  private:
   /// The key's value, and whether it is the family's default. Only defaults may be expressions.
   std::pair<const Json*, bool> lookup(const std::string& key) const {
-    const auto given = config_.json.find(key);
-    if (given != config_.json.end() && !given->is_null()) return {&*given, false};
-    const auto fallback = family_.defaults.find(key);
-    if (fallback == family_.defaults.end()) fail("\"" + key + "\" is missing");
+    const auto given = config_.json->find(key);
+    if (given != config_.json->end() && !given->is_null()) return {&*given, false};
+    const auto fallback = family_.defaults->find(key);
+    if (fallback == family_.defaults->end()) fail("\"" + key + "\" is missing");
     if (!fallback->is_object()) return {&*fallback, true};
-    return {&fallback->at(given == config_.json.end() ? "absent" : "null"), true};
+    return {&fallback->at(given == config_.json->end() ? "absent" : "null"), true};
   }
 
   [[noreturn]] void fail(const std::string& message) const {

@@ -1,13 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "reshard/base/json.h"
+#include "reshard/base/json_fwd.h"
 #include "reshard/specs/model_config.h"
 #include "reshard/tensor/shape.h"
 
@@ -46,9 +47,9 @@ struct Family {
   };
 
   std::string model_type;
-  std::string layers;           // the prefix of a layer's name: "model.layers"
-  Json defaults;                // for keys that config.json lacks or has as null
-  std::vector<Module> modules;  // in state-dict order
+  std::string layers;                    // the prefix of a layer's name: "model.layers"
+  std::shared_ptr<const Json> defaults;  // an object, for keys that config.json lacks or has as null
+  std::vector<Module> modules;           // in state-dict order
   std::optional<Attention> attention;
   std::vector<Fused> fused;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/family.h"
 
@@ -96,8 +97,8 @@ std::vector<std::string> keys_of_default(const Json& value, const fs::path& path
 /// No default needs itself, by whatever way.
 void prove_default_ends(const Family& family, const std::string& key, std::vector<std::string>& on_the_way,
                         const fs::path& path) {
-  const auto value = family.defaults.find(key);
-  if (value == family.defaults.end()) return;
+  const auto value = family.defaults->find(key);
+  if (value == family.defaults->end()) return;
   if (std::find(on_the_way.begin(), on_the_way.end(), key) != on_the_way.end())
     throw bad_family(path, "the default of \"" + printable(key) + "\" depends on itself");
   on_the_way.push_back(key);
@@ -106,7 +107,7 @@ void prove_default_ends(const Family& family, const std::string& key, std::vecto
 }
 
 void prove_defaults(const Family& family, const fs::path& path) {
-  for (const auto& [key, value] : family.defaults.items()) {
+  for (const auto& [key, value] : family.defaults->items()) {
     if (value.is_object() && !(value.size() == 2 && value.contains("absent") && value.contains("null")))
       throw bad_family(path, "the default of \"" + printable(key) + "\" must have \"absent\" and \"null\"");
     std::vector<std::string> on_the_way;
@@ -145,7 +146,7 @@ Family parse_family(const Json& json, const fs::path& path) {
   Family family;
   family.model_type = object.string_at("model_type");
   family.layers = object.string_at("layers");
-  family.defaults = object.object_at("defaults");
+  family.defaults = std::make_shared<const Json>(object.object_at("defaults"));
   for (const Json& module : object.array_at("modules")) family.modules.push_back(parse_module(module, path));
   if (object.has("attention")) {
     const JsonObject attention(object.at("attention"), path, "attention");

@@ -1,6 +1,7 @@
 #include "reshard/specs/model_config.h"
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/storage.h"
 
 namespace reshard {
@@ -12,8 +13,8 @@ ModelConfig read_model_config(const std::filesystem::path& directory) {
     throw Error(ErrorKind::kBadInput, "holds no config.json, which says what the tensors are")
         .in(directory)
         .hint("give the model's own directory, with config.json beside the weights");
-  config.json = read_json_file(config.path);
-  const JsonObject object(config.json, config.path);
+  config.json = std::make_shared<const Json>(read_json_file(config.path));
+  const JsonObject object(*config.json, config.path);
   if (!object.has("model_type"))
     throw Error(ErrorKind::kBadInput, "has no \"model_type\", which names the model's family").in(config.path);
   config.model_type = object.string_at("model_type");

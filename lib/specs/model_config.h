@@ -1,10 +1,10 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
+#include <memory>
 #include <string>
 
-#include "reshard/base/json.h"
+#include "reshard/base/json_fwd.h"
 
 namespace reshard {
 
@@ -13,7 +13,7 @@ inline constexpr const char* kConfigFile = "config.json";
 /// A model's config.json, as transformers writes it.
 struct ModelConfig {
   std::filesystem::path path;
-  Json json;
+  std::shared_ptr<const Json> json;  // an object
   std::string model_type;
 };
 

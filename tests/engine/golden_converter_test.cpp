@@ -1,6 +1,7 @@
 // Shards without metadata, as NxD's training converter writes them: testdata/golden/converter.
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "support/catch.h"
 #include "support/checkpoints.h"

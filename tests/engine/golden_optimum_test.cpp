@@ -1,5 +1,7 @@
 // The reference's own files, read and written: testdata/golden/optimum/*/sharded, of torch.save and of xser.
 
+#include <nlohmann/json.hpp>
+
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/zip.h"
 #include "support/catch.h"

@@ -1,6 +1,7 @@
 // Random models on random meshes, there and back. A failure prints its seed; RESHARD_TEST_SEED runs that one alone.
 
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "support/catch.h"
 #include "support/errors.h"

@@ -4,6 +4,8 @@
 
 #include <sys/stat.h>
 
+#include <nlohmann/json.hpp>
+
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "reshard/layouts/sharded_layout.h"
 #include "support/catch.h"

@@ -1,5 +1,7 @@
 // Metadata whose specs contradict the files, and names of ranks.
 
+#include <nlohmann/json.hpp>
+
 #include "reshard/layouts/sharded_layout.h"
 #include "support/catch.h"
 #include "support/errors.h"

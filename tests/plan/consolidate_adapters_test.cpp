@@ -1,5 +1,7 @@
 // Sharded adapters made by hand: what the reference loses or refuses.
 
+#include <nlohmann/json.hpp>
+
 #include "plan/hand_made_adapters.h"
 
 namespace reshard::test {

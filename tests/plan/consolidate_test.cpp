@@ -1,3 +1,5 @@
+#include <nlohmann/json.hpp>
+
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"

@@ -1,6 +1,7 @@
 // What may not be converted, and where the outputs may not go.
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "support/catch.h"

@@ -1,5 +1,7 @@
 // Sharded adapters made by hand that cannot be consolidated, and where those go that can.
 
+#include <nlohmann/json.hpp>
+
 #include "plan/hand_made_adapters.h"
 
 namespace reshard::test {

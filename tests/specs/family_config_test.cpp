@@ -1,4 +1,5 @@
 // What config.json may leave out of a family's numbers, and what it may not say.
+#include "reshard/base/json.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/stage_plan.h"
 #include "support/catch.h"
@@ -23,7 +24,7 @@ Json base() {
 
 /// As if read from a file: numbers made in memory would be of another JSON type.
 ModelConfig config_of(const std::string& model_type, const Json& json) {
-  return {"m/config.json", Json::parse(json.dump()), model_type};
+  return {"m/config.json", std::make_shared<const Json>(Json::parse(json.dump())), model_type};
 }
 
 Model model_of(const std::string& model_type, const Json& json) {

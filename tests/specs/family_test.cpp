@@ -3,6 +3,7 @@
 #include <fstream>
 #include <set>
 
+#include "reshard/base/json.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -19,7 +20,8 @@ ModelConfig config_of(const std::string& model_type, const Json& more = Json::ob
   Json json = {{"model_type", model_type}, {"hidden_size", 40},         {"intermediate_size", 48}, {"vocab_size", 64},
                {"num_hidden_layers", 1},   {"num_attention_heads", 10}, {"num_key_value_heads", 5}};
   json.update(more);
-  return {"m/config.json", Json::parse(json.dump()), model_type};  // numbers as a parser types them
+  // Numbers as a parser types them.
+  return {"m/config.json", std::make_shared<const Json>(Json::parse(json.dump())), model_type};
 }
 
 Model model_of(const std::string& model_type, const Json& more = Json::object()) {

@@ -1,5 +1,6 @@
 #include "reshard/specs/model_config.h"
 
+#include "reshard/base/json.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -25,7 +26,7 @@ TEST_CASE("A configuration gives its model_type and every other key") {
   test::write_file(dir / kConfigFile, R"({"model_type":"llama","hidden_size":32})");
   const ModelConfig config = read_model_config(dir.path());
   CHECK(config.model_type == "llama");
-  CHECK(config.json["hidden_size"] == 32);
+  CHECK(config.json->at("hidden_size") == 32);
   CHECK(config.path == dir / kConfigFile);
 }
 

@@ -1,6 +1,7 @@
 // The plans against what the reference wrote for the same model and options.
 #include <algorithm>
 
+#include "reshard/base/json.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/stage_plan.h"
 #include "support/catch.h"

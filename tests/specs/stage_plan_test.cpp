@@ -4,6 +4,7 @@
 #include <random>
 #include <set>
 
+#include "reshard/base/json.h"
 #include "support/catch.h"
 #include "support/errors.h"
 
@@ -26,7 +27,8 @@ Model model_of(const Sizes& s) {
       {"num_hidden_layers", s.layers}, {"num_attention_heads", s.heads},      {"num_key_value_heads", s.kv_heads},
       {"head_dim", s.head_dim},        {"tie_word_embeddings", s.tied},       {"attention_bias", s.attention_bias},
       {"mlp_bias", s.mlp_bias}};
-  const ModelConfig config{"m/config.json", Json::parse(json.dump()), s.model_type};  // as a parser types numbers
+  // Numbers as a parser types them.
+  const ModelConfig config{"m/config.json", std::make_shared<const Json>(Json::parse(json.dump())), s.model_type};
   return instantiate(find_family(config), config);
 }
 

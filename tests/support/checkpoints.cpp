@@ -1,5 +1,7 @@
 #include "support/checkpoints.h"
 
+#include <nlohmann/json.hpp>
+
 #include "reshard/base/crc32.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"

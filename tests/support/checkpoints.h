@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "reshard/engine/execute.h"

@@ -8,6 +8,15 @@
 #include <sstream>
 #include <stdexcept>
 
+namespace reshard {
+
+void from_json(const nlohmann::json& json, Dims& dims) {
+  dims.clear();
+  for (const nlohmann::json& number : json) dims.push_back(number.get<std::uint64_t>());
+}
+
+}  // namespace reshard
+
 namespace reshard::test {
 
 namespace fs = std::filesystem;

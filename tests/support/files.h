@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,10 +13,7 @@
 namespace reshard {
 
 /// So that JSON arrays of numbers are read as shapes.
-inline void from_json(const nlohmann::json& json, Dims& dims) {
-  dims.clear();
-  for (const nlohmann::json& number : json) dims.push_back(number.get<std::uint64_t>());
-}
+void from_json(const nlohmann::json& json, Dims& dims);
 
 }  // namespace reshard
 

@@ -1,6 +1,7 @@
 #include "support/golden.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "support/files.h"
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/target_file.h"
@@ -229,12 +230,16 @@ void write_weights(const Options& options, const reshard::Layout& layout) {
   }
 }
 
+reshard::ModelConfig model_config_of(const Options& options, const Json& config) {
+  return {options.out_dir / "config.json", std::make_shared<const reshard::Json>(config), options.family};
+}
+
 reshard::Layout make_layout(const Options& options, const Json& config) {
   const auto dtype = reshard::dtype_from_name(options.dtype);
   if (!dtype) throw std::runtime_error("--dtype: " + options.dtype + " is none of safetensors' dtypes");
   const auto max_file_bytes = reshard::parse_size(options.max_file_size);
   if (!max_file_bytes) throw std::runtime_error("--max-file-size: " + options.max_file_size + " is not a size");
-  const reshard::ModelConfig model_config{options.out_dir / "config.json", config, options.family};
+  const reshard::ModelConfig model_config = model_config_of(options, config);
   const reshard::Model model = reshard::instantiate(reshard::find_family(model_config), model_config);
   std::vector<reshard::LogicalTensor> logical;
   for (const reshard::ModelParameter& parameter : model.parameters)
@@ -246,7 +251,7 @@ void make_model(const Options& options) {
   if (fs::exists(options.out_dir) && !fs::is_empty(options.out_dir))
     throw std::runtime_error(options.out_dir.string() + " is not empty");
   Json config = make_config(options);
-  if (options.bias) set_biases(reshard::find_family({options.out_dir / "config.json", config, options.family}), config);
+  if (options.bias) set_biases(reshard::find_family(model_config_of(options, config)), config);
   const reshard::Layout layout = make_layout(options, config);
 
   const auto start = std::chrono::steady_clock::now();

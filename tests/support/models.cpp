@@ -1,6 +1,7 @@
 #include "support/models.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/target_file.h"
