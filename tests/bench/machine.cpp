@@ -3,7 +3,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <stdlib.h>
-#include <sys/statvfs.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
 #include <time.h>
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <fstream>
 #include <stdexcept>
 #include <system_error>
@@ -71,6 +73,16 @@ class Descriptor {
   int number_;
 };
 
+/// Whether the device below `directory` has requests to work on; false where that is not known, as in memory.
+bool device_is_busy(const fs::path& directory) {
+  struct stat facts {};
+  if (::stat(directory.c_str(), &facts) != 0) return false;
+  std::ifstream in(fmt::format("/sys/dev/block/{}:{}/inflight", major(facts.st_dev), minor(facts.st_dev)));
+  unsigned reads = 0;
+  unsigned writes = 0;
+  return (in >> reads >> writes) && reads + writes > 0;
+}
+
 }  // namespace
 
 Machine machine_facts(const fs::path& directory) {
@@ -117,7 +129,14 @@ void read_tree(const fs::path& directory) {
 }
 
 void settle(const fs::path& directory) {
+  constexpr unsigned kLooks = 500;      // five seconds: others may keep the device busy
+  constexpr unsigned kQuietInARow = 3;  // between two requests of a queue it may look idle
   ::syncfs(Descriptor(directory, O_RDONLY | O_DIRECTORY).number());
+  unsigned quiet = 0;
+  for (unsigned look = 0; look < kLooks && quiet < kQuietInARow; ++look) {
+    quiet = device_is_busy(directory) ? 0 : quiet + 1;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 void drop_caches() {

@@ -38,7 +38,8 @@ std::uint64_t tree_bytes(const std::filesystem::path& directory);
 /// Reads every byte of it, so that it stands in the page cache.
 void read_tree(const std::filesystem::path& directory);
 
-/// Waits until the file system has written what it holds back, so that no run pays for the one before.
+/// Waits until the file system has written what it holds back and the device has done with it, so that no run pays for
+/// the one before: blocks of removed files may still be discarded after all is written.
 void settle(const std::filesystem::path& directory);
 
 /// Empties the page cache.
