@@ -82,11 +82,10 @@ class LocalFile final : public Source, public Sink {
   bool can_map() const override { return may_map_; }
 
   std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
-    if (!may_map_) return nullptr;
-    read_ahead(offset_bytes, size_bytes);
-    auto range = MappedRange::make(fd_, path_, offset_bytes, size_bytes);
-    if (range) read_ahead(range->end_bytes(), size_bytes);
-    return range;
+    // What is not in memory yet is read: the system then reads ahead, and keeps the file in large pages.
+    if (!may_map_ || size_bytes == 0 || !is_resident(offset_bytes) || !is_resident(offset_bytes + size_bytes - 1))
+      return nullptr;
+    return MappedRange::make(fd_, path_, offset_bytes, size_bytes);
   }
 
   void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) override {
@@ -141,14 +140,11 @@ class LocalFile final : public Source, public Sink {
   void wait_for_writeback() override { ::sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE); }
 
  private:
-  /// Asks for a range in large pieces, unless it is in memory already: then asking, page by page, costs more than it
-  /// brings.
-  void read_ahead(std::uint64_t offset_bytes, std::uint64_t size_bytes) const {
-    if (offset_bytes >= size_bytes_) return;
-    std::byte first;
-    iovec one{&first, 1};
-    if (::preadv2(fd_, &one, 1, static_cast<off_t>(offset_bytes), RWF_NOWAIT) == 1) return;
-    ::posix_fadvise(fd_, static_cast<off_t>(offset_bytes), static_cast<off_t>(size_bytes), POSIX_FADV_WILLNEED);
+  /// Whether the byte can be had without waiting for the disk.
+  bool is_resident(std::uint64_t offset_bytes) const {
+    std::byte byte;
+    const iovec one{&byte, 1};
+    return ::preadv2(fd_, &one, 1, static_cast<off_t>(offset_bytes), RWF_NOWAIT) == 1 || errno == EOPNOTSUPP;
   }
 
   void write_cached(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {

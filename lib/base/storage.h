@@ -22,8 +22,8 @@ class Source {
   virtual void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const = 0;
   /// Whether map is wise.
   virtual bool can_map() const { return false; }
-  /// Maps a range that lies inside the file, and lets the system read what follows it ahead. \returns null where that
-  /// is not possible or not wise; then there is read_at.
+  /// Maps a range that lies inside the file. \returns null where that is not possible or not wise, as for what the disk
+  /// would have to bring first; then there is read_at.
   virtual std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const;
   /// The descriptor, for calls that move bytes from file to file; -1 if there is none.
   virtual int descriptor() const { return -1; }

@@ -26,7 +26,7 @@ std::span<const std::byte> Windows::view(const std::shared_ptr<Source>& file, st
     }
   const std::uint64_t share = std::min(kLargestWindowBytes, max_bytes_ / std::max<std::size_t>(1, views));
   if (offset_bytes + size_bytes > file->size_bytes()) return {};  // it was cut: reading says so
-  if (size_bytes < least_view_bytes_ || share < kHugePageBytes) return {};
+  if (size_bytes < least_view_bytes_ || views > kMostViews || share < kHugePageBytes) return {};
   const std::uint64_t begin = offset_bytes / kHugePageBytes * kHugePageBytes;
   const std::uint64_t wanted =
       std::max(huge_pages_up(offset_bytes + size_bytes) - begin, share / kHugePageBytes * kHugePageBytes);

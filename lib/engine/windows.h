@@ -13,6 +13,8 @@ namespace reshard {
 /// Pages of this size are mapped as one where file system and machine can; windows begin and end at multiples of it.
 inline constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
 inline constexpr std::uint64_t kLargestWindowBytes = std::uint64_t{16} << 20;
+/// For a block of more files each window is small, and costs more in page tables than it saves.
+inline constexpr std::size_t kMostViews = 16;
 /// Each keeps a file open.
 inline constexpr std::size_t kMostWindows = 64;
 

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 class Rounds {
  public:
   Rounds(Contest& contest, const fs::path& output, const WorkDir& work, const Settings& settings)
-      : contest_(contest), output_(output), work_(work), settings_(settings) {}
+      : contest_(contest), output_(output), work_(work), settings_(settings), filler_(work.path()) {}
 
   void run_all() {
     if (!settings_.cold) {
@@ -37,7 +37,10 @@ class Rounds {
 
   Run run(const std::vector<std::string>& argv) {
     settle(work_.path());
-    if (settings_.cold) drop_caches();
+    if (settings_.cold)
+      drop_caches();
+    else
+      filler_.fill();
     const Run run = run_program(argv, work_ / "errors.txt");
     fs::remove_all(output_);
     return run;
@@ -47,6 +50,7 @@ class Rounds {
   const fs::path& output_;
   const WorkDir& work_;
   const Settings& settings_;
+  MemoryFiller filler_;
 };
 
 }  // namespace

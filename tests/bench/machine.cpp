@@ -59,6 +59,10 @@ std::string today() {
   return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
 }
 
+std::uint64_t memory_bytes(int pages_name) {
+  return static_cast<std::uint64_t>(::sysconf(pages_name)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
 class Descriptor {
  public:
   Descriptor(const fs::path& path, int flags) : number_(::open(path.c_str(), flags | O_CLOEXEC)) {
@@ -88,10 +92,9 @@ bool device_is_busy(const fs::path& directory) {
 Machine machine_facts(const fs::path& directory) {
   utsname system{};
   ::uname(&system);
-  const auto pages = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES));
   return {cpu_model(),
           std::max(1u, std::thread::hardware_concurrency()),
-          pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
+          memory_bytes(_SC_PHYS_PAGES),
           fmt::format("{} {}", system.sysname, system.release),
           file_system_of(directory),
           today()};
@@ -136,6 +139,28 @@ void settle(const fs::path& directory) {
   for (unsigned look = 0; look < kLooks && quiet < kQuietInARow; ++look) {
     quiet = device_is_busy(directory) ? 0 : quiet + 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+MemoryFiller::MemoryFiller(const fs::path& directory) : size_bytes_(2 * memory_bytes(_SC_PHYS_PAGES)) {
+  const fs::path path = directory / "fill";
+  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (file_ < 0 || ::ftruncate(file_, static_cast<off_t>(size_bytes_)) != 0)
+    throw std::system_error(errno, std::generic_category(), path.string());
+}
+
+MemoryFiller::~MemoryFiller() {
+  ::close(file_);
+}
+
+void MemoryFiller::fill() {
+  constexpr std::uint64_t kLeftFreeBytes = std::uint64_t{768} << 20;  // the kernel keeps some free whatever is read
+  std::vector<char> buffer(1 << 20);
+  for (std::uint64_t read = 0; read < size_bytes_ / 2 && memory_bytes(_SC_AVPHYS_PAGES) > kLeftFreeBytes;
+       read += buffer.size()) {
+    prove_not_stopped();
+    if (::pread(file_, buffer.data(), buffer.size(), static_cast<off_t>(at_bytes_)) <= 0) break;
+    at_bytes_ = (at_bytes_ + buffer.size()) % size_bytes_;
   }
 }
 

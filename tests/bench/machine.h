@@ -42,6 +42,25 @@ void read_tree(const std::filesystem::path& directory);
 /// the one before: blocks of removed files may still be discarded after all is written.
 void settle(const std::filesystem::path& directory);
 
+/// Keeps the memory that nothing uses full of a sparse file's pages. So it is on a machine that has worked for a while;
+/// and the free memory of a virtual machine may be with its host, where whoever takes a page first waits for it: runs would
+/// differ by several times, whatever they do.
+class MemoryFiller {
+ public:
+  /// Makes the file in `directory`; it takes no disk.
+  explicit MemoryFiller(const std::filesystem::path& directory);
+  MemoryFiller(const MemoryFiller&) = delete;
+  MemoryFiller& operator=(const MemoryFiller&) = delete;
+  ~MemoryFiller();
+
+  void fill();
+
+ private:
+  int file_;
+  std::uint64_t size_bytes_;
+  std::uint64_t at_bytes_ = 0;
+};
+
 /// Empties the page cache.
 /// \throws std::runtime_error without the rights to.
 void drop_caches();
