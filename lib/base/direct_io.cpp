@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string>
 
 namespace reshard {
 namespace {
@@ -27,10 +28,11 @@ std::byte* aligned_buffer() {
 
 }  // namespace
 
-std::unique_ptr<DirectFile> DirectFile::open(const std::filesystem::path& path, int access) {
-  const int fd = ::open(path.c_str(), access | O_DIRECT | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return nullptr;
-  return std::unique_ptr<DirectFile>(new DirectFile(fd));
+std::unique_ptr<DirectFile> DirectFile::open(int fd, int access) {
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);  // what has the file's name now may be another
+  const int direct = ::open(path.c_str(), access | O_DIRECT | O_CLOEXEC | O_NONBLOCK);
+  if (direct < 0) return nullptr;
+  return std::unique_ptr<DirectFile>(new DirectFile(direct));
 }
 
 DirectFile::~DirectFile() {

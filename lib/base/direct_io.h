@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <span>
 
@@ -19,8 +18,9 @@ constexpr std::uint64_t direct_pages_up(std::uint64_t bytes) {
 /// to use from several threads at once.
 class DirectFile {
  public:
-  /// `access` is O_RDONLY or O_WRONLY. \returns null where the file system has no such thing.
-  static std::unique_ptr<DirectFile> open(const std::filesystem::path& path, int access);
+  /// The file of an open descriptor once more; `access` is O_RDONLY or O_WRONLY. \returns null where the file system has
+  /// no such thing.
+  static std::unique_ptr<DirectFile> open(int fd, int access);
   ~DirectFile();
   DirectFile(const DirectFile&) = delete;
   DirectFile& operator=(const DirectFile&) = delete;

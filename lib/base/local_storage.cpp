@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <optional>
 
 #include "reshard/base/direct_io.h"
 #include "reshard/base/error.h"
@@ -52,9 +53,9 @@ class LocalFile final : public Source, public Sink {
   ~LocalFile() override { ::close(fd_); }
 
   /// Maps what it is asked to.
-  void allow_mapping() { may_map_ = true; }
+  void allow_mapping(MappedRange::Absent absent) { absent_ = absent; }
   /// Goes past the page cache where that is possible; opens the file a second time.
-  void open_direct(int access) { direct_ = DirectFile::open(path_, access); }
+  void open_direct(int access) { direct_ = DirectFile::open(fd_, access); }
 
   std::uint64_t size_bytes() const override { return size_bytes_; }
   int descriptor() const override { return fd_; }
@@ -79,13 +80,11 @@ class LocalFile final : public Source, public Sink {
     }
   }
 
-  bool can_map() const override { return may_map_; }
+  bool can_map() const override { return absent_.has_value(); }
 
   std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
-    // What is not in memory yet is read: the system then reads ahead, and keeps the file in large pages.
-    if (!may_map_ || size_bytes == 0 || !is_resident(offset_bytes) || !is_resident(offset_bytes + size_bytes - 1))
-      return nullptr;
-    return MappedRange::make(fd_, path_, offset_bytes, size_bytes);
+    if (!absent_ || size_bytes == 0) return nullptr;
+    return MappedRange::make(fd_, path_, offset_bytes, size_bytes, *absent_);
   }
 
   void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) override {
@@ -136,15 +135,17 @@ class LocalFile final : public Source, public Sink {
     if (::fsync(fd_) != 0) throw system_error(errno, "cannot flush to disk", path_);
   }
 
-  void start_writeback() override { ::sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE); }
-  void wait_for_writeback() override { ::sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE); }
+  void start_writeback() override { write_back(SYNC_FILE_RANGE_WRITE); }
+  void wait_for_writeback() override { write_back(SYNC_FILE_RANGE_WAIT_BEFORE); }
+  void finish() override {
+    if (is_remote(fd_)) sync();
+  }
 
  private:
-  /// Whether the byte can be had without waiting for the disk.
-  bool is_resident(std::uint64_t offset_bytes) const {
-    std::byte byte;
-    const iovec one{&byte, 1};
-    return ::preadv2(fd_, &one, 1, static_cast<off_t>(offset_bytes), RWF_NOWAIT) == 1 || errno == EOPNOTSUPP;
+  /// A file system that knows no writing back does it when it likes.
+  void write_back(unsigned flags) {
+    if (::sync_file_range(fd_, 0, 0, flags) == 0 || errno == ENOSYS || errno == EINVAL || errno == ESPIPE) return;
+    throw system_error(errno, "cannot write back", path_);  // said once only: sync would not hear of it
   }
 
   void write_cached(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
@@ -171,7 +172,7 @@ class LocalFile final : public Source, public Sink {
   int fd_;
   std::filesystem::path path_;
   std::uint64_t size_bytes_;
-  bool may_map_ = false;
+  std::optional<MappedRange::Absent> absent_;  // nothing: maps nothing
   std::unique_ptr<DirectFile> direct_;
 };
 
@@ -189,7 +190,8 @@ class LocalStorage final : public Storage {
       throw Error(ErrorKind::kBadInput, "not a regular file").in(path);
     }
     auto file = std::make_unique<LocalFile>(fd, path, static_cast<std::uint64_t>(status.st_size));
-    if (mode_ == IoMode::kMmap || (mode_ == IoMode::kAuto && !is_remote(fd))) file->allow_mapping();
+    if (mode_ == IoMode::kMmap) file->allow_mapping(MappedRange::Absent::kFetch);
+    if (mode_ == IoMode::kAuto && !is_remote(fd)) file->allow_mapping(MappedRange::Absent::kRefuse);
     if (mode_ == IoMode::kDirect) file->open_direct(O_RDONLY);
     return file;
   }

@@ -23,6 +23,7 @@ struct Slot {
 };
 constexpr std::uintptr_t kBeingFilled = 1;
 constexpr std::size_t kSlots = 4096;
+constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, Linux 5.14; not in every libc's headers
 
 std::array<Slot, kSlots> slots;
 struct sigaction handler_before;
@@ -35,10 +36,12 @@ bool replace_pages(std::uintptr_t address) {
   const auto page_bytes = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   for (Slot& slot : slots) {
     const std::uintptr_t begin = slot.begin;
-    if (begin <= kBeingFilled || address < begin || address >= slot.end) continue;
+    const std::uintptr_t end = slot.end;
+    // Another thread may have given the slot away in between; that of the range at hand stays as it is.
+    if (begin <= kBeingFilled || begin != slot.begin || address < begin || address >= end) continue;
     slot.lost = true;
     const std::uintptr_t page = address / page_bytes * page_bytes;
-    void* const zeros = ::mmap(reinterpret_cast<void*>(page), slot.end - page, PROT_READ,
+    void* const zeros = ::mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
     return zeros != MAP_FAILED;
   }
@@ -70,6 +73,17 @@ void install_handler() {
   });
 }
 
+/// Whether the pages are in memory, as far as a look at one in each step of the system's reading ahead tells. Looking
+/// does not bring them there.
+bool is_resident(std::span<const std::byte> bytes) {
+  constexpr std::size_t kStepBytes = std::size_t{128} << 10;
+  for (std::size_t at = 0; at < bytes.size(); at += kStepBytes) {
+    unsigned char resident = 0;
+    if (::mincore(const_cast<std::byte*>(bytes.data()) + at, 1, &resident) == 0 && (resident & 1) == 0) return false;
+  }
+  return true;
+}
+
 /// \returns kSlots if all are taken.
 std::size_t take_slot() {
   for (std::size_t i = 0; i < kSlots; ++i) {
@@ -82,22 +96,22 @@ std::size_t take_slot() {
 }  // namespace
 
 std::unique_ptr<MappedRange> MappedRange::make(int fd, std::filesystem::path path, std::uint64_t begin_bytes,
-                                               std::uint64_t size_bytes) {
+                                               std::uint64_t size_bytes, Absent absent) {
   install_handler();
-  const std::size_t taken = take_slot();
-  if (taken == kSlots) return nullptr;
-  Slot& slot = slots[taken];
-  void* const at =
-      ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(begin_bytes));
-  if (at == MAP_FAILED) {
-    slot.begin = 0;
+  void* const at = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin_bytes));
+  if (at == MAP_FAILED) return nullptr;
+  const std::span bytes(static_cast<const std::byte*>(at), size_bytes);
+  const std::size_t taken = absent == Absent::kRefuse && !is_resident(bytes) ? kSlots : take_slot();
+  if (taken == kSlots) {
+    ::munmap(at, size_bytes);
     return nullptr;
   }
   const auto address = reinterpret_cast<std::uintptr_t>(at);
+  Slot& slot = slots[taken];
   slot.lost = false;
   slot.end = address + size_bytes;
   slot.begin = address;
-  const std::span bytes(static_cast<const std::byte*>(at), size_bytes);
+  ::madvise(at, size_bytes, kPopulateRead);  // older kernels do not know it, and fault later
   return std::unique_ptr<MappedRange>(new MappedRange(fd, std::move(path), begin_bytes, bytes, taken));
 }
 

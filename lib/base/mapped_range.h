@@ -14,10 +14,16 @@ namespace reshard {
 /// write(2) from a range, fail with EFAULT.
 class MappedRange {
  public:
-  /// Maps `size_bytes` of `fd` from `begin_bytes`, a multiple of the page size, with its pages present if they can be
-  /// had. `fd` is borrowed. \returns null if the system refuses, or too many ranges exist.
+  /// What to do with pages that are not in memory.
+  enum class Absent : std::uint8_t {
+    kFetch,
+    kRefuse,  // reading is better at it: it reads ahead, and keeps the file in large pages
+  };
+
+  /// Maps `size_bytes`, at least 1, of `fd` from `begin_bytes`, a multiple of the page size, with its pages present if
+  /// they can be had. `fd` is borrowed. \returns null if the system refuses, or too many ranges exist.
   static std::unique_ptr<MappedRange> make(int fd, std::filesystem::path path, std::uint64_t begin_bytes,
-                                           std::uint64_t size_bytes);
+                                           std::uint64_t size_bytes, Absent absent = Absent::kFetch);
   ~MappedRange();
   MappedRange(const MappedRange&) = delete;
   MappedRange& operator=(const MappedRange&) = delete;

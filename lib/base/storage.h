@@ -44,9 +44,15 @@ class Sink {
   virtual bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
                          std::uint64_t size_bytes);
   /// Starts to bring what has been written so far to stable storage, and does not wait.
+  /// \throws Error kNoSpace or kIo.
   virtual void start_writeback() {}
-  /// Returns once what start_writeback has started is done. Errors are for sync to tell.
+  /// Returns once what start_writeback has started is done.
+  /// \throws Error kNoSpace or kIo.
   virtual void wait_for_writeback() {}
+  /// In place of sync, where nobody waits for the disk: has file systems that tell errors late, as those of a network do,
+  /// tell them now.
+  /// \throws Error kNoSpace or kIo.
+  virtual void finish() {}
   /// Returns once everything written so far is on stable storage.
   /// \throws Error kNoSpace or kIo.
   virtual void sync() = 0;
@@ -74,8 +80,8 @@ struct IoModeRow {
   const char* meaning;
 };
 inline constexpr IoModeRow kIoModes[] = {
-    {IoMode::kAuto, "auto", "mmap, but read on file systems that cross a network"},
-    {IoMode::kMmap, "mmap", "map what is read; the kernel writes straight from there"},
+    {IoMode::kAuto, "auto", "mmap what is in memory already; read the rest, and what is behind a network"},
+    {IoMode::kMmap, "mmap", "map what is read, also what the disk has yet to bring"},
     {IoMode::kRead, "read", "large reads and writes, or copies from file to file in the kernel"},
     {IoMode::kDirect, "direct", "past the page cache, where the file system can"},
 };

@@ -14,7 +14,9 @@ namespace reshard {
 class BlockReader {
  public:
   BlockReader(SharedRun& shared, Buffers& buffers, std::uint64_t max_window_bytes)
-      : shared_(shared), buffers_(buffers), windows_(max_window_bytes, shared.options.tuning.least_view_bytes) {}
+      : shared_(shared),
+        buffers_(buffers),
+        windows_(max_window_bytes, shared.options.tuning.least_view_bytes, kMostWindows / shared.threads + 1) {}
 
   /// What was returned for the block before may go away.
   void start_block() { windows_.start_block(); }

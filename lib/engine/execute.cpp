@@ -54,12 +54,11 @@ void finish_files(const Job& job, const fs::path& root, const RunOptions& option
   const auto finish = [&] {
     try {
       for (std::size_t i; (i = next++) < files.size();) {
-        if (!options.sync && !needs_crcs(files[i])) continue;
         if (options.progress && options.progress->stop)
           throw Error(ErrorKind::kInterrupted, "stopped by a signal; nothing was written under a final name");
         const auto sink = options.storage->reopen(root / files[i].path);
         if (needs_crcs(files[i])) write_parts(*sink, target_parts(job.target, files[i], crcs));
-        if (options.sync) sink->sync();
+        options.sync ? sink->sync() : sink->finish();
       }
     } catch (...) {
       const std::lock_guard lock(failure_mutex);

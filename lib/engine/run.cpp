@@ -216,6 +216,7 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
                    target_root,
                    options,
                    visitor,
+                   threads,
                    BlockQueue(program, block_bytes, strided_bytes, threads),
                    Checksums(program.target),
                    WriteBack(program.target ? program.target->files.size() : 0),

@@ -23,6 +23,7 @@ struct SharedRun {
   const std::filesystem::path& target_root;
   const RunOptions& options;
   const BlockVisitor& visitor;
+  unsigned threads;
   BlockQueue queue;
   Checksums checksums;
   WriteBack write_back;

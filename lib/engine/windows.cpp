@@ -41,7 +41,7 @@ std::span<const std::byte> Windows::view(const std::shared_ptr<Source>& file, st
 
 /// Lets go of windows that the block does not use, the one used longest ago first.
 bool Windows::make_room(std::uint64_t bytes) {
-  while (charged_bytes_ + bytes > max_bytes_ || windows_.size() >= kMostWindows) {
+  while (charged_bytes_ + bytes > max_bytes_ || windows_.size() >= max_windows_) {
     const auto oldest = std::min_element(windows_.begin(), windows_.end(),
                                          [](const Window& a, const Window& b) { return a.block < b.block; });
     if (oldest == windows_.end() || oldest->block == block_) return false;

@@ -15,15 +15,15 @@ inline constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
 inline constexpr std::uint64_t kLargestWindowBytes = std::uint64_t{16} << 20;
 /// For a block of more files each window is small, and costs more in page tables than it saves.
 inline constexpr std::size_t kMostViews = 16;
-/// Each keeps a file open.
-inline constexpr std::size_t kMostWindows = 64;
+/// Of all threads together. Each keeps a file open, and the usual limit is 1024.
+inline constexpr std::size_t kMostWindows = 128;
 
 /// One thread's views of the files that it reads: mapped windows, kept for the blocks to come. All windows together take
 /// at most `max_bytes` of memory. For less than `least_view_bytes` no window is made.
 class Windows {
  public:
-  Windows(std::uint64_t max_bytes, std::uint64_t least_view_bytes)
-      : max_bytes_(max_bytes), least_view_bytes_(least_view_bytes) {}
+  Windows(std::uint64_t max_bytes, std::uint64_t least_view_bytes, std::size_t max_windows = kMostWindows)
+      : max_bytes_(max_bytes), least_view_bytes_(least_view_bytes), max_windows_(max_windows) {}
 
   /// From now on views made before may go away.
   void start_block() { ++block_; }
@@ -50,6 +50,7 @@ class Windows {
 
   std::uint64_t max_bytes_;
   std::uint64_t least_view_bytes_;
+  std::size_t max_windows_;
   std::uint64_t charged_bytes_ = 0;
   std::uint64_t block_ = 0;
   std::vector<Window> windows_;

@@ -212,14 +212,17 @@ TEST_CASE("A source that is cut while it is mapped is an I/O error that names it
       const auto job = consolidating ? plan_consolidate(sharded.back) : plan_shard(request);
       FaultStorage storage;
       storage.maps = true;
+      std::uint64_t reads_before = 0;
       const auto cut = [&](FaultStorage::Operation operation, std::uint64_t) {
         // By now the first block is mapped, and the whole file with it.
-        if (operation == FaultStorage::Operation::kReopen)
-          for (const LayoutFile& file : job->source.files) fs::resize_file(file.path, 0);
+        if (operation != FaultStorage::Operation::kReopen) return;
+        reads_before = storage.count(FaultStorage::Operation::kRead);
+        for (const LayoutFile& file : job->source.files) fs::resize_file(file.path, 0);
       };
       storage.before = cut;
       RunOptions options;
       options.storage = &storage;
+      options.threads = 1;
       options.tuning = {1, 1};
       const Error error = error_of([&] { execute(*job, options); });
       INFO(error.what());
@@ -228,6 +231,9 @@ TEST_CASE("A source that is cut while it is mapped is an I/O error that names it
       const bool names_a_source = std::any_of(job->source.files.begin(), job->source.files.end(),
                                               [&](const LayoutFile& file) { return error.path() == file.path; });
       CHECK(names_a_source);
+      CHECK(storage.mapped_ranges() > 0);
+      // One thread goes on to no other block: what it saw was mapped, so nothing was read of what it could not see.
+      CHECK(storage.count(FaultStorage::Operation::kRead) == reads_before);
       CHECK_FALSE(fs::exists(job->output_directory));
     }
 }
@@ -244,6 +250,31 @@ TEST_CASE("Looking at a source that is cut while it is mapped is an I/O error th
   const Error error = error_of([&] { run_program(program, {}, options, visit, 64); });
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK(error.path() == file.string());
+}
+
+TEST_CASE("The disk begins with what is written while the run goes on, and a full one ends it") {
+  const TempDir temp;
+  TinyModel model;
+  model.hidden = 1024;
+  model.head_dim = 256;
+  model.vocab = 10'000;  // an embedding of 20 MB
+  Random random(3);
+  write_model(temp / "model", model, random_tensors(model, random));
+  FaultStorage storage;
+  RunOptions options;
+  options.storage = &storage;
+  shard(shard_request(temp / "model", temp / "ranks"), options);
+  CHECK(storage.count(FaultStorage::Operation::kWriteBack) > 0);
+
+  storage.before = [](FaultStorage::Operation operation, std::uint64_t) {
+    if (operation == FaultStorage::Operation::kWriteBack) throw Error(ErrorKind::kNoSpace, "cannot write back");
+  };
+  const Error error = error_of([&] { shard(shard_request(temp / "model", temp / "full"), options); });
+  CHECK(error.kind() == ErrorKind::kNoSpace);
+  CHECK_FALSE(fs::exists(temp / "full"));
+
+  options.sync = false;  // then it is left to the system
+  CHECK_NOTHROW(shard(shard_request(temp / "model", temp / "unflushed"), options));
 }
 
 TEST_CASE("Without sync nothing is flushed, and the outputs are the same") {

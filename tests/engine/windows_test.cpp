@@ -13,7 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-/// A sparse file with a few bytes that tell places apart.
+/// A file with a few bytes that tell places apart.
 std::shared_ptr<Source> file_of(const fs::path& path, std::uint64_t size_bytes) {
   const auto sink = local_storage().create(path, size_bytes);
   for (std::uint64_t at = 0; at + 8 <= size_bytes; at += kMiB / 4) sink->write_at(at, std::as_bytes(std::span(&at, 1)));

@@ -17,7 +17,9 @@ class WatchedSource final : public Source {
   }
   bool can_map() const override { return storage_.maps && inner_->can_map(); }
   std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
-    return storage_.maps ? inner_->map(offset_bytes, size_bytes) : nullptr;
+    auto range = storage_.maps ? inner_->map(offset_bytes, size_bytes) : nullptr;
+    if (range) storage_.note_mapped();
+    return range;
   }
 
  private:
@@ -34,6 +36,14 @@ class WatchedSink final : public Sink {
     storage_.pass(Operation::kWrite, path_);
     storage_.note_write(path_, bytes.size());
     inner_->write_at(offset_bytes, bytes);
+  }
+  void start_writeback() override {
+    storage_.pass(Operation::kWriteBack, path_);
+    inner_->start_writeback();
+  }
+  void wait_for_writeback() override {
+    storage_.pass(Operation::kWriteBack, path_);
+    inner_->wait_for_writeback();
   }
   void sync() override {
     storage_.pass(Operation::kSync, path_);  // what is tested needs no stable storage

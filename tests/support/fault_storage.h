@@ -17,7 +17,7 @@ namespace reshard::test {
 /// operation it is told to. Thread-safe.
 class FaultStorage final : public Storage {
  public:
-  enum class Operation { kOpen, kCreate, kReopen, kRead, kWrite, kSync };
+  enum class Operation { kOpen, kCreate, kReopen, kRead, kWrite, kWriteBack, kSync };
   struct Range {
     std::uint64_t begin_bytes;
     std::uint64_t end_bytes;
@@ -40,12 +40,14 @@ class FaultStorage final : public Storage {
   std::uint64_t operations() const { return operations_; }
   std::uint64_t written_bytes() const { return written_bytes_; }
   std::uint64_t count(Operation operation) const;
+  std::uint64_t mapped_ranges() const { return mapped_ranges_; }
   /// Everything that was read of a file.
   std::vector<Range> reads(const std::filesystem::path& path) const;
   /// How often each byte of a file of `size_bytes` was read.
   std::vector<unsigned> read_counts(const std::filesystem::path& path, std::uint64_t size_bytes) const;
 
   // For the files that it hands out.
+  void note_mapped() { ++mapped_ranges_; }
   void pass(Operation operation, const std::filesystem::path& path);
   void note_read(const std::filesystem::path& path, Range range);
   void note_write(const std::filesystem::path& path, std::uint64_t bytes);
@@ -53,6 +55,7 @@ class FaultStorage final : public Storage {
  private:
   std::atomic<std::uint64_t> operations_{0};
   std::atomic<std::uint64_t> written_bytes_{0};
+  std::atomic<std::uint64_t> mapped_ranges_{0};
   mutable std::mutex mutex_;
   std::map<std::string, std::vector<Range>> reads_;
   std::map<Operation, std::uint64_t> counts_;

@@ -16,6 +16,7 @@
 #include <system_error>
 #include <vector>
 
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/target_file.h"
