@@ -12,7 +12,7 @@ packages=(
 )
 checkers=(
   clang-format-14 shellcheck
-  clang libclang-rt-dev       # fuzz targets
+  clang libclang-rt-dev       # sanitizers, fuzz targets
   python3-torch python3-numpy # tests/torch
 )
 

@@ -21,6 +21,16 @@ function(reshard_floor name)
           FILES_MATCHING PATTERN "*.h" PATTERN "families" EXCLUDE)
 endfunction()
 
+# reshard_precompile(TARGET …): target_precompile_headers, where they are wanted. A target that reuses those of another
+# must have its flags, too.
+function(reshard_precompile target)
+  if(RESHARD_PRECOMPILE_HEADERS)
+    target_precompile_headers(${target} ${ARGN})
+    # Clang's own check of their time would keep ccache from knowing them again.
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>)
+  endif()
+endfunction()
+
 function(reshard_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
                                            -Wno-missing-field-initializers)
