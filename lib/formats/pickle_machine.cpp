@@ -220,7 +220,8 @@ void PickleMachine::check_global(PickleRef callee) {
   }
 }
 
-/// Picklers number their memo from 0 on, an opcode of at least a byte each: an index beyond the position is no pickler's.
+/// Picklers number their memo from 0 on, an opcode of at least a byte each: an index beyond the position is no
+/// pickler's.
 void PickleMachine::memoize(std::uint64_t index) {
   if (index > std::min<std::uint64_t>(cursor_.position(), kMaxLinks))
     throw cursor_.bad("numbers its memo " + std::to_string(index) + ", which no pickler does");

@@ -1,5 +1,5 @@
-// Files of torch.save (torch/serialization.py): an archive or, before torch 1.6, a stream, of one pickle and the storages
-// that its tensors are views of.
+// Files of torch.save (torch/serialization.py): an archive or, before torch 1.6, a stream, of one pickle and the
+// storages that its tensors are views of.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct TorchTensor {
   std::uint32_t storage = 0;       // index into TorchFile::storages(); equal for tensors that share one
 };
 
-/// One file of torch.save: the tree of its pickle, and where its storages lie. Invariant, proved by read_torch_file: the
-/// storages lie inside the file, none over another.
+/// One file of torch.save: the tree of its pickle, and where its storages lie. Invariant, proved by read_torch_file:
+/// the storages lie inside the file, none over another.
 class TorchFile {
  public:
   TorchFile(std::filesystem::path path, std::uint64_t size_bytes, std::vector<char> stream, Pickle pickle,

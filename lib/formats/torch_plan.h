@@ -27,8 +27,8 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
 /// The same for one tensor saved by itself, as xser's tensor files are.
 ContainerPlan plan_torch_tensor(const std::string& archive, TensorEntry tensor, std::uint32_t crc = 0);
 
-/// xser's reference file (torch_xla/utils/serialization.py): each name's `TensorReference` with the number of its tensor
-/// file. `names` come with those numbers.
+/// xser's reference file (torch_xla/utils/serialization.py): each name's `TensorReference` with the number of its
+/// tensor file. `names` come with those numbers.
 std::string xser_reference_file(const std::string& archive,
                                 const std::vector<std::pair<std::string, std::uint64_t>>& names);
 

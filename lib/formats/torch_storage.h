@@ -34,7 +34,8 @@ std::optional<TorchStorageId> read_storage_id(const Pickle& pickle, PickleRef no
 /// The key of a storage as a string (some streams have ints); nothing if `node` is none or longer than any key.
 std::optional<std::string> storage_key(const Pickle& pickle, PickleRef node);
 
-/// The class of torch's typed storages that holds `dtype`; null where there is none: younger dtypes have only untyped ones.
+/// The class of torch's typed storages that holds `dtype`; null where there is none: younger dtypes have only untyped
+/// ones.
 const char* typed_storage_class(DType dtype);
 
 /// The dtype that torch calls `torch_name`, if it is one whose elements are whole bytes.

@@ -8,7 +8,8 @@
 
 namespace reshard {
 
-/// The key of a pair in Container::metadata whose value is the name of a tensor that is split over expert parallel ranks.
+/// The key of a pair in Container::metadata whose value is the name of a tensor that is split over expert parallel
+/// ranks.
 inline constexpr const char* kXserExpertParallel = "expert_model_parallel";
 
 /// The files of a container: PATH itself, which refers to PATH.tensors/tensor_TID.pt, and PATH.info.pt.
@@ -24,8 +25,9 @@ bool is_xser_tensor_name(std::string_view name);
 bool is_xser(const std::filesystem::path& path);
 
 /// Reads an xser container (torch_xla/utils/serialization.py): a state dict whose tensors are references, each to
-/// PATH.tensors/tensor_TID.pt, a file of torch.save with that one tensor. PATH.info.pt, where it is there, must agree with
-/// what they hold. Files: PATH first, then tensor files in the order of the state dict; one file is open at a time.
+/// PATH.tensors/tensor_TID.pt, a file of torch.save with that one tensor. PATH.info.pt, where it is there, must agree
+/// with what they hold. Files: PATH first, then tensor files in the order of the state dict; one file is open at a
+/// time.
 /// \throws Error as read_torch does, and kBadInput where a tensor file is missing or holds something else.
 Container read_xser(const std::filesystem::path& path);
 

@@ -30,7 +30,8 @@ constexpr const char* name(CutKind kind) {
 
 /// How one stored tensor of one rank is made: along `dim`, each original is seen as `units` equal chunks, and the
 /// stored tensor is the chunks `taken`, one after the other, original after original. Column, row, stride, fused
-/// linears, grouped-query heads, replication: all are this. A replicated tensor of several parts is each of them, whole.
+/// linears, grouped-query heads, replication: all are this. A replicated tensor of several parts is each of them,
+/// whole.
 struct Cut {
   struct Part {
     std::string logical_name;
@@ -44,8 +45,8 @@ struct Cut {
   CutKind kind = CutKind::kReplicated;
   std::uint32_t dim = 0;
   std::vector<Part> parts;
-  /// Of a diagonal cut, the columns of the stored matrix: each part has rows (dim is 0) and columns of its own, all else
-  /// is zeros. 0 for every other cut.
+  /// Of a diagonal cut, the columns of the stored matrix: each part has rows (dim is 0) and columns of its own, all
+  /// else is zeros. 0 for every other cut.
   std::uint64_t diagonal_columns = 0;
 
   std::uint64_t taken_units() const;

@@ -87,7 +87,8 @@ class Layout {
   /// Adds a tensor of it; `first_file` is what add_files returned.
   std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind);
 
-  /// Adds the pieces that `cut` says stored tensor `stored` is made of. The cut has one part if it is of a replicated tensor.
+  /// Adds the pieces that `cut` says stored tensor `stored` is made of. The cut has one part if it is of a replicated
+  /// tensor.
   /// \throws Error kBadInput if its shape does not fit.
   void add_cut(std::uint32_t stored, const Cut& cut);
 

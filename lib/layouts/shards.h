@@ -53,8 +53,8 @@ struct RankId {
 
 /// "tp_rank_03_pp_rank_00" or "dp_rank_00_tp_rank_03_pp_rank_00": at least two digits each.
 std::string rank_name(ShardsKind kind, RankId rank);
-/// The numbers of a name made of `dp_rank_N`, `ep_rank_N`, `tp_rank_N` and `pp_rank_N` in any order and of any width; tp
-/// and pp must be there. Nothing for any other name.
+/// The numbers of a name made of `dp_rank_N`, `ep_rank_N`, `tp_rank_N` and `pp_rank_N` in any order and of any width;
+/// tp and pp must be there. Nothing for any other name.
 std::optional<RankId> rank_of_name(std::string_view name);
 
 /// Where a rank's weights go, relative to the output directory. `optimum` has no safetensors.

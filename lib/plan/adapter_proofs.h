@@ -10,8 +10,8 @@ namespace reshard {
 /// \throws Error kUnsupported, naming the tensor.
 void prove_adapter_explained(const ShardedCheckpoint& checkpoint);
 
-/// Proves that the tensors of one module fit each other. A bias or magnitude that is split, though its metadata does not
-/// say so, would show here. `where` is for errors.
+/// Proves that the tensors of one module fit each other. A bias or magnitude that is split, though its metadata does
+/// not say so, would show here. `where` is for errors.
 /// \throws Error kBadInput, naming the tensor.
 void prove_adapter_sizes(const Layout& layout, const std::filesystem::path& where);
 

@@ -9,8 +9,8 @@
 
 namespace reshard {
 
-/// The adapters that `plan_consolidate` shall put together: those of find_adapter_folders, if `path` holds no shards of a
-/// model; else none.
+/// The adapters that `plan_consolidate` shall put together: those of find_adapter_folders, if `path` holds no shards of
+/// a model; else none.
 std::vector<AdapterFolder> adapters_to_consolidate(const std::filesystem::path& path);
 
 /// Tells whoever consolidates the model in `directory` of the adapters that lie beside it.

@@ -57,8 +57,8 @@ std::vector<FusedLayer> held_layers(const ShardedCheckpoint& checkpoint) {
   return layers;
 }
 
-/// How the linears of an adapter were joined when `unfused` became the adapter_config.json that is there now; nothing if
-/// it did not.
+/// How the linears of an adapter were joined when `unfused` became the adapter_config.json that is there now; nothing
+/// if it did not.
 std::optional<LoraFuse> fuse_between(const AdapterConfig& unfused, const fs::path& config,
                                      const std::vector<FusedLayer>& layers) {
   const Json there = read_json_file(config);
@@ -116,8 +116,8 @@ class AdapterPlanner {
     job_->source.append(std::move(source), prefix);
   }
 
-  /// The adapter_config.json to carry along. Where joined linears had been given entries in it, it is the one from before;
-  /// where their lora_A were stacked, the metadata comes to say so.
+  /// The adapter_config.json to carry along. Where joined linears had been given entries in it, it is the one from
+  /// before; where their lora_A were stacked, the metadata comes to say so.
   fs::path config_of(const fs::path& parent, ShardedCheckpoint& checkpoint) {
     const fs::path config = parent / kAdapterConfigFile;
     const fs::path before = parent / kUnfusedConfigFile;

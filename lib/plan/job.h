@@ -63,8 +63,8 @@ struct Job {
 };
 
 /// The files beside a checkpoint's weights that belong to the model: everything under `directory` that is neither
-/// weights, nor an index of weights, nor hidden, nor about how its shards are cut, nor a folder of shards or of training
-/// checkpoints, nor one of the folders `left_out`.
+/// weights, nor an index of weights, nor hidden, nor about how its shards are cut, nor a folder of shards or of
+/// training checkpoints, nor one of the folders `left_out`.
 std::vector<CopiedFile> companion_files(const std::filesystem::path& directory,
                                         const std::vector<std::filesystem::path>& left_out = {});
 

@@ -29,7 +29,8 @@ struct PeftAdapter {
 std::vector<PeftAdapter> read_peft_adapters(const std::vector<std::filesystem::path>& directories);
 
 /// Holds the adapter's tensors against the model and the config's ranks, and sorts them: each by the module that it
-/// belongs to in the ranks, where `joined` linears are one. Of a joined linear either all are adapted, all alike, or none.
+/// belongs to in the ranks, where `joined` linears are one. Of a joined linear either all are adapted, all alike, or
+/// none.
 /// \throws Error kBadInput or kUnsupported, naming the tensor or the module.
 AdapterContent adapter_content(const PeftAdapter& adapter, const Model& model, const std::vector<FusedLayer>& joined);
 

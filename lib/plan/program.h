@@ -65,9 +65,9 @@ struct ProgramOptions {
 };
 
 /// The program that makes `target` out of `source`. Proves both layouts (prove_tiling), that every logical tensor of
-/// each side stands on the other with the same shape and a dtype that it can be cast to, and that the source covers each
-/// of them whole. Every source byte is read once: placed, or, where it is a second copy (a replica on another rank, a
-/// tied parameter), compared with the one that is placed.
+/// each side stands on the other with the same shape and a dtype that it can be cast to, and that the source covers
+/// each of them whole. Every source byte is read once: placed, or, where it is a second copy (a replica on another
+/// rank, a tied parameter), compared with the one that is placed.
 /// \throws Error kBadInput naming the tensor and the box that is missing; kUnsupported for a cast that cannot be.
 Program make_program(const Layout& source, const Layout& target, const ProgramOptions& options = {});
 

@@ -10,8 +10,8 @@ constexpr std::array<std::string_view, 5> kComponents = {"lora_A", "lora_B", "lo
                                                          "lora_magnitude_vector"};
 constexpr std::string_view kModulesToSave = ".modules_to_save.";
 
-/// What stands after `adapter` in "adapter.weight", or nothing if another name stands there. The name may have dots, what
-/// follows has none.
+/// What stands after `adapter` in "adapter.weight", or nothing if another name stands there. The name may have dots,
+/// what follows has none.
 std::optional<std::string> after_adapter(const std::string& rest, const std::string& adapter) {
   if (rest == adapter) return "";
   if (!rest.starts_with(adapter + ".")) return std::nullopt;

@@ -12,7 +12,8 @@ namespace reshard {
 /// What PEFT puts before every name of the model that it wraps.
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";
 
-/// The name of an adapter's tensor, taken apart: "base_model.model.m.lora_A.weight" is the lora_A of "base_model.model.m".
+/// The name of an adapter's tensor, taken apart: "base_model.model.m.lora_A.weight" is the lora_A of
+/// "base_model.model.m".
 struct LoraName {
   std::string module;
   std::string component;  // "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"

@@ -25,8 +25,8 @@ CastKernel find_kernel(DType, DType) {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Every value passes through a lane that holds the bits of a float32, which has room for each value of the narrower
-// dtypes. Highway's own conversions of narrow floats round differently from version to version, so that rounding is done
-// here.
+// dtypes. Highway's own conversions of narrow floats round differently from version to version, so that rounding is
+// done here.
 using Lanes32 = hn::ScalableTag<std::int32_t>;
 using Vec32 = hn::Vec<Lanes32>;
 
@@ -125,8 +125,8 @@ HWY_INLINE Vec32 round_magnitude(Vec32 magnitude) {
   const Vec32 half = hn::Set(d, (1 << (kShift - 1)) - 1 - kRebias);
   const Vec32 normal = hn::ShiftRight<kShift>(hn::Add(hn::Add(magnitude, half), is_odd));
   if constexpr (kRebias == 0) return normal;
-  // A float32 whose last bit weighs as much as the target's last subnormal bit: to add it rounds there, by IEEE 754. The
-  // sum is normal, and denormals that some modes read as 0 would have been rounded to 0.
+  // A float32 whose last bit weighs as much as the target's last subnormal bit: to add it rounds there, by IEEE 754.
+  // The sum is normal, and denormals that some modes read as 0 would have been rounded to 0.
   const hn::RebindToFloat<Lanes32> df;
   constexpr std::int32_t kUnitExponent = 1 - kFormat.bias - kFormat.mantissa_bits;
   constexpr std::int32_t kMagic = (kUnitExponent + kF32.mantissa_bits + kF32.bias) << kF32.mantissa_bits;

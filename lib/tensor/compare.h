@@ -38,9 +38,11 @@ bool can_compare(DType a_dtype, DType b_dtype);
 
 /// Compares elements at any alignment.
 /// - Without tolerance and with equal dtypes, elements differ if their bits do: -0 is not 0, and NaNs have payloads.
-/// - Without tolerance and with different dtypes, they differ if their values do, exactly, 64-bit integers too; NaN equals
+/// - Without tolerance and with different dtypes, they differ if their values do, exactly, 64-bit integers too; NaN
+/// equals
 ///   NaN and -0 equals 0. Any nonzero BOOL is 1.
-/// - With tolerance they are equal if |a - b| <= absolute + relative * |b|, both as doubles. NaN equals NaN and no number;
+/// - With tolerance they are equal if |a - b| <= absolute + relative * |b|, both as doubles. NaN equals NaN and no
+/// number;
 ///   infinities are equal if their signs are. The difference of two integers is taken before it is rounded.
 /// A complex element differs if one of its parts does. Sub-byte elements lie from the low bits of a byte up.
 /// \param a, b  the same number of elements, of dtypes for which can_compare holds.
@@ -50,8 +52,8 @@ bool can_compare(DType a_dtype, DType b_dtype);
 DifferenceSummary compare_elements(DType a_dtype, std::span<const std::byte> a, DType b_dtype,
                                    std::span<const std::byte> b, Tolerance tolerance, std::size_t keep_first);
 
-/// An element as text that no element of other bits has: the shortest decimal number that is rounded to it by its dtype;
-/// "nan(0x7fc1)" with all its bits; "(re, im)" for complex elements; "false", "true" or "true(0x02)".
+/// An element as text that no element of other bits has: the shortest decimal number that is rounded to it by its
+/// dtype; "nan(0x7fc1)" with all its bits; "(re, im)" for complex elements; "false", "true" or "true(0x02)".
 /// \param index  of an element that lies in `bytes`.
 std::string format_element(DType dtype, std::span<const std::byte> bytes, std::size_t index);
 

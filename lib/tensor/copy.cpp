@@ -45,8 +45,8 @@ void copy_grid(const CopyLoop& outer_loop, const CopyLoop& inner_loop, std::uint
   std::uint64_t tile = inner.count;
   const bool against_order = outer.from_stride < inner.from_stride || outer.to_stride < inner.to_stride;
   if (outer.count > 1 && cell_bytes < kShortRowBytes && against_order) {
-    // One side goes through memory in the order of the other loop. In tiles, the cache lines that it fetches are used up
-    // before they leave the cache.
+    // One side goes through memory in the order of the other loop. In tiles, the cache lines that it fetches are used
+    // up before they leave the cache.
     if (outer.count > inner.count) std::swap(outer, inner);
     const std::uint64_t across_bytes = std::max<std::uint64_t>(1, outer.count * cell_bytes);
     tile = std::max(

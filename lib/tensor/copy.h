@@ -1,5 +1,5 @@
-// Copies of many short segments of bytes, from any distance to any other. Data that is cut or put together along an inner
-// dim, or transposed, is moved by these.
+// Copies of many short segments of bytes, from any distance to any other. Data that is cut or put together along an
+// inner dim, or transposed, is moved by these.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +19,9 @@ struct CopyLoop {
 /// Allocates nothing; safe from several threads.
 void copy_rows(const CopyLoop& rows, std::uint64_t row_bytes, const std::byte* from, std::byte* to);
 
-/// The same for a grid: cell (i, j) of `cell_bytes` is i strides of `outer` and j of `inner` from the first. Which of the
-/// two loops is which matters for neither result nor speed. Cells of 1, 2, 4 or 8 bytes that lie beside each other along
-/// one loop in the source and along the other in the target are transposed in blocks.
+/// The same for a grid: cell (i, j) of `cell_bytes` is i strides of `outer` and j of `inner` from the first. Which of
+/// the two loops is which matters for neither result nor speed. Cells of 1, 2, 4 or 8 bytes that lie beside each other
+/// along one loop in the source and along the other in the target are transposed in blocks.
 void copy_grid(const CopyLoop& outer, const CopyLoop& inner, std::uint64_t cell_bytes, const std::byte* from,
                std::byte* to);
 

@@ -1,4 +1,5 @@
-// Copies of short rows without a call for each, and transposes. Highway compiles this file once for each instruction set.
+// Copies of short rows without a call for each, and transposes. Highway compiles this file once for each instruction
+// set.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -62,8 +63,8 @@ void copy_word_pairs(const CopyLoop& rows, std::uint64_t row_bytes, const std::b
   }
 }
 
-/// Rows of at least a vector of `kBytes`, or of all that the CPU has: vector by vector, the last one over the one before.
-/// Vectors of 64 bytes were no faster than ones of 32.
+/// Rows of at least a vector of `kBytes`, or of all that the CPU has: vector by vector, the last one over the one
+/// before. Vectors of 64 bytes were no faster than ones of 32.
 template <std::size_t kBytes>
 void copy_vectors(const CopyLoop& rows, std::uint64_t row_bytes, const std::byte* from_bytes, std::byte* to_bytes) {
   const hn::CappedTag<std::uint8_t, kBytes> d;
@@ -94,9 +95,9 @@ void copy_short_rows(const CopyLoop& rows, std::uint64_t row_bytes, const std::b
 }
 
 /// Matrices are transposed in blocks that fill eight vectors. The number of an element of the block has three bits that
-/// choose the vector and, below them, those that choose the lane in a group of 16 bytes. To interleave the vectors rotates
-/// those bits to the left by one: after as many rounds as a lane's number has bits, what chose the vector chooses the
-/// lane. `kGroups` blocks are done at once, in vectors of as many groups of 16 bytes.
+/// choose the vector and, below them, those that choose the lane in a group of 16 bytes. To interleave the vectors
+/// rotates those bits to the left by one: after as many rounds as a lane's number has bits, what chose the vector
+/// chooses the lane. `kGroups` blocks are done at once, in vectors of as many groups of 16 bytes.
 template <typename T, std::size_t kGroups>
 struct Block {
   static constexpr std::size_t kLanes = 16 / sizeof(T);
@@ -167,8 +168,8 @@ struct Block {
   }
 };
 
-/// A part of the matrix of at most 64 bytes each way: what is a cache line of the source and of the target. Blocks at its
-/// ends lie over those before them.
+/// A part of the matrix of at most 64 bytes each way: what is a cache line of the source and of the target. Blocks at
+/// its ends lie over those before them.
 template <typename B>
 void transpose_tile(std::size_t elem_bytes, const CopyLoop& rows, const CopyLoop& columns, const std::byte* from,
                     std::byte* to) {

@@ -11,8 +11,8 @@ namespace reshard {
 
 /// One number a dim, outermost first. As a shape: sizes in elements; `{}` is a scalar. As an index: positions.
 ///
-/// A sequence like std::vector<std::uint64_t>, of which two numbers, the dims of a matrix, need no memory of their own: a
-/// plan for a large model on many ranks has millions of these.
+/// A sequence like std::vector<std::uint64_t>, of which two numbers, the dims of a matrix, need no memory of their own:
+/// a plan for a large model on many ranks has millions of these.
 class Dims {
  public:
   using value_type = std::uint64_t;

@@ -9,8 +9,8 @@
 
 namespace reshard {
 
-/// The value of one real element, exactly: (-1)^negative * significand * 2^exponent. An infinity has neither of the two.
-/// The significand of a NaN is its payload: the mantissa, moved to the top of 64 bits.
+/// The value of one real element, exactly: (-1)^negative * significand * 2^exponent. An infinity has neither of the
+/// two. The significand of a NaN is its payload: the mantissa, moved to the top of 64 bits.
 struct Number {
   enum class Kind : std::uint8_t { kFinite, kInfinite, kNan };
 

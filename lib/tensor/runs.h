@@ -39,8 +39,8 @@ struct Runs {
 std::optional<Runs> make_runs(DType dtype, const Dims& size, const Dims& a_shape, const Dims& a_begin,
                               const Dims& b_shape, const Dims& b_begin);
 
-/// The same for tensors whose elements lie at `a_strides` and `b_strides`, in elements, one a dim. A stride of 0 repeats
-/// an element; b, which is written, has none.
+/// The same for tensors whose elements lie at `a_strides` and `b_strides`, in elements, one a dim. A stride of 0
+/// repeats an element; b, which is written, has none.
 std::optional<Runs> make_strided_runs(DType dtype, const Dims& size, const Dims& a_strides, const Dims& a_begin,
                                       const Dims& b_strides, const Dims& b_begin);
 
@@ -70,8 +70,8 @@ struct RunsCopy {
   std::uint64_t b_origin_bytes;
 };
 
-/// As copy_runs for each, in no certain order. Where a block is cut along an inner dim, or put together along one, all its
-/// parts go through memory side by side: cache lines that they share are fetched once.
+/// As copy_runs for each, in no certain order. Where a block is cut along an inner dim, or put together along one, all
+/// its parts go through memory side by side: cache lines that they share are fetched once.
 void copy_runs_together(std::span<const RunsCopy> copies);
 
 // Implementation of the template.

@@ -6,12 +6,12 @@
 
 namespace reshard {
 
-/// The instruction sets that kernels can run with on this machine, best first, by Highway's names in lower case ("avx2",
-/// "neon"); the last is "scalar", which is plain C++. Results are the same with each.
+/// The instruction sets that kernels can run with on this machine, best first, by Highway's names in lower case
+/// ("avx2", "neon"); the last is "scalar", which is plain C++. Results are the same with each.
 std::vector<std::string> simd_targets();
 
-/// Makes kernels run with one of simd_targets() from now on, in the whole process. Without a call it is the one that the
-/// environment variable RESHARD_SIMD names, which is read once; without that, the best.
+/// Makes kernels run with one of simd_targets() from now on, in the whole process. Without a call it is the one that
+/// the environment variable RESHARD_SIMD names, which is read once; without that, the best.
 /// \throws Error kUsage for any other name.
 void use_simd_target(std::string_view name);
 

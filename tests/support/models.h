@@ -65,8 +65,8 @@ RunResult consolidate(const ConsolidateRequest& request, const RunOptions& optio
 ShardRequest shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
                            std::uint32_t tp = 1, std::uint32_t pp = 1);
 
-/// What `execute` does between making the files and publishing them, but with blocks of `block_bytes`; the model's other
-/// files are not copied.
+/// What `execute` does between making the files and publishing them, but with blocks of `block_bytes`; the model's
+/// other files are not copied.
 void run_in_blocks(const Job& job, const std::filesystem::path& root, std::uint64_t block_bytes, unsigned threads);
 
 }  // namespace reshard::test
