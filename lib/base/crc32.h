@@ -6,8 +6,8 @@
 
 namespace reshard {
 
-/// CRC-32 as zip files have it (polynomial 0xEDB88320); 0 for no bytes. `before` is that of the bytes before these. About
-/// as fast as memory is read.
+/// CRC-32 as zip files have it (polynomial 0xEDB88320); 0 for no bytes. `before` is that of the bytes before these.
+/// About as fast as memory is read.
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
 /// What a part whose CRC is `crc` adds to the CRC of the whole, where `bytes_after` bytes follow it: the CRC of a

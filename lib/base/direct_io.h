@@ -18,8 +18,8 @@ constexpr std::uint64_t direct_pages_up(std::uint64_t bytes) {
 /// to use from several threads at once.
 class DirectFile {
  public:
-  /// The file of an open descriptor once more; `access` is O_RDONLY or O_WRONLY. \returns null where the file system has
-  /// no such thing.
+  /// The file of an open descriptor once more; `access` is O_RDONLY or O_WRONLY. \returns null where the file system
+  /// has no such thing.
   static std::unique_ptr<DirectFile> open(int fd, int access);
   ~DirectFile();
   DirectFile(const DirectFile&) = delete;

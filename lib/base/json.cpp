@@ -11,11 +11,12 @@
 namespace reshard {
 namespace {
 
-/// Builds the value from the parser's events. The library's own parser with a callback looks, at the end of each object,
-/// through all that stand beside it: a minute for a file of 60 000 parameters.
+/// Builds the value from the parser's events. The library's own parser with a callback looks, at the end of each
+/// object, through all that stand beside it: a minute for a file of 60 000 parameters.
 class Builder final : public nlohmann::json_sax<Json> {
  public:
-  explicit Builder(const std::filesystem::path& path) : path_(path) {}
+  /// `read_bytes` counts what the parser has taken of the text.
+  Builder(const std::filesystem::path& path, const std::uint64_t& read_bytes) : path_(path), read_bytes_(read_bytes) {}
 
   Json take() { return std::move(root_); }
 
@@ -34,13 +35,16 @@ class Builder final : public nlohmann::json_sax<Json> {
 
   bool key(string_t& name) override {
     const auto [member, is_new] = open_.back()->get_ref<Json::object_t&>().try_emplace(name);
-    if (!is_new) throw Error(ErrorKind::kBadInput, "has the key \"" + printable(name) + "\" twice").in(path_);
+    if (!is_new)
+      throw Error(ErrorKind::kBadInput, "has the key \"" + printable(name) + "\" twice").in(path_).at_byte(last_byte());
     return member_ = &member->second, true;
   }
 
   bool parse_error(std::size_t position, const std::string&, const Json::exception& error) override {
     if (dynamic_cast<const Json::parse_error*>(&error) == nullptr)
-      throw Error(ErrorKind::kBadInput, "is not valid JSON: a number in it does not fit 64 bits").in(path_);
+      throw Error(ErrorKind::kBadInput, "is not valid JSON: a number in it does not fit 64 bits")
+          .in(path_)
+          .at_byte(position > 0 ? position - 1 : 0);
     throw Error(ErrorKind::kBadInput, "is not valid JSON").in(path_).at_byte(position > 0 ? position - 1 : 0);
   }
 
@@ -53,14 +57,38 @@ class Builder final : public nlohmann::json_sax<Json> {
 
   bool open(Json value) {
     if (open_.size() == kMaxJsonDepth)
-      throw Error(ErrorKind::kBadInput, "is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels").in(path_);
+      throw Error(ErrorKind::kBadInput, "is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels")
+          .in(path_)
+          .at_byte(last_byte());
     return open_.push_back(&put(std::move(value))), true;
   }
 
+  std::uint64_t last_byte() const { return read_bytes_ > 0 ? read_bytes_ - 1 : 0; }
+
   const std::filesystem::path& path_;
+  const std::uint64_t& read_bytes_;
   Json root_;
   std::vector<Json*> open_;  // objects and arrays that have begun, each inside the one before
   Json* member_ = nullptr;   // of the innermost object: the one whose key was last
+};
+
+/// Goes through a text, and counts.
+class CountingIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  CountingIterator(const char* at, std::uint64_t& count) : at_(at), count_(&count) {}
+  reference operator*() const { return *at_; }
+  CountingIterator& operator++() { return ++at_, ++*count_, *this; }
+  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
+
+ private:
+  const char* at_;
+  std::uint64_t* count_;
 };
 
 }  // namespace
@@ -69,8 +97,10 @@ Json parse_json(std::string_view text, const std::filesystem::path& path) {
   // The parser takes a NUL for the end of the text.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos)
     throw Error(ErrorKind::kBadInput, "holds a NUL byte and so is not valid JSON").in(path).at_byte(nul);
-  Builder builder(path);
-  Json::sax_parse(text, &builder);
+  std::uint64_t read_bytes = 0;
+  Builder builder(path, read_bytes);
+  Json::sax_parse(CountingIterator(text.data(), read_bytes), CountingIterator(text.data() + text.size(), read_bytes),
+                  &builder);
   return builder.take();
 }
 

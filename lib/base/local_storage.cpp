@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <optional>
+#include <vector>
 
 #include "reshard/base/direct_io.h"
 #include "reshard/base/error.h"
@@ -20,6 +22,9 @@ namespace reshard {
 namespace {
 
 constexpr std::size_t kMaxIoBytes = std::size_t{1} << 30;  // Linux moves at most 2 GiB a call
+
+constexpr unsigned kMostRefusals =
+    8;  // to map parts of a file; then it is not asked again: each costs some system calls
 
 /// Whether the pages of a mapped file come from another machine, or another process, one fault at a time. There large
 /// reads are faster.
@@ -53,7 +58,7 @@ class LocalFile final : public Source, public Sink {
   ~LocalFile() override { ::close(fd_); }
 
   /// Maps what it is asked to.
-  void allow_mapping(MappedRange::Absent absent) { absent_ = absent; }
+  void allow_mapping(MappedRange::When when) { map_when_ = when; }
   /// Goes past the page cache where that is possible; opens the file a second time.
   void open_direct(int access) { direct_ = DirectFile::open(fd_, access); }
 
@@ -80,11 +85,11 @@ class LocalFile final : public Source, public Sink {
     }
   }
 
-  bool can_map() const override { return absent_.has_value(); }
-
   std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
-    if (!absent_ || size_bytes == 0) return nullptr;
-    return MappedRange::make(fd_, path_, offset_bytes, size_bytes, *absent_);
+    if (!map_when_ || size_bytes == 0 || refusals_in_a_row_ >= kMostRefusals) return nullptr;
+    auto range = MappedRange::make(fd_, path_, offset_bytes, size_bytes, *map_when_);
+    refusals_in_a_row_ = range ? 0 : refusals_in_a_row_ + 1;
+    return range;
   }
 
   void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) override {
@@ -93,7 +98,7 @@ class LocalFile final : public Source, public Sink {
   }
 
   void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts) override {
-    if (direct_) return Sink::write_gathered(offset_bytes, parts);
+    if (direct_) return write_gathered_direct(offset_bytes, parts);
     std::array<iovec, IOV_MAX> vectors;
     while (!parts.empty()) {
       const std::size_t count = std::min(parts.size(), vectors.size());
@@ -169,10 +174,31 @@ class LocalFile final : public Source, public Sink {
     write_cached(offset_bytes + done_bytes, bytes.subspan(done_bytes));
   }
 
+  /// Puts the parts together first, in pieces that end at whole pages: each may be shorter than a page.
+  void write_gathered_direct(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts) {
+    constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
+    thread_local std::vector<std::byte> piece;
+    piece.clear();
+    for (std::span<const std::byte> part : parts)
+      while (!part.empty()) {
+        const std::uint64_t piece_end = (offset_bytes / kPieceBytes + 1) * kPieceBytes;
+        const std::uint64_t room = piece_end - offset_bytes - piece.size();
+        const auto taken = part.first(std::min<std::uint64_t>(part.size(), room));
+        piece.insert(piece.end(), taken.begin(), taken.end());
+        part = part.subspan(taken.size());
+        if (taken.size() < room) continue;
+        write_direct(offset_bytes, piece);
+        offset_bytes = piece_end;
+        piece.clear();
+      }
+    write_direct(offset_bytes, piece);
+  }
+
   int fd_;
   std::filesystem::path path_;
   std::uint64_t size_bytes_;
-  std::optional<MappedRange::Absent> absent_;  // nothing: maps nothing
+  std::optional<MappedRange::When> map_when_;  // nothing: maps nothing
+  mutable std::atomic<unsigned> refusals_in_a_row_{0};
   std::unique_ptr<DirectFile> direct_;
 };
 
@@ -190,8 +216,8 @@ class LocalStorage final : public Storage {
       throw Error(ErrorKind::kBadInput, "not a regular file").in(path);
     }
     auto file = std::make_unique<LocalFile>(fd, path, static_cast<std::uint64_t>(status.st_size));
-    if (mode_ == IoMode::kMmap) file->allow_mapping(MappedRange::Absent::kFetch);
-    if (mode_ == IoMode::kAuto && !is_remote(fd)) file->allow_mapping(MappedRange::Absent::kRefuse);
+    if (mode_ == IoMode::kMmap) file->allow_mapping(MappedRange::When::kAlways);
+    if (mode_ == IoMode::kAuto && !is_remote(fd)) file->allow_mapping(MappedRange::When::kInLargePages);
     if (mode_ == IoMode::kDirect) file->open_direct(O_RDONLY);
     return file;
   }
@@ -201,8 +227,8 @@ class LocalStorage final : public Storage {
     if (fd < 0) throw system_error(errno, "cannot create", path);
     auto file = sink(fd, path);
     if (size_bytes == 0) return file;
-    // Reserving the blocks finds a full disk or a quota before the first byte is moved, and makes writing faster. A file
-    // system that cannot reserve gets a sparse file of the right length instead.
+    // Reserving the blocks finds a full disk or a quota before the first byte is moved, and makes writing faster. A
+    // file system that cannot reserve gets a sparse file of the right length instead.
     if (::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)) == 0) return file;
     if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
       throw system_error(errno, "cannot reserve " + format_bytes(size_bytes), path);

@@ -14,16 +14,19 @@ namespace reshard {
 /// write(2) from a range, fail with EFAULT.
 class MappedRange {
  public:
-  /// What to do with pages that are not in memory.
-  enum class Absent : std::uint8_t {
-    kFetch,
-    kRefuse,  // reading is better at it: it reads ahead, and keeps the file in large pages
+  enum class When : std::uint8_t {
+    kAlways,
+    /// What is in memory already, most of it in large pages (of 2 MiB on x86-64). Small ones cost more to map than
+    /// reading costs; what is absent, reading brings in larger pieces. Linux before 6.7 does not tell: there nothing is
+    /// mapped.
+    kInLargePages,
   };
 
   /// Maps `size_bytes`, at least 1, of `fd` from `begin_bytes`, a multiple of the page size, with its pages present if
-  /// they can be had. `fd` is borrowed. \returns null if the system refuses, or too many ranges exist.
+  /// they can be had. `fd` is borrowed. \returns null where `when` says so, the system refuses, or too many ranges
+  /// exist.
   static std::unique_ptr<MappedRange> make(int fd, std::filesystem::path path, std::uint64_t begin_bytes,
-                                           std::uint64_t size_bytes, Absent absent = Absent::kFetch);
+                                           std::uint64_t size_bytes, When when = When::kAlways);
   ~MappedRange();
   MappedRange(const MappedRange&) = delete;
   MappedRange& operator=(const MappedRange&) = delete;

@@ -20,10 +20,8 @@ class Source {
   /// Fills `out` from `offset_bytes`.
   /// \throws Error kIo if the bytes cannot be read or the file ends before them (it was cut while in use).
   virtual void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const = 0;
-  /// Whether map is wise.
-  virtual bool can_map() const { return false; }
-  /// Maps a range that lies inside the file. \returns null where that is not possible or not wise, as for what the disk
-  /// would have to bring first; then there is read_at.
+  /// Maps a range that lies inside the file. \returns null where that is not possible or not wise; then there is
+  /// read_at.
   virtual std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const;
   /// The descriptor, for calls that move bytes from file to file; -1 if there is none.
   virtual int descriptor() const { return -1; }
@@ -38,8 +36,8 @@ class Sink {
   /// Writes one range that lies in parts.
   /// \throws as write_at.
   virtual void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts);
-  /// Copies a range of a file without bringing it here. \returns false, with nothing said about the range's bytes, where
-  /// the two files cannot do that; then write_at has to.
+  /// Copies a range of a file without bringing it here. \returns false, with nothing said about the range's bytes,
+  /// where the two files cannot do that; then write_at has to.
   /// \throws Error kNoSpace or kIo, also if the source ends before the range does.
   virtual bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
                          std::uint64_t size_bytes);
@@ -49,8 +47,8 @@ class Sink {
   /// Returns once what start_writeback has started is done.
   /// \throws Error kNoSpace or kIo.
   virtual void wait_for_writeback() {}
-  /// In place of sync, where nobody waits for the disk: has file systems that tell errors late, as those of a network do,
-  /// tell them now.
+  /// In place of sync, where nobody waits for the disk: has file systems that tell errors late, as those of a network
+  /// do, tell them now.
   /// \throws Error kNoSpace or kIo.
   virtual void finish() {}
   /// Returns once everything written so far is on stable storage.
@@ -80,7 +78,7 @@ struct IoModeRow {
   const char* meaning;
 };
 inline constexpr IoModeRow kIoModes[] = {
-    {IoMode::kAuto, "auto", "mmap what is in memory already; read the rest, and what is behind a network"},
+    {IoMode::kAuto, "auto", "mmap what is in memory already, in large pages; read the rest"},
     {IoMode::kMmap, "mmap", "map what is read, also what the disk has yet to bring"},
     {IoMode::kRead, "read", "large reads and writes, or copies from file to file in the kernel"},
     {IoMode::kDirect, "direct", "past the page cache, where the file system can"},

@@ -16,9 +16,9 @@ inline constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
 /// Of a matrix that lies in columns, a block of rows is short ranges: the more rows, the longer.
 inline constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 
-/// Work to be had. Each worker has a share of the program, about as many bytes as the others', and walks it in order: so
-/// workers read each a file from front to back, and mostly write to different files, which a file system does at the same
-/// time. Who is done takes half of what the slowest still has to do. Thread-safe.
+/// Work to be had. Each worker has a share of the program, about as many bytes as the others', and walks it in order:
+/// so workers read each a file from front to back, and mostly write to different files, which a file system does at the
+/// same time. Who is done takes half of what the slowest still has to do. Thread-safe.
 class BlockQueue {
  public:
   struct Item {
@@ -35,8 +35,8 @@ class BlockQueue {
   bool next(unsigned worker, Item& item);
 
  private:
-  /// Blocks from one place up to another; each place is a transfer and a block of it. A place has as its block 0 and not
-  /// the count of the transfer before.
+  /// Blocks from one place up to another; each place is a transfer and a block of it. A place has as its block 0 and
+  /// not the count of the transfer before.
   struct Place {
     std::size_t transfer = 0;
     std::uint64_t block = 0;

@@ -56,6 +56,11 @@ bool BlockReader::read_parts(const Layout& layout, FilePool<Source>& files, std:
                              std::vector<std::span<const std::byte>>& parts) {
   parts.clear();
   if (groups.empty()) return false;
+  if (groups.size() == 1 && groups.front().is_one_run()) {
+    const auto bytes = view(layout, files, groups.front(), 1);
+    if (!bytes.empty()) parts.push_back(bytes);
+    return !bytes.empty();
+  }
   // Columns of the block side by side, in rows of one length.
   const Runs& first = groups.front().runs.front();
   for (const Group& group : groups) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -16,7 +17,8 @@ class BlockReader {
   BlockReader(SharedRun& shared, Buffers& buffers, std::uint64_t max_window_bytes)
       : shared_(shared),
         buffers_(buffers),
-        windows_(max_window_bytes, shared.options.tuning.least_view_bytes, kMostWindows / shared.threads + 1) {}
+        windows_(max_window_bytes, shared.options.tuning.least_view_bytes,
+                 std::min(kMostWindows, open_files()) / shared.threads + 1) {}
 
   /// What was returned for the block before may go away.
   void start_block() { windows_.start_block(); }
@@ -26,8 +28,8 @@ class BlockReader {
   std::span<const std::byte> read(const Layout& layout, FilePool<Source>& files, const Reading& reading,
                                   const LogicalTensor& tensor, const Box& box, std::vector<std::byte>& buffer);
 
-  /// The same block in parts of at least Tuning::least_part_bytes, in order, still where they lie in their files. \returns false
-  /// where that is not possible. `groups` are those of its reads.
+  /// The same block in one part, or parts of at least Tuning::least_part_bytes, in order, where they lie in their
+  /// files. `groups` are those of its reads. \returns false where that is not possible.
   bool read_parts(const Layout& layout, FilePool<Source>& files, std::span<const Group> groups,
                   std::vector<std::span<const std::byte>>& parts);
 

@@ -36,15 +36,29 @@ bool BlockWriter::is_put_together(const Group& group) const {
 
 std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const std::byte> block) {
   std::uint64_t stored_bytes = 0;
-  std::uint64_t staged_bytes = 0;
-  swapped_.clear();
-  for (const Group& group : groups) {
-    stored_bytes += group.total_bytes;
-    if (!is_put_together(group)) continue;
-    staged_bytes += group.total_bytes;
-    for (const Runs& runs : group.runs) swapped_.push_back(swapped(runs));
+  while (!groups.empty()) {
+    // A few at a time, where they are put together: of copies for many ranks all at once would take too much memory.
+    std::uint64_t staged_bytes = 0;
+    std::size_t count = 0;
+    for (; count < groups.size(); ++count) {
+      const std::uint64_t more = is_put_together(groups[count]) ? groups[count].total_bytes : 0;
+      if (count > 0 && more > 0 && staged_bytes + more > block.size()) break;
+      staged_bytes += more;
+      stored_bytes += groups[count].total_bytes;
+    }
+    buffers_.staging.resize(staged_bytes);
+    write_together(groups.first(count), block);
+    groups = groups.subspan(count);
   }
-  buffers_.staging.resize(staged_bytes);
+  return stored_bytes;
+}
+
+/// Writes groups; those that are put together have room in the staging buffer.
+void BlockWriter::write_together(std::span<const Group> groups, std::span<const std::byte> block) {
+  swapped_.clear();
+  for (const Group& group : groups)
+    if (is_put_together(group))
+      for (const Runs& runs : group.runs) swapped_.push_back(swapped(runs));
   copies_.clear();
   std::byte* staged = buffers_.staging.data();
   for (const Group& group : groups) {
@@ -69,7 +83,6 @@ std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const 
       write_gathered(group, group.begin_bytes);
     }
   }
-  return stored_bytes;
 }
 
 void BlockWriter::store(const Group& group, std::span<const std::span<const std::byte>> parts) {
@@ -92,9 +105,11 @@ bool BlockWriter::copy(const Group& group, const Source& source, std::uint64_t s
   const StoredTensor& stored = shared_.program.target->stored[group.stored];
   const Runs& run = group.runs.front();
   const auto sink = sink_of(stored);
-  if (!sink->copy_from(source, source_offset_bytes + run.b_begin_bytes, stored.offset_bytes + run.a_begin_bytes,
-                       run.run_bytes))
-    return false;
+  ++shared_.writers[stored.file];
+  const bool copied = sink->copy_from(source, source_offset_bytes + run.b_begin_bytes,
+                                      stored.offset_bytes + run.a_begin_bytes, run.run_bytes);
+  --shared_.writers[stored.file];
+  if (!copied) return false;
   if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, run.run_bytes);
   return true;
 }

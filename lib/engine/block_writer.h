@@ -34,6 +34,7 @@ class BlockWriter {
  private:
   std::shared_ptr<Sink> sink_of(const StoredTensor& stored);
   bool is_put_together(const Group& group) const;
+  void write_together(std::span<const Group> groups, std::span<const std::byte> block);
   void write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes);
   void write_gathered(const Group& group, std::uint64_t begin_bytes);
 

@@ -30,7 +30,8 @@ class Staging {
 
   /// Gives everything in root() its final name: the whole directory by one rename where the output directory is new;
   /// otherwise entry by entry, weights before indexes, whole folders last, and all of it undone if one step fails. What
-  /// was replaced goes away with the staging. With `sync`, once this returns, all of it outlives a crash of the machine.
+  /// was replaced goes away with the staging. With `sync`, once this returns, all of it outlives a crash of the
+  /// machine.
   /// \throws Error kIo, kBadInput.
   void publish(bool sync = true);
 

@@ -92,8 +92,8 @@ class Worker {
   /// A file system lets one thread at a time write to a file. Where another one does, this puts the block together
   /// meanwhile: then its own turn is short.
   void store_parts(const std::vector<Group>& targets) {
-    if (std::none_of(targets.begin(), targets.end(),
-                     [&](const Group& target) { return writer_.has_to_wait(target); })) {
+    if (parts_.size() == 1 || std::none_of(targets.begin(), targets.end(),
+                                           [&](const Group& target) { return writer_.has_to_wait(target); })) {
       for (const Group& target : targets) writer_.store(target, parts_);
       return;
     }
@@ -105,20 +105,23 @@ class Worker {
     writer_.store(targets, buffers_.block);
   }
 
-  /// Has the kernel copy the block from file to file, where it cannot be mapped and no checksums are wanted.
+  /// Has the kernel copy the block from file to file, where no checksums are wanted and each byte goes to one place.
+  /// While it copies, nobody else writes to the file: where another thread does, it is better to read meanwhile.
   bool copy_in_kernel(const Group& source, const std::vector<Group>& targets) {
+    if (shared_.checksums.wanted()) return false;
+    std::uint64_t bytes = 0;
+    for (const Group& target : targets) {
+      if (writer_.has_to_wait(target)) return false;
+      bytes += target.total_bytes;
+    }
+    if (bytes > source.total_bytes) return false;
     const Layout& layout = *shared_.program.source;
     const StoredTensor& stored = layout.stored[source.stored];
-    if (shared_.cannot_copy_in_kernel || shared_.checksums.wanted()) return false;
     const auto file =
         shared_.sources.get(stored.file, [&] { return shared_.options.storage->open(layout.files[stored.file].path); });
-    if (file->can_map()) return false;
-    for (const Group& target : targets)
-      if (!writer_.copy(target, *file, stored.offset_bytes + source.runs.front().a_begin_bytes)) {
-        shared_.cannot_copy_in_kernel = true;
-        return false;
-      }
-    return true;
+    return std::all_of(targets.begin(), targets.end(), [&](const Group& target) {
+      return writer_.copy(target, *file, stored.offset_bytes + source.runs.front().a_begin_bytes);
+    });
   }
 
   std::span<const std::byte> read(const Transfer& transfer, const Box& box) {
@@ -188,9 +191,7 @@ void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_byt
   try {
     Worker(shared, number, max_window_bytes).run();
   } catch (...) {
-    const std::lock_guard lock(shared.failure_mutex);
-    if (!shared.failure) shared.failure = std::current_exception();
-    shared.failed = true;
+    shared.fail(std::current_exception());
   }
 }
 
@@ -212,15 +213,7 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
   const std::uint64_t most = half / buffers_per_thread(program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
-  SharedRun shared{program,
-                   target_root,
-                   options,
-                   visitor,
-                   threads,
-                   BlockQueue(program, block_bytes, strided_bytes, threads),
-                   Checksums(program.target),
-                   WriteBack(program.target ? program.target->files.size() : 0),
-                   std::vector<std::atomic<unsigned>>(program.target ? program.target->files.size() : 0)};
+  SharedRun shared(program, target_root, options, visitor, threads, block_bytes, strided_bytes);
   std::vector<std::thread> others;
   try {
     for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared), i, half);
@@ -229,6 +222,8 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
   }
   run_worker(shared, 0, half);
   for (std::thread& thread : others) thread.join();
+  shared.write_back.clear();
+  shared.sinks.clear();  // which may have a failure to tell
   if (shared.failure) std::rethrow_exception(shared.failure);
   return shared.checksums.values();
 }

@@ -25,10 +25,10 @@ struct Progress {
 
 /// What pays, as measured (tests/bench). Outputs do not depend on it; tests let small tensors go every way.
 struct Tuning {
-  std::uint64_t least_view_bytes = std::uint64_t{64} << 10;  // less is read, unless it lies in a window already mapped
-  std::uint64_t least_part_bytes =
-      1024;  // shorter runs are put together here; longer ones by the kernel, which saves a
-             // copy but takes its time for each
+  /// Less is read, unless it lies in a window already mapped.
+  std::uint64_t least_view_bytes = std::uint64_t{64} << 10;
+  /// Shorter runs are put together here; longer ones by the kernel, which saves a copy but takes its time for each.
+  std::uint64_t least_part_bytes = 1024;
 };
 
 struct RunOptions {
@@ -48,9 +48,9 @@ struct RunOptions {
 inline constexpr std::uint64_t kMinMemoryBytes = std::uint64_t{4} << 20;
 
 /// Sees the bytes of one block of a logical tensor, C-ordered, whole. Called from several threads, each block once.
-/// `transfer` is the index into Program::transfers, `block` counts the blocks of that tensor;
-/// `against` is the same block as Program::against has it, in that layout's dtype; empty where there is none. Blocks are
-/// ranges of C order: `first_elem` says where this one begins.
+/// `transfer` is the index into Program::transfers, `block` counts the blocks of that tensor; `against` is the same
+/// block as Program::against has it, in that layout's dtype; empty where there is none. Blocks are ranges of C order:
+/// `first_elem` says where this one begins.
 struct VisitedBlock {
   std::size_t transfer = 0;
   std::uint64_t block = 0;

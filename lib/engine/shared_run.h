@@ -15,30 +15,38 @@
 
 namespace reshard {
 
-inline constexpr std::size_t kOpenFiles = 256;  // of each side; the usual limit is 1024 a process
+/// How many files each pool of a run keeps open: an eighth of what the process may have, at most 256. There are three
+/// pools, files past the page cache are open twice, and windows keep some more.
+std::size_t open_files();
 
 /// What all threads of a run share.
 struct SharedRun {
+  SharedRun(const Program& program, const std::filesystem::path& target_root, const RunOptions& options,
+            const BlockVisitor& visitor, unsigned threads, std::uint64_t block_bytes,
+            std::uint64_t strided_block_bytes);
+
+  /// Keeps the first of several failures, and has all threads stop.
+  void fail(std::exception_ptr why);
+
   const Program& program;
   const std::filesystem::path& target_root;
   const RunOptions& options;
   const BlockVisitor& visitor;
   unsigned threads;
   BlockQueue queue;
+  std::atomic<bool> failed{false};
+  std::mutex failure_mutex;
+  std::exception_ptr failure;
+  std::set<const StoredTensor*> divergent;
+  FilePool<Source> sources;
+  FilePool<Source> others;  // of Program::against
+  FilePool<Sink> sinks;
   Checksums checksums;
   WriteBack write_back;
   std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now
-  FilePool<Source> sources{kOpenFiles};
-  FilePool<Source> others{kOpenFiles};  // of Program::against
-  FilePool<Sink> sinks{kOpenFiles};
-  std::atomic<bool> cannot_copy_in_kernel{false};
-  std::atomic<bool> failed{false};
-  std::mutex failure_mutex{};
-  std::exception_ptr failure{};
-  std::set<const StoredTensor*> divergent{};
 };
 
-/// One thread's memory, each about as large as a block; `staging` up to two.
+/// One thread's memory, each at most as large as a block; `staging` up to two.
 struct Buffers {
   std::vector<std::byte> block;
   std::vector<std::byte> staging;

@@ -18,8 +18,9 @@ inline constexpr std::size_t kMostViews = 16;
 /// Of all threads together. Each keeps a file open, and the usual limit is 1024.
 inline constexpr std::size_t kMostWindows = 128;
 
-/// One thread's views of the files that it reads: mapped windows, kept for the blocks to come. All windows together take
-/// at most `max_bytes` of memory. For less than `least_view_bytes` no window is made.
+/// One thread's views of the files that it reads: mapped windows, kept for the blocks to come. All windows together
+/// take at most `max_bytes` of memory. They are as large as it turns out to pay: where a thread goes from file to file,
+/// much of a large one would have to make room unseen. For less than `least_view_bytes` no window is made.
 class Windows {
  public:
   Windows(std::uint64_t max_bytes, std::uint64_t least_view_bytes, std::size_t max_windows = kMostWindows)
@@ -42,15 +43,18 @@ class Windows {
     std::shared_ptr<Source> file;  // open as long as the range lives
     std::unique_ptr<MappedRange> range;
     std::uint64_t block;  // that used it last
+    std::uint64_t seen_bytes;
 
     std::uint64_t charged_bytes() const;
   };
 
   bool make_room(std::uint64_t bytes);
+  void learn_from(const Window& window);
 
   std::uint64_t max_bytes_;
   std::uint64_t least_view_bytes_;
   std::size_t max_windows_;
+  std::uint64_t window_bytes_ = kLargestWindowBytes;  // that is made where a view needs less
   std::uint64_t charged_bytes_ = 0;
   std::uint64_t block_ = 0;
   std::vector<Window> windows_;

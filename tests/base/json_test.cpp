@@ -59,6 +59,7 @@ TEST_CASE("The error for broken JSON names the byte that breaks it, counted from
 
 TEST_CASE("A key given twice in one object is refused, at any depth") {
   CHECK_THAT(refused(R"({"a":1,"b":2,"a":1})").what(), Says("has the key \"a\" twice"));
+  CHECK(refused(R"({"a":1,"b":2,"a":1})").offset_bytes() == 15);  // where the second ends
   CHECK_THAT(refused(R"({"x":[{"y":{}},{"y":1,"\u0079":2}]})").what(), Says("has the key \"y\" twice"));
 }
 
@@ -81,6 +82,7 @@ TEST_CASE("Values after a nested one go where they belong") {
 TEST_CASE("JSON may be nested 128 deep and no deeper") {
   CHECK(parse_json(nested(128), kPath).is_array());
   CHECK_THAT(refused(nested(129)).what(), Says("128 levels"));
+  CHECK(refused(nested(129)).offset_bytes() == 128);
   CHECK_THAT(refused(nested(1'000'000)).what(), Says("128 levels"));
 }
 

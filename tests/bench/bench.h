@@ -50,8 +50,8 @@ inline double memcpy_speed(std::size_t bytes) {
   return speeds[2];
 }
 
-/// Times `work`, which moves `bytes`. The counter `memcpys` says how many memcpys of as many bytes take as long, measured
-/// just before, as other loads of the machine come and go.
+/// Times `work`, which moves `bytes`. The counter `memcpys` says how many memcpys of as many bytes take as long,
+/// measured just before, as other loads of the machine come and go.
 template <typename Work>
 void measure(benchmark::State& state, std::size_t bytes, Work&& work) {
   const double best = memcpy_speed(bytes);

@@ -1,5 +1,5 @@
-// How fast files are moved, beside copying them; what planning costs for huge ones. scripts/bench.sh builds and runs it.
-// No test does: figures depend on the machine, and none of them is right or wrong.
+// How fast files are moved, beside copying them; what planning costs for huge ones. scripts/bench.sh builds and runs
+// it. No test does: figures depend on the machine, and none of them is right or wrong.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>

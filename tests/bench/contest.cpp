@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <random>
 
 namespace reshard::bench {
 namespace {
@@ -23,16 +24,22 @@ class Rounds {
   }
 
  private:
+  /// Who comes after whom changes from round to round: what one leaves in memory may help the next, or hinder it.
   void round(bool warm_up) {
-    const Run cp = run(contest_.rows.front().cp_argv);
+    std::vector<std::function<void()>> turns;
+    turns.push_back([&] {
+      const Run cp = run(contest_.rows.front().cp_argv);
+      for (Row& row : contest_.rows) row.cp_runs.push_back(cp);
+    });
     for (Row& row : contest_.rows) {
-      const Run copy = run(row.copy_argv);
-      const Run own = run(row.argv);
-      if (warm_up) continue;
-      row.cp_runs.push_back(cp);
-      row.copy_runs.push_back(copy);
-      row.runs.push_back(own);
+      turns.push_back([&] { row.copy_runs.push_back(run(row.copy_argv)); });
+      turns.push_back([&] { row.runs.push_back(run(row.argv)); });
     }
+    std::shuffle(turns.begin(), turns.end(), random_);
+    for (const auto& turn : turns) turn();
+    if (!warm_up) return;
+    for (Row& row : contest_.rows)
+      for (std::vector<Run>* runs : {&row.cp_runs, &row.copy_runs, &row.runs}) runs->clear();
   }
 
   Run run(const std::vector<std::string>& argv) {
@@ -51,6 +58,7 @@ class Rounds {
   const WorkDir& work_;
   const Settings& settings_;
   MemoryFiller filler_;
+  std::mt19937 random_{1};
 };
 
 }  // namespace

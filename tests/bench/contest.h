@@ -19,7 +19,8 @@ struct Row {
   std::vector<std::string> argv;
   std::vector<std::string> cp_argv;
   std::vector<std::string> copy_argv;
-  // One a round. Those of one round were run one after another, so that what else the machine does meets all alike.
+  // One a round. Those of one round were run one after another, in any order, so that what else the machine does meets
+  // all alike. Rows of one contest share the runs of cp.
   std::vector<Run> runs;
   std::vector<Run> cp_runs;
   std::vector<Run> copy_runs;
@@ -38,7 +39,7 @@ struct Settings {
   std::function<void(const std::string&)> log;
 };
 
-/// Runs every command of `contest` in turn, round after round. Each writes to `output`, which is removed after it.
+/// Runs every command of `contest`, round after round. Each writes to `output`, which is removed after it.
 void measure(Contest& contest, const std::filesystem::path& output, const WorkDir& work, const Settings& settings);
 
 /// The middle one, or the mean of the middle two. `values` is not empty.

@@ -43,8 +43,8 @@ void read_tree(const std::filesystem::path& directory);
 void settle(const std::filesystem::path& directory);
 
 /// Keeps the memory that nothing uses full of a sparse file's pages. So it is on a machine that has worked for a while;
-/// and the free memory of a virtual machine may be with its host, where whoever takes a page first waits for it: runs would
-/// differ by several times, whatever they do.
+/// and the free memory of a virtual machine may be with its host, where whoever takes a page first waits for it: runs
+/// would differ by several times, whatever they do.
 class MemoryFiller {
  public:
   /// Makes the file in `directory`; it takes no disk.

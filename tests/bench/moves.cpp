@@ -33,14 +33,13 @@ enum class Disk {
 
 /// Real proportions, of Llama-3.1-8B with a smaller vocabulary; as many layers as it takes. Small sizes, for trying the
 /// benchmark itself, have narrow layers.
-void make_model(double size_gb, const fs::path& out_dir, const fs::path& errors) {
+void make_model(double size_gb, double file_bytes, const fs::path& out_dir, const fs::path& errors) {
   const bool narrow = size_gb < 1.4;
   const double hidden = narrow ? 1024 : 4096;
   const double intermediate = hidden * 3.5;
   constexpr double kVocab = 32000;
   const double layer_bytes = 2 * (2.5 * hidden * hidden + 3 * hidden * intermediate);
   const double layers = std::max(2.0, std::round((size_gb * 1e9 - 4 * kVocab * hidden) / layer_bytes));
-  const double file_bytes = std::min(5e9, size_gb * 1e9 / 5);
   run_program({BENCH_MAKE_MODEL, out_dir, fmt::format("--hidden={}", hidden),
                fmt::format("--intermediate={}", intermediate), fmt::format("--vocab={}", kVocab), "--heads=32",
                "--kv-heads=8", fmt::format("--layers={}", layers), fmt::format("--max-file-size={:.0f}", file_bytes)},
@@ -54,6 +53,7 @@ class Moves {
         work_(work),
         shards_(work / "shards"),
         output_(work / "output"),
+        file_bytes_(std::min(5e9, options.size_gb * 1e9 / 5)),
         settings_{options.runs, options.cold, std::move(log)} {
     const std::string script = R"("$1" shard --help | grep -q -e --no-sync)";
     knows_no_sync_ =
@@ -90,7 +90,7 @@ class Moves {
     model_ = options_.model.value_or(work_ / "model");
     if (!options_.model) {
       settings_.log("makes the model");
-      make_model(options_.size_gb, model_, work_ / "errors.txt");
+      make_model(options_.size_gb, file_bytes_, model_, work_ / "errors.txt");
     }
   }
 
@@ -109,8 +109,10 @@ class Moves {
                           "--pp",           mesh.pp, "--format",      format, "--quiet"};
     Contest sharding = contest("shard " + what, model_, shard, disk, threads);
     // Of pytorch's shards comes a model in the same format; a model in xser there is not.
-    const Arguments consolidate{options_.reshard, "consolidate", shards_.string(),
-                                "--quiet",        "--format",    format == "pytorch" ? "pytorch" : "safetensors"};
+    Arguments consolidate{options_.reshard, "consolidate", shards_.string(),
+                          "--quiet",        "--format",    format == "pytorch" ? "pytorch" : "safetensors"};
+    if (!options_.model)
+      consolidate.insert(consolidate.end(), {"--max-shard-size", fmt::format("{:.0f}", file_bytes_)});
     Contest consolidation = contest("consolidate " + what, shards_, consolidate, disk, threads);
     if (wanted(options_, sharding.name)) run(table, sharding);
     if (!wanted(options_, consolidation.name)) return;
@@ -151,6 +153,7 @@ class Moves {
   fs::path model_;
   fs::path shards_;
   fs::path output_;
+  double file_bytes_;  // of the model's files: as many as a larger model has, of at most 5 GB, in and out
   Settings settings_;
   bool knows_no_sync_ = false;  // builds from before it can be measured too
 };

@@ -45,11 +45,22 @@ std::string amplification(const Row& row) {
   return fmt::format("{:.3f}", bytes / static_cast<double>(row.input_bytes));
 }
 
+/// Whether it is as fast as it is meant to be.
+const char* verdict(const Row& row) {
+  const double to_cp = median_ratio(row.cp_runs, row.runs);
+  const double to_copy = median_ratio(row.copy_runs, row.runs);
+  return (row.threads == 1 ? to_cp >= 0.85 : to_cp >= 1 && to_copy >= 0.8) ? "met" : "missed";
+}
+
 std::string table_text(const Table& table) {
   Columns columns{{"", Align::kLeft},       {"thr", Align::kRight}, {"s", Align::kRight},    {"±", Align::kRight},
                   {"GB/s", Align::kRight},  {"cp", Align::kRight},  {"copy", Align::kRight}, {"×cp", Align::kRight},
-                  {"×copy", Align::kRight}, {"cpu", Align::kRight}, {"RSS", Align::kRight},  {"anon", Align::kRight}};
-  if (table.cold) columns[3] = {"read", Align::kRight};
+                  {"×copy", Align::kRight}, {"cpu", Align::kRight}, {"RSS", Align::kRight},  {"anon", Align::kRight},
+                  {"bar", Align::kLeft}};
+  if (table.cold) {
+    columns[3] = {"read", Align::kRight};
+    columns.back().first.clear();
+  }
   cli::Table out(columns);
   for (const Row& row : table.rows)
     out.add({row.name, std::to_string(row.threads), fmt::format("{:.2f}", median_of(row.runs, seconds_of)),
@@ -57,7 +68,7 @@ std::string table_text(const Table& table) {
              rate(row, row.copy_runs), fmt::format("{:.2f}", median_ratio(row.cp_runs, row.runs)),
              fmt::format("{:.2f}", median_ratio(row.copy_runs, row.runs)),
              fmt::format("{:.1f}", median_of(row.runs, cpu_seconds_of)), mebibytes(most(row.runs, &Run::peak_bytes)),
-             mebibytes(most(row.runs, &Run::peak_anonymous_bytes))});
+             mebibytes(most(row.runs, &Run::peak_anonymous_bytes)), table.cold ? "" : verdict(row)});
   return wrap(table.title, 0) + "\n\n" + out.text();
 }
 
@@ -97,8 +108,9 @@ constexpr const char* kLegend =
     "s: wall time; ±: half of the spread of all runs; cpu: user and system seconds. "
     "GB/s, and those of cp -r and of the parallel copy_file_range with as many threads: bytes of the input a second. "
     "×cp, ×copy: their time over reshard's, the median of each round's; 1 is as fast, more is faster. RSS: the most "
-    "MiB "
-    "resident, pages of mapped files included; anon: without them (sampled).";
+    "MiB resident, pages of mapped files included; anon: without them (sampled).";
+constexpr const char* kBarLegend =
+    " bar: with one thread at least 0.85 of cp's speed; with more, cp's, and 0.8 of the copy's.";
 constexpr const char* kColdLegend = " read: bytes that came from the device over those of the input.";
 
 Json json_of(const std::vector<Run>& runs) {
@@ -144,7 +156,7 @@ std::string report_text(const Report& report, const Options& options) {
   for (const Table& table : report.tables)
     if (!table.rows.empty()) text += "\n" + table_text(table);
   if (!report.planning.empty()) return text + "\n" + planning_text(report.planning);
-  return text + "\n" + wrap(std::string(kLegend) + (options.cold ? kColdLegend : ""), 0) + "\n";
+  return text + "\n" + wrap(std::string(kLegend) + (options.cold ? kColdLegend : kBarLegend), 0) + "\n";
 }
 
 std::string report_json(const Report& report, const Options& options) {

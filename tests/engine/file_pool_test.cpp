@@ -1,5 +1,6 @@
 #include "reshard/engine/file_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 #include <thread>
@@ -64,6 +65,36 @@ TEST_CASE("A file that cannot be opened leaves the pool as it was") {
   opener.get(2);
   CHECK(opener.opened == 2);
   CHECK(opener.alive == 2);
+}
+
+TEST_CASE("Each file has its last word once, when its last user lets go") {
+  std::vector<int> said;
+  std::vector<int> closed;
+  struct Speaker {
+    Speaker(int number, std::vector<int>& closed) : number_(number), closed_(closed) {}
+    Speaker(const Speaker&) = delete;
+    Speaker& operator=(const Speaker&) = delete;
+    ~Speaker() { closed_.push_back(number_); }
+    int number_;
+    std::vector<int>& closed_;
+  };
+  FilePool<Speaker> pool(1, [&](Speaker& speaker) {
+    CHECK(std::count(closed.begin(), closed.end(), speaker.number_) == 0);
+    said.push_back(speaker.number_);
+  });
+  const auto get = [&](int number) {
+    return pool.get(static_cast<std::uint32_t>(number), [&] { return std::make_unique<Speaker>(number, closed); });
+  };
+  auto held = get(1);
+  get(2);  // pushes out 1, which is in use
+  CHECK(said.empty());
+  get(3);
+  CHECK(said == std::vector<int>{2});
+  held.reset();
+  CHECK(said == std::vector<int>{2, 1});
+  pool.clear();
+  CHECK(said == std::vector<int>{2, 1, 3});
+  CHECK(closed == said);
 }
 
 TEST_CASE("Threads that share a pool hold no more files than capacity and users") {

@@ -161,6 +161,47 @@ TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threa
   CHECK(most > 4);
 }
 
+TEST_CASE("What lies in one piece is copied from file to file, where no checksums are wanted") {
+  for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
+    const Sharded sharded;
+    ShardRequest request = sharded.request;
+    request.sharding.form.format = format;
+    std::uint64_t companions_bytes = 0;
+    const auto job = plan_shard(request);
+    for (const CopiedFile& file : job->copied_files) companions_bytes += fs::file_size(file.source);
+    for (const bool in_kernel : {true, false}) {
+      request.output_directory = sharded.temp / (in_kernel ? "copied" : "read");
+      FaultStorage storage;
+      storage.copies_in_kernel = in_kernel;
+      RunOptions options;
+      options.storage = &storage;
+      options.threads = 1;
+      shard(request, options);
+      if (!in_kernel)
+        CHECK(storage.copied_bytes() == 0);
+      else if (format == Format::kSafetensors)
+        CHECK(storage.copied_bytes() > companions_bytes);
+      else
+        CHECK(storage.copied_bytes() == companions_bytes);  // of the weights a checksum is wanted
+    }
+    CHECK((snapshot(sharded.temp / "copied") == snapshot(sharded.temp / "read")));
+  }
+}
+
+TEST_CASE("A file system that tells of lost writes only at the end of a file is heard") {
+  const Sharded sharded;
+  FaultStorage storage;
+  storage.before = [](FaultStorage::Operation operation, std::uint64_t) {
+    if (operation == FaultStorage::Operation::kFinish) throw Error(ErrorKind::kNoSpace, "over quota, it now says");
+  };
+  RunOptions options;
+  options.storage = &storage;
+  const auto job = plan_shard(sharded.request);
+  CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kNoSpace);
+  CHECK(storage.count(FaultStorage::Operation::kSync) == job->copied_files.size());  // before any shard was synced
+  CHECK_FALSE(fs::exists(sharded.temp / "ranks"));
+}
+
 TEST_CASE("Too little memory is a usage error and leaves nothing") {
   const Sharded sharded;
   const auto before = snapshot(sharded.temp.path());

@@ -57,6 +57,33 @@ TEST_CASE("Windows take no more than their budget: what has no room is not mappe
   CHECK(windows.view(files[4], 0, 9 * kMiB, 1).empty());
 }
 
+TEST_CASE("Where a thread goes from file to file, windows become as small as what it looks at") {
+  const TempDir dir;
+  std::vector<std::shared_ptr<Source>> files;
+  for (int i = 0; i < 8; ++i) files.push_back(file_of(dir / std::to_string(i), 64 * kMiB));
+  Windows windows(32 * kMiB, 1);
+  const auto look = [&](std::size_t file, std::uint64_t at, std::uint64_t size) {
+    windows.start_block();
+    return windows.view(files[file], at, size, 1).data();
+  };
+  // Two blocks of 2 MiB that lie beside each other are in one window or in two.
+  const auto same_window = [&](std::size_t file, std::uint64_t at) {
+    const std::byte* const first = look(file, at, 2 * kMiB);
+    return look(file, at + 2 * kMiB, 2 * kMiB) == first + 2 * kMiB &&
+           look(file, at, 2 * kMiB) == first;  // and was not there by chance: it is still
+  };
+  CHECK(same_window(0, 0));
+  for (std::uint64_t row = 0; row < 4; ++row)
+    for (std::size_t file = 0; file < files.size(); ++file) look(file, 4 * kMiB * row, 2 * kMiB);
+  // Now each has 2 MiB: 15 views of that size in other files still leave room for the first.
+  const std::byte* const first = look(0, 32 * kMiB, 2 * kMiB);
+  for (std::size_t i = 0; i < 15; ++i) look(1 + i % 7, (32 + 4 * (i / 7)) * kMiB, 2 * kMiB);
+  CHECK(look(0, 32 * kMiB, 2 * kMiB) == first);
+  // Front to back they grow again.
+  for (std::uint64_t at = 0; at < 32; at += 2) look(3, at * kMiB, 2 * kMiB);
+  CHECK(same_window(4, 16 * kMiB));
+}
+
 TEST_CASE("What is too short for a window of its own is seen in one that is there") {
   const TempDir dir;
   const auto file = file_of(dir / "f", 8 * kMiB);

@@ -15,12 +15,13 @@ class WatchedSource final : public Source {
     storage_.note_read(path_, {offset_bytes, offset_bytes + out.size()});
     inner_->read_at(offset_bytes, out);
   }
-  bool can_map() const override { return storage_.maps && inner_->can_map(); }
   std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
     auto range = storage_.maps ? inner_->map(offset_bytes, size_bytes) : nullptr;
     if (range) storage_.note_mapped();
     return range;
   }
+  int descriptor() const override { return inner_->descriptor(); }
+  const std::filesystem::path& path() const { return path_; }
 
  private:
   FaultStorage& storage_;
@@ -36,6 +37,29 @@ class WatchedSink final : public Sink {
     storage_.pass(Operation::kWrite, path_);
     storage_.note_write(path_, bytes.size());
     inner_->write_at(offset_bytes, bytes);
+  }
+  void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts) override {
+    storage_.pass(Operation::kWrite, path_);
+    std::uint64_t bytes = 0;
+    for (const auto part : parts) bytes += part.size();
+    storage_.note_write(path_, bytes);
+    inner_->write_gathered(offset_bytes, parts);
+  }
+  bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
+                 std::uint64_t size_bytes) override {
+    if (!storage_.copies_in_kernel) return false;
+    const auto& watched = dynamic_cast<const WatchedSource&>(source);
+    storage_.pass(Operation::kRead, watched.path());
+    storage_.pass(Operation::kWrite, path_);
+    if (!inner_->copy_from(source, source_offset_bytes, offset_bytes, size_bytes)) return false;
+    storage_.note_read(watched.path(), {source_offset_bytes, source_offset_bytes + size_bytes});
+    storage_.note_write(path_, size_bytes);
+    storage_.note_copied(size_bytes);
+    return true;
+  }
+  void finish() override {
+    storage_.pass(Operation::kFinish, path_);
+    inner_->finish();
   }
   void start_writeback() override {
     storage_.pass(Operation::kWriteBack, path_);
@@ -79,7 +103,7 @@ void FaultStorage::note_write(const std::filesystem::path& path, std::uint64_t b
 
 std::unique_ptr<Source> FaultStorage::open(const std::filesystem::path& path) {
   pass(Operation::kOpen, path);
-  return std::make_unique<WatchedSource>(*this, path, local_storage().open(path));
+  return std::make_unique<WatchedSource>(*this, path, local_storage(maps ? IoMode::kMmap : IoMode::kRead).open(path));
 }
 
 std::unique_ptr<Sink> FaultStorage::create(const std::filesystem::path& path, std::uint64_t size_bytes) {

@@ -17,7 +17,7 @@ namespace reshard::test {
 /// operation it is told to. Thread-safe.
 class FaultStorage final : public Storage {
  public:
-  enum class Operation { kOpen, kCreate, kReopen, kRead, kWrite, kWriteBack, kSync };
+  enum class Operation { kOpen, kCreate, kReopen, kRead, kWrite, kWriteBack, kFinish, kSync };
   struct Range {
     std::uint64_t begin_bytes;
     std::uint64_t end_bytes;
@@ -32,6 +32,8 @@ class FaultStorage final : public Storage {
   ErrorKind kind = ErrorKind::kIo;
   /// Whether files may be mapped; what is seen in this way is not noted.
   bool maps = false;
+  /// Whether ranges may be copied from file to file.
+  bool copies_in_kernel = true;
 
   std::unique_ptr<Source> open(const std::filesystem::path& path) override;
   std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override;
@@ -41,6 +43,8 @@ class FaultStorage final : public Storage {
   std::uint64_t written_bytes() const { return written_bytes_; }
   std::uint64_t count(Operation operation) const;
   std::uint64_t mapped_ranges() const { return mapped_ranges_; }
+  /// Of the bytes that were written, those copied from file to file.
+  std::uint64_t copied_bytes() const { return copied_bytes_; }
   /// Everything that was read of a file.
   std::vector<Range> reads(const std::filesystem::path& path) const;
   /// How often each byte of a file of `size_bytes` was read.
@@ -48,6 +52,7 @@ class FaultStorage final : public Storage {
 
   // For the files that it hands out.
   void note_mapped() { ++mapped_ranges_; }
+  void note_copied(std::uint64_t bytes) { copied_bytes_ += bytes; }
   void pass(Operation operation, const std::filesystem::path& path);
   void note_read(const std::filesystem::path& path, Range range);
   void note_write(const std::filesystem::path& path, std::uint64_t bytes);
@@ -56,6 +61,7 @@ class FaultStorage final : public Storage {
   std::atomic<std::uint64_t> operations_{0};
   std::atomic<std::uint64_t> written_bytes_{0};
   std::atomic<std::uint64_t> mapped_ranges_{0};
+  std::atomic<std::uint64_t> copied_bytes_{0};
   mutable std::mutex mutex_;
   std::map<std::string, std::vector<Range>> reads_;
   std::map<Operation, std::uint64_t> counts_;
