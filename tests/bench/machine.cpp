@@ -154,13 +154,18 @@ MemoryFiller::~MemoryFiller() {
 }
 
 void MemoryFiller::fill() {
-  constexpr std::uint64_t kLeftFreeBytes = std::uint64_t{768} << 20;  // the kernel keeps some free whatever is read
+  // Until it does not help any more: the kernel keeps some memory free whatever is read.
+  constexpr std::uint64_t kStepBytes = std::uint64_t{256} << 20;
   std::vector<char> buffer(1 << 20);
-  for (std::uint64_t read = 0; read < size_bytes_ / 2 && memory_bytes(_SC_AVPHYS_PAGES) > kLeftFreeBytes;
-       read += buffer.size()) {
-    prove_not_stopped();
-    if (::pread(file_, buffer.data(), buffer.size(), static_cast<off_t>(at_bytes_)) <= 0) break;
-    at_bytes_ = (at_bytes_ + buffer.size()) % size_bytes_;
+  for (std::uint64_t free = memory_bytes(_SC_AVPHYS_PAGES);;) {
+    for (std::uint64_t read = 0; read < kStepBytes; read += buffer.size()) {
+      prove_not_stopped();
+      if (::pread(file_, buffer.data(), buffer.size(), static_cast<off_t>(at_bytes_)) <= 0) return;
+      at_bytes_ = (at_bytes_ + buffer.size()) % size_bytes_;
+    }
+    const std::uint64_t still_free = memory_bytes(_SC_AVPHYS_PAGES);
+    if (still_free + kStepBytes / 4 > free) return;
+    free = still_free;
   }
 }
 
