@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <climits>
-#include <optional>
 #include <vector>
 
 #include "reshard/base/direct_io.h"
@@ -23,14 +21,13 @@ namespace {
 
 constexpr std::size_t kMaxIoBytes = std::size_t{1} << 30;  // Linux moves at most 2 GiB a call
 
-constexpr unsigned kMostRefusals =
-    8;  // to map parts of a file; then it is not asked again: each costs some system calls
-
-/// Whether the pages of a mapped file come from another machine, or another process, one fault at a time. There large
-/// reads are faster.
-bool is_remote(int fd) {
+std::uint32_t file_system_of(int fd) {
   struct statfs status {};
-  if (::fstatfs(fd, &status) != 0) return true;
+  return ::fstatfs(fd, &status) == 0 ? static_cast<std::uint32_t>(status.f_type) : 0;
+}
+
+/// Whether a file's bytes are with another machine, or another process.
+bool is_remote(std::uint32_t file_system) {
   constexpr std::uint32_t kFuse = 0x65735546, kLustre = 0x0BD00BD0, kGpfs = 0x47504653, kBeeGfs = 0x19830326;
   constexpr std::uint32_t kRemote[] = {NFS_SUPER_MAGIC,
                                        SMB_SUPER_MAGIC,
@@ -44,9 +41,15 @@ bool is_remote(int fd) {
                                        kLustre,
                                        kGpfs,
                                        kBeeGfs};
-  return std::find(std::begin(kRemote), std::end(kRemote), static_cast<std::uint32_t>(status.f_type)) !=
-         std::end(kRemote);
+  return std::find(std::begin(kRemote), std::end(kRemote), file_system) != std::end(kRemote);
 }
+
+/// Whether two files may have the same blocks.
+bool shares_blocks(std::uint32_t file_system) {
+  constexpr std::uint32_t kBcachefs = 0xCA451A4E;
+  return file_system == XFS_SUPER_MAGIC || file_system == BTRFS_SUPER_MAGIC || file_system == kBcachefs;
+}
+constexpr std::uint64_t kSharedBlockBytes = 4096;
 
 /// Owns one descriptor, or two where one goes past the page cache.
 class LocalFile final : public Source, public Sink {
@@ -58,7 +61,7 @@ class LocalFile final : public Source, public Sink {
   ~LocalFile() override { ::close(fd_); }
 
   /// Maps what it is asked to.
-  void allow_mapping(MappedRange::When when) { map_when_ = when; }
+  void allow_mapping() { maps_ = true; }
   /// Goes past the page cache where that is possible; opens the file a second time.
   void open_direct(int access) { direct_ = DirectFile::open(fd_, access); }
 
@@ -86,10 +89,7 @@ class LocalFile final : public Source, public Sink {
   }
 
   std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
-    if (!map_when_ || size_bytes == 0 || refusals_in_a_row_ >= kMostRefusals) return nullptr;
-    auto range = MappedRange::make(fd_, path_, offset_bytes, size_bytes, *map_when_);
-    refusals_in_a_row_ = range ? 0 : refusals_in_a_row_ + 1;
-    return range;
+    return maps_ && size_bytes > 0 ? MappedRange::make(fd_, path_, offset_bytes, size_bytes) : nullptr;
   }
 
   void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) override {
@@ -119,6 +119,12 @@ class LocalFile final : public Source, public Sink {
     }
   }
 
+  bool copy_pays(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes) const override {
+    if (direct_ || source.descriptor() < 0 || file_system_of(source.descriptor()) != file_system_) return false;
+    return is_remote(file_system_) ||
+           (shares_blocks(file_system_) && (source_offset_bytes | offset_bytes) % kSharedBlockBytes == 0);
+  }
+
   bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
                  std::uint64_t size_bytes) override {
     if (direct_ || source.descriptor() < 0) return false;
@@ -143,7 +149,7 @@ class LocalFile final : public Source, public Sink {
   void start_writeback() override { write_back(SYNC_FILE_RANGE_WRITE); }
   void wait_for_writeback() override { write_back(SYNC_FILE_RANGE_WAIT_BEFORE); }
   void finish() override {
-    if (is_remote(fd_)) sync();
+    if (is_remote(file_system_)) sync();
   }
 
  private:
@@ -197,8 +203,8 @@ class LocalFile final : public Source, public Sink {
   int fd_;
   std::filesystem::path path_;
   std::uint64_t size_bytes_;
-  std::optional<MappedRange::When> map_when_;  // nothing: maps nothing
-  mutable std::atomic<unsigned> refusals_in_a_row_{0};
+  std::uint32_t file_system_ = file_system_of(fd_);
+  bool maps_ = false;
   std::unique_ptr<DirectFile> direct_;
 };
 
@@ -216,8 +222,7 @@ class LocalStorage final : public Storage {
       throw Error(ErrorKind::kBadInput, "not a regular file").in(path);
     }
     auto file = std::make_unique<LocalFile>(fd, path, static_cast<std::uint64_t>(status.st_size));
-    if (mode_ == IoMode::kMmap) file->allow_mapping(MappedRange::When::kAlways);
-    if (mode_ == IoMode::kAuto && !is_remote(fd)) file->allow_mapping(MappedRange::When::kInLargePages);
+    if (mode_ == IoMode::kMmap) file->allow_mapping();
     if (mode_ == IoMode::kDirect) file->open_direct(O_RDONLY);
     return file;
   }

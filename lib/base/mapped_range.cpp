@@ -1,8 +1,6 @@
 #include "reshard/base/mapped_range.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,7 +24,6 @@ struct Slot {
 constexpr std::uintptr_t kBeingFilled = 1;
 constexpr std::size_t kSlots = 4096;
 constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, Linux 5.14; not in every libc's headers
-constexpr std::size_t kLargePageBytes = std::size_t{2} << 20;
 
 std::array<Slot, kSlots> slots;
 struct sigaction handler_before;
@@ -76,64 +73,6 @@ void install_handler() {
   });
 }
 
-/// Whether the pages are in memory, as far as a look at one in each step tells. Looking does not bring them there.
-bool is_resident(std::span<const std::byte> bytes, std::size_t step_bytes) {
-  for (std::size_t at = 0; at < bytes.size(); at += step_bytes) {
-    unsigned char resident = 0;
-    if (::mincore(const_cast<std::byte*>(bytes.data()) + at, 1, &resident) == 0 && (resident & 1) == 0) return false;
-  }
-  return true;
-}
-
-/// The kernel's Documentation/admin-guide/mm/pagemap.rst, PAGEMAP_SCAN; not in every system's headers.
-struct PageRegion {
-  std::uint64_t begin;
-  std::uint64_t end;
-  std::uint64_t categories;
-};
-struct PageScan {
-  std::uint64_t size_bytes;
-  std::uint64_t flags;
-  std::uint64_t begin;
-  std::uint64_t end;
-  std::uint64_t walk_end;
-  std::uint64_t regions;
-  std::uint64_t num_regions;
-  std::uint64_t max_pages;
-  std::uint64_t inverted;
-  std::uint64_t required;
-  std::uint64_t any_of;
-  std::uint64_t returned;
-};
-constexpr std::uint64_t kPageIsHuge = std::uint64_t{1} << 6;
-constexpr unsigned long kPagemapScan = _IOWR('f', 16, PageScan);
-
-int page_map() {
-  static const int fd = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-  return fd;
-}
-
-/// Whether the range is in memory, and most of it in large pages. May bring some of it there.
-bool is_in_large_pages(std::span<const std::byte> bytes) {
-  constexpr std::size_t kReadAheadBytes = std::size_t{128} << 10;  // what the system brings at once, at least
-  if (page_map() < 0 || !is_resident(bytes, kLargePageBytes)) return false;
-  // The first look at a large page maps it whole.
-  for (std::size_t at = 0; at < bytes.size(); at += kLargePageBytes)
-    static_cast<void>(*static_cast<const volatile std::byte*>(bytes.data() + at));
-  std::array<PageRegion, 64> regions;
-  PageScan scan{};
-  scan.size_bytes = sizeof(scan);
-  scan.begin = reinterpret_cast<std::uintptr_t>(bytes.data());
-  scan.end = scan.begin + bytes.size();
-  scan.regions = reinterpret_cast<std::uintptr_t>(regions.data());
-  scan.num_regions = regions.size();
-  scan.required = scan.returned = kPageIsHuge;
-  const int found = ::ioctl(page_map(), kPagemapScan, &scan);
-  std::uint64_t large_bytes = 0;
-  for (int i = 0; i < found; ++i) large_bytes += regions[i].end - regions[i].begin;
-  return large_bytes > 0 && large_bytes >= bytes.size() / 2 && is_resident(bytes, kReadAheadBytes);
-}
-
 /// \returns kSlots if all are taken.
 std::size_t take_slot() {
   for (std::size_t i = 0; i < kSlots; ++i) {
@@ -146,12 +85,10 @@ std::size_t take_slot() {
 }  // namespace
 
 std::unique_ptr<MappedRange> MappedRange::make(int fd, std::filesystem::path path, std::uint64_t begin_bytes,
-                                               std::uint64_t size_bytes, When when) {
-  if (when == When::kInLargePages && size_bytes < kLargePageBytes) return nullptr;
+                                               std::uint64_t size_bytes) {
   install_handler();
   void* const at = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(begin_bytes));
   if (at == MAP_FAILED) return nullptr;
-  const std::span bytes(static_cast<const std::byte*>(at), size_bytes);
   const std::size_t taken = take_slot();
   if (taken == kSlots) {
     ::munmap(at, size_bytes);
@@ -162,9 +99,10 @@ std::unique_ptr<MappedRange> MappedRange::make(int fd, std::filesystem::path pat
   slot.lost = false;
   slot.end = address + size_bytes;
   slot.begin = address;
-  auto range = std::unique_ptr<MappedRange>(new MappedRange(fd, std::move(path), begin_bytes, bytes, taken));
-  if (when == When::kInLargePages && !is_in_large_pages(bytes)) return nullptr;
-  ::madvise(at, size_bytes, kPopulateRead);  // older kernels do not know it, and fault later
+  auto range = std::unique_ptr<MappedRange>(new MappedRange(
+      fd, std::move(path), begin_bytes, std::span(static_cast<const std::byte*>(at), size_bytes), taken));
+  // Older kernels do not know it, and fault later. What cannot be had, reading tells better.
+  if (::madvise(at, size_bytes, kPopulateRead) != 0 && (errno == EFAULT || errno == EHWPOISON)) return nullptr;
   return range;
 }
 

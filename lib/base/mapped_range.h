@@ -8,25 +8,19 @@
 
 namespace reshard {
 
+/// Pages of this size are mapped as one where file system and machine can; of x86-64, and of arm64 with pages of 4 KiB.
+inline constexpr std::uint64_t kLargePageBytes = std::uint64_t{2} << 20;
+
 /// A range of a file in memory, to be read. What a mapped file can no longer give (another process has cut it, the disk
 /// fails) would end the program with SIGBUS: the first range made installs a handler that puts zeros in such a place,
 /// and prove_whole tells. Faults elsewhere go on to the handler that was there before. The kernel's own accesses, as in
 /// write(2) from a range, fail with EFAULT.
 class MappedRange {
  public:
-  enum class When : std::uint8_t {
-    kAlways,
-    /// What is in memory already, most of it in large pages (of 2 MiB on x86-64). Small ones cost more to map than
-    /// reading costs; what is absent, reading brings in larger pieces. Linux before 6.7 does not tell: there nothing is
-    /// mapped.
-    kInLargePages,
-  };
-
   /// Maps `size_bytes`, at least 1, of `fd` from `begin_bytes`, a multiple of the page size, with its pages present if
-  /// they can be had. `fd` is borrowed. \returns null where `when` says so, the system refuses, or too many ranges
-  /// exist.
+  /// they can be had. `fd` is borrowed. \returns null if the system refuses, or too many ranges exist.
   static std::unique_ptr<MappedRange> make(int fd, std::filesystem::path path, std::uint64_t begin_bytes,
-                                           std::uint64_t size_bytes, When when = When::kAlways);
+                                           std::uint64_t size_bytes);
   ~MappedRange();
   MappedRange(const MappedRange&) = delete;
   MappedRange& operator=(const MappedRange&) = delete;

@@ -17,6 +17,10 @@ void Sink::write_gathered(std::uint64_t offset_bytes, std::span<const std::span<
   }
 }
 
+bool Sink::copy_pays(const Source&, std::uint64_t, std::uint64_t) const {
+  return false;
+}
+
 bool Sink::copy_from(const Source&, std::uint64_t, std::uint64_t, std::uint64_t) {
   return false;
 }

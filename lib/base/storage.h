@@ -36,9 +36,11 @@ class Sink {
   /// Writes one range that lies in parts.
   /// \throws as write_at.
   virtual void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts);
-  /// Copies a range of a file without bringing it here. \returns false, with nothing said about the range's bytes,
-  /// where the two files cannot do that; then write_at has to.
-  /// \throws Error kNoSpace or kIo, also if the source ends before the range does.
+  /// Whether copy_from is better than reading and writing: where no bytes move at all, because the file system lets both
+  /// files have the same blocks, or a server does it.
+  virtual bool copy_pays(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes) const;
+  /// Copies a range of a file without bringing it here. \returns false, with nothing said about the range's bytes, where
+  /// the two files cannot do that, and after any failure: read_at and write_at then say which.
   virtual bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
                          std::uint64_t size_bytes);
   /// Starts to bring what has been written so far to stable storage, and does not wait.
@@ -78,9 +80,10 @@ struct IoModeRow {
   const char* meaning;
 };
 inline constexpr IoModeRow kIoModes[] = {
-    {IoMode::kAuto, "auto", "mmap what is in memory already, in large pages; read the rest"},
-    {IoMode::kMmap, "mmap", "map what is read, also what the disk has yet to bring"},
-    {IoMode::kRead, "read", "large reads and writes, or copies from file to file in the kernel"},
+    {IoMode::kAuto, "auto", "what was fastest where it was measured: read"},
+    {IoMode::kMmap, "mmap", "map what is read; pays for files in memory that lie in large pages"},
+    {IoMode::kRead, "read",
+     "large reads and writes; a copy in the kernel where blocks can be shared, or a server copies"},
     {IoMode::kDirect, "direct", "past the page cache, where the file system can"},
 };
 

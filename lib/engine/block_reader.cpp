@@ -42,7 +42,7 @@ std::span<const std::byte> BlockReader::read(const Layout& layout, FilePool<Sour
   if (groups.size() == 1 && groups.front().is_one_run() && groups.front().total_bytes == bytes)
     block = view(layout, files, groups.front(), 1);
   if (block.empty()) {
-    buffer.resize(bytes);
+    make_room(buffer, bytes);
     if (layout.logical[reading.logical].zeros) std::fill(buffer.begin(), buffer.end(), std::byte{0});
     load_all(layout, files, groups, buffer);
     block = buffer;
@@ -133,7 +133,7 @@ void BlockReader::load(const Layout& layout, FilePool<Source>& files, const Grou
     const Runs& run = group.runs.front();
     file->read_at(stored.offset_bytes + run.a_begin_bytes, std::span(block).subspan(run.b_begin_bytes, run.run_bytes));
   } else if (group.dense() || (group.runs.front().run_bytes < kWorthASystemCall && span_bytes <= 2 * block.size())) {
-    staging.resize(span_bytes);
+    make_room(staging, span_bytes);
     file->read_at(stored.offset_bytes + group.begin_bytes, staging);
     for (const Runs& runs : group.runs) copy_runs(runs, staging.data(), group.begin_bytes, block.data(), 0);
   } else {
@@ -152,7 +152,7 @@ void BlockReader::load_apart(const Source& file, std::uint64_t offset_bytes, con
     });
     return;
   }
-  buffers_.staging.resize(gathered.packed_bytes);
+  make_room(buffers_.staging, gathered.packed_bytes);
   read_ranges(file, offset_bytes, gathered.reads);
   copy_runs(gathered.scatter, buffers_.staging.data(), 0, block.data(), 0);
 }
@@ -186,7 +186,7 @@ void BlockReader::compare(const Layout& layout, FilePool<Source>& files, const R
                           std::span<const std::byte> block) {
   const auto seen = view(layout, files, group, groups + 1);
   if (seen.empty()) {
-    buffers_.other.resize(block.size());
+    make_room(buffers_.other, block.size());
     load(layout, files, group, buffers_.other);
   }
   for (const Runs& runs : group.runs)

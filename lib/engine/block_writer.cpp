@@ -46,7 +46,7 @@ std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const 
       staged_bytes += more;
       stored_bytes += groups[count].total_bytes;
     }
-    buffers_.staging.resize(staged_bytes);
+    make_room(buffers_.staging, staged_bytes);
     write_together(groups.first(count), block);
     groups = groups.subspan(count);
   }
@@ -105,11 +105,9 @@ bool BlockWriter::copy(const Group& group, const Source& source, std::uint64_t s
   const StoredTensor& stored = shared_.program.target->stored[group.stored];
   const Runs& run = group.runs.front();
   const auto sink = sink_of(stored);
-  ++shared_.writers[stored.file];
-  const bool copied = sink->copy_from(source, source_offset_bytes + run.b_begin_bytes,
-                                      stored.offset_bytes + run.a_begin_bytes, run.run_bytes);
-  --shared_.writers[stored.file];
-  if (!copied) return false;
+  const std::uint64_t from = source_offset_bytes + run.b_begin_bytes;
+  const std::uint64_t to = stored.offset_bytes + run.a_begin_bytes;
+  if (!sink->copy_pays(source, from, to) || !sink->copy_from(source, from, to, run.run_bytes)) return false;
   if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, run.run_bytes);
   return true;
 }

@@ -28,7 +28,8 @@ class BlockWriter {
     return shared_.writers[shared_.program.target->stored[group.stored].file] > 0;
   }
 
-  /// Has the kernel copy the group, one run, from a range of a file. \returns false where it cannot.
+  /// Has the file system copy the group, one run, from a range of a file. \returns false where that does not pay or
+  /// cannot be.
   bool copy(const Group& group, const Source& source, std::uint64_t source_offset_bytes);
 
  private:

@@ -22,7 +22,7 @@ constexpr std::size_t kFlushingThreads = 16;
 void write_text(const RunOptions& options, const fs::path& path, const std::string& text) {
   const auto sink = options.storage->create(path, text.size());
   sink->write_at(0, std::as_bytes(std::span(text)));
-  if (options.sync) sink->sync();
+  options.sync ? sink->sync() : sink->finish();
 }
 
 void write_parts(Sink& sink, const std::vector<FilePart>& parts) {
@@ -40,7 +40,7 @@ void copy_file(const RunOptions& options, const CopiedFile& file, const fs::path
       sink->write_at(at, part);
     }
   }
-  if (options.sync) sink->sync();
+  options.sync ? sink->sync() : sink->finish();
 }
 
 /// Writes what of the target's files is known only now, and has the disk confirm them: several at a time, since each

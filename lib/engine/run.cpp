@@ -99,22 +99,17 @@ class Worker {
     }
     std::uint64_t bytes = 0;
     for (const auto part : parts_) bytes += part.size();
-    buffers_.block.resize(bytes);
+    make_room(buffers_.block, bytes);
     std::byte* at = buffers_.block.data();
     for (const auto part : parts_) at = std::copy(part.begin(), part.end(), at);
     writer_.store(targets, buffers_.block);
   }
 
-  /// Has the kernel copy the block from file to file, where no checksums are wanted and each byte goes to one place.
-  /// While it copies, nobody else writes to the file: where another thread does, it is better to read meanwhile.
+  /// Has the file system copy the block, where that pays, no checksums are wanted, and each byte goes to one place.
   bool copy_in_kernel(const Group& source, const std::vector<Group>& targets) {
-    if (shared_.checksums.wanted()) return false;
     std::uint64_t bytes = 0;
-    for (const Group& target : targets) {
-      if (writer_.has_to_wait(target)) return false;
-      bytes += target.total_bytes;
-    }
-    if (bytes > source.total_bytes) return false;
+    for (const Group& target : targets) bytes += target.total_bytes;
+    if (shared_.checksums.wanted() || bytes > source.total_bytes) return false;
     const Layout& layout = *shared_.program.source;
     const StoredTensor& stored = layout.stored[source.stored];
     const auto file =
@@ -144,7 +139,7 @@ class Worker {
       if (term.data() != buffer.data()) buffer.assign(term.begin(), term.end());
       terms.push_back(std::move(buffer));
     }
-    buffers_.block.resize(block.size());
+    make_room(buffers_.block, block.size());
     mean_elements(transfer.tensor->dtype, terms, buffers_.block);
     return buffers_.block;
   }
@@ -154,7 +149,7 @@ class Worker {
     const LogicalTensor& tensor = *transfer.tensor;
     const DType to = transfer.result->dtype;
     if (tensor.dtype == to) return block;
-    buffers_.other.resize(*num_bytes(to, box.size));
+    make_room(buffers_.other, *num_bytes(to, box.size));
     const auto overflowed = cast_elements(tensor.dtype, block, to, buffers_.other, shared_.options.overflow);
     if (overflowed)
       throw Error(ErrorKind::kBadInput,
@@ -205,9 +200,9 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
                 "--max-memory " + format_memory(options.max_memory_bytes) + " is too little to work in")
         .hint("give at least " + format_memory(kMinMemoryBytes));
   // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
-  constexpr std::uint64_t kLeastPerThread = kMinMemoryBytes / 2;
+  const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, kPlainBuffers * visit_block_bytes);
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
-      thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / kLeastPerThread)));
+      thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
   // One half is for windows, the other for buffers.
   const std::uint64_t half = options.max_memory_bytes / threads / 2;
   const std::uint64_t most = half / buffers_per_thread(program);

@@ -27,6 +27,7 @@ SharedRun::SharedRun(const Program& the_program, const std::filesystem::path& ro
       others(open_files()),
       sinks(open_files(),
             [this](Sink& sink) {
+              if (failed) return;  // all of it will be removed
               try {
                 sink.finish();
               } catch (...) {
@@ -34,7 +35,7 @@ SharedRun::SharedRun(const Program& the_program, const std::filesystem::path& ro
               }
             }),
       checksums(the_program.target),
-      write_back(the_program.target ? the_program.target->files.size() : 0),
+      write_back(the_program.target ? the_program.target->files.size() : 0, open_files()),
       writers(the_program.target ? the_program.target->files.size() : 0) {}
 
 void SharedRun::fail(std::exception_ptr why) {

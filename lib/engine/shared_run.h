@@ -16,7 +16,7 @@
 namespace reshard {
 
 /// How many files each pool of a run keeps open: an eighth of what the process may have, at most 256. There are three
-/// pools, files past the page cache are open twice, and windows keep some more.
+/// pools; windows and what is on its way to the disk keep about as many each; files past the page cache are open twice.
 std::size_t open_files();
 
 /// What all threads of a run share.
@@ -54,5 +54,11 @@ struct Buffers {
   std::vector<std::byte> against;
   std::vector<std::byte> window;  // of a few hundred KiB
 };
+
+/// Makes a buffer `bytes` long. What is in it goes where it has to grow, so that there are never two.
+inline void make_room(std::vector<std::byte>& buffer, std::size_t bytes) {
+  if (buffer.capacity() < bytes) std::vector<std::byte>().swap(buffer);
+  buffer.resize(bytes);
+}
 
 }  // namespace reshard

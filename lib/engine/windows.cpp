@@ -5,15 +5,15 @@
 namespace reshard {
 namespace {
 
-std::uint64_t huge_pages_up(std::uint64_t bytes) {
-  return (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+std::uint64_t large_pages_up(std::uint64_t bytes) {
+  return (bytes + kLargePageBytes - 1) / kLargePageBytes * kLargePageBytes;
 }
 
 }  // namespace
 
 /// A short file counts as a whole page, which also bounds the number of files that are open.
 std::uint64_t Windows::Window::charged_bytes() const {
-  return huge_pages_up(range->bytes().size());
+  return large_pages_up(range->bytes().size());
 }
 
 std::span<const std::byte> Windows::view(const std::shared_ptr<Source>& file, std::uint64_t offset_bytes,
@@ -25,18 +25,18 @@ std::span<const std::byte> Windows::view(const std::shared_ptr<Source>& file, st
       window.seen_bytes += size_bytes;
       return window.range->bytes().subspan(offset_bytes - window.range->begin_bytes(), size_bytes);
     }
-  const std::uint64_t begin = offset_bytes / kHugePageBytes * kHugePageBytes;
+  const std::uint64_t begin = offset_bytes / kLargePageBytes * kLargePageBytes;
   // Right behind a window that is still there: the file is read from front to back.
   if (std::any_of(windows_.begin(), windows_.end(),
                   [&](const Window& window) { return window.file == file && window.range->end_bytes() == begin; }))
     window_bytes_ = std::min(kLargestWindowBytes, window_bytes_ * 2);
   const std::uint64_t share = std::min(window_bytes_, max_bytes_ / std::max<std::size_t>(1, views));
   if (offset_bytes + size_bytes > file->size_bytes()) return {};  // it was cut: reading says so
-  if (size_bytes < least_view_bytes_ || views > kMostViews || share < kHugePageBytes) return {};
+  if (size_bytes < least_view_bytes_ || views > kMostViews || share < kLargePageBytes) return {};
   const std::uint64_t wanted =
-      std::max(huge_pages_up(offset_bytes + size_bytes) - begin, share / kHugePageBytes * kHugePageBytes);
+      std::max(large_pages_up(offset_bytes + size_bytes) - begin, share / kLargePageBytes * kLargePageBytes);
   const std::uint64_t bytes = std::min(wanted, file->size_bytes() - begin);
-  if (!make_room(huge_pages_up(bytes))) return {};
+  if (!make_room(large_pages_up(bytes))) return {};
   auto range = file->map(begin, bytes);
   if (!range) return {};
   windows_.push_back({file, std::move(range), block_, size_bytes});
@@ -60,7 +60,7 @@ bool Windows::make_room(std::uint64_t bytes) {
 /// A window goes that was seen to half at most: smaller ones would have done.
 void Windows::learn_from(const Window& window) {
   const std::uint64_t mapped = window.range->bytes().size();
-  if (window.seen_bytes <= mapped / 2) window_bytes_ = std::max(kHugePageBytes, window_bytes_ / 2);
+  if (window.seen_bytes <= mapped / 2) window_bytes_ = std::max(kLargePageBytes, window_bytes_ / 2);
 }
 
 void Windows::prove_whole() const {

@@ -10,8 +10,7 @@
 
 namespace reshard {
 
-/// Pages of this size are mapped as one where file system and machine can; windows begin and end at multiples of it.
-inline constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
+/// Windows begin and end at multiples of kLargePageBytes.
 inline constexpr std::uint64_t kLargestWindowBytes = std::uint64_t{16} << 20;
 /// For a block of more files each window is small, and costs more in page tables than it saves.
 inline constexpr std::size_t kMostViews = 16;

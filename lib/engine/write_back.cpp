@@ -1,22 +1,19 @@
 #include "reshard/engine/write_back.h"
 
-#include <algorithm>
-
 namespace reshard {
 
-WriteBack::WriteBack(std::size_t files)
-    : start_bytes_(std::clamp(kUnstartedBytes / std::max<std::size_t>(1, files), kLeastStartBytes, kMostStartBytes)),
-      unstarted_bytes_(files) {}
-
 void WriteBack::wrote(std::uint32_t file, const std::shared_ptr<Sink>& sink, std::uint64_t bytes) {
-  if ((unstarted_bytes_[file] += bytes) < start_bytes_) return;
+  const std::uint64_t of_file = unstarted_bytes_[file] += bytes;
+  const std::uint64_t of_all = all_unstarted_bytes_ += bytes;
+  if (of_file < kStartBytes && of_all <= kUnstartedBytes) return;
   const std::uint64_t unstarted = unstarted_bytes_[file].exchange(0);
   if (unstarted == 0) return;  // another thread was faster
+  all_unstarted_bytes_ -= unstarted;
   sink->start_writeback();
   std::unique_lock lock(mutex_);
   started_.push_back({sink, unstarted});
   on_the_way_bytes_ += unstarted;
-  while (on_the_way_bytes_ > kOnTheWayBytes) {
+  while (on_the_way_bytes_ > kOnTheWayBytes || started_.size() > most_open_) {
     const Started oldest = std::move(started_.front());
     started_.pop_front();
     on_the_way_bytes_ -= oldest.bytes;

@@ -15,15 +15,15 @@ namespace reshard {
 /// waits for the disk bounded. Thread-safe.
 class WriteBack {
  public:
-  /// A file is begun to be written out for each so many bytes, or fewer where there are many files: all together keep
-  /// at most kUnstartedBytes back, and each at least kLeastStartBytes, which a disk takes well.
-  static constexpr std::uint64_t kMostStartBytes = std::uint64_t{8} << 20;
-  static constexpr std::uint64_t kLeastStartBytes = std::uint64_t{256} << 10;
+  /// A file is begun to be written out for each so many bytes, and for fewer where all files together have more than
+  /// kUnstartedBytes that were not begun.
+  static constexpr std::uint64_t kStartBytes = std::uint64_t{8} << 20;
   static constexpr std::uint64_t kUnstartedBytes = std::uint64_t{256} << 20;
   /// Of what was begun, at most so many bytes are on their way.
   static constexpr std::uint64_t kOnTheWayBytes = std::uint64_t{1} << 30;
 
-  explicit WriteBack(std::size_t files);
+  /// For so many files. At most `most_open` are kept open until what was begun of them is done.
+  WriteBack(std::size_t files, std::size_t most_open) : most_open_(most_open), unstarted_bytes_(files) {}
 
   /// Tells that `bytes` more were written to file `file`. May wait for the disk.
   void wrote(std::uint32_t file, const std::shared_ptr<Sink>& sink, std::uint64_t bytes);
@@ -37,7 +37,8 @@ class WriteBack {
     std::uint64_t bytes;
   };
 
-  std::uint64_t start_bytes_;
+  std::size_t most_open_;
+  std::atomic<std::uint64_t> all_unstarted_bytes_{0};
   std::vector<std::atomic<std::uint64_t>> unstarted_bytes_;  // of each file
   std::mutex mutex_;
   std::deque<Started> started_;  // the oldest first

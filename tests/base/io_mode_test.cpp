@@ -66,8 +66,7 @@ TEST_CASE("Only the modes for it map, and map what is asked for") {
     INFO(row.name);
     const auto source = local_storage(row.mode).open(dir / "f");
     const auto range = source->map(65536, text.size() - 65536);
-    // Whether the file lies in large pages, which auto asks for, is the file system's affair.
-    if (row.mode != IoMode::kAuto) REQUIRE(bool(range) == (row.mode == IoMode::kMmap));
+    REQUIRE(bool(range) == (row.mode == IoMode::kMmap));
     if (range)
       CHECK(std::equal(range->bytes().begin(), range->bytes().end(), bytes(text).begin() + 65536, bytes(text).end()));
   }

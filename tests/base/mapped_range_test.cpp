@@ -2,14 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <sstream>
 
 #include "reshard/base/storage.h"
 #include "support/catch.h"
@@ -23,14 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 using test::error_of;
 using test::Says;
-
-bool linux_is_at_least(int major, int minor) {
-  struct utsname system {};
-  ::uname(&system);
-  int is_major = 0, is_minor = 0;
-  return std::sscanf(system.release, "%d.%d", &is_major, &is_minor) == 2 &&
-         std::pair(is_major, is_minor) >= std::pair(major, minor);
-}
 
 const std::uint64_t kPage = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 
@@ -132,56 +120,6 @@ TEST_CASE("More ranges than there is room for are refused, and there is room aga
   CHECK_FALSE(ranges.back());
   ranges.clear();
   CHECK(MappedRange::make(mapped.fd, mapped.path, 0, kPage));
-}
-
-/// What the kernel says of the mapping that begins at `at`: bytes of it in large pages.
-std::uint64_t large_bytes_at(const std::byte* at) {
-  std::ifstream in("/proc/self/smaps");
-  std::uint64_t large = 0;
-  bool here = false;
-  for (std::string line; std::getline(in, line);) {
-    std::istringstream words(line);
-    std::string name;
-    std::uint64_t kib = 0;
-    words >> name;
-    if (name.find('-') != std::string::npos && name.back() != ':')
-      here = std::stoull(name, nullptr, 16) == reinterpret_cast<std::uintptr_t>(at);
-    else if (here && (name == "FilePmdMapped:" || name == "ShmemPmdMapped:") && words >> kib)
-      large += kib * 1024;
-  }
-  return large;
-}
-
-TEST_CASE("What is to be mapped only in large pages is mapped exactly where most of it is in them") {
-  constexpr std::uint64_t kLarge = std::uint64_t{2} << 20;
-  const test::TempDir dir;
-  for (const std::uint64_t piece_bytes :
-       {std::uint64_t{4096}, 4 * kLarge}) {  // written so, a file may lie in such pages
-    const fs::path path = dir / std::to_string(piece_bytes);
-    {
-      const auto sink = local_storage().create(path, 4 * kLarge);
-      const std::string piece(piece_bytes, 'x');
-      for (std::uint64_t at = 0; at < 4 * kLarge; at += piece_bytes)
-        sink->write_at(at, std::as_bytes(std::span(piece)));
-    }
-    const int fd = ::open(path.c_str(), O_RDONLY);
-    for (const std::uint64_t size : {4 * kLarge, 2 * kLarge, kLarge}) {
-      const auto always = MappedRange::make(fd, path, 0, size);
-      const auto range = MappedRange::make(fd, path, 0, size, MappedRange::When::kInLargePages);
-      const std::uint64_t large = large_bytes_at(always->bytes().data());
-      INFO(piece_bytes << " " << size << " " << large);
-      if (range) {
-        CHECK(large >= size / 2);
-        CHECK(
-            std::all_of(range->bytes().begin(), range->bytes().end(), [](std::byte b) { return b == std::byte{'x'}; }));
-      } else {
-        const bool can_ask = ::access("/proc/self/pagemap", R_OK) == 0 && linux_is_at_least(6, 7);
-        CHECK((large < size / 2 || !can_ask));
-      }
-    }
-    CHECK_FALSE(MappedRange::make(fd, path, 0, kLarge - 1, MappedRange::When::kInLargePages));
-    ::close(fd);
-  }
 }
 
 TEST_CASE("A bus error that is not ours still ends the program") {

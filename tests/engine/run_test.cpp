@@ -202,6 +202,35 @@ TEST_CASE("A file system that tells of lost writes only at the end of a file is 
   CHECK_FALSE(fs::exists(sharded.temp / "ranks"));
 }
 
+TEST_CASE("A lost write of any file is heard, though nobody waits for the disk") {
+  const Sharded sharded;
+  const auto job = plan_shard(sharded.request);
+  const std::uint64_t written =
+      job->target.files.size() + job->copied_files.size() + job->text_files.size();  // each is finished at its end
+  std::uint64_t finishes = 0;
+  for (std::uint64_t failing = 0; failing == 0 || failing < finishes; ++failing) {
+    FaultStorage storage;
+    finishes = 0;
+    storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+      if (operation == FaultStorage::Operation::kFinish && finishes++ == failing)
+        throw Error(ErrorKind::kNoSpace, "no");
+    };
+    RunOptions options;
+    options.storage = &storage;
+    options.sync = false;
+    options.threads = 1;
+    CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kNoSpace);
+    CHECK_FALSE(fs::exists(sharded.temp / "ranks"));
+    if (failing > 0) continue;
+    FaultStorage whole;
+    options.storage = &whole;
+    execute(*job, options);
+    finishes = whole.count(FaultStorage::Operation::kFinish);
+    CHECK(finishes >= written);
+    fs::remove_all(sharded.temp / "ranks");
+  }
+}
+
 TEST_CASE("Too little memory is a usage error and leaves nothing") {
   const Sharded sharded;
   const auto before = snapshot(sharded.temp.path());
@@ -284,11 +313,16 @@ TEST_CASE("Looking at a source that is cut while it is mapped is an I/O error th
   const fs::path file = sharded.temp / "model/model.safetensors";
   const auto inspection = read_checkpoint(sharded.temp / "model", ConfigUse::kLenient);
   const Program program = make_reading_program(inspection.layout);
+  FaultStorage storage;
+  storage.maps = true;
   RunOptions options;
+  options.storage = &storage;
   options.threads = 1;
   options.tuning = {1, 1};
   const auto visit = [&](const VisitedBlock&) { fs::resize_file(file, 0); };
   const Error error = error_of([&] { run_program(program, {}, options, visit, 64); });
+  CHECK(storage.mapped_ranges() > 0);
+  CHECK(storage.count(FaultStorage::Operation::kRead) == 0);
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK(error.path() == file.string());
 }

@@ -45,6 +45,7 @@ class WatchedSink final : public Sink {
     storage_.note_write(path_, bytes);
     inner_->write_gathered(offset_bytes, parts);
   }
+  bool copy_pays(const Source&, std::uint64_t, std::uint64_t) const override { return storage_.copies_in_kernel; }
   bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
                  std::uint64_t size_bytes) override {
     if (!storage_.copies_in_kernel) return false;
