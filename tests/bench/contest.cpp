@@ -49,7 +49,7 @@ class Rounds {
     else
       filler_.fill();
     const Run run = run_program(argv, work_ / "errors.txt");
-    fs::remove_all(output_);
+    work_.retire(output_);
     return run;
   }
 

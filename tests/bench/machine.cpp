@@ -111,6 +111,12 @@ WorkDir::~WorkDir() {
   fs::remove_all(path_, ignored);
 }
 
+void WorkDir::retire(const fs::path& directory) const {
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.is_regular_file()) fs::resize_file(entry.path(), 0);
+  fs::rename(directory, path_ / fmt::format("retired-{}", retired_++));
+}
+
 std::uint64_t free_bytes(const fs::path& directory) {
   return fs::space(directory).available;
 }

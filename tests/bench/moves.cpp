@@ -120,7 +120,7 @@ class Moves {
     making.insert(making.begin() + 3, shards_.string());
     run_program(making, work_ / "errors.txt");
     run(table, consolidation);
-    fs::remove_all(shards_);
+    work_.retire(shards_);
   }
 
   Contest contest(const std::string& name, const fs::path& input, Arguments command, Disk disk,
