@@ -6,6 +6,7 @@
 #include "reshard/base/strings.h"
 
 namespace reshard {
+
 std::unique_ptr<MappedRange> Source::map(std::uint64_t, std::uint64_t) const {
   return nullptr;
 }
