@@ -22,6 +22,15 @@ std::string first_file(const Layout& layout, const Reading& reading, const Dims&
   return {};
 }
 
+/// The file offset that byte 0 of the block goes with, where a group is read into it as it is.
+std::optional<std::uint64_t> place_read_from(const Layout& layout, std::span<const Group> groups) {
+  for (const Group& group : groups)
+    if (group.is_one_run())
+      return layout.stored[group.stored].offset_bytes + group.runs.front().a_begin_bytes -
+             group.runs.front().b_begin_bytes;
+  return std::nullopt;
+}
+
 }  // namespace
 
 Dims index_in(const Box& box, std::uint64_t elem) {
@@ -34,18 +43,18 @@ Dims index_in(const Box& box, std::uint64_t elem) {
 }
 
 std::span<const std::byte> BlockReader::read(const Layout& layout, FilePool<Source>& files, const Reading& reading,
-                                             const LogicalTensor& tensor, const Box& box,
-                                             std::vector<std::byte>& buffer) {
+                                             const LogicalTensor& tensor, const Box& box, Buffer& buffer,
+                                             std::optional<std::uint64_t> written_to_bytes) {
   const std::uint64_t bytes = *num_bytes(tensor.dtype, box.size);
   const std::vector<Group> groups = groups_of(layout, reading.reads, tensor, box);
   std::span<const std::byte> block;
   if (groups.size() == 1 && groups.front().is_one_run() && groups.front().total_bytes == bytes)
     block = view(layout, files, groups.front(), 1);
   if (block.empty()) {
-    make_room(buffer, bytes);
-    if (layout.logical[reading.logical].zeros) std::fill(buffer.begin(), buffer.end(), std::byte{0});
-    load_all(layout, files, groups, buffer);
-    block = buffer;
+    const auto room = buffer.make_room(bytes, {place_read_from(layout, groups), written_to_bytes});
+    if (layout.logical[reading.logical].zeros) std::fill(room.begin(), room.end(), std::byte{0});
+    load_all(layout, files, groups, room);
+    block = room;
   }
   const std::vector<Group> copies = groups_of(layout, reading.checks, tensor, box);
   for (const Group& group : copies) compare(layout, files, reading, group, copies.size(), tensor, box, block);
@@ -108,7 +117,7 @@ std::span<const std::byte> BlockReader::view(const Layout& layout, FilePool<Sour
 
 /// Puts the groups' bytes into `block`.
 void BlockReader::load_all(const Layout& layout, FilePool<Source>& files, std::span<const Group> groups,
-                           std::vector<std::byte>& block) {
+                           std::span<std::byte> block) {
   copies_.clear();
   for (const Group& group : groups) {
     const auto seen = view(layout, files, group, groups.size());
@@ -122,19 +131,18 @@ void BlockReader::load_all(const Layout& layout, FilePool<Source>& files, std::s
 }
 
 /// Puts the group's bytes into `block`, from the file in as few calls as do not read what others need.
-void BlockReader::load(const Layout& layout, FilePool<Source>& files, const Group& group,
-                       std::vector<std::byte>& block) {
+void BlockReader::load(const Layout& layout, FilePool<Source>& files, const Group& group, std::span<std::byte> block) {
   const StoredTensor& stored = layout.stored[group.stored];
   const auto file =
       files.get(stored.file, [&] { return shared_.options.storage->open(layout.files[stored.file].path); });
   const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
-  std::vector<std::byte>& staging = buffers_.staging;
   if (group.is_one_run()) {
     const Runs& run = group.runs.front();
-    file->read_at(stored.offset_bytes + run.a_begin_bytes, std::span(block).subspan(run.b_begin_bytes, run.run_bytes));
+    file->read_at(stored.offset_bytes + run.a_begin_bytes, block.subspan(run.b_begin_bytes, run.run_bytes));
   } else if (group.dense() || (group.runs.front().run_bytes < kWorthASystemCall && span_bytes <= 2 * block.size())) {
-    make_room(staging, span_bytes);
-    file->read_at(stored.offset_bytes + group.begin_bytes, staging);
+    const std::uint64_t from = stored.offset_bytes + group.begin_bytes;
+    const auto staging = buffers_.staging.make_room(span_bytes, {.read_from_bytes = from});
+    file->read_at(from, staging);
     for (const Runs& runs : group.runs) copy_runs(runs, staging.data(), group.begin_bytes, block.data(), 0);
   } else {
     for (const Runs& runs : group.runs) load_apart(*file, stored.offset_bytes, runs, block);
@@ -144,15 +152,14 @@ void BlockReader::load(const Layout& layout, FilePool<Source>& files, const Grou
 /// Reads runs that lie far from each other: each where it goes, or, where others lie between its elements in the block,
 /// first what lies together in the file.
 void BlockReader::load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs,
-                             std::vector<std::byte>& block) {
+                             std::span<std::byte> block) {
   const Gather gathered = gather(runs);
   if (gathered.reads.run_bytes == runs.run_bytes && gathered.packed_bytes == runs.total_bytes()) {
-    runs.for_each([&](std::uint64_t a, std::uint64_t b) {
-      file.read_at(offset_bytes + a, std::span(block).subspan(b, runs.run_bytes));
-    });
+    runs.for_each(
+        [&](std::uint64_t a, std::uint64_t b) { file.read_at(offset_bytes + a, block.subspan(b, runs.run_bytes)); });
     return;
   }
-  make_room(buffers_.staging, gathered.packed_bytes);
+  buffers_.staging.make_room(gathered.packed_bytes);
   read_ranges(file, offset_bytes, gathered.reads);
   copy_runs(gathered.scatter, buffers_.staging.data(), 0, block.data(), 0);
 }
@@ -164,7 +171,7 @@ void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, co
   const std::uint64_t end_bytes = reads.a_begin_bytes + reads.a_span_bytes();
   std::uint64_t window_begin = 0;
   reads.for_each([&](std::uint64_t a, std::uint64_t b) {
-    const std::span out = std::span(buffers_.staging).subspan(b, reads.run_bytes);
+    const std::span out = buffers_.staging.bytes().subspan(b, reads.run_bytes);
     if (reads.run_bytes > kLargestElement || reads.loops.empty() ||
         reads.loops.back().a_stride_bytes > 8 * kLargestElement) {
       file.read_at(offset_bytes + a, out);
@@ -186,8 +193,7 @@ void BlockReader::compare(const Layout& layout, FilePool<Source>& files, const R
                           std::span<const std::byte> block) {
   const auto seen = view(layout, files, group, groups + 1);
   if (seen.empty()) {
-    make_room(buffers_.other, block.size());
-    load(layout, files, group, buffers_.other);
+    load(layout, files, group, buffers_.other.make_room(block.size(), {place_read_from(layout, {&group, 1}), {}}));
   }
   for (const Runs& runs : group.runs)
     runs.for_each([&](std::uint64_t a, std::uint64_t b) {

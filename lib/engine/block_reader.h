@@ -23,10 +23,12 @@ class BlockReader {
   /// What was returned for the block before may go away.
   void start_block() { windows_.start_block(); }
 
-  /// Block `box` of the tensor, C-ordered, with second copies compared to it: a view of a file, or `buffer`.
+  /// Block `box` of the tensor, C-ordered, with second copies compared to it: a view of a file, or `buffer`. From there
+  /// it is written to `written_to_bytes` of a file, if it is.
   /// \throws Error kBadInput where a second copy differs; kIo.
   std::span<const std::byte> read(const Layout& layout, FilePool<Source>& files, const Reading& reading,
-                                  const LogicalTensor& tensor, const Box& box, std::vector<std::byte>& buffer);
+                                  const LogicalTensor& tensor, const Box& box, Buffer& buffer,
+                                  std::optional<std::uint64_t> written_to_bytes = {});
 
   /// The same block in one part, or parts of at least Tuning::least_part_bytes, in order, where they lie in their
   /// files. `groups` are those of its reads. \returns false where that is not possible.
@@ -41,9 +43,9 @@ class BlockReader {
   std::span<const std::byte> view(const Layout& layout, FilePool<Source>& files, const Group& group,
                                   std::size_t groups);
   void load_all(const Layout& layout, FilePool<Source>& files, std::span<const Group> groups,
-                std::vector<std::byte>& block);
-  void load(const Layout& layout, FilePool<Source>& files, const Group& group, std::vector<std::byte>& block);
-  void load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs, std::vector<std::byte>& block);
+                std::span<std::byte> block);
+  void load(const Layout& layout, FilePool<Source>& files, const Group& group, std::span<std::byte> block);
+  void load_apart(const Source& file, std::uint64_t offset_bytes, const Runs& runs, std::span<std::byte> block);
   void read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads);
   void compare(const Layout& layout, FilePool<Source>& files, const Reading& reading, const Group& group,
                std::size_t groups, const LogicalTensor& tensor, const Box& box, std::span<const std::byte> block);

@@ -28,10 +28,23 @@ void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) 
   if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, bytes);
 }
 
+/// The offset in its file where a group's part of its stored tensor begins.
+std::uint64_t BlockWriter::place_of(const Group& group) const {
+  return shared_.program.target->stored[group.stored].offset_bytes + group.begin_bytes;
+}
+
 /// Whether its runs make one range of the file, and are too short for the kernel to put them together.
 bool BlockWriter::is_put_together(const Group& group) const {
   return !group.is_one_run() && group.dense() &&
          (group.runs.size() > 1 || group.runs.front().run_bytes < shared_.options.tuning.least_part_bytes);
+}
+
+std::optional<std::uint64_t> BlockWriter::place_written_to(std::span<const Group> groups) const {
+  for (const Group& group : groups)
+    if (!is_put_together(group))
+      return shared_.program.target->stored[group.stored].offset_bytes + group.runs.front().a_begin_bytes -
+             group.runs.front().b_begin_bytes;
+  return std::nullopt;
 }
 
 std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const std::byte> block) {
@@ -41,12 +54,12 @@ std::uint64_t BlockWriter::store(std::span<const Group> groups, std::span<const 
     std::uint64_t staged_bytes = 0;
     std::size_t count = 0;
     for (; count < groups.size(); ++count) {
-      const std::uint64_t more = is_put_together(groups[count]) ? groups[count].total_bytes : 0;
+      const std::uint64_t more = is_put_together(groups[count]) ? groups[count].total_bytes + kLineBytes : 0;
       if (count > 0 && more > 0 && staged_bytes + more > block.size()) break;
       staged_bytes += more;
       stored_bytes += groups[count].total_bytes;
     }
-    make_room(buffers_.staging, staged_bytes);
+    buffers_.staging.make_room(staged_bytes);
     write_together(groups.first(count), block);
     groups = groups.subspan(count);
   }
@@ -63,6 +76,7 @@ void BlockWriter::write_together(std::span<const Group> groups, std::span<const 
   std::byte* staged = buffers_.staging.data();
   for (const Group& group : groups) {
     if (!is_put_together(group)) continue;
+    staged += bytes_to_line_up(staged, place_of(group));
     for (std::size_t i = 0; i < group.runs.size(); ++i)
       copies_.push_back({&swapped_[copies_.size()], block.data(), 0, staged, group.begin_bytes});
     staged += group.total_bytes;
@@ -71,6 +85,7 @@ void BlockWriter::write_together(std::span<const Group> groups, std::span<const 
   staged = buffers_.staging.data();
   for (const Group& group : groups) {
     if (is_put_together(group)) {
+      staged += bytes_to_line_up(staged, place_of(group));
       write(group, group.begin_bytes, {staged, group.total_bytes});
       staged += group.total_bytes;
     } else if (group.is_one_run() || !group.dense()) {

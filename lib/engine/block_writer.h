@@ -15,6 +15,9 @@ class BlockWriter {
  public:
   BlockWriter(SharedRun& shared, Buffers& buffers) : shared_(shared), buffers_(buffers) {}
 
+  /// The file offset that byte 0 of the block goes with, where one of the groups is written from it as it is.
+  std::optional<std::uint64_t> place_written_to(std::span<const Group> groups) const;
+
   /// Writes the groups' parts of a block: each in one call where it makes one range of its file.
   /// \returns their bytes.
   /// \throws Error kNoSpace or kIo.
@@ -35,6 +38,7 @@ class BlockWriter {
  private:
   std::shared_ptr<Sink> sink_of(const StoredTensor& stored);
   bool is_put_together(const Group& group) const;
+  std::uint64_t place_of(const Group& group) const;
   void write_together(std::span<const Group> groups, std::span<const std::byte> block);
   void write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes);
   void write_gathered(const Group& group, std::uint64_t begin_bytes);

@@ -33,8 +33,7 @@ class Worker {
   void run() {
     BlockQueue::Item item;
     while (!shared_.failed && shared_.queue.next(number_, item)) {
-      if (shared_.options.progress && shared_.options.progress->stop)
-        throw Error(ErrorKind::kInterrupted, "stopped by a signal; nothing was written under a final name");
+      prove_not_stopped(shared_.options);
       reader_.start_block();
       try {
         process(item);
@@ -50,12 +49,18 @@ class Worker {
   void process(const BlockQueue::Item& item) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
     const LogicalTensor& tensor = *transfer.tensor;
+    std::vector<Group> targets;
+    if (shared_.program.target && transfer.result)
+      targets = groups_of(*shared_.program.target, transfer.writes, *transfer.result, item.box);
     std::uint64_t done = 0;
-    if (!move(transfer, item.box, done)) {
-      std::span<const std::byte> block = read(transfer, item.box);
+    if (move(transfer, item.box, targets)) {
+      for (const Group& target : targets) done += target.total_bytes;
+    } else {
+      const auto written_to_bytes = writer_.place_written_to(targets);
+      std::span<const std::byte> block = read(transfer, item.box, written_to_bytes);
       if (shared_.program.target && transfer.result) {
-        block = cast(transfer, item.box, block);
-        done = writer_.store(groups_of(*shared_.program.target, transfer.writes, *transfer.result, item.box), block);
+        block = cast(transfer, item.box, block, written_to_bytes);
+        done = writer_.store(targets, block);
       }
       std::span<const std::byte> against;
       if (transfer.against)
@@ -70,13 +75,12 @@ class Worker {
   }
 
   /// Writes a block without bringing it into one piece, where nobody has to look at it and its parts are long.
-  bool move(const Transfer& transfer, const Box& box, std::uint64_t& done) {
+  bool move(const Transfer& transfer, const Box& box, std::span<const Group> targets) {
     const Program& program = shared_.program;
     if (!program.target || !transfer.result || !transfer.source || !transfer.more.empty() || shared_.visitor ||
         transfer.against || !transfer.source->checks.empty() || transfer.tensor->zeros ||
         transfer.tensor->dtype != transfer.result->dtype)
       return false;
-    const std::vector<Group> targets = groups_of(*program.target, transfer.writes, *transfer.result, box);
     for (const Group& target : targets)
       if (!target.is_one_run()) return false;
     const std::vector<Group> sources = groups_of(*program.source, transfer.source->reads, *transfer.tensor, box);
@@ -85,13 +89,12 @@ class Worker {
     } else if (sources.size() != 1 || !sources.front().is_one_run() || !copy_in_kernel(sources.front(), targets)) {
       return false;
     }
-    for (const Group& target : targets) done += target.total_bytes;
     return true;
   }
 
   /// A file system lets one thread at a time write to a file. Where another one does, this puts the block together
   /// meanwhile: then its own turn is short.
-  void store_parts(const std::vector<Group>& targets) {
+  void store_parts(std::span<const Group> targets) {
     if (parts_.size() == 1 || std::none_of(targets.begin(), targets.end(),
                                            [&](const Group& target) { return writer_.has_to_wait(target); })) {
       for (const Group& target : targets) writer_.store(target, parts_);
@@ -99,14 +102,14 @@ class Worker {
     }
     std::uint64_t bytes = 0;
     for (const auto part : parts_) bytes += part.size();
-    make_room(buffers_.block, bytes);
+    buffers_.block.make_room(bytes, {{}, writer_.place_written_to(targets)});
     std::byte* at = buffers_.block.data();
     for (const auto part : parts_) at = std::copy(part.begin(), part.end(), at);
-    writer_.store(targets, buffers_.block);
+    writer_.store(targets, buffers_.block.bytes());
   }
 
   /// Has the file system copy the block, where that pays, no checksums are wanted, and each byte goes to one place.
-  bool copy_in_kernel(const Group& source, const std::vector<Group>& targets) {
+  bool copy_in_kernel(const Group& source, std::span<const Group> targets) {
     std::uint64_t bytes = 0;
     for (const Group& target : targets) bytes += target.total_bytes;
     if (shared_.checksums.wanted() || bytes > source.total_bytes) return false;
@@ -119,38 +122,39 @@ class Worker {
     });
   }
 
-  std::span<const std::byte> read(const Transfer& transfer, const Box& box) {
+  std::span<const std::byte> read(const Transfer& transfer, const Box& box,
+                                  std::optional<std::uint64_t> written_to_bytes) {
     if (!transfer.source) {
-      buffers_.block.assign(*num_bytes(transfer.tensor->dtype, box.size), std::byte{0});
-      return buffers_.block;
+      const auto zeros = buffers_.block.make_room(*num_bytes(transfer.tensor->dtype, box.size), {{}, written_to_bytes});
+      std::fill(zeros.begin(), zeros.end(), std::byte{0});
+      return zeros;
     }
-    const auto block =
-        reader_.read(*shared_.program.source, shared_.sources, *transfer.source, *transfer.tensor, box, buffers_.block);
+    const auto block = reader_.read(*shared_.program.source, shared_.sources, *transfer.source, *transfer.tensor, box,
+                                    buffers_.block, written_to_bytes);
     return transfer.more.empty() ? block : mean(transfer, box, block);
   }
 
   /// The mean of this tensor's block and others'.
   std::span<const std::byte> mean(const Transfer& transfer, const Box& box, std::span<const std::byte> block) {
-    std::vector<std::vector<std::byte>> terms;
-    terms.emplace_back(block.begin(), block.end());
-    for (const Reading& reading : transfer.more) {
-      std::vector<std::byte> buffer;
-      const auto term = reader_.read(*shared_.program.source, shared_.sources, reading, *transfer.tensor, box, buffer);
-      if (term.data() != buffer.data()) buffer.assign(term.begin(), term.end());
-      terms.push_back(std::move(buffer));
-    }
-    make_room(buffers_.block, block.size());
-    mean_elements(transfer.tensor->dtype, terms, buffers_.block);
-    return buffers_.block;
+    std::vector<Buffer> buffers(transfer.more.size() + 1);
+    std::vector<std::span<const std::byte>> terms{block};
+    for (std::size_t i = 0; i < transfer.more.size(); ++i)
+      terms.push_back(
+          reader_.read(*shared_.program.source, shared_.sources, transfer.more[i], *transfer.tensor, box, buffers[i]));
+    const auto result = buffers.back().make_room(block.size());
+    mean_elements(transfer.tensor->dtype, terms, result);
+    buffers_.block = std::move(buffers.back());
+    return result;
   }
 
   /// The block in the dtype that is written.
-  std::span<const std::byte> cast(const Transfer& transfer, const Box& box, std::span<const std::byte> block) {
+  std::span<const std::byte> cast(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
+                                  std::optional<std::uint64_t> written_to_bytes) {
     const LogicalTensor& tensor = *transfer.tensor;
     const DType to = transfer.result->dtype;
     if (tensor.dtype == to) return block;
-    make_room(buffers_.other, *num_bytes(to, box.size));
-    const auto overflowed = cast_elements(tensor.dtype, block, to, buffers_.other, shared_.options.overflow);
+    const auto result = buffers_.other.make_room(*num_bytes(to, box.size), {{}, written_to_bytes});
+    const auto overflowed = cast_elements(tensor.dtype, block, to, result, shared_.options.overflow);
     if (overflowed)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("its element {} does not fit {}", to_string(index_in(box, *overflowed)), name(to)))
@@ -158,7 +162,7 @@ class Worker {
                   .path)
           .tensor(tensor.name)
           .hint("choose a wider dtype, or let such values become the largest of theirs (--overflow saturate)");
-    return buffers_.other;
+    return result;
   }
 
   SharedRun& shared_;
@@ -168,12 +172,6 @@ class Worker {
   BlockWriter writer_;
   std::vector<std::span<const std::byte>> parts_;
 };
-
-/// The number of threads that options ask for.
-unsigned thread_count(const RunOptions& options) {
-  if (options.threads != 0) return options.threads;
-  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
-}
 
 /// Blocks that one thread holds at once.
 std::uint64_t buffers_per_thread(const Program& program) {
@@ -191,6 +189,16 @@ void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_byt
 }
 
 }  // namespace
+
+unsigned thread_count(const RunOptions& options) {
+  if (options.threads != 0) return options.threads;
+  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
+}
+
+void prove_not_stopped(const RunOptions& options) {
+  if (options.progress && options.progress->stop)
+    throw Error(ErrorKind::kInterrupted, "stopped by a signal; nothing was written under a final name");
+}
 
 std::vector<std::uint32_t> run_program(const Program& program, const std::filesystem::path& target_root,
                                        const RunOptions& options, const BlockVisitor& visitor,

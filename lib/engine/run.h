@@ -44,6 +44,13 @@ struct RunOptions {
   Tuning tuning;
 };
 
+/// The number of threads that options ask for.
+unsigned thread_count(const RunOptions& options);
+
+/// Throws if the run is to stop.
+/// \throws Error kInterrupted.
+void prove_not_stopped(const RunOptions& options);
+
 /// The least memory a run can work in.
 inline constexpr std::uint64_t kMinMemoryBytes = std::uint64_t{4} << 20;
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/engine/block_queue.h"
+#include "reshard/engine/buffer.h"
 #include "reshard/engine/checksums.h"
 #include "reshard/engine/file_pool.h"
 #include "reshard/engine/run.h"
@@ -48,17 +49,11 @@ struct SharedRun {
 
 /// One thread's memory, each at most as large as a block; `staging` up to two.
 struct Buffers {
-  std::vector<std::byte> block;
-  std::vector<std::byte> staging;
-  std::vector<std::byte> other;
-  std::vector<std::byte> against;
+  Buffer block;
+  Buffer staging;
+  Buffer other;
+  Buffer against;
   std::vector<std::byte> window;  // of a few hundred KiB
 };
-
-/// Makes a buffer `bytes` long. What is in it goes where it has to grow, so that there are never two.
-inline void make_room(std::vector<std::byte>& buffer, std::size_t bytes) {
-  if (buffer.capacity() < bytes) std::vector<std::byte>().swap(buffer);
-  buffer.resize(bytes);
-}
 
 }  // namespace reshard

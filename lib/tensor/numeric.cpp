@@ -149,7 +149,7 @@ ValueSummary summarize(DType dtype, std::span<const std::byte> bytes) {
   return {};
 }
 
-void mean_elements(DType dtype, const std::vector<std::vector<std::byte>>& terms, std::span<std::byte> out) {
+void mean_elements(DType dtype, const std::vector<std::span<const std::byte>>& terms, std::span<std::byte> out) {
   // A span at a time, so that what is in single precision stays small.
   const std::size_t width = bits(dtype) / 8;
   const auto mean_as = [&]<typename T>(DType wide, T) {
@@ -160,9 +160,9 @@ void mean_elements(DType dtype, const std::vector<std::vector<std::byte>>& terms
       const std::size_t bytes = std::min(kElems * width, out.size() - at);
       const std::size_t elems = bytes / width;
       std::fill(sum.begin(), sum.end(), T{0});
-      for (const std::vector<std::byte>& values : terms) {
-        cast_elements(dtype, std::span(values).subspan(at, bytes), wide,
-                      std::as_writable_bytes(std::span(term).first(elems)), Overflow::kSaturate);
+      for (const std::span<const std::byte> values : terms) {
+        cast_elements(dtype, values.subspan(at, bytes), wide, std::as_writable_bytes(std::span(term).first(elems)),
+                      Overflow::kSaturate);
         for (std::size_t i = 0; i < elems; ++i) sum[i] += term[i];
       }
       for (std::size_t i = 0; i < elems; ++i) sum[i] /= static_cast<T>(terms.size());

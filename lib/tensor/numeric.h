@@ -32,7 +32,7 @@ ValueSummary summarize(DType dtype, std::span<const std::byte> bytes);
 
 /// The elementwise mean of `terms`, all of one dtype and length, rounded once to nearest even: float dtypes of 8 bits
 /// and more. As torch.mean does it for F32 and narrower ones: summed in order in single precision, then divided.
-void mean_elements(DType dtype, const std::vector<std::vector<std::byte>>& terms, std::span<std::byte> out);
+void mean_elements(DType dtype, const std::vector<std::span<const std::byte>>& terms, std::span<std::byte> out);
 
 /// The value of one element of a dtype of at most 8 bits. Tables: OCP MX v1.0 (F4, F6, F8_E8M0), OCP FP8 (E4M3, E5M2)
 /// and the "fnuz" forms, which have no negative zero and no infinities.
