@@ -222,7 +222,7 @@ class LocalStorage final : public Storage {
       throw Error(ErrorKind::kBadInput, "not a regular file").in(path);
     }
     auto file = std::make_unique<LocalFile>(fd, path, static_cast<std::uint64_t>(status.st_size));
-    if (mode_ == IoMode::kMmap) file->allow_mapping();
+    if (maps()) file->allow_mapping();
     if (mode_ == IoMode::kDirect) file->open_direct(O_RDONLY);
     return file;
   }
@@ -247,6 +247,8 @@ class LocalStorage final : public Storage {
     if (fd < 0) throw system_error(errno, "cannot open for writing", path);
     return sink(fd, path);
   }
+
+  bool maps() const override { return mode_ == IoMode::kMmap; }
 
  private:
   std::unique_ptr<Sink> sink(int fd, const std::filesystem::path& path) const {

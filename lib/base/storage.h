@@ -20,8 +20,8 @@ class Source {
   /// Fills `out` from `offset_bytes`.
   /// \throws Error kIo if the bytes cannot be read or the file ends before them (it was cut while in use).
   virtual void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const = 0;
-  /// Maps a range that lies inside the file. \returns null where that is not possible or not wise; then there is
-  /// read_at.
+  /// Maps a range that lies inside the file. \returns null where the file cannot be mapped, or is not to be
+  /// (Storage::maps); then there is read_at.
   virtual std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const;
   /// The descriptor, for calls that move bytes from file to file; -1 if there is none.
   virtual int descriptor() const { return -1; }
@@ -70,6 +70,8 @@ class Storage {
   virtual std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) = 0;
   /// Opens a file that `create` made, to write more of it.
   virtual std::unique_ptr<Sink> reopen(const std::filesystem::path& path) = 0;
+  /// Whether its sources may be mapped, and memory is to be kept for that.
+  virtual bool maps() const { return false; }
 };
 
 /// How the local file system is read and written.

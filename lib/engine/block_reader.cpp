@@ -110,8 +110,7 @@ std::span<const std::byte> BlockReader::view(const Layout& layout, FilePool<Sour
   const StoredTensor& stored = layout.stored[group.stored];
   const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
   if (span_bytes > 2 * group.total_bytes) return {};  // most of it is for others
-  const auto file =
-      files.get(stored.file, [&] { return shared_.options.storage->open(layout.files[stored.file].path); });
+  const auto file = shared_.open(layout, files, stored.file);
   return windows_.view(file, stored.offset_bytes + group.begin_bytes, span_bytes, groups);
 }
 
@@ -133,8 +132,7 @@ void BlockReader::load_all(const Layout& layout, FilePool<Source>& files, std::s
 /// Puts the group's bytes into `block`, from the file in as few calls as do not read what others need.
 void BlockReader::load(const Layout& layout, FilePool<Source>& files, const Group& group, std::span<std::byte> block) {
   const StoredTensor& stored = layout.stored[group.stored];
-  const auto file =
-      files.get(stored.file, [&] { return shared_.options.storage->open(layout.files[stored.file].path); });
+  const auto file = shared_.open(layout, files, stored.file);
   const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
   if (group.is_one_run()) {
     const Runs& run = group.runs.front();

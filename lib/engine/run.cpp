@@ -115,8 +115,7 @@ class Worker {
     if (shared_.checksums.wanted() || bytes > source.total_bytes) return false;
     const Layout& layout = *shared_.program.source;
     const StoredTensor& stored = layout.stored[source.stored];
-    const auto file =
-        shared_.sources.get(stored.file, [&] { return shared_.options.storage->open(layout.files[stored.file].path); });
+    const auto file = shared_.open(layout, shared_.sources, stored.file);
     return std::all_of(targets.begin(), targets.end(), [&](const Group& target) {
       return writer_.copy(target, *file, stored.offset_bytes + source.runs.front().a_begin_bytes);
     });
@@ -211,19 +210,19 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
   const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, kPlainBuffers * visit_block_bytes);
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
-  // One half is for windows, the other for buffers.
-  const std::uint64_t half = options.max_memory_bytes / threads / 2;
-  const std::uint64_t most = half / buffers_per_thread(program);
+  const std::uint64_t per_thread = options.max_memory_bytes / threads;
+  const std::uint64_t window_bytes = options.storage->maps() ? per_thread / 2 : 0;
+  const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
   SharedRun shared(program, target_root, options, visitor, threads, block_bytes, strided_bytes);
   std::vector<std::thread> others;
   try {
-    for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared), i, half);
+    for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared), i, window_bytes);
   } catch (const std::exception&) {
     // No more threads (or memory for their stacks) to be had: those that run do the work of all.
   }
-  run_worker(shared, 0, half);
+  run_worker(shared, 0, window_bytes);
   for (std::thread& thread : others) thread.join();
   shared.write_back.clear();
   shared.sinks.clear();  // which may have a failure to tell

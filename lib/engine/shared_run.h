@@ -29,6 +29,12 @@ struct SharedRun {
   /// Keeps the first of several failures, and has all threads stop.
   void fail(std::exception_ptr why);
 
+  /// File `file` of a layout, from its pool.
+  /// \throws Error kBadInput or kIo.
+  std::shared_ptr<Source> open(const Layout& layout, FilePool<Source>& files, std::uint32_t file) const {
+    return files.get(file, [&] { return options.storage->open(layout.files[file].path); });
+  }
+
   const Program& program;
   const std::filesystem::path& target_root;
   const RunOptions& options;

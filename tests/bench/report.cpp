@@ -45,10 +45,13 @@ std::string amplification(const Row& row) {
   return fmt::format("{:.3f}", bytes / static_cast<double>(row.input_bytes));
 }
 
-/// Whether it is as fast as it is meant to be.
+constexpr std::uint64_t kMemoryBarBytes = std::uint64_t{256} << 20;
+
+/// Whether it is as fast, and as small, as it is meant to be.
 const char* verdict(const Row& row) {
   const double to_cp = median_ratio(row.cp_runs, row.runs);
   const double to_copy = median_ratio(row.copy_runs, row.runs);
+  if (most(row.runs, &Run::peak_bytes) > kMemoryBarBytes) return "missed";
   return (row.threads == 1 ? to_cp >= 0.85 : to_cp >= 1 && to_copy >= 0.8) ? "met" : "missed";
 }
 
@@ -110,7 +113,8 @@ constexpr const char* kLegend =
     "×cp, ×copy: their time over reshard's, the median of each round's; 1 is as fast, more is faster. RSS: the most "
     "MiB resident, pages of mapped files included; anon: without them (sampled).";
 constexpr const char* kBarLegend =
-    " bar: with one thread at least 0.85 of cp's speed; with more, cp's, and 0.8 of the copy's.";
+    " bar: with one thread at least 0.85 of cp's speed; with more, cp's, and 0.8 of the copy's; and at most 256 MiB "
+    "resident.";
 constexpr const char* kColdLegend = " read: bytes that came from the device over those of the input.";
 
 Json json_of(const std::vector<Run>& runs) {

@@ -278,7 +278,7 @@ TEST_CASE("A source that is cut while it is mapped is an I/O error that names it
       request.output_directory = sharded.temp / "ranks2";
       const auto job = consolidating ? plan_consolidate(sharded.back) : plan_shard(request);
       FaultStorage storage;
-      storage.maps = true;
+      storage.lets_map = true;
       std::uint64_t reads_before = 0;
       const auto cut = [&](FaultStorage::Operation operation, std::uint64_t) {
         // By now the first block is mapped, and the whole file with it.
@@ -311,7 +311,7 @@ TEST_CASE("Looking at a source that is cut while it is mapped is an I/O error th
   const auto inspection = read_checkpoint(sharded.temp / "model", ConfigUse::kLenient);
   const Program program = make_reading_program(inspection.layout);
   FaultStorage storage;
-  storage.maps = true;
+  storage.lets_map = true;
   RunOptions options;
   options.storage = &storage;
   options.threads = 1;

@@ -16,7 +16,7 @@ class WatchedSource final : public Source {
     inner_->read_at(offset_bytes, out);
   }
   std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
-    auto range = storage_.maps ? inner_->map(offset_bytes, size_bytes) : nullptr;
+    auto range = storage_.maps() ? inner_->map(offset_bytes, size_bytes) : nullptr;
     if (range) storage_.note_mapped();
     return range;
   }
@@ -104,7 +104,8 @@ void FaultStorage::note_write(const std::filesystem::path& path, std::uint64_t b
 
 std::unique_ptr<Source> FaultStorage::open(const std::filesystem::path& path) {
   pass(Operation::kOpen, path);
-  return std::make_unique<WatchedSource>(*this, path, local_storage(maps ? IoMode::kMmap : IoMode::kRead).open(path));
+  return std::make_unique<WatchedSource>(*this, path,
+                                         local_storage(lets_map ? IoMode::kMmap : IoMode::kRead).open(path));
 }
 
 std::unique_ptr<Sink> FaultStorage::create(const std::filesystem::path& path, std::uint64_t size_bytes) {

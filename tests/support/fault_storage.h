@@ -31,13 +31,14 @@ class FaultStorage final : public Storage {
   std::optional<std::uint64_t> fail_after_bytes;
   ErrorKind kind = ErrorKind::kIo;
   /// Whether files may be mapped; what is seen in this way is not noted.
-  bool maps = false;
+  bool lets_map = false;
   /// Whether ranges may be copied from file to file.
   bool copies_in_kernel = true;
 
   std::unique_ptr<Source> open(const std::filesystem::path& path) override;
   std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override;
   std::unique_ptr<Sink> reopen(const std::filesystem::path& path) override;
+  bool maps() const override { return lets_map; }
 
   std::uint64_t operations() const { return operations_; }
   std::uint64_t written_bytes() const { return written_bytes_; }
