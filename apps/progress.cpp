@@ -7,8 +7,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cinttypes>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 #include <string_view>
 #include <system_error>
 
@@ -114,6 +118,11 @@ void ProgressBar::draw_until_done() {
 }
 
 std::uint64_t peak_memory_bytes() {
+  // What getrusage says begins with the memory of the process that started this one.
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (std::uint64_t kibibytes = 0; std::sscanf(line.c_str(), "VmHWM: %" SCNu64, &kibibytes) == 1)
+      return kibibytes * 1024;
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;

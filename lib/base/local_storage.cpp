@@ -51,6 +51,15 @@ bool shares_blocks(std::uint32_t file_system) {
 }
 constexpr std::uint64_t kSharedBlockBytes = 4096;
 
+/// The call's result, once no signal cuts it short.
+template <typename Call>
+int uninterrupted(Call&& call) {
+  int result = 0;
+  do result = call();
+  while (result != 0 && errno == EINTR);
+  return result;
+}
+
 /// Owns one descriptor, or two where one goes past the page cache.
 class LocalFile final : public Source, public Sink {
  public:
@@ -120,9 +129,9 @@ class LocalFile final : public Source, public Sink {
   }
 
   bool copy_pays(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes) const override {
-    if (direct_ || source.descriptor() < 0 || file_system_of(source.descriptor()) != file_system_) return false;
-    return is_remote(file_system_) ||
-           (shares_blocks(file_system_) && (source_offset_bytes | offset_bytes) % kSharedBlockBytes == 0);
+    const bool can = is_remote(file_system_) ||
+                     (shares_blocks(file_system_) && (source_offset_bytes | offset_bytes) % kSharedBlockBytes == 0);
+    return can && !direct_ && source.descriptor() >= 0 && file_system_of(source.descriptor()) == file_system_;
   }
 
   bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
@@ -143,19 +152,27 @@ class LocalFile final : public Source, public Sink {
   }
 
   void sync() override {
-    if (::fsync(fd_) != 0) throw system_error(errno, "cannot flush to disk", path_);
+    if (uninterrupted([&] { return ::fsync(fd_); }) != 0) throw system_error(errno, "cannot flush to disk", path_);
   }
 
-  void start_writeback() override { write_back(SYNC_FILE_RANGE_WRITE); }
-  void wait_for_writeback() override { write_back(SYNC_FILE_RANGE_WAIT_BEFORE); }
+  void start_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes) override {
+    write_back(offset_bytes, size_bytes, SYNC_FILE_RANGE_WRITE);
+  }
+  void wait_for_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes) override {
+    write_back(offset_bytes, size_bytes, SYNC_FILE_RANGE_WAIT_BEFORE);
+  }
   void finish() override {
     if (is_remote(file_system_)) sync();
   }
 
  private:
   /// A file system that knows no writing back does it when it likes.
-  void write_back(unsigned flags) {
-    if (::sync_file_range(fd_, 0, 0, flags) == 0 || errno == ENOSYS || errno == EINVAL || errno == ESPIPE) return;
+  void write_back(std::uint64_t offset_bytes, std::uint64_t size_bytes, unsigned flags) {
+    if (size_bytes == 0) return;  // which would mean: to the file's end
+    const int result = uninterrupted([&] {
+      return ::sync_file_range(fd_, static_cast<off64_t>(offset_bytes), static_cast<off64_t>(size_bytes), flags);
+    });
+    if (result == 0 || errno == ENOSYS || errno == EINVAL || errno == ESPIPE) return;
     throw system_error(errno, "cannot write back", path_);  // said once only: sync would not hear of it
   }
 
@@ -184,6 +201,7 @@ class LocalFile final : public Source, public Sink {
   void write_gathered_direct(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts) {
     constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
     thread_local std::vector<std::byte> piece;
+    piece.reserve(kPieceBytes);
     piece.clear();
     for (std::span<const std::byte> part : parts)
       while (!part.empty()) {
@@ -234,10 +252,10 @@ class LocalStorage final : public Storage {
     if (size_bytes == 0) return file;
     // Reserving the blocks finds a full disk or a quota before the first byte is moved, and makes writing faster. A
     // file system that cannot reserve gets a sparse file of the right length instead.
-    if (::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)) == 0) return file;
+    if (uninterrupted([&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)); }) == 0) return file;
     if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
       throw system_error(errno, "cannot reserve " + format_bytes(size_bytes), path);
-    if (::ftruncate(fd, static_cast<off_t>(size_bytes)) != 0)
+    if (uninterrupted([&] { return ::ftruncate(fd, static_cast<off_t>(size_bytes)); }) != 0)
       throw system_error(errno, "cannot reserve " + format_bytes(size_bytes), path);
     return file;
   }

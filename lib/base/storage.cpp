@@ -26,6 +26,10 @@ bool Sink::copy_from(const Source&, std::uint64_t, std::uint64_t, std::uint64_t)
   return false;
 }
 
+void Sink::start_writeback(std::uint64_t, std::uint64_t) {}
+
+void Sink::wait_for_writeback(std::uint64_t, std::uint64_t) {}
+
 bool path_exists(const std::filesystem::path& path) {
   std::error_code error;
   const bool exists = std::filesystem::exists(path, error);

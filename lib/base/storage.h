@@ -43,12 +43,12 @@ class Sink {
   /// the two files cannot do that, and after any failure: read_at and write_at then say which.
   virtual bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
                          std::uint64_t size_bytes);
-  /// Starts to bring what has been written so far to stable storage, and does not wait.
+  /// Starts to bring what has been written of a range to stable storage, and does not wait.
   /// \throws Error kNoSpace or kIo.
-  virtual void start_writeback() {}
-  /// Returns once what start_writeback has started is done.
+  virtual void start_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes);
+  /// Returns once what start_writeback has started in a range is done.
   /// \throws Error kNoSpace or kIo.
-  virtual void wait_for_writeback() {}
+  virtual void wait_for_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes);
   /// In place of sync, where nobody waits for the disk: has file systems that tell errors late, as those of a network
   /// do, tell them now.
   /// \throws Error kNoSpace or kIo.

@@ -12,7 +12,6 @@ namespace {
 
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
 constexpr std::uint64_t kLargestElement = 16;
-constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
 
 /// " in FILE": where the element was read that copies are held against.
 std::string first_file(const Layout& layout, const Reading& reading, const Dims& index) {
@@ -107,6 +106,7 @@ bool BlockReader::read_parts(const Layout& layout, FilePool<Source>& files, std:
 /// Of what the group spans in its file; `groups` are wanted for the block.
 std::span<const std::byte> BlockReader::view(const Layout& layout, FilePool<Source>& files, const Group& group,
                                              std::size_t groups) {
+  if (!windows_.can_view()) return {};
   const StoredTensor& stored = layout.stored[group.stored];
   const std::uint64_t span_bytes = group.end_bytes - group.begin_bytes;
   if (span_bytes > 2 * group.total_bytes) return {};  // most of it is for others
@@ -177,7 +177,7 @@ void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, co
     }
     if (window.empty() || a < window_begin || a + reads.run_bytes > window_begin + window.size()) {
       window_begin = a;
-      window.resize(std::min(kWindowBytes, end_bytes - a));
+      window.resize(std::min(kReadAheadBytes, end_bytes - a));
       file.read_at(offset_bytes + a, window);
     }
     std::memcpy(out.data(), window.data() + (a - window_begin), reads.run_bytes);

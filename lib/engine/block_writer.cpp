@@ -25,7 +25,7 @@ void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) 
   else
     sink->write_gathered(stored.offset_bytes + begin_bytes, gathered_);
   --shared_.writers[stored.file];
-  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, bytes);
+  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, stored.offset_bytes + begin_bytes, bytes);
 }
 
 /// The offset in its file where a group's part of its stored tensor begins.
@@ -123,7 +123,7 @@ bool BlockWriter::copy(const Group& group, const Source& source, std::uint64_t s
   const std::uint64_t from = source_offset_bytes + run.b_begin_bytes;
   const std::uint64_t to = stored.offset_bytes + run.a_begin_bytes;
   if (!sink->copy_pays(source, from, to) || !sink->copy_from(source, from, to, run.run_bytes)) return false;
-  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, run.run_bytes);
+  if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, to, run.run_bytes);
   return true;
 }
 

@@ -21,7 +21,11 @@ struct FilePlaces {
 /// not, and 3 where the target begins up to a cache line after the source, modulo a page.
 class Buffer {
  public:
-  /// Makes the buffer `bytes` long. What is in it goes; where it has to grow, before more is asked for.
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  /// Makes the buffer `bytes` long. What was in it is lost; to grow, it gives its memory back before it takes new.
   std::span<std::byte> make_room(std::uint64_t bytes, const FilePlaces& places = {});
 
   std::byte* data() const { return memory_.get() + begin_; }

@@ -15,7 +15,8 @@
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kPlainBuffers = 4;  // Buffers: the block, up to two for staging, one for a second copy
+constexpr std::uint64_t kPlainBuffers =
+    4;  // Buffers: the block, up to two for staging, one for a second copy or after a cast
 constexpr unsigned kMaxDefaultThreads = 16;
 
 std::uint64_t first_elem(const Dims& shape, const Box& box) {
@@ -130,19 +131,19 @@ class Worker {
     }
     const auto block = reader_.read(*shared_.program.source, shared_.sources, *transfer.source, *transfer.tensor, box,
                                     buffers_.block, written_to_bytes);
-    return transfer.more.empty() ? block : mean(transfer, box, block);
+    return transfer.more.empty() ? block : mean(transfer, box, block, written_to_bytes);
   }
 
   /// The mean of this tensor's block and others'.
-  std::span<const std::byte> mean(const Transfer& transfer, const Box& box, std::span<const std::byte> block) {
-    std::vector<Buffer> buffers(transfer.more.size() + 1);
+  std::span<const std::byte> mean(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
+                                  std::optional<std::uint64_t> written_to_bytes) {
+    while (buffers_.terms.size() < transfer.more.size()) buffers_.terms.emplace_back();
     std::vector<std::span<const std::byte>> terms{block};
     for (std::size_t i = 0; i < transfer.more.size(); ++i)
-      terms.push_back(
-          reader_.read(*shared_.program.source, shared_.sources, transfer.more[i], *transfer.tensor, box, buffers[i]));
-    const auto result = buffers.back().make_room(block.size());
+      terms.push_back(reader_.read(*shared_.program.source, shared_.sources, transfer.more[i], *transfer.tensor, box,
+                                   buffers_.terms[i]));
+    const auto result = buffers_.mean.make_room(block.size(), {{}, written_to_bytes});
     mean_elements(transfer.tensor->dtype, terms, result);
-    buffers_.block = std::move(buffers.back());
     return result;
   }
 
@@ -207,10 +208,11 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
                 "--max-memory " + format_memory(options.max_memory_bytes) + " is too little to work in")
         .hint("give at least " + format_memory(kMinMemoryBytes));
   // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
-  const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, kPlainBuffers * visit_block_bytes);
+  const std::uint64_t visited_bytes = kPlainBuffers * visit_block_bytes * (options.storage->maps() ? 2 : 1);
+  const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, visited_bytes);
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
-  const std::uint64_t per_thread = options.max_memory_bytes / threads;
+  const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes;
   const std::uint64_t window_bytes = options.storage->maps() ? per_thread / 2 : 0;
   const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <exception>
 #include <filesystem>
 #include <mutex>
@@ -53,13 +54,18 @@ struct SharedRun {
   std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now
 };
 
+/// Of single elements that lie near each other in a file, so much is read at once.
+inline constexpr std::uint64_t kReadAheadBytes = std::uint64_t{256} << 10;
+
 /// One thread's memory, each at most as large as a block; `staging` up to two.
 struct Buffers {
   Buffer block;
   Buffer staging;
   Buffer other;
   Buffer against;
-  std::vector<std::byte> window;  // of a few hundred KiB
+  Buffer mean;
+  std::deque<Buffer> terms;       // of a mean, beside `block`
+  std::vector<std::byte> window;  // of kReadAheadBytes at most
 };
 
 }  // namespace reshard

@@ -25,6 +25,9 @@ class Windows {
   Windows(std::uint64_t max_bytes, std::uint64_t least_view_bytes, std::size_t max_windows = kMostWindows)
       : max_bytes_(max_bytes), least_view_bytes_(least_view_bytes), max_windows_(max_windows) {}
 
+  /// Whether there may be any view at all.
+  bool can_view() const { return max_bytes_ > 0; }
+
   /// From now on views made before may go away.
   void start_block() { ++block_; }
 

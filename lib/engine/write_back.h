@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -23,25 +22,32 @@ class WriteBack {
   static constexpr std::uint64_t kOnTheWayBytes = std::uint64_t{1} << 30;
 
   /// For so many files. At most `most_open` are kept open until what was begun of them is done.
-  WriteBack(std::size_t files, std::size_t most_open) : most_open_(most_open), unstarted_bytes_(files) {}
+  WriteBack(std::size_t files, std::size_t most_open) : most_open_(most_open), unstarted_(files) {}
 
-  /// Tells that `bytes` more were written to file `file`. May wait for the disk.
-  void wrote(std::uint32_t file, const std::shared_ptr<Sink>& sink, std::uint64_t bytes);
+  /// Tells that a range of file `file` was written. May wait for the disk.
+  void wrote(std::uint32_t file, const std::shared_ptr<Sink>& sink, std::uint64_t offset_bytes,
+             std::uint64_t size_bytes);
 
   /// Lets go of all files.
   void clear();
 
  private:
+  /// What was written of a file: so many bytes in a range that may have holes.
+  struct Written {
+    std::uint64_t begin_bytes = 0;
+    std::uint64_t end_bytes = 0;
+    std::uint64_t bytes = 0;
+  };
   struct Started {
     std::shared_ptr<Sink> sink;
-    std::uint64_t bytes;
+    Written written;
   };
 
   std::size_t most_open_;
-  std::atomic<std::uint64_t> all_unstarted_bytes_{0};
-  std::vector<std::atomic<std::uint64_t>> unstarted_bytes_;  // of each file
   std::mutex mutex_;
-  std::deque<Started> started_;  // the oldest first
+  std::uint64_t all_unstarted_bytes_ = 0;
+  std::vector<Written> unstarted_;  // of each file
+  std::deque<Started> started_;     // the oldest first
   std::uint64_t on_the_way_bytes_ = 0;
 };
 

@@ -91,8 +91,8 @@ TEST_CASE("Every mode writes neighbouring ranges of any size from several thread
             sink->write_at(cuts[i], bytes(text).subspan(cuts[i], cuts[i + 1] - cuts[i]));
         });
       for (std::thread& thread : threads) thread.join();
-      sink->start_writeback();
-      sink->wait_for_writeback();
+      sink->start_writeback(0, 1 << 20);
+      sink->wait_for_writeback(0, 1 << 20);
       sink->sync();
     }
     CHECK((test::read_file(path) == text));

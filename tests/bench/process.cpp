@@ -58,28 +58,25 @@ pid_t spawn(const std::vector<std::string>& argv, const fs::path& stderr_path) {
   return pid;
 }
 
-/// RssAnon of a process, 0 if it is gone.
-std::uint64_t anonymous_bytes(pid_t pid) {
+/// Notes what memory a process has; nothing if it is gone.
+void look(pid_t pid, Run& run) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   std::string word;
   std::uint64_t kibibytes = 0;
-  while (status >> word)
-    if (word == "RssAnon:") {
-      status >> kibibytes;
-      break;
-    }
-  return kibibytes * 1024;
+  while (status >> word) {
+    if (word == "VmHWM:" && status >> kibibytes) run.peak_bytes = std::max(run.peak_bytes, kibibytes * 1024);
+    if (word == "RssAnon:" && status >> kibibytes)
+      run.peak_anonymous_bytes = std::max(run.peak_anonymous_bytes, kibibytes * 1024);
+  }
 }
 
-/// Returns when the process has ended, or a signal came. \returns the most anonymous memory seen.
-std::uint64_t watch(pid_t pid) {
+/// Returns when the process has ended, or a signal came.
+void watch(pid_t pid, Run& run) {
   const auto descriptor = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "pidfd_open");
-  std::uint64_t most = 0;
   for (pollfd poll{descriptor, POLLIN, 0}; stop_signal == 0 && ::poll(&poll, 1, kSampleMilliseconds) <= 0;)
-    most = std::max(most, anonymous_bytes(pid));
+    look(pid, run);
   ::close(descriptor);
-  return most;
 }
 
 double seconds_of(const timeval& time) {
@@ -108,7 +105,7 @@ Run run_program(const std::vector<std::string>& argv, const fs::path& stderr_pat
   Run run;
   const Clock::time_point start = Clock::now();
   const pid_t pid = spawn(argv, stderr_path);
-  run.peak_anonymous_bytes = watch(pid);
+  watch(pid, run);
   run.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (stop_signal != 0) ::kill(-pid, SIGTERM);
   int status = 0;
@@ -122,7 +119,6 @@ Run run_program(const std::vector<std::string>& argv, const fs::path& stderr_pat
         fmt::format("exit code {}: {}\n{}", run.exit_code, command_line(argv), text_of(stderr_path)));
   run.user_seconds = seconds_of(usage.ru_utime);
   run.system_seconds = seconds_of(usage.ru_stime);
-  run.peak_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
   run.device_read_bytes = static_cast<std::uint64_t>(usage.ru_inblock) * 512;
   return run;
 }

@@ -14,10 +14,11 @@ struct Run {
   double seconds = 0;  // from its start to its end
   double user_seconds = 0;
   double system_seconds = 0;
-  /// The most that was resident at a time, as wait4 says it (ru_maxrss): anonymous memory, and pages of mapped files,
-  /// which are page cache all the same.
+  /// The most that was resident at a time: anonymous memory, and pages of mapped files, which are page cache all the
+  /// same. Looked at every few milliseconds, as is the next: what comes after the last look is missed. (What wait4 says
+  /// is no less than the memory of this process.)
   std::uint64_t peak_bytes = 0;
-  /// The most anonymous memory of it, looked at every few milliseconds: a shorter peak is missed.
+  /// The most anonymous memory of it at a look.
   std::uint64_t peak_anonymous_bytes = 0;
   std::uint64_t device_read_bytes = 0;
 };

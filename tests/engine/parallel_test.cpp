@@ -1,7 +1,11 @@
 #include "reshard/engine/parallel.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "support/catch.h"
@@ -25,7 +29,29 @@ TEST_CASE("After a failure no more work is begun, and the failure is told") {
   };
   CHECK_THROWS_WITH(for_each_number(1000, 1, work), "three");
   CHECK(calls == 4);
-  CHECK_THROWS_WITH(for_each_number(1000, 4, work), "three");
+  calls = 0;
+  const auto slow_work = [&](std::size_t number) {
+    if (++calls == 3) throw std::runtime_error("three");
+    std::this_thread::sleep_for(std::chrono::milliseconds(number % 7));
+  };
+  CHECK_THROWS_WITH(for_each_number(1000, 4, slow_work), "three");
+  CHECK(calls < 100);
+}
+
+TEST_CASE("Work that goes on at the same time is far apart") {
+  std::vector<std::size_t> order;
+  std::mutex mutex;
+  for_each_number(103, 4, [&](std::size_t number) {
+    const std::lock_guard lock(mutex);
+    order.push_back(number);
+  });
+  REQUIRE(order.size() == 103);
+  std::size_t near = 0;
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    const auto [low, high] = std::minmax(order[i - 1], order[i]);
+    near += high - low < 20 ? 1 : 0;
+  }
+  CHECK(near < order.size() / 4);  // with neighbours one after the other it would be all
 }
 
 }  // namespace reshard::test

@@ -242,7 +242,7 @@ TEST_CASE("Too little memory is a usage error and leaves nothing") {
 TEST_CASE("Rows larger than a block are moved in parts") {
   const TempDir temp;
   TinyModel model;
-  model.hidden = 700'000;  // a row of the embedding has 1.4 MB, a block at most 1.3 MiB
+  model.hidden = 700'000;  // a row of the embedding has 1.4 MB, a block at most 1 MiB
   model.heads = model.kv_heads = 2;
   model.head_dim = 2;
   model.intermediate = 2;
@@ -260,7 +260,7 @@ TEST_CASE("Rows larger than a block are moved in parts") {
   std::uint64_t longest = 0;
   for (const auto& range : storage.reads(temp / "model/model.safetensors"))
     longest = std::max(longest, range.end_bytes - range.begin_bytes);
-  CHECK(longest <= kMinMemoryBytes / 3);
+  CHECK(longest <= kMinMemoryBytes / 4);
   ConsolidateRequest back;
   back.checkpoint_directory = temp / "ranks";
   back.output_directory = temp / "whole";

@@ -62,13 +62,13 @@ class WatchedSink final : public Sink {
     storage_.pass(Operation::kFinish, path_);
     inner_->finish();
   }
-  void start_writeback() override {
+  void start_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes) override {
     storage_.pass(Operation::kWriteBack, path_);
-    inner_->start_writeback();
+    inner_->start_writeback(offset_bytes, size_bytes);
   }
-  void wait_for_writeback() override {
+  void wait_for_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes) override {
     storage_.pass(Operation::kWriteBack, path_);
-    inner_->wait_for_writeback();
+    inner_->wait_for_writeback(offset_bytes, size_bytes);
   }
   void sync() override {
     storage_.pass(Operation::kSync, path_);  // what is tested needs no stable storage
