@@ -73,6 +73,11 @@ Error usage_error(const CLI::App& app, const std::vector<std::string>& arguments
 }  // namespace
 
 void add_moving(CLI::App& command, MovingArguments& arguments) {
+  command
+      .add_option(
+          "--spec", arguments.spec,
+          "Description of the model's family, in place of the built-in one; inspect --print-spec shows the form")
+      ->type_name("FILE");
   command.add_option("--threads", arguments.threads, "Threads that move bytes (default: the processors, at most 16)")
       ->type_name("N");
   command
@@ -82,6 +87,10 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
   command.add_option("--io", arguments.io, "How files are read and written: auto, mmap, read, direct")
       ->type_name("NAME")
       ->capture_default_str();
+}
+
+std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
+  return arguments.spec.empty() ? nullptr : read_family(arguments.spec);
 }
 
 void add_common(CLI::App& command, CommonArguments& arguments) {

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,13 +12,18 @@
 
 namespace reshard::cli {
 
-/// How bytes are moved, as the user typed it.
+/// What all commands are told: how bytes are moved, and of which family the model is, as the user typed it.
 struct MovingArguments {
+  std::string spec;
   std::string threads;
   std::string max_memory = "256MiB";
   std::string io = "auto";
 };
 void add_moving(CLI::App& command, MovingArguments& arguments);
+
+/// The family that --spec gives, or null.
+/// \throws Error kBadInput with the line and the key of a mistake in it.
+std::shared_ptr<const Family> family_spec(const MovingArguments& arguments);
 
 /// Options of the commands that write.
 struct CommonArguments : MovingArguments {

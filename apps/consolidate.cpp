@@ -22,6 +22,7 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   request.format = parse_format("--format", arguments.format, {Format::kSafetensors, Format::kPytorch});
   request.check_replicas = !arguments.replicas.no_check;
   request.checkpoint_directory = arguments.checkpoint_directory;
+  request.spec = family_spec(arguments);
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
   request.max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
   request.force = arguments.force;

@@ -66,6 +66,7 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   prove_options_matter(arguments);
   ConvertRequest request;
   request.source = arguments.source;
+  request.spec = family_spec(arguments);
   request.output_directory = arguments.output_directory;
   if (arguments.to != "hf") request.to = parse_shards_kind("--to", arguments.to);
   if (!arguments.format.empty())

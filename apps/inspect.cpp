@@ -20,6 +20,7 @@ namespace {
 
 struct InspectArguments : MovingArguments {
   std::string path;
+  std::string print_spec;
   std::string filter;
   bool tensors = false;
   bool stats = false;
@@ -51,10 +52,24 @@ void add_stats(const Layout& layout, const InspectArguments& arguments, RunOptio
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values = values[i];
 }
 
+/// The description of a built-in family, as --spec takes one.
+void print_spec(const std::string& model_type) {
+  const Family* family = builtin_family(model_type);
+  if (!family) {
+    const std::vector<std::string> known = known_model_types();
+    const std::string guess = nearest(model_type, known);
+    throw Error(ErrorKind::kUsage, "--print-spec: the family \"" + printable(model_type) + "\" is not known")
+        .hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean " + guess + "?");
+  }
+  print_output(family->json_text);
+}
+
 void inspect(const InspectArguments& arguments) {
+  if (!arguments.print_spec.empty()) return print_spec(arguments.print_spec);
+  if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
   const RunOptions options = run_options(arguments);
-  const auto inspection = read_checkpoint(arguments.path, ConfigUse::kLenient);
+  const auto inspection = read_checkpoint(arguments.path, ConfigUse::kLenient, family_spec(arguments));
   std::vector<TensorRow> rows = tensor_rows(inspection.layout, matching_tensors(inspection.layout, arguments.filter));
   if (arguments.stats) add_stats(inspection.layout, arguments, options, rows);
   if (arguments.json) {
@@ -71,7 +86,11 @@ void add_inspect(CLI::App& app) {
   auto arguments = std::make_shared<InspectArguments>();
   CLI::App* command =
       app.add_subcommand("inspect", "Show what a file, a Hugging Face directory or a sharded checkpoint holds");
-  command->add_option("PATH", arguments->path, "File or directory")->required();
+  command->add_option("PATH", arguments->path, "File or directory");
+  command
+      ->add_option("--print-spec", arguments->print_spec,
+                   "Print the description of a built-in family, the form of --spec")
+      ->type_name("FAMILY");
   command->add_flag("--tensors", arguments->tensors, "One line a tensor, instead of one for all layers");
   command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
   command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");

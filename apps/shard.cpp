@@ -38,6 +38,7 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "OUT_DIR is empty");
   ShardRequest request;
   request.model_directory = arguments.model_directory;
+  request.spec = family_spec(arguments);
   request.output_directory = arguments.output_directory;
   request.sharding = sharding_request(arguments.sharding);
   add_adapters(arguments, request);

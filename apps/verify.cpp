@@ -100,8 +100,9 @@ int run_verify(const VerifyArguments& arguments) {
   if (!arguments.atol.empty()) how.tolerance.absolute = parse_tolerance("--atol", arguments.atol);
   how.any_dtype = !arguments.rtol.empty() || !arguments.atol.empty();
   RunOptions options = run_options(arguments, {false, arguments.allow_divergent});
-  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient);
-  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient);
+  const auto spec = family_spec(arguments);
+  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient, spec);
+  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient, spec);
   for (const Checkpoint* checkpoint : {&a, &b})
     if (checkpoint->layout.logical.empty())
       throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);

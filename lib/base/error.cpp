@@ -30,6 +30,12 @@ Error& Error::at_byte(std::uint64_t offset_bytes) {
   return *this;
 }
 
+Error& Error::at_line(std::uint64_t line) {
+  line_ = line;
+  compose();
+  return *this;
+}
+
 Error& Error::hint(std::string text) {
   hint_ = std::move(text);
   return *this;
@@ -38,6 +44,7 @@ Error& Error::hint(std::string text) {
 void Error::compose() {
   what_.clear();
   if (!path_.empty()) what_ += printable(path_) + ": ";
+  if (line_) what_ += "line " + std::to_string(*line_) + ": ";
   if (offset_bytes_) what_ += "at byte " + std::to_string(*offset_bytes_) + ": ";
   if (!tensor_.empty()) what_ += "tensor " + printable(tensor_) + ": ";
   what_ += message_;

@@ -56,6 +56,7 @@ class Error : public std::runtime_error {
   Error& in(const std::filesystem::path& path);
   Error& tensor(std::string name);
   Error& at_byte(std::uint64_t offset_bytes);
+  Error& at_line(std::uint64_t line);  // of a text, from 1
   Error& hint(std::string text);
 
   ErrorKind kind() const { return kind_; }
@@ -63,6 +64,7 @@ class Error : public std::runtime_error {
   const std::string& path() const { return path_; }
   const std::string& tensor() const { return tensor_; }
   std::optional<std::uint64_t> offset_bytes() const { return offset_bytes_; }
+  std::optional<std::uint64_t> line() const { return line_; }
   const std::string& hint() const { return hint_; }
   const char* what() const noexcept override { return what_.c_str(); }
 
@@ -74,6 +76,7 @@ class Error : public std::runtime_error {
   std::string path_;
   std::string tensor_;
   std::optional<std::uint64_t> offset_bytes_;
+  std::optional<std::uint64_t> line_;
   std::string hint_;
   std::string what_;
 };

@@ -16,7 +16,10 @@ namespace {
 class Builder final : public nlohmann::json_sax<Json> {
  public:
   /// `read_bytes` counts what the parser has taken of the text.
-  Builder(const std::filesystem::path& path, const std::uint64_t& read_bytes) : path_(path), read_bytes_(read_bytes) {}
+  /// `places`, if there are any, is told where each value stands.
+  Builder(const std::filesystem::path& path, const std::uint64_t& read_bytes,
+          std::map<std::string, std::uint64_t>* places)
+      : path_(path), read_bytes_(read_bytes), places_(places) {}
 
   Json take() { return std::move(root_); }
 
@@ -29,14 +32,15 @@ class Builder final : public nlohmann::json_sax<Json> {
   bool binary(binary_t& value) override { return put(std::move(value)), true; }  // of no JSON text
 
   bool start_object(std::size_t) override { return open(Json::object()); }
-  bool end_object() override { return open_.pop_back(), true; }
+  bool end_object() override { return close(), true; }
   bool start_array(std::size_t) override { return open(Json::array()); }
-  bool end_array() override { return open_.pop_back(), true; }
+  bool end_array() override { return close(), true; }
 
   bool key(string_t& name) override {
     const auto [member, is_new] = open_.back()->get_ref<Json::object_t&>().try_emplace(name);
     if (!is_new)
       throw Error(ErrorKind::kBadInput, "has the key \"" + printable(name) + "\" twice").in(path_).at_byte(last_byte());
+    if (places_) key_pointer_ = pointers_.back() + "/" + pointer_part(name);
     return member_ = &member->second, true;
   }
 
@@ -50,6 +54,7 @@ class Builder final : public nlohmann::json_sax<Json> {
 
  private:
   Json& put(Json value) {
+    note_place();
     if (open_.empty()) return root_ = std::move(value);
     if (open_.back()->is_array()) return open_.back()->emplace_back(std::move(value));
     return *member_ = std::move(value);
@@ -60,7 +65,25 @@ class Builder final : public nlohmann::json_sax<Json> {
       throw Error(ErrorKind::kBadInput, "is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels")
           .in(path_)
           .at_byte(last_byte());
-    return open_.push_back(&put(std::move(value))), true;
+    open_.push_back(&put(std::move(value)));
+    if (places_) pointers_.push_back(last_pointer_);
+    return true;
+  }
+
+  void close() {
+    open_.pop_back();
+    if (places_) pointers_.pop_back();
+  }
+
+  void note_place() {
+    if (!places_) return;
+    if (open_.empty())
+      last_pointer_.clear();
+    else if (open_.back()->is_array())
+      last_pointer_ = pointers_.back() + "/" + std::to_string(open_.back()->size());
+    else
+      last_pointer_ = key_pointer_;
+    places_->emplace(last_pointer_, last_byte());
   }
 
   std::uint64_t last_byte() const { return read_bytes_ > 0 ? read_bytes_ - 1 : 0; }
@@ -70,6 +93,10 @@ class Builder final : public nlohmann::json_sax<Json> {
   Json root_;
   std::vector<Json*> open_;  // objects and arrays that have begun, each inside the one before
   Json* member_ = nullptr;   // of the innermost object: the one whose key was last
+  std::map<std::string, std::uint64_t>* places_;
+  std::vector<std::string> pointers_;  // of what is in open_
+  std::string key_pointer_;            // of member_
+  std::string last_pointer_;           // of the value that came last
 };
 
 /// Goes through a text, and counts.
@@ -91,17 +118,53 @@ class CountingIterator {
   std::uint64_t* count_;
 };
 
-}  // namespace
+std::uint64_t line_at(std::string_view text, std::uint64_t byte) {
+  return 1 + static_cast<std::uint64_t>(std::count(
+                 text.begin(), text.begin() + static_cast<std::ptrdiff_t>(std::min(byte, text.size())), '\n'));
+}
 
-Json parse_json(std::string_view text, const std::filesystem::path& path) {
+Json parse(std::string_view text, const std::filesystem::path& path, std::map<std::string, std::uint64_t>* places) {
   // The parser takes a NUL for the end of the text.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos)
     throw Error(ErrorKind::kBadInput, "holds a NUL byte and so is not valid JSON").in(path).at_byte(nul);
   std::uint64_t read_bytes = 0;
-  Builder builder(path, read_bytes);
+  Builder builder(path, read_bytes, places);
   Json::sax_parse(CountingIterator(text.data(), read_bytes), CountingIterator(text.data() + text.size(), read_bytes),
                   &builder);
   return builder.take();
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::filesystem::path& path) {
+  return parse(text, path, nullptr);
+}
+
+std::uint64_t JsonPlaces::line_of(std::string pointer) const {
+  auto found = bytes_.find(pointer);
+  while (found == bytes_.end() && !pointer.empty()) {
+    pointer.resize(pointer.rfind('/'));
+    found = bytes_.find(pointer);
+  }
+  return line_at(text_, found == bytes_.end() ? 0 : found->second);
+}
+
+LocatedJson parse_located_json(std::string text, const std::filesystem::path& path) {
+  LocatedJson located;
+  try {
+    located.json = parse(text, path, &located.places.bytes_);
+  } catch (Error& error) {
+    if (error.offset_bytes()) error.at_line(line_at(text, *error.offset_bytes()));
+    throw;
+  }
+  located.places.text_ = std::move(text);
+  return located;
+}
+
+std::string pointer_part(const std::string& key) {
+  std::string part;
+  for (const char c : key) part += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+  return part;
 }
 
 Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes) {

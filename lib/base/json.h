@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -17,6 +18,32 @@ inline constexpr std::size_t kMaxJsonDepth = 128;
 /// \throws Error kBadInput, naming `path` and the byte, for anything that is not one JSON value, for a key given twice
 /// in one object, and for nesting deeper than kMaxJsonDepth.
 Json parse_json(std::string_view text, const std::filesystem::path& path);
+
+/// Where the values of a JSON text stand in it.
+class JsonPlaces {
+ public:
+  /// The line, from 1, of the value that a JSON pointer such as "/modules/3/plan" names; where it has none, of the
+  /// nearest around it.
+  std::uint64_t line_of(std::string pointer) const;
+
+ private:
+  friend struct LocatedJson parse_located_json(std::string text, const std::filesystem::path& path);
+
+  std::string text_;
+  std::map<std::string, std::uint64_t> bytes_;  // where each value begins, about
+};
+
+struct LocatedJson {
+  Json json;
+  JsonPlaces places;
+};
+
+/// parse_json for a text that people write, and have to find their mistakes in.
+/// \throws as parse_json, with the line.
+LocatedJson parse_located_json(std::string text, const std::filesystem::path& path);
+
+/// `key` as a part of a JSON pointer (RFC 6901).
+std::string pointer_part(const std::string& key);
 
 /// read_text_file and parse_json in one; `cap_bytes` bounds the file.
 Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes = std::uint64_t{4} << 20);

@@ -71,6 +71,21 @@ void add_spec_rules(const ModuleSpecs& module, const GQAQKVColumnParallelLinearS
       stacked ? CutKind::kFused : CutKind::kReplicated, stacked ? Role::kStacked : Role::kShared);
 }
 
+/// A rank's part of matrices packed in one, in chunks of which each matrix, and each rank's part of it, is made.
+Cut::Part packed_part(const ParallelParameter& parameter, std::uint32_t tp_rank, std::uint32_t tp) {
+  std::uint64_t chunk = 0;
+  for (const PackedPart& part : parameter.packed) chunk = std::gcd(chunk, part.replicated ? part.size : part.size / tp);
+  Cut::Part cut{parameter.name, 0, {}, chunk};
+  for (const PackedPart& part : parameter.packed) {
+    const std::uint64_t chunks = part.size / chunk;
+    const std::uint64_t first = part.replicated ? 0 : chunks / tp * tp_rank;
+    const std::uint64_t count = part.replicated ? chunks : chunks / tp;
+    for (std::uint64_t i = 0; i < count; ++i) cut.taken.push_back(static_cast<std::uint32_t>(cut.units + first + i));
+    cut.units += chunks;
+  }
+  return cut;
+}
+
 }  // namespace
 
 std::uint64_t Cut::taken_units() const {
@@ -131,6 +146,10 @@ Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp) const {
         break;
       }
       cut.dim = parameter->partition_dim;
+      if (!parameter->packed.empty()) {
+        cut.parts.push_back(packed_part(*parameter, tp_rank, tp));
+        break;
+      }
       Cut::Part part{stored_name, std::uint64_t{tp} * parameter->partition_stride, {}, {}};
       for (std::uint32_t i = 0; i < parameter->partition_stride; ++i) part.taken.push_back(tp_rank + i * tp);
       cut.parts.push_back(std::move(part));

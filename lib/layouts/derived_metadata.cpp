@@ -89,11 +89,31 @@ class Derivation {
     fail_shape(tensor, whole);
   }
 
+  /// The split that the model has for it, if the tensor is one part of that.
+  std::optional<ParallelParameter> own_split(const TensorEntry& tensor, const ModelParameter& parameter) const {
+    if (!parameter.split_dim || split_problem(parameter, tp_)) return std::nullopt;
+    ParallelParameter own = own_parameter(parameter, tp_);
+    CutRule rule{own.name, CutKind::kColumn};
+    rule.parameter = &own;
+    const auto shape = stored_shape(rule.for_rank(0, tp_), {parameter.shape});
+    if (shape != tensor.shape) return std::nullopt;
+    return own;
+  }
+
   void add_own(const TensorEntry& tensor, const ModelParameter& parameter) {
+    if (parameter.any_shape) {
+      metadata_.parameters.push_back({tensor.name, false, 0, 1, 1, {}});
+      return;
+    }
     // A second name of a tensor of this file goes by the rule of its first.
     if (!parameter.tied_to.empty() && held_.count(parameter.tied_to)) return;
+    if (const auto own = own_split(tensor, parameter)) {
+      metadata_.parameters.push_back(*own);
+      return;
+    }
     const auto dim = split_dim(tensor, parameter.shape);
-    metadata_.parameters.push_back({tensor.name, dim.has_value(), dim.value_or(0), 1, dim ? tp_ : 1});
+    if (dim && !parameter.packed.empty()) fail_shape(tensor, parameter.shape);
+    metadata_.parameters.push_back({tensor.name, dim.has_value(), dim.value_or(0), 1, dim ? tp_ : 1, {}});
   }
 
   std::uint64_t rows_of(const std::string& module, const std::string& linear) const {
@@ -108,11 +128,11 @@ class Derivation {
       FusedLinearsSpec spec{joined.name, joined.parts, joined.bias, 0, {}, tp_};
       for (const std::string& part : joined.parts) spec.original_dims.push_back(rows_of(joined.module, part));
       const auto stride = static_cast<std::uint32_t>(joined.parts.size());
-      metadata_.parameters.push_back({tensor.name, true, 0, stride, tp_});
+      metadata_.parameters.push_back({tensor.name, true, 0, stride, tp_, {}});
       if (!joined.bias) modules_[joined.module].emplace_back(std::move(spec));
       return;
     }
-    metadata_.parameters.push_back({tensor.name, joined.letter != "qkv", 0, 1, tp_});
+    metadata_.parameters.push_back({tensor.name, joined.letter != "qkv", 0, 1, tp_, {}});
     if (!joined.bias && (joined.letter == "q" || joined.letter == "qkv"))
       modules_[joined.module].emplace_back(attention_spec(tensor, joined));
   }

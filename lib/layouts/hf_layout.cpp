@@ -79,7 +79,7 @@ void prove_against_model(Layout& layout, const Model& model, const std::filesyst
       unexplained.push_back(tensor.name);
       continue;
     }
-    if (found->second->shape != tensor.shape)
+    if (found->second->shape != tensor.shape && !found->second->any_shape)
       throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but {} asks for {}", to_string(tensor.shape),
                                                     config_path(where), to_string(found->second->shape)))
           .in(where)

@@ -52,8 +52,17 @@ void order_naturally(Layout& layout) {
   layout.order_logical(names);
 }
 
-/// Reads the model of config.json beside the weights, if there is one and its family is known.
-void read_model(Checkpoint& checkpoint, ConfigUse use) {
+/// The family that a checkpoint is of, if anybody knows it.
+FamilySpec family_of(const ModelConfig& config, const FamilySpec& spec, ConfigUse use) {
+  if (spec) return spec;
+  const Family* builtin = use == ConfigUse::kNeeded ? &find_family(config) : builtin_family(config.model_type);
+  return {std::shared_ptr<const void>(), builtin};
+}
+
+/// Reads the model of config.json beside the weights, if there is one and its family is known. `holds_prefix` says
+/// whether any tensor has a name that begins so.
+void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
+                const std::function<bool(const std::string& prefix)>& holds_prefix) {
   if (use != ConfigUse::kNeeded && !path_exists(checkpoint.directory / kConfigFile)) {
     if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
       checkpoint.notes.push_back("there is no config.json in " + checkpoint.directory.string() +
@@ -63,17 +72,26 @@ void read_model(Checkpoint& checkpoint, ConfigUse use) {
   try {
     const ModelConfig config = read_model_config(checkpoint.directory);
     checkpoint.model_type = config.model_type;
-    const std::vector<std::string> known = known_model_types();
-    if (use == ConfigUse::kNeeded || std::find(known.begin(), known.end(), config.model_type) != known.end())
-      checkpoint.model = instantiate(find_family(config), config);
-    else if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
-      checkpoint.notes.push_back(
-          fmt::format("the model_type \"{}\" is not known, so the metadata alone says what the tensors are",
-                      printable(config.model_type)));
+    FamilySpec family = family_of(config, spec, use);
+    if (!family) {
+      if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
+        checkpoint.notes.push_back(
+            fmt::format("the model_type \"{}\" is not known, so the metadata alone says what the tensors are",
+                        printable(config.model_type)));
+      return;
+    }
+    if (!family->base_prefix.empty() && !holds_prefix(family->base_prefix))
+      family = std::make_shared<const Family>(without_base_prefix(*family));
+    checkpoint.model = instantiate(std::move(family), config);
   } catch (const Error& error) {
     if (use != ConfigUse::kLenient) throw;
     checkpoint.notes.push_back(error.what());
   }
+}
+
+bool any_begins(const Container& file, const std::string& prefix) {
+  return std::any_of(file.tensors.begin(), file.tensors.end(),
+                     [&](const TensorEntry& tensor) { return tensor.name.starts_with(prefix); });
 }
 
 void order(Checkpoint& checkpoint) {
@@ -133,7 +151,7 @@ void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
       "there are no metadata files, so how the parameters are laid out is told from config.json");
 }
 
-Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use) {
+Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec) {
   Checkpoint checkpoint;
   checkpoint.what = Checkpoint::What::kSharded;
   checkpoint.shards_kind = folder.kind;
@@ -143,7 +161,10 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use) {
   checkpoint.format = shards.format;
   checkpoint.mesh = {shards.tp, shards.pp, 1};
   checkpoint.notes = shards.warnings;
-  read_model(checkpoint, use);
+  read_model(checkpoint, use, spec, [&](const std::string& prefix) {
+    return std::any_of(shards.files.begin(), shards.files.end(),
+                       [&](const auto& ranks) { return any_begins(ranks.front(), prefix); });
+  });
   explain(shards, checkpoint);
   if (shards.has_old_metadata && !checkpoint.model)
     throw Error(
@@ -162,7 +183,11 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use) {
   return checkpoint;
 }
 
-Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files) {
+Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files, ConfigUse use,
+                      const FamilySpec& spec) {
+  read_model(checkpoint, use, spec, [&](const std::string& prefix) {
+    return std::any_of(files.begin(), files.end(), [&](const Container& file) { return any_begins(file, prefix); });
+  });
   const std::optional<Model>& model = checkpoint.model;
   checkpoint.layout = whole_layout(files, model ? tied_parameters(model) : std::vector<TiedParameter>{});
   if (files.size() == 1) checkpoint.file_metadata = files.front().metadata;
@@ -171,32 +196,31 @@ Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files
   return checkpoint;
 }
 
-Checkpoint read_file(const fs::path& path) {
+Checkpoint read_file(const fs::path& path, const FamilySpec& spec) {
   Checkpoint checkpoint;
   checkpoint.path = path;
   checkpoint.directory = fs::absolute(path).parent_path();
   checkpoint.format = format_of_file(path);
-  read_model(checkpoint, ConfigUse::kLenient);
-  return read_files(std::move(checkpoint), {read_container(path, checkpoint.format)});
+  return read_files(std::move(checkpoint), {read_container(path, checkpoint.format)}, ConfigUse::kLenient, spec);
 }
 
-Checkpoint read_directory(const fs::path& directory, ConfigUse use) {
+Checkpoint read_directory(const fs::path& directory, ConfigUse use, const FamilySpec& spec) {
   Checkpoint checkpoint;
   checkpoint.what = Checkpoint::What::kHuggingFace;
   checkpoint.path = directory;
   checkpoint.directory = directory;
+  if (use == ConfigUse::kNeeded) family_of(read_model_config(directory), spec, use);  // the first thing that is missed
   checkpoint.format = hf_format(directory).value_or(Format::kSafetensors);
-  read_model(checkpoint, use);
-  return read_files(std::move(checkpoint), read_hf_checkpoint(directory));
+  return read_files(std::move(checkpoint), read_hf_checkpoint(directory), use, spec);
 }
 
 }  // namespace
 
-Checkpoint read_sharded(const fs::path& path, ConfigUse use) {
+Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& spec) {
   if (!fs::is_directory(path))
     throw Error(ErrorKind::kBadInput, path_exists(path) ? "is not a directory" : "no such directory").in(path);
   const auto shards = find_shards_folder(path);
-  if (shards) return read_shards(*shards, use);
+  if (shards) return read_shards(*shards, use, spec);
   throw Error(ErrorKind::kBadInput,
               fmt::format("holds neither {}/ nor {}/ nor files of ranks", describe(ShardsKind::kRanks).folder,
                           describe(ShardsKind::kOptimum).folder))
@@ -204,30 +228,30 @@ Checkpoint read_sharded(const fs::path& path, ConfigUse use) {
       .hint("give the directory that holds the shards folder, or that folder itself");
 }
 
-Checkpoint read_hugging_face(const fs::path& directory, ConfigUse use) {
+Checkpoint read_hugging_face(const fs::path& directory, ConfigUse use, const FamilySpec& spec) {
   if (!fs::is_directory(directory))
     throw Error(ErrorKind::kBadInput, path_exists(directory) ? "is not a directory" : "no such directory")
         .in(directory)
         .hint("give the directory that holds config.json and the weights");
-  return read_directory(directory, use);
+  return read_directory(directory, use, spec);
 }
 
-Checkpoint read_checkpoint(const fs::path& path, ConfigUse use) {
+Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec& spec) {
   return with_file_system_errors([&] {
     if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
-    if (!fs::is_directory(path)) return read_file(path);
+    if (!fs::is_directory(path)) return read_file(path, spec);
     const auto format = hf_format(path);
     const auto shards = find_shards_folder(path);
-    if (shards && !format) return read_shards(*shards, use);
+    if (shards && !format) return read_shards(*shards, use, spec);
     if (!shards && !format) {
       for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-        if (path_exists(path / name)) return read_file(path / name);
+        if (path_exists(path / name)) return read_file(path / name, spec);
       if (!find_adapter_folders(path).empty())
         throw Error(ErrorKind::kUnsupported, "holds shards of adapters, which only consolidate reads")
             .in(path)
             .hint("reshard consolidate puts them together; what comes out can be looked at, converted and compared");
     }
-    Checkpoint checkpoint = read_directory(path, use);
+    Checkpoint checkpoint = read_directory(path, use, spec);
     if (shards)
       checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +
                                  "; this is about the Hugging Face weights, give that folder to have the shards");

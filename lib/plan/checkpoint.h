@@ -32,6 +32,9 @@ struct Checkpoint {
   std::vector<std::string> notes;                                  // what the user should know, whole sentences
 };
 
+/// A family from a file (read_family), or none.
+using FamilySpec = std::shared_ptr<const Family>;
+
 enum class ConfigUse {
   kLenient,  // a config.json that makes no sense is a note
   kStrict,   // it is an error, and so is a sharded checkpoint that is not the model it describes
@@ -39,14 +42,15 @@ enum class ConfigUse {
 };
 
 /// Looks at `path`, reads all headers and metadata and proves them; the logical tensors come in the model's order where
-/// the model is known.
+/// the model is known. `spec` is the model's family where somebody describes it; else the built-in one of its
+/// model_type.
 /// \throws Error kBadInput, kUnsupported or kIo.
-Checkpoint read_checkpoint(const std::filesystem::path& path, ConfigUse use);
+Checkpoint read_checkpoint(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {});
 
 /// The same for a path that must be a sharded checkpoint.
-Checkpoint read_sharded(const std::filesystem::path& path, ConfigUse use);
+Checkpoint read_sharded(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {});
 
 /// The same for a path that must be a Hugging Face directory.
-Checkpoint read_hugging_face(const std::filesystem::path& directory, ConfigUse use);
+Checkpoint read_hugging_face(const std::filesystem::path& directory, ConfigUse use, const FamilySpec& spec = {});
 
 }  // namespace reshard

@@ -151,7 +151,7 @@ void update_config(Job& job, const fs::path& directory, DType dtype) {
 std::unique_ptr<Job> plan(const ConvertRequest& request) {
   if (!request.to && request.format == Format::kXser)
     throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
-  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict);
+  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict, request.spec);
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
   prove_outside(request.output_directory, checkpoint);
   Selection selection = select(job->source, request, *job);

@@ -12,6 +12,7 @@ namespace reshard {
 /// One checkpoint into another, whatever their containers and layouts.
 struct ConvertRequest {
   std::filesystem::path source;
+  std::shared_ptr<const Family> spec;  // as of ShardRequest
   std::filesystem::path output_directory;
   std::optional<ShardsKind> to;  // shards of this kind; else a Hugging Face directory
   std::optional<Format> format;  // default: safetensors, or pytorch where the layout has no safetensors

@@ -80,6 +80,7 @@ struct ShardingRequest {
 
 struct ShardRequest {
   std::filesystem::path model_directory;
+  std::shared_ptr<const Family> spec;  // of a model that somebody describes; else its model_type says the family
   std::filesystem::path output_directory;
   ShardingRequest sharding;
   /// LoRA adapters, as PEFT saves them; where there are any, they alone are sharded, and the model's directory (or its
@@ -95,6 +96,7 @@ std::unique_ptr<Job> plan_shard(const ShardRequest& request);
 
 struct ConsolidateRequest {
   std::filesystem::path checkpoint_directory;             // the shards folder or its parent
+  std::shared_ptr<const Family> spec;                     // as of ShardRequest
   std::optional<std::filesystem::path> output_directory;  // default: the parent
   std::uint64_t max_shard_bytes = 5'000'000'000;
   Format format = Format::kSafetensors;  // or kPytorch

@@ -19,7 +19,7 @@ std::unique_ptr<Job> plan(const ShardRequest& request) {
     throw Error(ErrorKind::kUsage, "the output directory is the model's own")
         .in(request.output_directory)
         .hint("choose another OUT_DIR");
-  Checkpoint checkpoint = read_hugging_face(request.model_directory, ConfigUse::kNeeded);
+  Checkpoint checkpoint = read_hugging_face(request.model_directory, ConfigUse::kNeeded, request.spec);
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
   prove_against_model(job->source, *checkpoint.model, request.model_directory);
   plan_sharded_target(*job, request.sharding, *checkpoint.model, job->source.logical);

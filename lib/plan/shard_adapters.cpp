@@ -56,7 +56,7 @@ class AdapterSharder {
   std::unique_ptr<Job> plan() {
     mesh_of(request_.sharding);  // a wrong one is told before anything is read
     const ModelConfig config = read_model_config(config_directory());
-    const Model model = instantiate(find_family(config), config);
+    const Model model = request_.spec ? instantiate(request_.spec, config) : instantiate(find_family(config), config);
     job_->command = "shard";
     job_->source_directory = request_.adapters.front();
     job_->output_directory = request_.output_directory;

@@ -4,105 +4,241 @@
 
 #include <algorithm>
 
-#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/builtin_families.h"
-#include "reshard/specs/transformation_specs.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// The numbers and switches of config.json, with the family's defaults behind them.
+constexpr std::uint64_t kMaxLayers = 1 << 14;   // a hostile config must not make the list of parameters endless
+constexpr std::uint64_t kMaxExperts = 1 << 14;  // of a layer
+constexpr std::uint64_t kMaxPacked = 4096;
+
+/// The values of config.json, with the family's defaults behind them.
 class ConfigValues {
  public:
   ConfigValues(const Family& family, const ModelConfig& config) : family_(family), config_(config) {}
 
-  /// The product of an expression such as "num_attention_heads * head_dim / 2": whole numbers and keys, left to right.
-  std::uint64_t evaluate(const std::string& expression) const {
-    std::uint64_t value = 1;
-    char op = '*';
-    for (const std::string& word : split(expression, ' ')) {
-      if (word == "*" || word == "/") {
-        op = word[0];
-        continue;
-      }
-      const auto literal = parse_unsigned(word);
-      const std::uint64_t operand = literal ? *literal : number(word);
-      if (op == '/' && (operand == 0 || value % operand != 0))
-        fail(fmt::format("{} does not come out even: {} / {}", expression, value, operand));
-      const auto product = op == '*' ? checked_mul(value, operand) : value / operand;
-      if (!product) fail(expression + " overflows 64 bits");
-      value = *product;
-    }
-    return value;
-  }
-
-  std::uint64_t number(const std::string& key) const {
-    const auto [value, is_default] = lookup(key);
-    if (is_default && value->is_string()) return evaluate(value->get<std::string>());
-    constexpr std::uint64_t kMaxConfigNumber = std::uint64_t{1} << 40;  // no size of a model comes near
-    if (!value->is_number_unsigned() || value->get<std::uint64_t>() == 0 ||
-        value->get<std::uint64_t>() > kMaxConfigNumber)
-      fail("\"" + key + "\" is " + brief(*value) + ", expected a positive whole number" +
-           (value->is_number_unsigned() ? " of at most 2^40" : ""));
-    return value->get<std::uint64_t>();
-  }
-
-  bool flag(const std::string& key) const {
-    const Json* value = lookup(key).first;
-    if (!value->is_boolean()) fail("\"" + key + "\" is " + brief(*value) + ", expected true or false");
-    return value->get<bool>();
-  }
+  /// Of which layer is asked from now on.
+  void set_layer(std::optional<std::uint64_t> layer) { layer_ = layer; }
 
  private:
-  /// The key's value, and whether it is the family's default. Only defaults may be expressions.
-  std::pair<const Json*, bool> lookup(const std::string& key) const {
-    const auto given = config_.json->find(key);
-    if (given != config_.json->end() && !given->is_null()) return {&*given, false};
-    const auto fallback = family_.defaults->find(key);
-    if (fallback == family_.defaults->end()) fail("\"" + key + "\" is missing");
-    if (!fallback->is_object()) return {&*fallback, true};
-    return {&fallback->at(given == config_.json->end() ? "absent" : "null"), true};
+  template <typename Action>
+  auto in_config(Action&& action) const {
+    try {
+      return action();
+    } catch (Error& error) {
+      if (error.path().empty()) error.in(config_.path);
+      throw;
+    }
   }
+
+ public:
+  std::uint64_t size(const Expression& expression) const {
+    return in_config([&] { return expression.size(lookup()); });
+  }
+  bool holds(const Expression& condition) const {
+    return in_config([&] { return condition.holds(lookup()); });
+  }
+  std::uint64_t number(const char* key) const { return size(Expression::parse(key)); }
+  bool flag(const char* key) const { return holds(Expression::parse(key)); }
 
   [[noreturn]] void fail(const std::string& message) const {
     throw Error(ErrorKind::kBadInput, message).in(config_.path);
   }
 
+ private:
+  Expression::Lookup lookup() const {
+    return [this](const std::string& key) { return value(key); };
+  }
+
+  ConfigValue value(const std::string& key) const {
+    if (key == "layer" && layer_) return *layer_;
+    const auto [json, is_default] = find(key);
+    if (json->is_null()) return {};
+    if (json->is_boolean()) return json->get<bool>();
+    if (json->is_number_unsigned()) return json->get<std::uint64_t>();
+    if (!is_default || !json->is_string()) return json;
+    // Only a default may be an expression.
+    const Expression expression = Expression::parse(json->get_ref<const std::string&>());
+    return expression.size(lookup());
+  }
+
+  /// The key's value, and whether it is the family's default.
+  std::pair<const Json*, bool> find(const std::string& key) const {
+    const Json* given = config_.json.get();
+    for (const std::string& name : split(key, '.')) {
+      if (given && given->is_object()) {
+        const auto found = given->find(name);
+        given = found == given->end() ? nullptr : &*found;
+      } else {
+        given = nullptr;
+      }
+    }
+    if (given && !given->is_null()) return {given, false};
+    const auto fallback = family_.defaults->find(key);
+    if (fallback == family_.defaults->end()) fail("\"" + key + "\" is missing");
+    if (!fallback->is_object()) return {&*fallback, true};
+    return {&fallback->at(given ? "null" : "absent"), true};
+  }
+
   const Family& family_;
   const ModelConfig& config_;
+  std::optional<std::uint64_t> layer_;
 };
 
-/// Appends the parameters of one module, for one layer or outside the layers.
-void add_module(Model& model, const Family::Module& module, const ConfigValues& values,
-                std::optional<std::uint64_t> layer, bool tied) {
-  ModelParameter weight;
-  weight.module = layer ? expand_layer(module.name, *layer) : module.name;
-  weight.name = weight.module + "." + module.parameter;
-  try {
-    for (const std::string& size : module.shape) weight.shape.push_back(values.evaluate(size));
-  } catch (const Error&) {
-    if (module.optional) return;  // a buffer that this model cannot have
-    throw;
+/// The dim of a parameter with `ndim` dims that its plan splits.
+std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t ndim) {
+  const auto last = static_cast<std::uint32_t>(ndim) - 1;
+  switch (plan) {
+    case TensorParallelPlan::kColwise:
+    case TensorParallelPlan::kPackedColwise: return ndim == 1 ? 0 : last - 1;
+    case TensorParallelPlan::kRowwise:
+    case TensorParallelPlan::kPackedRowwise: return last;
+    case TensorParallelPlan::kEmbeddingRowwise: return 0;
+    case TensorParallelPlan::kReplicate: return std::nullopt;
   }
-  weight.plan = module.plan;
-  weight.optional = module.optional;
-  weight.layer = layer;
-  weight.on_last_stage = module.on_last_stage;
-  if (tied && !module.tied_to.empty()) weight.tied_to = module.tied_to + ".weight";
-  const bool has_bias = !module.bias.empty() && (module.bias == "always" || values.flag(module.bias));
-  model.parameters.push_back(weight);
-  if (!has_bias) return;
-  ModelParameter bias = weight;
-  bias.name = bias.module + ".bias";
-  bias.shape = {weight.shape.front()};
-  bias.is_bias = true;
-  model.parameters.push_back(std::move(bias));
+  return std::nullopt;
 }
+
+bool is_packed(TensorParallelPlan plan) {
+  return plan == TensorParallelPlan::kPackedColwise || plan == TensorParallelPlan::kPackedRowwise;
+}
+
+/// The sizes of the matrices in a packed one.
+std::vector<PackedPart> packed_parts(const Family::Module& module, std::uint64_t size, const ConfigValues& values) {
+  if (module.packed.empty()) {
+    if (size % 2 != 0)
+      values.fail(fmt::format("{} has {} elements along the dim that two halves share", module.name, size));
+    return {{size / 2, false}, {size / 2, false}};
+  }
+  std::vector<PackedPart> parts;
+  std::uint64_t sum = 0;
+  for (const Family::Packed& packed : module.packed) {
+    const std::uint64_t count = packed.count ? values.size(packed.count) : 1;
+    if (count > kMaxPacked)
+      values.fail(fmt::format("{} packs {} matrices, more than any model has", module.name, count));
+    parts.insert(parts.end(), count, {values.size(packed.size), packed.replicated});
+    sum += parts.back().size * count;
+  }
+  if (sum != size)
+    values.fail(
+        fmt::format("the matrices packed in {} have {} elements together, the whole has {}", module.name, sum, size));
+  return parts;
+}
+
+/// The bias that belongs to a weight: of the outputs, so that what splits the inputs leaves it whole.
+ModelParameter bias_of(const ModelParameter& weight) {
+  ModelParameter bias = weight;
+  bias.is_bias = true;
+  if (bias.shape.size() > 1) bias.shape.resize(bias.shape.size() - 1);  // else a norm's
+  const bool of_outputs = weight.plan == TensorParallelPlan::kColwise ||
+                          weight.plan == TensorParallelPlan::kPackedColwise ||
+                          weight.plan == TensorParallelPlan::kEmbeddingRowwise;
+  if (of_outputs) {
+    bias.split_dim = static_cast<std::uint32_t>(bias.shape.size()) - 1;
+  } else {
+    bias.split_dim.reset();
+    bias.packed.clear();
+    bias.heads = 0;
+  }
+  return bias;
+}
+
+/// Fills the modules in, one place after the other: a layer, or what lies outside the layers.
+class ModelBuilder {
+ public:
+  ModelBuilder(Model& model, ConfigValues& values, bool tied) : model_(model), values_(values), tied_(tied) {}
+
+  /// \param layer Where they lie; nothing outside the layers.
+  void add(std::span<const Family::Module> modules, std::optional<std::uint64_t> layer) {
+    values_.set_layer(layer);
+    layer_ = layer;
+    while (!modules.empty()) {
+      // The modules of experts come expert after expert.
+      std::size_t count = 1;
+      if (modules.front().experts)
+        while (count < modules.size() && modules[count].experts) ++count;
+      std::vector<Filled> filled;
+      for (const Family::Module& module : modules.first(count))
+        if (auto one = fill(module)) filled.push_back(std::move(*one));
+      if (modules.front().experts)
+        add_experts(filled);
+      else
+        for (const Filled& one : filled) add_one(one, layer_name(one), std::nullopt);
+      modules = modules.subspan(count);
+    }
+  }
+
+ private:
+  struct Filled {
+    const Family::Module* module;
+    ModelParameter weight;
+    bool has_bias = false;
+    std::uint64_t experts = 0;
+  };
+
+  /// Nothing where the model has no such module.
+  std::optional<Filled> fill(const Family::Module& module) const {
+    if (module.when && !values_.holds(module.when)) return std::nullopt;
+    Filled filled{&module, {}};
+    ModelParameter& weight = filled.weight;
+    try {
+      for (const Expression& size : module.shape) weight.shape.push_back(values_.size(size));
+    } catch (const Error&) {
+      if (module.optional) return std::nullopt;  // a buffer that this model cannot have
+      throw;
+    }
+    weight.plan = module.plan;
+    weight.any_shape = module.shape.empty();
+    weight.split_dim = module.dim ? module.dim : split_dim_of(module.plan, weight.shape.size());
+    if (is_packed(module.plan)) weight.packed = packed_parts(module, weight.shape[*weight.split_dim], values_);
+    if (module.heads) weight.heads = values_.size(module.heads);
+    weight.optional = module.optional;
+    weight.layer = layer_;
+    weight.on_last_stage = module.on_last_stage;
+    if (tied_ && !module.tied_to.empty()) weight.tied_to = module.tied_to + ".weight";
+    filled.has_bias = module.bias && values_.holds(module.bias);
+    if (module.experts) filled.experts = values_.size(module.experts);
+    if (filled.experts > kMaxExperts)
+      values_.fail(fmt::format("{} experts are more than any model has", filled.experts));
+    return filled;
+  }
+
+  std::string layer_name(const Filled& filled) const {
+    return layer_ ? expand_layer(filled.module->name, *layer_) : filled.module->name;
+  }
+
+  void add_experts(const std::vector<Filled>& modules) {
+    std::uint64_t experts = 0;
+    for (const Filled& filled : modules) experts = std::max(experts, filled.experts);
+    for (std::uint64_t expert = 0; expert < experts; ++expert)
+      for (const Filled& filled : modules)
+        if (expert < filled.experts) add_one(filled, expand_layer(layer_name(filled), expert), expert);
+  }
+
+  void add_one(const Filled& filled, std::string name, std::optional<std::uint64_t> expert) {
+    ModelParameter weight = filled.weight;
+    weight.module = std::move(name);
+    weight.expert = expert;
+    const std::string& leaf = filled.module->parameter;
+    weight.name = leaf.empty() ? weight.module : weight.module + "." + leaf;
+    model_.parameters.push_back(weight);
+    if (!filled.has_bias) return;
+    ModelParameter bias = bias_of(weight);
+    bias.name = bias.module + ".bias";
+    model_.parameters.push_back(std::move(bias));
+  }
+
+  Model& model_;
+  ConfigValues& values_;
+  bool tied_;
+  std::optional<std::uint64_t> layer_;
+};
 
 bool is_layered(const Family::Module& module) {
   return module.name.find('*') != std::string::npos;
@@ -113,7 +249,7 @@ const std::map<std::string, Family>& builtin_families() {
     std::map<std::string, Family> parsed;
     for (const BuiltinFamily& file : kBuiltinFamilies) {
       const fs::path path = fs::path("built-in family") / file.name;
-      Family family = parse_family(parse_json(file.json, path), path);
+      Family family = parse_family_text(std::string(file.json), path);
       parsed.emplace(family.model_type, std::move(family));
     }
     return parsed;
@@ -129,14 +265,36 @@ std::vector<std::string> known_model_types() {
   return names;
 }
 
+const Family* builtin_family(std::string_view model_type) {
+  const auto found = builtin_families().find(std::string(model_type));
+  return found == builtin_families().end() ? nullptr : &found->second;
+}
+
 const Family& find_family(const ModelConfig& config) {
-  const auto found = builtin_families().find(config.model_type);
-  if (found != builtin_families().end()) return found->second;
+  if (const Family* family = builtin_family(config.model_type)) return *family;
   const std::vector<std::string> known = known_model_types();
   throw Error(ErrorKind::kUnsupported, fmt::format("the model_type \"{}\" is not known; known are {}",
                                                    printable(config.model_type), join(known, ", ")))
       .in(config.path)
-      .hint("a later version takes a description of your own model with --spec FILE");
+      .hint(
+          "describe the model in a file and give it with --spec FILE; reshard inspect --print-spec llama shows the "
+          "form");
+}
+
+Family without_base_prefix(const Family& family) {
+  Family bare = family;
+  const auto strip = [&](std::string& name) {
+    if (name.starts_with(family.base_prefix)) name.erase(0, family.base_prefix.size());
+  };
+  strip(bare.layers);
+  for (Family::Module& module : bare.modules) {
+    strip(module.name);
+    strip(module.tied_to);
+  }
+  if (bare.attention) strip(bare.attention->module);
+  for (Family::Fused& fused : bare.fused) strip(fused.module);
+  bare.base_prefix.clear();
+  return bare;
 }
 
 std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
@@ -146,13 +304,18 @@ std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
 }
 
 Model instantiate(const Family& family, const ModelConfig& config) {
-  constexpr std::uint64_t kMaxLayers = 1 << 14;  // a hostile config must not make the list of parameters endless
-  const ConfigValues values(family, config);
+  return instantiate(std::shared_ptr<const Family>(std::shared_ptr<const void>(), &family), config);
+}
+
+Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config) {
+  const Family& family = *the_family;
+  ConfigValues values(family, config);
   Model model;
-  model.family = &family;
-  model.layers = values.number("num_hidden_layers");
+  model.family = std::move(the_family);
+  model.layers = values.size(family.num_layers);
   if (model.layers > kMaxLayers)
-    throw Error(ErrorKind::kBadInput, fmt::format("\"num_hidden_layers\" is {}, more than any model has", model.layers))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("\"{}\" is {}, more than any model has", family.num_layers.text(), model.layers))
         .in(config.path);
   const bool tied = values.flag("tie_word_embeddings");
   if (family.attention) {
@@ -169,12 +332,16 @@ Model instantiate(const Family& family, const ModelConfig& config) {
                               model.kv_heads))
           .in(config.path);
   }
-  const auto layered_begin = std::find_if(family.modules.begin(), family.modules.end(), is_layered);
-  const auto layered_end = std::find_if_not(layered_begin, family.modules.end(), is_layered);
-  for (auto it = family.modules.begin(); it != layered_begin; ++it) add_module(model, *it, values, std::nullopt, tied);
-  for (std::uint64_t layer = 0; layer < model.layers; ++layer)
-    for (auto it = layered_begin; it != layered_end; ++it) add_module(model, *it, values, layer, tied);
-  for (auto it = layered_end; it != family.modules.end(); ++it) add_module(model, *it, values, std::nullopt, tied);
+  const std::span<const Family::Module> modules = family.modules;
+  const auto begin =
+      static_cast<std::size_t>(std::find_if(modules.begin(), modules.end(), is_layered) - modules.begin());
+  const auto end = static_cast<std::size_t>(
+      std::find_if_not(modules.begin() + static_cast<std::ptrdiff_t>(begin), modules.end(), is_layered) -
+      modules.begin());
+  ModelBuilder builder(model, values, tied);
+  builder.add(modules.first(begin), std::nullopt);
+  for (std::uint64_t layer = 0; layer < model.layers; ++layer) builder.add(modules.subspan(begin, end - begin), layer);
+  builder.add(modules.subspan(end), std::nullopt);
   return model;
 }
 

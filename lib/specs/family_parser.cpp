@@ -6,6 +6,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
+#include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/family.h"
 
@@ -14,41 +15,157 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct PlanRow {
-  TensorParallelPlan plan;
-  const char* name;
-};
-constexpr PlanRow kPlans[] = {
-    {TensorParallelPlan::kColwise, "colwise"},
-    {TensorParallelPlan::kRowwise, "rowwise"},
-    {TensorParallelPlan::kEmbeddingRowwise, "embedding_rowwise"},
-    {TensorParallelPlan::kReplicate, "replicate"},
-};
+/// What is being read: for errors, where it stands.
+struct Reading {
+  const fs::path& path;
+  const JsonPlaces* places;  // nothing of JSON that was made in memory
 
-TensorParallelPlan plan_at(const JsonObject& object) {
-  const std::string& word = object.string_at("plan");
-  for (const PlanRow& row : kPlans)
-    if (word == row.name) return row.plan;
-  object.fail("plan", "one of colwise, rowwise, embedding_rowwise, replicate");
-}
-
-std::vector<std::string> strings_at(const JsonObject& object, const std::string& key) {
-  std::vector<std::string> strings;
-  for (const Json& item : object.array_at(key)) {
-    if (!item.is_string()) object.fail(key, "an array of strings");
-    strings.push_back(item.get<std::string>());
+  Error error(const std::string& pointer, const std::string& message) const {
+    Error error(ErrorKind::kBadInput, message);
+    error.in(path);
+    if (places) error.at_line(places->line_of(pointer));
+    return error;
   }
-  return strings;
+};
+
+/// One object of the file, of which every key has to be known.
+class SpecObject {
+ public:
+  /// `where` names it for people, and is empty for the whole file.
+  SpecObject(const Json& json, const Reading& reading, std::string pointer, std::string where)
+      : json_(json), reading_(reading), pointer_(std::move(pointer)), where_(std::move(where)) {
+    if (!json.is_object())
+      throw reading.error(pointer_,
+                          (where_.empty() ? "the file" : where_) + " is " + brief(json) + ", expected an object");
+  }
+
+  /// \throws Error for any other key.
+  void prove_keys(const std::vector<std::string>& known) const {
+    for (const auto& [key, value] : json_.items()) {
+      if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+      Error error = reading_.error(pointer_to(key), prefix() + "the key \"" + printable(key) + "\" is not known");
+      const std::string guess = nearest(key, known);
+      throw error.hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean \"" + guess + "\"?");
+    }
+  }
+
+  bool has(const std::string& key) const { return json_.contains(key); }
+  std::string pointer_to(const std::string& key) const { return pointer_ + "/" + pointer_part(key); }
+  const std::string& pointer() const { return pointer_; }
+  const Reading& reading() const { return reading_; }
+
+  const Json& at(const std::string& key) const {
+    const auto found = json_.find(key);
+    if (found == json_.end())
+      throw reading_.error(pointer_, prefix() + "the key \"" + printable(key) + "\" is missing");
+    return *found;
+  }
+
+  [[noreturn]] void fail(const std::string& key, const std::string& expected) const {
+    throw reading_.error(pointer_to(key),
+                         prefix() + "\"" + printable(key) + "\" is " + brief(at(key)) + ", expected " + expected);
+  }
+
+  const std::string& string_at(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_string()) fail(key, "a string");
+    return value.get_ref<const std::string&>();
+  }
+
+  bool bool_at(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_boolean()) fail(key, "true or false");
+    return value.get<bool>();
+  }
+
+  const Json& array_at(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_array()) fail(key, "an array");
+    return value;
+  }
+
+  std::vector<std::string> strings_at(const std::string& key) const {
+    std::vector<std::string> strings;
+    for (const Json& item : array_at(key)) {
+      if (!item.is_string()) fail(key, "an array of strings");
+      strings.push_back(item.get<std::string>());
+    }
+    return strings;
+  }
+
+  Expression expression_at(const std::string& key) const { return expression(string_at(key), pointer_to(key), key); }
+
+  /// The expression `text`, which stands at `pointer` under `key`.
+  Expression expression(const std::string& text, const std::string& pointer, const std::string& key) const {
+    try {
+      return Expression::parse(text);
+    } catch (const Error& error) {
+      throw reading_.error(pointer, prefix() + "\"" + printable(key) + "\": " + error.message());
+    }
+  }
+
+ private:
+  std::string prefix() const { return where_.empty() ? std::string() : where_ + ": "; }
+
+  const Json& json_;
+  const Reading& reading_;
+  std::string pointer_;
+  std::string where_;
+};
+
+TensorParallelPlan plan_at(const SpecObject& object) {
+  const std::string& word = object.string_at("plan");
+  std::vector<std::string> words;
+  for (const PlanWord& row : kPlanWords) {
+    if (word == row.word) return row.plan;
+    words.push_back(row.word);
+  }
+  object.fail("plan", "one of " + join(words, ", "));
 }
 
-Family::Module parse_module(const Json& json, const fs::path& path) {
-  const JsonObject object(json, path, "modules");
+bool is_packed(TensorParallelPlan plan) {
+  return plan == TensorParallelPlan::kPackedColwise || plan == TensorParallelPlan::kPackedRowwise;
+}
+
+std::vector<Family::Packed> packed_at(const SpecObject& module) {
+  std::vector<Family::Packed> packed;
+  std::size_t i = 0;
+  for (const Json& item : module.array_at("packed")) {
+    const std::string pointer = module.pointer_to("packed") + "/" + std::to_string(i++);
+    if (item.is_string()) {
+      packed.push_back({module.expression(item.get<std::string>(), pointer, "packed"), {}, false});
+      continue;
+    }
+    const SpecObject part(item, module.reading(), pointer, "packed");
+    part.prove_keys({"size", "count", "plan"});
+    if (part.has("plan") && part.string_at("plan") != "replicate") part.fail("plan", "\"replicate\", or no such key");
+    packed.push_back(
+        {part.expression_at("size"), part.has("count") ? part.expression_at("count") : Expression(), part.has("plan")});
+  }
+  if (packed.empty()) module.fail("packed", "at least one size");
+  return packed;
+}
+
+Family::Module parse_module(const SpecObject& object) {
+  object.prove_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "heads", "experts", "optional",
+                     "stage", "tied_to", "dim"});
   Family::Module module;
   module.name = object.string_at("name");
   module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
   module.plan = plan_at(object);
-  module.shape = strings_at(object, "shape");
-  if (object.has("bias")) module.bias = object.string_at("bias");
+  const bool any_shape =
+      !object.has("shape") && object.has("optional") && module.plan == TensorParallelPlan::kReplicate;
+  if (!any_shape)
+    for (const std::string& size : object.strings_at("shape"))
+      module.shape.push_back(object.expression(size, object.pointer_to("shape"), "shape"));
+  if (object.has("bias")) {
+    const bool always = object.string_at("bias") == "always";
+    module.bias = always ? Expression::parse("true") : object.expression_at("bias");
+  }
+  if (object.has("when")) module.when = object.expression_at("when");
+  if (object.has("packed")) module.packed = packed_at(object);
+  if (object.has("heads")) module.heads = object.expression_at("heads");
+  if (object.has("experts")) module.experts = object.expression_at("experts");
   if (object.has("optional")) module.optional = object.bool_at("optional");
   if (object.has("stage")) {
     const std::string& stage = object.string_at("stage");
@@ -56,35 +173,40 @@ Family::Module parse_module(const Json& json, const fs::path& path) {
     module.on_last_stage = stage == "last";
   }
   if (object.has("tied_to")) module.tied_to = object.string_at("tied_to");
+
+  const bool rowwise = module.plan == TensorParallelPlan::kRowwise || module.plan == TensorParallelPlan::kPackedRowwise;
+  const std::size_t needed = rowwise ? 2 : module.optional && module.plan == TensorParallelPlan::kReplicate ? 0 : 1;
+  if (module.shape.size() < needed)
+    throw object.reading().error(object.pointer_to("shape"),
+                                 fmt::format("\"shape\" of {} has {} dims, which is too few for its plan",
+                                             printable(module.name), module.shape.size()));
+  if (object.has("dim")) {
+    const Json& dim = object.at("dim");
+    if (!dim.is_number_unsigned() || dim.get<std::uint64_t>() >= module.shape.size() ||
+        module.plan == TensorParallelPlan::kReplicate)
+      object.fail("dim", "the number of one of the dims of \"shape\", counted from 0, of what is split");
+    module.dim = dim.get<std::uint32_t>();
+  }
+  if (!module.packed.empty() && !is_packed(module.plan))
+    object.fail("packed", "a plan of packed_colwise or packed_rowwise");
+  const auto stars = std::count(module.name.begin(), module.name.end(), '*');
+  if (stars > 2 || (stars == 2) != static_cast<bool>(module.experts))
+    throw object.reading().error(
+        object.pointer_to("name"),
+        fmt::format(
+            "\"name\" {} has {} stars: the first is the layer's number, and with \"experts\" there is a second, "
+            "the expert's",
+            printable(module.name), stars));
   return module;
 }
 
-Error bad_family(const fs::path& path, const std::string& message) {
-  return Error(ErrorKind::kBadInput, message).in(path);
-}
-
-bool is_operator(const std::string& word) {
-  return word == "*" || word == "/";
-}
-
-/// Numbers and keys with an operator between each two. \returns the keys.
-std::vector<std::string> prove_expression(const std::string& expression, const fs::path& path) {
-  const std::vector<std::string> words = split(expression, ' ');
-  std::vector<std::string> keys;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    if (words[i].empty() || is_operator(words[i]) != (i % 2 == 1) || (is_operator(words[i]) && i + 1 == words.size()))
-      throw bad_family(path, "\"" + printable(expression) + "\" is not numbers and keys with * or / between them");
-    if (i % 2 == 0 && !parse_unsigned(words[i])) keys.push_back(words[i]);
-  }
-  return keys;
-}
-
 /// The keys that a default refers to, in all its forms.
-std::vector<std::string> keys_of_default(const Json& value, const fs::path& path) {
+std::vector<std::string> keys_of_default(const Json& value) {
   std::vector<std::string> keys;
   const auto add = [&](const Json& form) {
     if (!form.is_string()) return;
-    for (std::string& key : prove_expression(form.get<std::string>(), path)) keys.push_back(std::move(key));
+    for (std::string& key : Expression::parse(form.get_ref<const std::string&>()).keys())
+      keys.push_back(std::move(key));
   };
   if (!value.is_object()) {
     add(value);
@@ -95,70 +217,123 @@ std::vector<std::string> keys_of_default(const Json& value, const fs::path& path
 }
 
 /// No default needs itself, by whatever way.
-void prove_default_ends(const Family& family, const std::string& key, std::vector<std::string>& on_the_way,
-                        const fs::path& path) {
-  const auto value = family.defaults->find(key);
-  if (value == family.defaults->end()) return;
+void prove_default_ends(const SpecObject& defaults, const std::string& key, std::vector<std::string>& on_the_way) {
+  if (!defaults.has(key)) return;
   if (std::find(on_the_way.begin(), on_the_way.end(), key) != on_the_way.end())
-    throw bad_family(path, "the default of \"" + printable(key) + "\" depends on itself");
+    throw defaults.reading().error(defaults.pointer_to(key),
+                                   "the default of \"" + printable(key) + "\" depends on itself");
   on_the_way.push_back(key);
-  for (const std::string& next : keys_of_default(*value, path)) prove_default_ends(family, next, on_the_way, path);
+  for (const std::string& next : keys_of_default(defaults.at(key))) prove_default_ends(defaults, next, on_the_way);
   on_the_way.pop_back();
 }
 
-void prove_defaults(const Family& family, const fs::path& path) {
-  for (const auto& [key, value] : family.defaults->items()) {
+void prove_defaults(const SpecObject& defaults, const Json& json) {
+  for (const auto& [key, value] : json.items()) {
+    const std::string pointer = defaults.pointer_to(key);
     if (value.is_object() && !(value.size() == 2 && value.contains("absent") && value.contains("null")))
-      throw bad_family(path, "the default of \"" + printable(key) + "\" must have \"absent\" and \"null\"");
+      throw defaults.reading().error(pointer,
+                                     "the default of \"" + printable(key) + "\" must have \"absent\" and \"null\"");
+    const auto prove_form = [&](const Json& form) {
+      if (form.is_string()) defaults.expression(form.get<std::string>(), pointer, key);
+      if (form.is_object()) defaults.fail(key, "a value, or an expression");
+    };
+    if (!value.is_object())
+      prove_form(value);
+    else
+      for (const auto& [when, form] : value.items()) prove_form(form);
+  }
+  for (const auto& [key, value] : json.items()) {
     std::vector<std::string> on_the_way;
-    prove_default_ends(family, key, on_the_way, path);
+    prove_default_ends(defaults, key, on_the_way);
   }
 }
 
-void prove_family(const Family& family, const fs::path& path) {
-  prove_defaults(family, path);
-  const auto prove_module = [&](const std::string& name, const std::string& wanted_by) {
+/// Every module that is spoken of is there.
+void prove_names(const Family& family, const Reading& reading) {
+  const auto prove_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
     for (const Family::Module& module : family.modules)
       if (module.name == name) return;
-    throw bad_family(path, wanted_by + " names the module " + printable(name) + ", which is not there");
+    throw reading.error(pointer, wanted_by + " names the module " + printable(name) + ", which is not there");
   };
-  for (const Family::Module& module : family.modules) {
-    for (const std::string& size : module.shape) prove_expression(size, path);
-    const std::size_t needed = module.plan == TensorParallelPlan::kRowwise ? 2 : 1;
-    if (module.shape.size() < needed)
-      throw bad_family(path, fmt::format("the shape of {} has {} dims, which is too few for its plan",
-                                         printable(module.name), module.shape.size()));
-    if (!module.tied_to.empty()) prove_module(module.tied_to, "\"tied_to\" of " + printable(module.name));
+  bool after_layers = false;
+  for (std::size_t i = 0; i < family.modules.size(); ++i) {
+    const Family::Module& module = family.modules[i];
+    const std::string pointer = "/modules/" + std::to_string(i);
+    if (!module.tied_to.empty())
+      prove_module(module.tied_to, pointer + "/tied_to", "\"tied_to\" of " + printable(module.name));
+    const bool layered = module.name.find('*') != std::string::npos;
+    if (layered && !module.name.starts_with(family.layers + ".*."))
+      throw reading.error(pointer + "/name", fmt::format("\"name\" {} does not begin with \"layers\", {}.*.",
+                                                         printable(module.name), printable(family.layers)));
+    if (layered && after_layers)
+      throw reading.error(
+          pointer + "/name",
+          fmt::format("the modules of the layers do not stand together: {} comes late", printable(module.name)));
+    after_layers = after_layers || (!layered && i > 0 && family.modules[i - 1].name.find('*') != std::string::npos);
   }
-  for (const Family::Fused& fused : family.fused)
-    for (const std::string& linear : fused.linears)
-      prove_module(fused.module + "." + linear, "\"linears\" of " + printable(fused.name));
+  for (std::size_t i = 0; i < family.fused.size(); ++i)
+    for (const std::string& linear : family.fused[i].linears)
+      prove_module(family.fused[i].module + "." + linear, fmt::format("/fused/{}/linears", i),
+                   "\"linears\" of " + printable(family.fused[i].name));
   if (!family.attention) return;
   const Family::Attention& attention = *family.attention;
   for (const std::string& linear : {attention.query, attention.key, attention.value, attention.output})
-    prove_module(attention.module + "." + linear, "\"attention\"");
+    prove_module(attention.module + "." + linear, "/attention", "\"attention\"");
+}
+
+Family parse(const Json& json, const Reading& reading) {
+  const SpecObject object(json, reading, "", "");
+  object.prove_keys(
+      {"$schema", "model_type", "layers", "num_layers", "base_prefix", "defaults", "modules", "attention", "fused"});
+  Family family;
+  family.model_type = object.string_at("model_type");
+  family.layers = object.string_at("layers");
+  if (object.has("base_prefix")) family.base_prefix = object.string_at("base_prefix");
+  family.num_layers =
+      object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
+  family.defaults = std::make_shared<const Json>(object.has("defaults") ? object.at("defaults") : Json::object());
+  prove_defaults(SpecObject(*family.defaults, reading, "/defaults", "defaults"), *family.defaults);
+  std::size_t i = 0;
+  for (const Json& module : object.array_at("modules")) {
+    family.modules.push_back(
+        parse_module(SpecObject(module, reading, fmt::format("/modules/{}", i), fmt::format("modules[{}]", i))));
+    ++i;
+  }
+  if (object.has("attention")) {
+    const SpecObject attention(object.at("attention"), reading, "/attention", "attention");
+    attention.prove_keys({"module", "query", "key", "value", "output", "fused"});
+    family.attention = {attention.string_at("module"), attention.string_at("query"),  attention.string_at("key"),
+                        attention.string_at("value"),  attention.string_at("output"), attention.string_at("fused")};
+  }
+  if (object.has("fused")) {
+    i = 0;
+    for (const Json& item : object.array_at("fused")) {
+      const SpecObject fused(item, reading, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
+      fused.prove_keys({"module", "name", "linears"});
+      family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
+      ++i;
+    }
+  }
+  prove_names(family, reading);
+  return family;
 }
 
 }  // namespace
 
 Family parse_family(const Json& json, const fs::path& path) {
-  const JsonObject object(json, path);
-  Family family;
-  family.model_type = object.string_at("model_type");
-  family.layers = object.string_at("layers");
-  family.defaults = std::make_shared<const Json>(object.object_at("defaults"));
-  for (const Json& module : object.array_at("modules")) family.modules.push_back(parse_module(module, path));
-  if (object.has("attention")) {
-    const JsonObject attention(object.at("attention"), path, "attention");
-    family.attention = {attention.string_at("module"), attention.string_at("query"),  attention.string_at("key"),
-                        attention.string_at("value"),  attention.string_at("output"), attention.string_at("fused")};
-  }
-  for (const Json& item : object.array_at("fused")) {
-    const JsonObject fused(item, path, "fused");
-    family.fused.push_back({fused.string_at("module"), fused.string_at("name"), strings_at(fused, "linears")});
-  }
-  prove_family(family, path);
+  return parse(json, {path, nullptr});
+}
+
+Family parse_family_text(std::string text, const fs::path& path) {
+  const LocatedJson located = parse_located_json(text, path);
+  Family family = parse(located.json, {path, &located.places});
+  family.json_text = std::move(text);
   return family;
+}
+
+std::shared_ptr<const Family> read_family(const fs::path& path) {
+  constexpr std::uint64_t kMaxFamilyBytes = std::uint64_t{1} << 20;
+  return std::make_shared<const Family>(parse_family_text(read_text_file(path, kMaxFamilyBytes), path));
 }
 
 }  // namespace reshard

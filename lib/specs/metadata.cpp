@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
@@ -19,6 +20,10 @@ constexpr std::string_view kNameSuffix = ".json";
 constexpr std::string_view kOldNameSuffix = ".pt";
 constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{64}
                                             << 20;  // 200 000 parameters; parsed it takes 20 times that
+
+constexpr std::uint64_t kMaxDims = 8;
+constexpr std::uint64_t kMaxPackedChunks = 1 << 16;
+constexpr std::uint64_t kMaxPackedSize = std::uint32_t(-1);
 
 std::uint32_t bounded_at(const JsonObject& object, const std::string& key, std::uint64_t min, std::uint64_t max) {
   const std::uint64_t value = object.unsigned_at(key);
@@ -44,15 +49,45 @@ Json peft_type_json(const std::string& peft_type) {
   return peft_type.empty() ? Json(nullptr) : Json(peft_type);
 }
 
+/// Our own key: the matrices in a parameter that are split each on its own.
+std::vector<PackedPart> read_packed(const JsonObject& object, std::uint32_t tp, const fs::path& path) {
+  std::vector<PackedPart> packed;
+  for (const Json& item : object.array_at("packed")) {
+    const JsonObject part(item, path, "packed");
+    packed.push_back({bounded_at(part, "size", 1, kMaxPackedSize), part.bool_at("replicated")});
+    if (!packed.back().replicated && packed.back().size % tp != 0)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("a packed matrix has a size of {}, which {} ranks do not divide", packed.back().size, tp))
+          .in(path);
+  }
+  if (packed.empty() || packed.size() > kMaxParallelDegree) object.fail("packed", "from 1 to 4096 matrices");
+  // They are cut in chunks of one size.
+  std::uint64_t chunk = 0;
+  std::uint64_t sum = 0;
+  for (const PackedPart& part : packed) {
+    chunk = std::gcd(chunk, part.replicated ? part.size : part.size / tp);
+    sum += part.size;
+  }
+  if (sum / chunk > kMaxPackedChunks) object.fail("packed", "matrices that have a larger size in common");
+  return packed;
+}
+
+Json packed_json(const std::vector<PackedPart>& packed) {
+  Json json = Json::array();
+  for (const PackedPart& part : packed) json.push_back({{"size", part.size}, {"replicated", part.replicated}});
+  return json;
+}
+
 ParallelParameter read_parameter(const std::string& name, const Json& json, const fs::path& path) {
   const JsonObject object(json, path, "parameters: " + printable(name));
   ParallelParameter parameter;
   parameter.name = prove_name(name, path);
   parameter.tensor_model_parallel = object.bool_at("tensor_model_parallel");
   if (!parameter.tensor_model_parallel) return parameter;
-  parameter.partition_dim = bounded_at(object, "partition_dim", 0, 1);
+  parameter.partition_dim = bounded_at(object, "partition_dim", 0, kMaxDims - 1);
   parameter.partition_stride = bounded_at(object, "partition_stride", 1, kMaxParallelDegree);
   parameter.num_partitions = bounded_at(object, "num_partitions", 1, kMaxParallelDegree);
+  if (object.has("packed")) parameter.packed = read_packed(object, parameter.num_partitions, path);
   return parameter;
 }
 
@@ -232,6 +267,7 @@ std::string metadata_text(const StageMetadata& metadata) {
     if (parameter.tensor_model_parallel)
       text += fmt::format(", \"partition_dim\": {}, \"partition_stride\": {}, \"num_partitions\": {}",
                           parameter.partition_dim, parameter.partition_stride, parameter.num_partitions);
+    if (!parameter.packed.empty()) text += ", \"packed\": " + packed_json(parameter.packed).dump();
     text += "}";
     separator = ",\n";
   }

@@ -17,19 +17,6 @@ std::uint64_t multiplier_for(const Model& model, std::uint64_t tp, const Attenti
   return options.kv_size_multiplier.value_or(std::max<std::uint64_t>(1, tp / model.kv_heads));
 }
 
-/// The dim a parameter is split along, or nothing if every rank has all of it.
-std::optional<std::uint32_t> split_dim(const ModelParameter& parameter) {
-  switch (parameter.plan) {
-    case TensorParallelPlan::kColwise:
-    case TensorParallelPlan::kEmbeddingRowwise: return 0;
-    case TensorParallelPlan::kRowwise:
-      if (parameter.is_bias) return std::nullopt;
-      return 1;
-    case TensorParallelPlan::kReplicate: return std::nullopt;
-  }
-  return std::nullopt;
-}
-
 Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptions& options,
                       const std::string& problem) {
   const std::uint64_t multiplier = multiplier_for(model, tp, options);
@@ -109,8 +96,8 @@ class StageBuilder {
           {a.query, "_q"}, {a.key, "_k"}, {a.value, "_v"}};
       for (const auto& [projection, letter] : projections) {
         if (parameter.module != module + "." + projection) continue;
-        if (gqa_->fuse_qkv) return {{joined + "_qkv", false, 0, 1, 1}};
-        return {{joined + letter, true, 0, 1, tp_}};
+        if (gqa_->fuse_qkv) return {{joined + "_qkv", false, 0, 1, 1, {}}};
+        return {{joined + letter, true, 0, 1, tp_, {}}};
       }
     }
     for (const Family::Fused& fused : fused_) {
@@ -118,12 +105,14 @@ class StageBuilder {
       const std::string module = expand_layer(fused.module, *parameter.layer);
       for (const std::string& linear : fused.linears)
         if (parameter.module == module + "." + linear)
-          return {{module + "." + fused.name + "." + suffix, true, 0, static_cast<std::uint32_t>(fused.linears.size()),
-                   tp_}};
+          return {{module + "." + fused.name + "." + suffix,
+                   true,
+                   0,
+                   static_cast<std::uint32_t>(fused.linears.size()),
+                   tp_,
+                   {}}};
     }
-    const auto dim = split_dim(parameter);
-    if (!dim) return {{parameter.name, false, 0, 1, 1}};
-    return {{parameter.name, true, *dim, 1, tp_}};
+    return {own_parameter(parameter, tp_)};
   }
 
   /// Every rank's metadata lists the modules of all layers; specs stand only with those that the rank holds.
@@ -148,7 +137,9 @@ class StageBuilder {
       }
       for (const Family::Fused& fused : fused_) {
         ModuleSpecs& module = module_specs(fused.module);
-        if (held) module.specs.emplace_back(fused_spec(fused, module.module_fully_qualified_name));
+        const std::string first = module.module_fully_qualified_name + "." + fused.linears.front() + ".weight";
+        if (held && by_name_.count(first) > 0)  // else this layer has other modules
+          module.specs.emplace_back(fused_spec(fused, module.module_fully_qualified_name));
       }
       for (ModuleSpecs& module : modules) metadata.modules.push_back(std::move(module));
     }
@@ -171,6 +162,35 @@ class StageBuilder {
 };
 
 }  // namespace
+
+ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp) {
+  if (!parameter.split_dim) return {parameter.name, false, 0, 1, 1, {}};
+  ParallelParameter own{parameter.name, true, *parameter.split_dim, 1, tp, {}};
+  if (parameter.packed.empty()) return own;
+  const PackedPart& first = parameter.packed.front();
+  const bool alike = std::all_of(parameter.packed.begin(), parameter.packed.end(),
+                                 [&](const PackedPart& part) { return part == first && !part.replicated; });
+  if (alike)
+    own.partition_stride = static_cast<std::uint32_t>(parameter.packed.size());
+  else
+    own.packed = parameter.packed;
+  return own;
+}
+
+std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp) {
+  if (!parameter.split_dim) return std::nullopt;
+  if (parameter.heads != 0 && parameter.heads % tp != 0)
+    return fmt::format("dim {} has {} heads, which {} ranks do not divide", *parameter.split_dim, parameter.heads, tp);
+  const auto problem = [&](std::uint64_t size) {
+    return fmt::format("dim {} has {} elements{}, which {} ranks do not divide", *parameter.split_dim, size,
+                       parameter.packed.empty() ? "" : " in one of the matrices packed in it", tp);
+  };
+  for (const PackedPart& part : parameter.packed)
+    if (!part.replicated && part.size % tp != 0) return problem(part.size);
+  const std::uint64_t size = parameter.shape[*parameter.split_dim];
+  if (parameter.packed.empty() && size % tp != 0) return problem(size);
+  return std::nullopt;
+}
 
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
   if (!model.family->attention) return AttentionForm::kSeparate;
@@ -203,15 +223,14 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   }
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
-    const auto dim = split_dim(parameter);
-    if (!dim || parameter.shape[*dim] % tp == 0) continue;
+    const auto problem = split_problem(parameter, tp);
+    if (!problem) continue;
     if (gqa && parameter.layer) {  // repeated, not cut
       const auto& a = *model.family->attention;
       const std::string module = expand_layer(a.module, *parameter.layer);
       if (parameter.module == module + "." + a.key || parameter.module == module + "." + a.value) continue;
     }
-    Error error(ErrorKind::kUsage,
-                fmt::format("dim {} has {} elements, which {} ranks do not divide", *dim, parameter.shape[*dim], tp));
+    Error error(ErrorKind::kUsage, *problem);
     error.tensor(parameter.name);
     return error;
   }
@@ -219,12 +238,19 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
 }
 
 std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const AttentionOptions& options) {
-  // Layers are alike: the first one decides, and a model of hundreds of them is still answered at once.
-  Model first_layer = model;
-  std::erase_if(first_layer.parameters, [](const ModelParameter& p) { return p.layer.value_or(0) != 0; });
+  // Most layers are alike, and all experts: each kind of them once, so that a large model is still answered at once.
+  Model kinds = model;
+  std::set<std::pair<std::string, Dims>> seen;
+  std::erase_if(kinds.parameters, [&](const ModelParameter& p) {
+    if (!p.layer) return false;
+    if (p.expert.value_or(0) != 0) return true;
+    std::string kind = p.name;
+    std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
+    return !seen.emplace(kind, p.shape).second;
+  });
   std::vector<std::uint64_t> legal;
   for (std::uint64_t tp = 1; tp <= kMaxTriedDegree; ++tp)
-    if (!tensor_parallel_problem(first_layer, tp, options)) legal.push_back(tp);
+    if (!tensor_parallel_problem(kinds, tp, options)) legal.push_back(tp);
   return legal;
 }
 

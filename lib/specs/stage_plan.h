@@ -44,6 +44,12 @@ AttentionForm attention_form(const Model& model, std::uint64_t tp, const Attenti
 /// nothing.
 GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const AttentionOptions& options);
 
+/// What metadata says of a parameter that is split over `tp` ranks and stored under its own name.
+ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp);
+
+/// Why `tp` ranks cannot share the parameter, or nothing.
+std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp);
+
 /// Why the model cannot be split over `tp` ranks, or nothing. The error names the tensor, the dim and the sizes.
 std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const AttentionOptions& options);
 

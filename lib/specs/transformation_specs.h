@@ -9,6 +9,14 @@ namespace reshard {
 
 inline constexpr const char* kLoraPeftType = "lora";
 
+/// One of several matrices in a parameter, one after the other along the dim that is split.
+struct PackedPart {
+  std::uint64_t size = 0;   // of the whole matrix along that dim, in elements
+  bool replicated = false;  // every rank has all of it
+
+  friend bool operator==(const PackedPart&, const PackedPart&) = default;
+};
+
 /// How a parallel layer splits one parameter (NxD's attributes on the parameter). A weight of a linear layer has shape
 /// (out, in): ColumnParallelLinear splits dim 0, RowParallelLinear dim 1, ParallelEmbedding dim 0 (the vocabulary).
 struct ParallelParameter {
@@ -18,6 +26,9 @@ struct ParallelParameter {
   std::uint32_t partition_stride =
       1;  // the dim is cut into num_partitions × stride chunks; rank r holds r, r+T, r+2T, …
   std::uint32_t num_partitions = 1;  // T
+  /// Of matrices that are split each on its own and cannot be said with a stride, as they differ in size or some are
+  /// replicated: those, and a stride of 1. NxD's metadata has no such key; ours adds "packed".
+  std::vector<PackedPart> packed;
 
   friend bool operator==(const ParallelParameter&, const ParallelParameter&) = default;
 };

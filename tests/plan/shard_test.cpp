@@ -160,13 +160,13 @@ TEST_CASE("A rank's tensor that does not fill whole bytes is refused as a cut th
 
 TEST_CASE("An unknown model_type is unsupported and lists the known ones") {
   TinyModel tiny;
-  tiny.model_type = "gpt_oss";
+  tiny.model_type = "gpt_bigcode";
   const Model model(tiny);
   const Error error = model.error(model.request(1));
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK(error.path() == (model.temp / "model/config.json").string());
-  CHECK_THAT(error.what(), Says("\"gpt_oss\""));
-  CHECK_THAT(error.what(), Says("granite, llama, mistral, qwen2, qwen3"));
+  CHECK_THAT(error.what(), Says("\"gpt_bigcode\""));
+  CHECK_THAT(error.what(), Says("granite, llama, llama4_text, mistral"));
 }
 
 TEST_CASE("A model directory that is none is refused") {

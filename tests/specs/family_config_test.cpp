@@ -89,7 +89,7 @@ TEST_CASE("The default of qwen2 for key and value heads does not follow its head
 }
 
 TEST_CASE("Embeddings are not tied unless the configuration says so") {
-  for (const std::string& model_type : known_model_types()) {
+  for (const std::string model_type : {"llama", "mistral", "qwen2", "qwen3", "granite"}) {
     Json json = base();
     json.erase("tie_word_embeddings");
     for (const ModelParameter& p : model_of(model_type, json).parameters) CHECK(p.tied_to.empty());
@@ -110,7 +110,7 @@ TEST_CASE("The head size may differ from the hidden size over the heads") {
 }
 
 TEST_CASE("A number without a default must be there, in every family") {
-  for (const std::string& model_type : known_model_types())
+  for (const std::string model_type : {"llama", "mistral", "qwen2", "qwen3", "granite"})
     for (const char* key :
          {"hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads"}) {
       INFO(model_type << " " << key);
@@ -234,11 +234,16 @@ TEST_CASE("A family description with a key missing or of another type is refused
     CHECK(error.path() == "tiny.json");
     CHECK_THAT(error.what(), Says("\"" + place.back() + "\""));
   };
-  for (const char* key : {"/model_type", "/layers", "/defaults", "/modules", "/fused", "/modules/0/name",
-                          "/modules/0/plan", "/modules/0/shape"}) {
+  for (const char* key :
+       {"/model_type", "/layers", "/modules", "/modules/0/name", "/modules/0/plan", "/modules/0/shape"}) {
     refused_family(key, nullptr);
     refused_family(key, "7");
   }
+  for (const char* key : {"/fused", "/num_layers", "/base_prefix", "/modules/1/when", "/modules/1/heads",
+                          "/modules/1/experts", "/modules/1/packed", "/modules/1/dim", "/modules/1/parameter"})
+    refused_family(key, "-7");
+  refused_family("/modules/1/colour", "7");
+  refused_family("/color", "7");
   refused_family("/modules/1/plan", "\"diagonal\"");
   refused_family("/modules/1/shape", "[7]");
   refused_family("/modules/1/bias", "true");

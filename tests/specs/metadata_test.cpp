@@ -116,7 +116,7 @@ TEST_CASE("The two parts of a metadata file must be there with their types") {
 TEST_CASE("A parameter whose numbers make no sense is refused by name") {
   const std::pair<const char*, std::vector<const char*>> bad[] = {
       {"tensor_model_parallel", {"", "1", "null", "\"true\""}},
-      {"partition_dim", {"", "2", "-1", "0.0", "\"0\"", "null", "4294967296"}},
+      {"partition_dim", {"", "8", "-1", "0.0", "\"0\"", "null", "4294967296"}},
       {"partition_stride", {"", "0", "-1", "4097", "4294967297"}},
       {"num_partitions", {"", "0", "-4", "4097", "4294967300"}},
   };

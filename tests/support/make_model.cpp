@@ -48,6 +48,7 @@ struct Options {
   std::string dtype = "BF16";
   bool tied = false;
   bool bias = false;
+  std::vector<std::string> keys;
   std::string max_file_size = "5GB";
   std::uint64_t seed = 0;
   bool sparse = false;
@@ -137,8 +138,8 @@ Json make_config(const Options& options) {
 void set_biases(const reshard::Family& family, Json& config) {
   bool any = false;
   for (const auto& module : family.modules) {
-    any = any || !module.bias.empty();
-    if (!module.bias.empty() && module.bias != "always") config[module.bias] = true;
+    any = any || module.bias;
+    for (const std::string& key : module.bias.keys()) config[key] = true;
   }
   if (!any) throw std::runtime_error("--bias: " + family.model_type + " has no biases");
 }
@@ -251,6 +252,11 @@ void make_model(const Options& options) {
   if (fs::exists(options.out_dir) && !fs::is_empty(options.out_dir))
     throw std::runtime_error(options.out_dir.string() + " is not empty");
   Json config = make_config(options);
+  for (const std::string& key : options.keys) {
+    const std::size_t equals = key.find('=');
+    if (equals == std::string::npos) throw std::runtime_error("--set: " + key + " has no =");
+    config[key.substr(0, equals)] = Json::parse(key.substr(equals + 1));
+  }
   if (options.bias) set_biases(reshard::find_family(model_config_of(options, config)), config);
   const reshard::Layout layout = make_layout(options, config);
 
@@ -279,6 +285,8 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--kv-heads", options.kv_heads, "num_key_value_heads [as --heads]")->check(CLI::PositiveNumber);
   app.add_option("--head-dim", options.head_dim, "head_dim [hidden / heads]")->check(CLI::PositiveNumber);
   app.add_option("--vocab", options.vocab, "vocab_size")->check(CLI::PositiveNumber);
+  app.add_option("--set", options.keys, "further keys of config.json: num_experts=8, q_lora_rank=null")
+      ->type_name("KEY=JSON");
   app.add_option("--dtype", options.dtype, "any dtype of safetensors");
   app.add_flag("--tied", options.tied, "the output matrix is the embedding's");
   app.add_flag("--bias", options.bias, "with every bias that the family can have");

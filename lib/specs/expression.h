@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "reshard/base/json_fwd.h"
+
+namespace reshard {
+
+/// What an expression is worth: null, a switch, a whole number, or some other value of config.json (borrowed).
+using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json*>;
+
+/// A size or a condition over the keys of config.json, as families are written in: "num_attention_heads * head_dim",
+/// "layer % decoder_sparse_step == 0 and layer not in mlp_only_layers". Numbers are whole and not negative.
+///
+///   or, and, not          of conditions
+///   == != < <= > >=       of numbers; == and != of any two values
+///   in, not in            a list of config.json
+///   + - * / %             a division has to come out even, a difference is not negative
+///   ceil(a / b)           the same division, rounded up
+///   name, a.b             a key of config.json, of an object in it; `layer` is the layer's number
+///   "text" true false null
+class Expression {
+ public:
+  /// Nothing at all; not to be evaluated.
+  Expression() = default;
+
+  /// \throws Error kBadInput, with the place in the text. It knows no file.
+  static Expression parse(std::string_view text);
+
+  explicit operator bool() const { return root_ != nullptr; }
+  const std::string& text() const { return text_; }
+  /// The keys it names, in the order of the text, some perhaps twice.
+  std::vector<std::string> keys() const;
+
+  using Lookup = std::function<ConfigValue(const std::string& key)>;
+
+  /// A size: positive and at most 2^40. Keys in it are whole numbers.
+  /// \throws Error kBadInput where a value is not of the kind that is needed, or the number does not come out; and what
+  /// `lookup` throws. It knows no file.
+  std::uint64_t size(const Lookup& lookup) const;
+  /// A condition.
+  /// \throws as size.
+  bool holds(const Lookup& lookup) const;
+
+  struct Node;
+
+ private:
+  std::string text_;
+  std::shared_ptr<const Node> root_;
+};
+
+}  // namespace reshard

@@ -1,0 +1,147 @@
+// A model that no built-in family knows: --spec, and the form that inspect --print-spec shows.
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/program.h"
+#include "support/temp_dir.h"
+
+using namespace reshard::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+const char* const kSpec = R"({
+  "model_type": "mine",
+  "layers": "decoder.blocks",
+  "num_layers": "depth",
+  "defaults": {"tie_word_embeddings": false},
+  "modules": [
+    {"name": "wte", "plan": "embedding_rowwise", "shape": ["vocab", "dim"], "stage": "first"},
+    {"name": "decoder.blocks.*.up", "plan": "colwise_rep", "shape": ["4 * dim", "dim"], "bias": "always"},
+    {"name": "decoder.blocks.*.down", "plan": "rowwise", "shape": ["dim", "4 * dim"]},
+    {"name": "decoder.blocks.*.extra", "plan": "replicate", "shape": ["dim"], "when": "layer % 2 == 1"},
+    {"name": "head", "plan": "colwise", "shape": ["vocab", "dim"], "stage": "last"}
+  ]
+}
+)";
+
+/// A model of the description, of two layers.
+struct Mine {
+  Mine() {
+    fs::create_directories(dir / "model");
+    write_file(dir / "model/config.json", R"({"model_type": "mine", "depth": 2, "dim": 4, "vocab": 8})");
+    write_file(dir / "mine.json", kSpec);
+    const auto tensor = [&](const std::string& name, const reshard::Dims& shape) {
+      std::uint64_t elems = 1;
+      for (const std::uint64_t size : shape) elems *= size;
+      std::string bytes;
+      for (std::uint64_t i = 0; i < 2 * elems; ++i) bytes += static_cast<char>(i * 7 + name.size());
+      tensors[name] = {reshard::DType::kBF16, shape, bytes};
+    };
+    tensor("wte.weight", {8, 4});
+    for (const std::string layer : {"0", "1"}) {
+      tensor("decoder.blocks." + layer + ".up.weight", {16, 4});
+      tensor("decoder.blocks." + layer + ".up.bias", {16});
+      tensor("decoder.blocks." + layer + ".down.weight", {4, 16});
+    }
+    tensor("decoder.blocks.1.extra.weight", {4});
+    tensor("head.weight", {8, 4});
+    write_safetensors(dir / "model/model.safetensors", tensors);
+  }
+
+  std::string path(const char* name) const { return (dir / name).string(); }
+
+  TempDir dir;
+  TensorMap tensors;
+};
+
+}  // namespace
+
+TEST_CASE("A model with a description of its own is cut, shown, compared and put together") {
+  const Mine mine;
+  const std::string spec = mine.path("mine.json");
+  const ProgramResult refused = run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2"});
+  CHECK(refused.exit_code == 4);
+  CHECK(refused.err.find("--spec FILE") != std::string::npos);
+
+  const ProgramResult shard =
+      run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--pp", "2", "--spec", spec});
+  INFO(shard.err);
+  REQUIRE(shard.exit_code == 0);
+  const TensorMap rank =
+      read_tensors(mine.dir / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_01/model.safetensors");
+  CHECK(rank.at("decoder.blocks.1.up.weight").bytes == mine.tensors.at("decoder.blocks.1.up.weight").bytes.substr(64));
+  CHECK((rank.at("decoder.blocks.1.extra.weight") == mine.tensors.at("decoder.blocks.1.extra.weight")));
+
+  CHECK(run_reshard({"verify", mine.path("model"), mine.path("shards"), "--spec", spec}).exit_code == 0);
+  CHECK(run_reshard({"inspect", mine.path("shards"), "--spec", spec}).out.find("decoder.blocks") != std::string::npos);
+  REQUIRE(run_reshard({"consolidate", mine.path("shards"), mine.path("whole"), "--spec", spec}).exit_code == 0);
+  CHECK((read_tensors(mine.dir / "whole/model.safetensors") == mine.tensors));
+  REQUIRE(run_reshard({"convert", mine.path("shards"), mine.path("four"), "--to", "ranks", "--tp", "4", "--pp", "1",
+                       "--spec", spec})
+              .exit_code == 0);
+  CHECK(run_reshard({"verify", mine.path("model"), mine.path("four"), "--spec", spec}).exit_code == 0);
+}
+
+TEST_CASE("A built-in description is printed in the form that --spec takes") {
+  const Mine mine;
+  const std::string model = testdata("golden/optimum/qwen3-tp4-pp3-gqa/original").string();
+  const ProgramResult print = run_reshard({"inspect", "--print-spec", "qwen3"});
+  REQUIRE(print.exit_code == 0);
+  CHECK(nlohmann::json::parse(print.out)["model_type"] == "qwen3");
+  write_file(mine.dir / "qwen3.json", print.out);
+  REQUIRE(run_reshard({"shard", model, mine.path("a"), "--tp", "4"}).exit_code == 0);
+  REQUIRE(run_reshard({"shard", model, mine.path("b"), "--tp", "4", "--spec", mine.path("qwen3.json")}).exit_code == 0);
+  CHECK((snapshot(mine.dir / "a") == snapshot(mine.dir / "b")));
+
+  const ProgramResult unknown = run_reshard({"inspect", "--print-spec", "lama"});
+  CHECK(unknown.exit_code == 2);
+  CHECK(unknown.err.find("did you mean llama?") != std::string::npos);
+  CHECK(run_reshard({"inspect"}).exit_code == 2);
+}
+
+TEST_CASE("A mistake in a description is told with its line and key") {
+  const Mine mine;
+  struct Mistake {
+    const char* from;
+    const char* to;
+    std::vector<std::string> says;
+  };
+  const Mistake mistakes[] = {
+      {"colwise_rep", "colwize", {"line 8", "modules[1]", "\"plan\"", "colwize", "one of colwise"}},
+      {"\"bias\": \"always\"", "\"biass\": \"always\"", {"line 8", "\"biass\" is not known", "did you mean \"bias\"?"}},
+      {"layer % 2 == 1", "layer % 2 = 1", {"line 10", "\"when\"", "character 11"}},
+      {"\"4 * dim\", \"dim\"", "4, \"dim\"", {"line 8", "\"shape\"", "strings"}},
+      {"decoder.blocks.*.down", "decoder.layers.*.down", {"line 9", "does not begin with \"layers\""}},
+      {"\"depth\"", "\"depth +\"", {"line 4", "\"num_layers\"", "ends where"}},
+      {"\"stage\": \"first\"", "\"stage\": \"second\"", {"line 7", "\"first\" or \"last\""}},
+      {"\"modules\": [", "\"modules\": [7,", {"line 6", "modules[0] is 7, expected an object"}},
+      {"\"defaults\": {", "\"defaults\": {\"dim\": \"dim\", ", {"line 5", "depends on itself"}},
+      {"\"layers\": \"decoder.blocks\",", "", {"line 1", "\"layers\" is missing"}},
+      {"[\"dim\"],", "[\"dim\"] ", {"line 10", "not valid JSON"}},
+      {"\"shape\": [\"dim\", \"4 * dim\"]", "\"shape\": [\"dim\"]", {"line 9", "too few"}},
+      {"\"plan\": \"rowwise\"", "\"plan\": \"rowwise\", \"packed\": [\"dim\"]", {"line 9", "packed_colwise"}},
+      {"blocks.*.down\"", "blocks.*.*.down\"", {"line 9", "2 stars"}},
+      {"\"vocab\", \"dim\"], \"stage\": \"last\"",
+       "\"vocab\", \"dims\"], \"stage\": \"last\"",
+       {"config.json", "\"dims\" is missing"}}};
+  for (const Mistake& mistake : mistakes) {
+    std::string text = kSpec;
+    const std::size_t at = text.find(mistake.from);
+    REQUIRE(at != std::string::npos);
+    text.replace(at, std::string(mistake.from).size(), mistake.to);
+    write_file(mine.dir / "wrong.json", text);
+    const ProgramResult result =
+        run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--spec", mine.path("wrong.json")});
+    INFO(mistake.to << "\n" << result.err);
+    CHECK(result.exit_code == 3);
+    for (const std::string& part : mistake.says) {
+      CAPTURE(part);
+      CHECK(result.err.find(part) != std::string::npos);
+    }
+    CHECK_FALSE(fs::exists(mine.dir / "shards"));
+  }
+}

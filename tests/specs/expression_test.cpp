@@ -1,0 +1,152 @@
+#include "reshard/specs/expression.h"
+
+#include <map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+const Json kNull = nullptr;
+const Json kList = Json::parse("[1, 3]");
+const Json kText = "mxfp4";
+const Json kNegative = Json::parse("-1");
+
+ConfigValue value_of(const std::string& key) {
+  const std::map<std::string, ConfigValue> values = {{"two", std::uint64_t{2}},
+                                                     {"three", std::uint64_t{3}},
+                                                     {"zero", std::uint64_t{0}},
+                                                     {"yes", true},
+                                                     {"no", false},
+                                                     {"nothing", {}},
+                                                     {"list", &kList},
+                                                     {"a.b", &kText},
+                                                     {"negative", &kNegative},
+                                                     {"layer", std::uint64_t{3}},
+                                                     {"huge", std::uint64_t{1} << 63},
+                                                     {"large", std::uint64_t{1} << 40}};
+  const auto found = values.find(key);
+  if (found == values.end()) throw Error(ErrorKind::kBadInput, "\"" + key + "\" is missing");
+  return found->second;
+}
+
+std::uint64_t size(const char* text) {
+  return Expression::parse(text).size(value_of);
+}
+
+bool holds(const char* text) {
+  return Expression::parse(text).holds(value_of);
+}
+
+TEST_CASE("Sizes come out as arithmetic says") {
+  CHECK(size("7") == 7);
+  CHECK(size("two * three") == 6);
+  CHECK(size("two + three * 4") == 14);
+  CHECK(size("(two + three) * 4") == 20);
+  CHECK(size("12 / three / two") == 2);
+  CHECK(size("12 - three - two") == 7);
+  CHECK(size("17 % three") == 2);
+  CHECK(size("ceil(7 / two)") == 4);
+  CHECK(size("ceil(three * two / (1 + 1))") == 3);
+  CHECK(size("zero + two") == 2);
+  CHECK(size("2*three") == 6);
+}
+
+TEST_CASE("Conditions hold as logic says") {
+  CHECK(holds("yes"));
+  CHECK_FALSE(holds("no"));
+  CHECK(holds("not no"));
+  CHECK(holds("not no and yes"));
+  CHECK(holds("no and no or yes"));
+  CHECK_FALSE(holds("no and (no or yes)"));
+  CHECK(holds("two < three"));
+  CHECK(holds("three >= 3"));
+  CHECK(holds("two != three"));
+  CHECK(holds("nothing == null"));
+  CHECK(holds("two != null"));
+  CHECK(holds("a.b == \"mxfp4\""));
+  CHECK_FALSE(holds("a.b == \"fp8\""));
+  CHECK(holds("layer in list"));
+  CHECK(holds("two not in list"));
+  CHECK(holds("two not in nothing"));
+  CHECK(holds("not two in list"));
+  CHECK(holds("layer not in nothing and two > zero and (layer + 1) % two == 0"));
+  CHECK_FALSE(holds("zero > 0 and 1 / zero == 1"));  // the second is not looked at
+}
+
+TEST_CASE("What cannot be read is refused with its place") {
+  const std::pair<const char*, const char*> texts[] = {{"", "ends where"},
+                                                       {"two three", "character 5"},
+                                                       {"two *", "ends where"},
+                                                       {"* two", "character 1"},
+                                                       {"(two", "closing bracket"},
+                                                       {"two)", "too much"},
+                                                       {"\"two", "not end"},
+                                                       {"two & three", "character 5"},
+                                                       {"ceil(two)", "division"},
+                                                       {"ceil two", "brackets"},
+                                                       {"two not three", "\"not\""},
+                                                       {"a < b < c", "too much"},
+                                                       {"99999999999999999999", "too large"}};
+  for (const auto& [text, says] : texts) {
+    CAPTURE(text);
+    const Error error = error_of([&, expression = text] { Expression::parse(expression); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says(says));
+  }
+  CHECK_THAT(error_of([] { Expression::parse(std::string(100, '(') + "1" + std::string(100, ')')); }).what(),
+             Says("brackets"));
+  CHECK_THAT(error_of([] { Expression::parse(std::string(5000, '1')); }).what(), Says("longer"));
+  std::string nots;
+  for (int i = 0; i < 1000; ++i) nots += "not ";
+  CHECK_THAT(error_of([&] { Expression::parse(nots + "yes"); }).what(), Says("brackets"));
+}
+
+TEST_CASE("What does not come out is refused with its numbers") {
+  const std::pair<const char*, const char*> sizes[] = {{"three / two", "even: 3 / 2"},
+                                                       {"three / zero", "even: 3 / 0"},
+                                                       {"ceil(three / zero)", "3 / 0"},
+                                                       {"three % zero", "3 % 0"},
+                                                       {"two - three", "2 - 3"},
+                                                       {"zero", "\"zero\" is 0, expected a positive whole number"},
+                                                       {"two * zero", "two * zero is 0"},
+                                                       {"huge", "\"huge\" is 9223372036854775808"},
+                                                       {"large * large", "does not come out"},
+                                                       {"negative", "\"negative\" is -1, expected a positive"},
+                                                       {"yes", "\"yes\" is true, expected a positive"},
+                                                       {"nothing + 1", "\"nothing\" is null"},
+                                                       {"list", "\"list\" is [1,3]"},
+                                                       {"two < three", "is true, expected a positive"},
+                                                       {"gone", "\"gone\" is missing"}};
+  for (const auto& [text, says] : sizes) {
+    CAPTURE(text);
+    const Error error = error_of([&, expression = text] { size(expression); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says(says));
+  }
+  const std::pair<const char*, const char*> conditions[] = {{"two", "\"two\" is 2, expected true or false"},
+                                                            {"not nothing", "\"nothing\" is null, expected true"},
+                                                            {"yes and two", "\"two\" is 2, expected true"},
+                                                            {"two in two", "\"two\" is 2, expected a list"},
+                                                            {"list < two", "expected a whole number"}};
+  for (const auto& [text, says] : conditions) {
+    CAPTURE(text);
+    CHECK_THAT(error_of([&, expression = text] { holds(expression); }).what(), Says(says));
+  }
+}
+
+TEST_CASE("The keys of an expression are told in their order") {
+  CHECK(Expression::parse("b * ceil(a / 2) + c.d - b").keys() == std::vector<std::string>{"b", "a", "c.d", "b"});
+  CHECK(Expression::parse("\"x\" == y").keys() == std::vector<std::string>{"y"});
+  CHECK(Expression().keys().empty());
+  CHECK_FALSE(Expression());
+}
+
+}  // namespace
+}  // namespace reshard
