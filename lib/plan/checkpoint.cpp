@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_set>
 
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
@@ -59,10 +61,10 @@ FamilySpec family_of(const ModelConfig& config, const FamilySpec& spec, ConfigUs
   return {std::shared_ptr<const void>(), builtin};
 }
 
-/// Reads the model of config.json beside the weights, if there is one and its family is known. `holds_prefix` says
-/// whether any tensor has a name that begins so.
+/// Reads the model of config.json beside the weights, if there is one and its family is known. `names` are those of the
+/// weights' tensors.
 void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
-                const std::function<bool(const std::string& prefix)>& holds_prefix) {
+                const std::unordered_set<std::string_view>& names) {
   if (use != ConfigUse::kNeeded && !path_exists(checkpoint.directory / kConfigFile)) {
     if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
       checkpoint.notes.push_back("there is no config.json in " + checkpoint.directory.string() +
@@ -80,18 +82,19 @@ void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
                         printable(config.model_type)));
       return;
     }
-    if (!family->base_prefix.empty() && !holds_prefix(family->base_prefix))
+    const auto has_prefix = [&](std::string_view name) { return name.starts_with(family->base_prefix); };
+    if (!family->base_prefix.empty() && std::none_of(names.begin(), names.end(), has_prefix))
       family = std::make_shared<const Family>(without_base_prefix(*family));
-    checkpoint.model = instantiate(std::move(family), config);
+    checkpoint.model =
+        instantiate(std::move(family), config, [&](const std::string& name) { return names.count(name) > 0; });
   } catch (const Error& error) {
     if (use != ConfigUse::kLenient) throw;
     checkpoint.notes.push_back(error.what());
   }
 }
 
-bool any_begins(const Container& file, const std::string& prefix) {
-  return std::any_of(file.tensors.begin(), file.tensors.end(),
-                     [&](const TensorEntry& tensor) { return tensor.name.starts_with(prefix); });
+void add_names(const Container& file, std::unordered_set<std::string_view>& names) {
+  for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
 }
 
 void order(Checkpoint& checkpoint) {
@@ -161,10 +164,9 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
   checkpoint.format = shards.format;
   checkpoint.mesh = {shards.tp, shards.pp, 1};
   checkpoint.notes = shards.warnings;
-  read_model(checkpoint, use, spec, [&](const std::string& prefix) {
-    return std::any_of(shards.files.begin(), shards.files.end(),
-                       [&](const auto& ranks) { return any_begins(ranks.front(), prefix); });
-  });
+  std::unordered_set<std::string_view> names;
+  for (const auto& ranks : shards.files) add_names(ranks.front(), names);
+  read_model(checkpoint, use, spec, names);
   explain(shards, checkpoint);
   if (shards.has_old_metadata && !checkpoint.model)
     throw Error(
@@ -185,9 +187,9 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
 
 Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files, ConfigUse use,
                       const FamilySpec& spec) {
-  read_model(checkpoint, use, spec, [&](const std::string& prefix) {
-    return std::any_of(files.begin(), files.end(), [&](const Container& file) { return any_begins(file, prefix); });
-  });
+  std::unordered_set<std::string_view> names;
+  for (const Container& file : files) add_names(file, names);
+  read_model(checkpoint, use, spec, names);
   const std::optional<Model>& model = checkpoint.model;
   checkpoint.layout = whole_layout(files, model ? tied_parameters(model) : std::vector<TiedParameter>{});
   if (files.size() == 1) checkpoint.file_metadata = files.front().metadata;

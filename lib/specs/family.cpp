@@ -8,6 +8,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/builtin_families.h"
+#include "reshard/specs/quantization.h"
 
 namespace reshard {
 namespace {
@@ -152,7 +153,9 @@ ModelParameter bias_of(const ModelParameter& weight) {
 /// Fills the modules in, one place after the other: a layer, or what lies outside the layers.
 class ModelBuilder {
  public:
-  ModelBuilder(Model& model, ConfigValues& values, bool tied) : model_(model), values_(values), tied_(tied) {}
+  /// `quantization` may be null.
+  ModelBuilder(Model& model, ConfigValues& values, bool tied, const Quantization* quantization, const HoldsName& holds)
+      : model_(model), values_(values), tied_(tied), quantization_(quantization), holds_(holds) {}
 
   /// \param layer Where they lie; nothing outside the layers.
   void add(std::span<const Family::Module> modules, std::optional<std::uint64_t> layer) {
@@ -227,7 +230,12 @@ class ModelBuilder {
     weight.expert = expert;
     const std::string& leaf = filled.module->parameter;
     weight.name = leaf.empty() ? weight.module : weight.module + "." + leaf;
-    model_.parameters.push_back(weight);
+    const bool linear =
+        weight.shape.size() == 2 && leaf == "weight" && weight.plan != TensorParallelPlan::kEmbeddingRowwise;
+    if (quantization_ && linear)
+      quantization_->add_linear(weight, holds_, model_.parameters);
+    else
+      model_.parameters.push_back(weight);
     if (!filled.has_bias) return;
     ModelParameter bias = bias_of(weight);
     bias.name = bias.module + ".bias";
@@ -237,6 +245,8 @@ class ModelBuilder {
   Model& model_;
   ConfigValues& values_;
   bool tied_;
+  const Quantization* quantization_;
+  const HoldsName& holds_;
   std::optional<std::uint64_t> layer_;
 };
 
@@ -303,11 +313,11 @@ std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
   return name;
 }
 
-Model instantiate(const Family& family, const ModelConfig& config) {
-  return instantiate(std::shared_ptr<const Family>(std::shared_ptr<const void>(), &family), config);
+Model instantiate(const Family& family, const ModelConfig& config, const HoldsName& holds) {
+  return instantiate(std::shared_ptr<const Family>(std::shared_ptr<const void>(), &family), config, holds);
 }
 
-Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config) {
+Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds) {
   const Family& family = *the_family;
   ConfigValues values(family, config);
   Model model;
@@ -338,7 +348,9 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
   const auto end = static_cast<std::size_t>(
       std::find_if_not(modules.begin() + static_cast<std::ptrdiff_t>(begin), modules.end(), is_layered) -
       modules.begin());
-  ModelBuilder builder(model, values, tied);
+  const std::optional<Quantization> quantization = Quantization::read(config);
+  model.quantized = quantization.has_value();
+  ModelBuilder builder(model, values, tied, quantization ? &*quantization : nullptr, holds);
   builder.add(modules.first(begin), std::nullopt);
   for (std::uint64_t layer = 0; layer < model.layers; ++layer) builder.add(modules.subspan(begin, end - begin), layer);
   builder.add(modules.subspan(end), std::nullopt);

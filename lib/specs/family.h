@@ -136,6 +136,7 @@ struct ModelParameter {
   std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
   std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
   std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be cut anywhere
+  bool block_cut = false;                  // of scales: the blocks do not come out even, so it cannot be split
   bool is_bias = false;
   bool optional = false;
   std::optional<std::uint64_t> layer;
@@ -151,13 +152,18 @@ struct Model {
   std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
   std::uint64_t kv_heads = 0;  // key/value heads
   std::uint64_t head_dim = 0;
+  bool quantized = false;  // linears have scales, and are not joined with others
   std::vector<ModelParameter> parameters;
 };
 
-/// `family` is borrowed, and lives as long as the program: a built-in one.
+/// Whether a checkpoint has a tensor of this name.
+using HoldsName = std::function<bool(const std::string& name)>;
+
+/// `family` is borrowed, and lives as long as the program: a built-in one. `holds` says which linears of a quantised
+/// model are; without it, none.
 /// \throws Error kBadInput, naming config.json and the key, where a number is missing or makes no sense.
-Model instantiate(const Family& family, const ModelConfig& config);
-Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config);
+Model instantiate(const Family& family, const ModelConfig& config, const HoldsName& holds = {});
+Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config, const HoldsName& holds = {});
 
 /// `pattern` with the layer's number for its "*".
 std::string expand_layer(std::string_view pattern, std::uint64_t layer);

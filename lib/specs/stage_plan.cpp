@@ -38,7 +38,7 @@ class StageBuilder {
   StageBuilder(const Model& model, std::uint32_t tp, const AttentionOptions& options)
       : model_(model), tp_(tp), form_(attention_form(model, tp, options)) {
     const Family& family = *model.family;
-    for (const Family::Fused& fused : family.fused) fused_.push_back(fused);
+    if (!model.quantized) fused_ = family.fused;
     if (form_ == AttentionForm::kFused && family.attention) {
       const auto& a = *family.attention;
       fused_.push_back({a.module, a.fused, {a.query, a.key, a.value}});
@@ -179,6 +179,9 @@ ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t t
 
 std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp) {
   if (!parameter.split_dim) return std::nullopt;
+  if (parameter.block_cut && tp > 1)
+    return fmt::format("its blocks do not end with the elements of dim {}, so that ranks would cut through one",
+                       *parameter.split_dim);
   if (parameter.heads != 0 && parameter.heads % tp != 0)
     return fmt::format("dim {} has {} heads, which {} ranks do not divide", *parameter.split_dim, parameter.heads, tp);
   const auto problem = [&](std::uint64_t size) {
@@ -193,7 +196,7 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
 }
 
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
-  if (!model.family->attention) return AttentionForm::kSeparate;
+  if (!model.family->attention || model.quantized) return AttentionForm::kSeparate;
   if (needs_gqa_qkv(model.kv_heads, tp)) return AttentionForm::kGroupedQuery;
   return options.fuse_qkv && model.heads == model.kv_heads ? AttentionForm::kFused : AttentionForm::kSeparate;
 }
@@ -221,6 +224,10 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
     const std::string problem = multiplier_problem(model.heads, model.kv_heads, tp, multiplier_for(model, tp, options));
     if (!problem.empty()) return attention_error(model, tp, options, problem);
   }
+  if (model.quantized && model.family->attention && model.kv_heads % tp != 0)
+    return Error(ErrorKind::kUsage, fmt::format("{} key/value heads cannot be shared by {} ranks: heads of quantised "
+                                                "linears are not repeated",
+                                                model.kv_heads, tp));
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
     const auto problem = split_problem(parameter, tp);

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "reshard/base/error.h"
 #include "reshard/plan/checkpoint.h"
+#include "reshard/specs/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
@@ -182,6 +184,35 @@ TEST_CASE("Heads that would be cut are refused with the degrees that work") {
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("heads, which 8 ranks do not divide"));
     CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1, 2"));
+  }
+}
+
+TEST_CASE("Scales that a cut would part from their weights are refused with the degrees that work") {
+  const std::tuple<const char*, const char*, nlohmann::json, int, const char*> cuts[] = {
+      // Blocks of 8 outputs: 20 are two and a half.
+      {"llama_fp8", "intermediate_size", 20, 2, "cut through one"},
+      {"llama_fp8", "intermediate_size", 24, 2, "weight_scale_inv: dim 0 has 3 elements"},
+      {"llama_gptq", "intermediate_size", 24, 2, "dim 1 has 3 elements"},
+      {"llama_awq", "num_key_value_heads", 2, 4, "not repeated"}};
+  for (const auto& [name, key, value, tp, says] : cuts) {
+    CAPTURE(name, key, tp);
+    for (Case c : cases()) {
+      if (c.name != name) continue;
+      c.json["config"][key] = value;
+      const Error error = error_of([&, degree = tp] {
+        const ModelConfig config{"config.json", std::make_shared<const Json>(Json::parse(c.json["config"].dump())),
+                                 c.model_type()};
+        // Every linear of the layers is quantised.
+        const Model model = instantiate(find_family(config), config, [](const std::string& held) {
+          return held.find("layers") != std::string::npos;
+        });
+        plan_stages(model, static_cast<std::uint32_t>(degree), partition_evenly(2, {}), {},
+                    [](const std::string&) { return true; });
+      });
+      CHECK(error.kind() == ErrorKind::kUsage);
+      CHECK_THAT(error.what(), Says(says));
+      CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1"));
+    }
   }
 }
 
