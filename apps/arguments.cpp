@@ -146,14 +146,32 @@ CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments) {
       .add_option("--kv-size-multiplier", arguments.kv_size_multiplier,
                   "Copies of each key/value head (default: TP / key-value heads)")
       ->type_name("N");
+  command.add_option("--start-rank", arguments.start_rank, "First rank that is written, of presharded (default: 0)")
+      ->type_name("N");
+  command.add_option("--end-rank", arguments.end_rank, "Last rank that is written, of presharded (default: TP - 1)")
+      ->type_name("N");
   return tp;
 }
+
+namespace {
+
+std::uint32_t parse_rank(const std::string& option, const std::string& text, std::uint32_t fallback) {
+  if (text.empty()) return fallback;
+  const auto value = parse_unsigned(text, kMaxParallelDegree - 1);
+  if (!value)
+    throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not the number of a rank", option, printable(text)));
+  return static_cast<std::uint32_t>(*value);
+}
+
+}  // namespace
 
 ShardingRequest sharding_request(const ShardingArguments& arguments) {
   ShardingRequest request;
   if (!arguments.tp.empty()) request.tp = parse_degree("--tp", arguments.tp, kMaxParallelDegree);
   if (!arguments.pp.empty()) request.pp = parse_degree("--pp", arguments.pp, kMaxParallelDegree);
   request.vpp = parse_degree("--vpp", arguments.vpp, kMaxParallelDegree);
+  request.form.start_rank = parse_rank("--start-rank", arguments.start_rank, 0);
+  request.form.end_rank = parse_rank("--end-rank", arguments.end_rank, UINT32_MAX);
   if (!arguments.pipeline_cuts.empty()) request.pipeline_cuts = split(arguments.pipeline_cuts, ',');
   request.attention.fuse_qkv = arguments.fuse_qkv;
   if (!arguments.kv_size_multiplier.empty())
@@ -165,12 +183,12 @@ ShardingRequest sharding_request(const ShardingArguments& arguments) {
 ShardsKind parse_shards_kind(const std::string& option, const std::string& text) {
   for (const ShardsKindRow& row : kShardsKinds)
     if (text == row.name) return row.kind;
-  for (const char* later : {"presharded", "nxdi", "nxd"})
+  for (const char* later : {"nxdi", "nxd"})
     if (text == later)
       throw Error(ErrorKind::kUnsupported, fmt::format("{} {} is not supported by this version", option, text))
-          .hint("this version has ranks and optimum");
+          .hint("this version has ranks, optimum and presharded");
   throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not known", option, printable(text)))
-      .hint("this version has ranks and optimum");
+      .hint("this version has ranks, optimum and presharded");
 }
 
 ShardedForm parse_form(const std::string& layout, const std::string& format) {

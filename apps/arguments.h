@@ -49,6 +49,8 @@ struct ShardingArguments {
   std::string vpp = "1";
   std::string pipeline_cuts;
   std::string kv_size_multiplier;
+  std::string start_rank;
+  std::string end_rank;
   bool fuse_qkv = false;
 };
 /// \returns the option --tp, which some commands require.

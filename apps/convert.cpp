@@ -48,10 +48,14 @@ Overflow parse_overflow(const std::string& text) {
 /// An option that would have no effect shows that another was forgotten.
 void prove_options_matter(const ConvertArguments& arguments) {
   const ShardingArguments& sharding = arguments.sharding;
-  const std::pair<const char*, bool> of_shards[] = {
-      {"--tp", !sharding.tp.empty()},    {"--pp", !sharding.pp.empty()},
-      {"--vpp", sharding.vpp != "1"},    {"--pipeline-cuts", !sharding.pipeline_cuts.empty()},
-      {"--fuse-qkv", sharding.fuse_qkv}, {"--kv-size-multiplier", !sharding.kv_size_multiplier.empty()}};
+  const std::pair<const char*, bool> of_shards[] = {{"--tp", !sharding.tp.empty()},
+                                                    {"--pp", !sharding.pp.empty()},
+                                                    {"--vpp", sharding.vpp != "1"},
+                                                    {"--pipeline-cuts", !sharding.pipeline_cuts.empty()},
+                                                    {"--start-rank", !sharding.start_rank.empty()},
+                                                    {"--end-rank", !sharding.end_rank.empty()},
+                                                    {"--fuse-qkv", sharding.fuse_qkv},
+                                                    {"--kv-size-multiplier", !sharding.kv_size_multiplier.empty()}};
   for (const auto& [option, given] : of_shards)
     if (given && arguments.to == "hf")
       throw Error(ErrorKind::kUsage, fmt::format("{} is about shards, but --to hf makes a whole model", option))
@@ -89,7 +93,7 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command.add_option("SRC", arguments.source, "A file of tensors, a Hugging Face directory or a sharded checkpoint")
       ->required();
   command.add_option("DST", arguments.output_directory, "Directory to write to")->required();
-  command.add_option("--to", arguments.to, "Layout to make: hf, ranks, optimum")
+  command.add_option("--to", arguments.to, "Layout to make: hf, ranks, optimum, presharded")
       ->type_name("NAME")
       ->capture_default_str();
   command

@@ -45,7 +45,9 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   if (!request.adapters.empty() && layout_given && arguments.layout != "optimum")
     throw Error(ErrorKind::kUsage, "--layout " + printable(arguments.layout) + " has no place for adapters")
         .hint("--adapter writes the layout optimum");
-  request.sharding.form = parse_form(request.adapters.empty() ? arguments.layout : "optimum", arguments.format);
+  const ShardedForm form = parse_form(request.adapters.empty() ? arguments.layout : "optimum", arguments.format);
+  request.sharding.form.kind = form.kind;
+  request.sharding.form.format = form.format;
   request.force = arguments.force;
   return request;
 }
@@ -60,7 +62,7 @@ void add_shard(CLI::App& app) {
       ->required();
   command->add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into")->required();
   add_sharding(*command, arguments->sharding)->required();
-  command->add_option("--layout", arguments->layout, "Layout of the shards: ranks, optimum")
+  command->add_option("--layout", arguments->layout, "Layout of the shards: ranks, optimum, presharded")
       ->type_name("NAME")
       ->capture_default_str();
   command

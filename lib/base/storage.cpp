@@ -1,5 +1,7 @@
 #include "reshard/base/storage.h"
 
+#include <sys/stat.h>
+
 #include <cerrno>
 
 #include "reshard/base/error.h"
@@ -35,6 +37,14 @@ bool path_exists(const std::filesystem::path& path) {
   const bool exists = std::filesystem::exists(path, error);
   if (error == std::errc::permission_denied) throw system_error(EACCES, "cannot look at it", path);
   return exists && !error;
+}
+
+FileStamp stamp_of(const std::filesystem::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return {};
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  return {status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size),
+          status.st_mtim.tv_sec * kSecond + status.st_mtim.tv_nsec};
 }
 
 std::filesystem::path resolved_path(const std::filesystem::path& path) {

@@ -97,6 +97,19 @@ Storage& local_storage(IoMode mode = IoMode::kAuto);
 /// \throws Error kIo where it may not be known (a directory that may not be searched).
 bool path_exists(const std::filesystem::path& path);
 
+/// What tells one state of a file from another: which file it is, how long, and when it was last written.
+struct FileStamp {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::uint64_t size_bytes = 0;
+  std::int64_t modified_ns = 0;
+
+  friend bool operator==(const FileStamp&, const FileStamp&) = default;
+};
+
+/// Of the file that has this name now; all zeros if none has.
+FileStamp stamp_of(const std::filesystem::path& path);
+
 /// The path as the file system means it: absolute, links and dots resolved as far as it exists, no slash at its end.
 std::filesystem::path resolved_path(const std::filesystem::path& path);
 

@@ -53,6 +53,7 @@ class Worker {
     std::vector<Group> targets;
     if (shared_.program.target && transfer.result)
       targets = groups_of(*shared_.program.target, transfer.writes, *transfer.result, item.box);
+    if (targets.empty() && shared_.program.target && transfer.result && !shared_.visitor) return;  // of ranks left out
     std::uint64_t done = 0;
     if (move(transfer, item.box, targets)) {
       for (const Group& target : targets) done += target.total_bytes;
@@ -229,6 +230,8 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
   shared.write_back.clear();
   shared.sinks.clear();  // which may have a failure to tell
   if (shared.failure) std::rethrow_exception(shared.failure);
+  for (const Layout* layout : {program.source, program.against})
+    if (layout) std::for_each(layout->files.begin(), layout->files.end(), prove_unchanged);
   return shared.checksums.values();
 }
 

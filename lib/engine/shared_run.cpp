@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "reshard/base/error.h"
+
 namespace reshard {
 
 std::size_t open_files() {
@@ -37,6 +39,21 @@ SharedRun::SharedRun(const Program& the_program, const std::filesystem::path& ro
       checksums(the_program.target),
       write_back(the_program.target ? the_program.target->files.size() : 0, open_files()),
       writers(the_program.target ? the_program.target->files.size() : 0) {}
+
+std::shared_ptr<Source> SharedRun::open(const Layout& layout, FilePool<Source>& files, std::uint32_t file) const {
+  return files.get(file, [&] {
+    auto source = options.storage->open(layout.files[file].path);
+    prove_unchanged(layout.files[file]);
+    return source;
+  });
+}
+
+void prove_unchanged(const LayoutFile& file) {
+  if (!file.stamp || stamp_of(file.path) == *file.stamp) return;
+  throw Error(ErrorKind::kIo, "was replaced or written to since its header was read")
+      .in(file.path)
+      .hint("run again when nothing writes to it");
+}
 
 void SharedRun::fail(std::exception_ptr why) {
   const std::lock_guard lock(failure_mutex);

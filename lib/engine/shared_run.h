@@ -21,6 +21,10 @@ namespace reshard {
 /// pools; windows and what is on its way to the disk keep about as many each; files past the page cache are open twice.
 std::size_t open_files();
 
+/// A file of a source is still the one that the layout is about.
+/// \throws Error kIo.
+void prove_unchanged(const LayoutFile& file);
+
 /// What all threads of a run share.
 struct SharedRun {
   SharedRun(const Program& program, const std::filesystem::path& target_root, const RunOptions& options,
@@ -32,9 +36,7 @@ struct SharedRun {
 
   /// File `file` of a layout, from its pool.
   /// \throws Error kBadInput or kIo.
-  std::shared_ptr<Source> open(const Layout& layout, FilePool<Source>& files, std::uint32_t file) const {
-    return files.get(file, [&] { return options.storage->open(layout.files[file].path); });
-  }
+  std::shared_ptr<Source> open(const Layout& layout, FilePool<Source>& files, std::uint32_t file) const;
 
   const Program& program;
   const std::filesystem::path& target_root;

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "reshard/base/storage.h"
 #include "reshard/tensor/shape.h"
 
 namespace reshard {
@@ -26,6 +28,7 @@ struct TensorEntry {
 struct ContainerFile {
   std::filesystem::path path;
   std::uint64_t size_bytes = 0;
+  std::optional<FileStamp> stamp;  // from before it was read, if anybody looked
 };
 
 /// What a reader found in one container, which is one file but for xser. Invariant, proved by the reader: names are

@@ -12,12 +12,15 @@
 namespace reshard {
 
 Container read_container(const std::filesystem::path& path, Format format) {
+  const FileStamp stamp = stamp_of(path);
+  Container container;
   switch (format) {
-    case Format::kSafetensors: return read_safetensors(path);
-    case Format::kPytorch: return read_torch(path);
-    case Format::kXser: return read_xser(path);
+    case Format::kSafetensors: container = read_safetensors(path); break;
+    case Format::kPytorch: container = read_torch(path); break;
+    case Format::kXser: container = read_xser(path); break;
   }
-  return {};
+  container.files.front().stamp = stamp;
+  return container;
 }
 
 Format format_of_file(const std::filesystem::path& path) {

@@ -114,7 +114,7 @@ class XserReader {
         file_, [&](PickleRef node) { return is_xser_reference(pickle, node) || file_.is_tensor(node); });
     container_.path = path_;
     container_.warnings = std::move(state_dict.warnings);
-    add_file(path_, file_.size_bytes());
+    add_file(path_, file_.size_bytes(), {});  // which read_container has a stamp of
     for (const auto& [name, node] : state_dict.values) {
       if (is_xser_reference(pickle, node)) {
         add_referenced(name, tid_of(file_, node, name));
@@ -133,8 +133,8 @@ class XserReader {
     std::uint32_t file;
   };
 
-  void add_file(const fs::path& path, std::uint64_t size_bytes) {
-    container_.files.push_back({path, size_bytes});
+  void add_file(const fs::path& path, std::uint64_t size_bytes, const std::optional<FileStamp>& stamp) {
+    container_.files.push_back({path, size_bytes, stamp});
     container_.size_bytes += size_bytes;
   }
 
@@ -158,11 +158,12 @@ class XserReader {
           .in(path)
           .tensor(name)
           .hint("the folder was not copied or fetched whole; fetch it again");
+    const FileStamp stamp = stamp_of(path);
     const TorchFile file = read_torch_file(path);
     const TorchTensor tensor = file.tensor(file.pickle().root(), name);
     use_.add(tensor);
     use_.finish(file);
-    add_file(path, file.size_bytes());
+    add_file(path, file.size_bytes(), stamp);
     return {tensor, static_cast<std::uint32_t>(container_.files.size() - 1)};
   }
 

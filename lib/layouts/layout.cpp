@@ -94,7 +94,10 @@ std::uint32_t Layout::add_stored(StoredTensor tensor) {
 
 std::uint32_t Layout::add_files(const Container& container, std::uint32_t tp_rank, std::uint32_t pp_rank) {
   const auto first = static_cast<std::uint32_t>(files.size());
-  for (const ContainerFile& file : container.files) files.push_back({file.path, file.size_bytes, tp_rank, pp_rank});
+  for (const ContainerFile& file : container.files) {
+    files.push_back({file.path, file.size_bytes, tp_rank, pp_rank});
+    files.back().stamp = file.stamp;
+  }
   return first;
 }
 

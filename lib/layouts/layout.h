@@ -36,6 +36,7 @@ struct LayoutFile {
   std::uint32_t stored_count = 0;
   Encoding encoding = Encoding::kSafetensors;
   std::vector<TensorAlias> aliases;
+  std::optional<FileStamp> stamp;  // of a source: the state of it that the layout is about
 };
 
 /// A small file of the output whose content is known before the run.

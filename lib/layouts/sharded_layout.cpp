@@ -70,6 +70,7 @@ void add_rank(Layout& layout, const std::vector<NamedRule>& rules, RankId rank, 
   container.pp_rank = rank.pp_rank;
   std::vector<Cut> cuts;
   for (const NamedRule& rule : rules) {
+    if (!rule.tied_to.empty() && form.kind == ShardsKind::kPresharded) continue;  // its reader ties them itself
     if (!rule.tied_to.empty() && form.format != Format::kSafetensors) {
       container.aliases.push_back({rule.stored_name, rule.tied_to});
       continue;
@@ -94,7 +95,9 @@ Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t 
     const StagePlan& plan = plans[pp_rank];
     const std::vector<CutRule> rules = cut_rules(plan.metadata);
     const std::vector<NamedRule> named = named_rules(rules, plan.tied);
-    for (std::uint32_t tp_rank = 0; tp_rank < tp; ++tp_rank) add_rank(layout, named, {tp_rank, pp_rank}, tp, form);
+    for (std::uint32_t tp_rank = form.start_rank; tp_rank < tp && tp_rank <= form.end_rank; ++tp_rank)
+      add_rank(layout, named, {tp_rank, pp_rank}, tp, form);
+    if (form.kind == ShardsKind::kPresharded) continue;  // which has no metadata
     layout.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
   }
   if (form.kind == ShardsKind::kOptimum)

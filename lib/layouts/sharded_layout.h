@@ -17,6 +17,11 @@ namespace reshard {
 struct ShardedForm {
   ShardsKind kind = ShardsKind::kRanks;
   Format format = Format::kSafetensors;
+  /// The tensor-parallel ranks that are written, first and last.
+  std::uint32_t start_rank = 0;
+  std::uint32_t end_rank = UINT32_MAX;
+
+  bool is_partial() const { return start_rank != 0 || end_rank != UINT32_MAX; }
 };
 
 /// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel ranks, of the tensors

@@ -46,6 +46,13 @@ std::optional<RankFile> rank_in_optimum(const fs::directory_entry& entry) {
   return RankFile{*rank, entry.path(), is_xser(entry.path()) ? Format::kXser : Format::kPytorch};
 }
 
+std::optional<RankFile> rank_in_presharded(const fs::directory_entry& entry) {
+  if (!entry.is_regular_file()) return std::nullopt;
+  const auto rank = presharded_rank(entry.path().filename().string());
+  if (!rank) return std::nullopt;
+  return RankFile{*rank, entry.path(), Format::kSafetensors};
+}
+
 /// Metadata as this program writes it; older ones it only reads.
 bool is_our_metadata(const std::string& name) {
   return metadata_pp_rank(name) && name.ends_with(".json");
@@ -58,6 +65,7 @@ bool looks_like(ShardsKind kind, const fs::path& directory) {
   for (const auto& entry : fs::directory_iterator(ranks)) {
     const std::string name = entry.path().filename().string();
     if (kind == ShardsKind::kRanks && rank_of_name(name)) return true;
+    if (kind == ShardsKind::kPresharded && presharded_rank(name)) return true;
     if (kind == ShardsKind::kOptimum && name.ends_with(".pt") && rank_of_name(entry.path().stem().string()))
       return true;
   }
@@ -117,6 +125,7 @@ void look_at_ranks(const fs::path& folder, const std::string& shown_as, std::str
 }  // namespace
 
 std::string rank_name(ShardsKind kind, RankId rank) {
+  if (kind == ShardsKind::kPresharded) return fmt::format("tp{}_sharded_checkpoint", rank.tp_rank);
   const std::string name = fmt::format("tp_rank_{:02}_pp_rank_{:02}", rank.tp_rank, rank.pp_rank);
   return kind == ShardsKind::kOptimum ? fmt::format("dp_rank_{:02}_{}", rank.dp_rank, name) : name;
 }
@@ -142,10 +151,22 @@ std::optional<RankId> rank_of_name(std::string_view name) {
   return rank;
 }
 
+std::optional<RankId> presharded_rank(std::string_view file_name) {
+  constexpr std::string_view kBegin = "tp";
+  constexpr std::string_view kEnd = "_sharded_checkpoint.safetensors";
+  if (!file_name.starts_with(kBegin) || !file_name.ends_with(kEnd)) return std::nullopt;
+  file_name.remove_prefix(kBegin.size());
+  file_name.remove_suffix(std::min(kEnd.size(), file_name.size()));
+  const auto number = parse_unsigned(file_name, kMaxParallelDegree - 1);
+  if (!number) return std::nullopt;
+  return RankId{static_cast<std::uint32_t>(*number)};
+}
+
 fs::path rank_path(ShardsKind kind, Format format, RankId rank) {
   const std::string name = rank_name(kind, rank);
   const fs::path folder = describe(kind).folder;
   if (kind == ShardsKind::kOptimum) return folder / kOptimumModelFolder / (name + ".pt");
+  if (kind == ShardsKind::kPresharded) return folder / (name + ".safetensors");
   switch (format) {
     case Format::kSafetensors: return folder / name / kSafetensorsFile;
     case Format::kPytorch: return folder / name / kPytorchRankFile;
@@ -213,7 +234,9 @@ std::vector<RankFile> list_rank_files(const ShardsFolder& folder) {
   const bool optimum = folder.kind == ShardsKind::kOptimum;
   std::map<RankId, RankFile> by_rank;
   for (const auto& entry : fs::directory_iterator(optimum ? folder.path / kOptimumModelFolder : folder.path)) {
-    const auto file = optimum ? rank_in_optimum(entry) : rank_in_ranks(entry);
+    const auto file = optimum                                  ? rank_in_optimum(entry)
+                      : folder.kind == ShardsKind::kPresharded ? rank_in_presharded(entry)
+                                                               : rank_in_ranks(entry);
     if (file && !by_rank.emplace(file->rank, *file).second)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is there twice: tp rank {}, pp rank {}", file->rank.tp_rank, file->rank.pp_rank))

@@ -11,20 +11,23 @@
 
 namespace reshard {
 
-/// The two forms of a directory of shards (optimum-neuron and NxD, which save them).
+/// The forms of a directory of shards (optimum-neuron and NxD, which save them).
 enum class ShardsKind : std::uint8_t {
-  kRanks,    // tensor_parallel_shards/tp_rank_XX_pp_rank_YY/…, NxD's first form
-  kOptimum,  // shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, what optimum-neuron writes today
+  kRanks,       // tensor_parallel_shards/tp_rank_XX_pp_rank_YY/…, NxD's first form
+  kOptimum,     // shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, what optimum-neuron writes today
+  kPresharded,  // weights/tpR_sharded_checkpoint.safetensors, what NxD's shard_checkpoint writes for inference
 };
 
 struct ShardsKindRow {
   ShardsKind kind;
   const char* name;  // --layout
   const char* folder;
+  bool whole;  // the folder is replaced as a whole; else file by file, as several runs may each write some ranks
 };
 inline constexpr ShardsKindRow kShardsKinds[] = {
-    {ShardsKind::kRanks, "ranks", "tensor_parallel_shards"},
-    {ShardsKind::kOptimum, "optimum", "shards"},
+    {ShardsKind::kRanks, "ranks", "tensor_parallel_shards", true},
+    {ShardsKind::kOptimum, "optimum", "shards", true},
+    {ShardsKind::kPresharded, "presharded", "weights", false},
 };
 constexpr const ShardsKindRow& describe(ShardsKind kind) {
   return kShardsKinds[static_cast<std::size_t>(kind)];
@@ -51,13 +54,16 @@ struct RankId {
   friend auto operator<=>(const RankId&, const RankId&) = default;
 };
 
-/// "tp_rank_03_pp_rank_00" or "dp_rank_00_tp_rank_03_pp_rank_00": at least two digits each.
+/// "tp_rank_03_pp_rank_00", "dp_rank_00_tp_rank_03_pp_rank_00" (at least two digits each), or "tp3_sharded_checkpoint".
 std::string rank_name(ShardsKind kind, RankId rank);
 /// The numbers of a name made of `dp_rank_N`, `ep_rank_N`, `tp_rank_N` and `pp_rank_N` in any order and of any width;
 /// tp and pp must be there. Nothing for any other name.
 std::optional<RankId> rank_of_name(std::string_view name);
 
-/// Where a rank's weights go, relative to the output directory. `optimum` has no safetensors.
+/// The number in "tp3_sharded_checkpoint.safetensors"; nothing for any other name.
+std::optional<RankId> presharded_rank(std::string_view file_name);
+
+/// Where a rank's weights go, relative to the output directory. `optimum` has no safetensors, `presharded` only them.
 std::filesystem::path rank_path(ShardsKind kind, Format format, RankId rank);
 
 /// One rank's weights as they stand on disk.

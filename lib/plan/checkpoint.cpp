@@ -82,12 +82,17 @@ void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
                         printable(config.model_type)));
       return;
     }
+    if (spec && spec->model_type != config.model_type)
+      checkpoint.notes.push_back(fmt::format("--spec describes the model_type \"{}\", but {} says \"{}\"",
+                                             printable(spec->model_type), config.path.string(),
+                                             printable(config.model_type)));
     const auto has_prefix = [&](std::string_view name) { return name.starts_with(family->base_prefix); };
     if (!family->base_prefix.empty() && std::none_of(names.begin(), names.end(), has_prefix))
       family = std::make_shared<const Family>(without_base_prefix(*family));
     checkpoint.model =
         instantiate(std::move(family), config, [&](const std::string& name) { return names.count(name) > 0; });
-  } catch (const Error& error) {
+  } catch (Error& error) {
+    if (spec) error.hint("--spec and config.json have to fit: one of the two names a key that the other does not have");
     if (use != ConfigUse::kLenient) throw;
     checkpoint.notes.push_back(error.what());
   }
@@ -206,6 +211,20 @@ Checkpoint read_file(const fs::path& path, const FamilySpec& spec) {
   return read_files(std::move(checkpoint), {read_container(path, checkpoint.format)}, ConfigUse::kLenient, spec);
 }
 
+/// PEFT saves further adapters in folders beside the first.
+Checkpoint read_adapter_file(const fs::path& directory, const fs::path& file, const FamilySpec& spec) {
+  Checkpoint checkpoint = read_file(file, spec);
+  std::vector<std::string> others;
+  for (const auto& entry : fs::directory_iterator(directory))
+    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+      if (entry.is_directory() && path_exists(entry.path() / name)) others.push_back(entry.path().filename().string());
+  std::sort(others.begin(), others.end());
+  if (!others.empty())
+    checkpoint.notes.push_back("this is about " + file.string() +
+                               " alone; the adapters in its folders are not looked at: " + list_names(others));
+  return checkpoint;
+}
+
 Checkpoint read_directory(const fs::path& directory, ConfigUse use, const FamilySpec& spec) {
   Checkpoint checkpoint;
   checkpoint.what = Checkpoint::What::kHuggingFace;
@@ -247,7 +266,7 @@ Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec
     if (shards && !format) return read_shards(*shards, use, spec);
     if (!shards && !format) {
       for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-        if (path_exists(path / name)) return read_file(path / name, spec);
+        if (path_exists(path / name)) return read_adapter_file(path, path / name, spec);
       if (!find_adapter_folders(path).empty())
         throw Error(ErrorKind::kUnsupported, "holds shards of adapters, which only consolidate reads")
             .in(path)

@@ -24,7 +24,7 @@ bool is_weights(const std::string& file_name) {
 
 bool is_skipped_folder(const std::string& name) {
   const bool shards = std::any_of(std::begin(kShardsKinds), std::end(kShardsKinds),
-                                  [&](const ShardsKindRow& row) { return name == row.folder; });
+                                  [&](const ShardsKindRow& row) { return row.whole && name == row.folder; });
   return shards || name.starts_with("checkpoint-") || name.starts_with("adapter_") || rank_of_name(name).has_value();
 }
 
@@ -46,7 +46,7 @@ void collect(const fs::path& directory, const fs::path& relative, const std::vec
       // A linked folder may lead anywhere, even back here.
       if (entry.is_symlink() || is_skipped_folder(name) || is_one_of(entry.path(), left_out)) continue;
       const bool output = std::any_of(std::begin(kShardsKinds), std::end(kShardsKinds), [&](const ShardsKindRow& row) {
-        return fs::exists(entry.path() / row.folder, broken_link);
+        return row.whole && fs::exists(entry.path() / row.folder, broken_link);
       });
       if (output) continue;  // of this program
       collect(entry.path(), relative / name, left_out, files);

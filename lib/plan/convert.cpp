@@ -130,10 +130,12 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   if (!request.tp && !sharded)
     throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
   sharding.tp = request.tp.value_or(checkpoint.mesh.tp);
-  if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded) sharding.pp = checkpoint.mesh.pp;
+  const bool stages = *request.to != ShardsKind::kPresharded;
+  if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded && stages) sharding.pp = checkpoint.mesh.pp;
   const Format format =
       request.format.value_or(*request.to == ShardsKind::kOptimum ? Format::kPytorch : Format::kSafetensors);
-  sharding.form = {*request.to, format};
+  sharding.form.kind = *request.to;
+  sharding.form.format = format;
   plan_sharded_target(job, sharding, prove_model(checkpoint, selection, request), selection.wanted);
 }
 
@@ -152,6 +154,10 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
   if (!request.to && request.format == Format::kXser)
     throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
   Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict, request.spec);
+  if (checkpoint.what == Checkpoint::What::kFile && fs::is_directory(request.source))
+    throw Error(ErrorKind::kUnsupported, "is a directory of adapters, which convert would not make another of")
+        .in(request.source)
+        .hint("give the file itself, " + checkpoint.path.filename().string() + ", to convert its tensors alone");
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
   prove_outside(request.output_directory, checkpoint);
   Selection selection = select(job->source, request, *job);
@@ -163,6 +169,7 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
   options.check_replicas = request.check_replicas;
   options.replicas_prove_layout = checkpoint.derived;
   options.dropped = std::move(selection.dropped);
+  options.partial_target = request.to && request.sharding.form.is_partial();
   job->program = make_program(job->source, job->target, options);
   if (request.dtype) update_config(*job, checkpoint.directory, *request.dtype);
   carry_companions(*job, checkpoint.directory, {request.output_directory, checkpoint.path});

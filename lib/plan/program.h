@@ -62,6 +62,7 @@ struct ProgramOptions {
   bool replicas_prove_layout = false;  // they alone show that the source is laid out as was told without metadata
   std::vector<std::string> dropped;    // logical tensors of the source that need no place
   std::vector<Mean> means;
+  bool partial_target = false;  // it has only some of the ranks, and so not every part of each tensor
 };
 
 /// The program that makes `target` out of `source`. Proves both layouts (prove_tiling), that every logical tensor of

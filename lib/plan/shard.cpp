@@ -23,7 +23,9 @@ std::unique_ptr<Job> plan(const ShardRequest& request) {
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
   prove_against_model(job->source, *checkpoint.model, request.model_directory);
   plan_sharded_target(*job, request.sharding, *checkpoint.model, job->source.logical);
-  job->program = make_program(job->source, job->target);
+  ProgramOptions options;
+  options.partial_target = request.sharding.form.is_partial();
+  job->program = make_program(job->source, job->target, options);
   carry_companions(*job, request.model_directory, {request.output_directory});
   return job;
 }

@@ -33,6 +33,12 @@ bool is_tied_once(const Job& job, const StoredTensor& tensor) {
 
 void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
   const bool gqa = job.attention && job.attention->form == AttentionForm::kGroupedQuery;
+  if (!job.attention && request.form.kind != ShardsKind::kPresharded &&
+      (request.attention.kv_size_multiplier || request.attention.fuse_qkv)) {
+    job.notes.push_back("--fuse-qkv and --kv-size-multiplier have no effect: models of " + model.family->model_type +
+                        " keep their projections as they are");
+    return;
+  }
   if (request.attention.kv_size_multiplier && !gqa)
     job.notes.push_back(
         fmt::format("--kv-size-multiplier has no effect: {} key/value heads divide over {} ranks as they are",
@@ -61,6 +67,28 @@ std::string training_config_text(const Mesh& mesh, const ShardingRequest& reques
   json["use_xser"] = request.form.format == Format::kXser;
   json["sequence_parallel_enabled"] = false;
   return json.dump(4);
+}
+
+/// NxD's shard_checkpoint knows neither stages nor joined projections.
+void prove_presharded(const ShardingRequest& request) {
+  const auto refuse = [](const std::string& what) {
+    throw Error(ErrorKind::kUsage, "the layout presharded has no " + what);
+  };
+  if (request.form.format != Format::kSafetensors) refuse("form but safetensors");
+  if (request.pp.value_or(1) != 1 || request.vpp != 1 || !request.pipeline_cuts.empty()) refuse("pipeline stages");
+  if (request.attention.fuse_qkv) refuse("joined projections (--fuse-qkv)");
+  if (request.attention.kv_size_multiplier) refuse("repeated heads (--kv-size-multiplier)");
+}
+
+/// Of the ranks that are to be written.
+void prove_ranks(const ShardingRequest& request) {
+  const std::uint32_t last = request.form.end_rank == UINT32_MAX ? request.tp - 1 : request.form.end_rank;
+  const bool all = request.form.start_rank == 0 && request.form.end_rank == UINT32_MAX;
+  if (!all && request.form.kind != ShardsKind::kPresharded)
+    throw Error(ErrorKind::kUsage, "--start-rank and --end-rank are of the layout presharded alone");
+  if (last >= request.tp || request.form.start_rank > last)
+    throw Error(ErrorKind::kUsage, fmt::format("--start-rank {} --end-rank {}: with --tp {} the ranks are 0 to {}",
+                                               request.form.start_rank, last, request.tp, request.tp - 1));
 }
 
 /// A second name of the embedding in the source's files is not taken over into a whole model.
@@ -137,17 +165,22 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
                          const std::vector<LogicalTensor>& logical) {
   if (request.form.kind == ShardsKind::kOptimum && request.form.format == Format::kSafetensors)
     throw Error(ErrorKind::kUsage, "the layout optimum has no safetensors form").hint("choose pytorch or xser");
+  const bool presharded = request.form.kind == ShardsKind::kPresharded;
+  if (presharded) prove_presharded(request);
+  prove_ranks(request);
   plan_mesh(job, request, model);
+  AttentionOptions attention = request.attention;
+  attention.apart = presharded;
   std::unordered_set<std::string> held;
   for (const LogicalTensor& tensor : logical) held.insert(tensor.name);
-  const auto plans = plan_stages(model, job.mesh.tp, *job.partition, request.attention,
+  const auto plans = plan_stages(model, job.mesh.tp, *job.partition, attention,
                                  [&](const std::string& name) { return held.count(name) > 0; });
-  if (model.family->attention) job.attention = attention_report(model, request);
+  if (model.family->attention && !presharded) job.attention = attention_report(model, request);
   job.target = sharded_target_layout(plans, job.mesh.tp, logical, request.form);
   job.text_files = std::move(job.target.text_files);
   if (request.form.kind == ShardsKind::kOptimum)
     job.text_files.push_back({kTrainingConfigFile, training_config_text(job.mesh, request)});
-  job.whole_folders = {describe(request.form.kind).folder};
+  if (describe(request.form.kind).whole) job.whole_folders = {describe(request.form.kind).folder};
   add_notes(job, model, request);
 }
 

@@ -26,7 +26,7 @@ Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptio
                           model.heads, model.kv_heads, tp, multiplier, problem));
   std::vector<std::uint64_t> legal = legal_multipliers(model.heads, model.kv_heads, tp);
   std::erase_if(legal, [&](std::uint64_t m) {  // other sizes may not divide
-    return tensor_parallel_problem(model, tp, {options.fuse_qkv, m}).has_value();
+    return tensor_parallel_problem(model, tp, {options.fuse_qkv, m, options.apart}).has_value();
   });
   if (!legal.empty()) error.hint(fmt::format("multipliers that work for --tp {}: {}", tp, list_numbers(legal)));
   return error;
@@ -38,7 +38,7 @@ class StageBuilder {
   StageBuilder(const Model& model, std::uint32_t tp, const AttentionOptions& options)
       : model_(model), tp_(tp), form_(attention_form(model, tp, options)) {
     const Family& family = *model.family;
-    if (!model.quantized) fused_ = family.fused;
+    if (!model.quantized && !options.apart) fused_ = family.fused;
     if (form_ == AttentionForm::kFused && family.attention) {
       const auto& a = *family.attention;
       fused_.push_back({a.module, a.fused, {a.query, a.key, a.value}});
@@ -196,7 +196,7 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
 }
 
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
-  if (!model.family->attention || model.quantized) return AttentionForm::kSeparate;
+  if (!model.family->attention || model.quantized || options.apart) return AttentionForm::kSeparate;
   if (needs_gqa_qkv(model.kv_heads, tp)) return AttentionForm::kGroupedQuery;
   return options.fuse_qkv && model.heads == model.kv_heads ? AttentionForm::kFused : AttentionForm::kSeparate;
 }
@@ -224,7 +224,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
     const std::string problem = multiplier_problem(model.heads, model.kv_heads, tp, multiplier_for(model, tp, options));
     if (!problem.empty()) return attention_error(model, tp, options, problem);
   }
-  if (model.quantized && model.family->attention && model.kv_heads % tp != 0)
+  if (model.quantized && !options.apart && model.family->attention && model.kv_heads % tp != 0)
     return Error(ErrorKind::kUsage, fmt::format("{} key/value heads cannot be shared by {} ranks: heads of quantised "
                                                 "linears are not repeated",
                                                 model.kv_heads, tp));

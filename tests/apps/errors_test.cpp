@@ -86,7 +86,7 @@ TEST_CASE("numbers and sizes are taken strictly") {
 
 TEST_CASE("what a later version will do is unsupported, what none does is a usage error") {
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "nxdi"}), 4, {"--layout nxdi"});
-  check_error(run_reshard({"convert", kModel, "o", "--to", "presharded"}), 4, {"--to presharded"});
+  check_error(run_reshard({"convert", kModel, "o", "--to", "nxdi"}), 4, {"--to nxdi"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimun"}), 2, {"optimun"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "gguf"}), 2, {"gguf"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimum", "--format", "safetensors"}), 2,

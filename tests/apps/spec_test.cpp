@@ -103,6 +103,23 @@ TEST_CASE("A built-in description is printed in the form that --spec takes") {
   CHECK(run_reshard({"inspect"}).exit_code == 2);
 }
 
+TEST_CASE("A description of another model is noted, and a mistake may be in either file") {
+  const Mine mine;
+  std::string other = kSpec;
+  other.replace(other.find("mine"), 4, "other");
+  write_file(mine.dir / "other.json", other);
+  const ProgramResult noted =
+      run_reshard({"shard", mine.path("model"), mine.path("a"), "--tp", "2", "--spec", mine.path("other.json")});
+  CHECK(noted.exit_code == 0);
+  CHECK(noted.err.find("--spec describes the model_type \"other\"") != std::string::npos);
+  write_file(mine.dir / "model/config.json", R"({"model_type": "mine", "depth": 2, "vocab": 8})");
+  const ProgramResult missing =
+      run_reshard({"shard", mine.path("model"), mine.path("b"), "--tp", "2", "--spec", mine.path("mine.json")});
+  CHECK(missing.exit_code == 3);
+  CHECK(missing.err.find("\"dim\" is missing") != std::string::npos);
+  CHECK(missing.err.find("--spec and config.json have to fit") != std::string::npos);
+}
+
 TEST_CASE("A mistake in a description is told with its line and key") {
   const Mine mine;
   struct Mistake {

@@ -3,8 +3,10 @@
 #include "reshard/engine/run.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <mutex>
+#include <thread>
 
 #include "reshard/plan/checkpoint.h"
 #include "support/catch.h"
@@ -266,6 +268,55 @@ TEST_CASE("Rows larger than a block are moved in parts") {
   back.output_directory = temp / "whole";
   consolidate(back, options);
   CHECK((read_model(temp / "whole") == tensors));
+}
+
+TEST_CASE("A source that is replaced or written to after its header was read is an I/O error, and nothing is left") {
+  // Another file of the same length under its name, the same file written to, before the first byte and after some.
+  for (const Format format : {Format::kSafetensors, Format::kXser})
+    for (const bool replaced : {true, false})
+      for (const bool at_once : {true, false}) {
+        CAPTURE(static_cast<int>(format), replaced, at_once);
+        const TempDir temp;
+        Random random(3);
+        TinyModel model;
+        write_model(temp / "model", model, random_tensors(model, random), 2);
+        ShardRequest request = shard_request(temp / "model", temp / "shards", 2);
+        request.sharding.form.format = format;
+        shard(request);
+        ConsolidateRequest back;
+        back.checkpoint_directory = temp / "shards";
+        back.output_directory = temp / "whole";
+        const auto job = plan_consolidate(back);
+        const fs::path changed = job->source.files.back().path;
+        const auto change = [&] {
+          const std::string content = read_file(changed);
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a file system's clock is coarse
+          if (replaced) {
+            write_file(temp / "other", content);
+            fs::rename(temp / "other", changed);
+          } else {
+            write_file(changed, content);
+          }
+        };
+        FaultStorage storage;
+        bool done = false;
+        storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+          if (done || (!at_once && operation != FaultStorage::Operation::kFinish)) return;
+          done = true;
+          change();
+        };
+        RunOptions options;
+        options.storage = &storage;
+        options.threads = 1;
+        options.sync = false;
+        const auto before = snapshot(temp / "shards");
+        const Error error = error_of([&] { execute(*job, options); });
+        CHECK(done);
+        CHECK(error.kind() == ErrorKind::kIo);
+        CHECK(error.path() == changed.string());
+        CHECK_THAT(error.what(), Says("was replaced or written to"));
+        CHECK_FALSE(fs::exists(temp / "whole"));
+      }
 }
 
 TEST_CASE("A source that is cut while it is mapped is an I/O error that names it, and nothing is left") {

@@ -1,0 +1,149 @@
+// The layout presharded, as NxD's shard_checkpoint writes it: testdata/golden/preshard.
+
+#include <nlohmann/json.hpp>
+
+#include "reshard/plan/convert.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/golden.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+ShardRequest presharded_request(const fs::path& model, const fs::path& output, std::uint32_t tp) {
+  ShardRequest request = shard_request(model, output, tp);
+  request.sharding.form.kind = ShardsKind::kPresharded;
+  return request;
+}
+
+bool is_padded(const fs::path& golden_case) {
+  return golden_case.filename() == "qwen3-tp5-padded";
+}
+
+TEST_CASE("Every case of the reference is pre-sharded into its tensors") {
+  REQUIRE(golden_cases("preshard").size() == 4);
+  for (const fs::path& golden_case : golden_cases("preshard")) {
+    CAPTURE(golden_case.filename().string());
+    if (is_padded(golden_case)) continue;  // below
+    const TempDir temp;
+    const json golden = golden_of(golden_case);
+    const json& options = golden.at("case");
+    ShardRequest request =
+        presharded_request(golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>());
+    if (!options.at("start_rank").is_null()) {
+      request.sharding.form.start_rank = options.at("start_rank").get<std::uint32_t>();
+      request.sharding.form.end_rank = options.at("end_rank").get<std::uint32_t>();
+    }
+    shard(request);
+    json found = json::object();
+    for (const auto& entry : fs::directory_iterator(temp / "out/weights"))
+      found["weights/" + entry.path().filename().string()] = describe_tensors(read_tensors(entry.path()));
+    CHECK(found == golden.at("files"));
+  }
+}
+
+TEST_CASE("A size that the ranks do not divide is refused where nothing may be padded") {
+  for (const fs::path& golden_case : golden_cases("preshard")) {
+    if (!is_padded(golden_case)) continue;
+    const TempDir temp;
+    const Error error = error_of([&] { plan_shard(presharded_request(golden_case / "original", temp / "out", 5)); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("which 5 ranks do not divide"));
+  }
+}
+
+TEST_CASE("What the reference has pre-sharded is put together again, byte for byte") {
+  std::size_t count = 0;
+  for (const fs::path& golden_case : golden_cases("preshard")) {
+    const json options = golden_of(golden_case).at("case");
+    if (!options.at("start_rank").is_null() || is_padded(golden_case)) continue;
+    CAPTURE(golden_case.filename().string());
+    const TempDir temp;
+    fs::create_directory(temp / "nxd");
+    fs::copy(golden_case / "weights", temp / "nxd/weights");
+    fs::copy_file(golden_case / "original/config.json", temp / "nxd/config.json");
+    ConsolidateRequest back;
+    back.checkpoint_directory = temp / "nxd";
+    back.output_directory = temp / "whole";
+    consolidate(back);
+    CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
+    ++count;
+  }
+  CHECK(count == 2);
+}
+
+TEST_CASE("Ranks are pre-sharded by several runs into one directory, and are the same as those of one") {
+  const fs::path model = testdata("golden/preshard/llama-tp4/original");
+  const TempDir temp;
+  shard(presharded_request(model, temp / "one", 4));
+  ShardRequest request = presharded_request(model, temp / "several", 4);
+  request.sharding.form.end_rank = 0;
+  shard(request);
+  request.sharding.form.start_rank = 1;
+  request.sharding.form.end_rank = 2;
+  const Error again = error_of([&] { shard(request); });  // config.json is there already
+  CHECK(again.kind() == ErrorKind::kBadInput);
+  request.force = true;
+  shard(request);
+  request.sharding.form.start_rank = request.sharding.form.end_rank = 3;
+  shard(request);
+  CHECK((snapshot(temp / "several") == snapshot(temp / "one")));
+
+  fs::remove(temp / "several/weights/tp1_sharded_checkpoint.safetensors");
+  ConsolidateRequest back;
+  back.checkpoint_directory = temp / "several";
+  back.output_directory = temp / "whole";
+  const Error missing = error_of([&] { plan_consolidate(back); });
+  CHECK(missing.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(missing.what(), Says("tp1_sharded_checkpoint"));
+}
+
+TEST_CASE("Heads and packed matrices do not keep a model from being pre-sharded") {
+  // 4 key/value heads over 8 ranks: rows are cut, heads or not.
+  const fs::path model = testdata("golden/preshard/llama-tp4/original");
+  const TempDir temp;
+  shard(presharded_request(model, temp / "eight", 8));
+  ConsolidateRequest back;
+  back.checkpoint_directory = temp / "eight/weights";
+  back.output_directory = temp / "whole";
+  consolidate(back);
+  CHECK((read_model(temp / "whole") == read_model(model)));
+
+  ConvertRequest convert;
+  convert.source = temp / "eight";
+  convert.output_directory = temp / "ranks";
+  convert.to = ShardsKind::kRanks;
+  convert.tp = 2;
+  execute(*plan_convert(convert), {});
+  shard(shard_request(model, temp / "direct", 2));
+  CHECK((read_ranks(temp / "ranks") == read_ranks(temp / "direct")));
+}
+
+TEST_CASE("What the layout presharded does not have is refused") {
+  const fs::path model = testdata("golden/preshard/llama-tp4/original");
+  const TempDir temp;
+  const auto refused = [&](const std::function<void(ShardingRequest&)>& change, const char* says) {
+    ShardRequest request = presharded_request(model, temp / "out", 4);
+    change(request.sharding);
+    const Error error = error_of([&] { plan_shard(request); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says(says));
+  };
+  refused([](ShardingRequest& s) { s.pp = 2; }, "pipeline stages");
+  refused([](ShardingRequest& s) { s.form.format = Format::kPytorch; }, "safetensors");
+  refused([](ShardingRequest& s) { s.attention.fuse_qkv = true; }, "--fuse-qkv");
+  refused([](ShardingRequest& s) { s.attention.kv_size_multiplier = 2; }, "--kv-size-multiplier");
+  refused([](ShardingRequest& s) { s.form.end_rank = 4; }, "the ranks are 0 to 3");
+  refused([](ShardingRequest& s) { s.form.start_rank = 4; }, "the ranks are 0 to 3");
+  refused([](ShardingRequest& s) { s.form.start_rank = 2, s.form.end_rank = 1; }, "--start-rank 2 --end-rank 1");
+  refused([](ShardingRequest& s) { s.form.kind = ShardsKind::kRanks, s.form.end_rank = 1; }, "presharded alone");
+}
+
+}  // namespace
+}  // namespace reshard::test
