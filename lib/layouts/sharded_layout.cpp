@@ -61,14 +61,44 @@ StoredTensor stored_from(const Layout& layout, const NamedRule& named, const Cut
   return {named.stored_name, *dtype, *shape, 0, 0, 0, !named.tied_to.empty() ? CutKind::kTied : cut.kind};
 }
 
+/// A rank's one file in the layout. The ranks of a stage have the same tensors, so others' files are as this one.
+struct RankInLayout {
+  std::uint32_t file = 0;
+  std::vector<std::uint32_t> stored;  // in the order of the rules
+};
+
+/// The same file for another rank. \returns nothing where its parts may lie elsewhere: torch's archives have their
+/// file's name inside, and it may be longer.
+std::optional<RankInLayout> copy_rank(Layout& layout, const RankInLayout& first, const std::filesystem::path& path,
+                                      std::uint32_t tp_rank) {
+  LayoutFile file = layout.files[first.file];
+  if (file.path.native().size() != path.native().size()) return std::nullopt;
+  RankInLayout copy{static_cast<std::uint32_t>(layout.files.size()), first.stored};
+  const auto begin = static_cast<std::uint32_t>(layout.stored.size());
+  for (std::uint32_t& index : copy.stored) index = index - file.first_stored + begin;
+  for (std::uint32_t i = 0; i < file.stored_count; ++i) {
+    StoredTensor tensor = layout.stored[file.first_stored + i];
+    tensor.file = copy.file;
+    layout.add_stored(std::move(tensor));
+  }
+  file.path = path;
+  file.tp_rank = tp_rank;
+  file.first_stored = begin;
+  layout.files.push_back(std::move(file));
+  return copy;
+}
+
 /// One rank's state dict. A tied parameter is a second name where the format can say so, and a second copy elsewhere.
-void add_rank(Layout& layout, const std::vector<NamedRule>& rules, RankId rank, std::uint32_t tp, ShardedForm form) {
+/// `first` is the stage's rank before, if there is one, and becomes this one.
+void add_rank(Layout& layout, const std::vector<NamedRule>& rules, RankId rank, std::uint32_t tp, ShardedForm form,
+              std::optional<RankInLayout>& first) {
   TargetContainer container;
   container.format = form.format;
   container.path = rank_path(form.kind, form.format, rank);
   container.tp_rank = rank.tp_rank;
   container.pp_rank = rank.pp_rank;
   std::vector<Cut> cuts;
+  std::vector<const NamedRule*> stored_rules;
   for (const NamedRule& rule : rules) {
     if (!rule.tied_to.empty() && form.kind == ShardsKind::kPresharded) continue;  // its reader ties them itself
     if (!rule.tied_to.empty() && form.format != Format::kSafetensors) {
@@ -78,10 +108,19 @@ void add_rank(Layout& layout, const std::vector<NamedRule>& rules, RankId rank, 
     cuts.push_back(rule.rule->for_rank(rank.tp_rank, tp));
     // What is shared is made of the originals by arithmetic, and is a tensor by itself.
     if (rule.rule->role == CutRule::Role::kShared) cuts.back().parts = {{rule.stored_name, 1, {0}, {}}};
-    container.tensors.push_back(stored_from(layout, rule, cuts.back()));
+    stored_rules.push_back(&rule);
   }
-  const auto indices = add_target_container(layout, std::move(container));
-  for (std::size_t i = 0; i < cuts.size(); ++i) layout.add_cut(indices[i], cuts[i]);
+  const bool one_file = form.format != Format::kXser;
+  std::optional<RankInLayout> added;
+  if (one_file && first) added = copy_rank(layout, *first, container.path, rank.tp_rank);
+  if (!added) {
+    for (std::size_t i = 0; i < cuts.size(); ++i)
+      container.tensors.push_back(stored_from(layout, *stored_rules[i], cuts[i]));
+    const auto file = static_cast<std::uint32_t>(layout.files.size());
+    added = RankInLayout{file, add_target_container(layout, std::move(container))};
+  }
+  for (std::size_t i = 0; i < cuts.size(); ++i) layout.add_cut(added->stored[i], cuts[i]);
+  first = std::move(added);
 }
 
 }  // namespace
@@ -95,8 +134,9 @@ Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t 
     const StagePlan& plan = plans[pp_rank];
     const std::vector<CutRule> rules = cut_rules(plan.metadata);
     const std::vector<NamedRule> named = named_rules(rules, plan.tied);
+    std::optional<RankInLayout> first;
     for (std::uint32_t tp_rank = form.start_rank; tp_rank < tp && tp_rank <= form.end_rank; ++tp_rank)
-      add_rank(layout, named, {tp_rank, pp_rank}, tp, form);
+      add_rank(layout, named, {tp_rank, pp_rank}, tp, form, first);
     if (form.kind == ShardsKind::kPresharded) continue;  // which has no metadata
     layout.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
   }

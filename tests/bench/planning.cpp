@@ -31,6 +31,7 @@ class Planning {
     add("405B: consolidate pytorch", {"consolidate", llama_ + "-pytorch", output_, "--dry-run"});
     add("671B experts: convert", {"convert", experts_, output_, "--dry-run"});
     add("671B experts: convert -f pytorch", {"convert", experts_, output_, "-f", "pytorch", "--dry-run"});
+    add("671B experts: shard --tp 8", {"shard", experts_, output_, "--tp", "8", "--dry-run"});
     add("671B experts: inspect", {"inspect", experts_});
     add("10 000 layers: shard --tp 8", {"shard", layers_, output_, "--tp", "8", "--dry-run"});
     add("10 000 layers: consolidate", {"consolidate", layers_ + "-safetensors", output_, "--dry-run"});

@@ -166,7 +166,27 @@ class ExpertsModel {
 void make_experts(const fs::path& out_dir) {
   const reshard::Layout layout = reshard::hf_target_layout(ExpertsModel().tensors(), 4'300'000'000);
   write_layout(layout, {{reshard::kSafetensorsIndexFile, reshard::hf_index_text(reshard::index_of(layout))}}, out_dir);
-  const reshard::Json config = {{"architectures", {"DeepseekV3ForCausalLM"}}, {"model_type", "deepseek_v3"}};
+  const reshard::Json config = {{"architectures", {"DeepseekV3ForCausalLM"}},
+                                {"model_type", "deepseek_v3"},
+                                {"vocab_size", 129280},
+                                {"hidden_size", 7168},
+                                {"intermediate_size", 18432},
+                                {"moe_intermediate_size", 2048},
+                                {"num_hidden_layers", 61},
+                                {"num_nextn_predict_layers", 1},
+                                {"num_attention_heads", 128},
+                                {"num_key_value_heads", 128},
+                                {"n_shared_experts", 1},
+                                {"n_routed_experts", 256},
+                                {"kv_lora_rank", 512},
+                                {"q_lora_rank", 1536},
+                                {"qk_rope_head_dim", 64},
+                                {"v_head_dim", 128},
+                                {"qk_nope_head_dim", 128},
+                                {"first_k_dense_replace", 3},
+                                {"moe_layer_freq", 1},
+                                {"tie_word_embeddings", false},
+                                {"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}}}};
   write_text(out_dir / "config.json", config.dump(2) + "\n");
 }
 
