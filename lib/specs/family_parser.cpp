@@ -228,7 +228,9 @@ void prove_default_ends(const SpecObject& defaults, const std::string& key, std:
 }
 
 void prove_defaults(const SpecObject& defaults, const Json& json) {
-  for (const auto& [key, value] : json.items()) {
+  for (const auto& item : json.items()) {
+    const std::string& key = item.key();
+    const Json& value = item.value();
     const std::string pointer = defaults.pointer_to(key);
     if (value.is_object() && !(value.size() == 2 && value.contains("absent") && value.contains("null")))
       throw defaults.reading().error(pointer,
