@@ -36,9 +36,9 @@ void add_consolidate(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("consolidate", "Put a sharded checkpoint together into a Hugging Face directory");
   command
-      ->add_option(
-          "CHECKPOINT_DIR", arguments->checkpoint_directory,
-          "Directory that holds tensor_parallel_shards/, shards/ or adapter_NAME/ folders, or that folder itself")
+      ->add_option("CHECKPOINT_DIR", arguments->checkpoint_directory,
+                   "Directory that holds tensor_parallel_shards/, shards/, weights/ or adapter_NAME/ folders, or that "
+                   "folder itself")
       ->required();
   CLI::Option* output = command->add_option("OUT_DIR", arguments->output_directory,
                                             "Directory to write to (default: the one that holds the shards folder)");

@@ -9,14 +9,15 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/block_reader.h"
 #include "reshard/engine/block_writer.h"
+#include "reshard/engine/parallel.h"
 #include "reshard/engine/shared_run.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard {
 namespace {
 
-constexpr std::uint64_t kPlainBuffers =
-    4;  // Buffers: the block, up to two for staging, one for a second copy or after a cast
+/// Buffers: the block, up to two for staging, one for a second copy or after a cast.
+constexpr std::uint64_t kPlainBuffers = 4;
 constexpr unsigned kMaxDefaultThreads = 16;
 
 std::uint64_t first_elem(const Dims& shape, const Box& box) {
@@ -219,14 +220,8 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
   SharedRun shared(program, target_root, options, visitor, threads, block_bytes, strided_bytes);
-  std::vector<std::thread> others;
-  try {
-    for (unsigned i = 1; i < threads; ++i) others.emplace_back(run_worker, std::ref(shared), i, window_bytes);
-  } catch (const std::exception&) {
-    // No more threads (or memory for their stacks) to be had: those that run do the work of all.
-  }
-  run_worker(shared, 0, window_bytes);
-  for (std::thread& thread : others) thread.join();
+  // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
+  for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i), window_bytes); });
   shared.write_back.clear();
   shared.sinks.clear();  // which may have a failure to tell
   if (shared.failure) std::rethrow_exception(shared.failure);

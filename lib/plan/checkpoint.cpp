@@ -243,8 +243,8 @@ Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& s
   const auto shards = find_shards_folder(path);
   if (shards) return read_shards(*shards, use, spec);
   throw Error(ErrorKind::kBadInput,
-              fmt::format("holds neither {}/ nor {}/ nor files of ranks", describe(ShardsKind::kRanks).folder,
-                          describe(ShardsKind::kOptimum).folder))
+              fmt::format("holds neither {}/ nor {}/ nor {}/ nor files of ranks", describe(ShardsKind::kRanks).folder,
+                          describe(ShardsKind::kOptimum).folder, describe(ShardsKind::kPresharded).folder))
       .in(path)
       .hint("give the directory that holds the shards folder, or that folder itself");
 }

@@ -106,10 +106,6 @@ std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t n
   return std::nullopt;
 }
 
-bool is_packed(TensorParallelPlan plan) {
-  return plan == TensorParallelPlan::kPackedColwise || plan == TensorParallelPlan::kPackedRowwise;
-}
-
 /// The sizes of the matrices in a packed one.
 std::vector<PackedPart> packed_parts(const Family::Module& module, std::uint64_t size, const ConfigValues& values) {
   if (module.packed.empty()) {

@@ -28,6 +28,10 @@ enum class TensorParallelPlan : std::uint8_t {
   kReplicate,         // every rank has all of it
 };
 
+constexpr bool is_packed(TensorParallelPlan plan) {
+  return plan == TensorParallelPlan::kPackedColwise || plan == TensorParallelPlan::kPackedRowwise;
+}
+
 /// A word that plans are written in.
 struct PlanWord {
   const char* word;
@@ -49,7 +53,12 @@ inline constexpr PlanWord kPlanWords[] = {
     {"rowwise_split_input", TensorParallelPlan::kRowwise},
     {"local_rowwise", TensorParallelPlan::kRowwise},
     {"local_packed_rowwise", TensorParallelPlan::kPackedRowwise},
+    {"embedding_colwise", TensorParallelPlan::kRowwise},
     {"sequence_parallel", TensorParallelPlan::kReplicate},
+    {"replicated_with_grad_allreduce", TensorParallelPlan::kReplicate},
+    {"mla_kv_a_proj", TensorParallelPlan::kReplicate},
+    {"all_reduce", TensorParallelPlan::kReplicate},
+    {"ep_router", TensorParallelPlan::kReplicate},
     {"gather", TensorParallelPlan::kReplicate},
     {"local", TensorParallelPlan::kReplicate},
 };

@@ -123,10 +123,6 @@ TensorParallelPlan plan_at(const SpecObject& object) {
   object.fail("plan", "one of " + join(words, ", "));
 }
 
-bool is_packed(TensorParallelPlan plan) {
-  return plan == TensorParallelPlan::kPackedColwise || plan == TensorParallelPlan::kPackedRowwise;
-}
-
 std::vector<Family::Packed> packed_at(const SpecObject& module) {
   std::vector<Family::Packed> packed;
   std::size_t i = 0;

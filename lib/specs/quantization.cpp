@@ -69,9 +69,10 @@ std::optional<Quantization> Quantization::read(const ModelConfig& config) {
     q.block_rows_ = q.block_columns_ = 128;
     if (!object.has("weight_block_size") || object.at("weight_block_size").is_null()) return q;
     const Json& size = object.array_at("weight_block_size");
-    for (const Json& one : size)
-      if (!one.is_number_unsigned() || one == 0 || one.get<std::uint64_t>() > kMaxBlock || size.size() != 2)
-        object.fail("weight_block_size", "two sizes");
+    const auto is_size = [&](const Json& one) {
+      return one.is_number_unsigned() && one != 0 && one.get<std::uint64_t>() <= kMaxBlock;
+    };
+    if (size.size() != 2 || !is_size(size[0]) || !is_size(size[1])) object.fail("weight_block_size", "two sizes");
     q.block_rows_ = size.at(0).get<std::uint64_t>();
     q.block_columns_ = size.at(1).get<std::uint64_t>();
     return q;

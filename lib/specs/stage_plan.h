@@ -12,7 +12,7 @@
 
 namespace reshard {
 
-/// What the user may choose about attention.
+/// What the user, or the layout, asks of attention.
 struct AttentionOptions {
   bool fuse_qkv = false;                            // one projection for q, k and v
   std::optional<std::uint64_t> kv_size_multiplier;  // default: max(1, T / key-value heads)

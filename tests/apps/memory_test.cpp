@@ -1,7 +1,6 @@
 // What the program takes of memory, whatever the model.
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
@@ -38,14 +37,11 @@ void write_holes(const fs::path& directory) {
     header[parameter.name] = {{"dtype", "BF16"}, {"shape", parameter.shape}, {"data_offsets", {at, at + bytes}}};
     at += bytes;
   }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  std::string length;
-  for (int shift = 0; shift < 64; shift += 8) length += static_cast<char>(text.size() >> shift);
+  const fs::path weights = directory / "model.safetensors";
   fs::create_directories(directory);
-  std::ofstream(directory / "config.json") << model.config();
-  std::ofstream(directory / "model.safetensors", std::ios::binary) << length << text;
-  fs::resize_file(directory / "model.safetensors", 8 + text.size() + at);
+  write_file(directory / "config.json", model.config().dump());
+  write_file(weights, safetensors_bytes(header.dump(), {}));
+  fs::resize_file(weights, fs::file_size(weights) + at);
 }
 
 std::uint64_t peak_bytes(std::vector<std::string> arguments) {

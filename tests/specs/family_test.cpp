@@ -145,6 +145,23 @@ TEST_CASE("A family has the parameters of every checkpoint of the reference") {
   CHECK(seen == std::set<std::string>{"granite", "llama", "qwen2", "qwen3"});
 }
 
+TEST_CASE("The published schema has the plans that are read, and the keys of all built-in families") {
+  const Json schema = Json::parse(test::read_file(test::testdata("../lib/specs/family.schema.json")));
+  const Json& module = schema.at("$defs").at("module").at("properties");
+  std::vector<std::string> words;
+  for (const PlanWord& row : kPlanWords) words.emplace_back(row.word);
+  auto published = module.at("plan").at("enum").get<std::vector<std::string>>();
+  std::sort(words.begin(), words.end());
+  std::sort(published.begin(), published.end());
+  CHECK(published == words);
+  for (const std::string& model_type : known_model_types()) {
+    const Json family = Json::parse(builtin_family(model_type)->json_text);
+    for (const auto& item : family.items()) CHECK(schema.at("properties").contains(item.key()));
+    for (const Json& one : family.at("modules"))
+      for (const auto& item : one.items()) CHECK(module.contains(item.key()));
+  }
+}
+
 TEST_CASE("The known families are listed, sorted") {
   CHECK(known_model_types() == Lines{"dbrx",        "deepseek_v3", "falcon",    "gemma",   "gemma2",
                                      "gemma3_text", "gpt2",        "gpt_neox",  "gpt_oss", "granite",
