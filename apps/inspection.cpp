@@ -76,7 +76,7 @@ std::vector<TensorRow> tensor_rows(const Layout& layout, const std::vector<std::
       pp_ranks.insert(layout.files[stored.file].pp_rank);
       if (!std::exchange(first, false)) continue;
       row.kind = stored.kind;
-      if (stored.name != layout.logical[index].name)
+      if (stored.name.text() != layout.logical[index].name)
         row.stored_as = short_stored_name(stored.name, layout.logical[index].name);
     }
     row.pp_ranks.assign(pp_ranks.begin(), pp_ranks.end());

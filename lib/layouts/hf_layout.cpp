@@ -41,6 +41,7 @@ Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedP
             .in(file.path)
             .tensor(tensor.name);
     }
+  layout.reserve_logical(names_held.size());
   for (const Container& file : files) {
     const std::uint32_t first_file = layout.add_files(file, 0, 0);
     for (const TensorEntry& tensor : file.tensors) {
@@ -131,6 +132,7 @@ Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t
   if (!open.empty() || files.empty()) files.push_back(std::move(open));
 
   Layout layout;
+  layout.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
   for (std::size_t f = 0; f < files.size(); ++f) {
     const auto indices = add_target_container(

@@ -59,6 +59,12 @@ void prove_whole_bytes(const Layout& layout, const StoredTensor& tensor, const T
 
 }  // namespace
 
+void Layout::reserve_logical(std::size_t count) {
+  logical.reserve(count);
+  pieces.reserve(count);
+  logical_by_name_.reserve(count);
+}
+
 std::uint32_t Layout::add_logical(const LogicalTensor& tensor, const std::filesystem::path& where) {
   const auto [found, is_new] = logical_by_name_.try_emplace(tensor.name, static_cast<std::uint32_t>(logical.size()));
   if (is_new) {
@@ -111,24 +117,35 @@ std::uint32_t Layout::add_stored(const TensorEntry& tensor, std::uint32_t first_
 void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
   const StoredTensor& tensor = stored[stored_index];
   const auto& path = files[tensor.file].path;
-  const auto shapes = logical_shapes(cut, tensor.shape);
+  auto shapes = logical_shapes(cut, tensor.shape);
   if (!shapes)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("its shape {} does not fit the way the metadata cuts it (dim {}, {} parts)",
                             to_string(tensor.shape), cut.dim, cut.taken_units()))
         .in(path)
         .tensor(tensor.name);
-  std::uint64_t stored_at = 0;
-  if (cut.diagonal_columns != 0) add_zeros_beside(stored_index, cut, *shapes);
+  std::vector<Original> originals;
+  originals.reserve(cut.parts.size());
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
     const Cut::Part& part = cut.parts[i];
-    const Dims& shape = (*shapes)[i];
+    Dims& shape = (*shapes)[i];
     if (!num_bytes(tensor.dtype, shape))
       throw Error(ErrorKind::kBadInput, fmt::format("{} would have the shape {}, whose bytes overflow 64 bits",
                                                     part.logical_name, to_string(shape)))
           .in(path)
           .tensor(tensor.name);
     const std::uint32_t index = add_logical({part.logical_name, tensor.dtype, shape}, path);
+    originals.push_back({index, std::move(shape)});
+  }
+  add_cut(stored_index, cut, originals);
+}
+
+void Layout::add_cut(std::uint32_t stored_index, const Cut& cut, std::span<const Original> originals) {
+  if (cut.diagonal_columns != 0) add_zeros_beside(stored_index, cut, originals);
+  std::uint64_t stored_at = 0;
+  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
+    const Cut::Part& part = cut.parts[i];
+    const auto& [index, shape] = originals[i];
     if (cut.kind == CutKind::kReplicated || shape.empty()) {
       pieces[index].push_back({stored_index, whole(shape), Dims(shape.size(), 0)});
       continue;
@@ -150,14 +167,14 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
 }
 
 /// Of a diagonal cut, what lies left and right of each part.
-void Layout::add_zeros_beside(std::uint32_t stored_index, const Cut& cut, const std::vector<Dims>& shapes) {
+void Layout::add_zeros_beside(std::uint32_t stored_index, const Cut& cut, std::span<const Original> originals) {
   const StoredTensor& tensor = stored[stored_index];
-  LogicalTensor zeros{tensor.name + " (zeros)", tensor.dtype, tensor.shape, true};
+  LogicalTensor zeros{tensor.name.text() + " (zeros)", tensor.dtype, tensor.shape, true};
   const std::uint32_t index = add_logical(zeros, files[tensor.file].path);
   std::uint64_t row = 0;
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
     const Cut::Part& part = cut.parts[i];
-    const std::uint64_t rows = shapes[i][0] / part.units * part.taken.size();
+    const std::uint64_t rows = originals[i].shape[0] / part.units * part.taken.size();
     const std::uint64_t end = part.first_column + part.columns;
     for (const Box& box : {Box{{row, 0}, {rows, part.first_column}}, Box{{row, end}, {rows, tensor.shape[1] - end}}})
       if (volume(box) != 0) pieces[index].push_back({stored_index, box, box.begin});
@@ -226,16 +243,22 @@ void prove_tiling(const Layout& layout) {
     std::uint32_t logical;
     std::uint32_t piece;
   };
-  std::vector<std::vector<Place>> places(layout.stored.size());
+  // Those of stored tensor s are places[first[s]] up to first[s + 1].
+  std::vector<std::size_t> first(layout.stored.size() + 2);
+  for (const auto& pieces : layout.pieces)
+    for (const Piece& piece : pieces) ++first[piece.stored + 2];
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<Place> places(first.back());
   for (std::uint32_t l = 0; l < layout.logical.size(); ++l)
-    for (std::uint32_t p = 0; p < layout.pieces[l].size(); ++p) places[layout.pieces[l][p].stored].push_back({l, p});
+    for (std::uint32_t p = 0; p < layout.pieces[l].size(); ++p)
+      places[first[layout.pieces[l][p].stored + 1]++] = {l, p};
 
   std::vector<Tile> tiles;  // of one stored tensor at a time: there may be millions in all
   for (std::uint32_t s = 0; s < layout.stored.size(); ++s) {
     const StoredTensor& tensor = layout.stored[s];
     tiles.clear();
     std::uint64_t filled = 0;
-    for (const Place& place : places[s]) {
+    for (const Place& place : std::span(places).subspan(first[s], first[s + 1] - first[s])) {
       const Piece& piece = layout.pieces[place.logical][place.piece];
       const LogicalTensor& logical = layout.logical[place.logical];
       Box stored_box{piece.stored_begin, piece.box.size};

@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "reshard/formats/container.h"
@@ -45,9 +48,21 @@ struct TextFile {
   std::string text;
 };
 
+/// A name that the files of many ranks have: copies share its characters.
+class SharedName {
+ public:
+  SharedName(const char* text) : SharedName(std::string(text)) {}
+  SharedName(std::string text) : text_(std::make_shared<const std::string>(std::move(text))) {}
+  operator const std::string&() const { return *text_; }
+  const std::string& text() const { return *text_; }
+
+ private:
+  std::shared_ptr<const std::string> text_;  // never null
+};
+
 /// An entry of one file. Its elements lie in C order unless Layout::strides says otherwise.
 struct StoredTensor {
-  std::string name;
+  SharedName name;
   DType dtype;
   Dims shape;
   std::uint32_t file = 0;  // index into Layout::files
@@ -74,6 +89,8 @@ class Layout {
   std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
   std::vector<TextFile> text_files;                 // of a target: files without tensors that belong to its containers
 
+  /// Makes room for so many logical tensors.
+  void reserve_logical(std::size_t count);
   /// The logical tensor's index; made if it is new.
   /// \throws Error kBadInput if it is known with another dtype or shape; `where` is the file that says so.
   std::uint32_t add_logical(const LogicalTensor& tensor, const std::filesystem::path& where);
@@ -88,10 +105,18 @@ class Layout {
   /// Adds a tensor of it; `first_file` is what add_files returned.
   std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind);
 
+  /// The originals of a cut's parts.
+  struct Original {
+    std::uint32_t logical = 0;
+    Dims shape;
+  };
+
   /// Adds the pieces that `cut` says stored tensor `stored` is made of. The cut has one part if it is of a replicated
   /// tensor.
   /// \throws Error kBadInput if its shape does not fit.
   void add_cut(std::uint32_t stored, const Cut& cut);
+  /// The same where the cut is known to fit, and which originals its parts are of.
+  void add_cut(std::uint32_t stored, const Cut& cut, std::span<const Original> originals);
 
   /// Adds all of another checkpoint, its logical tensors under names that begin with `logical_prefix`.
   /// \throws Error kBadInput as add_logical does.
@@ -104,7 +129,7 @@ class Layout {
   void order_logical(const std::vector<std::string>& names);
 
  private:
-  void add_zeros_beside(std::uint32_t stored, const Cut& cut, const std::vector<Dims>& shapes);
+  void add_zeros_beside(std::uint32_t stored, const Cut& cut, std::span<const Original> originals);
 
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "reshard/base/error.h"
@@ -21,106 +22,139 @@ struct NamedRule {
 
 std::vector<NamedRule> named_rules(const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied) {
   std::vector<NamedRule> named;
-  std::unordered_map<std::string, const CutRule*> by_name;
-  for (const CutRule& rule : rules) {
-    named.push_back({rule.stored_name, &rule, {}});
-    by_name.emplace(rule.stored_name, &rule);
-  }
+  for (const CutRule& rule : rules) named.push_back({rule.stored_name, &rule, {}});
   for (const TiedParameter& parameter : tied) {
-    const auto source = by_name.find(parameter.source);
-    if (source != by_name.end()) named.push_back({parameter.name, source->second, parameter.source});
+    const auto source = std::find_if(rules.begin(), rules.end(),
+                                     [&](const CutRule& rule) { return rule.stored_name == parameter.source; });
+    if (source != rules.end()) named.push_back({parameter.name, &*source, parameter.source});
   }
   return named;
 }
 
-/// The stored tensor that `cut` makes of the layout's logical tensors.
-StoredTensor stored_from(const Layout& layout, const NamedRule& named, const Cut& cut) {
-  std::vector<Dims> shapes;
-  std::optional<DType> dtype;
+/// The originals of a cut's parts in the layout.
+std::vector<Layout::Original> originals_of(const Layout& layout, const Cut& cut) {
+  std::vector<Layout::Original> originals;
+  originals.reserve(cut.parts.size());
   for (const Cut::Part& part : cut.parts) {
     const auto logical = layout.find_logical(part.logical_name);
     if (!logical)
       throw Error(ErrorKind::kInternal, "the plan asks for a tensor that was not proved").tensor(part.logical_name);
-    const LogicalTensor& tensor = layout.logical[*logical];
-    if (dtype && *dtype != tensor.dtype)
+    originals.push_back({*logical, layout.logical[*logical].shape});
+  }
+  return originals;
+}
+
+/// The stored tensor that `cut` makes of them.
+StoredTensor stored_from(const Layout& layout, const NamedRule& named, const Cut& cut,
+                         const std::vector<Layout::Original>& originals) {
+  std::vector<Dims> shapes;
+  const DType dtype = layout.logical[originals.front().logical].dtype;
+  for (const Layout::Original& original : originals) {
+    const LogicalTensor& tensor = layout.logical[original.logical];
+    if (dtype != tensor.dtype)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is {}, but {} is {}: tensors of two dtypes cannot be joined into {}", name(tensor.dtype),
-                              cut.parts.front().logical_name, name(*dtype), named.stored_name))
+                              cut.parts.front().logical_name, name(dtype), named.stored_name))
           .tensor(tensor.name);
-    dtype = tensor.dtype;
-    shapes.push_back(tensor.shape);
+    shapes.push_back(original.shape);
   }
   const auto shape = stored_shape(cut, shapes);
   if (!shape) throw Error(ErrorKind::kInternal, "the cut does not fit a proved shape").tensor(named.stored_name);
-  if (!num_bytes(*dtype, *shape))
+  if (!num_bytes(dtype, *shape))
     throw Error(ErrorKind::kUsage,
                 fmt::format("a rank's part {} goes through a packed byte: elements of {} have {} bits",
-                            to_string(*shape), name(*dtype), bits(*dtype)))
+                            to_string(*shape), name(dtype), bits(dtype)))
         .tensor(cut.parts.front().logical_name)
         .hint("choose a smaller TP degree");
-  return {named.stored_name, *dtype, *shape, 0, 0, 0, !named.tied_to.empty() ? CutKind::kTied : cut.kind};
+  return {named.stored_name, dtype, *shape, 0, 0, 0, !named.tied_to.empty() ? CutKind::kTied : cut.kind};
 }
 
 /// A rank's one file in the layout. The ranks of a stage have the same tensors, so others' files are as this one.
 struct RankInLayout {
   std::uint32_t file = 0;
-  std::vector<std::uint32_t> stored;  // in the order of the rules
+  std::vector<std::uint32_t> stored;                     // in the order of the rules, as are
+  std::vector<std::vector<Layout::Original>> originals;  // of each of them
 };
 
-/// The same file for another rank. \returns nothing where its parts may lie elsewhere: torch's archives have their
-/// file's name inside, and it may be longer.
-std::optional<RankInLayout> copy_rank(Layout& layout, const RankInLayout& first, const std::filesystem::path& path,
-                                      std::uint32_t tp_rank) {
-  LayoutFile file = layout.files[first.file];
-  if (file.path.native().size() != path.native().size()) return std::nullopt;
-  RankInLayout copy{static_cast<std::uint32_t>(layout.files.size()), first.stored};
+/// Adds the same file for another rank, which `rank` becomes. \returns false where its parts may lie elsewhere: torch's
+/// archives have their file's name inside, and it may be longer.
+bool copy_rank(Layout& layout, RankInLayout& rank, const std::filesystem::path& path, std::uint32_t tp_rank) {
+  LayoutFile file = layout.files[rank.file];
+  if (file.path.native().size() != path.native().size()) return false;
+  rank.file = static_cast<std::uint32_t>(layout.files.size());
   const auto begin = static_cast<std::uint32_t>(layout.stored.size());
-  for (std::uint32_t& index : copy.stored) index = index - file.first_stored + begin;
+  for (std::uint32_t& index : rank.stored) index = index - file.first_stored + begin;
   for (std::uint32_t i = 0; i < file.stored_count; ++i) {
     StoredTensor tensor = layout.stored[file.first_stored + i];
-    tensor.file = copy.file;
+    tensor.file = rank.file;
     layout.add_stored(std::move(tensor));
   }
   file.path = path;
   file.tp_rank = tp_rank;
   file.first_stored = begin;
   layout.files.push_back(std::move(file));
-  return copy;
+  return true;
 }
 
-/// One rank's state dict. A tied parameter is a second name where the format can say so, and a second copy elsewhere.
-/// `first` is the stage's rank before, if there is one, and becomes this one.
-void add_rank(Layout& layout, const std::vector<NamedRule>& rules, RankId rank, std::uint32_t tp, ShardedForm form,
-              std::optional<RankInLayout>& first) {
+/// The file of one rank.
+TargetContainer container_of(RankId rank, ShardedForm form) {
   TargetContainer container;
   container.format = form.format;
   container.path = rank_path(form.kind, form.format, rank);
   container.tp_rank = rank.tp_rank;
   container.pp_rank = rank.pp_rank;
-  std::vector<Cut> cuts;
-  std::vector<const NamedRule*> stored_rules;
+  return container;
+}
+
+/// The cut of one rank of a target.
+Cut target_cut(const NamedRule& rule, std::uint32_t tp_rank, std::uint32_t tp) {
+  Cut cut = rule.rule->for_rank(tp_rank, tp);
+  // What is shared is made of the originals by arithmetic, and is a tensor by itself.
+  if (rule.rule->role == CutRule::Role::kShared) cut.parts = {{rule.stored_name, 1, {0}, {}}};
+  return cut;
+}
+
+/// Adds one rank's state dict: the tensors of `rules`, and second names of some.
+RankInLayout add_rank(Layout& layout, const std::vector<NamedRule>& rules, TargetContainer container,
+                      std::uint32_t tp) {
+  RankInLayout rank;
+  rank.file = static_cast<std::uint32_t>(layout.files.size());
+  const std::uint32_t tp_rank = container.tp_rank;
   for (const NamedRule& rule : rules) {
-    if (!rule.tied_to.empty() && form.kind == ShardsKind::kPresharded) continue;  // its reader ties them itself
-    if (!rule.tied_to.empty() && form.format != Format::kSafetensors) {
-      container.aliases.push_back({rule.stored_name, rule.tied_to});
+    const Cut cut = target_cut(rule, tp_rank, tp);
+    rank.originals.push_back(originals_of(layout, cut));
+    container.tensors.push_back(stored_from(layout, rule, cut, rank.originals.back()));
+  }
+  rank.stored = add_target_container(layout, std::move(container));
+  for (std::size_t i = 0; i < rules.size(); ++i)
+    layout.add_cut(rank.stored[i], target_cut(rules[i], tp_rank, tp), rank.originals[i]);
+  return rank;
+}
+
+/// Adds the files of one stage's ranks. A tied parameter is a second name where the format can say so, and a second
+/// copy elsewhere.
+void add_stage(Layout& layout, const StagePlan& plan, std::uint32_t pp_rank, std::uint32_t tp, ShardedForm form) {
+  const std::vector<CutRule> rules = cut_rules(plan.metadata);
+  std::vector<NamedRule> stored_rules;
+  std::vector<TensorAlias> aliases;
+  for (NamedRule& rule : named_rules(rules, plan.tied)) {
+    if (rule.tied_to.empty() || (form.kind != ShardsKind::kPresharded && form.format == Format::kSafetensors))
+      stored_rules.push_back(std::move(rule));
+    else if (form.kind != ShardsKind::kPresharded)  // whose reader ties them itself
+      aliases.push_back({rule.stored_name, rule.tied_to});
+  }
+  std::optional<RankInLayout> rank;  // the one before, which others are as, if one file has all of it
+  for (std::uint32_t tp_rank = form.start_rank; tp_rank < tp && tp_rank <= form.end_rank; ++tp_rank) {
+    TargetContainer container = container_of({tp_rank, pp_rank}, form);
+    container.aliases = aliases;
+    if (rank && copy_rank(layout, *rank, container.path, tp_rank)) {
+      for (std::size_t i = 0; i < stored_rules.size(); ++i)
+        layout.add_cut(rank->stored[i], target_cut(stored_rules[i], tp_rank, tp), rank->originals[i]);
       continue;
     }
-    cuts.push_back(rule.rule->for_rank(rank.tp_rank, tp));
-    // What is shared is made of the originals by arithmetic, and is a tensor by itself.
-    if (rule.rule->role == CutRule::Role::kShared) cuts.back().parts = {{rule.stored_name, 1, {0}, {}}};
-    stored_rules.push_back(&rule);
+    RankInLayout added = add_rank(layout, stored_rules, std::move(container), tp);
+    if (form.format != Format::kXser) rank = std::move(added);
   }
-  const bool one_file = form.format != Format::kXser;
-  std::optional<RankInLayout> added;
-  if (one_file && first) added = copy_rank(layout, *first, container.path, rank.tp_rank);
-  if (!added) {
-    for (std::size_t i = 0; i < cuts.size(); ++i)
-      container.tensors.push_back(stored_from(layout, *stored_rules[i], cuts[i]));
-    const auto file = static_cast<std::uint32_t>(layout.files.size());
-    added = RankInLayout{file, add_target_container(layout, std::move(container))};
-  }
-  for (std::size_t i = 0; i < cuts.size(); ++i) layout.add_cut(added->stored[i], cuts[i]);
-  first = std::move(added);
 }
 
 }  // namespace
@@ -129,14 +163,11 @@ Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t 
                              const std::vector<LogicalTensor>& logical, ShardedForm form) {
   Layout layout;
   const std::filesystem::path folder = describe(form.kind).folder;
+  layout.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
   for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
     const StagePlan& plan = plans[pp_rank];
-    const std::vector<CutRule> rules = cut_rules(plan.metadata);
-    const std::vector<NamedRule> named = named_rules(rules, plan.tied);
-    std::optional<RankInLayout> first;
-    for (std::uint32_t tp_rank = form.start_rank; tp_rank < tp && tp_rank <= form.end_rank; ++tp_rank)
-      add_rank(layout, named, {tp_rank, pp_rank}, tp, form, first);
+    add_stage(layout, plan, pp_rank, tp, form);
     if (form.kind == ShardsKind::kPresharded) continue;  // which has no metadata
     layout.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
   }

@@ -35,7 +35,7 @@ std::vector<std::uint32_t> add_file(Layout& layout, LayoutFile file, const std::
   entries.reserve(tensors.size());
   position.reserve(tensors.size());
   for (const StoredTensor& tensor : tensors) {
-    position.emplace(tensor.name, entries.size());
+    position.emplace(tensor.name.text(), entries.size());
     entries.push_back(entry_of(tensor));
   }
   const ContainerPlan plan = plan_file(file, std::move(entries), {});

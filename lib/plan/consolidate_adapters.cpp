@@ -160,7 +160,7 @@ class AdapterPlanner {
         job_->target.add_logical({prefix + tensor.name, tensor.dtype, tensor.shape}, {});
       }
     for (const std::uint32_t stored : add_target_container(job_->target, std::move(container))) {
-      const std::string name = prefix + job_->target.stored[stored].name;
+      const std::string name = prefix + job_->target.stored[stored].name.text();
       job_->target.add_cut(stored, {CutKind::kReplicated, 0, {{name, 1, {0}, {}}}});
     }
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <unordered_set>
 
 #include "reshard/base/error.h"
@@ -50,7 +51,7 @@ void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
                     model.heads, model.kv_heads));
   for (const StoredTensor& tensor : job.source.stored)
     if (is_tied_once(job, tensor))
-      job.notes.push_back("config.json ties " + tensor.name +
+      job.notes.push_back("config.json ties " + tensor.name.text() +
                           " to the embedding: it is compared with it, and its second copy "
                           "in the files is not kept when they are consolidated");
 }
@@ -95,7 +96,7 @@ void prove_ranks(const ShardingRequest& request) {
 void note_tied(Job& job) {
   for (const StoredTensor& tensor : job.source.stored)
     if (is_tied_once(job, tensor))
-      job.notes.push_back(tensor.name +
+      job.notes.push_back(tensor.name.text() +
                           " is a tied copy of the embedding: it is compared with it and left out, as Hugging Face's "
                           "file has it once");
 }
@@ -171,7 +172,8 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
   plan_mesh(job, request, model);
   AttentionOptions attention = request.attention;
   attention.apart = presharded;
-  std::unordered_set<std::string> held;
+  std::unordered_set<std::string_view> held;
+  held.reserve(logical.size());
   for (const LogicalTensor& tensor : logical) held.insert(tensor.name);
   const auto plans = plan_stages(model, job.mesh.tp, *job.partition, attention,
                                  [&](const std::string& name) { return held.count(name) > 0; });

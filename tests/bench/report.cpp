@@ -89,7 +89,7 @@ std::string planning_text(const std::vector<PlanningRow>& rows) {
     const bool met = seconds < row.bar_seconds && peak < kPlanningBarBytes;
     out.add({row.name, fmt::format("{:.3f}", seconds), spread(row.runs),
              fmt::format("{:.2f}", median_of(row.runs, cpu_seconds_of)), mebibytes(peak),
-             fmt::format("{} s, {} MiB", row.bar_seconds, kPlanningBarBytes >> 20), met ? "met" : "missed"});
+             fmt::format("{:.3g} s, {} MiB", row.bar_seconds, kPlanningBarBytes >> 20), met ? "met" : "missed"});
   }
   return out.text();
 }

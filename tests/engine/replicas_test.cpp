@@ -237,7 +237,7 @@ TEST_CASE("Other data-parallel ranks are read and compared, and one that differs
   std::string content = read_file(second);
   const Checkpoint checkpoint = read_checkpoint(second, ConfigUse::kLenient);
   for (const StoredTensor& tensor : checkpoint.layout.stored)
-    if (tensor.name == "model.layers.0.mlp.down_proj.weight") content[tensor.offset_bytes] ^= 1;
+    if (tensor.name.text() == "model.layers.0.mlp.down_proj.weight") content[tensor.offset_bytes] ^= 1;
   write_file(second, content);
   const Error error = error_of([&] { convert(request); });
   CHECK(error.kind() == ErrorKind::kBadInput);

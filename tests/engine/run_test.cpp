@@ -98,7 +98,7 @@ TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
     CHECK(job->program.check_bytes > 0);
     // A norm is read on every rank: placed from one, compared on the others.
     for (const StoredTensor& tensor : job->source.stored)
-      if (tensor.name == "model.norm.weight") {
+      if (tensor.name.text() == "model.norm.weight") {
         const LayoutFile& file = job->source.files[tensor.file];
         CHECK(storage.read_counts(file.path, file.size_bytes)[tensor.offset_bytes] == 1u);
       }

@@ -122,7 +122,7 @@ TEST_CASE("Ordering the logical tensors keeps their pieces and finds them by nam
   REQUIRE(layout.logical.size() == 3);
   for (std::uint32_t i = 0; i < 3; ++i) {
     CHECK(layout.find_logical(layout.logical[i].name) == i);
-    CHECK(layout.stored[layout.pieces[i].at(0).stored].name == layout.logical[i].name);
+    CHECK(layout.stored[layout.pieces[i].at(0).stored].name.text() == layout.logical[i].name);
   }
   CHECK(layout.logical[0].name == "c");
   CHECK(layout.logical[1].name == "a");
