@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
@@ -86,10 +87,14 @@ std::string planning_text(const std::vector<PlanningRow>& rows) {
   for (const PlanningRow& row : rows) {
     const double seconds = median_of(row.runs, seconds_of);
     const std::uint64_t peak = most(row.runs, &Run::peak_bytes);
+    const bool bounded = std::isfinite(row.bar_seconds);
     const bool met = seconds < row.bar_seconds && peak < kPlanningBarBytes;
     out.add({row.name, fmt::format("{:.3f}", seconds), spread(row.runs),
              fmt::format("{:.2f}", median_of(row.runs, cpu_seconds_of)), mebibytes(peak),
-             fmt::format("{:.3g} s, {} MiB", row.bar_seconds, kPlanningBarBytes >> 20), met ? "met" : "missed"});
+             bounded ? fmt::format("{} s, {} MiB", row.bar_seconds, kPlanningBarBytes >> 20) : "",
+             !bounded ? ""
+             : met    ? "met"
+                      : "missed"});
   }
   return out.text();
 }
