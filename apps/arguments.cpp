@@ -78,6 +78,12 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
           "--spec", arguments.spec,
           "Description of the model's family, in place of the built-in one; inspect --print-spec shows the form")
       ->type_name("FILE");
+  command
+      .add_option("--kv-replication", arguments.kv_replication,
+                  "Of the layout nxd: how repeated key/value heads lie, tiled (K0 K1 K0 K1, trn1) or adjacent "
+                  "(K0 K0 K1 K1, trn2)")
+      ->type_name("NAME")
+      ->capture_default_str();
   command.add_option("--threads", arguments.threads, "Threads that move bytes (default: the processors, at most 16)")
       ->type_name("N");
   command
@@ -91,6 +97,13 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
 
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
   return arguments.spec.empty() ? nullptr : read_family(arguments.spec);
+}
+
+bool adjacent_replication(const MovingArguments& arguments) {
+  if (arguments.kv_replication == "adjacent") return true;
+  if (arguments.kv_replication == "tiled") return false;
+  throw Error(ErrorKind::kUsage, fmt::format("--kv-replication: \"{}\" is neither tiled nor adjacent",
+                                             printable(arguments.kv_replication)));
 }
 
 void add_common(CLI::App& command, CommonArguments& arguments) {
@@ -146,9 +159,17 @@ CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments) {
       .add_option("--kv-size-multiplier", arguments.kv_size_multiplier,
                   "Copies of each key/value head (default: TP / key-value heads)")
       ->type_name("N");
-  command.add_option("--start-rank", arguments.start_rank, "First rank that is written, of presharded (default: 0)")
+  command.add_flag("--pad", arguments.pad,
+                   "Of presharded: fill up sizes that the ranks do not divide; nxdi always does it");
+  command.add_flag("--vocab-parallel", arguments.vocab_parallel,
+                   "Of nxdi: cut the embedding along the vocabulary instead of its columns");
+  command
+      .add_option("--start-rank", arguments.start_rank,
+                  "First rank that is written, of presharded and nxdi (default: 0)")
       ->type_name("N");
-  command.add_option("--end-rank", arguments.end_rank, "Last rank that is written, of presharded (default: TP - 1)")
+  command
+      .add_option("--end-rank", arguments.end_rank,
+                  "Last rank that is written, of presharded and nxdi (default: TP - 1)")
       ->type_name("N");
   return tp;
 }
@@ -174,6 +195,8 @@ ShardingRequest sharding_request(const ShardingArguments& arguments) {
   request.form.end_rank = parse_rank("--end-rank", arguments.end_rank, UINT32_MAX);
   if (!arguments.pipeline_cuts.empty()) request.pipeline_cuts = split(arguments.pipeline_cuts, ',');
   request.attention.fuse_qkv = arguments.fuse_qkv;
+  request.pad = arguments.pad;
+  request.vocab_parallel = arguments.vocab_parallel;
   if (!arguments.kv_size_multiplier.empty())
     request.attention.kv_size_multiplier =
         parse_degree("--kv-size-multiplier", arguments.kv_size_multiplier, kMaxParallelDegree);
@@ -183,17 +206,15 @@ ShardingRequest sharding_request(const ShardingArguments& arguments) {
 ShardsKind parse_shards_kind(const std::string& option, const std::string& text) {
   for (const ShardsKindRow& row : kShardsKinds)
     if (text == row.name) return row.kind;
-  for (const char* later : {"nxdi", "nxd"})
-    if (text == later)
-      throw Error(ErrorKind::kUnsupported, fmt::format("{} {} is not supported by this version", option, text))
-          .hint("this version has ranks, optimum and presharded");
-  throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not known", option, printable(text)))
-      .hint("this version has ranks, optimum and presharded");
+  std::vector<std::string> names;
+  for (const ShardsKindRow& row : kShardsKinds) names.emplace_back(row.name);
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
 }
 
 ShardedForm parse_form(const std::string& layout, const std::string& format) {
   const ShardsKind kind = parse_shards_kind("--layout", layout);
-  if (format.empty()) return {kind, kind == ShardsKind::kOptimum ? Format::kPytorch : Format::kSafetensors};
+  if (format.empty()) return {kind, is_torch_only(kind) ? Format::kPytorch : Format::kSafetensors};
   return {kind, parse_format("--format", format, {Format::kSafetensors, Format::kPytorch, Format::kXser})};
 }
 

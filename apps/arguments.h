@@ -15,6 +15,7 @@ namespace reshard::cli {
 /// What all commands are told: how bytes are moved, and of which family the model is, as the user typed it.
 struct MovingArguments {
   std::string spec;
+  std::string kv_replication = "tiled";
   std::string threads;
   std::string max_memory = "256MiB";
   std::string io = "auto";
@@ -24,6 +25,10 @@ void add_moving(CLI::App& command, MovingArguments& arguments);
 /// The family that --spec gives, or null.
 /// \throws Error kBadInput with the line and the key of a mistake in it.
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments);
+
+/// Whether --kv-replication says adjacent.
+/// \throws Error kUsage for a word that it does not know.
+bool adjacent_replication(const MovingArguments& arguments);
 
 /// Options of the commands that write.
 struct CommonArguments : MovingArguments {
@@ -52,6 +57,8 @@ struct ShardingArguments {
   std::string start_rank;
   std::string end_rank;
   bool fuse_qkv = false;
+  bool pad = false;
+  bool vocab_parallel = false;
 };
 /// \returns the option --tp, which some commands require.
 CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments);

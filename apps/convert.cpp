@@ -55,11 +55,13 @@ void prove_options_matter(const ConvertArguments& arguments) {
                                                     {"--start-rank", !sharding.start_rank.empty()},
                                                     {"--end-rank", !sharding.end_rank.empty()},
                                                     {"--fuse-qkv", sharding.fuse_qkv},
+                                                    {"--pad", sharding.pad},
+                                                    {"--vocab-parallel", sharding.vocab_parallel},
                                                     {"--kv-size-multiplier", !sharding.kv_size_multiplier.empty()}};
   for (const auto& [option, given] : of_shards)
     if (given && arguments.to == "hf")
       throw Error(ErrorKind::kUsage, fmt::format("{} is about shards, but --to hf makes a whole model", option))
-          .hint("say --to ranks or --to optimum");
+          .hint("say which: --to ranks, optimum, presharded, nxdi or nxd");
   if (arguments.cast_all && arguments.dtype.empty())
     throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
 }
@@ -71,6 +73,7 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   ConvertRequest request;
   request.source = arguments.source;
   request.spec = family_spec(arguments);
+  request.adjacent = adjacent_replication(arguments);
   request.output_directory = arguments.output_directory;
   if (arguments.to != "hf") request.to = parse_shards_kind("--to", arguments.to);
   if (!arguments.format.empty())
@@ -93,12 +96,12 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command.add_option("SRC", arguments.source, "A file of tensors, a Hugging Face directory or a sharded checkpoint")
       ->required();
   command.add_option("DST", arguments.output_directory, "Directory to write to")->required();
-  command.add_option("--to", arguments.to, "Layout to make: hf, ranks, optimum, presharded")
+  command.add_option("--to", arguments.to, "Layout to make: hf, ranks, optimum, presharded, nxdi, nxd")
       ->type_name("NAME")
       ->capture_default_str();
   command
       .add_option("-f,--format", arguments.format,
-                  "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum)")
+                  "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum and nxd)")
       ->type_name("NAME");
   add_sharding(command, arguments.sharding)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
   command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");

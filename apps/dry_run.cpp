@@ -22,7 +22,7 @@ std::string line(const std::string& label, const std::string& text) {
 std::uint64_t parameter_count(const Layout& layout) {
   std::uint64_t elems = 0;
   for (const LogicalTensor& tensor : layout.logical)
-    if (!tensor.zeros) elems += num_elems(tensor.shape).value_or(0);
+    if (!tensor.filler) elems += num_elems(tensor.shape).value_or(0);
   return elems;
 }
 

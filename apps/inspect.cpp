@@ -31,6 +31,7 @@ struct InspectArguments : MovingArguments {
 std::vector<std::uint32_t> matching_tensors(const Layout& layout, const std::string& filter) {
   std::vector<std::uint32_t> wanted(layout.logical.size());
   std::iota(wanted.begin(), wanted.end(), 0u);
+  std::erase_if(wanted, [&](std::uint32_t index) { return layout.logical[index].filler.has_value(); });
   if (filter.empty()) return wanted;
   const NamePattern pattern("--filter", filter);
   std::erase_if(wanted, [&](std::uint32_t index) { return !pattern.matches(layout.logical[index].name); });
@@ -69,7 +70,8 @@ void inspect(const InspectArguments& arguments) {
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
   const RunOptions options = run_options(arguments);
-  const auto inspection = read_checkpoint(arguments.path, ConfigUse::kLenient, family_spec(arguments));
+  const auto inspection =
+      read_checkpoint(arguments.path, ConfigUse::kLenient, family_spec(arguments), adjacent_replication(arguments));
   std::vector<TensorRow> rows = tensor_rows(inspection.layout, matching_tensors(inspection.layout, arguments.filter));
   if (arguments.stats) add_stats(inspection.layout, arguments, options, rows);
   if (arguments.json) {

@@ -189,7 +189,7 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
   std::string text = fmt::format("{}: {}\n", printable(path), what_text(inspection));
   text += fmt::format(
       "{} tensor{}{}, {} parameters, {}\n", totals.tensors, totals.tensors == 1 ? "" : "s",
-      rows.size() == inspection.layout.logical.size() ? "" : fmt::format(" of {}", inspection.layout.logical.size()),
+      rows.size() == inspection.layout.tensor_count() ? "" : fmt::format(" of {}", inspection.layout.tensor_count()),
       format_count(totals.elems), format_bytes(totals.bytes));
   for (const auto& [dtype, part] : totals_by_dtype(inspection.layout, rows))
     text += fmt::format("  {:<12} {:>7} tensor{}  {:>8} parameters  {:>8}\n", name(dtype), part.tensors,

@@ -41,6 +41,7 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   request.spec = family_spec(arguments);
   request.output_directory = arguments.output_directory;
   request.sharding = sharding_request(arguments.sharding);
+  request.sharding.attention.adjacent = adjacent_replication(arguments);
   add_adapters(arguments, request);
   if (!request.adapters.empty() && layout_given && arguments.layout != "optimum")
     throw Error(ErrorKind::kUsage, "--layout " + printable(arguments.layout) + " has no place for adapters")
@@ -62,12 +63,12 @@ void add_shard(CLI::App& app) {
       ->required();
   command->add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into")->required();
   add_sharding(*command, arguments->sharding)->required();
-  command->add_option("--layout", arguments->layout, "Layout of the shards: ranks, optimum, presharded")
+  command->add_option("--layout", arguments->layout, "Layout of the shards: ranks, optimum, presharded, nxdi, nxd")
       ->type_name("NAME")
       ->capture_default_str();
   command
       ->add_option("-f,--format", arguments->format,
-                   "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum)")
+                   "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum and nxd)")
       ->type_name("NAME");
   command
       ->add_option(

@@ -101,8 +101,8 @@ int run_verify(const VerifyArguments& arguments) {
   how.any_dtype = !arguments.rtol.empty() || !arguments.atol.empty();
   RunOptions options = run_options(arguments, {false, arguments.allow_divergent});
   const auto spec = family_spec(arguments);
-  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient, spec);
-  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient, spec);
+  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient, spec, adjacent_replication(arguments));
+  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient, spec, adjacent_replication(arguments));
   for (const Checkpoint* checkpoint : {&a, &b})
     if (checkpoint->layout.logical.empty())
       throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "reshard/base/error.h"
+#include "reshard/tensor/numeric.h"
 
 namespace reshard {
 namespace {
@@ -51,7 +52,7 @@ std::span<const std::byte> BlockReader::read(const Layout& layout, FilePool<Sour
     block = view(layout, files, groups.front(), 1);
   if (block.empty()) {
     const auto room = buffer.make_room(bytes, {place_read_from(layout, groups), written_to_bytes});
-    if (layout.logical[reading.logical].zeros) std::fill(room.begin(), room.end(), std::byte{0});
+    if (const auto filler = layout.logical[reading.logical].filler) fill_elements(tensor.dtype, room, *filler);
     load_all(layout, files, groups, room);
     block = room;
   }
@@ -208,20 +209,22 @@ void BlockReader::differ(const Layout& layout, const Reading& reading, std::uint
   windows_.prove_whole();  // else it is no difference, but a file that was cut
   const StoredTensor& copy = layout.stored[stored];
   Error error(ErrorKind::kBadInput,
-              tensor.zeros
-                  ? fmt::format("holds numbers where it is filled up with zeros, first at {}", to_string(index))
-                  : fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}", tensor.name,
-                                first_file(layout, reading, index), to_string(index)));
+              tensor.filler ? fmt::format("holds numbers where it is filled up with {}, first at {}",
+                                          *tensor.filler == 0 ? "zeros" : "another", to_string(index))
+                            : fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}",
+                                          tensor.name, first_file(layout, reading, index), to_string(index)));
   error.in(layout.files[copy.file].path).tensor(copy.name);
   const bool tied = copy.kind == CutKind::kTied;
   if (tied)
     error.hint("if the two are meant to differ, config.json must say \"tie_word_embeddings\": false");
-  else if (!tensor.zeros)
+  else if (!tensor.filler)
     error.hint(
         "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first");
   if (shared_.program.replicas_prove_layout && !tied)
-    error.hint("there is no metadata, and the ranks are not laid out as NxD does it on trn1: another order of heads?");
-  if (tied || tensor.zeros || shared_.program.replicas_prove_layout || !shared_.options.allow_divergent_replicas)
+    error.hint(
+        "there is no metadata, and the ranks are not laid out as was thought: another order of heads? See "
+        "--kv-replication");
+  if (tied || tensor.filler || shared_.program.replicas_prove_layout || !shared_.options.allow_divergent_replicas)
     throw error;
   const std::lock_guard lock(shared_.failure_mutex);
   if (shared_.divergent.insert(&copy).second && shared_.options.on_divergence) shared_.options.on_divergence(error);

@@ -81,7 +81,7 @@ class Worker {
   bool move(const Transfer& transfer, const Box& box, std::span<const Group> targets) {
     const Program& program = shared_.program;
     if (!program.target || !transfer.result || !transfer.source || !transfer.more.empty() || shared_.visitor ||
-        transfer.against || !transfer.source->checks.empty() || transfer.tensor->zeros ||
+        transfer.against || !transfer.source->checks.empty() || transfer.tensor->filler ||
         transfer.tensor->dtype != transfer.result->dtype)
       return false;
     for (const Group& target : targets)
@@ -127,9 +127,9 @@ class Worker {
   std::span<const std::byte> read(const Transfer& transfer, const Box& box,
                                   std::optional<std::uint64_t> written_to_bytes) {
     if (!transfer.source) {
-      const auto zeros = buffers_.block.make_room(*num_bytes(transfer.tensor->dtype, box.size), {{}, written_to_bytes});
-      std::fill(zeros.begin(), zeros.end(), std::byte{0});
-      return zeros;
+      const auto room = buffers_.block.make_room(*num_bytes(transfer.tensor->dtype, box.size), {{}, written_to_bytes});
+      fill_elements(transfer.tensor->dtype, room, transfer.tensor->filler.value_or(0));
+      return room;
     }
     const auto block = reader_.read(*shared_.program.source, shared_.sources, *transfer.source, *transfer.tensor, box,
                                     buffers_.block, written_to_bytes);

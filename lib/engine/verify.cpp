@@ -33,6 +33,7 @@ bool comparable(const LogicalTensor& a, const LogicalTensor& b, const VerifyOpti
 /// Lists what cannot be compared.
 void compare_forms(const Layout& a, const Layout& b, const VerifyOptions& how, Verification& result) {
   for (const LogicalTensor& tensor : a.logical) {
+    if (tensor.filler) continue;
     const auto other = b.find_logical(tensor.name);
     if (!other) {
       result.only_a.push_back(tensor.name);
@@ -43,7 +44,7 @@ void compare_forms(const Layout& a, const Layout& b, const VerifyOptions& how, V
       result.other_form.push_back(fmt::format("{}: {} and {}", tensor.name, form(tensor), form(match)));
   }
   for (const LogicalTensor& tensor : b.logical)
-    if (!a.find_logical(tensor.name)) result.only_b.push_back(tensor.name);
+    if (!tensor.filler && !a.find_logical(tensor.name)) result.only_b.push_back(tensor.name);
 }
 
 }  // namespace
@@ -52,12 +53,14 @@ Verification verify(const Layout& a, const Layout& b, const VerifyOptions& how, 
   Verification result;
   compare_forms(a, b, how, result);
   Program program = make_comparing_program(a, b);
-  std::erase_if(program.transfers,
-                [&](const Transfer& transfer) { return !comparable(*transfer.tensor, *transfer.result, how); });
+  std::erase_if(program.transfers, [&](const Transfer& transfer) {
+    return !transfer.tensor->filler && !comparable(*transfer.tensor, *transfer.result, how);
+  });
   std::vector<Found> found(program.transfers.size());
   std::mutex mutex;
   const auto visit = [&](const VisitedBlock& block) {
     const Transfer& transfer = program.transfers[block.transfer];
+    if (transfer.tensor->filler) return;  // another number in its place is an error by itself
     const DType a_dtype = transfer.tensor->dtype;
     const DType b_dtype = transfer.result->dtype;
     const DifferenceSummary summary = compare_elements(a_dtype, block.bytes, b_dtype, block.against, how.tolerance, 1);
@@ -75,6 +78,7 @@ Verification verify(const Layout& a, const Layout& b, const VerifyOptions& how, 
   run_program(program, {}, options, visit);
   for (std::size_t t = 0; t < found.size(); ++t) {
     const LogicalTensor& tensor = *program.transfers[t].tensor;
+    if (tensor.filler) continue;
     ++result.compared_tensors;
     result.compared_bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
     if (found[t].differing == 0) continue;

@@ -140,6 +140,18 @@ Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp) const {
   Cut cut;
   cut.kind = kind;
   switch (role) {
+    case Role::kRankNumber: cut.constant = Cut::Constant{DType::kI32, {1}, tp_rank}; break;
+    case Role::kPlaced:
+      cut.dim = dim;
+      for (const Placed& part : placed) {
+        cut.parts.push_back({part.logical_name, 1, {0}, {}});
+        if (!part.placement) continue;
+        cut.parts.back().units = part.placement->units;
+        cut.parts.back().unit_elems = part.placement->unit_elems;
+        cut.parts.back().taken = part.placement->taken[tp_rank];
+        cut.parts.back().lowest = part.lowest;
+      }
+      break;
     case Role::kPlain: {
       if (!parameter->tensor_model_parallel) {
         cut.parts.push_back({stored_name, 1, {0}, {}});
@@ -216,6 +228,7 @@ std::optional<Dims> stored_shape(const Cut& cut, const std::vector<Dims>& logica
 }
 
 std::optional<std::vector<Dims>> logical_shapes(const Cut& cut, const Dims& stored) {
+  if (cut.constant) return stored == cut.constant->shape ? std::optional(std::vector<Dims>{}) : std::nullopt;
   if (cut.kind == CutKind::kReplicated) return std::vector<Dims>(cut.parts.size(), stored);
   if (cut.dim >= stored.size()) return std::nullopt;
   const bool diagonal = cut.diagonal_columns != 0;

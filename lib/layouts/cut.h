@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,7 +14,7 @@
 namespace reshard {
 
 /// What a reader of a table wants to know about how a stored tensor is cut.
-enum class CutKind : std::uint8_t { kWhole, kReplicated, kColumn, kRow, kFused, kGroupedQuery, kTied };
+enum class CutKind : std::uint8_t { kWhole, kReplicated, kColumn, kRow, kFused, kGroupedQuery, kTied, kConstant };
 
 constexpr const char* name(CutKind kind) {
   switch (kind) {
@@ -24,6 +25,7 @@ constexpr const char* name(CutKind kind) {
     case CutKind::kFused: return "fused";
     case CutKind::kGroupedQuery: return "grouped query";
     case CutKind::kTied: return "tied";
+    case CutKind::kConstant: return "constant";
   }
   return "";
 }
@@ -36,10 +38,17 @@ struct Cut {
   struct Part {
     std::string logical_name;
     std::uint64_t units = 1;                  // chunks of the original along dim
-    std::vector<std::uint32_t> taken;         // which of them, in stored order
+    std::vector<std::uint32_t> taken;         // which of them, in stored order; from `units` on: a chunk of filler
     std::optional<std::uint64_t> unit_elems;  // size of a chunk along dim; without it, what the tensor's size gives
     std::uint64_t first_column = 0;           // of a diagonal cut: the part's columns in the stored tensor
     std::uint64_t columns = 0;
+    bool lowest = false;  // filler is the lowest finite number of the dtype, else zero
+  };
+  /// A tensor of one number, made of no original.
+  struct Constant {
+    DType dtype = DType::kI32;
+    Dims shape;
+    std::uint64_t bits = 0;  // of each element
   };
 
   CutKind kind = CutKind::kReplicated;
@@ -48,8 +57,16 @@ struct Cut {
   /// Of a diagonal cut, the columns of the stored matrix: each part has rows (dim is 0) and columns of its own, all
   /// else is zeros. 0 for every other cut.
   std::uint64_t diagonal_columns = 0;
+  std::optional<Constant> constant;  // then there are no parts
 
   std::uint64_t taken_units() const;
+};
+
+/// Which chunks of an original each rank has, as a table.
+struct Placement {
+  std::uint64_t units = 1;                        // chunks of the original
+  std::uint64_t unit_elems = 1;                   // size of a chunk
+  std::vector<std::vector<std::uint32_t>> taken;  // of each rank; from `units` on: filler
 };
 
 /// One parameter of a rank's state dict, and what its metadata says about it.
@@ -62,8 +79,29 @@ struct CutRule {
   std::string prefix;  // of the module, with its dot
   std::string suffix;  // ".weight", ".bias", ".lora_B.weight", …
   /// kShared: an adapter's lora_A, which is that of each joined linear. kStacked: those of all, one under the other.
-  enum class Role : std::uint8_t { kPlain, kFused, kQuery, kKey, kValue, kQkv, kOutput, kShared, kStacked };
+  /// kPlaced: as `placed` says. kRankNumber: an I32 of shape [1], the number of the rank.
+  enum class Role : std::uint8_t {
+    kPlain,
+    kFused,
+    kQuery,
+    kKey,
+    kValue,
+    kQkv,
+    kOutput,
+    kShared,
+    kStacked,
+    kPlaced,
+    kRankNumber
+  };
   Role role = Role::kPlain;
+  std::shared_ptr<const ParallelParameter> own;  // that `parameter` points to, where there is no metadata
+  struct Placed {
+    std::string logical_name;
+    std::shared_ptr<const Placement> placement;  // null: all of it
+    bool lowest = false;                         // as of Cut::Part
+  };
+  std::vector<Placed> placed;
+  std::uint32_t dim = 0;  // of `placed`
 
   /// The cut of one rank of `tp`.
   Cut for_rank(std::uint32_t tp_rank, std::uint32_t tp) const;

@@ -15,7 +15,8 @@ namespace {
 /// One stage's state dict, explained name by name.
 class Derivation {
  public:
-  Derivation(const Model& model, std::uint32_t tp, const Container& file) : model_(model), tp_(tp), file_(file) {
+  Derivation(const Model& model, std::uint32_t tp, bool adjacent, const Container& file)
+      : model_(model), tp_(tp), adjacent_(adjacent), file_(file) {
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
     for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_joined_names(layer);
     for (const TensorEntry& tensor : file.tensors) held_.emplace(tensor.name, &tensor);
@@ -150,6 +151,7 @@ class Derivation {
     }
     AttentionOptions options;
     options.fuse_qkv = joined.letter == "qkv";
+    options.adjacent = adjacent_;
     options.kv_size_multiplier = key_rows * tp_ / (model_.kv_heads * model_.head_dim);
     const std::string problem =
         multiplier_problem(model_.heads, model_.kv_heads, tp_, options.kv_size_multiplier.value());
@@ -168,6 +170,7 @@ class Derivation {
 
   const Model& model_;
   std::uint32_t tp_;
+  bool adjacent_;
   const Container& file_;
   std::unordered_map<std::string, const ModelParameter*> by_name_;
   std::unordered_map<std::string, Joined> joined_;
@@ -178,10 +181,10 @@ class Derivation {
 
 }  // namespace
 
-void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model) {
+void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, bool adjacent) {
   checkpoint.metadata.clear();
   for (const auto& files : checkpoint.files)
-    checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, files.front()).run());
+    checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, adjacent, files.front()).run());
 }
 
 }  // namespace reshard

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <string_view>
 
 #include "reshard/base/error.h"
+#include "reshard/tensor/numeric.h"
 #include "reshard/tensor/runs.h"
 
 namespace reshard {
@@ -90,7 +92,14 @@ std::optional<std::uint32_t> Layout::find_logical(const std::string& name) const
 
 std::size_t Layout::tensor_count() const {
   return static_cast<std::size_t>(
-      std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) { return !tensor.zeros; }));
+      std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) { return !tensor.filler; }));
+}
+
+std::vector<LogicalTensor> Layout::state_dict() const {
+  std::vector<LogicalTensor> tensors;
+  std::copy_if(logical.begin(), logical.end(), std::back_inserter(tensors),
+               [](const LogicalTensor& tensor) { return !tensor.filler; });
+  return tensors;
 }
 
 std::uint32_t Layout::add_stored(StoredTensor tensor) {
@@ -141,6 +150,7 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
 }
 
 void Layout::add_cut(std::uint32_t stored_index, const Cut& cut, std::span<const Original> originals) {
+  if (cut.constant) add_filler(stored_index, whole(cut.constant->shape), cut.constant->bits);
   if (cut.diagonal_columns != 0) add_zeros_beside(stored_index, cut, originals);
   std::uint64_t stored_at = 0;
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
@@ -153,31 +163,48 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut, std::span<const
     const std::uint64_t unit = shape[cut.dim] / part.units;
     for (std::size_t t = 0; t < part.taken.size();) {
       std::size_t end = t + 1;  // neighbours in both tensors make one piece
-      while (end < part.taken.size() && part.taken[end] == part.taken[end - 1] + 1) ++end;
+      const bool filler = part.taken[t] >= part.units;
+      while (end < part.taken.size() &&
+             (filler ? part.taken[end] >= part.units
+                     : part.taken[end] < part.units && part.taken[end] == part.taken[end - 1] + 1))
+        ++end;
       Piece piece{stored_index, whole(shape), Dims(shape.size(), 0)};
-      piece.box.begin[cut.dim] = part.taken[t] * unit;
       piece.box.size[cut.dim] = (end - t) * unit;
       piece.stored_begin[cut.dim] = stored_at;
       if (cut.diagonal_columns != 0) piece.stored_begin[1] = part.first_column;
       stored_at += piece.box.size[cut.dim];
-      pieces[index].push_back(std::move(piece));
+      if (filler) {
+        add_filler(stored_index, {piece.stored_begin, piece.box.size},
+                   part.lowest ? lowest_bits(stored[stored_index].dtype) : 0);
+      } else {
+        piece.box.begin[cut.dim] = part.taken[t] * unit;
+        pieces[index].push_back(std::move(piece));
+      }
       t = end;
     }
   }
 }
 
+/// Says that a box of a stored tensor is filled with one number.
+void Layout::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits) {
+  if (volume(box) == 0) return;
+  const StoredTensor& tensor = stored[stored_index];
+  const std::string what = bits == 0 ? "zeros" : fmt::format("filled with {:#x}", bits);
+  const std::uint32_t index = add_logical(
+      {fmt::format("{} ({})", tensor.name.text(), what), tensor.dtype, tensor.shape, bits}, files[tensor.file].path);
+  pieces[index].push_back({stored_index, box, box.begin});
+}
+
 /// Of a diagonal cut, what lies left and right of each part.
 void Layout::add_zeros_beside(std::uint32_t stored_index, const Cut& cut, std::span<const Original> originals) {
-  const StoredTensor& tensor = stored[stored_index];
-  LogicalTensor zeros{tensor.name.text() + " (zeros)", tensor.dtype, tensor.shape, true};
-  const std::uint32_t index = add_logical(zeros, files[tensor.file].path);
+  const Dims& stored_shape = stored[stored_index].shape;
   std::uint64_t row = 0;
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
     const Cut::Part& part = cut.parts[i];
     const std::uint64_t rows = originals[i].shape[0] / part.units * part.taken.size();
     const std::uint64_t end = part.first_column + part.columns;
-    for (const Box& box : {Box{{row, 0}, {rows, part.first_column}}, Box{{row, end}, {rows, tensor.shape[1] - end}}})
-      if (volume(box) != 0) pieces[index].push_back({stored_index, box, box.begin});
+    add_filler(stored_index, {{row, 0}, {rows, part.first_column}}, 0);
+    add_filler(stored_index, {{row, end}, {rows, stored_shape[1] - end}}, 0);
     row += rows;
   }
 }

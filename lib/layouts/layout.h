@@ -22,7 +22,9 @@ struct LogicalTensor {
   std::string name;
   DType dtype;
   Dims shape;
-  bool zeros = false;  // none of the state dict's: what fills the room between others in a stored tensor
+  /// The bits of each element of what is none of the state dict's: what fills the room beside others in a stored
+  /// tensor, or a rank's own number.
+  std::optional<std::uint64_t> filler;
 };
 
 /// One file of a layout. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to the
@@ -96,8 +98,9 @@ class Layout {
   std::uint32_t add_logical(const LogicalTensor& tensor, const std::filesystem::path& where);
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
-  /// Logical tensors, fillers of zeros left out.
+  /// Logical tensors, fillers left out.
   std::size_t tensor_count() const;
+  std::vector<LogicalTensor> state_dict() const;
 
   std::uint32_t add_stored(StoredTensor tensor);
   /// Adds the files of a container that was read. \returns the index of its first.
@@ -129,6 +132,7 @@ class Layout {
   void order_logical(const std::vector<std::string>& names);
 
  private:
+  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits);
   void add_zeros_beside(std::uint32_t stored, const Cut& cut, std::span<const Original> originals);
 
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;

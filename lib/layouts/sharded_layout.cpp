@@ -47,6 +47,7 @@ std::vector<Layout::Original> originals_of(const Layout& layout, const Cut& cut)
 /// The stored tensor that `cut` makes of them.
 StoredTensor stored_from(const Layout& layout, const NamedRule& named, const Cut& cut,
                          const std::vector<Layout::Original>& originals) {
+  if (cut.constant) return {named.stored_name, cut.constant->dtype, cut.constant->shape, 0, 0, 0, cut.kind};
   std::vector<Dims> shapes;
   const DType dtype = layout.logical[originals.front().logical].dtype;
   for (const Layout::Original& original : originals) {
@@ -133,14 +134,14 @@ RankInLayout add_rank(Layout& layout, const std::vector<NamedRule>& rules, Targe
 
 /// Adds the files of one stage's ranks. A tied parameter is a second name where the format can say so, and a second
 /// copy elsewhere.
-void add_stage(Layout& layout, const StagePlan& plan, std::uint32_t pp_rank, std::uint32_t tp, ShardedForm form) {
-  const std::vector<CutRule> rules = cut_rules(plan.metadata);
+void add_stage(Layout& layout, const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied,
+               std::uint32_t pp_rank, std::uint32_t tp, ShardedForm form) {
   std::vector<NamedRule> stored_rules;
   std::vector<TensorAlias> aliases;
-  for (NamedRule& rule : named_rules(rules, plan.tied)) {
-    if (rule.tied_to.empty() || (form.kind != ShardsKind::kPresharded && form.format == Format::kSafetensors))
+  for (NamedRule& rule : named_rules(rules, tied)) {
+    if (rule.tied_to.empty() || (!is_deployed(form.kind) && form.format == Format::kSafetensors))
       stored_rules.push_back(std::move(rule));
-    else if (form.kind != ShardsKind::kPresharded)  // whose reader ties them itself
+    else if (!is_deployed(form.kind))  // whose reader ties them itself
       aliases.push_back({rule.stored_name, rule.tied_to});
   }
   std::optional<RankInLayout> rank;  // the one before, which others are as, if one file has all of it
@@ -167,12 +168,21 @@ Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t 
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
   for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
     const StagePlan& plan = plans[pp_rank];
-    add_stage(layout, plan, pp_rank, tp, form);
-    if (form.kind == ShardsKind::kPresharded) continue;  // which has no metadata
+    add_stage(layout, cut_rules(plan.metadata), plan.tied, pp_rank, tp, form);
+    if (!has_metadata(form.kind)) continue;  // which has no metadata
     layout.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
   }
   if (form.kind == ShardsKind::kOptimum)
     for (const char* marker : {kCheckpointMarker, kDoneMarker}) layout.text_files.push_back({folder / marker, "1"});
+  return layout;
+}
+
+Layout sharded_target_layout(const std::vector<CutRule>& rules, std::uint32_t tp,
+                             const std::vector<LogicalTensor>& logical, ShardedForm form) {
+  Layout layout;
+  layout.reserve_logical(logical.size());
+  for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
+  add_stage(layout, rules, {}, 0, tp, form);
   return layout;
 }
 
@@ -185,12 +195,15 @@ void add_source_rank(Layout& layout, const Container& file, RankId rank, const S
     const auto found = rules.find(tensor.name);
     if (found == rules.end())
       throw Error(ErrorKind::kBadInput,
-                  "the file holds it, but " + metadata_file_name(rank.pp_rank) + " does not list it")
+                  checkpoint.rules.empty()
+                      ? "the file holds it, but " + metadata_file_name(rank.pp_rank) + " does not list it"
+                      : "the file holds it, but the model that config.json describes has no such tensor")
           .in(file.path)
           .tensor(tensor.name)
-          .hint(checkpoint.adapter ? "the metadata belongs to another adapter, or knows this one by another name"
-                                   : "if it is a tied copy of another parameter, config.json must say "
-                                     "\"tie_word_embeddings\": true");
+          .hint(!checkpoint.rules.empty() ? "config.json belongs to another model"
+                : checkpoint.adapter      ? "the metadata belongs to another adapter, or knows this one by another name"
+                                          : "if it is a tied copy of another parameter, config.json must say "
+                                            "\"tie_word_embeddings\": true");
     Cut cut = found->second.rule->for_rank(rank.tp_rank, checkpoint.tp);
     const CutKind kind = found->second.tied_to.empty() ? cut.kind : CutKind::kTied;
     if (cut.kind != CutKind::kReplicated) {
@@ -207,7 +220,8 @@ void add_source_rank(Layout& layout, const Container& file, RankId rank, const S
 Layout sharded_source_layout(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied) {
   Layout layout;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
-    const std::vector<CutRule> rules = cut_rules(checkpoint.metadata[pp_rank]);
+    const std::vector<CutRule> rules =
+        checkpoint.rules.empty() ? cut_rules(checkpoint.metadata[pp_rank]) : checkpoint.rules;
     std::unordered_map<std::string, NamedRule> by_name;
     for (const NamedRule& rule : named_rules(rules, tied)) by_name.emplace(rule.stored_name, rule);
     for (std::uint32_t tp_rank = 0; tp_rank < checkpoint.tp; ++tp_rank)

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/layouts/cut.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/shards.h"
 #include "reshard/specs/mesh.h"
@@ -30,6 +31,10 @@ struct ShardedForm {
 Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t tp,
                              const std::vector<LogicalTensor>& logical, ShardedForm form);
 
+/// The same of one stage whose ranks have the tensors of `rules`, and of a form without metadata.
+Layout sharded_target_layout(const std::vector<CutRule>& rules, std::uint32_t tp,
+                             const std::vector<LogicalTensor>& logical, ShardedForm form);
+
 /// A sharded checkpoint as it stands on disk: complete, and alike over the tensor-parallel ranks of each stage.
 struct ShardedCheckpoint {
   struct Copy {
@@ -43,6 +48,7 @@ struct ShardedCheckpoint {
   std::uint32_t tp = 0;
   std::uint32_t pp = 0;
   std::vector<StageMetadata> metadata;        // [pp_rank]; empty where the folder has none
+  std::vector<CutRule> rules;                 // of its one stage, where these say it and no metadata
   std::vector<std::vector<Container>> files;  // [pp_rank][tp_rank], of the first data-parallel rank
   std::vector<Copy> copies;                   // the same weights as other data-parallel ranks have saved them
   bool has_old_metadata = false;              // of torch_metadata.h: it does not say how many ranks there were
@@ -57,9 +63,9 @@ struct ShardedCheckpoint {
 ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std::optional<std::string>& adapter = {});
 
 /// Fills the metadata of a checkpoint that has none, from its tensors' names and shapes and the model that config.json
-/// describes.
+/// describes. `adjacent` is of the attention specs.
 /// \throws Error kBadInput for a tensor that the model does not explain.
-void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model);
+void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, bool adjacent = false);
 
 /// Its layout. `tied` says which parameters may be second copies of others; one that the metadata does not list and
 /// that is not tied either is an error. `checkpoint` is borrowed for the call.

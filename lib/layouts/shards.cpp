@@ -125,9 +125,9 @@ void look_at_ranks(const fs::path& folder, const std::string& shown_as, std::str
 }  // namespace
 
 std::string rank_name(ShardsKind kind, RankId rank) {
-  if (kind == ShardsKind::kPresharded) return fmt::format("tp{}_sharded_checkpoint", rank.tp_rank);
+  if (is_deployed(kind)) return fmt::format("tp{}_sharded_checkpoint", rank.tp_rank);
   const std::string name = fmt::format("tp_rank_{:02}_pp_rank_{:02}", rank.tp_rank, rank.pp_rank);
-  return kind == ShardsKind::kOptimum ? fmt::format("dp_rank_{:02}_{}", rank.dp_rank, name) : name;
+  return is_torch_only(kind) ? fmt::format("dp_rank_{:02}_{}", rank.dp_rank, name) : name;
 }
 
 std::optional<RankId> rank_of_name(std::string_view name) {
@@ -166,7 +166,8 @@ fs::path rank_path(ShardsKind kind, Format format, RankId rank) {
   const std::string name = rank_name(kind, rank);
   const fs::path folder = describe(kind).folder;
   if (kind == ShardsKind::kOptimum) return folder / kOptimumModelFolder / (name + ".pt");
-  if (kind == ShardsKind::kPresharded) return folder / (name + ".safetensors");
+  if (kind == ShardsKind::kNxd) return folder / (name + ".pt");
+  if (is_deployed(kind)) return folder / (name + ".safetensors");
   switch (format) {
     case Format::kSafetensors: return folder / name / kSafetensorsFile;
     case Format::kPytorch: return folder / name / kPytorchRankFile;
@@ -192,6 +193,13 @@ fs::path directory_of(const fs::path& shards, const std::string& usual_name) {
 std::optional<ShardsFolder> find_shards_folder(const fs::path& path) {
   if (!fs::is_directory(path)) return std::nullopt;
   std::vector<ShardsFolder> found;
+  const auto holds_ranks = [](const fs::path& folder) {
+    const auto is_rank = [](const auto& entry) { return rank_in_optimum(entry).has_value(); };
+    return std::any_of(fs::directory_iterator(folder), fs::directory_iterator(), is_rank);
+  };
+  // The folder of the weights inside the shards folder stands for that.
+  if (fs::absolute(path / "").lexically_normal().parent_path().filename() == kOptimumModelFolder && holds_ranks(path))
+    return find_shards_folder(directory_above(path));
   for (const ShardsKindRow& row : kShardsKinds) {
     if (looks_like(row.kind, path / row.folder)) found.push_back({row.kind, path / row.folder, path});
     if (looks_like(row.kind, path)) found.push_back({row.kind, path, directory_of(path, row.folder)});
@@ -258,6 +266,9 @@ std::vector<std::string> foreign_entries(const fs::path& folder) {
       const bool ours = name == kCheckpointMarker || name == kDoneMarker || is_our_metadata(name);
       if (name != kOptimumModelFolder && !(ours && entry.is_regular_file())) foreign.push_back(name);
     }
+  } else if (fs::absolute(folder / "").lexically_normal().parent_path().filename() ==
+             describe(ShardsKind::kNxd).folder) {
+    look_at_ranks(folder, "", ".pt", foreign);
   } else {
     look_at_ranks(folder, "", "", foreign);
     std::erase_if(foreign,

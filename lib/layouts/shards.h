@@ -16,6 +16,9 @@ enum class ShardsKind : std::uint8_t {
   kRanks,       // tensor_parallel_shards/tp_rank_XX_pp_rank_YY/…, NxD's first form
   kOptimum,     // shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, what optimum-neuron writes today
   kPresharded,  // weights/tpR_sharded_checkpoint.safetensors, what NxD's shard_checkpoint writes for inference
+  kNxdi,        // the same files with the names and heads of NxD Inference (save_sharded_checkpoint)
+  kNxd,  // model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt without metadata, what NxD's training converter writes; read
+         // as an `optimum` that lacks its metadata
 };
 
 struct ShardsKindRow {
@@ -28,9 +31,15 @@ inline constexpr ShardsKindRow kShardsKinds[] = {
     {ShardsKind::kRanks, "ranks", "tensor_parallel_shards", true},
     {ShardsKind::kOptimum, "optimum", "shards", true},
     {ShardsKind::kPresharded, "presharded", "weights", false},
+    {ShardsKind::kNxdi, "nxdi", "weights", false},
+    {ShardsKind::kNxd, "nxd", "model", true},
 };
 constexpr const ShardsKindRow& describe(ShardsKind kind) {
   return kShardsKinds[static_cast<std::size_t>(kind)];
+}
+/// Whether it is for inference: one safetensors file a rank, without stages and without metadata.
+constexpr bool is_deployed(ShardsKind kind) {
+  return kind == ShardsKind::kPresharded || kind == ShardsKind::kNxdi;
 }
 
 /// The folder inside `optimum`'s shards that holds the weights.
@@ -54,6 +63,15 @@ struct RankId {
   friend auto operator<=>(const RankId&, const RankId&) = default;
 };
 
+/// Whether mp_metadata_pp_rank_Y.json stands beside the weights.
+constexpr bool has_metadata(ShardsKind kind) {
+  return kind == ShardsKind::kRanks || kind == ShardsKind::kOptimum;
+}
+/// Whether it has files of torch alone.
+constexpr bool is_torch_only(ShardsKind kind) {
+  return kind == ShardsKind::kOptimum || kind == ShardsKind::kNxd;
+}
+
 /// "tp_rank_03_pp_rank_00", "dp_rank_00_tp_rank_03_pp_rank_00" (at least two digits each), or "tp3_sharded_checkpoint".
 std::string rank_name(ShardsKind kind, RankId rank);
 /// The numbers of a name made of `dp_rank_N`, `ep_rank_N`, `tp_rank_N` and `pp_rank_N` in any order and of any width;
@@ -63,7 +81,7 @@ std::optional<RankId> rank_of_name(std::string_view name);
 /// The number in "tp3_sharded_checkpoint.safetensors"; nothing for any other name.
 std::optional<RankId> presharded_rank(std::string_view file_name);
 
-/// Where a rank's weights go, relative to the output directory. `optimum` has no safetensors, `presharded` only them.
+/// Where a rank's weights go, relative to the output directory. Some kinds have no safetensors, some only them.
 std::filesystem::path rank_path(ShardsKind kind, Format format, RankId rank);
 
 /// One rank's weights as they stand on disk.

@@ -46,7 +46,7 @@ void prove_adapter_sizes(const Layout& layout, const fs::path& where) {
   };
   for (const LogicalTensor& tensor : layout.logical) {
     const auto name = lora_name(tensor.name);
-    if (!name || tensor.zeros || tensor.shape.empty()) continue;
+    if (!name || tensor.filler || tensor.shape.empty()) continue;
     const Dims* b = shape_of(name->module + ".lora_B.weight");
     if (b == nullptr || b->size() != 2) continue;
     const bool per_output = name->component == "lora_magnitude_vector" || tensor.name.ends_with(".lora_B.bias");

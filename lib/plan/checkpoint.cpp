@@ -11,11 +11,13 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
+#include "reshard/layouts/deployed_rules.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/model_config.h"
+#include "reshard/specs/stage_plan.h"
 
 namespace reshard {
 namespace {
@@ -119,6 +121,7 @@ void note_warnings(const Container& file, std::vector<std::string>& notes) {
 /// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
 /// twice the heads of half the size fit the same files in another order.
 void prove_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
+  if (checkpoint.metadata.empty()) return;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
     for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
       for (const TransformationSpec& spec : module.specs) {
@@ -143,8 +146,28 @@ void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
                                          list_names(shards.not_saved)));
 }
 
+/// Of weights for inference whose tensors have other names, or more elements, than the checkpoint's. \returns false for
+/// others.
+bool derive_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const Model& model = *checkpoint.model;
+  std::vector<std::string> names;
+  for (const TensorEntry& tensor : shards.files.front().front().tensors) names.push_back(tensor.name);
+  const auto form = nxdi_form(names);
+  const bool filled_up =
+      std::any_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
+        return parameter.packed.empty() && parameter.heads == 0 && !model.quantized &&
+               split_problem(parameter, shards.tp).has_value();
+      });
+  if (!form && !filled_up) return false;
+  const std::unordered_set<std::string_view> held(names.begin(), names.end());
+  shards.rules = deployed_rules(model, shards.tp, form.value_or(DeployedForm{}),
+                                [&](const std::string& name) { return held.count(name) > 0; });
+  if (form) checkpoint.shards_kind = ShardsKind::kNxdi;
+  return true;
+}
+
 /// Shards without metadata are read by the model, if there is one.
-void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, bool adjacent) {
   if (!shards.metadata.empty()) return;
   if (!checkpoint.model)
     throw Error(
@@ -153,13 +176,15 @@ void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
         "it nothing says how the parameters are laid out")
         .in(checkpoint.path)
         .hint("copy the model's config.json into " + checkpoint.directory.string());
-  derive_metadata(shards, *checkpoint.model);
   checkpoint.derived = true;
   checkpoint.notes.push_back(
       "there are no metadata files, so how the parameters are laid out is told from config.json");
+  if (is_deployed(shards.folder.kind) && derive_rules(shards, checkpoint)) return;
+  derive_metadata(shards, *checkpoint.model, adjacent);
+  if (shards.folder.kind == ShardsKind::kOptimum) checkpoint.shards_kind = ShardsKind::kNxd;
 }
 
-Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec) {
+Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec, bool adjacent) {
   Checkpoint checkpoint;
   checkpoint.what = Checkpoint::What::kSharded;
   checkpoint.shards_kind = folder.kind;
@@ -172,7 +197,7 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
   std::unordered_set<std::string_view> names;
   for (const auto& ranks : shards.files) add_names(ranks.front(), names);
   read_model(checkpoint, use, spec, names);
-  explain(shards, checkpoint);
+  explain(shards, checkpoint, adjacent);
   if (shards.has_old_metadata && !checkpoint.model)
     throw Error(
         ErrorKind::kBadInput,
@@ -237,11 +262,11 @@ Checkpoint read_directory(const fs::path& directory, ConfigUse use, const Family
 
 }  // namespace
 
-Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& spec) {
+Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& spec, bool adjacent) {
   if (!fs::is_directory(path))
     throw Error(ErrorKind::kBadInput, path_exists(path) ? "is not a directory" : "no such directory").in(path);
   const auto shards = find_shards_folder(path);
-  if (shards) return read_shards(*shards, use, spec);
+  if (shards) return read_shards(*shards, use, spec, adjacent);
   throw Error(ErrorKind::kBadInput,
               fmt::format("holds neither {}/ nor {}/ nor {}/ nor files of ranks", describe(ShardsKind::kRanks).folder,
                           describe(ShardsKind::kOptimum).folder, describe(ShardsKind::kPresharded).folder))
@@ -257,13 +282,13 @@ Checkpoint read_hugging_face(const fs::path& directory, ConfigUse use, const Fam
   return read_directory(directory, use, spec);
 }
 
-Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec& spec) {
+Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec& spec, bool adjacent) {
   return with_file_system_errors([&] {
     if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
     if (!fs::is_directory(path)) return read_file(path, spec);
     const auto format = hf_format(path);
     const auto shards = find_shards_folder(path);
-    if (shards && !format) return read_shards(*shards, use, spec);
+    if (shards && !format) return read_shards(*shards, use, spec, adjacent);
     if (!shards && !format) {
       for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
         if (path_exists(path / name)) return read_adapter_file(path, path / name, spec);

@@ -44,11 +44,14 @@ enum class ConfigUse {
 /// Looks at `path`, reads all headers and metadata and proves them; the logical tensors come in the model's order where
 /// the model is known. `spec` is the model's family where somebody describes it; else the built-in one of its
 /// model_type.
+/// \param adjacent Of shards without metadata: how repeated heads lie (GQAQKVColumnParallelLinearSpec::adjacent).
 /// \throws Error kBadInput, kUnsupported or kIo.
-Checkpoint read_checkpoint(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {});
+Checkpoint read_checkpoint(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {},
+                           bool adjacent = false);
 
 /// The same for a path that must be a sharded checkpoint.
-Checkpoint read_sharded(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {});
+Checkpoint read_sharded(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {},
+                        bool adjacent = false);
 
 /// The same for a path that must be a Hugging Face directory.
 Checkpoint read_hugging_face(const std::filesystem::path& directory, ConfigUse use, const FamilySpec& spec = {});

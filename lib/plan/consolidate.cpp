@@ -13,12 +13,13 @@ namespace fs = std::filesystem;
 std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   if (const auto adapters = adapters_to_consolidate(request.checkpoint_directory); !adapters.empty())
     return plan_consolidate_adapters(request, adapters);
-  Checkpoint checkpoint = read_sharded(request.checkpoint_directory, ConfigUse::kStrict, request.spec);
+  Checkpoint checkpoint =
+      read_sharded(request.checkpoint_directory, ConfigUse::kStrict, request.spec, request.adjacent);
   auto job =
       start_job("consolidate", checkpoint, request.output_directory.value_or(checkpoint.directory), request.force);
   prove_outside(job->output_directory, checkpoint);
   note_adapters_left(*job, checkpoint.directory);
-  plan_hf_target(*job, request.format, request.max_shard_bytes, job->source.logical);
+  plan_hf_target(*job, request.format, request.max_shard_bytes, job->source.state_dict());
   ProgramOptions options;
   options.check_replicas = request.check_replicas;
   options.replicas_prove_layout = checkpoint.derived;

@@ -155,7 +155,7 @@ class AdapterPlanner {
     container.format = request_.format;
     container.path = folder / (request_.format == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile);
     for (const LogicalTensor& tensor : source.logical)
-      if (!tensor.zeros) {
+      if (!tensor.filler) {
         container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, 0, 0, 0, CutKind::kWhole});
         job_->target.add_logical({prefix + tensor.name, tensor.dtype, tensor.shape}, {});
       }

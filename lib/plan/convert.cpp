@@ -92,6 +92,7 @@ Selection select(Layout& source, const ConvertRequest& request, Job& job) {
   bool scaled = false;
   for (std::size_t i = 0; i < source.logical.size(); ++i) {
     LogicalTensor tensor = source.logical[i];
+    if (tensor.filler) continue;
     if (dropped[i]) {
       selection.dropped.push_back(tensor.name);
       continue;
@@ -130,12 +131,12 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   if (!request.tp && !sharded)
     throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
   sharding.tp = request.tp.value_or(checkpoint.mesh.tp);
-  const bool stages = *request.to != ShardsKind::kPresharded;
+  const bool stages = !is_deployed(*request.to);
   if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded && stages) sharding.pp = checkpoint.mesh.pp;
-  const Format format =
-      request.format.value_or(*request.to == ShardsKind::kOptimum ? Format::kPytorch : Format::kSafetensors);
+  const Format format = request.format.value_or(is_torch_only(*request.to) ? Format::kPytorch : Format::kSafetensors);
   sharding.form.kind = *request.to;
   sharding.form.format = format;
+  sharding.attention.adjacent = request.adjacent && *request.to == ShardsKind::kNxd;
   plan_sharded_target(job, sharding, prove_model(checkpoint, selection, request), selection.wanted);
 }
 
@@ -153,7 +154,7 @@ void update_config(Job& job, const fs::path& directory, DType dtype) {
 std::unique_ptr<Job> plan(const ConvertRequest& request) {
   if (!request.to && request.format == Format::kXser)
     throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
-  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict, request.spec);
+  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict, request.spec, request.adjacent);
   if (checkpoint.what == Checkpoint::What::kFile && fs::is_directory(request.source))
     throw Error(ErrorKind::kUnsupported, "is a directory of adapters, which convert would not make another of")
         .in(request.source)

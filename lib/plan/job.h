@@ -76,6 +76,8 @@ struct ShardingRequest {
   std::vector<std::string> pipeline_cuts;  // empty: dealt evenly
   AttentionOptions attention;
   ShardedForm form;
+  bool pad = false;             // of presharded: sizes that the ranks do not divide are filled up
+  bool vocab_parallel = false;  // as of DeployedForm
 };
 
 struct ShardRequest {
@@ -97,6 +99,7 @@ std::unique_ptr<Job> plan_shard(const ShardRequest& request);
 struct ConsolidateRequest {
   std::filesystem::path checkpoint_directory;             // the shards folder or its parent
   std::shared_ptr<const Family> spec;                     // as of ShardRequest
+  bool adjacent = false;                                  // as of read_sharded
   std::optional<std::filesystem::path> output_directory;  // default: the parent
   std::uint64_t max_shard_bytes = 5'000'000'000;
   Format format = Format::kSafetensors;  // or kPytorch

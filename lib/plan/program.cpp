@@ -58,7 +58,7 @@ Reading read_logical(const Layout& layout, std::uint32_t index) {
   Reading reading;
   reading.logical = index;
   std::vector<Box> open{whole(tensor.shape)};  // what no piece has filled yet
-  if (tensor.zeros || volume(open.front()) == 0) open.clear();
+  if (tensor.filler || volume(open.front()) == 0) open.clear();
   for (const Piece& piece : layout.pieces[index]) {
     if (layout.stored[piece.stored].kind == CutKind::kTied || open.empty()) {
       reading.checks.push_back(piece);
@@ -165,7 +165,7 @@ class ProgramMaker {
     Transfer transfer = transfer_of(tensor);
     transfer.source = read(index);
     const auto wanted = target_.find_logical(tensor.name);
-    if (!tensor.zeros) {
+    if (!tensor.filler) {
       if (!wanted || target_.pieces[*wanted].empty())
         throw Error(ErrorKind::kBadInput, "the source holds it, but the target has no place for it")
             .tensor(tensor.name);
@@ -203,7 +203,7 @@ class ProgramMaker {
   /// Zeros are made; anything else must have come from the source.
   void add_target_only(std::uint32_t index) {
     const LogicalTensor& tensor = target_.logical[index];
-    if (!tensor.zeros) {
+    if (!tensor.filler) {
       if (!source_.find_logical(tensor.name) && !made_.count(tensor.name))
         throw Error(ErrorKind::kBadInput, "the target needs it, but the source does not hold it").tensor(tensor.name);
       return;
@@ -216,7 +216,7 @@ class ProgramMaker {
   void write(Transfer& transfer, std::uint32_t wanted) {
     const LogicalTensor& target = target_.logical[wanted];
     prove_fits(*transfer.tensor, target);
-    if (!target.zeros && !options_.partial_target) prove_covered(wanted);
+    if (!target.filler && !options_.partial_target) prove_covered(wanted);
     transfer.result = &target;
     view_writes(transfer, target_.pieces[wanted]);
   }
@@ -281,6 +281,13 @@ Program make_comparing_program(const Layout& a, const Layout& b) {
   program.against = &b;
   for (std::uint32_t i = 0; i < a.logical.size(); ++i) {
     const LogicalTensor& tensor = a.logical[i];
+    if (tensor.filler) {
+      Transfer transfer = transfer_of(tensor);
+      transfer.source = read_logical(a, i);
+      count(program, *transfer.source, tensor.dtype);
+      program.transfers.push_back(std::move(transfer));
+      continue;
+    }
     const auto other = b.find_logical(tensor.name);
     if (!other || b.logical[*other].shape != tensor.shape) continue;
     Transfer transfer = transfer_of(tensor);
@@ -289,6 +296,14 @@ Program make_comparing_program(const Layout& a, const Layout& b) {
     transfer.result = &b.logical[*other];
     count(program, *transfer.source, tensor.dtype);
     count(program, *transfer.against, transfer.result->dtype);
+    program.transfers.push_back(std::move(transfer));
+  }
+  for (std::uint32_t i = 0; i < b.logical.size(); ++i) {
+    if (!b.logical[i].filler) continue;
+    Transfer transfer = transfer_of(b.logical[i]);
+    transfer.result = &b.logical[i];
+    transfer.against = read_logical(b, i);
+    count(program, *transfer.against, b.logical[i].dtype);
     program.transfers.push_back(std::move(transfer));
   }
   return program;

@@ -13,7 +13,7 @@
 namespace reshard {
 
 /// How one logical tensor is read from one layout: `reads` fill it without gap or overlap, `checks` are boxes that must
-/// hold the same bytes. `stored` is of that layout; each list is grouped by it. A tensor of zeros has no reads.
+/// hold the same bytes. `stored` is of that layout; each list is grouped by it. A filler has no reads.
 struct Reading {
   std::uint32_t logical = 0;  // index into the layout
   std::vector<Piece> reads;
@@ -28,7 +28,7 @@ struct Transfer {
 
   const LogicalTensor* tensor = nullptr;  // as it is read; of a layout of the program
   const LogicalTensor* result = nullptr;  // as it is written, or as Program::against has it; null if neither
-  std::optional<Reading> source;          // nothing: zeros that only the target has
+  std::optional<Reading> source;          // nothing: a filler that only the target has
   std::vector<Reading> more;       // of the source, of the same dtype and shape: what is written is the mean of all
   std::optional<Reading> against;  // of Program::against
   std::span<const Piece> writes;   // its places in the target, a view of the target layout's pieces
@@ -76,7 +76,8 @@ Program make_program(const Layout& source, const Layout& target, const ProgramOp
 Program make_reading_program(const Layout& source);
 
 /// The program that reads the tensors that both layouts hold, in the order of `a`, and compares them. Second copies on
-/// either side are compared with the first.
+/// either side are compared with the first, and what fills up either with what it should be: a transfer of that has
+/// one side alone.
 Program make_comparing_program(const Layout& a, const Layout& b);
 
 }  // namespace reshard

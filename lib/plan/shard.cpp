@@ -22,7 +22,9 @@ std::unique_ptr<Job> plan(const ShardRequest& request) {
   Checkpoint checkpoint = read_hugging_face(request.model_directory, ConfigUse::kNeeded, request.spec);
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
   prove_against_model(job->source, *checkpoint.model, request.model_directory);
-  plan_sharded_target(*job, request.sharding, *checkpoint.model, job->source.logical);
+  std::vector<LogicalTensor> logical = job->source.state_dict();
+  if (request.sharding.form.kind == ShardsKind::kNxdi) take_config_dtype(*job, request.model_directory, logical);
+  plan_sharded_target(*job, request.sharding, *checkpoint.model, logical);
   ProgramOptions options;
   options.partial_target = request.sharding.form.is_partial();
   job->program = make_program(job->source, job->target, options);

@@ -12,6 +12,7 @@
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
+#include "reshard/layouts/deployed_rules.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/specs/model_config.h"
 
@@ -34,7 +35,7 @@ bool is_tied_once(const Job& job, const StoredTensor& tensor) {
 
 void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
   const bool gqa = job.attention && job.attention->form == AttentionForm::kGroupedQuery;
-  if (!job.attention && request.form.kind != ShardsKind::kPresharded &&
+  if (!job.attention && !is_deployed(request.form.kind) &&
       (request.attention.kv_size_multiplier || request.attention.fuse_qkv)) {
     job.notes.push_back("--fuse-qkv and --kv-size-multiplier have no effect: models of " + model.family->model_type +
                         " keep their projections as they are");
@@ -70,23 +71,44 @@ std::string training_config_text(const Mesh& mesh, const ShardingRequest& reques
   return json.dump(4);
 }
 
-/// NxD's shard_checkpoint knows neither stages nor joined projections.
-void prove_presharded(const ShardingRequest& request) {
-  const auto refuse = [](const std::string& what) {
-    throw Error(ErrorKind::kUsage, "the layout presharded has no " + what);
+/// Options that the layout has no room for. NxD's shard_checkpoint knows neither stages nor joined projections, NxD
+/// Inference no stages.
+void prove_options(const ShardingRequest& request) {
+  const ShardsKind kind = request.form.kind;
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorKind::kUsage, fmt::format("the layout {} has no {}", describe(kind).name, what));
   };
+  if (request.pad && !is_deployed(kind)) refuse("room for what is filled up (--pad)");
+  if (request.vocab_parallel && kind != ShardsKind::kNxdi)
+    refuse("choice of how the embedding is cut (--vocab-parallel)");
+  if (request.attention.adjacent && kind != ShardsKind::kNxd && kind != ShardsKind::kNxdi)
+    refuse("place for heads that are repeated beside each other (--kv-replication adjacent)");
+  if (!is_deployed(kind)) return;
   if (request.form.format != Format::kSafetensors) refuse("form but safetensors");
   if (request.pp.value_or(1) != 1 || request.vpp != 1 || !request.pipeline_cuts.empty()) refuse("pipeline stages");
-  if (request.attention.fuse_qkv) refuse("joined projections (--fuse-qkv)");
+  if (request.attention.fuse_qkv && kind != ShardsKind::kNxdi) refuse("joined projections (--fuse-qkv)");
   if (request.attention.kv_size_multiplier) refuse("repeated heads (--kv-size-multiplier)");
+}
+
+/// Says what was filled up, a line for each kind of tensor.
+void note_filled(Job& job) {
+  std::vector<std::string> names;
+  for (const LogicalTensor& tensor : job.target.logical) {
+    if (!tensor.filler || tensor.dtype == DType::kI32) continue;  // a rank's number
+    names.push_back(tensor.name.substr(0, tensor.name.find(" (")));
+  }
+  if (names.empty()) return;
+  job.notes.push_back(fmt::format("{} of the tensors {} filled up, as the ranks do not divide {}: {}", names.size(),
+                                  names.size() == 1 ? "is" : "are", names.size() == 1 ? "its size" : "their sizes",
+                                  list_names(names)));
 }
 
 /// Of the ranks that are to be written.
 void prove_ranks(const ShardingRequest& request) {
   const std::uint32_t last = request.form.end_rank == UINT32_MAX ? request.tp - 1 : request.form.end_rank;
   const bool all = request.form.start_rank == 0 && request.form.end_rank == UINT32_MAX;
-  if (!all && request.form.kind != ShardsKind::kPresharded)
-    throw Error(ErrorKind::kUsage, "--start-rank and --end-rank are of the layout presharded alone");
+  if (!all && !is_deployed(request.form.kind))
+    throw Error(ErrorKind::kUsage, "--start-rank and --end-rank are of the layouts presharded and nxdi alone");
   if (last >= request.tp || request.form.start_rank > last)
     throw Error(ErrorKind::kUsage, fmt::format("--start-rank {} --end-rank {}: with --tp {} the ranks are 0 to {}",
                                                request.form.start_rank, last, request.tp, request.tp - 1));
@@ -164,26 +186,56 @@ void plan_mesh(Job& job, const ShardingRequest& request, const Model& model) {
 
 void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,
                          const std::vector<LogicalTensor>& logical) {
-  if (request.form.kind == ShardsKind::kOptimum && request.form.format == Format::kSafetensors)
-    throw Error(ErrorKind::kUsage, "the layout optimum has no safetensors form").hint("choose pytorch or xser");
-  const bool presharded = request.form.kind == ShardsKind::kPresharded;
-  if (presharded) prove_presharded(request);
+  if (is_torch_only(request.form.kind) && request.form.format == Format::kSafetensors)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("the layout {} has no safetensors form", describe(request.form.kind).name))
+        .hint("choose pytorch or xser");
+  const bool deployed = is_deployed(request.form.kind);
+  prove_options(request);
   prove_ranks(request);
   plan_mesh(job, request, model);
   AttentionOptions attention = request.attention;
-  attention.apart = presharded;
+  attention.apart = deployed;
   std::unordered_set<std::string_view> held;
   held.reserve(logical.size());
   for (const LogicalTensor& tensor : logical) held.insert(tensor.name);
-  const auto plans = plan_stages(model, job.mesh.tp, *job.partition, attention,
-                                 [&](const std::string& name) { return held.count(name) > 0; });
-  if (model.family->attention && !presharded) job.attention = attention_report(model, request);
-  job.target = sharded_target_layout(plans, job.mesh.tp, logical, request.form);
+  const auto holds = [&](const std::string& name) { return held.count(name) > 0; };
+  if (request.form.kind == ShardsKind::kNxdi || request.pad) {
+    const DeployedForm form{request.form.kind == ShardsKind::kNxdi, request.attention.fuse_qkv, request.vocab_parallel};
+    job.target =
+        sharded_target_layout(deployed_rules(model, job.mesh.tp, form, holds), job.mesh.tp, logical, request.form);
+    note_filled(job);
+  } else {
+    const auto plans = plan_stages(model, job.mesh.tp, *job.partition, attention, holds);
+    job.target = sharded_target_layout(plans, job.mesh.tp, logical, request.form);
+  }
+  if (model.family->attention && !deployed) job.attention = attention_report(model, request);
   job.text_files = std::move(job.target.text_files);
   if (request.form.kind == ShardsKind::kOptimum)
     job.text_files.push_back({kTrainingConfigFile, training_config_text(job.mesh, request)});
   if (describe(request.form.kind).whole) job.whole_folders = {describe(request.form.kind).folder};
   add_notes(job, model, request);
+}
+
+void take_config_dtype(Job& job, const fs::path& directory, std::vector<LogicalTensor>& logical) {
+  const ModelConfig config = read_model_config(directory);
+  std::optional<DType> wanted;
+  for (const DTypeRow& row : kDTypes)
+    for (const char* key : {"torch_dtype", "dtype"})
+      if (const auto found = config.json->find(key); found != config.json->end() && *found == row.torch_name)
+        wanted = row.dtype;
+  if (!wanted) return;
+  const auto is_plain = [](DType dtype) {
+    return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+  };
+  std::size_t count = 0;
+  for (LogicalTensor& tensor : logical) {
+    if (!is_plain(*wanted) || !is_plain(tensor.dtype) || tensor.dtype == *wanted) continue;
+    tensor.dtype = *wanted;
+    ++count;
+  }
+  if (count != 0)
+    job.notes.push_back(fmt::format("{} of the tensors are cast to {}, which config.json says", count, name(*wanted)));
 }
 
 void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, const std::vector<LogicalTensor>& logical) {

@@ -31,6 +31,10 @@ void plan_mesh(Job& job, const ShardingRequest& request, const Model& model);
 void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,
                          const std::vector<LogicalTensor>& logical);
 
+/// Gives the floating tensors of 16 and 32 bits the dtype that config.json in `directory` says, as NxD Inference does,
+/// and notes it.
+void take_config_dtype(Job& job, const std::filesystem::path& directory, std::vector<LogicalTensor>& logical);
+
 /// Makes `job.target` a Hugging Face checkpoint of `logical`.
 /// \throws Error kBadInput if weights of another checkpoint stand in the output directory.
 void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, const std::vector<LogicalTensor>& logical);

@@ -216,6 +216,7 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
   spec.q_output_size_per_partition = model.heads * model.head_dim / tp;
   spec.kv_output_size_per_partition = spec.slots_per_rank() * model.head_dim;
   spec.fuse_qkv = options.fuse_qkv;
+  spec.adjacent = options.adjacent;
   return spec;
 }
 

@@ -17,6 +17,7 @@ struct AttentionOptions {
   bool fuse_qkv = false;                            // one projection for q, k and v
   std::optional<std::uint64_t> kv_size_multiplier;  // default: max(1, T / key-value heads)
   bool apart = false;                               // every parameter is split on its own, heads or not: for inference
+  bool adjacent = false;                            // as of GQAQKVColumnParallelLinearSpec
 };
 
 /// A stored parameter that has no bytes of its own: it is `source` under a second name.

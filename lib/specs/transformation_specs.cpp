@@ -11,7 +11,7 @@ std::uint32_t GQAQKVColumnParallelLinearSpec::slots_per_rank() const {
 std::vector<std::uint32_t> GQAQKVColumnParallelLinearSpec::key_value_heads(std::uint32_t tp_rank) const {
   std::vector<std::uint32_t> heads;
   for (std::uint32_t slot = tp_rank * slots_per_rank(); slot < (tp_rank + 1) * slots_per_rank(); ++slot)
-    heads.push_back(slot % num_key_value_heads);
+    heads.push_back(adjacent ? slot / kv_size_multiplier : slot % num_key_value_heads);
   return heads;
 }
 
@@ -20,8 +20,8 @@ std::vector<std::uint32_t> GQAQKVColumnParallelLinearSpec::query_heads(std::uint
   const std::uint32_t heads_per_slot = group / kv_size_multiplier;
   std::vector<std::uint32_t> heads;
   for (std::uint32_t slot = tp_rank * slots_per_rank(); slot < (tp_rank + 1) * slots_per_rank(); ++slot) {
-    const std::uint32_t kv_head = slot % num_key_value_heads;
-    const std::uint32_t replica = slot / num_key_value_heads;
+    const std::uint32_t kv_head = adjacent ? slot / kv_size_multiplier : slot % num_key_value_heads;
+    const std::uint32_t replica = adjacent ? slot % kv_size_multiplier : slot / num_key_value_heads;
     for (std::uint32_t i = 0; i < heads_per_slot; ++i) heads.push_back(kv_head * group + replica * heads_per_slot + i);
   }
   return heads;

@@ -70,6 +70,9 @@ struct GQAQKVColumnParallelLinearSpec {
   std::uint32_t tp_size = 1;
   std::string peft_type;                     // as of FusedLinearsSpec
   std::vector<std::uint64_t> stacked_ranks;  // of query, key and value; as of FusedLinearsSpec
+  /// The copies of a key/value head are beside each other (K0 K0 K1 K1, NxD's trn2), else one round of all heads after
+  /// the other (K0 K1 K0 K1, trn1 and optimum-neuron). The metadata has no word for it: there it is always the latter.
+  bool adjacent = false;
 
   friend bool operator==(const GQAQKVColumnParallelLinearSpec&, const GQAQKVColumnParallelLinearSpec&) = default;
 

@@ -176,4 +176,14 @@ void mean_elements(DType dtype, const std::vector<std::span<const std::byte>>& t
     mean_as(DType::kF32, float{});
 }
 
+void fill_elements(DType dtype, std::span<std::byte> out, std::uint64_t element_bits) {
+  const std::size_t bytes = std::max(1u, bits(dtype) / 8);
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::byte>(element_bits >> (i % bytes % 8 * 8));
+}
+
+std::uint64_t lowest_bits(DType dtype) {
+  const auto format = float_format(dtype);
+  return format ? format->sign_mask() | format->max_finite() : 0;
+}
+
 }  // namespace reshard

@@ -34,6 +34,12 @@ ValueSummary summarize(DType dtype, std::span<const std::byte> bytes);
 /// and more. As torch.mean does it for F32 and narrower ones: summed in order in single precision, then divided.
 void mean_elements(DType dtype, const std::vector<std::span<const std::byte>>& terms, std::span<std::byte> out);
 
+/// Gives every element the same bits. A sub-byte dtype can only be filled with zeros.
+void fill_elements(DType dtype, std::span<std::byte> out, std::uint64_t element_bits);
+
+/// The bits of the lowest finite number of a float dtype; 0 for others.
+std::uint64_t lowest_bits(DType dtype);
+
 /// The value of one element of a dtype of at most 8 bits. Tables: OCP MX v1.0 (F4, F6, F8_E8M0), OCP FP8 (E4M3, E5M2)
 /// and the "fnuz" forms, which have no negative zero and no infinities.
 double small_float_value(DType dtype, std::uint8_t bits);

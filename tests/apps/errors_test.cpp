@@ -84,10 +84,12 @@ TEST_CASE("numbers and sizes are taken strictly") {
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--threads", "0"}), 2, {"--threads"});
 }
 
-TEST_CASE("what a later version will do is unsupported, what none does is a usage error") {
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "nxdi"}), 4, {"--layout nxdi"});
-  check_error(run_reshard({"convert", kModel, "o", "--to", "nxdi"}), 4, {"--to nxdi"});
-  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimun"}), 2, {"optimun"});
+TEST_CASE("names that no version knows are usage errors, which list those that there are") {
+  check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimun"}), 2,
+              {"optimun", "ranks, optimum, presharded, nxdi, nxd"});
+  check_error(run_reshard({"convert", kModel, "o", "--to", "nxdx", "--tp", "2"}), 2, {"--to", "nxdx"});
+  check_error(run_reshard({"consolidate", kModel, "o", "--kv-replication", "tilde"}), 2,
+              {"tilde", "tiled", "adjacent"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "gguf"}), 2, {"gguf"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimum", "--format", "safetensors"}), 2,
               {"optimum has no safetensors form"});
@@ -95,11 +97,17 @@ TEST_CASE("what a later version will do is unsupported, what none does is a usag
 }
 
 TEST_CASE("options of convert that would have no effect are usage errors, since another was forgotten") {
-  for (const std::vector<std::string>& option : std::initializer_list<std::vector<std::string>>{
-           {"--tp", "2"}, {"--pp", "2"}, {"--vpp", "2"}, {"--pipeline-cuts", "model.layers.1"}, {"--fuse-qkv"}}) {
+  for (const std::vector<std::string>& option :
+       std::initializer_list<std::vector<std::string>>{{"--tp", "2"},
+                                                       {"--pp", "2"},
+                                                       {"--vpp", "2"},
+                                                       {"--pipeline-cuts", "model.layers.1"},
+                                                       {"--fuse-qkv"},
+                                                       {"--pad"},
+                                                       {"--vocab-parallel"}}) {
     std::vector<std::string> arguments{"convert", kModel, "o"};
     arguments.insert(arguments.end(), option.begin(), option.end());
-    check_error(run_reshard(arguments), 2, {option[0].c_str(), "--to hf makes a whole model", "say --to ranks"});
+    check_error(run_reshard(arguments), 2, {option[0].c_str(), "--to hf makes a whole model", "--to ranks"});
   }
   check_error(run_reshard({"convert", kModel, "o", "--cast-all"}), 2, {"--cast-all needs --dtype"});
 }

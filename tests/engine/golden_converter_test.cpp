@@ -50,6 +50,82 @@ TEST_CASE("Shards without metadata are consolidated by the model beside them int
   }
 }
 
+/// Of every rank: its file → tensors.
+std::map<std::string, TensorMap> read_torch_ranks(const fs::path& directory) {
+  std::map<std::string, TensorMap> ranks;
+  for (const auto& [rank, tensors] : read_shards(directory)) ranks["model/dp_rank_00_" + rank + ".pt"] = tensors;
+  return ranks;
+}
+
+TEST_CASE("The layout nxd is what the converter makes, tensor by tensor, and comes back") {
+  for (const fs::path& golden_case : cases()) {
+    INFO(golden_case.filename());
+    const TempDir temp;
+    const json golden = golden_of(golden_case);
+    const json& options = golden.at("case");
+    ShardRequest request = shard_request(golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>(),
+                                         options.at("pp").get<std::uint32_t>());
+    request.sharding.vpp = options.at("vpp").get<std::uint32_t>();
+    request.sharding.form = {ShardsKind::kNxd, options.at("xser").is_null() ? Format::kPytorch : Format::kXser};
+    request.sharding.attention.fuse_qkv = options.at("fuse_qkv") || options.at("coalesce_qkv");
+    if (options.at("qkv_linear"))
+      request.sharding.attention.kv_size_multiplier = options.at("kv_size_multiplier").get<std::uint64_t>();
+    shard(request);
+    json found = json::object();
+    for (const auto& [file, tensors] : read_torch_ranks(temp / "out")) found[file] = describe_tensors(tensors);
+    CHECK(found == golden.at("files"));
+    ConsolidateRequest back;
+    back.checkpoint_directory = temp / "out";
+    back.output_directory = temp / "whole";
+    consolidate(back);
+    CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
+
+    request.force = true;  // over its own outputs, of which nothing is foreign
+    fs::remove(temp / "out/model/dp_rank_00_tp_rank_00_pp_rank_00.pt");
+    shard(request);
+    write_file(temp / "out/model/notes.txt", "mine");
+    const Error foreign = error_of([&] { shard(request); });
+    CHECK_THAT(foreign.what(), Says("notes.txt"));
+  }
+}
+
+TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own order, where the converter is wrong") {
+  const fs::path model = testdata("golden/converter/llama-tp8-m2-trn1/original");
+  const TensorMap tensors = read_model(model);
+  const TempDir temp;
+  ShardRequest request = shard_request(model, temp / "out", 8);
+  request.sharding.form = {ShardsKind::kNxd, Format::kPytorch};
+  request.sharding.attention.adjacent = true;
+  shard(request);
+  const auto ranks = read_torch_ranks(temp / "out");
+  REQUIRE(ranks.size() == 8);
+  // 8 query and 4 key/value heads of 4 rows: rank r has query head r and key/value head r / 2. NxD's converter would
+  // write head r % 4 here, of which the queries of rank r know nothing.
+  const TensorData& query = tensors.at("model.layers.1.self_attn.q_proj.weight");
+  const TensorData& key = tensors.at("model.layers.1.self_attn.k_proj.weight");
+  const std::size_t head_bytes = 4 * 32 * 2;
+  for (std::size_t rank = 0; rank < 8; ++rank) {
+    const TensorMap& held = ranks.at("model/dp_rank_00_tp_rank_0" + std::to_string(rank) + "_pp_rank_00.pt");
+    const std::string prefix = "model.layers.1.self_attn.qkv_proj.weight_";
+    CHECK((held.at(prefix + "q").bytes == query.bytes.substr(rank * head_bytes, head_bytes)));
+    CHECK((held.at(prefix + "k").bytes == key.bytes.substr(rank / 2 * head_bytes, head_bytes)));
+  }
+  ConsolidateRequest back;
+  back.checkpoint_directory = temp / "out";
+  back.output_directory = temp / "whole";
+  const Error tiled = error_of([&] { consolidate(back); });
+  CHECK_THAT(tiled.hint(), Says("--kv-replication"));
+  back.adjacent = true;
+  consolidate(back);
+  CHECK((read_model(temp / "whole") == tensors));
+  ConvertRequest to_ranks = convert_request(temp / "out", temp / "ranks");
+  to_ranks.to = ShardsKind::kRanks;
+  to_ranks.adjacent = true;
+  convert(to_ranks);
+  shard(shard_request(model, temp / "direct", 8));
+  CHECK((read_shards(temp / "ranks") == read_shards(temp / "direct")));
+}
+
 TEST_CASE("Shards without metadata and without a model are refused, and the hint says what to copy where") {
   for (const fs::path& golden_case : cases()) {
     INFO(golden_case.filename());
