@@ -151,6 +151,10 @@ CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments) {
       ->type_name("N")
       ->capture_default_str();
   command
+      .add_option("--ep", arguments.ep,
+                  "Expert-parallel ranks, over which the experts of a layer are spread (default: 1)")
+      ->type_name("N");
+  command
       .add_option("--pipeline-cuts", arguments.pipeline_cuts,
                   "Last layer of each stage but the last, such as model.layers.3,model.layers.7")
       ->type_name("NAMES");
@@ -191,6 +195,7 @@ ShardingRequest sharding_request(const ShardingArguments& arguments) {
   if (!arguments.tp.empty()) request.tp = parse_degree("--tp", arguments.tp, kMaxParallelDegree);
   if (!arguments.pp.empty()) request.pp = parse_degree("--pp", arguments.pp, kMaxParallelDegree);
   request.vpp = parse_degree("--vpp", arguments.vpp, kMaxParallelDegree);
+  if (!arguments.ep.empty()) request.ep = parse_degree("--ep", arguments.ep, kMaxParallelDegree);
   request.form.start_rank = parse_rank("--start-rank", arguments.start_rank, 0);
   request.form.end_rank = parse_rank("--end-rank", arguments.end_rank, UINT32_MAX);
   if (!arguments.pipeline_cuts.empty()) request.pipeline_cuts = split(arguments.pipeline_cuts, ',');

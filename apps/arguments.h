@@ -52,6 +52,7 @@ struct ShardingArguments {
   std::string tp;
   std::string pp;
   std::string vpp = "1";
+  std::string ep;
   std::string pipeline_cuts;
   std::string kv_size_multiplier;
   std::string start_rank;

@@ -51,6 +51,7 @@ void prove_options_matter(const ConvertArguments& arguments) {
   const std::pair<const char*, bool> of_shards[] = {{"--tp", !sharding.tp.empty()},
                                                     {"--pp", !sharding.pp.empty()},
                                                     {"--vpp", sharding.vpp != "1"},
+                                                    {"--ep", !sharding.ep.empty()},
                                                     {"--pipeline-cuts", !sharding.pipeline_cuts.empty()},
                                                     {"--start-rank", !sharding.start_rank.empty()},
                                                     {"--end-rank", !sharding.end_rank.empty()},
@@ -105,6 +106,7 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
       ->type_name("NAME");
   add_sharding(command, arguments.sharding)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
   command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");
+  command.get_option("--ep")->description("Expert-parallel ranks (default: those of a sharded SRC, or 1)");
   command.add_option("--max-shard-size", arguments.max_shard_size, "Tensor bytes in one file of hf at most")
       ->type_name("SIZE")
       ->capture_default_str();

@@ -47,7 +47,8 @@ std::vector<std::string> outside_layers(const Layout& target, std::uint32_t pp_r
   std::vector<std::string> names;
   for (const StoredTensor& tensor : target.stored) {
     const LayoutFile& file = target.files[tensor.file];
-    if (file.pp_rank == pp_rank && file.tp_rank == 0 && !has_layer_number(tensor.name)) names.push_back(tensor.name);
+    if (file.pp_rank == pp_rank && file.tp_rank == 0 && file.ep_rank == 0 && !has_layer_number(tensor.name))
+      names.push_back(tensor.name);
   }
   return names;
 }
@@ -179,7 +180,8 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
                                plural(job.source.tensor_count(), "tensor"), format_count(parameter_count(job.source)),
                                format_bytes(file_bytes(job.source)), plural(job.source.files.size(), "file")));
   text += line("to", job.output_directory.string());
-  text += line("mesh", fmt::format("tp {} × pp {}{}", job.mesh.tp, job.mesh.pp,
+  text += line("mesh", fmt::format("tp {} × pp {}{}{}", job.mesh.tp, job.mesh.pp,
+                                   job.mesh.ep > 1 ? fmt::format(" × ep {}", job.mesh.ep) : "",
                                    job.mesh.vpp > 1 ? fmt::format(" × {} virtual stages", job.mesh.vpp) : ""));
   if (job.partition) text += stages_text(job);
   if (job.attention) text += heads_text(job);

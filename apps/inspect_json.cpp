@@ -51,10 +51,11 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
   json["metadata"] = Document::object();
   for (const auto& [key, value] : inspection.file_metadata) json["metadata"][key] = value;
   if (inspection.what == Checkpoint::What::kSharded) {
-    json["mesh"] = {{"tp", inspection.mesh.tp}, {"pp", inspection.mesh.pp}};
+    json["mesh"] = {{"tp", inspection.mesh.tp}, {"pp", inspection.mesh.pp}, {"ep", inspection.mesh.ep}};
     json["ranks"] = Document::array();
     for (const RankBytes& rank : rank_bytes(inspection.layout))
-      json["ranks"].push_back({{"tp_rank", rank.tp_rank}, {"pp_rank", rank.pp_rank}, {"bytes", rank.bytes}});
+      json["ranks"].push_back(
+          {{"tp_rank", rank.tp_rank}, {"pp_rank", rank.pp_rank}, {"ep_rank", rank.ep_rank}, {"bytes", rank.bytes}});
   }
   json["files"] = Document::array();
   for (const LayoutFile& file : inspection.layout.files)

@@ -35,10 +35,11 @@ std::string what_text(const Checkpoint& inspection) {
     case Checkpoint::What::kHuggingFace:
       return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");
     case Checkpoint::What::kSharded: {
-      const std::uint64_t ranks = std::uint64_t{inspection.mesh.tp} * inspection.mesh.pp;
-      return fmt::format("sharded checkpoint{} ({}, {}), tp {} × pp {}, {} rank{}", model,
-                         describe(inspection.shards_kind).name, format, inspection.mesh.tp, inspection.mesh.pp, ranks,
-                         ranks == 1 ? "" : "s");
+      const Mesh& mesh = inspection.mesh;
+      const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
+      return fmt::format("sharded checkpoint{} ({}, {}), tp {} × pp {}{}, {} rank{}", model,
+                         describe(inspection.shards_kind).name, format, mesh.tp, mesh.pp,
+                         mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks, ranks == 1 ? "" : "s");
     }
   }
   return "";

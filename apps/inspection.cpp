@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "reshard/tensor/shape.h"
@@ -29,13 +30,15 @@ void Totals::add(const LogicalTensor& tensor) {
 }
 
 std::vector<RankBytes> rank_bytes(const Layout& layout) {
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> by_rank;  // a rank may have many files
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::uint64_t>
+      by_rank;  // a rank may have many files
   for (const StoredTensor& tensor : layout.stored) {
     const LayoutFile& file = layout.files[tensor.file];
-    by_rank[{file.pp_rank, file.tp_rank}] += tensor.size_bytes;
+    by_rank[{file.pp_rank, file.ep_rank, file.tp_rank}] += tensor.size_bytes;
   }
   std::vector<RankBytes> ranks;
-  for (const auto& [rank, bytes] : by_rank) ranks.push_back({rank.first, rank.second, bytes});
+  for (const auto& [rank, bytes] : by_rank)
+    ranks.push_back({std::get<0>(rank), std::get<1>(rank), std::get<2>(rank), bytes});
   return ranks;
 }
 

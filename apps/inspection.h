@@ -37,6 +37,7 @@ std::map<DType, Totals> totals_by_dtype(const Layout& layout, const std::vector<
 /// What each rank of a sharded checkpoint holds, by pipeline rank.
 struct RankBytes {
   std::uint32_t pp_rank;
+  std::uint32_t ep_rank;
   std::uint32_t tp_rank;
   std::uint64_t bytes;
 };

@@ -23,6 +23,7 @@ struct TensorEntry {
   std::uint64_t size_bytes = 0;    // of all its elements
   std::uint32_t file = 0;          // index into Container::files
   Dims strides;                    // in elements, one a dim; empty where the elements lie in C order
+  bool expert_parallel = false;    // of a writer: xser says which tensors are of experts that are spread over ranks
 };
 
 struct ContainerFile {

@@ -197,7 +197,7 @@ std::string xser_info_file(const std::string& archive, const std::vector<TensorE
     pickler.op('\x85');
     pickler.op('R');
     pickler.string("expert_model_parallel");
-    pickler.op('\x89');
+    pickler.op(tensors[i].expert_parallel ? '\x88' : '\x89');
     pickler.op('u');
   }
   pickler.op('u');

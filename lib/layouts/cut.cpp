@@ -72,15 +72,21 @@ void add_spec_rules(const ModuleSpecs& module, const GQAQKVColumnParallelLinearS
 }
 
 /// A rank's part of matrices packed in one, in chunks of which each matrix, and each rank's part of it, is made.
-Cut::Part packed_part(const ParallelParameter& parameter, std::uint32_t tp_rank, std::uint32_t tp) {
+/// Experts that are matrices of it are spread over expert-parallel ranks.
+Cut::Part packed_part(const ParallelParameter& parameter, std::uint32_t tp_rank, std::uint32_t tp,
+                      std::uint32_t ep_rank) {
   std::uint64_t chunk = 0;
   for (const PackedPart& part : parameter.packed) chunk = std::gcd(chunk, part.replicated ? part.size : part.size / tp);
   Cut::Part cut{parameter.name, 0, {}, chunk};
+  const std::size_t each = parameter.packed.size() / (parameter.partition_dim == 0 ? parameter.expert_partitions : 1);
+  std::size_t number = 0;
   for (const PackedPart& part : parameter.packed) {
     const std::uint64_t chunks = part.size / chunk;
     const std::uint64_t first = part.replicated ? 0 : chunks / tp * tp_rank;
     const std::uint64_t count = part.replicated ? chunks : chunks / tp;
-    for (std::uint64_t i = 0; i < count; ++i) cut.taken.push_back(static_cast<std::uint32_t>(cut.units + first + i));
+    const bool here = parameter.partition_dim != 0 || parameter.expert_partitions == 1 || number++ / each == ep_rank;
+    for (std::uint64_t i = 0; here && i < count; ++i)
+      cut.taken.push_back(static_cast<std::uint32_t>(cut.units + first + i));
     cut.units += chunks;
   }
   return cut;
@@ -136,9 +142,17 @@ void CutRule::make_diagonal(Cut& cut) const {
   }
 }
 
-Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp) const {
+bool CutRule::is_on(std::uint32_t ep_rank) const {
+  return parameter == nullptr || parameter->expert_rank.value_or(ep_rank) == ep_rank;
+}
+
+Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp, std::uint32_t ep_rank) const {
   Cut cut;
   cut.kind = kind;
+  if (parameter != nullptr && (!parameter->tensor_model_parallel || parameter->partition_dim != 0)) {
+    cut.stacked_parts = parameter->expert_partitions;
+    cut.stacked_part = cut.stacked_parts > 1 ? ep_rank : 0;
+  }
   switch (role) {
     case Role::kRankNumber: cut.constant = Cut::Constant{DType::kI32, {1}, tp_rank}; break;
     case Role::kPlaced:
@@ -159,11 +173,15 @@ Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp) const {
       }
       cut.dim = parameter->partition_dim;
       if (!parameter->packed.empty()) {
-        cut.parts.push_back(packed_part(*parameter, tp_rank, tp));
+        cut.parts.push_back(packed_part(*parameter, tp_rank, tp, ep_rank));
         break;
       }
       Cut::Part part{stored_name, std::uint64_t{tp} * parameter->partition_stride, {}, {}};
-      for (std::uint32_t i = 0; i < parameter->partition_stride; ++i) part.taken.push_back(tp_rank + i * tp);
+      // Experts stacked along the dim that is cut are as many matrices; a rank has some of them alone.
+      const std::uint32_t ranks = parameter->partition_dim == 0 ? parameter->expert_partitions : 1;
+      const std::uint32_t each = parameter->partition_stride / ranks;
+      for (std::uint32_t i = 0; i < each; ++i)
+        part.taken.push_back(tp_rank + ((ranks > 1 ? ep_rank : 0) * each + i) * tp);
       cut.parts.push_back(std::move(part));
       break;
     }
@@ -205,6 +223,13 @@ Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp) const {
 
 std::optional<Dims> stored_shape(const Cut& cut, const std::vector<Dims>& logical_shapes) {
   Dims stored = logical_shapes.front();
+  if (cut.stacked_parts > 1) {
+    if (stored.empty() || stored[0] % cut.stacked_parts != 0 || logical_shapes.size() != 1) return std::nullopt;
+    stored[0] /= cut.stacked_parts;
+    Cut rest = cut;
+    rest.stacked_parts = 1;
+    return stored_shape(rest, {stored});
+  }
   if (cut.kind == CutKind::kReplicated) return stored;
   if (cut.dim >= stored.size()) return std::nullopt;
   std::uint64_t size = 0;
@@ -229,6 +254,15 @@ std::optional<Dims> stored_shape(const Cut& cut, const std::vector<Dims>& logica
 
 std::optional<std::vector<Dims>> logical_shapes(const Cut& cut, const Dims& stored) {
   if (cut.constant) return stored == cut.constant->shape ? std::optional(std::vector<Dims>{}) : std::nullopt;
+  if (cut.stacked_parts > 1) {
+    const auto rows = stored.empty() ? std::nullopt : checked_mul(stored[0], cut.stacked_parts);
+    if (!rows) return std::nullopt;
+    Cut rest = cut;
+    rest.stacked_parts = 1;
+    Dims whole = stored;
+    whole[0] = *rows;
+    return logical_shapes(rest, whole);
+  }
   if (cut.kind == CutKind::kReplicated) return std::vector<Dims>(cut.parts.size(), stored);
   if (cut.dim >= stored.size()) return std::nullopt;
   const bool diagonal = cut.diagonal_columns != 0;

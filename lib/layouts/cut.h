@@ -58,6 +58,10 @@ struct Cut {
   /// else is zeros. 0 for every other cut.
   std::uint64_t diagonal_columns = 0;
   std::optional<Constant> constant;  // then there are no parts
+  /// Of experts stacked in dim 0, which is not the dim above: the originals' dim 0 in so many equal parts, and the one
+  /// that is taken.
+  std::uint32_t stacked_parts = 1;
+  std::uint32_t stacked_part = 0;
 
   std::uint64_t taken_units() const;
 };
@@ -103,8 +107,11 @@ struct CutRule {
   std::vector<Placed> placed;
   std::uint32_t dim = 0;  // of `placed`
 
-  /// The cut of one rank of `tp`.
-  Cut for_rank(std::uint32_t tp_rank, std::uint32_t tp) const;
+  /// The cut of one tensor-parallel rank of `tp`, on one expert-parallel rank.
+  Cut for_rank(std::uint32_t tp_rank, std::uint32_t tp, std::uint32_t ep_rank = 0) const;
+
+  /// Whether the expert-parallel rank has it.
+  bool is_on(std::uint32_t ep_rank) const;
 
  private:
   std::vector<std::string> linears() const;

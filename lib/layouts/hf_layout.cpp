@@ -43,7 +43,7 @@ Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedP
     }
   layout.reserve_logical(names_held.size());
   for (const Container& file : files) {
-    const std::uint32_t first_file = layout.add_files(file, 0, 0);
+    const std::uint32_t first_file = layout.add_files(file, {});
     for (const TensorEntry& tensor : file.tensors) {
       const auto alias =
           std::find_if(tied.begin(), tied.end(), [&](const TiedParameter& t) { return t.name == tensor.name; });
@@ -137,7 +137,7 @@ Layout hf_target_layout(const std::vector<LogicalTensor>& logical, std::uint64_t
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
   for (std::size_t f = 0; f < files.size(); ++f) {
     const auto indices = add_target_container(
-        layout, {format, hf_file_name(format, f + 1, files.size()), 0, 0, std::move(files[f]), {}});
+        layout, {format, hf_file_name(format, f + 1, files.size()), 0, 0, 0, std::move(files[f]), {}});
     for (const std::uint32_t stored : indices) layout.add_cut(stored, whole_cut(layout.stored[stored].name));
   }
   return layout;

@@ -107,10 +107,10 @@ std::uint32_t Layout::add_stored(StoredTensor tensor) {
   return static_cast<std::uint32_t>(stored.size() - 1);
 }
 
-std::uint32_t Layout::add_files(const Container& container, std::uint32_t tp_rank, std::uint32_t pp_rank) {
+std::uint32_t Layout::add_files(const Container& container, RankId rank) {
   const auto first = static_cast<std::uint32_t>(files.size());
   for (const ContainerFile& file : container.files) {
-    files.push_back({file.path, file.size_bytes, tp_rank, pp_rank});
+    files.push_back({file.path, file.size_bytes, rank.tp_rank, rank.pp_rank, rank.ep_rank});
     files.back().stamp = file.stamp;
   }
   return first;
@@ -156,8 +156,13 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut, std::span<const
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
     const Cut::Part& part = cut.parts[i];
     const auto& [index, shape] = originals[i];
+    Box all = whole(shape);  // or, of stacked experts, those that are here
+    if (cut.stacked_parts > 1) {
+      all.size[0] /= cut.stacked_parts;
+      all.begin[0] = all.size[0] * cut.stacked_part;
+    }
     if (cut.kind == CutKind::kReplicated || shape.empty()) {
-      pieces[index].push_back({stored_index, whole(shape), Dims(shape.size(), 0)});
+      pieces[index].push_back({stored_index, all, Dims(shape.size(), 0)});
       continue;
     }
     const std::uint64_t unit = shape[cut.dim] / part.units;
@@ -168,7 +173,7 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut, std::span<const
              (filler ? part.taken[end] >= part.units
                      : part.taken[end] < part.units && part.taken[end] == part.taken[end - 1] + 1))
         ++end;
-      Piece piece{stored_index, whole(shape), Dims(shape.size(), 0)};
+      Piece piece{stored_index, all, Dims(shape.size(), 0)};
       piece.box.size[cut.dim] = (end - t) * unit;
       piece.stored_begin[cut.dim] = stored_at;
       if (cut.diagonal_columns != 0) piece.stored_begin[1] = part.first_column;

@@ -13,6 +13,7 @@
 #include "reshard/formats/container.h"
 #include "reshard/formats/torch_plan.h"
 #include "reshard/layouts/cut.h"
+#include "reshard/layouts/shards.h"
 #include "reshard/tensor/box.h"
 
 namespace reshard {
@@ -36,6 +37,7 @@ struct LayoutFile {
   std::uint64_t size_bytes = 0;
   std::uint32_t tp_rank = 0;
   std::uint32_t pp_rank = 0;
+  std::uint32_t ep_rank = 0;
   // Of a target: its tensors are stored[first_stored] and the stored_count - 1 after it, in the file's order.
   std::uint32_t first_stored = 0;
   std::uint32_t stored_count = 0;
@@ -71,6 +73,7 @@ struct StoredTensor {
   std::uint64_t offset_bytes = 0;
   std::uint64_t size_bytes = 0;
   CutKind kind = CutKind::kWhole;
+  bool expert_parallel = false;  // of experts that are spread over ranks
 };
 
 /// `box` of a logical tensor is the box of the same size at `stored_begin` of a stored one.
@@ -104,7 +107,7 @@ class Layout {
 
   std::uint32_t add_stored(StoredTensor tensor);
   /// Adds the files of a container that was read. \returns the index of its first.
-  std::uint32_t add_files(const Container& container, std::uint32_t tp_rank, std::uint32_t pp_rank);
+  std::uint32_t add_files(const Container& container, RankId rank);
   /// Adds a tensor of it; `first_file` is what add_files returned.
   std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind);
 

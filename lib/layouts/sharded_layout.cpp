@@ -104,12 +104,13 @@ TargetContainer container_of(RankId rank, ShardedForm form) {
   container.path = rank_path(form.kind, form.format, rank);
   container.tp_rank = rank.tp_rank;
   container.pp_rank = rank.pp_rank;
+  container.ep_rank = rank.ep_rank;
   return container;
 }
 
 /// The cut of one rank of a target.
-Cut target_cut(const NamedRule& rule, std::uint32_t tp_rank, std::uint32_t tp) {
-  Cut cut = rule.rule->for_rank(tp_rank, tp);
+Cut target_cut(const NamedRule& rule, std::uint32_t tp_rank, std::uint32_t tp, std::uint32_t ep_rank) {
+  Cut cut = rule.rule->for_rank(tp_rank, tp, ep_rank);
   // What is shared is made of the originals by arithmetic, and is a tensor by itself.
   if (rule.rule->role == CutRule::Role::kShared) cut.parts = {{rule.stored_name, 1, {0}, {}}};
   return cut;
@@ -121,54 +122,68 @@ RankInLayout add_rank(Layout& layout, const std::vector<NamedRule>& rules, Targe
   RankInLayout rank;
   rank.file = static_cast<std::uint32_t>(layout.files.size());
   const std::uint32_t tp_rank = container.tp_rank;
+  const std::uint32_t ep_rank = container.ep_rank;
   for (const NamedRule& rule : rules) {
-    const Cut cut = target_cut(rule, tp_rank, tp);
+    const Cut cut = target_cut(rule, tp_rank, tp, ep_rank);
     rank.originals.push_back(originals_of(layout, cut));
     container.tensors.push_back(stored_from(layout, rule, cut, rank.originals.back()));
+    const ParallelParameter* parameter = rule.rule->parameter;
+    container.tensors.back().expert_parallel = parameter != nullptr && parameter->expert_model_parallel();
   }
   rank.stored = add_target_container(layout, std::move(container));
   for (std::size_t i = 0; i < rules.size(); ++i)
-    layout.add_cut(rank.stored[i], target_cut(rules[i], tp_rank, tp), rank.originals[i]);
+    layout.add_cut(rank.stored[i], target_cut(rules[i], tp_rank, tp, ep_rank), rank.originals[i]);
   return rank;
+}
+
+/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `first`.
+void add_tensor_parallel_ranks(Layout& layout, const std::vector<NamedRule>& rules,
+                               const std::vector<TensorAlias>& aliases, RankId first, std::uint32_t tp,
+                               ShardedForm form) {
+  std::optional<RankInLayout> rank;  // the one before, which others are as, if one file has all of it
+  for (RankId id = first; id.tp_rank < tp && id.tp_rank <= form.end_rank; ++id.tp_rank) {
+    TargetContainer container = container_of(id, form);
+    container.aliases = aliases;
+    if (rank && copy_rank(layout, *rank, container.path, id.tp_rank)) {
+      for (std::size_t i = 0; i < rules.size(); ++i)
+        layout.add_cut(rank->stored[i], target_cut(rules[i], id.tp_rank, tp, id.ep_rank), rank->originals[i]);
+      continue;
+    }
+    RankInLayout added = add_rank(layout, rules, std::move(container), tp);
+    if (form.format != Format::kXser) rank = std::move(added);
+  }
 }
 
 /// Adds the files of one stage's ranks. A tied parameter is a second name where the format can say so, and a second
 /// copy elsewhere.
 void add_stage(Layout& layout, const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied,
-               std::uint32_t pp_rank, std::uint32_t tp, ShardedForm form) {
-  std::vector<NamedRule> stored_rules;
-  std::vector<TensorAlias> aliases;
-  for (NamedRule& rule : named_rules(rules, tied)) {
-    if (rule.tied_to.empty() || (!is_deployed(form.kind) && form.format == Format::kSafetensors))
-      stored_rules.push_back(std::move(rule));
-    else if (!is_deployed(form.kind))  // whose reader ties them itself
-      aliases.push_back({rule.stored_name, rule.tied_to});
-  }
-  std::optional<RankInLayout> rank;  // the one before, which others are as, if one file has all of it
-  for (std::uint32_t tp_rank = form.start_rank; tp_rank < tp && tp_rank <= form.end_rank; ++tp_rank) {
-    TargetContainer container = container_of({tp_rank, pp_rank}, form);
-    container.aliases = aliases;
-    if (rank && copy_rank(layout, *rank, container.path, tp_rank)) {
-      for (std::size_t i = 0; i < stored_rules.size(); ++i)
-        layout.add_cut(rank->stored[i], target_cut(stored_rules[i], tp_rank, tp), rank->originals[i]);
-      continue;
+               std::uint32_t pp_rank, std::uint32_t tp, std::uint32_t ep, ShardedForm form) {
+  for (std::uint32_t ep_rank = 0; ep_rank < ep; ++ep_rank) {
+    std::vector<NamedRule> stored_rules;
+    std::vector<TensorAlias> aliases;
+    for (NamedRule& rule : named_rules(rules, tied)) {
+      if (!rule.rule->is_on(ep_rank)) continue;
+      if (rule.tied_to.empty() || (!is_deployed(form.kind) && form.format == Format::kSafetensors))
+        stored_rules.push_back(std::move(rule));
+      else if (!is_deployed(form.kind))  // whose reader ties them itself
+        aliases.push_back({rule.stored_name, rule.tied_to});
     }
-    RankInLayout added = add_rank(layout, stored_rules, std::move(container), tp);
-    if (form.format != Format::kXser) rank = std::move(added);
+    const RankId first{form.start_rank, pp_rank, 0, ep_rank, ep > 1};
+    add_tensor_parallel_ranks(layout, stored_rules, aliases, first, tp, form);
   }
 }
 
 }  // namespace
 
 Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t tp,
-                             const std::vector<LogicalTensor>& logical, ShardedForm form) {
+                             const std::vector<LogicalTensor>& logical, ShardedForm form, std::uint32_t ep) {
   Layout layout;
   const std::filesystem::path folder = describe(form.kind).folder;
   layout.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
   for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
     const StagePlan& plan = plans[pp_rank];
-    add_stage(layout, cut_rules(plan.metadata), plan.tied, pp_rank, tp, form);
+    add_stage(layout, cut_rules(plan.metadata), plan.tied, pp_rank, tp, ep, form);
     if (!has_metadata(form.kind)) continue;  // which has no metadata
     layout.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
   }
@@ -182,7 +197,7 @@ Layout sharded_target_layout(const std::vector<CutRule>& rules, std::uint32_t tp
   Layout layout;
   layout.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
-  add_stage(layout, rules, {}, 0, tp, form);
+  add_stage(layout, rules, {}, 0, tp, 1, form);
   return layout;
 }
 
@@ -190,9 +205,16 @@ namespace {
 
 void add_source_rank(Layout& layout, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,
                      const std::unordered_map<std::string, NamedRule>& rules) {
-  const std::uint32_t first_file = layout.add_files(file, rank.tp_rank, rank.pp_rank);
+  const std::uint32_t first_file = layout.add_files(file, rank);
   for (const TensorEntry& tensor : file.tensors) {
     const auto found = rules.find(tensor.name);
+    if (found != rules.end() && !found->second.rule->is_on(rank.ep_rank))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("the file is of expert-parallel rank {}, but {} says the tensor is another's",
+                              rank.ep_rank, metadata_file_name(rank.pp_rank)))
+          .in(file.path)
+          .tensor(tensor.name)
+          .hint("the ranks are mixed up, or come from different checkpoints");
     if (found == rules.end())
       throw Error(ErrorKind::kBadInput,
                   checkpoint.rules.empty()
@@ -204,14 +226,17 @@ void add_source_rank(Layout& layout, const Container& file, RankId rank, const S
                 : checkpoint.adapter      ? "the metadata belongs to another adapter, or knows this one by another name"
                                           : "if it is a tied copy of another parameter, config.json must say "
                                             "\"tie_word_embeddings\": true");
-    Cut cut = found->second.rule->for_rank(rank.tp_rank, checkpoint.tp);
+    Cut cut = found->second.rule->for_rank(rank.tp_rank, checkpoint.tp, rank.ep_rank);
     const CutKind kind = found->second.tied_to.empty() ? cut.kind : CutKind::kTied;
     if (cut.kind != CutKind::kReplicated) {
       layout.add_cut(layout.add_stored(tensor, first_file, kind), cut);
       continue;
     }
-    for (Cut::Part& part : cut.parts)  // of several parts, the tensor is each of them
-      layout.add_cut(layout.add_stored(tensor, first_file, kind), {cut.kind, cut.dim, {std::move(part)}});
+    Cut one = cut;
+    for (Cut::Part& part : cut.parts) {  // of several parts, the tensor is each of them
+      one.parts = {std::move(part)};
+      layout.add_cut(layout.add_stored(tensor, first_file, kind), one);
+    }
   }
 }
 
@@ -224,8 +249,9 @@ Layout sharded_source_layout(const ShardedCheckpoint& checkpoint, const std::vec
         checkpoint.rules.empty() ? cut_rules(checkpoint.metadata[pp_rank]) : checkpoint.rules;
     std::unordered_map<std::string, NamedRule> by_name;
     for (const NamedRule& rule : named_rules(rules, tied)) by_name.emplace(rule.stored_name, rule);
-    for (std::uint32_t tp_rank = 0; tp_rank < checkpoint.tp; ++tp_rank)
-      add_source_rank(layout, checkpoint.files[pp_rank][tp_rank], {tp_rank, pp_rank}, checkpoint, by_name);
+    const std::vector<Container>& files = checkpoint.files[pp_rank];
+    for (std::uint32_t i = 0; i < files.size(); ++i)
+      add_source_rank(layout, files[i], {i % checkpoint.tp, pp_rank, 0, i / checkpoint.tp}, checkpoint, by_name);
     for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
       if (copy.rank.pp_rank == pp_rank) add_source_rank(layout, copy.file, copy.rank, checkpoint, by_name);
   }

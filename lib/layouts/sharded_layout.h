@@ -25,11 +25,11 @@ struct ShardedForm {
   bool is_partial() const { return start_rank != 0 || end_rank != UINT32_MAX; }
 };
 
-/// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel ranks, of the tensors
-/// `logical`. Paths are relative to the output directory; metadata and marker files are among the text files.
+/// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel and `ep` expert-parallel ranks,
+/// of the tensors `logical`. Paths are relative to the output directory; metadata and marker files are among the text files.
 /// \throws Error kBadInput if the originals of one joined tensor differ in dtype.
 Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t tp,
-                             const std::vector<LogicalTensor>& logical, ShardedForm form);
+                             const std::vector<LogicalTensor>& logical, ShardedForm form, std::uint32_t ep = 1);
 
 /// The same of one stage whose ranks have the tensors of `rules`, and of a form without metadata.
 Layout sharded_target_layout(const std::vector<CutRule>& rules, std::uint32_t tp,
@@ -47,9 +47,10 @@ struct ShardedCheckpoint {
   Format format = Format::kSafetensors;  // of its first rank
   std::uint32_t tp = 0;
   std::uint32_t pp = 0;
+  std::uint32_t ep = 1;
   std::vector<StageMetadata> metadata;        // [pp_rank]; empty where the folder has none
   std::vector<CutRule> rules;                 // of its one stage, where these say it and no metadata
-  std::vector<std::vector<Container>> files;  // [pp_rank][tp_rank], of the first data-parallel rank
+  std::vector<std::vector<Container>> files;  // [pp_rank][ep_rank × tp + tp_rank], of the first data-parallel rank
   std::vector<Copy> copies;                   // the same weights as other data-parallel ranks have saved them
   bool has_old_metadata = false;              // of torch_metadata.h: it does not say how many ranks there were
   std::vector<std::string> not_saved;         // parameters that the metadata lists and no file holds
@@ -59,7 +60,8 @@ struct ShardedCheckpoint {
 /// Reads all headers and metadata and proves that every rank is there, that the ranks of a stage agree in names, shapes
 /// and dtypes, and that the metadata, where there is any, is about these files. With `adapter`, the shards are of the
 /// adapter of that name, and the metadata becomes that of its files (adapter_metadata).
-/// \throws Error kBadInput; kUnsupported for expert-parallel ranks, and for adapters that are taken for a model.
+/// \throws Error kBadInput; kUnsupported for expert-parallel ranks whose metadata does not say how the experts are
+/// spread, and for adapters that are taken for a model.
 ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std::optional<std::string>& adapter = {});
 
 /// Fills the metadata of a checkpoint that has none, from its tensors' names and shapes and the model that config.json

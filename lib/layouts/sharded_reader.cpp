@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -23,11 +24,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// A rank's place among those of one copy: pp_rank, ep_rank, tp_rank.
+using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
+
+Place place_of(RankId rank) {
+  return {rank.pp_rank, rank.ep_rank, rank.tp_rank};
+}
+
 /// What stands in a shards folder, by name alone.
 struct Listing {
-  std::map<std::pair<std::uint32_t, std::uint32_t>, RankFile> ranks;  // (pp_rank, tp_rank) → the first copy of it
-  std::vector<RankFile> copies;                                       // other data-parallel ranks
-  std::map<std::uint32_t, fs::path> metadata;                         // pp_rank → file
+  std::map<Place, RankFile> ranks;             // the first copy of each
+  std::vector<RankFile> copies;                // other data-parallel ranks
+  std::map<std::uint32_t, fs::path> metadata;  // pp_rank → file
 };
 
 /// Of a file, or of a tensor in it.
@@ -40,8 +48,7 @@ Error expert_parallel(const fs::path& path, const char* what) {
 Listing list_folder(const ShardsFolder& folder) {
   Listing listing;
   for (const RankFile& file : list_rank_files(folder)) {  // lower data-parallel ranks come later only within a tp, pp
-    if (file.rank.ep_rank != 0) throw expert_parallel(file.path, "is of an expert-parallel rank");
-    const auto [found, is_new] = listing.ranks.emplace(std::pair(file.rank.pp_rank, file.rank.tp_rank), file);
+    const auto [found, is_new] = listing.ranks.emplace(place_of(file.rank), file);
     if (!is_new) listing.copies.push_back(file);
   }
   for (const auto& entry : fs::directory_iterator(folder.path))
@@ -53,21 +60,19 @@ Listing list_folder(const ShardsFolder& folder) {
   return listing;
 }
 
-[[noreturn]] void fail_missing(const fs::path& folder, const std::vector<std::string>& missing, std::uint32_t tp,
-                               std::uint32_t pp) {
-  throw Error(ErrorKind::kBadInput,
-              fmt::format("{} of the {} ranks (tp {} × pp {}) {} missing: {}", missing.size(), std::uint64_t{tp} * pp,
-                          tp, pp, missing.size() == 1 ? "is" : "are", list_names(missing)))
-      .in(folder)
-      .hint("copy the missing ranks here; a model cannot be put together without them");
-}
-
-void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing, std::uint32_t tp, std::uint32_t pp) {
+void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
   std::vector<std::string> missing;
-  for (std::uint32_t p = 0; p < pp; ++p)
-    for (std::uint32_t t = 0; t < tp; ++t)
-      if (!listing.ranks.count({p, t})) missing.push_back(rank_name(folder.kind, {t, p}));
-  if (!missing.empty()) fail_missing(folder.path, missing, tp, pp);
+  for (std::uint32_t p = 0; p < mesh.pp; ++p)
+    for (std::uint32_t e = 0; e < mesh.ep; ++e)
+      for (std::uint32_t t = 0; t < mesh.tp; ++t)
+        if (!listing.ranks.count({p, e, t})) missing.push_back(rank_name(folder.kind, {t, p, 0, e, mesh.ep > 1}));
+  if (missing.empty()) return;
+  const std::string ep = mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "";
+  throw Error(ErrorKind::kBadInput, fmt::format("{} of the {} ranks (tp {} × pp {}{}) {} missing: {}", missing.size(),
+                                                std::uint64_t{mesh.tp} * mesh.pp * mesh.ep, mesh.tp, mesh.pp, ep,
+                                                missing.size() == 1 ? "is" : "are", list_names(missing)))
+      .in(folder.path)
+      .hint("copy the missing ranks here; a model cannot be put together without them");
 }
 
 /// The ranks of one stage hold the same parameters in the same shapes.
@@ -103,11 +108,37 @@ void prove_ranks_agree(const Container& first, const Container& other) {
 }
 
 /// Parameters that the metadata lists and that were not saved: frozen ones.
-void note_not_saved(const StageMetadata& metadata, const Container& file, std::vector<std::string>& not_saved) {
+void note_not_saved(const StageMetadata& metadata, const ShardedCheckpoint& checkpoint,
+                    const std::vector<Container>& files, std::vector<std::string>& not_saved) {
   std::unordered_set<std::string> held;
-  for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
+  for (std::size_t i = 0; i < files.size(); i += checkpoint.tp)  // one of each expert-parallel rank
+    for (const TensorEntry& tensor : files[i].tensors) held.insert(tensor.name);
   for (const ParallelParameter& parameter : metadata.parameters)
     if (!held.count(parameter.name)) not_saved.push_back(parameter.name);
+}
+
+/// Where there are several expert-parallel ranks, the metadata says how experts are spread over so many.
+void prove_experts(const ShardedCheckpoint& checkpoint, const Listing& listing) {
+  bool said = false;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank)
+    for (const ParallelParameter& parameter : checkpoint.metadata[pp_rank].parameters) {
+      if (!parameter.expert_model_parallel()) continue;
+      said = true;
+      if (parameter.expert_rank ? *parameter.expert_rank < checkpoint.ep : parameter.expert_partitions == checkpoint.ep)
+        continue;
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("its experts are on {}, but there {}",
+                      parameter.expert_rank ? fmt::format("expert-parallel rank {}", *parameter.expert_rank)
+                                            : fmt::format("{} expert-parallel ranks", parameter.expert_partitions),
+                      checkpoint.ep == 1 ? "is one" : fmt::format("are {}", checkpoint.ep)))
+          .in(listing.metadata.at(pp_rank))
+          .tensor(parameter.name)
+          .hint("expert-parallel ranks are missing, or of another checkpoint");
+    }
+  if (said) return;
+  for (const auto& [place, file] : listing.ranks)
+    if (file.rank.ep_rank != 0) throw expert_parallel(file.path, "is of an expert-parallel rank");
 }
 
 void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
@@ -167,7 +198,8 @@ void note_warnings(const Container& file, std::vector<std::string>& warnings) {
 }
 
 /// xser says which tensors are split over expert-parallel ranks, even where the names of the files do not.
-void refuse_experts(const Container& file) {
+void refuse_experts(const Container& file, RankId rank) {
+  if (rank.has_ep) return;  // whose metadata says more
   for (const auto& [key, tensor] : file.metadata)
     if (key == kXserExpertParallel)
       throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
@@ -176,17 +208,18 @@ void refuse_experts(const Container& file) {
 void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     auto& files = checkpoint.files.emplace_back();
-    for (std::uint32_t tp_rank = 0; tp_rank < checkpoint.tp; ++tp_rank) {
-      const RankFile& rank = listing.ranks.at({pp_rank, tp_rank});
+    for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {
+      const RankFile& rank = listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp});
       files.push_back(read_container(rank.path, rank.format));
-      refuse_experts(files.back());
-      if (tp_rank > 0) prove_ranks_agree(files.front(), files.back());
+      refuse_experts(files.back(), rank.rank);
+      if (i % checkpoint.tp > 0) prove_ranks_agree(files[i / checkpoint.tp * checkpoint.tp], files.back());
       note_warnings(files.back(), checkpoint.warnings);
     }
   }
   for (const RankFile& copy : listing.copies) {
     checkpoint.copies.push_back({copy.rank, read_container(copy.path, copy.format)});
-    prove_ranks_agree(checkpoint.files[copy.rank.pp_rank].front(), checkpoint.copies.back().file);
+    prove_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
+                      checkpoint.copies.back().file);
   }
 }
 
@@ -198,18 +231,20 @@ ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std:
   checkpoint.folder = folder;
   checkpoint.adapter = adapter;
   checkpoint.format = listing.ranks.begin()->second.format;
-  for (const auto& [rank, path] : listing.ranks) {
-    checkpoint.pp = std::max(checkpoint.pp, rank.first + 1);
-    checkpoint.tp = std::max(checkpoint.tp, rank.second + 1);
+  for (const auto& [place, file] : listing.ranks) {
+    checkpoint.pp = std::max(checkpoint.pp, file.rank.pp_rank + 1);
+    checkpoint.tp = std::max(checkpoint.tp, file.rank.tp_rank + 1);
+    checkpoint.ep = std::max(checkpoint.ep, file.rank.ep_rank + 1);
   }
   for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
   if (!listing.metadata.empty()) read_all_metadata(listing, checkpoint);
-  prove_all_ranks_present(folder, listing, checkpoint.tp, checkpoint.pp);
+  prove_experts(checkpoint, listing);
+  prove_all_ranks_present(folder, listing, checkpoint);
   read_all_files(listing, checkpoint);
   read_old_metadata(listing, checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const Container& first = checkpoint.files[pp_rank].front();
-    note_not_saved(checkpoint.metadata[pp_rank], first, checkpoint.not_saved);
+    note_not_saved(checkpoint.metadata[pp_rank], checkpoint, checkpoint.files[pp_rank], checkpoint.not_saved);
     prove_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), first);
   }
   if (!checkpoint.metadata.empty()) prove_all_stages_present(checkpoint);

@@ -94,10 +94,10 @@ void look_into_tensors(const fs::path& path, const std::string& shown_as, std::v
   }
 }
 
-/// Of the ranks, this program writes those of the first data-parallel copy, and no expert-parallel ones.
+/// Of the ranks, this program writes those of the first data-parallel copy.
 bool is_our_rank(const std::string& name) {
   const auto rank = rank_of_name(name);
-  return rank && rank->dp_rank == 0 && name.find("ep_rank") == std::string::npos;
+  return rank && rank->dp_rank == 0;
 }
 
 /// Entries that are ranks, with xser's beside them. `ending` is what a rank's file has after its numbers.
@@ -126,7 +126,8 @@ void look_at_ranks(const fs::path& folder, const std::string& shown_as, std::str
 
 std::string rank_name(ShardsKind kind, RankId rank) {
   if (is_deployed(kind)) return fmt::format("tp{}_sharded_checkpoint", rank.tp_rank);
-  const std::string name = fmt::format("tp_rank_{:02}_pp_rank_{:02}", rank.tp_rank, rank.pp_rank);
+  const std::string ep = rank.has_ep ? fmt::format("ep_rank_{:02}_", rank.ep_rank) : "";
+  const std::string name = fmt::format("{}tp_rank_{:02}_pp_rank_{:02}", ep, rank.tp_rank, rank.pp_rank);
   return is_torch_only(kind) ? fmt::format("dp_rank_{:02}_{}", rank.dp_rank, name) : name;
 }
 
@@ -148,6 +149,7 @@ std::optional<RankId> rank_of_name(std::string_view name) {
     name.remove_prefix(digits + 1);
   }
   if (open.count("tp") || open.count("pp")) return std::nullopt;
+  rank.has_ep = !open.count("ep");
   return rank;
 }
 

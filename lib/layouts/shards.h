@@ -59,6 +59,7 @@ struct RankId {
   std::uint32_t pp_rank = 0;
   std::uint32_t dp_rank = 0;  // copies of the same weights
   std::uint32_t ep_rank = 0;
+  bool has_ep = false;  // experts are spread, and names say over which rank
 
   friend auto operator<=>(const RankId&, const RankId&) = default;
 };
@@ -72,7 +73,8 @@ constexpr bool is_torch_only(ShardsKind kind) {
   return kind == ShardsKind::kOptimum || kind == ShardsKind::kNxd;
 }
 
-/// "tp_rank_03_pp_rank_00", "dp_rank_00_tp_rank_03_pp_rank_00" (at least two digits each), or "tp3_sharded_checkpoint".
+/// "tp_rank_03_pp_rank_00", "dp_rank_00_tp_rank_03_pp_rank_00" (at least two digits each), or "tp3_sharded_checkpoint". With experts
+/// "ep_rank_01_" stands before "tp_rank" (NxD).
 std::string rank_name(ShardsKind kind, RankId rank);
 /// The numbers of a name made of `dp_rank_N`, `ep_rank_N`, `tp_rank_N` and `pp_rank_N` in any order and of any width;
 /// tp and pp must be there. Nothing for any other name.

@@ -10,7 +10,9 @@ namespace reshard {
 namespace {
 
 TensorEntry entry_of(const StoredTensor& tensor) {
-  return {tensor.name, tensor.dtype, tensor.shape};
+  TensorEntry entry{tensor.name, tensor.dtype, tensor.shape};
+  entry.expert_parallel = tensor.expert_parallel;
+  return entry;
 }
 
 /// torch names the directory inside a file after the file.
@@ -85,6 +87,7 @@ std::vector<std::uint32_t> add_target_container(Layout& layout, TargetContainer 
   file.path = container.path;
   file.tp_rank = container.tp_rank;
   file.pp_rank = container.pp_rank;
+  file.ep_rank = container.ep_rank;
   switch (container.format) {
     case Format::kXser: return add_xser(layout, container, file);
     case Format::kSafetensors: file.encoding = LayoutFile::Encoding::kSafetensors; break;

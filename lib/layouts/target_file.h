@@ -17,6 +17,7 @@ struct TargetContainer {
   std::filesystem::path path;  // relative to the output directory
   std::uint32_t tp_rank = 0;
   std::uint32_t pp_rank = 0;
+  std::uint32_t ep_rank = 0;
   std::vector<StoredTensor> tensors;  // of each the name, dtype, shape and kind
   std::vector<TensorAlias> aliases;   // safetensors knows none
 };

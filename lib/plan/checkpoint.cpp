@@ -192,10 +192,11 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
   checkpoint.directory = folder.parent;
   ShardedCheckpoint shards = read_sharded_checkpoint(folder);
   checkpoint.format = shards.format;
-  checkpoint.mesh = {shards.tp, shards.pp, 1};
+  checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
   checkpoint.notes = shards.warnings;
   std::unordered_set<std::string_view> names;
-  for (const auto& ranks : shards.files) add_names(ranks.front(), names);
+  for (const auto& ranks : shards.files)
+    for (std::size_t i = 0; i < ranks.size(); i += shards.tp) add_names(ranks[i], names);
   read_model(checkpoint, use, spec, names);
   explain(shards, checkpoint, adjacent);
   if (shards.has_old_metadata && !checkpoint.model)

@@ -133,6 +133,7 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   sharding.tp = request.tp.value_or(checkpoint.mesh.tp);
   const bool stages = !is_deployed(*request.to);
   if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded && stages) sharding.pp = checkpoint.mesh.pp;
+  if (!sharding.ep && sharded && has_metadata(*request.to)) sharding.ep = checkpoint.mesh.ep;
   const Format format = request.format.value_or(is_torch_only(*request.to) ? Format::kPytorch : Format::kSafetensors);
   sharding.form.kind = *request.to;
   sharding.form.format = format;

@@ -73,6 +73,7 @@ struct ShardingRequest {
   std::uint32_t tp = 1;
   std::optional<std::uint32_t> pp;  // default 1, or what the cuts make
   std::uint32_t vpp = 1;
+  std::optional<std::uint32_t> ep;         // default 1
   std::vector<std::string> pipeline_cuts;  // empty: dealt evenly
   AttentionOptions attention;
   ShardedForm form;

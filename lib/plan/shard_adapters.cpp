@@ -62,6 +62,8 @@ class AdapterSharder {
     job_->output_directory = request_.output_directory;
     job_->force = request_.force;
     job_->family = config.model_type;
+    if (request_.sharding.ep.value_or(1) != 1)
+      throw Error(ErrorKind::kUsage, "--ep: adapters are not spread over expert-parallel ranks");
     plan_mesh(*job_, request_.sharding, model);
     const auto base = plan_stages(model, job_->mesh.tp, *job_->partition, request_.sharding.attention,
                                   [](const std::string&) { return false; });
@@ -178,7 +180,7 @@ class AdapterSharder {
 
   static Layout source_layout(const Container& file, const FusePlan& fuse) {
     Layout layout;
-    const std::uint32_t first_file = layout.add_files(file, 0, 0);
+    const std::uint32_t first_file = layout.add_files(file, {});
     for (const TensorEntry& tensor : file.tensors) {
       const auto equal = fuse.equal_to.find(tensor.name);
       const std::string name = equal == fuse.equal_to.end() ? tensor.name : equal->second;

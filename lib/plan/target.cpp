@@ -30,7 +30,8 @@ AttentionReport attention_report(const Model& model, const ShardingRequest& requ
 
 /// Whether it is a tied copy in the source; of those of several ranks, the first.
 bool is_tied_once(const Job& job, const StoredTensor& tensor) {
-  return tensor.kind == CutKind::kTied && job.source.files[tensor.file].tp_rank == 0;
+  return tensor.kind == CutKind::kTied && job.source.files[tensor.file].tp_rank == 0 &&
+         job.source.files[tensor.file].ep_rank == 0;
 }
 
 void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
@@ -79,6 +80,7 @@ void prove_options(const ShardingRequest& request) {
     throw Error(ErrorKind::kUsage, fmt::format("the layout {} has no {}", describe(kind).name, what));
   };
   if (request.pad && !is_deployed(kind)) refuse("room for what is filled up (--pad)");
+  if (request.ep.value_or(1) != 1 && !has_metadata(kind)) refuse("expert-parallel ranks (--ep)");
   if (request.vocab_parallel && kind != ShardsKind::kNxdi)
     refuse("choice of how the embedding is cut (--vocab-parallel)");
   if (request.attention.adjacent && kind != ShardsKind::kNxd && kind != ShardsKind::kNxdi)
@@ -161,7 +163,7 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
 }
 
 Mesh mesh_of(const ShardingRequest& request) {
-  Mesh mesh{request.tp, request.pp.value_or(1), request.vpp};
+  Mesh mesh{request.tp, request.pp.value_or(1), request.vpp, request.ep.value_or(1)};
   prove_mesh(mesh);
   if (request.pp || request.pipeline_cuts.empty()) return mesh;
   const std::size_t stages = request.pipeline_cuts.size() + 1;
@@ -196,6 +198,7 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
   plan_mesh(job, request, model);
   AttentionOptions attention = request.attention;
   attention.apart = deployed;
+  attention.ep = job.mesh.ep;
   std::unordered_set<std::string_view> held;
   held.reserve(logical.size());
   for (const LogicalTensor& tensor : logical) held.insert(tensor.name);
@@ -207,7 +210,7 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
     note_filled(job);
   } else {
     const auto plans = plan_stages(model, job.mesh.tp, *job.partition, attention, holds);
-    job.target = sharded_target_layout(plans, job.mesh.tp, logical, request.form);
+    job.target = sharded_target_layout(plans, job.mesh.tp, logical, request.form, job.mesh.ep);
   }
   if (model.family->attention && !deployed) job.attention = attention_report(model, request);
   job.text_files = std::move(job.target.text_files);

@@ -160,12 +160,13 @@ class ModelBuilder {
     while (!modules.empty()) {
       // The modules of experts come expert after expert.
       std::size_t count = 1;
-      if (modules.front().experts)
-        while (count < modules.size() && modules[count].experts) ++count;
+      const auto is_each = [](const Family::Module& module) { return module.experts && !module.stacked; };
+      if (is_each(modules.front()))
+        while (count < modules.size() && is_each(modules[count])) ++count;
       std::vector<Filled> filled;
       for (const Family::Module& module : modules.first(count))
         if (auto one = fill(module)) filled.push_back(std::move(*one));
-      if (modules.front().experts)
+      if (is_each(modules.front()))
         add_experts(filled);
       else
         for (const Filled& one : filled) add_one(one, layer_name(one), std::nullopt);
@@ -205,6 +206,10 @@ class ModelBuilder {
     if (module.experts) filled.experts = values_.size(module.experts);
     if (filled.experts > kMaxExperts)
       values_.fail(fmt::format("{} experts are more than any model has", filled.experts));
+    weight.experts = filled.experts;
+    if (module.stacked && weight.shape.front() % filled.experts != 0)
+      values_.fail(fmt::format("{} has {} rows, which are not the same for each of {} experts", module.name,
+                               weight.shape.front(), filled.experts));
     return filled;
   }
 

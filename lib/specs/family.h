@@ -83,7 +83,8 @@ struct Family {
     Expression when;                   // whether there is such a module, in a layer
     std::vector<Packed> packed;        // of packed plans; empty: two halves
     Expression heads;                  // parts that stay whole along the dim that is split
-    Expression experts;                // how many, where the name has a second "*"
+    Expression experts;                // how many: of the name's second "*", or one under the other in dim 0
+    bool stacked = false;              // the latter
     bool optional = false;             // a checkpoint may lack it
     bool on_last_stage = false;        // for modules outside the layers
     std::string tied_to;               // the module whose weight this one shares where tie_word_embeddings is set
@@ -149,7 +150,8 @@ struct ModelParameter {
   bool is_bias = false;
   bool optional = false;
   std::optional<std::uint64_t> layer;
-  std::optional<std::uint64_t> expert;
+  std::optional<std::uint64_t> expert;  // whose alone it is
+  std::uint64_t experts = 0;            // of its layer, if it is an expert's, or all of theirs stacked in dim 0
   bool on_last_stage = false;
   std::string tied_to;  // the parameter whose bytes this one shares; empty if it has its own
 };

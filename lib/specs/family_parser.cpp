@@ -143,8 +143,8 @@ std::vector<Family::Packed> packed_at(const SpecObject& module) {
 }
 
 Family::Module parse_module(const SpecObject& object) {
-  object.prove_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "heads", "experts", "optional",
-                     "stage", "tied_to", "dim"});
+  object.prove_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "heads", "experts",
+                     "stacked_experts", "optional", "stage", "tied_to", "dim"});
   Family::Module module;
   module.name = object.string_at("name");
   module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
@@ -162,6 +162,12 @@ Family::Module parse_module(const SpecObject& object) {
   if (object.has("packed")) module.packed = packed_at(object);
   if (object.has("heads")) module.heads = object.expression_at("heads");
   if (object.has("experts")) module.experts = object.expression_at("experts");
+  if (object.has("stacked_experts")) {
+    if (module.experts) object.fail("stacked_experts", "nothing beside \"experts\"");
+    if (module.shape.empty()) object.fail("stacked_experts", "a \"shape\" beside it, whose dim 0 has the experts");
+    module.experts = object.expression_at("stacked_experts");
+    module.stacked = true;
+  }
   if (object.has("optional")) module.optional = object.bool_at("optional");
   if (object.has("stage")) {
     const std::string& stage = object.string_at("stage");
@@ -186,7 +192,7 @@ Family::Module parse_module(const SpecObject& object) {
   if (!module.packed.empty() && !is_packed(module.plan))
     object.fail("packed", "a plan of packed_colwise or packed_rowwise");
   const auto stars = std::count(module.name.begin(), module.name.end(), '*');
-  if (stars > 2 || (stars == 2) != static_cast<bool>(module.experts))
+  if (stars > 2 || (stars == 2) != (module.experts && !module.stacked))
     throw object.reading().error(
         object.pointer_to("name"),
         fmt::format(

@@ -10,7 +10,8 @@
 namespace reshard {
 
 void prove_mesh(const Mesh& mesh) {
-  const std::pair<const char*, std::uint32_t> degrees[] = {{"--tp", mesh.tp}, {"--pp", mesh.pp}, {"--vpp", mesh.vpp}};
+  const std::pair<const char*, std::uint32_t> degrees[] = {
+      {"--tp", mesh.tp}, {"--pp", mesh.pp}, {"--vpp", mesh.vpp}, {"--ep", mesh.ep}};
   for (const auto& [option, degree] : degrees)
     if (degree == 0 || degree > kMaxParallelDegree)
       throw Error(ErrorKind::kUsage,

@@ -9,11 +9,13 @@
 
 namespace reshard {
 
-/// The grid of ranks: `tp` ranks of tensor parallelism × `pp` of pipeline parallelism, `vpp` virtual stages a rank.
+/// The grid of ranks: `tp` ranks of tensor parallelism × `pp` of pipeline parallelism × `ep` of expert parallelism,
+/// `vpp` virtual stages a pipeline rank.
 struct Mesh {
   std::uint32_t tp = 1;
   std::uint32_t pp = 1;
   std::uint32_t vpp = 1;
+  std::uint32_t ep = 1;
 
   std::uint64_t stages() const { return std::uint64_t{pp} * vpp; }
 };
@@ -21,7 +23,7 @@ struct Mesh {
 /// More ranks than this in one dim is a typing error, not a machine.
 inline constexpr std::uint32_t kMaxParallelDegree = 4096;
 
-/// \throws Error kUsage unless tp, pp and vpp all lie in 1 … kMaxParallelDegree.
+/// \throws Error kUsage unless tp, pp, vpp and ep all lie in 1 … kMaxParallelDegree.
 void prove_mesh(const Mesh& mesh);
 
 /// Which layers each stage holds: stage s has layers [first[s], first[s+1]). Interleaved stages: stage s lies on rank

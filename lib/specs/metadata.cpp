@@ -83,11 +83,19 @@ ParallelParameter read_parameter(const std::string& name, const Json& json, cons
   ParallelParameter parameter;
   parameter.name = prove_name(name, path);
   parameter.tensor_model_parallel = object.bool_at("tensor_model_parallel");
+  if (object.has("expert_rank")) parameter.expert_rank = bounded_at(object, "expert_rank", 0, kMaxParallelDegree - 1);
+  if (object.has("expert_partitions"))
+    parameter.expert_partitions = bounded_at(object, "expert_partitions", 1, kMaxParallelDegree);
+  if (parameter.expert_rank && parameter.expert_partitions != 1)
+    object.fail("expert_partitions", "nothing beside \"expert_rank\": a single expert is on one rank");
   if (!parameter.tensor_model_parallel) return parameter;
   parameter.partition_dim = bounded_at(object, "partition_dim", 0, kMaxDims - 1);
   parameter.partition_stride = bounded_at(object, "partition_stride", 1, kMaxParallelDegree);
   parameter.num_partitions = bounded_at(object, "num_partitions", 1, kMaxParallelDegree);
   if (object.has("packed")) parameter.packed = read_packed(object, parameter.num_partitions, path);
+  const std::size_t matrices = parameter.packed.empty() ? parameter.partition_stride : parameter.packed.size();
+  if (parameter.partition_dim == 0 && matrices % parameter.expert_partitions != 0)
+    object.fail("expert_partitions", fmt::format("a number that divides the {} matrices of dim 0", matrices));
   return parameter;
 }
 
@@ -267,6 +275,10 @@ std::string metadata_text(const StageMetadata& metadata) {
     if (parameter.tensor_model_parallel)
       text += fmt::format(", \"partition_dim\": {}, \"partition_stride\": {}, \"num_partitions\": {}",
                           parameter.partition_dim, parameter.partition_stride, parameter.num_partitions);
+    if (parameter.expert_model_parallel()) text += ", \"expert_model_parallel\": true";
+    if (parameter.expert_rank) text += fmt::format(", \"expert_rank\": {}", *parameter.expert_rank);
+    if (parameter.expert_partitions > 1)
+      text += fmt::format(", \"expert_partitions\": {}", parameter.expert_partitions);
     if (!parameter.packed.empty()) text += ", \"packed\": " + packed_json(parameter.packed).dump();
     text += "}";
     separator = ",\n";

@@ -36,7 +36,7 @@ Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptio
 class StageBuilder {
  public:
   StageBuilder(const Model& model, std::uint32_t tp, const AttentionOptions& options)
-      : model_(model), tp_(tp), form_(attention_form(model, tp, options)) {
+      : model_(model), tp_(tp), ep_(options.ep), form_(attention_form(model, tp, options)) {
     const Family& family = *model.family;
     if (!model.quantized && !options.apart) fused_ = family.fused;
     if (form_ == AttentionForm::kFused && family.attention) {
@@ -112,7 +112,7 @@ class StageBuilder {
                    tp_,
                    {}}};
     }
-    return {own_parameter(parameter, tp_)};
+    return {own_parameter(parameter, tp_, ep_)};
   }
 
   /// Every rank's metadata lists the modules of all layers; specs stand only with those that the rank holds.
@@ -155,6 +155,7 @@ class StageBuilder {
 
   const Model& model_;
   std::uint32_t tp_;
+  std::uint32_t ep_;
   AttentionForm form_;
   std::vector<Family::Fused> fused_;
   std::optional<GQAQKVColumnParallelLinearSpec> gqa_;
@@ -163,9 +164,16 @@ class StageBuilder {
 
 }  // namespace
 
-ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp) {
-  if (!parameter.split_dim) return {parameter.name, false, 0, 1, 1, {}};
-  ParallelParameter own{parameter.name, true, *parameter.split_dim, 1, tp, {}};
+ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp, std::uint32_t ep) {
+  ParallelParameter own{parameter.name, false, 0, 1, 1, {}};
+  if (ep > 1 && parameter.expert)
+    own.expert_rank = static_cast<std::uint32_t>(*parameter.expert / (parameter.experts / ep));
+  else if (ep > 1 && parameter.experts != 0)
+    own.expert_partitions = ep;
+  if (!parameter.split_dim) return own;
+  own.tensor_model_parallel = true;
+  own.partition_dim = *parameter.split_dim;
+  own.num_partitions = tp;
   if (parameter.packed.empty()) return own;
   const PackedPart& first = parameter.packed.front();
   const bool alike = std::all_of(parameter.packed.begin(), parameter.packed.end(),
@@ -262,6 +270,31 @@ std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const AttentionO
   return legal;
 }
 
+namespace {
+
+/// The experts of each layer are shared by so many ranks.
+void prove_experts(const Model& model, std::uint64_t ep) {
+  if (ep == 1) return;
+  bool any = false;
+  for (const ModelParameter& parameter : model.parameters) {
+    if (parameter.experts == 0) continue;
+    any = true;
+    if (parameter.experts % ep == 0) continue;
+    std::vector<std::uint64_t> degrees;
+    for (std::uint64_t degree = 1; degree <= parameter.experts; ++degree)
+      if (parameter.experts % degree == 0) degrees.push_back(degree);
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{} experts cannot be shared by {} expert-parallel ranks", parameter.experts, ep))
+        .tensor(parameter.name)
+        .hint("degrees that work: " + list_numbers(degrees));
+  }
+  if (!any)
+    throw Error(ErrorKind::kUsage, fmt::format("--ep {}: this {} model has no experts", ep, model.family->model_type))
+        .hint("leave out --ep");
+}
+
+}  // namespace
+
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
                                    const AttentionOptions& options,
                                    const std::function<bool(const std::string&)>& holds) {
@@ -270,6 +303,7 @@ std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const P
         "TP degrees that work for this model: " + list_numbers(legal_tp_degrees(model, options), 24);
     throw problem->hint(problem->hint().empty() ? degrees : problem->hint() + "; " + degrees);
   }
+  prove_experts(model, options.ep);
   StageBuilder builder(model, tp, options);
   std::vector<StagePlan> plans;
   for (std::uint32_t pp_rank = 0; pp_rank < partition.pp; ++pp_rank)

@@ -12,12 +12,13 @@
 
 namespace reshard {
 
-/// What the user, or the layout, asks of attention.
+/// What the user, or the layout, asks of attention, and of experts.
 struct AttentionOptions {
   bool fuse_qkv = false;                            // one projection for q, k and v
   std::optional<std::uint64_t> kv_size_multiplier;  // default: max(1, T / key-value heads)
   bool apart = false;                               // every parameter is split on its own, heads or not: for inference
   bool adjacent = false;                            // as of GQAQKVColumnParallelLinearSpec
+  std::uint32_t ep = 1;                             // expert-parallel ranks
 };
 
 /// A stored parameter that has no bytes of its own: it is `source` under a second name.
@@ -46,8 +47,8 @@ AttentionForm attention_form(const Model& model, std::uint64_t tp, const Attenti
 /// nothing.
 GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const AttentionOptions& options);
 
-/// What metadata says of a parameter that is split over `tp` ranks and stored under its own name.
-ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp);
+/// What metadata says of a parameter that is split over `tp` ranks, and experts over `ep`, stored under its own name.
+ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp, std::uint32_t ep = 1);
 
 /// Why `tp` ranks cannot share the parameter, or nothing.
 std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp);

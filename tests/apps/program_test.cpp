@@ -132,7 +132,7 @@ TEST_CASE("The option --json prints one document and nothing else on standard ou
   const auto shard =
       nlohmann::json::parse(run_reshard({"shard", golden("llama-tp8-gqa"), out, "--tp", "8", "--json"}).out);
   CHECK(shard["command"] == "shard");
-  CHECK(shard["mesh"] == nlohmann::json({{"tp", 8}, {"pp", 1}, {"vpp", 1}}));
+  CHECK(shard["mesh"] == nlohmann::json({{"tp", 8}, {"pp", 1}, {"vpp", 1}, {"ep", 1}}));
   CHECK(shard["attention"]["ranks"][1]["key_value_heads"] == nlohmann::json::array({1}));
   const auto inspect = nlohmann::json::parse(run_reshard({"inspect", out, "--json", "--stats"}).out);
   CHECK(inspect["kind"] == "ranks");

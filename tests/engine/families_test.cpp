@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/plan/checkpoint.h"
+#include "reshard/plan/convert.h"
 #include "reshard/specs/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -85,7 +86,7 @@ std::vector<std::int64_t> packed(const std::string& model_type, const std::strin
   if (is("gpt2", "c_attn")) return {24, 24, 24};
   if (is("falcon", "query_key_value") && size == 36) return {24, -6, -6};
   if (is("dbrx", "Wqkv")) return {24, 12, 12};
-  if (is("dbrx", "experts.mlp")) return {16, 16, 16};
+  if (is("dbrx", "experts.mlp")) return std::vector<std::int64_t>(static_cast<std::size_t>(size / 16), 16);
   return {size};
 }
 
@@ -175,6 +176,173 @@ TEST_CASE("Checkpoints of every family are cut over meshes as their architecture
           CHECK((read_tensors(whole / "model.safetensors") == tensors));
         }
   }
+}
+
+constexpr const char* kExpertFamilies[] = {"mixtral", "qwen2_moe",   "qwen3_moe", "deepseek_v3",
+                                           "dbrx",    "llama4_text", "gpt_oss",   "gpt_oss_mxfp4"};
+
+/// A checkpoint of a family with six experts a layer, where the file has three.
+Case with_six_experts(const std::string& name) {
+  Case c = case_named(name);
+  bool changed = false;
+  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"})
+    if (c.json["config"].contains(key)) c.json["config"][key] = 6, changed = true;
+  if (name == "dbrx") c.json["config"]["ffn_config"]["moe_num_experts"] = 6, changed = true;
+  REQUIRE(changed);
+  nlohmann::json tensors = nlohmann::json::array();
+  for (nlohmann::json tensor : c.json["tensors"]) {
+    const auto tensor_name = tensor["name"].get<std::string>();
+    const bool router = tensor_name.find("router") != std::string::npos || tensor_name.ends_with(".gate.weight") ||
+                        tensor_name.ends_with("e_score_correction_bias");
+    const std::size_t one = tensor_name.find(".experts.0.");
+    const bool stacked = tensor_name.find(".experts.") != std::string::npos &&
+                         tensor_name.find(".experts.1.") == std::string::npos &&
+                         tensor_name.find(".experts.2.") == std::string::npos && one == std::string::npos;
+    if (router || stacked) tensor["shape"][0] = tensor["shape"][0].get<std::uint64_t>() * 2;
+    tensors.push_back(tensor);
+    for (const char* expert : {"3", "4", "5"})
+      if (one != std::string::npos) {
+        tensor["name"] = std::string(tensor_name).replace(one + 9, 1, expert);
+        tensors.push_back(tensor);
+      }
+  }
+  c.json["tensors"] = tensors;
+  return c;
+}
+
+/// What an expert-parallel rank has of a tensor, before it is cut over tensor-parallel ranks; nothing if it is another's.
+std::optional<TensorData> expert_part(const std::string& name, const TensorData& whole, std::uint64_t ep,
+                                      std::uint64_t ep_rank) {
+  const std::size_t experts = name.find(".experts.");
+  if (experts == std::string::npos) return whole;
+  const char digit = name[experts + 9];
+  const std::uint64_t each = 6 / ep;
+  if (digit >= '0' && digit <= '9') {
+    if (static_cast<std::uint64_t>(digit - '0') / each != ep_rank) return std::nullopt;
+    return whole;
+  }
+  const std::uint64_t rows = whole.shape[0] / ep;
+  return taken(whole, 0, {{ep_rank * rows, (ep_rank + 1) * rows}});
+}
+
+std::string two_digits(std::uint64_t number) {
+  return (number < 10 ? "0" : "") + std::to_string(number);
+}
+
+TEST_CASE("Experts are spread over expert-parallel ranks, all else is on each of them, and they come together again") {
+  for (const char* family : kExpertFamilies) {
+    const Case c = with_six_experts(family);
+    const TempDir temp;
+    const TensorMap tensors = write_case(c, temp / "model");
+    for (const auto& [tp, pp, ep] : {std::tuple(1u, 1u, 2u), {2u, 1u, 3u}, {1u, 2u, 6u}, {2u, 2u, 2u}})
+      for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
+        CAPTURE(c.name, tp, pp, ep, name(format));
+        const fs::path out = temp / "out";
+        const fs::path whole = temp / "whole";
+        fs::remove_all(out);
+        fs::remove_all(whole);
+        ShardRequest request = shard_request(temp / "model", out, tp, pp);
+        request.sharding.ep = ep;
+        request.sharding.form = {format == Format::kSafetensors ? ShardsKind::kRanks : ShardsKind::kOptimum, format};
+        shard(request);
+        if (format == Format::kSafetensors && pp == 1) {
+          const auto ranks = read_ranks(out);
+          REQUIRE(ranks.size() == tp * ep);
+          for (std::uint64_t ep_rank = 0; ep_rank < ep; ++ep_rank)
+            for (std::uint64_t tp_rank = 0; tp_rank < tp; ++tp_rank) {
+              const TensorMap& held =
+                  ranks.at("ep_rank_" + two_digits(ep_rank) + "_tp_rank_" + two_digits(tp_rank) + "_pp_rank_00");
+              std::size_t count = 0;
+              for (const auto& tensor : c.json["tensors"]) {
+                const auto tensor_name = tensor["name"].get<std::string>();
+                CAPTURE(tensor_name);
+                const auto part = expert_part(tensor_name, tensors.at(tensor_name), ep, ep_rank);
+                CHECK(held.count(tensor_name) == (part ? 1 : 0));
+                if (!part || held.count(tensor_name) == 0) continue;
+                CHECK((held.at(tensor_name) == rank_part(c, tensor, *part, tp, tp_rank)));
+                ++count;
+              }
+              CHECK(held.size() == count);
+            }
+        } else if (format != Format::kSafetensors) {
+          CHECK(fs::exists(out / "shards/model" /
+                           ("dp_rank_00_ep_rank_" + two_digits(ep - 1) + "_tp_rank_00_pp_rank_00.pt")));
+        }
+        ConsolidateRequest back;
+        back.checkpoint_directory = out;
+        back.output_directory = whole;
+        consolidate(back);
+        CHECK((read_tensors(whole / "model.safetensors") == tensors));
+      }
+  }
+}
+
+TEST_CASE("Expert-parallel ranks become other ranks, and those of another mesh are the same as made directly") {
+  const TempDir temp;
+  const Case c = with_six_experts("qwen3_moe");
+  const TensorMap tensors = write_case(c, temp / "model");
+  ShardRequest request = shard_request(temp / "model", temp / "six", 2, 2);
+  request.sharding.ep = 6;
+  shard(request);
+  ConvertRequest convert;
+  convert.source = temp / "six";
+  convert.output_directory = temp / "three";
+  convert.to = ShardsKind::kRanks;
+  convert.tp = 1;
+  convert.sharding.pp = 1;
+  convert.sharding.ep = 3;
+  execute(*plan_convert(convert), {});
+  request = shard_request(temp / "model", temp / "direct", 1, 1);
+  request.sharding.ep = 3;
+  shard(request);
+  CHECK((read_ranks(temp / "three") == read_ranks(temp / "direct")));
+  CHECK(read_file(temp / "three/tensor_parallel_shards/mp_metadata_pp_rank_0.json") ==
+        read_file(temp / "direct/tensor_parallel_shards/mp_metadata_pp_rank_0.json"));
+  const nlohmann::json metadata =
+      nlohmann::json::parse(read_file(temp / "direct/tensor_parallel_shards/mp_metadata_pp_rank_0.json"));
+  const nlohmann::json& expert = metadata["parameters"]["model.layers.1.mlp.experts.4.up_proj.weight"];
+  CHECK(expert["expert_model_parallel"] == true);
+  CHECK(expert["expert_rank"] == 2);
+}
+
+TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts that are not all there") {
+  const TempDir temp;
+  const Case c = with_six_experts("mixtral");
+  write_case(c, temp / "model");
+  ShardRequest request = shard_request(temp / "model", temp / "out", 1);
+  const auto refused = [&](std::uint32_t ep, ShardsKind kind, const char* says) {
+    request.sharding.ep = ep;
+    request.sharding.form = {kind, Format::kSafetensors};
+    const Error error = error_of([&] { plan_shard(request); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says(says));
+    return error;
+  };
+  CHECK_THAT(refused(4, ShardsKind::kRanks, "6 experts cannot be shared by 4").hint(), Says("1, 2, 3, 6"));
+  refused(2, ShardsKind::kPresharded, "--ep");
+  refused(0, ShardsKind::kRanks, "--ep 0");
+  write_case(case_named("olmo2"), temp / "dense");
+  request.model_directory = temp / "dense";
+  refused(2, ShardsKind::kRanks, "has no experts");
+
+  request = shard_request(temp / "model", temp / "out", 1);
+  request.sharding.ep = 3;
+  shard(request);
+  const fs::path shards = temp / "out/tensor_parallel_shards";
+  ConsolidateRequest back;
+  back.checkpoint_directory = temp / "out";
+  back.output_directory = temp / "whole";
+  fs::rename(shards / "ep_rank_01_tp_rank_00_pp_rank_00", temp / "aside");
+  CHECK_THAT(error_of([&] { plan_consolidate(back); }).what(), Says("ep_rank_01_tp_rank_00_pp_rank_00"));
+  fs::rename(temp / "aside", shards / "ep_rank_01_tp_rank_00_pp_rank_00");
+  fs::rename(shards / "ep_rank_02_tp_rank_00_pp_rank_00", temp / "aside");
+  const Error last = error_of([&] { plan_consolidate(back); });
+  CHECK_THAT(last.what(), Says("expert-parallel rank 2, but there are 2"));
+  fs::rename(shards / "ep_rank_01_tp_rank_00_pp_rank_00", shards / "ep_rank_02_tp_rank_00_pp_rank_00");
+  fs::rename(temp / "aside", shards / "ep_rank_01_tp_rank_00_pp_rank_00");
+  const Error swapped = error_of([&] { plan_consolidate(back); });
+  CHECK(swapped.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(swapped.what(), Says("says the tensor is another's"));
 }
 
 TEST_CASE("Heads that would be cut are refused with the degrees that work") {

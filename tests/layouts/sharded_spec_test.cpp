@@ -131,7 +131,7 @@ TEST_CASE("Rank folders are named with two digits or more and read as numbers") 
   CHECK(rank->tp_rank == 128);
   CHECK(rank->pp_rank == 7);
   CHECK(rank_name(ShardsKind::kOptimum, {3, 100}) == "dp_rank_00_tp_rank_03_pp_rank_100");
-  CHECK((rank_of_name("dp_rank_04_ep_rank_03_tp_rank_02_pp_rank_01") == RankId{2, 1, 4, 3}));
+  CHECK((rank_of_name("dp_rank_04_ep_rank_03_tp_rank_02_pp_rank_01") == RankId{2, 1, 4, 3, true}));
   CHECK((rank_of_name("tp_rank_02_pp_rank_01_dp_rank_04") == RankId{2, 1, 4, 0}));
   for (const char* name :
        {"tp_rank_00", "tp_rank_00_pp_rank_", "tp_rank__pp_rank_00", "tp_rank_00_pp_rank_00.tensors",
