@@ -22,31 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Names with numbers compared as numbers: layers.2 before layers.10.
-bool natural_less(std::string_view a, std::string_view b) {
-  std::size_t i = 0;
-  std::size_t j = 0;
-  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  while (i < a.size() && j < b.size()) {
-    if (digit(a[i]) && digit(b[j])) {
-      std::size_t i_end = i;
-      std::size_t j_end = j;
-      while (i_end < a.size() && digit(a[i_end])) ++i_end;
-      while (j_end < b.size() && digit(b[j_end])) ++j_end;
-      if (i_end - i != j_end - j) return i_end - i < j_end - j;
-      if (const int order = a.substr(i, i_end - i).compare(b.substr(j, j_end - j))) return order < 0;
-      i = i_end;
-      j = j_end;
-    } else if (a[i] != b[j]) {
-      return a[i] < b[j];
-    } else {
-      ++i;
-      ++j;
-    }
-  }
-  return a.size() - i < b.size() - j;
-}
-
 void order_naturally(Layout& layout) {
   std::vector<std::string> names;
   for (const LogicalTensor& tensor : layout.logical) names.push_back(tensor.name);
