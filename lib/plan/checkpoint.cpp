@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <string_view>
 #include <unordered_set>
 
@@ -12,6 +13,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/specs/metadata.h"
@@ -30,16 +32,17 @@ void order_naturally(Layout& layout) {
 }
 
 /// The family that a checkpoint is of, if anybody knows it.
-FamilySpec family_of(const ModelConfig& config, const FamilySpec& spec, ConfigUse use) {
-  if (spec) return spec;
-  const Family* builtin = use == ConfigUse::kNeeded ? &find_family(config) : builtin_family(config.model_type);
-  return {std::shared_ptr<const void>(), builtin};
+FamilySpec family_of(const ModelConfig& config, const FamilySpec& spec) {
+  return spec ? spec : FamilySpec(std::shared_ptr<const void>(), builtin_family(config.model_type));
 }
 
-/// Reads the model of config.json beside the weights, if there is one and its family is known. `names` are those of the
-/// weights' tensors.
+/// The model of a checkpoint whose config.json says by itself how it is split. What to know of it joins `notes`.
+using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;
+
+/// Reads the model of config.json beside the weights, if there is one and its family is known, or `planned` can make it.
+/// `names` are those of the weights' tensors.
 void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
-                const std::unordered_set<std::string_view>& names) {
+                const std::unordered_set<std::string_view>& names, const PlannedModel& planned) {
   if (use != ConfigUse::kNeeded && !path_exists(checkpoint.directory / kConfigFile)) {
     if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
       checkpoint.notes.push_back("there is no config.json in " + checkpoint.directory.string() +
@@ -49,7 +52,11 @@ void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
   try {
     const ModelConfig config = read_model_config(checkpoint.directory);
     checkpoint.model_type = config.model_type;
-    FamilySpec family = family_of(config, spec, use);
+    FamilySpec family = family_of(config, spec);
+    if (!family && has_config_plan(config)) {
+      checkpoint.model = planned(config, checkpoint.notes);
+      return;
+    }
     if (!family) {
       if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
         checkpoint.notes.push_back(
@@ -146,7 +153,9 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
   checkpoint.notes = shards.warnings;
   std::unordered_set<std::string_view> names;
   for (const auto& ranks : shards.files) add_names(ranks.front(), names);
-  read_model(checkpoint, use, spec, names);
+  read_model(checkpoint, use, spec, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, shards, notes);
+  });
   explain(shards, checkpoint);
   if (shards.has_old_metadata && !checkpoint.model)
     throw Error(
@@ -169,7 +178,9 @@ Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files
                       const FamilySpec& spec) {
   std::unordered_set<std::string_view> names;
   for (const Container& file : files) add_names(file, names);
-  read_model(checkpoint, use, spec, names);
+  read_model(checkpoint, use, spec, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, files, notes);
+  });
   const std::optional<Model>& model = checkpoint.model;
   checkpoint.layout = whole_layout(files, model ? tied_parameters(model) : std::vector<TiedParameter>{});
   if (files.size() == 1) checkpoint.file_metadata = files.front().metadata;
@@ -205,7 +216,10 @@ Checkpoint read_directory(const fs::path& directory, ConfigUse use, const Family
   checkpoint.what = Checkpoint::What::kHuggingFace;
   checkpoint.path = directory;
   checkpoint.directory = directory;
-  if (use == ConfigUse::kNeeded) family_of(read_model_config(directory), spec, use);  // the first thing that is missed
+  if (use == ConfigUse::kNeeded) {  // the first thing that is missed
+    const ModelConfig config = read_model_config(directory);
+    if (!spec && !has_config_plan(config)) find_family(config);
+  }
   checkpoint.format = hf_format(directory).value_or(Format::kSafetensors);
   return read_files(std::move(checkpoint), read_hf_checkpoint(directory), use, spec);
 }
