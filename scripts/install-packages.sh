@@ -14,6 +14,7 @@ checkers=(
   clang-format-14 shellcheck
   clang libclang-rt-dev       # sanitizers, fuzz targets
   python3-torch python3-numpy # tests/torch
+  python3-jsonschema          # tests/schema
 )
 
 case "${1:-}" in

@@ -150,6 +150,30 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
   return best;
 }
 
+bool natural_less(std::string_view a, std::string_view b) {
+  std::size_t i = 0;
+  std::size_t j = 0;
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  while (i < a.size() && j < b.size()) {
+    if (digit(a[i]) && digit(b[j])) {
+      std::size_t i_end = i;
+      std::size_t j_end = j;
+      while (i_end < a.size() && digit(a[i_end])) ++i_end;
+      while (j_end < b.size() && digit(b[j_end])) ++j_end;
+      if (i_end - i != j_end - j) return i_end - i < j_end - j;
+      if (const int order = a.substr(i, i_end - i).compare(b.substr(j, j_end - j))) return order < 0;
+      i = i_end;
+      j = j_end;
+    } else if (a[i] != b[j]) {
+      return a[i] < b[j];
+    } else {
+      ++i;
+      ++j;
+    }
+  }
+  return a.size() - i < b.size() - j;
+}
+
 std::vector<std::string> split(std::string_view text, char separator) {
   std::vector<std::string> parts;
   std::size_t begin = 0;

@@ -36,6 +36,9 @@ std::optional<std::uint64_t> parse_unsigned(std::string_view text, std::uint64_t
 /// The candidate nearest to `word` by edit distance, or empty if none is near (more than a third of the word away).
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
+/// Whether `a` comes before `b`, numbers in them compared as numbers: layers.2 before layers.10.
+bool natural_less(std::string_view a, std::string_view b);
+
 std::vector<std::string> split(std::string_view text, char separator);
 std::string join(std::span<const std::string> parts, std::string_view separator);
 

@@ -28,6 +28,21 @@ std::string missing_hint(const std::vector<std::string>& missing) {
   return "the checkpoint is incomplete, or config.json belongs to another model";
 }
 
+/// Of a model whose tensors nobody lists, each layer has at least one.
+void prove_layers(const Model& model, const std::filesystem::path& where) {
+  std::vector<bool> held(model.layers);
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.layer) held[*parameter.layer] = true;
+  std::vector<std::uint64_t> missing;
+  for (std::uint64_t layer = 0; layer < model.layers; ++layer)
+    if (!held[layer]) missing.push_back(layer);
+  if (!missing.empty())
+    throw Error(ErrorKind::kBadInput, fmt::format("of the model's {} layers some have no tensors: {}.{{{}}}",
+                                                  model.layers, model.family->layers, list_ranges(missing)))
+        .in(where)
+        .hint("the checkpoint is incomplete, or num_hidden_layers in config.json is another model's");
+}
+
 }  // namespace
 
 Layout whole_layout(const std::vector<Container>& files, const std::vector<TiedParameter>& tied) {
@@ -65,6 +80,7 @@ std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model) {
 }
 
 void prove_against_model(Layout& layout, const Model& model, const std::filesystem::path& where) {
+  if (model.by_config_plan) prove_layers(model, where);
   std::unordered_map<std::string_view, const ModelParameter*> expected;
   std::vector<std::string> order;
   expected.reserve(model.parameters.size());

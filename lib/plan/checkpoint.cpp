@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <string_view>
 #include <unordered_set>
 
@@ -13,6 +14,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/deployed_rules.h"
 #include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/specs/metadata.h"
@@ -24,31 +26,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Names with numbers compared as numbers: layers.2 before layers.10.
-bool natural_less(std::string_view a, std::string_view b) {
-  std::size_t i = 0;
-  std::size_t j = 0;
-  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  while (i < a.size() && j < b.size()) {
-    if (digit(a[i]) && digit(b[j])) {
-      std::size_t i_end = i;
-      std::size_t j_end = j;
-      while (i_end < a.size() && digit(a[i_end])) ++i_end;
-      while (j_end < b.size() && digit(b[j_end])) ++j_end;
-      if (i_end - i != j_end - j) return i_end - i < j_end - j;
-      if (const int order = a.substr(i, i_end - i).compare(b.substr(j, j_end - j))) return order < 0;
-      i = i_end;
-      j = j_end;
-    } else if (a[i] != b[j]) {
-      return a[i] < b[j];
-    } else {
-      ++i;
-      ++j;
-    }
-  }
-  return a.size() - i < b.size() - j;
-}
-
 void order_naturally(Layout& layout) {
   std::vector<std::string> names;
   for (const LogicalTensor& tensor : layout.logical) names.push_back(tensor.name);
@@ -57,16 +34,17 @@ void order_naturally(Layout& layout) {
 }
 
 /// The family that a checkpoint is of, if anybody knows it.
-FamilySpec family_of(const ModelConfig& config, const FamilySpec& spec, ConfigUse use) {
-  if (spec) return spec;
-  const Family* builtin = use == ConfigUse::kNeeded ? &find_family(config) : builtin_family(config.model_type);
-  return {std::shared_ptr<const void>(), builtin};
+FamilySpec family_of(const ModelConfig& config, const FamilySpec& spec) {
+  return spec ? spec : FamilySpec(std::shared_ptr<const void>(), builtin_family(config.model_type));
 }
 
-/// Reads the model of config.json beside the weights, if there is one and its family is known. `names` are those of the
-/// weights' tensors.
+/// The model of a checkpoint whose config.json says by itself how it is split. What to know of it joins `notes`.
+using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;
+
+/// Reads the model of config.json beside the weights, if there is one and its family is known, or `planned` can make it.
+/// `names` are those of the weights' tensors.
 void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
-                const std::unordered_set<std::string_view>& names) {
+                const std::unordered_set<std::string_view>& names, const PlannedModel& planned) {
   if (use != ConfigUse::kNeeded && !path_exists(checkpoint.directory / kConfigFile)) {
     if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
       checkpoint.notes.push_back("there is no config.json in " + checkpoint.directory.string() +
@@ -76,7 +54,11 @@ void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
   try {
     const ModelConfig config = read_model_config(checkpoint.directory);
     checkpoint.model_type = config.model_type;
-    FamilySpec family = family_of(config, spec, use);
+    FamilySpec family = family_of(config, spec);
+    if (!family && has_config_plan(config)) {
+      checkpoint.model = planned(config, checkpoint.notes);
+      return;
+    }
     if (!family) {
       if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
         checkpoint.notes.push_back(
@@ -197,7 +179,9 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
   std::unordered_set<std::string_view> names;
   for (const auto& ranks : shards.files)
     for (std::size_t i = 0; i < ranks.size(); i += shards.tp) add_names(ranks[i], names);
-  read_model(checkpoint, use, spec, names);
+  read_model(checkpoint, use, spec, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, shards, notes);
+  });
   explain(shards, checkpoint, adjacent);
   if (shards.has_old_metadata && !checkpoint.model)
     throw Error(
@@ -220,7 +204,9 @@ Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files
                       const FamilySpec& spec) {
   std::unordered_set<std::string_view> names;
   for (const Container& file : files) add_names(file, names);
-  read_model(checkpoint, use, spec, names);
+  read_model(checkpoint, use, spec, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, files, notes);
+  });
   const std::optional<Model>& model = checkpoint.model;
   checkpoint.layout = whole_layout(files, model ? tied_parameters(model) : std::vector<TiedParameter>{});
   if (files.size() == 1) checkpoint.file_metadata = files.front().metadata;
@@ -256,7 +242,10 @@ Checkpoint read_directory(const fs::path& directory, ConfigUse use, const Family
   checkpoint.what = Checkpoint::What::kHuggingFace;
   checkpoint.path = directory;
   checkpoint.directory = directory;
-  if (use == ConfigUse::kNeeded) family_of(read_model_config(directory), spec, use);  // the first thing that is missed
+  if (use == ConfigUse::kNeeded) {  // the first thing that is missed
+    const ModelConfig config = read_model_config(directory);
+    if (!spec && !has_config_plan(config)) find_family(config);
+  }
   checkpoint.format = hf_format(directory).value_or(Format::kSafetensors);
   return read_files(std::move(checkpoint), read_hf_checkpoint(directory), use, spec);
 }

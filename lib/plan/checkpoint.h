@@ -24,7 +24,7 @@ struct Checkpoint {
   std::filesystem::path path;            // the file, the model's directory, or the shards folder
   std::filesystem::path directory;       // where config.json is, if there is one
   std::string model_type;                // empty if unknown
-  std::optional<Model> model;            // of a known family
+  std::optional<Model> model;            // of a known family, or as the plan in config.json says
   Layout layout;
   Mesh mesh;
   bool derived = false;  // how the shards are laid out is not said by metadata, but told from the model
@@ -38,12 +38,12 @@ using FamilySpec = std::shared_ptr<const Family>;
 enum class ConfigUse {
   kLenient,  // a config.json that makes no sense is a note
   kStrict,   // it is an error, and so is a sharded checkpoint that is not the model it describes
-  kNeeded,   // the same, and so is none at all, or one of an unknown family
+  kNeeded,   // the same, and so is none at all, or one of an unknown family without a plan
 };
 
 /// Looks at `path`, reads all headers and metadata and proves them; the logical tensors come in the model's order where
 /// the model is known. `spec` is the model's family where somebody describes it; else the built-in one of its
-/// model_type.
+/// model_type, else what the plan in config.json says (ConfigPlan).
 /// \param adjacent Of shards without metadata: how repeated heads lie (GQAQKVColumnParallelLinearSpec::adjacent).
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_checkpoint(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {},

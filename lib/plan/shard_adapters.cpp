@@ -7,6 +7,8 @@
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/target.h"
@@ -56,7 +58,7 @@ class AdapterSharder {
   std::unique_ptr<Job> plan() {
     mesh_of(request_.sharding);  // a wrong one is told before anything is read
     const ModelConfig config = read_model_config(config_directory());
-    const Model model = request_.spec ? instantiate(request_.spec, config) : instantiate(find_family(config), config);
+    const Model model = model_of(config);
     job_->command = "shard";
     job_->source_directory = request_.adapters.front();
     job_->output_directory = request_.output_directory;
@@ -91,6 +93,14 @@ class AdapterSharder {
     throw Error(ErrorKind::kBadInput, path_exists(given) ? "is not a directory" : "no such directory")
         .in(given)
         .hint("give the base model's directory, or its config.json");
+  }
+
+  /// Only a plan in config.json, which knows no shapes, needs the base model's weights.
+  Model model_of(const ModelConfig& config) {
+    if (request_.spec) return instantiate(request_.spec, config);
+    if (builtin_family(config.model_type) == nullptr && has_config_plan(config))
+      return planned_model(config, read_hf_checkpoint(config_directory()), job_->notes);
+    return instantiate(find_family(config), config);
   }
 
   void add(const PeftAdapter& adapter, const AdapterContent& content) {

@@ -15,7 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kMaxLayers = 1 << 14;   // a hostile config must not make the list of parameters endless
 constexpr std::uint64_t kMaxExperts = 1 << 14;  // of a layer
 constexpr std::uint64_t kMaxPacked = 4096;
 
@@ -92,20 +91,6 @@ class ConfigValues {
   std::optional<std::uint64_t> layer_;
 };
 
-/// The dim of a parameter with `ndim` dims that its plan splits.
-std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t ndim) {
-  const auto last = static_cast<std::uint32_t>(ndim) - 1;
-  switch (plan) {
-    case TensorParallelPlan::kColwise:
-    case TensorParallelPlan::kPackedColwise: return ndim == 1 ? 0 : last - 1;
-    case TensorParallelPlan::kRowwise:
-    case TensorParallelPlan::kPackedRowwise: return last;
-    case TensorParallelPlan::kEmbeddingRowwise: return 0;
-    case TensorParallelPlan::kReplicate: return std::nullopt;
-  }
-  return std::nullopt;
-}
-
 /// The sizes of the matrices in a packed one.
 std::vector<PackedPart> packed_parts(const Family::Module& module, std::uint64_t size, const ConfigValues& values) {
   if (module.packed.empty()) {
@@ -133,10 +118,7 @@ ModelParameter bias_of(const ModelParameter& weight) {
   ModelParameter bias = weight;
   bias.is_bias = true;
   if (bias.shape.size() > 1) bias.shape.resize(bias.shape.size() - 1);  // else a norm's
-  const bool of_outputs = weight.plan == TensorParallelPlan::kColwise ||
-                          weight.plan == TensorParallelPlan::kPackedColwise ||
-                          weight.plan == TensorParallelPlan::kEmbeddingRowwise;
-  if (of_outputs) {
+  if (splits_outputs(weight.plan)) {
     bias.split_dim = static_cast<std::uint32_t>(bias.shape.size()) - 1;
   } else {
     bias.split_dim.reset();
@@ -270,6 +252,31 @@ const std::map<std::string, Family>& builtin_families() {
 
 }  // namespace
 
+std::optional<TensorParallelPlan> plan_of_word(std::string_view word) {
+  for (const PlanWord& row : kPlanWords)
+    if (word == row.word) return row.plan;
+  return std::nullopt;
+}
+
+std::string plan_words() {
+  std::vector<std::string> words;
+  for (const PlanWord& row : kPlanWords) words.push_back(row.word);
+  return join(words, ", ");
+}
+
+std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t ndim) {
+  const auto last = static_cast<std::uint32_t>(ndim) - 1;
+  switch (plan) {
+    case TensorParallelPlan::kColwise:
+    case TensorParallelPlan::kPackedColwise: return ndim == 1 ? 0 : last - 1;
+    case TensorParallelPlan::kRowwise:
+    case TensorParallelPlan::kPackedRowwise: return last;
+    case TensorParallelPlan::kEmbeddingRowwise: return 0;
+    case TensorParallelPlan::kReplicate: return std::nullopt;
+  }
+  return std::nullopt;
+}
+
 std::vector<std::string> known_model_types() {
   std::vector<std::string> names;
   for (const auto& [name, family] : builtin_families()) names.push_back(name);
@@ -288,8 +295,8 @@ const Family& find_family(const ModelConfig& config) {
                                                    printable(config.model_type), join(known, ", ")))
       .in(config.path)
       .hint(
-          "describe the model in a file and give it with --spec FILE; reshard inspect --print-spec llama shows the "
-          "form");
+          "describe the model in a file and give it with --spec FILE (reshard inspect --print-spec llama shows the "
+          "form), or put the base_model_tp_plan of its configuration class into config.json");
 }
 
 Family without_base_prefix(const Family& family) {

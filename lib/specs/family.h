@@ -32,6 +32,15 @@ constexpr bool is_packed(TensorParallelPlan plan) {
   return plan == TensorParallelPlan::kPackedColwise || plan == TensorParallelPlan::kPackedRowwise;
 }
 
+/// Whether a linear's outputs are split, and so its bias as well.
+constexpr bool splits_outputs(TensorParallelPlan plan) {
+  return plan == TensorParallelPlan::kColwise || plan == TensorParallelPlan::kPackedColwise ||
+         plan == TensorParallelPlan::kEmbeddingRowwise;
+}
+
+/// The dim of a weight of `ndim` dims (1 at least) that its plan splits; nothing where every rank has all of it.
+std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t ndim);
+
 /// A word that plans are written in.
 struct PlanWord {
   const char* word;
@@ -62,6 +71,11 @@ inline constexpr PlanWord kPlanWords[] = {
     {"gather", TensorParallelPlan::kReplicate},
     {"local", TensorParallelPlan::kReplicate},
 };
+
+/// The plan that a word of kPlanWords means, or nothing.
+std::optional<TensorParallelPlan> plan_of_word(std::string_view word);
+/// All those words, for an error: "colwise, rowwise, …".
+std::string plan_words();
 
 /// A model architecture, as data: lib/specs/families/*.json are compiled in, others come with --spec. The form of such
 /// a file is lib/specs/family.schema.json. In a name the first "*" stands for the layer's number, the second for an
@@ -156,6 +170,9 @@ struct ModelParameter {
   std::string tied_to;  // the parameter whose bytes this one shares; empty if it has its own
 };
 
+/// A hostile config must not make the list of parameters endless.
+inline constexpr std::uint64_t kMaxLayers = 1 << 14;
+
 /// A family with config.json's numbers: every parameter the checkpoint has, in state-dict order.
 struct Model {
   std::shared_ptr<const Family> family;
@@ -163,7 +180,8 @@ struct Model {
   std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
   std::uint64_t kv_heads = 0;  // key/value heads
   std::uint64_t head_dim = 0;
-  bool quantized = false;  // linears have scales, and are not joined with others
+  bool quantized = false;       // linears have scales, and are not joined with others
+  bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have
   std::vector<ModelParameter> parameters;
 };
 

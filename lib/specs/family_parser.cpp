@@ -114,13 +114,8 @@ class SpecObject {
 };
 
 TensorParallelPlan plan_at(const SpecObject& object) {
-  const std::string& word = object.string_at("plan");
-  std::vector<std::string> words;
-  for (const PlanWord& row : kPlanWords) {
-    if (word == row.word) return row.plan;
-    words.push_back(row.word);
-  }
-  object.fail("plan", "one of " + join(words, ", "));
+  if (const auto plan = plan_of_word(object.string_at("plan"))) return *plan;
+  object.fail("plan", "one of " + plan_words());
 }
 
 std::vector<Family::Packed> packed_at(const SpecObject& module) {

@@ -237,6 +237,11 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
     return Error(ErrorKind::kUsage, fmt::format("{} key/value heads cannot be shared by {} ranks: heads of quantised "
                                                 "linears are not repeated",
                                                 model.kv_heads, tp));
+  if (model.quantized && model.by_config_plan && tp > 1) {
+    Error error(ErrorKind::kUnsupported,
+                "the model is quantised, and the plan in its config.json does not say how scales are split");
+    return error.hint("describe the model in a file and give it with --spec FILE");
+  }
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
     const auto problem = split_problem(parameter, tp);
@@ -248,6 +253,8 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
     }
     Error error(ErrorKind::kUsage, *problem);
     error.tensor(parameter.name);
+    if (model.by_config_plan && parameter.heads % tp != 0)
+      error.hint("heads are not repeated for a model that only its config.json's plan describes");
     return error;
   }
   return std::nullopt;

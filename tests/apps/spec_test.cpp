@@ -1,4 +1,4 @@
-// A model that no built-in family knows: --spec, and the form that inspect --print-spec shows.
+// A model that no built-in family knows: --spec, the form that inspect --print-spec shows, and plans in config.json.
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -84,6 +84,36 @@ TEST_CASE("A model with a description of its own is cut, shown, compared and put
                        "--spec", spec})
               .exit_code == 0);
   CHECK(run_reshard({"verify", mine.path("model"), mine.path("four"), "--spec", spec}).exit_code == 0);
+}
+
+TEST_CASE("A model whose config.json has a plan is cut, shown, compared and put together without a description") {
+  const Mine mine;
+  write_file(mine.dir / "model/config.json", R"({
+    "model_type": "mine",
+    "base_model_tp_plan": {"decoder.blocks.*.up": "colwise", "decoder.blocks.*.down": "rowwise", "head": "colwise_rep"},
+    "base_model_pp_plan": {"wte": [["input_ids"], ["embeds"]], "decoder.blocks": [["hidden"], ["hidden"]],
+                           "head": [["hidden"], ["logits"]]}})");
+  const ProgramResult shard =
+      run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--pp", "2", "--no-sync"});
+  INFO(shard.err);
+  REQUIRE(shard.exit_code == 0);
+  CHECK(shard.err.find("the model_type \"mine\" is not known; the plan in config.json") != std::string::npos);
+  const fs::path ranks = mine.dir / "shards/tensor_parallel_shards";
+  const TensorMap first = read_tensors(ranks / "tp_rank_01_pp_rank_00/model.safetensors");
+  CHECK((first.at("wte.weight") == mine.tensors.at("wte.weight")));
+  CHECK(first.at("decoder.blocks.0.down.weight").shape == reshard::Dims{4, 8});
+  const TensorMap last = read_tensors(ranks / "tp_rank_01_pp_rank_01/model.safetensors");
+  CHECK(last.at("head.weight").bytes == mine.tensors.at("head.weight").bytes.substr(32));
+
+  CHECK(run_reshard({"verify", mine.path("model"), mine.path("shards")}).exit_code == 0);
+  const ProgramResult inspect = run_reshard({"inspect", mine.path("shards"), "--tensors"});
+  CHECK(inspect.out.find("decoder.blocks.1.extra") != std::string::npos);
+  CHECK(inspect.err.find("the plan in config.json") != std::string::npos);
+  REQUIRE(run_reshard({"consolidate", mine.path("shards"), mine.path("whole"), "--no-sync"}).exit_code == 0);
+  CHECK((read_tensors(mine.dir / "whole/model.safetensors") == mine.tensors));
+  const ProgramResult wrong = run_reshard({"shard", mine.path("model"), mine.path("b"), "--tp", "3"});
+  CHECK(wrong.exit_code == 2);
+  CHECK(wrong.err.find("TP degrees that work for this model: 1, 2, 4") != std::string::npos);
 }
 
 TEST_CASE("A built-in description is printed in the form that --spec takes") {

@@ -121,6 +121,15 @@ TEST_CASE("Splitting keeps empty parts, and joining undoes it") {
   CHECK(join(split("model.layers.0", '.'), ".") == "model.layers.0");
 }
 
+TEST_CASE("Numbers in names are compared as numbers") {
+  CHECK(natural_less("layers.2.a", "layers.10.a"));
+  CHECK_FALSE(natural_less("layers.10.a", "layers.2.a"));
+  CHECK(natural_less("layers.2.a", "layers.2.b"));
+  CHECK(natural_less("layers", "layers.0"));
+  CHECK(natural_less("a9", "b1"));
+  CHECK_FALSE(natural_less("layers.2", "layers.2"));
+}
+
 TEST_CASE("A list of numbers is cut short with its length") {
   CHECK(list_numbers(Numbers{}).empty());
   CHECK(list_numbers(Numbers{0, 2, 4}) == "0, 2, 4");

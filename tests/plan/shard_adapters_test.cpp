@@ -64,6 +64,23 @@ struct Case {
   json sharded_config() const { return json::parse(read_file(temp / "out/adapter_default/adapter_config.json")); }
 };
 
+TEST_CASE("An adapter of a model that only the plan in config.json describes is split by it") {
+  Case c;
+  c.adapt("mlp.down_proj", 4, 4);
+  const ShardRequest request = c.request();
+  json config = c.model.config();
+  config["model_type"] = "newcomer";
+  config["base_model_tp_plan"] = {{"layers.*.mlp.down_proj", "rowwise"}};
+  write_file(c.temp / "model/config.json", config.dump());
+  // A plan knows no shapes: they are in the weights.
+  CHECK(error_of([&] { plan_shard(request); }).kind() == ErrorKind::kBadInput);
+  Random random(4);
+  write_safetensors(c.temp / "model/model.safetensors", random_tensors(c.model, random));
+  shard(request);
+  CHECK(c.rank(1).at(kLayer + "mlp.down_proj.lora_A.weight") == TensorData{DType::kF8E4M3, {1, 2}, "cd"});
+  CHECK(c.rank(1).at(kLayer + "mlp.down_proj.lora_B.weight") == Case::counting({4, 1}));
+}
+
 TEST_CASE("Exactly joined linears have their lora_A stacked and their lora_B on a diagonal") {
   Case c;
   c.adapt_mlp(1, 2);

@@ -247,6 +247,15 @@ TEST_CASE("Metadata that is written is read back the same") {
   CHECK(specs > 100);
 }
 
+TEST_CASE("An embedding may be split over the vocabulary or across the embedding") {
+  const StageMetadata metadata{{{"across.weight", true, 1, 1, 4}, {"vocabulary.weight", true, 0, 1, 4}}, {}};
+  const std::string text = metadata_text(metadata);
+  const Json across = Json::parse(text).at("parameters").at("across.weight");
+  CHECK(across == Json::parse(R"({"tensor_model_parallel": true, "partition_dim": 1, "partition_stride": 1,
+                                  "num_partitions": 4})"));
+  CHECK(read(text) == metadata);
+}
+
 TEST_CASE("The reference's metadata is read, and written again with the same content") {
   std::size_t files = 0;
   for (const auto& entry : fs::recursive_directory_iterator(test::testdata("golden"))) {

@@ -1,0 +1,75 @@
+#include "reshard/layouts/planned_model.h"
+
+#include <fmt/format.h>
+
+#include <unordered_map>
+
+#include "reshard/base/strings.h"
+#include "reshard/layouts/cut.h"
+
+namespace reshard {
+namespace {
+
+std::vector<std::string> names_of(const std::vector<WholeTensor>& tensors) {
+  std::vector<std::string> names;
+  names.reserve(tensors.size());
+  for (const WholeTensor& tensor : tensors) names.push_back(tensor.name);
+  return names;
+}
+
+ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& tensors,
+                    std::vector<std::string>& notes) {
+  ConfigPlan plan(config, names_of(tensors));
+  notes.push_back(
+      fmt::format("the model_type \"{}\" is not known; the plan in config.json (base_model_tp_plan) says how its "
+                  "tensors are split, and what it does not name every rank has all of",
+                  printable(config.model_type)));
+  const std::vector<std::string> idle = plan.idle_keys();
+  if (!idle.empty()) notes.push_back("the plan in config.json names modules that are not there: " + list_names(idle));
+  return plan;
+}
+
+/// The originals of a stage's tensors, as its metadata has them. Tensors that it does not list, or whose sizes do not
+/// come out, are told of later.
+void add_wholes(const StageMetadata& metadata, const Container& file, std::uint32_t tp,
+                std::vector<WholeTensor>& tensors) {
+  const std::vector<CutRule> rules = cut_rules(metadata);
+  std::unordered_map<std::string_view, const CutRule*> by_name;
+  for (const CutRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
+  for (const TensorEntry& tensor : file.tensors) {
+    const auto rule = by_name.find(tensor.name);
+    if (rule == by_name.end()) continue;
+    Cut cut = rule->second->for_rank(0, tp);
+    const auto shapes = logical_shapes(cut, tensor.shape);
+    if (!shapes) continue;
+    for (std::size_t i = 0; i < cut.parts.size(); ++i)
+      tensors.push_back({std::move(cut.parts[i].logical_name), (*shapes)[i]});
+  }
+}
+
+}  // namespace
+
+Model planned_model(const ModelConfig& config, const std::vector<Container>& files, std::vector<std::string>& notes) {
+  std::vector<WholeTensor> tensors;
+  for (const Container& file : files)
+    for (const TensorEntry& tensor : file.tensors) tensors.push_back({tensor.name, tensor.shape});
+  return plan_for(config, tensors, notes).model(tensors);
+}
+
+Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, std::vector<std::string>& notes) {
+  std::vector<WholeTensor> tensors;
+  const bool has_metadata = !shards.metadata.empty();
+  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
+    const Container& file = shards.files[pp_rank].front();  // as those of the stage's other ranks
+    if (has_metadata)
+      add_wholes(shards.metadata[pp_rank], file, shards.tp, tensors);
+    else
+      for (const TensorEntry& tensor : file.tensors) tensors.push_back({tensor.name, tensor.shape});
+  }
+  const ConfigPlan plan = plan_for(config, tensors, notes);
+  if (!has_metadata)
+    for (WholeTensor& tensor : tensors) tensor.shape = plan.whole_shape(tensor.name, tensor.shape, shards.tp);
+  return plan.model(std::move(tensors));
+}
+
+}  // namespace reshard

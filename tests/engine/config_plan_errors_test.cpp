@@ -1,0 +1,129 @@
+// Plans in config.json that make no sense, and models that do not fit theirs.
+
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/planned.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// The error of `shard --tp` for the model with another config or other tensors.
+Error refused(const json& config, const std::vector<Planned>& all = tensors_of("model.", true), std::uint32_t tp = 2) {
+  const TempDir temp;
+  write_planned(temp / "model", all, config);
+  Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", tp)); });
+  CHECK(!fs::exists(temp / "out"));
+  if (error.kind() == ErrorKind::kBadInput && error.tensor().empty())
+    CHECK(error.path() == (temp / "model/config.json").string());
+  return error;
+}
+
+TEST_CASE("A plan that makes no sense is refused with its key") {
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({"base_model_tp_plan": ["layers"]})", "\"base_model_tp_plan\" is [\"layers\"], expected an object"},
+      {R"({"base_model_tp_plan": "colwise"})", "\"base_model_tp_plan\" is \"colwise\", expected an object"},
+      {R"({"base_model_tp_plan": {"layers.*.mlp.up": "colwize"}})",
+       "the plan of \"layers.*.mlp.up\" is \"colwize\", expected one of colwise, rowwise, packed_colwise"},
+      {R"({"base_model_tp_plan": {"layers.*.mlp.up": ["colwise"]}})",
+       "the plan of \"layers.*.mlp.up\" is [\"colwise\"]"},
+      {R"({"_tp_plan": {"lm_head": 1}})", "_tp_plan: the plan of \"lm_head\" is 1"},
+      {R"({"base_model_tp_plan": {"blocks.*.up": "colwise"}, "base_model_pp_plan": null})",
+       "no tensor is called blocks.0."},
+      {R"({"base_model_pp_plan": []})", "\"base_model_pp_plan\" is []"},
+      {R"({"base_model_pp_plan": {"norm": [[], []]}})", "the key \"layers\" is missing"},
+      {R"({"base_model_pp_plan": {"layers": [[]]}})", "two lists: what the module takes"},
+      {R"({"num_attention_heads": "8"})", "\"num_attention_heads\" is \"8\""},
+      {R"({"num_hidden_layers": 100000})", "\"num_hidden_layers\" is 100000"}};
+  for (const auto& [patch, says] : wrong) {
+    CAPTURE(patch);
+    json config = json::parse(kPlannedConfig);
+    config.update(json::parse(patch));
+    const Error error = refused(config);
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says(says));
+  }
+}
+
+TEST_CASE("An empty plan is none, and so the model_type is not known") {
+  json config = json::parse(kPlannedConfig);
+  for (const json& none : {json::object(), json(nullptr)}) {
+    config["base_model_tp_plan"] = none;
+    const Error error = refused(config);
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.hint(), Says("base_model_tp_plan"));
+  }
+}
+
+TEST_CASE("A TP degree that cuts a head or does not divide a size is refused with those that work") {
+  const Error heads = refused(json::parse(kPlannedConfig), tensors_of("model.", true), 8);
+  CHECK(heads.kind() == ErrorKind::kUsage);
+  CHECK(heads.tensor() == "model.layers.0.self_attn.k_proj.weight");
+  CHECK_THAT(heads.what(), Says("dim 0 has 4 heads, which 8 ranks do not divide"));
+  CHECK_THAT(heads.hint(), Says("heads are not repeated"));
+  CHECK(heads.hint().ends_with("TP degrees that work for this model: 1, 2, 4"));
+
+  json headless = json::parse(kPlannedConfig);
+  headless.erase("num_attention_heads");
+  headless.erase("num_key_value_heads");
+  const Error size = refused(headless, tensors_of("model.", true), 16);
+  CHECK(size.kind() == ErrorKind::kUsage);
+  CHECK_THAT(size.what(), Says("which 16 ranks do not divide"));
+  CHECK_THAT(size.hint(), Says("TP degrees that work for this model: 1, 2, 4, 8"));
+}
+
+TEST_CASE("Sizes that fall into no heads or halves are refused, naming the tensor") {
+  json config = json::parse(kPlannedConfig);
+  config["num_key_value_heads"] = 3;
+  const Error heads = refused(config);
+  CHECK(heads.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(heads.what(), Says("dim 0 has 16 elements, which 3 heads do not divide"));
+  CHECK_THAT(heads.tensor(), Says("k_proj.weight"));
+
+  std::vector<Planned> all = tensors_of("model.", true);
+  for (Planned& planned : all)
+    if (planned.name == "model.layers.1.mlp.gate_up_proj.bias") planned.shape = {23};
+  const Error odd = refused(json::parse(kPlannedConfig), all, 1);
+  CHECK(odd.kind() == ErrorKind::kBadInput);
+  CHECK(odd.tensor() == "model.layers.1.mlp.gate_up_proj.bias");
+  CHECK_THAT(odd.what(), Says("dim 0 has 23 elements, of which base_model_tp_plan makes two halves"));
+}
+
+TEST_CASE("A planned model that is quantised is not cut") {
+  json config = json::parse(kPlannedConfig);
+  config["quantization_config"] = {{"quant_method", "fp8"}};
+  const Error error = refused(config);
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.what(), Says("does not say how scales are split"));
+  CHECK_THAT(error.hint(), Says("--spec FILE"));
+}
+
+TEST_CASE("A layer of a planned model that has no tensors is missed") {
+  json config = json::parse(kPlannedConfig);
+  config["num_hidden_layers"] = 5;
+  const TempDir temp;
+  write_planned(temp / "model", tensors_of("model.", true), config);
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("of the model's 5 layers some have no tensors: model.layers.{3-4}"));
+
+  // The stage that has the last layer is lost.
+  config["num_hidden_layers"] = 3;
+  write_file(temp / "model/config.json", config.dump());
+  shard(shard_request(temp / "model", temp / "out", 2, 3));
+  const fs::path folder = temp / "out/tensor_parallel_shards";
+  for (const char* name : {"tp_rank_00_pp_rank_02", "tp_rank_01_pp_rank_02", "mp_metadata_pp_rank_2.json"})
+    fs::remove_all(folder / name);
+  const Error lost = error_of([&] { consolidated(temp / "out", temp / "whole"); });
+  CHECK(lost.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(lost.what(), Says("model.layers.{2}"));
+}
+
+}  // namespace
+}  // namespace reshard::test
