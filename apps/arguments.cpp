@@ -165,6 +165,8 @@ CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments) {
       ->type_name("N");
   command.add_flag("--pad", arguments.pad,
                    "Of presharded: fill up sizes that the ranks do not divide; nxdi always does it");
+  command.add_flag("--pad-attn-heads", arguments.pad_heads,
+                   "Of nxd: fill up with heads of zeros where the ranks do not divide the heads; nxdi always does it");
   command.add_flag("--vocab-parallel", arguments.vocab_parallel,
                    "Of nxdi: cut the embedding along the vocabulary instead of its columns");
   command
@@ -202,6 +204,7 @@ ShardingRequest sharding_request(const ShardingArguments& arguments) {
   request.attention.fuse_qkv = arguments.fuse_qkv;
   request.pad = arguments.pad;
   request.vocab_parallel = arguments.vocab_parallel;
+  request.attention.pad_heads = arguments.pad_heads;
   if (!arguments.kv_size_multiplier.empty())
     request.attention.kv_size_multiplier =
         parse_degree("--kv-size-multiplier", arguments.kv_size_multiplier, kMaxParallelDegree);

@@ -60,6 +60,7 @@ struct ShardingArguments {
   bool fuse_qkv = false;
   bool pad = false;
   bool vocab_parallel = false;
+  bool pad_heads = false;
 };
 /// \returns the option --tp, which some commands require.
 CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments);

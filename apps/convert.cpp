@@ -57,6 +57,7 @@ void prove_options_matter(const ConvertArguments& arguments) {
                                                     {"--end-rank", !sharding.end_rank.empty()},
                                                     {"--fuse-qkv", sharding.fuse_qkv},
                                                     {"--pad", sharding.pad},
+                                                    {"--pad-attn-heads", sharding.pad_heads},
                                                     {"--vocab-parallel", sharding.vocab_parallel},
                                                     {"--kv-size-multiplier", !sharding.kv_size_multiplier.empty()}};
   for (const auto& [option, given] : of_shards)

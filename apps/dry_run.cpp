@@ -76,6 +76,14 @@ std::string numbers_text(const std::vector<std::uint32_t>& numbers) {
   return std::is_sorted(wide.begin(), wide.end()) ? list_ranges(wide) : list_numbers(wide, 64);
 }
 
+/// Heads by number; from `heads` on they are heads of zeros.
+std::string slots_text(std::vector<std::uint32_t> slots, std::uint64_t heads) {
+  const std::size_t zeros = std::erase_if(slots, [&](std::uint32_t head) { return head >= heads; });
+  if (zeros == 0) return numbers_text(slots);
+  const std::string added = fmt::format("{} of zeros", zeros);
+  return slots.empty() ? added : numbers_text(slots) + " + " + added;
+}
+
 std::string heads_text(const Job& job) {
   const AttentionReport& report = *job.attention;
   const std::string counts =
@@ -90,8 +98,9 @@ std::string heads_text(const Job& job) {
                            gqa.kv_size_multiplier == 1 ? "once" : fmt::format("on {} ranks", gqa.kv_size_multiplier),
                            gqa.fuse_qkv ? "joined" : "apart"));
   for (std::uint32_t r = 0; r < std::min(job.mesh.tp, kShownRanks); ++r)
-    text += line("", fmt::format("tp rank {:<3} key/value {:<8} query {}", r, numbers_text(gqa.key_value_heads(r)),
-                                 numbers_text(gqa.query_heads(r))));
+    text += line("", fmt::format("tp rank {:<3} key/value {:<8} query {}", r,
+                                 slots_text(gqa.key_value_heads(r), report.kv_heads),
+                                 slots_text(gqa.query_heads(r), report.heads)));
   if (job.mesh.tp > kShownRanks)
     text += line("", fmt::format("… and {} ranks more (all with --json)", job.mesh.tp - kShownRanks));
   return text;

@@ -39,6 +39,11 @@ Table table_of(const std::vector<std::uint32_t>& slots, std::uint64_t units, std
 class DeployedRules {
  public:
   DeployedRules(const Model& model, std::uint32_t tp, const DeployedForm& form) : model_(model), tp_(tp), form_(form) {
+    if (!form.nxdi && model.by_config_plan)
+      throw Error(ErrorKind::kUsage,
+                  "a plan in config.json does not say how large the tensors were, so that what fills "
+                  "them up could not be taken off again")
+          .hint("do without --pad, or describe the model in a file and give it with --spec FILE");
     if (!form.nxdi) return;
     if (std::find(std::begin(kLlamaLike), std::end(kLlamaLike), model.family->model_type) == std::end(kLlamaLike))
       throw Error(ErrorKind::kUnsupported,

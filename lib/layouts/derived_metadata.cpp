@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <unordered_map>
 
@@ -101,6 +102,15 @@ class Derivation {
     return own;
   }
 
+  /// Whether it is the output projection's weight beside query projections of grouped-query attention.
+  bool is_grouped_output(const ModelParameter& parameter) const {
+    if (!model_.family->attention || !parameter.layer || parameter.is_bias) return false;
+    const Family::Attention& a = *model_.family->attention;
+    const std::string module = expand_layer(a.module, *parameter.layer);
+    const std::string joined = module + "." + a.fused + ".weight_q";
+    return parameter.module == module + "." + a.output && (held_.count(joined) > 0 || held_.count(joined + "kv") > 0);
+  }
+
   void add_own(const TensorEntry& tensor, const ModelParameter& parameter) {
     if (parameter.any_shape) {
       metadata_.parameters.push_back({tensor.name, false, 0, 1, 1, {}});
@@ -108,6 +118,10 @@ class Derivation {
     }
     // A second name of a tensor of this file goes by the rule of its first.
     if (!parameter.tied_to.empty() && held_.count(parameter.tied_to)) return;
+    if (is_grouped_output(parameter)) {  // whose heads go by those of the projections
+      metadata_.parameters.push_back({tensor.name, true, 1, 1, tp_, {}});
+      return;
+    }
     if (const auto own = own_split(tensor, parameter)) {
       metadata_.parameters.push_back(*own);
       return;
@@ -138,34 +152,46 @@ class Derivation {
       modules_[joined.module].emplace_back(attention_spec(tensor, joined));
   }
 
-  /// How often key/value heads are repeated shows in how many rows a rank has of them.
+  /// The rows of a tensor that a rank has; 0 if it has none.
+  std::uint64_t rows_held(const std::string& name) const {
+    const auto found = held_.find(name);
+    return found == held_.end() || found->second->shape.empty() ? 0 : found->second->shape.front();
+  }
+
+  /// How often key/value heads are repeated, and whether heads of zeros fill up, shows in how many rows a rank has.
   GQAQKVColumnParallelLinearSpec attention_spec(const TensorEntry& tensor, const Joined& joined) const {
-    const std::uint64_t query_rows = model_.heads * model_.head_dim / tp_;
-    std::uint64_t key_rows = 0;
-    if (joined.letter == "qkv") {
-      const std::uint64_t rows = tensor.shape.empty() ? 0 : tensor.shape.front();
-      key_rows = rows > query_rows ? (rows - query_rows) / 2 : 0;
-    } else {
-      const auto key = held_.find(joined.module + "." + joined.name + ".weight_k");
-      if (key != held_.end() && !key->second->shape.empty()) key_rows = key->second->shape.front();
-    }
+    const bool fused = joined.letter == "qkv";
+    const std::string prefix = joined.module + "." + joined.name + ".weight_";
+    const std::uint64_t rows = tensor.shape.empty() ? 0 : tensor.shape.front();
+    const auto fits = [&](const GQAQKVColumnParallelLinearSpec& spec) {
+      const std::uint64_t q = spec.q_output_size_per_partition;
+      const std::uint64_t kv = spec.kv_output_size_per_partition;
+      return fused ? rows == q + 2 * kv : rows == q && rows_held(prefix + "k") == kv;
+    };
     AttentionOptions options;
-    options.fuse_qkv = joined.letter == "qkv";
+    options.fuse_qkv = fused;
     options.adjacent = adjacent_;
-    options.kv_size_multiplier = key_rows * tp_ / (model_.kv_heads * model_.head_dim);
-    const std::string problem =
-        multiplier_problem(model_.heads, model_.kv_heads, tp_, options.kv_size_multiplier.value());
-    GQAQKVColumnParallelLinearSpec spec;
-    if (problem.empty()) spec = gqa_spec(model_, tp_, options);
-    if (!problem.empty() || spec.kv_output_size_per_partition != key_rows)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("a rank has {} rows of keys, which {} heads of {} elements over {} ranks cannot make",
-                              key_rows, model_.kv_heads, model_.head_dim, tp_))
-          .in(file_.path)
-          .tensor(tensor.name)
-          .hint("config.json belongs to another model");
-    spec.bias = held_.count(joined.module + "." + joined.name + ".bias_" + joined.letter) > 0;
-    return spec;
+    for (const bool pad : {false, true}) {
+      options.pad_heads = pad;
+      std::vector<std::uint64_t> multipliers = legal_multipliers(model_.heads, model_.kv_heads, tp_, pad);
+      // The usual one before others that would make as many rows.
+      multipliers.insert(multipliers.begin(), std::max<std::uint64_t>(1, tp_ / model_.kv_heads));
+      for (const std::uint64_t multiplier : multipliers) {
+        if (!multiplier_problem(model_.heads, model_.kv_heads, tp_, multiplier, pad).empty()) continue;
+        options.kv_size_multiplier = multiplier;
+        GQAQKVColumnParallelLinearSpec spec = gqa_spec(model_, tp_, options);
+        spec.bias = held_.count(joined.module + "." + joined.name + ".bias_" + joined.letter) > 0;
+        if (fits(spec)) return spec;
+      }
+    }
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("a rank has {} rows of it{}, which {} query and {} key/value heads of {} elements over {} "
+                            "ranks cannot make",
+                            rows, fused ? "" : fmt::format(" and {} of keys", rows_held(prefix + "k")), model_.heads,
+                            model_.kv_heads, model_.head_dim, tp_))
+        .in(file_.path)
+        .tensor(tensor.name)
+        .hint("config.json belongs to another model");
   }
 
   const Model& model_;

@@ -85,6 +85,8 @@ void prove_options(const ShardingRequest& request) {
     refuse("choice of how the embedding is cut (--vocab-parallel)");
   if (request.attention.adjacent && kind != ShardsKind::kNxd && kind != ShardsKind::kNxdi)
     refuse("place for heads that are repeated beside each other (--kv-replication adjacent)");
+  if (request.attention.pad_heads && kind != ShardsKind::kNxd && kind != ShardsKind::kNxdi)
+    refuse("room for heads of zeros (--pad-attn-heads)");
   if (!is_deployed(kind)) return;
   if (request.form.format != Format::kSafetensors) refuse("form but safetensors");
   if (request.pp.value_or(1) != 1 || request.vpp != 1 || !request.pipeline_cuts.empty()) refuse("pipeline stages");

@@ -17,6 +17,11 @@ std::uint64_t multiplier_for(const Model& model, std::uint64_t tp, const Attenti
   return options.kv_size_multiplier.value_or(std::max<std::uint64_t>(1, tp / model.kv_heads));
 }
 
+AttentionOptions with_multiplier(AttentionOptions options, std::uint64_t multiplier) {
+  options.kv_size_multiplier = multiplier;
+  return options;
+}
+
 Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptions& options,
                       const std::string& problem) {
   const std::uint64_t multiplier = multiplier_for(model, tp, options);
@@ -24,9 +29,9 @@ Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptio
               fmt::format("the attention heads ({} query, {} key/value) cannot be placed on {} ranks with a key/value "
                           "multiplier of {}: {}",
                           model.heads, model.kv_heads, tp, multiplier, problem));
-  std::vector<std::uint64_t> legal = legal_multipliers(model.heads, model.kv_heads, tp);
+  std::vector<std::uint64_t> legal = legal_multipliers(model.heads, model.kv_heads, tp, options.pad_heads);
   std::erase_if(legal, [&](std::uint64_t m) {  // other sizes may not divide
-    return tensor_parallel_problem(model, tp, {options.fuse_qkv, m, options.apart}).has_value();
+    return tensor_parallel_problem(model, tp, with_multiplier(options, m)).has_value();
   });
   if (!legal.empty()) error.hint(fmt::format("multipliers that work for --tp {}: {}", tp, list_numbers(legal)));
   return error;
@@ -221,7 +226,8 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
   spec.num_key_value_heads = static_cast<std::uint32_t>(model.kv_heads);
   spec.kv_size_multiplier = static_cast<std::uint32_t>(multiplier_for(model, tp, options));
   spec.tp_size = static_cast<std::uint32_t>(tp);
-  spec.q_output_size_per_partition = model.heads * model.head_dim / tp;
+  spec.pad_heads = options.pad_heads;
+  spec.q_output_size_per_partition = std::uint64_t{spec.slots_per_rank()} * spec.heads_per_slot() * model.head_dim;
   spec.kv_output_size_per_partition = spec.slots_per_rank() * model.head_dim;
   spec.fuse_qkv = options.fuse_qkv;
   spec.adjacent = options.adjacent;
@@ -230,7 +236,8 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
 
 std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
   if (attention_form(model, tp, options) == AttentionForm::kGroupedQuery) {
-    const std::string problem = multiplier_problem(model.heads, model.kv_heads, tp, multiplier_for(model, tp, options));
+    const std::string problem =
+        multiplier_problem(model.heads, model.kv_heads, tp, multiplier_for(model, tp, options), options.pad_heads);
     if (!problem.empty()) return attention_error(model, tp, options, problem);
   }
   if (model.quantized && !options.apart && model.family->attention && model.kv_heads % tp != 0)
@@ -250,6 +257,9 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
       const auto& a = *model.family->attention;
       const std::string module = expand_layer(a.module, *parameter.layer);
       if (parameter.module == module + "." + a.key || parameter.module == module + "." + a.value) continue;
+      if (options.pad_heads &&
+          (parameter.module == module + "." + a.query || parameter.module == module + "." + a.output))
+        continue;  // filled up
     }
     Error error(ErrorKind::kUsage, *problem);
     error.tensor(parameter.name);

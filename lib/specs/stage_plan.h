@@ -18,6 +18,7 @@ struct AttentionOptions {
   std::optional<std::uint64_t> kv_size_multiplier;  // default: max(1, T / key-value heads)
   bool apart = false;                               // every parameter is split on its own, heads or not: for inference
   bool adjacent = false;                            // as of GQAQKVColumnParallelLinearSpec
+  bool pad_heads = false;                           // as of GQAQKVColumnParallelLinearSpec
   std::uint32_t ep = 1;                             // expert-parallel ranks
 };
 

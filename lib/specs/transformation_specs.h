@@ -81,14 +81,19 @@ struct GQAQKVColumnParallelLinearSpec {
   /// The copies of a key/value head are beside each other (K0 K0 K1 K1, NxD's trn2), else one round of all heads after
   /// the other (K0 K1 K0 K1, trn1 and optimum-neuron). The metadata has no word for it: there it is always the latter.
   bool adjacent = false;
+  /// Slots and heads that the ranks do not divide are filled up with heads of zeros: slots at the end, query heads after
+  /// those of each key/value head. The metadata has no word for it either.
+  bool pad_heads = false;
 
   friend bool operator==(const GQAQKVColumnParallelLinearSpec&, const GQAQKVColumnParallelLinearSpec&) = default;
 
-  /// Key/value slots a rank has: num_key_value_heads × kv_size_multiplier / tp_size.
+  /// Key/value slots a rank has: num_key_value_heads × kv_size_multiplier / tp_size, rounded up with pad_heads.
   std::uint32_t slots_per_rank() const;
-  /// The key/value head in each of the rank's slots.
+  /// Query heads that belong to a slot.
+  std::uint32_t heads_per_slot() const;
+  /// The key/value head in each of the rank's slots; num_key_value_heads for one of zeros.
   std::vector<std::uint32_t> key_value_heads(std::uint32_t tp_rank) const;
-  /// The query heads of a rank, in the order they are stored.
+  /// The query heads of a rank, in the order they are stored; num_attention_heads for one of zeros.
   std::vector<std::uint32_t> query_heads(std::uint32_t tp_rank) const;
 };
 
@@ -110,12 +115,14 @@ struct StageMetadata {
   friend bool operator==(const StageMetadata&, const StageMetadata&) = default;
 };
 
-/// Why `multiplier` cannot be used for these heads, or empty: T % m == 0, (G × m) % T == 0 and (H / G) % m == 0 must
-/// hold.
-std::string multiplier_problem(std::uint64_t heads, std::uint64_t kv_heads, std::uint64_t tp, std::uint64_t multiplier);
+/// Why `multiplier` cannot be used for these heads, or empty: T % m == 0, and without `pad_heads` (G × m) % T == 0 and
+/// (H / G) % m == 0 must hold.
+std::string multiplier_problem(std::uint64_t heads, std::uint64_t kv_heads, std::uint64_t tp, std::uint64_t multiplier,
+                               bool pad_heads = false);
 
 /// The multipliers that can be used, ascending.
-std::vector<std::uint64_t> legal_multipliers(std::uint64_t heads, std::uint64_t kv_heads, std::uint64_t tp);
+std::vector<std::uint64_t> legal_multipliers(std::uint64_t heads, std::uint64_t kv_heads, std::uint64_t tp,
+                                             bool pad_heads = false);
 
 /// Whether attention needs GQAQKVColumnParallelLinear: key/value heads that do not divide over the ranks.
 inline bool needs_gqa_qkv(std::uint64_t kv_heads, std::uint64_t tp) {

@@ -104,6 +104,18 @@ TEST_CASE("A planned model that is quantised is not cut") {
   CHECK_THAT(error.hint(), Says("--spec FILE"));
 }
 
+TEST_CASE("What a plan does not know the size of is not filled up") {
+  const TempDir temp;
+  write_planned(temp / "model", tensors_of("model.", true), json::parse(kPlannedConfig));
+  ShardRequest request = shard_request(temp / "model", temp / "out", 3);
+  request.sharding.form.kind = ShardsKind::kPresharded;
+  request.sharding.pad = true;
+  const Error error = error_of([&] { plan_shard(request); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("does not say how large the tensors were"));
+  CHECK_THAT(error.hint(), Says("--spec"));
+}
+
 TEST_CASE("A layer of a planned model that has no tensors is missed") {
   json config = json::parse(kPlannedConfig);
   config["num_hidden_layers"] = 5;

@@ -140,5 +140,44 @@ TEST_CASE("Key and value heads are repeated where they do not divide over the ra
   CHECK(needs_gqa_qkv(1, 2));
 }
 
+TEST_CASE("In every order and with heads of zeros, a query's key/value head is beside it, and every head is there") {
+  for (std::uint32_t kv_heads = 1; kv_heads <= 6; ++kv_heads)
+    for (std::uint32_t group = 1; group <= 5; ++group)
+      for (const std::uint32_t tp : {1u, 2u, 3u, 4u, 6u, 8u, 12u})
+        for (std::uint32_t multiplier = 1; multiplier <= tp; ++multiplier)
+          for (const bool adjacent : {false, true}) {
+            if (!multiplier_problem(kv_heads * group, kv_heads, tp, multiplier, true).empty()) continue;
+            CAPTURE(kv_heads, group, tp, multiplier, adjacent);
+            GQAQKVColumnParallelLinearSpec spec;
+            spec.num_attention_heads = kv_heads * group;
+            spec.num_key_value_heads = kv_heads;
+            spec.kv_size_multiplier = multiplier;
+            spec.tp_size = tp;
+            spec.pad_heads = true;
+            spec.adjacent = adjacent;
+            Heads queries, copies(kv_heads);
+            bool beside = true;
+            for (std::uint32_t rank = 0; rank < tp; ++rank) {
+              const Heads query = spec.query_heads(rank);
+              const Heads key = spec.key_value_heads(rank);
+              REQUIRE(key.size() == spec.slots_per_rank());
+              REQUIRE(query.size() == key.size() * spec.heads_per_slot());
+              for (const std::uint32_t head : key)
+                if (head < kv_heads) ++copies[head];
+              for (std::size_t i = 0; i < query.size(); ++i) {
+                if (query[i] >= spec.num_attention_heads) continue;
+                queries.push_back(query[i]);
+                beside = beside && key[i / spec.heads_per_slot()] == query[i] / group;
+              }
+            }
+            CHECK(beside);
+            std::sort(queries.begin(), queries.end());
+            Heads all(spec.num_attention_heads);
+            for (std::uint32_t head = 0; head < all.size(); ++head) all[head] = head;
+            CHECK(queries == all);
+            CHECK(copies == Heads(kv_heads, multiplier));
+          }
+}
+
 }  // namespace
 }  // namespace reshard
