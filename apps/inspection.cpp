@@ -14,10 +14,20 @@ namespace {
 
 /// The last two parts of a stored name ("qkv_proj.weight_q"), or all of it if the tensor lies elsewhere altogether.
 std::string short_stored_name(const std::string& stored, const std::string& logical) {
+  if (logical.ends_with("." + stored)) return {};  // the same without the base model's prefix
   const std::size_t last = stored.rfind('.');
   const std::size_t before = last == std::string::npos ? last : stored.rfind('.', last - 1);
-  if (before == std::string::npos || logical.compare(0, before, stored, 0, before) != 0) return stored;
-  const std::string tail = stored.substr(before + 1);
+  if (before == std::string::npos) return stored;
+  // NxD Inference's names lack the base model's prefix, and have one part more before the last two.
+  const std::size_t module = stored.rfind('.', before - 1);
+  const auto begins = [&](std::size_t size) {
+    const std::string prefix = stored.substr(0, size) + ".";
+    return logical.starts_with(prefix) || logical.find("." + prefix) != std::string::npos;
+  };
+  const bool longer = !begins(before) && module != std::string::npos && begins(module);
+  if (!longer && !begins(before)) return stored;
+  const std::string tail = stored.substr((longer ? module : before) + 1);
+  if (logical.ends_with("." + tail)) return {};
   return tail.ends_with(".weight") || tail.ends_with(".bias") ? tail.substr(0, tail.rfind('.')) : tail;
 }
 

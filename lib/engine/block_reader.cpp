@@ -208,11 +208,14 @@ void BlockReader::differ(const Layout& layout, const Reading& reading, std::uint
                          const LogicalTensor& tensor, const Dims& index) {
   windows_.prove_whole();  // else it is no difference, but a file that was cut
   const StoredTensor& copy = layout.stored[stored];
-  Error error(ErrorKind::kBadInput,
-              tensor.filler ? fmt::format("holds numbers where it is filled up with {}, first at {}",
-                                          *tensor.filler == 0 ? "zeros" : "another", to_string(index))
-                            : fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}",
-                                          tensor.name, first_file(layout, reading, index), to_string(index)));
+  Error error(
+      ErrorKind::kBadInput,
+      copy.kind == CutKind::kConstant
+          ? fmt::format("is the number of another rank than {}, whose file it is in by its name", *tensor.filler)
+      : tensor.filler ? fmt::format("holds numbers where it is filled up with {}, first at {}",
+                                    *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index))
+                      : fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}",
+                                    tensor.name, first_file(layout, reading, index), to_string(index)));
   error.in(layout.files[copy.file].path).tensor(copy.name);
   const bool tied = copy.kind == CutKind::kTied;
   if (tied)
@@ -220,10 +223,16 @@ void BlockReader::differ(const Layout& layout, const Reading& reading, std::uint
   else if (!tensor.filler)
     error.hint(
         "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first");
-  if (shared_.program.replicas_prove_layout && !tied)
+  if (tensor.filler)
+    error.hint(copy.kind == CutKind::kConstant
+                   ? "files of ranks were renamed or swapped"
+                   : "config.json belongs to another model, or the weights were changed after they were filled up");
+  else if (copy.kind == CutKind::kReplicated && shared_.program.replicas_prove_layout)
+    error.hint("without metadata it is copies that prove the layout, so --allow-divergent-replicas has no effect");
+  else if (shared_.program.replicas_prove_layout && !tied)
     error.hint(
-        "there is no metadata, and the ranks are not laid out as was thought: another order of heads? See "
-        "--kv-replication");
+        "there is no metadata, and the ranks are not laid out as was thought: files of ranks that were swapped, or "
+        "another order of heads? See --kv-replication");
   if (tied || tensor.filler || shared_.program.replicas_prove_layout || !shared_.options.allow_divergent_replicas)
     throw error;
   const std::lock_guard lock(shared_.failure_mutex);

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "reshard/specs/head_slots.h"
 #include "reshard/specs/stage_plan.h"
 
@@ -17,6 +18,7 @@ namespace {
 using Table = std::shared_ptr<const Placement>;
 
 constexpr std::string_view kBasePrefix = "model.";
+constexpr std::string_view kLayers = "layers.";  // of which other checkpoints have a prefix
 constexpr const char* kRankName = "rank_util.rank";
 constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
 constexpr const char* kJoinedName = "qkv_proj.Wqkv";
@@ -112,7 +114,10 @@ class DeployedRules {
     if (const auto problem = split_problem(parameter, tp_); problem && !embedding) {
       const bool odd_size = parameter.packed.empty() && !parameter.block_cut && parameter.heads == 0;
       if (!odd_size || model_.quantized)
-        throw Error(ErrorKind::kUsage, *problem + ", and it cannot be filled up").tensor(parameter.name);
+        throw Error(ErrorKind::kUsage, *problem + ", and it cannot be filled up")
+            .tensor(parameter.name)
+            .hint("TP degrees that work without filling up: " +
+                  list_numbers(legal_tp_degrees(model_, {.apart = true}), 24));
     }
     if (!parameter.packed.empty()) return add_packed(parameter, std::move(name));
     const CutKind kind = !parameter.tied_to.empty() ? CutKind::kTied : *dim == 0 ? CutKind::kColumn : CutKind::kRow;
@@ -185,7 +190,8 @@ class DeployedRules {
 std::optional<DeployedForm> nxdi_form(const std::vector<std::string>& names) {
   DeployedForm form;
   for (const std::string& name : names) {
-    if (name == kRankName || name.find(".qkv_proj.") != std::string::npos) form.nxdi = true;
+    if (name == kRankName || (name.starts_with(kLayers) && name.find(".qkv_proj.") != std::string::npos))
+      form.nxdi = true;
     if (name.find(kJoinedName) != std::string::npos) form.fuse_qkv = true;
     if (name == kVocabularyRankName) form.vocab_parallel = true;
   }

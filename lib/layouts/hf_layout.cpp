@@ -17,10 +17,6 @@ Cut whole_cut(const std::string& logical_name) {
   return {CutKind::kReplicated, 0, {{logical_name, 1, {0}, {}}}};
 }
 
-std::string config_path(const std::filesystem::path& where) {
-  return (where / kConfigFile).string();
-}
-
 /// What to try when the checkpoint lacks tensors.
 std::string missing_hint(const std::vector<std::string>& missing) {
   if (missing.size() == 1 && missing.front() == "lm_head.weight")
@@ -98,8 +94,8 @@ void prove_against_model(Layout& layout, const Model& model, const std::filesyst
       continue;
     }
     if (found->second->shape != tensor.shape && !found->second->any_shape)
-      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but {} asks for {}", to_string(tensor.shape),
-                                                    config_path(where), to_string(found->second->shape)))
+      throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but config.json asks for {}",
+                                                    to_string(tensor.shape), to_string(found->second->shape)))
           .in(where)
           .tensor(tensor.name)
           .hint("config.json belongs to another model, or the checkpoint is damaged");

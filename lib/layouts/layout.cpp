@@ -128,11 +128,11 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
   const auto& path = files[tensor.file].path;
   auto shapes = logical_shapes(cut, tensor.shape);
   if (!shapes)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("its shape {} does not fit the way the metadata cuts it (dim {}, {} parts)",
-                            to_string(tensor.shape), cut.dim, cut.taken_units()))
+    throw Error(ErrorKind::kBadInput, fmt::format("its shape {} does not fit the way it is said to be cut along dim {}",
+                                                  to_string(tensor.shape), cut.dim))
         .in(path)
-        .tensor(tensor.name);
+        .tensor(tensor.name)
+        .hint("the last ranks are missing, or what describes the shards (metadata, config.json) belongs to others");
   std::vector<Original> originals;
   originals.reserve(cut.parts.size());
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
@@ -194,7 +194,8 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut, std::span<const
 void Layout::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits) {
   if (volume(box) == 0) return;
   const StoredTensor& tensor = stored[stored_index];
-  const std::string what = bits == 0 ? "zeros" : fmt::format("filled with {:#x}", bits);
+  const bool number = tensor.kind == CutKind::kConstant;
+  const std::string what = number ? fmt::format("rank {}", bits) : bits == 0 ? "zeros" : "lowest numbers";
   const std::uint32_t index = add_logical(
       {fmt::format("{} ({})", tensor.name.text(), what), tensor.dtype, tensor.shape, bits}, files[tensor.file].path);
   pieces[index].push_back({stored_index, box, box.begin});

@@ -94,17 +94,37 @@ void prove_options(const ShardingRequest& request) {
   if (request.attention.kv_size_multiplier) refuse("repeated heads (--kv-size-multiplier)");
 }
 
+/// Files of weights for inference that stand in the output directory, and are of no rank of this mesh.
+void prove_no_leftover_ranks(const Job& job, const ShardingRequest& request) {
+  const fs::path folder = job.output_directory / describe(request.form.kind).folder;
+  if (!fs::is_directory(folder)) return;
+  std::vector<std::string> leftover;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto rank = presharded_rank(entry.path().filename().string());
+    if (rank && rank->tp_rank >= job.mesh.tp) leftover.push_back(entry.path().filename().string());
+  }
+  std::sort(leftover.begin(), leftover.end());
+  if (!leftover.empty())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("holds ranks that there are not with --tp {}: {}", job.mesh.tp, list_names(leftover)))
+        .in(folder)
+        .hint("move them away or choose another OUT_DIR");
+}
+
 /// Says what was filled up, a line for each kind of tensor.
 void note_filled(Job& job) {
   std::vector<std::string> names;
   for (const LogicalTensor& tensor : job.target.logical) {
     if (!tensor.filler || tensor.dtype == DType::kI32) continue;  // a rank's number
-    names.push_back(tensor.name.substr(0, tensor.name.find(" (")));
+    // Layers are alike: the number of one stands for all.
+    std::vector<std::string> parts = split(tensor.name.substr(0, tensor.name.find(" (")), '.');
+    for (std::string& part : parts)
+      if (parse_unsigned(part)) part = "*";
+    std::string name = join(parts, ".");
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   if (names.empty()) return;
-  job.notes.push_back(fmt::format("{} of the tensors {} filled up, as the ranks do not divide {}: {}", names.size(),
-                                  names.size() == 1 ? "is" : "are", names.size() == 1 ? "its size" : "their sizes",
-                                  list_names(names)));
+  job.notes.push_back("filled up, as the ranks do not divide their sizes: " + join(names, ", "));
 }
 
 /// Of the ranks that are to be written.
@@ -198,6 +218,7 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
   prove_options(request);
   prove_ranks(request);
   plan_mesh(job, request, model);
+  if (deployed) prove_no_leftover_ranks(job, request);
   AttentionOptions attention = request.attention;
   attention.apart = deployed;
   attention.ep = job.mesh.ep;

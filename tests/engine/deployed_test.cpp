@@ -267,8 +267,32 @@ TEST_CASE("Numbers where zeros should be, and a rank's file under another's name
   const Error zeros = broken("layers.0.self_attn.qkv_proj.q_proj.weight", 2 * 48 * 8 + 5, 1);
   CHECK_THAT(zeros.what(), Says("filled up with zeros"));
   CHECK_THAT(zeros.what(), Says("[8, 2]"));
-  CHECK_THAT(broken("rank_util.rank", 0, 3).what(), Says("holds numbers where it is filled up"));
+  CHECK_THAT(broken("rank_util.rank", 0, 3).what(), Says("is the number of another rank than 3"));
   CHECK_THAT(broken("layers.1.self_attn.qkv_proj.k_proj.weight", 3, 1).what(), Says("is said to be a copy of"));
+}
+
+TEST_CASE("Ranks that were renamed are told by their numbers, and ranks of a larger mesh are in the way") {
+  const TempDir temp;
+  const fs::path model = testdata("golden/nxdi/llama-tp4/original");  // without copies that would differ
+  shard(deployed_request(ShardsKind::kNxdi, model, temp / "out", 4));
+  const fs::path weights = temp / "out/weights";
+  fs::rename(weights / "tp1_sharded_checkpoint.safetensors", temp / "aside");
+  fs::rename(weights / "tp2_sharded_checkpoint.safetensors", weights / "tp1_sharded_checkpoint.safetensors");
+  fs::rename(temp / "aside", weights / "tp2_sharded_checkpoint.safetensors");
+  const Error swapped = error_of([&] { consolidated(temp / "out", temp / "whole"); });
+  CHECK_THAT(swapped.what(), Says("rank_util.rank: is the number of another rank than "));
+  CHECK_THAT(swapped.hint(), Says("swapped"));
+
+  ShardRequest smaller = deployed_request(ShardsKind::kNxdi, model, temp / "out", 2);
+  smaller.force = true;
+  const Error leftover = error_of([&] { plan_shard(smaller); });
+  CHECK(leftover.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(leftover.what(), Says("tp2_sharded_checkpoint.safetensors, tp3_sharded_checkpoint.safetensors"));
+
+  fs::remove(weights / "tp3_sharded_checkpoint.safetensors");
+  const Error missing = error_of([&] { consolidated(temp / "out", temp / "whole"); });
+  CHECK(missing.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(missing.hint(), Says("the last ranks are missing"));
 }
 
 TEST_CASE("Floating tensors take the dtype of config.json, as NxD Inference gives it to them") {

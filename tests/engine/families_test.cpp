@@ -178,6 +178,25 @@ TEST_CASE("Checkpoints of every family are cut over meshes as their architecture
   }
 }
 
+TEST_CASE("Checkpoints of every family are cut for inference, and put together again") {
+  for (const Case& c : cases()) {
+    const TempDir temp;
+    const TensorMap tensors = write_case(c, temp / "model");
+    for (const std::uint32_t tp : c.degrees()) {
+      CAPTURE(c.name, tp);
+      const fs::path out = temp / ("out" + std::to_string(tp));
+      ShardRequest request = shard_request(temp / "model", out, tp);
+      request.sharding.form.kind = ShardsKind::kPresharded;
+      shard(request);
+      ConsolidateRequest back;
+      back.checkpoint_directory = out;
+      back.output_directory = temp / ("whole" + std::to_string(tp));
+      consolidate(back);
+      CHECK((read_tensors(*back.output_directory / "model.safetensors") == tensors));
+    }
+  }
+}
+
 constexpr const char* kExpertFamilies[] = {"mixtral", "qwen2_moe",   "qwen3_moe", "deepseek_v3",
                                            "dbrx",    "llama4_text", "gpt_oss",   "gpt_oss_mxfp4"};
 

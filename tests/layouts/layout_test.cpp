@@ -88,14 +88,14 @@ TEST_CASE("Neighbouring chunks make one piece, others one each") {
   CHECK_NOTHROW(prove_tiling(layout));
 }
 
-TEST_CASE("A cut that does not fit the stored shape is an error with the shape and the parts") {
+TEST_CASE("A cut that does not fit the stored shape is an error with the shape and the dim") {
   Layout layout = one_tensor(DType::kF32, {8, 2}, {3, 2});
   const Error error = error_of([&] { layout.add_cut(0, {CutKind::kColumn, 0, {{"w", 4, {0, 2}, {}}}}); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == "rank.safetensors");
   CHECK(error.tensor() == "s");
   CHECK_THAT(error.what(), Says("[3, 2]"));
-  CHECK_THAT(error.what(), Says("dim 0, 2 parts"));
+  CHECK_THAT(error.what(), Says("cut along dim 0"));
 }
 
 TEST_CASE("A logical tensor that two files make differently is an error that shows both") {
