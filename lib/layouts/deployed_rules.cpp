@@ -19,6 +19,7 @@ using Table = std::shared_ptr<const Placement>;
 
 constexpr std::string_view kBasePrefix = "model.";
 constexpr std::string_view kLayers = "layers.";  // of which other checkpoints have a prefix
+constexpr std::uint64_t kMaxChunks = 1 << 24;    // of a size, over all ranks
 constexpr const char* kRankName = "rank_util.rank";
 constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
 constexpr const char* kJoinedName = "qkv_proj.Wqkv";
@@ -47,7 +48,9 @@ class DeployedRules {
                   "them up could not be taken off again")
           .hint("do without --pad, or describe the model in a file and give it with --spec FILE");
     if (!form.nxdi) return;
-    if (std::find(std::begin(kLlamaLike), std::end(kLlamaLike), model.family->model_type) == std::end(kLlamaLike))
+    const bool known =
+        std::find(std::begin(kLlamaLike), std::end(kLlamaLike), model.family->model_type) != std::end(kLlamaLike);
+    if (!known || !model.family->attention || model.heads == 0 || model.kv_heads == 0)
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("how NxD Inference names the weights of {} is not known", model.family->model_type))
           .hint(fmt::format("it is of {}; the layout presharded takes any family", fmt::join(kLlamaLike, ", ")));
@@ -69,7 +72,7 @@ class DeployedRules {
         add_rank(inference_name(attention_module(layer)) + "." + kRankName);
     }
     for (const ModelParameter& parameter : model_.parameters) {
-      if (parameter.optional && (!holds || !holds(parameter.name))) continue;
+      if (parameter.optional && (!holds || !(holds(parameter.name) || holds(inference_name(parameter.name))))) continue;
       if (!form_.nxdi && !parameter.tied_to.empty()) continue;  // whose reader ties them itself
       if (!form_.nxdi || !add_attention(parameter)) add(parameter);
     }
@@ -108,7 +111,8 @@ class DeployedRules {
     const std::string& original = parameter.tied_to.empty() ? parameter.name : parameter.tied_to;
     std::string name = inference_name(parameter.name);
     std::optional<std::uint32_t> dim = parameter.split_dim;
-    const bool embedding = form_.nxdi && parameter.plan == TensorParallelPlan::kEmbeddingRowwise;
+    const bool embedding = form_.nxdi && parameter.plan == TensorParallelPlan::kEmbeddingRowwise &&
+                           !parameter.is_bias && parameter.shape.size() == 2;
     if (embedding && !form_.vocab_parallel) dim = 1;
     if (!dim) return add_whole(std::move(name), original);
     if (const auto problem = split_problem(parameter, tp_); problem && !embedding) {
@@ -170,6 +174,9 @@ class DeployedRules {
     if (table) return table;
     const std::uint64_t each = (size + tp_ - 1) / tp_;
     const std::uint64_t unit = std::gcd(size, each);
+    if (unit != 0 && each / unit > kMaxChunks / tp_)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("a size of {} over {} ranks is more than any model has", size, tp_));
     std::vector<std::uint32_t> slots(unit == 0 ? 0 : each / unit * tp_);
     std::iota(slots.begin(), slots.end(), 0u);
     table = table_of(slots, unit == 0 ? 1 : size / unit, unit, tp_);

@@ -40,7 +40,7 @@ struct Listing {
 
 /// Of a file, or of a tensor in it.
 Error expert_parallel(const fs::path& path, const char* what) {
-  return Error(ErrorKind::kUnsupported, std::string(what) + ", which this version does not consolidate")
+  return Error(ErrorKind::kUnsupported, std::string(what) + ", and no metadata says how its experts are spread")
       .in(path)
       .hint("save the checkpoint without expert parallelism (one expert-parallel rank)");
 }
@@ -61,16 +61,20 @@ Listing list_folder(const ShardsFolder& folder) {
 }
 
 void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
+  // Names of files alone make the mesh, so that most of a large one may be missing: the first few are named.
+  constexpr std::size_t kNamed = 7;
+  const std::uint64_t count = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep - listing.ranks.size();
+  if (count == 0) return;
   std::vector<std::string> missing;
-  for (std::uint32_t p = 0; p < mesh.pp; ++p)
-    for (std::uint32_t e = 0; e < mesh.ep; ++e)
-      for (std::uint32_t t = 0; t < mesh.tp; ++t)
+  for (std::uint32_t p = 0; p < mesh.pp && missing.size() < kNamed; ++p)
+    for (std::uint32_t e = 0; e < mesh.ep && missing.size() < kNamed; ++e)
+      for (std::uint32_t t = 0; t < mesh.tp && missing.size() < kNamed; ++t)
         if (!listing.ranks.count({p, e, t})) missing.push_back(rank_name(folder.kind, {t, p, 0, e, mesh.ep > 1}));
-  if (missing.empty()) return;
+  const std::string names = count == missing.size() ? list_names(missing) : join(missing, ", ") + ", …";
   const std::string ep = mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "";
-  throw Error(ErrorKind::kBadInput, fmt::format("{} of the {} ranks (tp {} × pp {}{}) {} missing: {}", missing.size(),
+  throw Error(ErrorKind::kBadInput, fmt::format("{} of the {} ranks (tp {} × pp {}{}) {} missing: {}", count,
                                                 std::uint64_t{mesh.tp} * mesh.pp * mesh.ep, mesh.tp, mesh.pp, ep,
-                                                missing.size() == 1 ? "is" : "are", list_names(missing)))
+                                                count == 1 ? "is" : "are", names))
       .in(folder.path)
       .hint("copy the missing ranks here; a model cannot be put together without them");
 }

@@ -22,9 +22,14 @@ bool is_weights(const std::string& file_name) {
                      [&](const char* extension) { return file_name.ends_with(extension); });
 }
 
+/// A folder of this name can only be one of shards. Anything may be called "model"; of that the weights are left out.
+bool is_ours(const ShardsKindRow& row) {
+  return row.whole && row.kind != ShardsKind::kNxd;
+}
+
 bool is_skipped_folder(const std::string& name) {
   const bool shards = std::any_of(std::begin(kShardsKinds), std::end(kShardsKinds),
-                                  [&](const ShardsKindRow& row) { return row.whole && name == row.folder; });
+                                  [&](const ShardsKindRow& row) { return is_ours(row) && name == row.folder; });
   return shards || name.starts_with("checkpoint-") || name.starts_with("adapter_") || rank_of_name(name).has_value();
 }
 
@@ -46,7 +51,7 @@ void collect(const fs::path& directory, const fs::path& relative, const std::vec
       // A linked folder may lead anywhere, even back here.
       if (entry.is_symlink() || is_skipped_folder(name) || is_one_of(entry.path(), left_out)) continue;
       const bool output = std::any_of(std::begin(kShardsKinds), std::end(kShardsKinds), [&](const ShardsKindRow& row) {
-        return row.whole && fs::exists(entry.path() / row.folder, broken_link);
+        return is_ours(row) && fs::exists(entry.path() / row.folder, broken_link);
       });
       if (output) continue;  // of this program
       collect(entry.path(), relative / name, left_out, files);

@@ -51,6 +51,10 @@ void rename(Layout& source, const NameRules& rules, Job& job) {
   std::vector<std::string> new_names;
   for (const LogicalTensor& tensor : source.logical) {
     std::string name = tensor.name;
+    if (tensor.filler) {
+      new_names.push_back(std::move(name));
+      continue;
+    }
     for (std::size_t r = 0; r < rules.renames.size(); ++r) {
       const auto& [pattern, replacement] = rules.renames[r];
       if (!pattern.matches(name)) continue;
@@ -138,7 +142,10 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   sharding.form.kind = *request.to;
   sharding.form.format = format;
   sharding.attention.adjacent = request.adjacent && *request.to == ShardsKind::kNxd;
-  plan_sharded_target(job, sharding, prove_model(checkpoint, selection, request), selection.wanted);
+  const Model& model = prove_model(checkpoint, selection, request);
+  if (*request.to == ShardsKind::kNxdi && !request.dtype)
+    take_config_dtype(job, checkpoint.directory, selection.wanted);
+  plan_sharded_target(job, sharding, model, selection.wanted);
 }
 
 /// config.json with the dtype that loaders shall take.

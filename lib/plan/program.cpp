@@ -166,6 +166,7 @@ class ProgramMaker {
     transfer.source = read(index);
     const auto wanted = target_.find_logical(tensor.name);
     if (!tensor.filler) {
+      if (wanted && target_.pieces[*wanted].empty() && options_.partial_target) return;  // of ranks left out alone
       if (!wanted || target_.pieces[*wanted].empty())
         throw Error(ErrorKind::kBadInput, "the source holds it, but the target has no place for it")
             .tensor(tensor.name);

@@ -66,6 +66,9 @@ class AdapterSharder {
     job_->family = config.model_type;
     if (request_.sharding.ep.value_or(1) != 1)
       throw Error(ErrorKind::kUsage, "--ep: adapters are not spread over expert-parallel ranks");
+    ShardingRequest sharding = request_.sharding;
+    sharding.form.kind = ShardsKind::kOptimum;
+    prove_sharding_options(sharding);
     plan_mesh(*job_, request_.sharding, model);
     const auto base = plan_stages(model, job_->mesh.tp, *job_->partition, request_.sharding.attention,
                                   [](const std::string&) { return false; });

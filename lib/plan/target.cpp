@@ -198,6 +198,11 @@ Mesh mesh_of(const ShardingRequest& request) {
   return mesh;
 }
 
+void prove_sharding_options(const ShardingRequest& request) {
+  prove_options(request);
+  prove_ranks(request);
+}
+
 void plan_mesh(Job& job, const ShardingRequest& request, const Model& model) {
   job.mesh = mesh_of(request);
   const std::string& layer_prefix = model.family->layers;
@@ -215,8 +220,7 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
                 fmt::format("the layout {} has no safetensors form", describe(request.form.kind).name))
         .hint("choose pytorch or xser");
   const bool deployed = is_deployed(request.form.kind);
-  prove_options(request);
-  prove_ranks(request);
+  prove_sharding_options(request);
   plan_mesh(job, request, model);
   if (deployed) prove_no_leftover_ranks(job, request);
   AttentionOptions attention = request.attention;

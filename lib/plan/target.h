@@ -22,6 +22,10 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, std:
 /// \throws Error kUsage.
 Mesh mesh_of(const ShardingRequest& request);
 
+/// The options fit the layout that is asked for.
+/// \throws Error kUsage.
+void prove_sharding_options(const ShardingRequest& request);
+
 /// Sets the mesh of `job` and its stages.
 /// \throws Error kUsage.
 void plan_mesh(Job& job, const ShardingRequest& request, const Model& model);

@@ -68,6 +68,7 @@ inline constexpr PlanWord kPlanWords[] = {
     {"mla_kv_a_proj", TensorParallelPlan::kReplicate},
     {"all_reduce", TensorParallelPlan::kReplicate},
     {"ep_router", TensorParallelPlan::kReplicate},
+    {"moe_tp_experts", TensorParallelPlan::kReplicate},
     {"gather", TensorParallelPlan::kReplicate},
     {"local", TensorParallelPlan::kReplicate},
 };

@@ -83,6 +83,12 @@ ParallelParameter read_parameter(const std::string& name, const Json& json, cons
   ParallelParameter parameter;
   parameter.name = prove_name(name, path);
   parameter.tensor_model_parallel = object.bool_at("tensor_model_parallel");
+  if (object.has("expert_model_parallel") && object.bool_at("expert_model_parallel") && !object.has("expert_rank") &&
+      !object.has("expert_partitions"))
+    throw Error(ErrorKind::kUnsupported, "is spread over expert-parallel ranks, and nothing says how")
+        .in(path)
+        .tensor(name)
+        .hint("save the checkpoint without expert parallelism (one expert-parallel rank)");
   if (object.has("expert_rank")) parameter.expert_rank = bounded_at(object, "expert_rank", 0, kMaxParallelDegree - 1);
   if (object.has("expert_partitions"))
     parameter.expert_partitions = bounded_at(object, "expert_partitions", 1, kMaxParallelDegree);

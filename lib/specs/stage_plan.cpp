@@ -296,6 +296,14 @@ void prove_experts(const Model& model, std::uint64_t ep) {
   for (const ModelParameter& parameter : model.parameters) {
     if (parameter.experts == 0) continue;
     any = true;
+    const std::size_t matrices = std::max<std::size_t>(1, parameter.packed.size());
+    if (!parameter.expert && parameter.split_dim == 0u && matrices % parameter.experts != 0)
+      throw Error(
+          ErrorKind::kUnsupported,
+          fmt::format("its {} experts are stacked along the dim that is split, and not each a packed matrix of it",
+                      parameter.experts))
+          .tensor(parameter.name)
+          .hint("the family needs a plan of packed_colwise with as many matrices");
     if (parameter.experts % ep == 0) continue;
     std::vector<std::uint64_t> degrees;
     for (std::uint64_t degree = 1; degree <= parameter.experts; ++degree)

@@ -178,7 +178,6 @@ TEST_CASE("Random models become NxD Inference's tensors, whatever divides, and c
     const TempDir temp;
     TinyModel model = random_model(random);
     if (model.model_type == "granite") model.model_type = "llama";
-    model.inv_freq = false;
     const auto tp = static_cast<std::uint32_t>(pick(random, 1, 9));
     const bool fused = random() % 2;
     const bool vocab_parallel = random() % 2;
@@ -295,6 +294,43 @@ TEST_CASE("Ranks that were renamed are told by their numbers, and ranks of a lar
   CHECK_THAT(missing.hint(), Says("the last ranks are missing"));
 }
 
+TEST_CASE("Ranks that have nothing but what fills up are written by a run of their own") {
+  const TempDir temp;
+  TinyModel model;
+  model.heads = model.kv_heads = 5;
+  model.vocab = 6;
+  Random random(5);
+  const TensorMap tensors = random_tensors(model, random);
+  write_model(temp / "model", model, tensors);
+  for (const ShardsKind kind : {ShardsKind::kNxdi, ShardsKind::kPresharded}) {
+    ShardRequest request = deployed_request(kind, temp / "model", temp / describe(kind).name, 4);
+    request.sharding.pad = true;
+    shard(request);
+    const auto all = read_weights(request.output_directory);
+    request.output_directory = temp / (std::string(describe(kind).name) + "-last");
+    request.sharding.form.start_rank = request.sharding.form.end_rank = 3;
+    shard(request);
+    const std::string last = "weights/tp3_sharded_checkpoint.safetensors";
+    CHECK((read_weights(request.output_directory).at(last) == all.at(last)));
+  }
+}
+
+TEST_CASE("A described model without attention, and sizes that no model has, are refused") {
+  const TempDir temp;
+  make_case(temp);
+  json family = json::parse(builtin_family("llama")->json_text);
+  family.erase("attention");
+  write_file(temp / "spec.json", family.dump());
+  ShardRequest request = deployed_request(ShardsKind::kNxdi, testdata("golden/nxdi/llama-tp4/original"), temp / "o", 4);
+  request.spec = read_family(temp / "spec.json");
+  CHECK(error_of([&] { plan_shard(request); }).kind() == ErrorKind::kUnsupported);
+  CHECK(error_of([&] { consolidated(temp / "out", temp / "whole", request.spec); }).kind() == ErrorKind::kUnsupported);
+  json config = json::parse(read_file(temp / "out/config.json"));
+  config["vocab_size"] = 274877906945;
+  write_file(temp / "out/config.json", config.dump());
+  CHECK_THAT(error_of([&] { consolidated(temp / "out", temp / "whole"); }).what(), Says("more than any model has"));
+}
+
 TEST_CASE("Floating tensors take the dtype of config.json, as NxD Inference gives it to them") {
   const TempDir temp;
   TinyModel model;
@@ -314,6 +350,11 @@ TEST_CASE("Floating tensors take the dtype of config.json, as NxD Inference give
   cast.dtype = DType::kBF16;
   execute(*plan_convert(cast), {});
   CHECK((consolidated(temp / "out", temp / "whole") == read_model(temp / "cast")));
+  ConvertRequest to_nxdi = convert_request(temp / "model", temp / "converted");
+  to_nxdi.to = ShardsKind::kNxdi;
+  to_nxdi.tp = 2;
+  execute(*plan_convert(to_nxdi), {});
+  CHECK((read_weights(temp / "converted") == read_weights(temp / "out")));
 }
 
 TEST_CASE("What these layouts do not have is refused, with what has it") {
