@@ -324,6 +324,25 @@ TEST_CASE("Expert-parallel ranks become other ranks, and those of another mesh a
   CHECK(expert["expert_rank"] == 2);
 }
 
+TEST_CASE("Experts stacked along the dim that is split have to be matrices packed in it") {
+  const TempDir temp;
+  const Case c = with_six_experts("dbrx");
+  write_case(c, temp / "model");
+  nlohmann::json family = nlohmann::json::parse(builtin_family("dbrx")->json_text);
+  for (nlohmann::json& module : family["modules"])
+    if (module.contains("stacked_experts")) {
+      module["plan"] = "colwise";
+      module.erase("packed");
+    }
+  write_file(temp / "spec.json", family.dump());
+  ShardRequest request = shard_request(temp / "model", temp / "out", 1);
+  request.spec = read_family(temp / "spec.json");
+  request.sharding.ep = 2;
+  const Error error = error_of([&] { plan_shard(request); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.what(), Says("not each a packed matrix"));
+}
+
 TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts that are not all there") {
   const TempDir temp;
   const Case c = with_six_experts("mixtral");

@@ -118,6 +118,26 @@ TEST_CASE("A mean that loses something is noted, one of equal lora_A is none and
   CHECK_FALSE(fs::exists(c.temp / "out/adapter_default/adapter_config.unfused.json"));
 }
 
+TEST_CASE("Options that shards of adapters have no room for are refused") {
+  Case c;
+  c.adapt("self_attn.o_proj", 4, 8);
+  CHECK_NOTHROW(plan_shard(c.request()));
+  const std::pair<std::function<void(ShardingRequest&)>, const char*> options[] = {
+      {[](ShardingRequest& s) { s.attention.adjacent = true; }, "--kv-replication adjacent"},
+      {[](ShardingRequest& s) { s.attention.pad_heads = true; }, "--pad-attn-heads"},
+      {[](ShardingRequest& s) { s.pad = true; }, "--pad"},
+      {[](ShardingRequest& s) { s.vocab_parallel = true; }, "--vocab-parallel"},
+      {[](ShardingRequest& s) { s.form.start_rank = 1; }, "--start-rank"},
+      {[](ShardingRequest& s) { s.ep = 2; }, "--ep"}};
+  for (const auto& [change, says] : options) {
+    ShardRequest request = c.request();
+    change(request.sharding);
+    const Error error = error_of([&] { plan_shard(request); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says(says));
+  }
+}
+
 TEST_CASE("A joined linear is adapted as a whole or not at all") {
   Case c;
   c.adapt("mlp.up_proj", 4, 4);

@@ -68,6 +68,22 @@ Error patched(const std::string& pointer, const std::string& value, ErrorKind ki
   return refused(json.dump(), kind);
 }
 
+TEST_CASE("Where experts are is said by our keys, and no other word for it is taken for nothing") {
+  Json json = valid();
+  Json& a = json["parameters"]["a.weight"];
+  a["expert_model_parallel"] = true;
+  CHECK_THAT(refused(json.dump(), ErrorKind::kUnsupported).what(), Says("nothing says how"));
+  a["expert_rank"] = 3;
+  CHECK(read(json.dump()).parameters[0].expert_rank == 3);
+  a["expert_partitions"] = 2;
+  CHECK_THAT(refused(json.dump(), ErrorKind::kBadInput).what(), Says("a single expert is on one rank"));
+  a.erase("expert_rank");
+  CHECK(read(json.dump()).parameters[0].expert_partitions == 2);
+  a["partition_dim"] = 0;  // with a stride of 2
+  a["expert_partitions"] = 4;
+  CHECK_THAT(refused(json.dump(), ErrorKind::kBadInput).what(), Says("divides the 2 matrices"));
+}
+
 TEST_CASE("A metadata file gives its parameters and specs") {
   const StageMetadata metadata = read(valid().dump());
   CHECK(metadata.parameters == std::vector<ParallelParameter>{{"a.weight", true, 1, 2, 4}, {"norm.weight", false}});
