@@ -80,10 +80,9 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
       ->type_name("FILE");
   command
       .add_option("--kv-replication", arguments.kv_replication,
-                  "Of the layout nxd: how repeated key/value heads lie, tiled (K0 K1 K0 K1, trn1) or adjacent "
-                  "(K0 K0 K1 K1, trn2)")
-      ->type_name("NAME")
-      ->capture_default_str();
+                  "Of the layout nxd: how repeated key/value heads lie, tiled (K0 K1 K0 K1, trn1; the default) or "
+                  "adjacent (K0 K0 K1 K1, trn2)")
+      ->type_name("NAME");
   command.add_option("--threads", arguments.threads, "Threads that move bytes (default: the processors, at most 16)")
       ->type_name("N");
   command
@@ -99,11 +98,10 @@ std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
   return arguments.spec.empty() ? nullptr : read_family(arguments.spec);
 }
 
-bool adjacent_replication(const MovingArguments& arguments) {
-  if (arguments.kv_replication == "adjacent") return true;
-  if (arguments.kv_replication == "tiled") return false;
-  throw Error(ErrorKind::kUsage, fmt::format("--kv-replication: \"{}\" is neither tiled nor adjacent",
-                                             printable(arguments.kv_replication)));
+KvReplication parse_replication(const std::string& option, const std::string& text) {
+  if (text.empty() || text == "tiled") return KvReplication::kTiled;
+  if (text == "adjacent") return KvReplication::kAdjacent;
+  throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is neither tiled nor adjacent", option, printable(text)));
 }
 
 void add_common(CLI::App& command, CommonArguments& arguments) {
@@ -222,7 +220,7 @@ ShardsKind parse_shards_kind(const std::string& option, const std::string& text)
 
 ShardedForm parse_form(const std::string& layout, const std::string& format) {
   const ShardsKind kind = parse_shards_kind("--layout", layout);
-  if (format.empty()) return {kind, is_torch_only(kind) ? Format::kPytorch : Format::kSafetensors};
+  if (format.empty()) return {kind, describe(kind).torch_only ? Format::kPytorch : Format::kSafetensors};
   return {kind, parse_format("--format", format, {Format::kSafetensors, Format::kPytorch, Format::kXser})};
 }
 

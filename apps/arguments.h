@@ -15,7 +15,7 @@ namespace reshard::cli {
 /// What all commands are told: how bytes are moved, and of which family the model is, as the user typed it.
 struct MovingArguments {
   std::string spec;
-  std::string kv_replication = "tiled";
+  std::string kv_replication;
   std::string threads;
   std::string max_memory = "256MiB";
   std::string io = "auto";
@@ -26,9 +26,9 @@ void add_moving(CLI::App& command, MovingArguments& arguments);
 /// \throws Error kBadInput with the line and the key of a mistake in it.
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments);
 
-/// Whether --kv-replication says adjacent.
-/// \throws Error kUsage for a word that it does not know.
-bool adjacent_replication(const MovingArguments& arguments);
+/// The order that `text` names; tiled if it is empty.
+/// \throws Error kUsage, naming the option, for a word that it does not know.
+KvReplication parse_replication(const std::string& option, const std::string& text);
 
 /// Options of the commands that write.
 struct CommonArguments : MovingArguments {

@@ -23,7 +23,7 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   request.check_replicas = !arguments.replicas.no_check;
   request.checkpoint_directory = arguments.checkpoint_directory;
   request.spec = family_spec(arguments);
-  request.adjacent = adjacent_replication(arguments);
+  request.replication = parse_replication("--kv-replication", arguments.kv_replication);
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
   request.max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
   request.force = arguments.force;

@@ -19,6 +19,7 @@ struct ConvertArguments : CommonArguments {
   std::string to = "hf";
   std::string format;
   ShardingArguments sharding;
+  std::string from_kv_replication;
   std::string max_shard_size = "5GB";
   std::string dtype;
   std::string overflow = "saturate";
@@ -59,11 +60,14 @@ void prove_options_matter(const ConvertArguments& arguments) {
                                                     {"--pad", sharding.pad},
                                                     {"--pad-attn-heads", sharding.pad_heads},
                                                     {"--vocab-parallel", sharding.vocab_parallel},
-                                                    {"--kv-size-multiplier", !sharding.kv_size_multiplier.empty()}};
+                                                    {"--kv-size-multiplier", !sharding.kv_size_multiplier.empty()},
+                                                    {"--kv-replication", !arguments.kv_replication.empty()}};
   for (const auto& [option, given] : of_shards)
     if (given && arguments.to == "hf")
       throw Error(ErrorKind::kUsage, fmt::format("{} is about shards, but --to hf makes a whole model", option))
-          .hint("say which: --to ranks, optimum, presharded, nxdi or nxd");
+          .hint(std::string_view(option) == "--kv-replication"
+                    ? "of the heads of SRC, --from-kv-replication says how they lie"
+                    : "say which: --to ranks, optimum, presharded, nxdi or nxd");
   if (arguments.cast_all && arguments.dtype.empty())
     throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
 }
@@ -75,13 +79,14 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   ConvertRequest request;
   request.source = arguments.source;
   request.spec = family_spec(arguments);
-  request.adjacent = adjacent_replication(arguments);
+  request.replication = parse_replication("--from-kv-replication", arguments.from_kv_replication);
   request.output_directory = arguments.output_directory;
   if (arguments.to != "hf") request.to = parse_shards_kind("--to", arguments.to);
   if (!arguments.format.empty())
     request.format =
         parse_format("--format", arguments.format, {Format::kSafetensors, Format::kPytorch, Format::kXser});
   request.sharding = sharding_request(arguments.sharding);
+  request.sharding.attention.replication = parse_replication("--kv-replication", arguments.kv_replication);
   if (!arguments.sharding.tp.empty()) request.tp = request.sharding.tp;
   request.max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
   if (!arguments.dtype.empty()) request.dtype = parse_dtype(arguments.dtype);
@@ -104,6 +109,10 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command
       .add_option("-f,--format", arguments.format,
                   "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum and nxd)")
+      ->type_name("NAME");
+  command
+      .add_option("--from-kv-replication", arguments.from_kv_replication,
+                  "How repeated key/value heads lie in SRC, if it has the layout nxd: tiled or adjacent")
       ->type_name("NAME");
   add_sharding(command, arguments.sharding)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
   command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");

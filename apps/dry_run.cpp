@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "reshard/base/strings.h"
+#include "reshard/layouts/shards.h"
 #include "table.h"
 
 namespace reshard::cli {
@@ -90,17 +91,15 @@ std::string heads_text(const Job& job) {
       fmt::format("{} query, {} key/value, of {} elements: ", report.heads, report.kv_heads, report.head_dim);
   const std::string share = fmt::format("a rank has {} query and {} key/value heads", report.heads / job.mesh.tp,
                                         std::max<std::uint64_t>(1, report.kv_heads / job.mesh.tp));
-  if (report.form == AttentionForm::kSeparate) return line("heads", counts + "q, k and v apart, " + share);
-  if (report.form == AttentionForm::kFused) return line("heads", counts + "q, k and v joined in qkv_proj, " + share);
-  const auto& gqa = *report.gqa;
-  std::string text = line(
-      "heads", fmt::format("{}grouped query, each key/value head {}, q, k and v {}", counts,
-                           gqa.kv_size_multiplier == 1 ? "once" : fmt::format("on {} ranks", gqa.kv_size_multiplier),
-                           gqa.fuse_qkv ? "joined" : "apart"));
+  const std::string joined = report.joined ? "q, k and v joined" : "q, k and v apart";
+  if (report.ranks.empty()) return line("heads", counts + joined + ", " + share);
+  std::string text =
+      line("heads", fmt::format("{}grouped query, each key/value head {}, {}", counts,
+                                report.copies == 1 ? "once" : fmt::format("{} times", report.copies), joined));
   for (std::uint32_t r = 0; r < std::min(job.mesh.tp, kShownRanks); ++r)
     text += line("", fmt::format("tp rank {:<3} key/value {:<8} query {}", r,
-                                 slots_text(gqa.key_value_heads(r), report.kv_heads),
-                                 slots_text(gqa.query_heads(r), report.heads)));
+                                 slots_text(report.ranks[r].key_value, report.kv_heads),
+                                 slots_text(report.ranks[r].query, report.heads)));
   if (job.mesh.tp > kShownRanks)
     text += line("", fmt::format("… and {} ranks more (all with --json)", job.mesh.tp - kShownRanks));
   return text;
@@ -108,22 +107,30 @@ std::string heads_text(const Job& job) {
 
 /// A line of the table of files: those of several tensor-parallel ranks that are alike, or the many of one xser folder.
 struct FileRow {
-  std::string path;  // with "{}" where the number of the tensor-parallel rank stands
+  std::string path;  // without the number of the tensor-parallel rank
   std::uint64_t tensors = 0;
   std::uint64_t bytes = 0;
   std::uint64_t files = 0;
-  std::vector<std::uint64_t> tp_ranks;
+  std::vector<std::uint64_t> tp_ranks = {};
+  std::size_t number_at = 0;  // where that number stands in the path; 0: it has none
+  int digits = 0;             // of the number, at least
 };
 
-/// `path` with "{}" for the number after "tp_rank_".
-std::string rank_pattern(const std::string& path, std::uint64_t& tp_rank) {
-  constexpr std::string_view kMark = "tp_rank_";
-  const std::size_t mark = path.find(kMark);
-  if (mark == std::string::npos) return path;
-  const std::size_t begin = mark + kMark.size();
-  const std::size_t end = std::min(path.find_first_not_of("0123456789", begin), path.size());
-  tp_rank = parse_unsigned(path.substr(begin, end - begin)).value_or(0);
-  return path.substr(0, begin) + "{}" + path.substr(end);
+/// Takes the number of the tensor-parallel rank out of the path.
+void take_rank(FileRow& row) {
+  constexpr std::string_view kBefore = "tp_rank_";
+  const std::size_t name_at = row.path.rfind('/') + 1;  // npos + 1 is 0
+  std::size_t begin = row.path.find(kBefore);
+  if (begin != std::string::npos)
+    begin += kBefore.size(), row.digits = 2;
+  else if (presharded_rank(std::string_view(row.path).substr(name_at)))
+    begin = name_at + 2;
+  else
+    return;
+  const std::size_t end = std::min(row.path.find_first_not_of("0123456789", begin), row.path.size());
+  row.tp_ranks = {parse_unsigned(row.path.substr(begin, end - begin)).value_or(0)};
+  row.path.erase(begin, end - begin);
+  row.number_at = begin;
 }
 
 /// Every output file of weights or text, those of one rank's xser folder together.
@@ -135,12 +142,12 @@ std::vector<FileRow> file_rows(const Job& job) {
     const LayoutFile& file = job.target.files[f];
     const bool one_of_many = file.encoding == LayoutFile::Encoding::kTorchTensor;
     const std::string path = one_of_many ? file.path.parent_path().string() + "/" : file.path.string();
-    if (!one_of_many || rows.empty() || rows.back().path != path) rows.push_back({path, 0, 0, 0, {}});
+    if (!one_of_many || rows.empty() || rows.back().path != path) rows.push_back({path});
     rows.back().tensors += tensors[f];
     rows.back().bytes += file.size_bytes;
     ++rows.back().files;
   }
-  for (const TextFile& file : job.text_files) rows.push_back({file.path.string(), 0, file.text.size(), 1, {}});
+  for (const TextFile& file : job.text_files) rows.push_back({file.path.string(), 0, file.text.size(), 1});
   return rows;
 }
 
@@ -149,19 +156,21 @@ void add_file_rows(const Job& job, Table& table) {
   std::vector<FileRow> folded;
   std::map<std::tuple<std::string, std::uint64_t, std::uint64_t>, std::size_t> by_pattern;
   for (FileRow& row : file_rows(job)) {
-    std::uint64_t tp_rank = 0;
-    const std::string pattern = job.whole_folders.empty() ? row.path : rank_pattern(row.path, tp_rank);
-    const auto [found, is_new] = by_pattern.emplace(std::tuple(pattern, row.bytes, row.files), folded.size());
-    if (is_new) folded.push_back({pattern, row.tensors, row.bytes, row.files, {}});
-    folded[found->second].tp_ranks.push_back(tp_rank);
+    take_rank(row);
+    const auto [found, is_new] = by_pattern.emplace(std::tuple(row.path, row.bytes, row.files), folded.size());
+    if (is_new)
+      folded.push_back(std::move(row));
+    else
+      folded[found->second].tp_ranks.push_back(row.tp_ranks.front());
   }
   for (const FileRow& row : folded) {
-    const std::size_t count = row.tp_ranks.size();
+    const std::size_t count = std::max<std::size_t>(1, row.tp_ranks.size());
     std::string path = row.path;
-    if (const std::size_t mark = path.find("{}"); mark != std::string::npos && !job.whole_folders.empty())
-      path.replace(mark, 2,
-                   count == 1 ? fmt::format("{:02}", row.tp_ranks[0])
-                              : fmt::format("{{{:02}..{:02}}}", row.tp_ranks.front(), row.tp_ranks.back()));
+    if (row.number_at != 0) {
+      const std::string first = fmt::format("{:0{}}", row.tp_ranks.front(), row.digits);
+      path.insert(row.number_at,
+                  count == 1 ? first : fmt::format("{{{}..{:0{}}}}", first, row.tp_ranks.back(), row.digits));
+    }
     if (row.files > 1) path += fmt::format(" ({} files)", row.files);
     const std::string bytes = format_bytes(row.bytes);
     table.add({path, row.tensors ? std::to_string(row.tensors) : "",

@@ -7,7 +7,7 @@
 
 namespace reshard::cli {
 
-/// What a job would do, for people: source, mesh, stages, cuts, heads, files, room. At most kTableColumns wide where
+/// What a job would do, for people: source, mesh, stages, cuts, heads, files, room. At most table_columns() wide where
 /// paths allow it.
 std::string dry_run_text(const Job& job, const OutputSpace& space);
 

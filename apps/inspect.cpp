@@ -70,8 +70,8 @@ void inspect(const InspectArguments& arguments) {
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
   const RunOptions options = run_options(arguments);
-  const auto inspection =
-      read_checkpoint(arguments.path, ConfigUse::kLenient, family_spec(arguments), adjacent_replication(arguments));
+  const auto inspection = read_checkpoint(arguments.path, ConfigUse::kLenient, family_spec(arguments),
+                                          parse_replication("--kv-replication", arguments.kv_replication));
   std::vector<TensorRow> rows = tensor_rows(inspection.layout, matching_tensors(inspection.layout, arguments.filter));
   if (arguments.stats) add_stats(inspection.layout, arguments, options, rows);
   if (arguments.json) {

@@ -14,20 +14,19 @@ const char* form_name(AttentionForm form) {
   return "";
 }
 
-Document attention_document(const AttentionReport& report, std::uint32_t tp) {
+Document attention_document(const AttentionReport& report) {
   Document json;
   json["form"] = form_name(report.form);
   json["num_attention_heads"] = report.heads;
   json["num_key_value_heads"] = report.kv_heads;
   json["head_dim"] = report.head_dim;
-  if (!report.gqa) return json;
-  json["kv_size_multiplier"] = report.gqa->kv_size_multiplier;
-  json["fuse_qkv"] = report.gqa->fuse_qkv;
+  json["fuse_qkv"] = report.joined;
+  if (report.ranks.empty()) return json;
+  json["kv_size_multiplier"] = report.copies;
   json["ranks"] = Document::array();
-  for (std::uint32_t tp_rank = 0; tp_rank < tp; ++tp_rank)
-    json["ranks"].push_back({{"tp_rank", tp_rank},
-                             {"query_heads", report.gqa->query_heads(tp_rank)},
-                             {"key_value_heads", report.gqa->key_value_heads(tp_rank)}});
+  for (const AttentionReport::RankHeads& rank : report.ranks)
+    json["ranks"].push_back(
+        {{"tp_rank", json["ranks"].size()}, {"query_heads", rank.query}, {"key_value_heads", rank.key_value}});
   return json;
 }
 
@@ -66,7 +65,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
     json["pipeline_cuts"] = job.cut_names;
     json["stages"] = stages_document(*job.partition);
   }
-  if (job.attention) json["attention"] = attention_document(*job.attention, job.mesh.tp);
+  if (job.attention) json["attention"] = attention_document(*job.attention);
   json["tensors"] = job.source.tensor_count();
   json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},
                    {"placed", job.program.read_bytes},

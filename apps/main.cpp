@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <new>
 #include <system_error>
 
@@ -13,6 +14,7 @@
 #include "commands.h"
 #include "print.h"
 #include "reshard/base/error.h"
+#include "table.h"
 #include "version.h"
 
 namespace {
@@ -49,12 +51,26 @@ void allow_many_open_files() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+/// Help as wide as the terminal.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(kNameColumns); }
+
+  std::string make_option_desc(const CLI::Option* option) const override {
+    // A line that ends goes on beside the names.
+    return reshard::cli::wrap(option->get_description(), 0, reshard::cli::table_columns() - kNameColumns);
+  }
+
+ private:
+  static constexpr std::size_t kNameColumns = 30;
+};
+
 int run(int argc, char** argv) {
   int exit_code = 0;
   CLI::App app("Moves the weights of large models between whole checkpoints and per-rank shards.", "reshard");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("reshard ") + reshard::cli::kVersion);
-  app.get_formatter()->column_width(34);
+  app.formatter(std::make_shared<HelpFormatter>());
   app.footer(footer());
   reshard::cli::add_shard(app);
   reshard::cli::add_consolidate(app);
@@ -69,12 +85,14 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to report, not a death half-way
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error, and no death half-way
   std::signal(SIGXFSZ, SIG_IGN);  // so is a file size limit
   fill_standard_descriptors();
   allow_many_open_files();
   try {
     return run(argc, argv);
+  } catch (const reshard::cli::ReaderGone&) {
+    return 128 + SIGPIPE;  // as a shell has it of programs that it ends; nobody is left to be told
   } catch (const Error& error) {
     return report(error);
   } catch (const std::filesystem::filesystem_error& error) {

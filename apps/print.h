@@ -4,8 +4,11 @@
 
 namespace reshard::cli {
 
+/// Nobody reads standard output any more, as in `reshard inspect … | head -n 1`.
+struct ReaderGone {};
+
 /// Writes to standard output.
-/// \throws Error kIo if it cannot be written.
+/// \throws Error kIo if it cannot be written; ReaderGone.
 void print_output(const std::string& text);
 
 /// Writes to standard error, as far as there is one: a terminal that has gone must not end a run.

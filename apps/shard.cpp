@@ -41,7 +41,7 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   request.spec = family_spec(arguments);
   request.output_directory = arguments.output_directory;
   request.sharding = sharding_request(arguments.sharding);
-  request.sharding.attention.adjacent = adjacent_replication(arguments);
+  request.sharding.attention.replication = parse_replication("--kv-replication", arguments.kv_replication);
   add_adapters(arguments, request);
   if (!request.adapters.empty() && layout_given && arguments.layout != "optimum")
     throw Error(ErrorKind::kUsage, "--layout " + printable(arguments.layout) + " has no place for adapters")

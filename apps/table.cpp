@@ -1,5 +1,8 @@
 #include "table.h"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -33,6 +36,13 @@ std::string padded(const std::string& text, std::size_t width, Table::Align alig
 
 }  // namespace
 
+std::size_t table_columns() {
+  constexpr std::size_t kLeast = 60;  // in which tables are still of use
+  winsize terminal{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &terminal) != 0 || terminal.ws_col == 0) return kTableColumns;
+  return std::clamp<std::size_t>(terminal.ws_col, kLeast, kTableColumns);
+}
+
 std::size_t display_width(const std::string& text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
 }
@@ -46,7 +56,7 @@ std::string shorten(const std::string& text, std::size_t width) {
   return text.substr(0, byte_of(text, head)) + "…" + text.substr(byte_of(text, length - tail));
 }
 
-std::string wrap(const std::string& raw, std::size_t indent) {
+std::string wrap(const std::string& raw, std::size_t indent, std::size_t columns) {
   std::string text;
   for (std::size_t at = 0; at < raw.size();) {
     const std::size_t length = std::max<std::size_t>(1, utf8_length(std::string_view(raw).substr(at)));
@@ -60,7 +70,7 @@ std::string wrap(const std::string& raw, std::size_t indent) {
   for (const std::string& word : split(text, ' ')) {
     const std::size_t width = display_width(word);
     const bool first = std::exchange(begin, false);
-    if (line_has_word && column + 1 + width > kTableColumns) {
+    if (line_has_word && column + 1 + width > columns) {
       out += "\n" + std::string(indent, ' ') + word;
       column = indent + width;
       continue;
@@ -89,14 +99,15 @@ std::vector<std::size_t> Table::widths() const {
 bool Table::fits() const {
   std::size_t all = 0;
   for (const std::size_t width : widths()) all += width + kGap;
-  return all <= kTableColumns + kGap;
+  return all <= table_columns() + kGap;
 }
 
 std::string Table::text() const {
   std::vector<std::size_t> widths = this->widths();
   std::size_t others = 0;
   for (std::size_t c = 1; c < widths.size(); ++c) others += widths[c] + kGap;
-  const std::size_t room = kTableColumns > others + kLeastFirstColumn ? kTableColumns - others : kLeastFirstColumn;
+  const std::size_t all = table_columns();
+  const std::size_t room = all > others + kLeastFirstColumn ? all - others : kLeastFirstColumn;
   widths[0] = std::min(widths[0], room);
   std::string out;
   const auto add_line = [&](const std::vector<std::string>& cells) {

@@ -5,7 +5,7 @@
 
 namespace reshard::cli {
 
-/// Lines of columns for people, at most `kTableColumns` wide. The first column gives way: it is cut in its middle when
+/// Lines of columns for people, at most table_columns() wide. The first column gives way: it is cut in its middle when
 /// the others need the room.
 class Table {
  public:
@@ -26,6 +26,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+/// The width of what is printed: the terminal's, if standard output is one, and kTableColumns at most.
+std::size_t table_columns();
 inline constexpr std::size_t kTableColumns = 100;
 
 /// Columns that UTF-8 text takes on a terminal, one a code point.
@@ -34,8 +36,8 @@ std::size_t display_width(const std::string& text);
 /// `text` cut in its middle to at most `width` columns.
 std::string shorten(const std::string& text, std::size_t width);
 
-/// `text` broken at spaces into lines of at most kTableColumns, each after the first indented by `indent`. What is
-/// not fit for a terminal is shown as \xNN.
-std::string wrap(const std::string& text, std::size_t indent);
+/// `text` broken at spaces into lines of at most `columns`, each after the first indented by `indent`. What is not fit
+/// for a terminal is shown as \xNN.
+std::string wrap(const std::string& text, std::size_t indent, std::size_t columns = table_columns());
 
 }  // namespace reshard::cli

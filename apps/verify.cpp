@@ -101,8 +101,9 @@ int run_verify(const VerifyArguments& arguments) {
   how.any_dtype = !arguments.rtol.empty() || !arguments.atol.empty();
   RunOptions options = run_options(arguments, {false, arguments.allow_divergent});
   const auto spec = family_spec(arguments);
-  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient, spec, adjacent_replication(arguments));
-  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient, spec, adjacent_replication(arguments));
+  const KvReplication replication = parse_replication("--kv-replication", arguments.kv_replication);
+  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient, spec, replication);
+  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient, spec, replication);
   for (const Checkpoint* checkpoint : {&a, &b})
     if (checkpoint->layout.logical.empty())
       throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);

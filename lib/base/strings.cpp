@@ -189,6 +189,13 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
   return fmt::format("{}", fmt::join(parts.begin(), parts.end(), separator));
 }
 
+std::string with_stars(std::string_view name) {
+  std::vector<std::string> parts = split(name, '.');
+  for (std::string& part : parts)
+    if (!part.empty() && part.find_first_not_of("0123456789") == std::string::npos) part = "*";
+  return join(parts, ".");
+}
+
 std::string list_numbers(std::span<const std::uint64_t> numbers, std::size_t most) {
   const auto shown = numbers.subspan(0, std::min(most, numbers.size()));
   std::string out = fmt::format("{}", fmt::join(shown.begin(), shown.end(), ", "));

@@ -42,6 +42,9 @@ bool natural_less(std::string_view a, std::string_view b);
 std::vector<std::string> split(std::string_view text, char separator);
 std::string join(std::span<const std::string> parts, std::string_view separator);
 
+/// A dotted name with a "*" for each part that is a number: model.layers.*.mlp.up_proj.weight.
+std::string with_stars(std::string_view name);
+
 /// "0, 2, 4" ; more than `most` items are cut short with "… (N in all)".
 std::string list_numbers(std::span<const std::uint64_t> numbers, std::size_t most = 16);
 std::string list_names(std::span<const std::string> names, std::size_t most = 6);

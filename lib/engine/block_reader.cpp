@@ -22,6 +22,37 @@ std::string first_file(const Layout& layout, const Reading& reading, const Dims&
   return {};
 }
 
+/// What a second copy of `tensor`, or what fills up, holds at `index` that it should not, and what may be the reason.
+Error difference(const Layout& layout, const Reading& reading, const StoredTensor& copy, const LogicalTensor& tensor,
+                 const Dims& index) {
+  const auto error = [&](std::string message, const char* hint) {
+    return Error(ErrorKind::kBadInput, std::move(message))
+        .in(layout.files[copy.file].path)
+        .tensor(copy.name)
+        .hint(hint);
+  };
+  if (copy.kind == CutKind::kConstant)
+    return error(fmt::format("is the number of another rank than {}, whose file it is in by its name", *tensor.filler),
+                 "files of ranks were renamed or swapped");
+  if (tensor.filler)
+    return error(fmt::format("holds numbers where it is filled up with {}, first at {}",
+                             *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index)),
+                 "config.json belongs to another model, or the weights were changed after they were filled up");
+  const char* hint =
+      copy.kind == CutKind::kTied
+          ? "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false"
+      : !layout.proved_by_copies
+          ? "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first"
+      : copy.kind == CutKind::kReplicated
+          ? "the ranks come from different checkpoints, or config.json belongs to another model; as there is no "
+            "metadata, copies alone prove the layout, and --allow-divergent-replicas has no effect"
+          : "there is no metadata, and the ranks are not laid out as was thought: files of ranks that were swapped, or "
+            "another order of heads? See --kv-replication";
+  return error(fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}", tensor.name,
+                           first_file(layout, reading, index), to_string(index)),
+               hint);
+}
+
 /// The file offset that byte 0 of the block goes with, where a group is read into it as it is.
 std::optional<std::uint64_t> place_read_from(const Layout& layout, std::span<const Group> groups) {
   for (const Group& group : groups)
@@ -208,32 +239,9 @@ void BlockReader::differ(const Layout& layout, const Reading& reading, std::uint
                          const LogicalTensor& tensor, const Dims& index) {
   windows_.prove_whole();  // else it is no difference, but a file that was cut
   const StoredTensor& copy = layout.stored[stored];
-  Error error(
-      ErrorKind::kBadInput,
-      copy.kind == CutKind::kConstant
-          ? fmt::format("is the number of another rank than {}, whose file it is in by its name", *tensor.filler)
-      : tensor.filler ? fmt::format("holds numbers where it is filled up with {}, first at {}",
-                                    *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index))
-                      : fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}",
-                                    tensor.name, first_file(layout, reading, index), to_string(index)));
-  error.in(layout.files[copy.file].path).tensor(copy.name);
-  const bool tied = copy.kind == CutKind::kTied;
-  if (tied)
-    error.hint("if the two are meant to differ, config.json must say \"tie_word_embeddings\": false");
-  else if (!tensor.filler)
-    error.hint(
-        "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first");
-  if (tensor.filler)
-    error.hint(copy.kind == CutKind::kConstant
-                   ? "files of ranks were renamed or swapped"
-                   : "config.json belongs to another model, or the weights were changed after they were filled up");
-  else if (copy.kind == CutKind::kReplicated && shared_.program.replicas_prove_layout)
-    error.hint("without metadata it is copies that prove the layout, so --allow-divergent-replicas has no effect");
-  else if (shared_.program.replicas_prove_layout && !tied)
-    error.hint(
-        "there is no metadata, and the ranks are not laid out as was thought: files of ranks that were swapped, or "
-        "another order of heads? See --kv-replication");
-  if (tied || tensor.filler || shared_.program.replicas_prove_layout || !shared_.options.allow_divergent_replicas)
+  Error error = difference(layout, reading, copy, tensor, index);
+  if (copy.kind == CutKind::kTied || tensor.filler || layout.proved_by_copies ||
+      !shared_.options.allow_divergent_replicas)
     throw error;
   const std::lock_guard lock(shared_.failure_mutex);
   if (shared_.divergent.insert(&copy).second && shared_.options.on_divergence) shared_.options.on_divergence(error);

@@ -128,23 +128,26 @@ Container read_safetensors(const std::filesystem::path& path) {
 
 namespace {
 
-/// `name` as a JSON string, escaped as serde_json does.
-std::string json_name(const std::string& name) {
+/// `text` as a JSON string, escaped as serde_json does.
+std::string json_string(const std::string& text) {
   try {
-    return nlohmann::json(name).dump();
+    return nlohmann::json(text).dump();
   } catch (const nlohmann::json::exception&) {
-    throw Error(ErrorKind::kUnsupported, "the name is not UTF-8, which safetensors cannot hold").tensor(name);
+    throw Error(ErrorKind::kUnsupported, "the name is not UTF-8, which safetensors cannot hold").tensor(text);
   }
 }
 
 }  // namespace
 
-ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors) {
+ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
+                               const std::vector<std::pair<std::string, std::string>>& metadata) {
   std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
   });
   // Written by hand: a JSON document that keeps its order would look for every name among all the others.
-  std::string json = R"({"__metadata__":{"format":"pt"})";
+  std::string json = R"({"__metadata__":{"format":"pt")";
+  for (const auto& [key, value] : metadata) json += fmt::format(",{}:{}", json_string(key), json_string(value));
+  json += '}';
   std::uint64_t end = 0;
   std::unordered_set<std::string_view> names{"__metadata__"};
   for (TensorEntry& tensor : tensors) {
@@ -155,7 +158,7 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors) {
     if (!next) throw Error(ErrorKind::kInternal, "a tensor to write has no size in bytes").tensor(tensor.name);
     tensor.offset_bytes = end;
     tensor.size_bytes = *size;
-    json += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_name(tensor.name),
+    json += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_string(tensor.name),
                         name(tensor.dtype), fmt::join(tensor.shape, ","), end, *next);
     end = *next;
   }

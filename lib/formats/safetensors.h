@@ -1,7 +1,9 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "reshard/formats/container.h"
@@ -24,9 +26,10 @@ Container parse_safetensors_header(std::string_view header, std::uint64_t file_b
                                    const std::filesystem::path& path);
 
 /// Lays out a safetensors file as the reference writer does: dtypes in descending order of the enum, then names in
-/// ascending byte order, no gaps, the header padded to 8 bytes, `{"format": "pt"}` as its metadata. The `offset_bytes`
-/// and `size_bytes` of `tensors` are ignored.
+/// ascending byte order, no gaps, the header padded to 8 bytes, `{"format": "pt"}` and `metadata` as its metadata. The
+/// `offset_bytes` and `size_bytes` of `tensors` are ignored.
 /// \throws Error kUnsupported if the header would exceed kMaxWrittenHeaderBytes.
-ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors);
+ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
+                               const std::vector<std::pair<std::string, std::string>>& metadata = {});
 
 }  // namespace reshard

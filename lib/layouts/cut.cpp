@@ -92,6 +92,25 @@ Cut::Part packed_part(const ParallelParameter& parameter, std::uint32_t tp_rank,
   return cut;
 }
 
+/// A rank's chunks of a parameter that is cut into equal ones.
+Cut::Part plain_part(const ParallelParameter& parameter, std::uint32_t tp_rank, std::uint32_t tp,
+                     std::uint32_t ep_rank) {
+  Cut::Part part{parameter.name, std::uint64_t{tp} * parameter.partition_stride, {}, {}};
+  // Experts stacked along the dim that is cut are as many matrices; a rank has some of them alone.
+  const std::uint32_t ranks = parameter.partition_dim == 0 ? parameter.expert_partitions : 1;
+  const std::uint32_t each = parameter.partition_stride / ranks;
+  for (std::uint32_t i = 0; i < each; ++i) part.taken.push_back(tp_rank + ((ranks > 1 ? ep_rank : 0) * each + i) * tp);
+  return part;
+}
+
+Cut::Part placed_part(const CutRule::Placed& placed, std::uint32_t tp_rank) {
+  if (!placed.placement) return {placed.logical_name, 1, {0}, {}};
+  const Placement& placement = *placed.placement;
+  Cut::Part part{placed.logical_name, placement.units, placement.taken[tp_rank], placement.unit_elems};
+  part.lowest = placed.lowest;
+  return part;
+}
+
 }  // namespace
 
 std::uint64_t Cut::taken_units() const {
@@ -146,6 +165,16 @@ bool CutRule::is_on(std::uint32_t ep_rank) const {
   return parameter == nullptr || parameter->expert_rank.value_or(ep_rank) == ep_rank;
 }
 
+void CutRule::add_heads(Cut& cut, std::uint32_t tp_rank) const {
+  const auto add = [&](Role one, const std::string& linear, std::uint32_t heads, std::vector<std::uint32_t> taken) {
+    if (role == one || role == Role::kQkv)
+      cut.parts.push_back(heads_part(prefix + linear + suffix, heads, std::move(taken)));
+  };
+  add(Role::kQuery, gqa->query_projection_name, gqa->num_attention_heads, gqa->query_heads(tp_rank));
+  add(Role::kKey, gqa->key_projection_name, gqa->num_key_value_heads, gqa->key_value_heads(tp_rank));
+  add(Role::kValue, gqa->value_projection_name, gqa->num_key_value_heads, gqa->key_value_heads(tp_rank));
+}
+
 Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp, std::uint32_t ep_rank) const {
   Cut cut;
   cut.kind = kind;
@@ -157,34 +186,14 @@ Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp, std::uint32_t ep_
     case Role::kRankNumber: cut.constant = Cut::Constant{DType::kI32, {1}, tp_rank}; break;
     case Role::kPlaced:
       cut.dim = dim;
-      for (const Placed& part : placed) {
-        cut.parts.push_back({part.logical_name, 1, {0}, {}});
-        if (!part.placement) continue;
-        cut.parts.back().units = part.placement->units;
-        cut.parts.back().unit_elems = part.placement->unit_elems;
-        cut.parts.back().taken = part.placement->taken[tp_rank];
-        cut.parts.back().lowest = part.lowest;
-      }
+      for (const Placed& part : placed) cut.parts.push_back(placed_part(part, tp_rank));
       break;
-    case Role::kPlain: {
-      if (!parameter->tensor_model_parallel) {
-        cut.parts.push_back({stored_name, 1, {0}, {}});
-        break;
-      }
-      cut.dim = parameter->partition_dim;
-      if (!parameter->packed.empty()) {
-        cut.parts.push_back(packed_part(*parameter, tp_rank, tp, ep_rank));
-        break;
-      }
-      Cut::Part part{stored_name, std::uint64_t{tp} * parameter->partition_stride, {}, {}};
-      // Experts stacked along the dim that is cut are as many matrices; a rank has some of them alone.
-      const std::uint32_t ranks = parameter->partition_dim == 0 ? parameter->expert_partitions : 1;
-      const std::uint32_t each = parameter->partition_stride / ranks;
-      for (std::uint32_t i = 0; i < each; ++i)
-        part.taken.push_back(tp_rank + ((ranks > 1 ? ep_rank : 0) * each + i) * tp);
-      cut.parts.push_back(std::move(part));
+    case Role::kPlain:
+      cut.dim = parameter->tensor_model_parallel ? parameter->partition_dim : 0;
+      cut.parts.push_back(!parameter->tensor_model_parallel ? Cut::Part{stored_name, 1, {0}, {}}
+                          : parameter->packed.empty()       ? plain_part(*parameter, tp_rank, tp, ep_rank)
+                                                            : packed_part(*parameter, tp_rank, tp, ep_rank));
       break;
-    }
     case Role::kFused:
       cut.dim = fused->fuse_axis;
       for (std::size_t i = 0; i < fused->linear_names.size(); ++i)
@@ -206,15 +215,7 @@ Cut CutRule::for_rank(std::uint32_t tp_rank, std::uint32_t tp, std::uint32_t ep_
     case Role::kKey:
     case Role::kValue:
     case Role::kQkv:
-      if (role == Role::kQuery || role == Role::kQkv)
-        cut.parts.push_back(heads_part(prefix + gqa->query_projection_name + suffix, gqa->num_attention_heads,
-                                       gqa->query_heads(tp_rank)));
-      if (role == Role::kKey || role == Role::kQkv)
-        cut.parts.push_back(heads_part(prefix + gqa->key_projection_name + suffix, gqa->num_key_value_heads,
-                                       gqa->key_value_heads(tp_rank)));
-      if (role == Role::kValue || role == Role::kQkv)
-        cut.parts.push_back(heads_part(prefix + gqa->value_projection_name + suffix, gqa->num_key_value_heads,
-                                       gqa->key_value_heads(tp_rank)));
+      add_heads(cut, tp_rank);
       make_diagonal(cut);
       break;
   }

@@ -116,6 +116,7 @@ struct CutRule {
  private:
   std::vector<std::string> linears() const;
   const std::vector<std::uint64_t>& stacked_ranks() const;
+  void add_heads(Cut& cut, std::uint32_t tp_rank) const;
   void make_diagonal(Cut& cut) const;
 };
 

@@ -24,8 +24,12 @@ constexpr const char* kRankName = "rank_util.rank";
 constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
 constexpr const char* kJoinedName = "qkv_proj.Wqkv";
 
-/// Families whose modules NxD Inference names as it does llama's.
-constexpr std::string_view kLlamaLike[] = {"llama", "mistral", "qwen2", "qwen3"};
+/// The built-in families that say how NxD Inference names them.
+std::vector<std::string> inference_families() {
+  std::vector<std::string> names = known_model_types();
+  std::erase_if(names, [](const std::string& name) { return !builtin_family(name)->inference_names; });
+  return names;
+}
 
 Table table_of(const std::vector<std::uint32_t>& slots, std::uint64_t units, std::uint64_t unit_elems,
                std::uint32_t tp) {
@@ -42,18 +46,12 @@ Table table_of(const std::vector<std::uint32_t>& slots, std::uint64_t units, std
 class DeployedRules {
  public:
   DeployedRules(const Model& model, std::uint32_t tp, const DeployedForm& form) : model_(model), tp_(tp), form_(form) {
-    if (!form.nxdi && model.by_config_plan)
-      throw Error(ErrorKind::kUsage,
-                  "a plan in config.json does not say how large the tensors were, so that what fills "
-                  "them up could not be taken off again")
-          .hint("do without --pad, or describe the model in a file and give it with --spec FILE");
     if (!form.nxdi) return;
-    const bool known =
-        std::find(std::begin(kLlamaLike), std::end(kLlamaLike), model.family->model_type) != std::end(kLlamaLike);
-    if (!known || !model.family->attention || model.heads == 0 || model.kv_heads == 0)
+    if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("how NxD Inference names the weights of {} is not known", model.family->model_type))
-          .hint(fmt::format("it is of {}; the layout presharded takes any family", fmt::join(kLlamaLike, ", ")));
+          .hint(fmt::format("it is of {}; a description (--spec) may say it; the layout presharded takes any family",
+                            fmt::join(inference_families(), ", ")));
     if (model.quantized)
       throw Error(ErrorKind::kUnsupported, "the layout nxdi has no place for the scales of quantised linears")
           .hint("the layout presharded cuts them with their weights");
@@ -116,12 +114,11 @@ class DeployedRules {
     if (embedding && !form_.vocab_parallel) dim = 1;
     if (!dim) return add_whole(std::move(name), original);
     if (const auto problem = split_problem(parameter, tp_); problem && !embedding) {
-      const bool odd_size = parameter.packed.empty() && !parameter.block_cut && parameter.heads == 0;
-      if (!odd_size || model_.quantized)
+      if (!can_fill_up(model_, parameter))
         throw Error(ErrorKind::kUsage, *problem + ", and it cannot be filled up")
             .tensor(parameter.name)
-            .hint("TP degrees that work without filling up: " +
-                  list_numbers(legal_tp_degrees(model_, {.apart = true}), 24));
+            .hint("TP degrees that work for this model: " +
+                  list_numbers(legal_tp_degrees(model_, {.apart = true, .fill_up = true}), 24));
     }
     if (!parameter.packed.empty()) return add_packed(parameter, std::move(name));
     const CutKind kind = !parameter.tied_to.empty() ? CutKind::kTied : *dim == 0 ? CutKind::kColumn : CutKind::kRow;
@@ -135,7 +132,7 @@ class DeployedRules {
     rule.parameter = rule.own.get();
   }
 
-  /// Of attention: its projections, and norms that NxD Inference calls otherwise. \returns false for other modules.
+  /// Of attention: its projections, and modules that NxD Inference calls otherwise. \returns false for others.
   bool add_attention(const ModelParameter& parameter) {
     if (!parameter.layer) return false;
     const Family::Attention& names = *model_.family->attention;
@@ -160,8 +157,9 @@ class DeployedRules {
         add_whole(name, parameter.name);
       else
         add_placed(name, CutKind::kGroupedQuery, 1, {{parameter.name, query_}});
-    } else if (linear == "q_norm" || linear == "k_norm") {
-      add_whole(prefix + linear.substr(0, 2) + "layernorm" + leaf, parameter.name);
+    } else if (const auto other = model_.family->inference_names->find(linear);
+               other != model_.family->inference_names->end()) {
+      add_whole(prefix + other->second + leaf, parameter.name);
     } else {
       return false;
     }

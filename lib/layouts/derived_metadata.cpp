@@ -16,8 +16,8 @@ namespace {
 /// One stage's state dict, explained name by name.
 class Derivation {
  public:
-  Derivation(const Model& model, std::uint32_t tp, bool adjacent, const Container& file)
-      : model_(model), tp_(tp), adjacent_(adjacent), file_(file) {
+  Derivation(const Model& model, std::uint32_t tp, KvReplication replication, const Container& file)
+      : model_(model), tp_(tp), replication_(replication), file_(file) {
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
     for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_joined_names(layer);
     for (const TensorEntry& tensor : file.tensors) held_.emplace(tensor.name, &tensor);
@@ -170,7 +170,7 @@ class Derivation {
     };
     AttentionOptions options;
     options.fuse_qkv = fused;
-    options.adjacent = adjacent_;
+    options.replication = replication_;
     for (const bool pad : {false, true}) {
       options.pad_heads = pad;
       std::vector<std::uint64_t> multipliers = legal_multipliers(model_.heads, model_.kv_heads, tp_, pad);
@@ -196,7 +196,7 @@ class Derivation {
 
   const Model& model_;
   std::uint32_t tp_;
-  bool adjacent_;
+  KvReplication replication_;
   const Container& file_;
   std::unordered_map<std::string, const ModelParameter*> by_name_;
   std::unordered_map<std::string, Joined> joined_;
@@ -207,10 +207,10 @@ class Derivation {
 
 }  // namespace
 
-void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, bool adjacent) {
+void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, KvReplication replication) {
   checkpoint.metadata.clear();
   for (const auto& files : checkpoint.files)
-    checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, adjacent, files.front()).run());
+    checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, replication, files.front()).run());
 }
 
 }  // namespace reshard

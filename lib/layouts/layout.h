@@ -43,7 +43,8 @@ struct LayoutFile {
   std::uint32_t stored_count = 0;
   Encoding encoding = Encoding::kSafetensors;
   std::vector<TensorAlias> aliases;
-  std::optional<FileStamp> stamp;  // of a source: the state of it that the layout is about
+  std::vector<std::pair<std::string, std::string>> metadata;  // of a target in safetensors, beside its format
+  std::optional<FileStamp> stamp;                             // of a source: the state of it that the layout is about
 };
 
 /// A small file of the output whose content is known before the run.
@@ -93,6 +94,8 @@ class Layout {
   std::vector<std::vector<Piece>> pieces;
   std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
   std::vector<TextFile> text_files;                 // of a target: files without tensors that belong to its containers
+  /// Of a source: how its tensors are cut was told without metadata, and only copies that are alike show that it is so.
+  bool proved_by_copies = false;
 
   /// Makes room for so many logical tensors.
   void reserve_logical(std::size_t count);

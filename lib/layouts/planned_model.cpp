@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <map>
 #include <unordered_map>
 
 #include "reshard/base/strings.h"
@@ -29,17 +30,19 @@ ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& t
   return plan;
 }
 
-/// The originals of a stage's tensors, as its metadata has them. Tensors that it does not list, or whose sizes do not
-/// come out, are told of later.
-void add_wholes(const StageMetadata& metadata, const Container& file, std::uint32_t tp,
-                std::vector<WholeTensor>& tensors) {
+/// The originals of the tensors that an expert-parallel rank of a stage has, as its metadata has them; its other
+/// tensor-parallel ranks' files are alike. Tensors that it does not list, or whose sizes do not come out, are told of
+/// later.
+void add_wholes(const StageMetadata& metadata, const ShardedCheckpoint& shards, std::uint32_t pp_rank,
+                std::uint32_t ep_rank, std::vector<WholeTensor>& tensors) {
+  const Container& file = shards.files[pp_rank][std::size_t{ep_rank} * shards.tp];
   const std::vector<CutRule> rules = cut_rules(metadata);
   std::unordered_map<std::string_view, const CutRule*> by_name;
   for (const CutRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
   for (const TensorEntry& tensor : file.tensors) {
     const auto rule = by_name.find(tensor.name);
     if (rule == by_name.end()) continue;
-    Cut cut = rule->second->for_rank(0, tp);
+    Cut cut = rule->second->for_rank(0, shards.tp, ep_rank);
     const auto shapes = logical_shapes(cut, tensor.shape);
     if (!shapes) continue;
     for (std::size_t i = 0; i < cut.parts.size(); ++i)
@@ -60,15 +63,20 @@ Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, 
   std::vector<WholeTensor> tensors;
   const bool has_metadata = !shards.metadata.empty();
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
-    const Container& file = shards.files[pp_rank].front();  // as those of the stage's other ranks
     if (has_metadata)
-      add_wholes(shards.metadata[pp_rank], file, shards.tp, tensors);
+      for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank)
+        add_wholes(shards.metadata[pp_rank], shards, pp_rank, ep_rank, tensors);
     else
-      for (const TensorEntry& tensor : file.tensors) tensors.push_back({tensor.name, tensor.shape});
+      for (const TensorEntry& tensor : shards.files[pp_rank].front().tensors)
+        tensors.push_back({tensor.name, tensor.shape});
   }
   const ConfigPlan plan = plan_for(config, tensors, notes);
+  const std::map<std::string, Dims> recorded = shards.record ? shards.record->filled_up : std::map<std::string, Dims>{};
   if (!has_metadata)
-    for (WholeTensor& tensor : tensors) tensor.shape = plan.whole_shape(tensor.name, tensor.shape, shards.tp);
+    for (WholeTensor& tensor : tensors) {
+      const auto filled = recorded.find(tensor.name);
+      tensor.shape = filled == recorded.end() ? plan.whole_shape(tensor.name, tensor.shape, shards.tp) : filled->second;
+    }
   return plan.model(std::move(tensors));
 }
 

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/specs/metadata.h"
 
@@ -77,11 +79,20 @@ struct RankInLayout {
   std::vector<std::vector<Layout::Original>> originals;  // of each of them
 };
 
-/// Adds the same file for another rank, which `rank` becomes. \returns false where its parts may lie elsewhere: torch's
-/// archives have their file's name inside, and it may be longer.
-bool copy_rank(Layout& layout, RankInLayout& rank, const std::filesystem::path& path, std::uint32_t tp_rank) {
+std::size_t length_of(const std::vector<std::pair<std::string, std::string>>& metadata) {
+  std::size_t length = 0;
+  for (const auto& [key, value] : metadata) length += key.size() + value.size();
+  return length;
+}
+
+/// Adds the same file for another rank, whose `container` is, and which `rank` becomes. \returns false where its parts
+/// may lie elsewhere: torch's archives have their file's name inside, safetensors the rank's number, and these may be
+/// longer.
+bool copy_rank(Layout& layout, RankInLayout& rank, const TargetContainer& container) {
   LayoutFile file = layout.files[rank.file];
-  if (file.path.native().size() != path.native().size()) return false;
+  if (file.path.native().size() != container.path.native().size() ||
+      length_of(file.metadata) != length_of(container.metadata))
+    return false;
   rank.file = static_cast<std::uint32_t>(layout.files.size());
   const auto begin = static_cast<std::uint32_t>(layout.stored.size());
   for (std::uint32_t& index : rank.stored) index = index - file.first_stored + begin;
@@ -90,8 +101,9 @@ bool copy_rank(Layout& layout, RankInLayout& rank, const std::filesystem::path& 
     tensor.file = rank.file;
     layout.add_stored(std::move(tensor));
   }
-  file.path = path;
-  file.tp_rank = tp_rank;
+  file.path = container.path;
+  file.metadata = container.metadata;
+  file.tp_rank = container.tp_rank;
   file.first_stored = begin;
   layout.files.push_back(std::move(file));
   return true;
@@ -136,15 +148,17 @@ RankInLayout add_rank(Layout& layout, const std::vector<NamedRule>& rules, Targe
   return rank;
 }
 
-/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `first`.
+/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `first`. `filled` is what they
+/// say was filled up, where the form has a place for it.
 void add_tensor_parallel_ranks(Layout& layout, const std::vector<NamedRule>& rules,
-                               const std::vector<TensorAlias>& aliases, RankId first, std::uint32_t tp,
-                               ShardedForm form) {
+                               const std::vector<TensorAlias>& aliases, const std::map<std::string, Dims>& filled,
+                               RankId first, std::uint32_t tp, ShardedForm form) {
   std::optional<RankInLayout> rank;  // the one before, which others are as, if one file has all of it
   for (RankId id = first; id.tp_rank < tp && id.tp_rank <= form.end_rank; ++id.tp_rank) {
     TargetContainer container = container_of(id, form);
     container.aliases = aliases;
-    if (rank && copy_rank(layout, *rank, container.path, id.tp_rank)) {
+    if (describe(form.kind).deployed) container.metadata = record_metadata({id.tp_rank, tp, filled});
+    if (rank && copy_rank(layout, *rank, container)) {
       for (std::size_t i = 0; i < rules.size(); ++i)
         layout.add_cut(rank->stored[i], target_cut(rules[i], id.tp_rank, tp, id.ep_rank), rank->originals[i]);
       continue;
@@ -158,18 +172,19 @@ void add_tensor_parallel_ranks(Layout& layout, const std::vector<NamedRule>& rul
 /// copy elsewhere.
 void add_stage(Layout& layout, const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied,
                std::uint32_t pp_rank, std::uint32_t tp, std::uint32_t ep, ShardedForm form) {
+  const std::map<std::string, Dims> filled = filled_up(rules, layout);
   for (std::uint32_t ep_rank = 0; ep_rank < ep; ++ep_rank) {
     std::vector<NamedRule> stored_rules;
     std::vector<TensorAlias> aliases;
     for (NamedRule& rule : named_rules(rules, tied)) {
       if (!rule.rule->is_on(ep_rank)) continue;
-      if (rule.tied_to.empty() || (!is_deployed(form.kind) && form.format == Format::kSafetensors))
+      if (rule.tied_to.empty() || (!describe(form.kind).deployed && form.format == Format::kSafetensors))
         stored_rules.push_back(std::move(rule));
-      else if (!is_deployed(form.kind))  // whose reader ties them itself
+      else if (!describe(form.kind).deployed)  // whose reader ties them itself
         aliases.push_back({rule.stored_name, rule.tied_to});
     }
     const RankId first{form.start_rank, pp_rank, 0, ep_rank, ep > 1};
-    add_tensor_parallel_ranks(layout, stored_rules, aliases, first, tp, form);
+    add_tensor_parallel_ranks(layout, stored_rules, aliases, filled, first, tp, form);
   }
 }
 
@@ -184,7 +199,7 @@ Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t 
   for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
     const StagePlan& plan = plans[pp_rank];
     add_stage(layout, cut_rules(plan.metadata), plan.tied, pp_rank, tp, ep, form);
-    if (!has_metadata(form.kind)) continue;  // which has no metadata
+    if (!describe(form.kind).has_metadata) continue;  // which has no metadata
     layout.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
   }
   if (form.kind == ShardsKind::kOptimum)
@@ -240,6 +255,34 @@ void add_source_rank(Layout& layout, const Container& file, RankId rank, const S
   }
 }
 
+/// What the files say was filled up is what the rules of the model fill up.
+void prove_filled_up(const ShardedCheckpoint& checkpoint, const std::map<std::string, Dims>& by_rules) {
+  const std::map<std::string, Dims>& recorded = checkpoint.record->filled_up;
+  if (recorded == by_rules) return;
+  const auto fail = [&](const std::string& tensor, const std::string& message) {
+    throw Error(ErrorKind::kBadInput, message)
+        .in(checkpoint.files.front().front().path)
+        .tensor(tensor)
+        .hint("config.json belongs to another model, or was changed after the weights were written");
+  };
+  for (const auto& [tensor, shape] : recorded) {
+    const auto found = by_rules.find(tensor);
+    if (found == by_rules.end())
+      fail(tensor, fmt::format("the file says that it had the shape {} before it was filled up, but by config.json "
+                               "nothing fills it up",
+                               to_string(shape)));
+    else if (found->second != shape)
+      fail(tensor, fmt::format("the file says that it had the shape {} before it was filled up, but by config.json it "
+                               "had {}",
+                               to_string(shape), to_string(found->second)));
+  }
+  for (const auto& [tensor, shape] : by_rules)
+    if (!recorded.count(tensor))
+      fail(tensor, fmt::format("by config.json it had the shape {} before it was filled up, but the file says that it "
+                               "was not filled up",
+                               to_string(shape)));
+}
+
 }  // namespace
 
 Layout sharded_source_layout(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied) {
@@ -255,6 +298,7 @@ Layout sharded_source_layout(const ShardedCheckpoint& checkpoint, const std::vec
     for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
       if (copy.rank.pp_rank == pp_rank) add_source_rank(layout, copy.file, copy.rank, checkpoint, by_name);
   }
+  if (checkpoint.record) prove_filled_up(checkpoint, filled_up(checkpoint.rules, layout));
   return layout;
 }
 

@@ -209,6 +209,38 @@ void refuse_experts(const Container& file, RankId rank) {
       throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
 }
 
+/// How many tensor-parallel ranks the files of weights for inference say there are, so that the last are missed too;
+/// 0 if the first says nothing.
+std::uint32_t recorded_degree(const Listing& listing, const ShardsFolder& folder) {
+  if (!describe(folder.kind).deployed) return 0;
+  const RankFile& first = listing.ranks.begin()->second;
+  const auto record = read_record(read_container(first.path, first.format));
+  return record ? record->tp_degree : 0;
+}
+
+/// A file of weights for inference is what it says it is, and says it as the others do.
+void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint) {
+  if (!describe(checkpoint.folder.kind).deployed) return;
+  const auto record = read_record(file);
+  if (!record) return;
+  if (record->tp_rank != rank.tp_rank)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("is of rank {} by its name, but says that it is of rank {}", rank.tp_rank, record->tp_rank))
+        .in(file.path)
+        .hint("files of ranks were renamed or swapped");
+  if (record->tp_degree != checkpoint.tp)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("says that it is one of {} ranks, but there are {}", record->tp_degree, checkpoint.tp))
+        .in(file.path)
+        .hint("the ranks come from different checkpoints; move those of one away");
+  if (!checkpoint.record) checkpoint.record = record;
+  if (record->filled_up != checkpoint.record->filled_up)
+    throw Error(ErrorKind::kBadInput, "says that other tensors were filled up than rank " +
+                                          std::to_string(checkpoint.record->tp_rank) + "'s file does")
+        .in(file.path)
+        .hint("the ranks come from different checkpoints");
+}
+
 void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     auto& files = checkpoint.files.emplace_back();
@@ -216,6 +248,7 @@ void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
       const RankFile& rank = listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp});
       files.push_back(read_container(rank.path, rank.format));
       refuse_experts(files.back(), rank.rank);
+      prove_record(files.back(), rank.rank, checkpoint);
       if (i % checkpoint.tp > 0) prove_ranks_agree(files[i / checkpoint.tp * checkpoint.tp], files.back());
       note_warnings(files.back(), checkpoint.warnings);
     }
@@ -241,6 +274,7 @@ ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std:
     checkpoint.ep = std::max(checkpoint.ep, file.rank.ep_rank + 1);
   }
   for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
+  checkpoint.tp = std::max(checkpoint.tp, recorded_degree(listing, folder));
   if (!listing.metadata.empty()) read_all_metadata(listing, checkpoint);
   prove_experts(checkpoint, listing);
   prove_all_ranks_present(folder, listing, checkpoint);

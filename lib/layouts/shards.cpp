@@ -58,24 +58,31 @@ bool is_our_metadata(const std::string& name) {
   return metadata_pp_rank(name) && name.ends_with(".json");
 }
 
+/// Whether `folder` holds entries that are ranks' by their names, as those of `kind` are called.
+bool holds_ranks(ShardsKind kind, const fs::path& folder) {
+  if (!fs::is_directory(folder)) return false;
+  return std::any_of(fs::directory_iterator(folder), fs::directory_iterator(), [&](const fs::directory_entry& entry) {
+    const fs::path name = entry.path().filename();
+    if (describe(kind).deployed) return presharded_rank(name.string()).has_value();
+    if (describe(kind).torch_only) return name.extension() == ".pt" && rank_of_name(name.stem().string()).has_value();
+    return rank_of_name(name.string()).has_value();
+  });
+}
+
 /// Whether `directory` is a shards folder of this kind, by the names in it.
 bool looks_like(ShardsKind kind, const fs::path& directory) {
-  const fs::path ranks = kind == ShardsKind::kOptimum ? directory / kOptimumModelFolder : directory;
-  if (!fs::is_directory(ranks)) return false;
-  for (const auto& entry : fs::directory_iterator(ranks)) {
-    const std::string name = entry.path().filename().string();
-    if (kind == ShardsKind::kRanks && rank_of_name(name)) return true;
-    if (kind == ShardsKind::kPresharded && presharded_rank(name)) return true;
-    if (kind == ShardsKind::kOptimum && name.ends_with(".pt") && rank_of_name(entry.path().stem().string()))
-      return true;
-  }
-  return false;
+  return holds_ranks(kind, kind == ShardsKind::kOptimum ? directory / kOptimumModelFolder : directory);
 }
 
 /// The directory above `path`, whichever way that is written.
 fs::path directory_above(const fs::path& path) {
   const fs::path full = fs::absolute(path).lexically_normal();
   return full.filename().empty() ? full.parent_path().parent_path() : full.parent_path();
+}
+
+/// The last part of `path`, whichever way that is written.
+std::string own_name(const fs::path& path) {
+  return fs::absolute(path / "").lexically_normal().parent_path().filename().string();
 }
 
 /// Whether everything in one rank's entry is a file that this program writes; what is not joins `foreign`.
@@ -125,10 +132,10 @@ void look_at_ranks(const fs::path& folder, const std::string& shown_as, std::str
 }  // namespace
 
 std::string rank_name(ShardsKind kind, RankId rank) {
-  if (is_deployed(kind)) return fmt::format("tp{}_sharded_checkpoint", rank.tp_rank);
+  if (describe(kind).deployed) return fmt::format("tp{}_sharded_checkpoint", rank.tp_rank);
   const std::string ep = rank.has_ep ? fmt::format("ep_rank_{:02}_", rank.ep_rank) : "";
   const std::string name = fmt::format("{}tp_rank_{:02}_pp_rank_{:02}", ep, rank.tp_rank, rank.pp_rank);
-  return is_torch_only(kind) ? fmt::format("dp_rank_{:02}_{}", rank.dp_rank, name) : name;
+  return describe(kind).torch_only ? fmt::format("dp_rank_{:02}_{}", rank.dp_rank, name) : name;
 }
 
 std::optional<RankId> rank_of_name(std::string_view name) {
@@ -169,7 +176,7 @@ fs::path rank_path(ShardsKind kind, Format format, RankId rank) {
   const fs::path folder = describe(kind).folder;
   if (kind == ShardsKind::kOptimum) return folder / kOptimumModelFolder / (name + ".pt");
   if (kind == ShardsKind::kNxd) return folder / (name + ".pt");
-  if (is_deployed(kind)) return folder / (name + ".safetensors");
+  if (describe(kind).deployed) return folder / (name + ".safetensors");
   switch (format) {
     case Format::kSafetensors: return folder / name / kSafetensorsFile;
     case Format::kPytorch: return folder / name / kPytorchRankFile;
@@ -186,8 +193,7 @@ fs::path directory_of(const fs::path& shards, const std::string& usual_name) {
   const fs::path above = directory_above(shards);
   if (path_exists(shards / kConfigFile)) return shards;
   if (path_exists(above / kConfigFile)) return above;
-  const fs::path name = fs::absolute(shards / "").lexically_normal().parent_path().filename();
-  return name == usual_name ? above : shards;
+  return own_name(shards) == usual_name ? above : shards;
 }
 
 }  // namespace
@@ -195,14 +201,11 @@ fs::path directory_of(const fs::path& shards, const std::string& usual_name) {
 std::optional<ShardsFolder> find_shards_folder(const fs::path& path) {
   if (!fs::is_directory(path)) return std::nullopt;
   std::vector<ShardsFolder> found;
-  const auto holds_ranks = [](const fs::path& folder) {
-    const auto is_rank = [](const auto& entry) { return rank_in_optimum(entry).has_value(); };
-    return std::any_of(fs::directory_iterator(folder), fs::directory_iterator(), is_rank);
-  };
   // The folder of the weights inside the shards folder stands for that.
-  if (fs::absolute(path / "").lexically_normal().parent_path().filename() == kOptimumModelFolder && holds_ranks(path))
+  if (own_name(path) == kOptimumModelFolder && holds_ranks(ShardsKind::kOptimum, path))
     return find_shards_folder(directory_above(path));
-  for (const ShardsKindRow& row : kShardsKinds) {
+  for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum, ShardsKind::kPresharded}) {
+    const ShardsKindRow& row = describe(kind);
     if (looks_like(row.kind, path / row.folder)) found.push_back({row.kind, path / row.folder, path});
     if (looks_like(row.kind, path)) found.push_back({row.kind, path, directory_of(path, row.folder)});
   }
@@ -226,8 +229,7 @@ std::vector<AdapterFolder> find_adapter_folders(const fs::path& path) {
     found.push_back({named ? name.substr(kAdapterFolderPrefix.size()) : "", {ShardsKind::kOptimum, shards, parent}});
   };
   if (!fs::is_directory(path)) return found;
-  if (fs::absolute(path / ".").lexically_normal().parent_path().filename() == kAdapterShardsFolder)
-    add(directory_above(path), path);
+  if (own_name(path) == kAdapterShardsFolder) add(directory_above(path), path);
   if (found.empty()) add(path, path / kAdapterShardsFolder);
   if (!found.empty()) {
     found.front().alone = true;
@@ -268,8 +270,7 @@ std::vector<std::string> foreign_entries(const fs::path& folder) {
       const bool ours = name == kCheckpointMarker || name == kDoneMarker || is_our_metadata(name);
       if (name != kOptimumModelFolder && !(ours && entry.is_regular_file())) foreign.push_back(name);
     }
-  } else if (fs::absolute(folder / "").lexically_normal().parent_path().filename() ==
-             describe(ShardsKind::kNxd).folder) {
+  } else if (holds_ranks(ShardsKind::kNxd, folder)) {
     look_at_ranks(folder, "", ".pt", foreign);
   } else {
     look_at_ranks(folder, "", "", foreign);

@@ -11,35 +11,34 @@
 
 namespace reshard {
 
-/// The forms of a directory of shards (optimum-neuron and NxD, which save them).
+/// The forms of a directory of shards (optimum-neuron and NxD, which save them). By the names of files alone, as
+/// find_shards_folder tells them, nxdi is presharded, and nxd an optimum that lacks its metadata.
 enum class ShardsKind : std::uint8_t {
   kRanks,       // tensor_parallel_shards/tp_rank_XX_pp_rank_YY/…, NxD's first form
   kOptimum,     // shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, what optimum-neuron writes today
   kPresharded,  // weights/tpR_sharded_checkpoint.safetensors, what NxD's shard_checkpoint writes for inference
   kNxdi,        // the same files with the names and heads of NxD Inference (save_sharded_checkpoint)
-  kNxd,  // model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt without metadata, what NxD's training converter writes; read
-         // as an `optimum` that lacks its metadata
+  kNxd,         // model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt without metadata, what NxD's training converter writes
 };
 
 struct ShardsKindRow {
   ShardsKind kind;
-  const char* name;  // --layout
-  const char* folder;
-  bool whole;  // the folder is replaced as a whole; else file by file, as several runs may each write some ranks
+  const char* name;    // --layout
+  const char* folder;  // of the shards, in the checkpoint's own directory
+  bool whole;          // the folder is replaced as a whole; else file by file: several runs may each write some ranks
+  bool has_metadata;   // mp_metadata_pp_rank_Y.json stands beside the weights
+  bool torch_only;     // its files are torch's
+  bool deployed;       // for inference: one safetensors file a rank, without stages
 };
 inline constexpr ShardsKindRow kShardsKinds[] = {
-    {ShardsKind::kRanks, "ranks", "tensor_parallel_shards", true},
-    {ShardsKind::kOptimum, "optimum", "shards", true},
-    {ShardsKind::kPresharded, "presharded", "weights", false},
-    {ShardsKind::kNxdi, "nxdi", "weights", false},
-    {ShardsKind::kNxd, "nxd", "model", true},
+    {ShardsKind::kRanks, "ranks", "tensor_parallel_shards", true, true, false, false},
+    {ShardsKind::kOptimum, "optimum", "shards", true, true, true, false},
+    {ShardsKind::kPresharded, "presharded", "weights", false, false, false, true},
+    {ShardsKind::kNxdi, "nxdi", "weights", false, false, false, true},
+    {ShardsKind::kNxd, "nxd", "model", true, false, true, false},
 };
 constexpr const ShardsKindRow& describe(ShardsKind kind) {
   return kShardsKinds[static_cast<std::size_t>(kind)];
-}
-/// Whether it is for inference: one safetensors file a rank, without stages and without metadata.
-constexpr bool is_deployed(ShardsKind kind) {
-  return kind == ShardsKind::kPresharded || kind == ShardsKind::kNxdi;
 }
 
 /// The folder inside `optimum`'s shards that holds the weights.
@@ -64,17 +63,8 @@ struct RankId {
   friend auto operator<=>(const RankId&, const RankId&) = default;
 };
 
-/// Whether mp_metadata_pp_rank_Y.json stands beside the weights.
-constexpr bool has_metadata(ShardsKind kind) {
-  return kind == ShardsKind::kRanks || kind == ShardsKind::kOptimum;
-}
-/// Whether it has files of torch alone.
-constexpr bool is_torch_only(ShardsKind kind) {
-  return kind == ShardsKind::kOptimum || kind == ShardsKind::kNxd;
-}
-
-/// "tp_rank_03_pp_rank_00", "dp_rank_00_tp_rank_03_pp_rank_00" (at least two digits each), or "tp3_sharded_checkpoint". With experts
-/// "ep_rank_01_" stands before "tp_rank" (NxD).
+/// "tp_rank_03_pp_rank_00", "dp_rank_00_tp_rank_03_pp_rank_00" (at least two digits each), or "tp3_sharded_checkpoint".
+/// With experts "ep_rank_01_" stands before "tp_rank" (NxD).
 std::string rank_name(ShardsKind kind, RankId rank);
 /// The numbers of a name made of `dp_rank_N`, `ep_rank_N`, `tp_rank_N` and `pp_rank_N` in any order and of any width;
 /// tp and pp must be there. Nothing for any other name.

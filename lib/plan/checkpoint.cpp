@@ -137,8 +137,7 @@ bool derive_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const auto form = nxdi_form(names);
   const bool filled_up =
       std::any_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
-        return parameter.packed.empty() && parameter.heads == 0 && !model.quantized &&
-               split_problem(parameter, shards.tp).has_value();
+        return can_fill_up(model, parameter) && split_problem(parameter, shards.tp).has_value();
       });
   if (!form && !filled_up) return false;
   const std::unordered_set<std::string_view> held(names.begin(), names.end());
@@ -148,9 +147,9 @@ bool derive_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   return true;
 }
 
-/// Shards without metadata are read by the model, if there is one.
-void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, bool adjacent) {
-  if (!shards.metadata.empty()) return;
+/// Shards without metadata are read by the model.
+/// \throws Error kBadInput if there is none.
+void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, KvReplication replication) {
   if (!checkpoint.model)
     throw Error(
         ErrorKind::kBadInput,
@@ -158,15 +157,14 @@ void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, bool adjacent) {
         "it nothing says how the parameters are laid out")
         .in(checkpoint.path)
         .hint("copy the model's config.json into " + checkpoint.directory.string());
-  checkpoint.derived = true;
   checkpoint.notes.push_back(
       "there are no metadata files, so how the parameters are laid out is told from config.json");
-  if (is_deployed(shards.folder.kind) && derive_rules(shards, checkpoint)) return;
-  derive_metadata(shards, *checkpoint.model, adjacent);
+  if (describe(shards.folder.kind).deployed && derive_rules(shards, checkpoint)) return;
+  derive_metadata(shards, *checkpoint.model, replication);
   if (shards.folder.kind == ShardsKind::kOptimum) checkpoint.shards_kind = ShardsKind::kNxd;
 }
 
-Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec, bool adjacent) {
+Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec, KvReplication replication) {
   Checkpoint checkpoint;
   checkpoint.what = Checkpoint::What::kSharded;
   checkpoint.shards_kind = folder.kind;
@@ -182,7 +180,8 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
   read_model(checkpoint, use, spec, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, shards, notes);
   });
-  explain(shards, checkpoint, adjacent);
+  const bool told = shards.metadata.empty();
+  if (told) explain(shards, checkpoint, replication);
   if (shards.has_old_metadata && !checkpoint.model)
     throw Error(
         ErrorKind::kBadInput,
@@ -191,6 +190,7 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
         .in(checkpoint.path)
         .hint("copy the model's config.json into " + checkpoint.directory.string());
   checkpoint.layout = sharded_source_layout(shards, tied_parameters(checkpoint.model));
+  checkpoint.layout.proved_by_copies = told;
   if (checkpoint.model && (use != ConfigUse::kLenient || shards.has_old_metadata)) {
     prove_heads(shards, *checkpoint.model);
     prove_against_model(checkpoint.layout, *checkpoint.model, folder.path);
@@ -252,11 +252,11 @@ Checkpoint read_directory(const fs::path& directory, ConfigUse use, const Family
 
 }  // namespace
 
-Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& spec, bool adjacent) {
+Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& spec, KvReplication replication) {
   if (!fs::is_directory(path))
     throw Error(ErrorKind::kBadInput, path_exists(path) ? "is not a directory" : "no such directory").in(path);
   const auto shards = find_shards_folder(path);
-  if (shards) return read_shards(*shards, use, spec, adjacent);
+  if (shards) return read_shards(*shards, use, spec, replication);
   throw Error(ErrorKind::kBadInput,
               fmt::format("holds neither {}/ nor {}/ nor {}/ nor files of ranks", describe(ShardsKind::kRanks).folder,
                           describe(ShardsKind::kOptimum).folder, describe(ShardsKind::kPresharded).folder))
@@ -272,13 +272,13 @@ Checkpoint read_hugging_face(const fs::path& directory, ConfigUse use, const Fam
   return read_directory(directory, use, spec);
 }
 
-Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec& spec, bool adjacent) {
+Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec& spec, KvReplication replication) {
   return with_file_system_errors([&] {
     if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
     if (!fs::is_directory(path)) return read_file(path, spec);
     const auto format = hf_format(path);
     const auto shards = find_shards_folder(path);
-    if (shards && !format) return read_shards(*shards, use, spec, adjacent);
+    if (shards && !format) return read_shards(*shards, use, spec, replication);
     if (!shards && !format) {
       for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
         if (path_exists(path / name)) return read_adapter_file(path, path / name, spec);

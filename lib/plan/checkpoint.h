@@ -27,7 +27,6 @@ struct Checkpoint {
   std::optional<Model> model;            // of a known family, or as the plan in config.json says
   Layout layout;
   Mesh mesh;
-  bool derived = false;  // how the shards are laid out is not said by metadata, but told from the model
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
   std::vector<std::string> notes;                                  // what the user should know, whole sentences
 };
@@ -44,14 +43,14 @@ enum class ConfigUse {
 /// Looks at `path`, reads all headers and metadata and proves them; the logical tensors come in the model's order where
 /// the model is known. `spec` is the model's family where somebody describes it; else the built-in one of its
 /// model_type, else what the plan in config.json says (ConfigPlan).
-/// \param adjacent Of shards without metadata: how repeated heads lie (GQAQKVColumnParallelLinearSpec::adjacent).
+/// \param replication Of shards without metadata: how repeated heads lie.
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_checkpoint(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {},
-                           bool adjacent = false);
+                           KvReplication replication = KvReplication::kTiled);
 
 /// The same for a path that must be a sharded checkpoint.
 Checkpoint read_sharded(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {},
-                        bool adjacent = false);
+                        KvReplication replication = KvReplication::kTiled);
 
 /// The same for a path that must be a Hugging Face directory.
 Checkpoint read_hugging_face(const std::filesystem::path& directory, ConfigUse use, const FamilySpec& spec = {});

@@ -14,7 +14,7 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   if (const auto adapters = adapters_to_consolidate(request.checkpoint_directory); !adapters.empty())
     return plan_consolidate_adapters(request, adapters);
   Checkpoint checkpoint =
-      read_sharded(request.checkpoint_directory, ConfigUse::kStrict, request.spec, request.adjacent);
+      read_sharded(request.checkpoint_directory, ConfigUse::kStrict, request.spec, request.replication);
   auto job =
       start_job("consolidate", checkpoint, request.output_directory.value_or(checkpoint.directory), request.force);
   prove_outside(job->output_directory, checkpoint);
@@ -22,7 +22,6 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   plan_hf_target(*job, request.format, request.max_shard_bytes, job->source.state_dict());
   ProgramOptions options;
   options.check_replicas = request.check_replicas;
-  options.replicas_prove_layout = checkpoint.derived;
   job->program = make_program(job->source, job->target, options);
   carry_companions(*job, checkpoint.directory, {job->output_directory, checkpoint.path});
   return job;

@@ -135,13 +135,13 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   if (!request.tp && !sharded)
     throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
   sharding.tp = request.tp.value_or(checkpoint.mesh.tp);
-  const bool stages = !is_deployed(*request.to);
+  const bool stages = !describe(*request.to).deployed;
   if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded && stages) sharding.pp = checkpoint.mesh.pp;
-  if (!sharding.ep && sharded && has_metadata(*request.to)) sharding.ep = checkpoint.mesh.ep;
-  const Format format = request.format.value_or(is_torch_only(*request.to) ? Format::kPytorch : Format::kSafetensors);
+  if (!sharding.ep && sharded && describe(*request.to).has_metadata) sharding.ep = checkpoint.mesh.ep;
+  const Format format =
+      request.format.value_or(describe(*request.to).torch_only ? Format::kPytorch : Format::kSafetensors);
   sharding.form.kind = *request.to;
   sharding.form.format = format;
-  sharding.attention.adjacent = request.adjacent && *request.to == ShardsKind::kNxd;
   const Model& model = prove_model(checkpoint, selection, request);
   if (*request.to == ShardsKind::kNxdi && !request.dtype)
     take_config_dtype(job, checkpoint.directory, selection.wanted);
@@ -162,7 +162,7 @@ void update_config(Job& job, const fs::path& directory, DType dtype) {
 std::unique_ptr<Job> plan(const ConvertRequest& request) {
   if (!request.to && request.format == Format::kXser)
     throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
-  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict, request.spec, request.adjacent);
+  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict, request.spec, request.replication);
   if (checkpoint.what == Checkpoint::What::kFile && fs::is_directory(request.source))
     throw Error(ErrorKind::kUnsupported, "is a directory of adapters, which convert would not make another of")
         .in(request.source)
@@ -176,7 +176,6 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
     plan_hf_target(*job, request.format.value_or(Format::kSafetensors), request.max_shard_bytes, selection.wanted);
   ProgramOptions options;
   options.check_replicas = request.check_replicas;
-  options.replicas_prove_layout = checkpoint.derived;
   options.dropped = std::move(selection.dropped);
   options.partial_target = request.to && request.sharding.form.is_partial();
   job->program = make_program(job->source, job->target, options);

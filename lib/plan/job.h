@@ -25,11 +25,19 @@ struct CopiedFile {
 
 /// What attention becomes, for people.
 struct AttentionReport {
+  /// By number, in their order; one that is no head's is of zeros.
+  struct RankHeads {
+    std::vector<std::uint32_t> query;
+    std::vector<std::uint32_t> key_value;
+  };
+
   AttentionForm form = AttentionForm::kSeparate;
   std::uint64_t heads = 0;
   std::uint64_t kv_heads = 0;
   std::uint64_t head_dim = 0;
-  std::optional<GQAQKVColumnParallelLinearSpec> gqa;
+  bool joined = false;           // q, k and v are one projection
+  std::uint64_t copies = 1;      // of each key/value head
+  std::vector<RankHeads> ranks;  // of grouped query; else each rank has as many heads, in their order
 };
 
 /// Everything that a run will do, proved, before it does any of it. Made by plan_shard and its like; run by execute;
@@ -100,7 +108,7 @@ std::unique_ptr<Job> plan_shard(const ShardRequest& request);
 struct ConsolidateRequest {
   std::filesystem::path checkpoint_directory;             // the shards folder or its parent
   std::shared_ptr<const Family> spec;                     // as of ShardRequest
-  bool adjacent = false;                                  // as of read_sharded
+  KvReplication replication = KvReplication::kTiled;      // as of read_sharded
   std::optional<std::filesystem::path> output_directory;  // default: the parent
   std::uint64_t max_shard_bytes = 5'000'000'000;
   Format format = Format::kSafetensors;  // or kPytorch

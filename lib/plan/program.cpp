@@ -135,7 +135,6 @@ class ProgramMaker {
       : source_(source), target_(target), options_(options), dropped_(options.dropped.begin(), options.dropped.end()) {
     program_.source = &source;
     program_.target = &target;
-    program_.replicas_prove_layout = options.replicas_prove_layout;
     for (const Mean& mean : options.means)
       for (const std::string& name : mean.sources) in_mean_.insert(name);
   }
@@ -150,7 +149,7 @@ class ProgramMaker {
  private:
   Reading read(std::uint32_t index) {
     Reading reading = read_logical(source_, index);
-    if (!options_.check_replicas && !options_.replicas_prove_layout)
+    if (!options_.check_replicas && !source_.proved_by_copies)
       skip_replicas(program_, reading, source_.logical[index].dtype);
     return reading;
   }
@@ -240,7 +239,30 @@ class ProgramMaker {
 
   void push(Transfer transfer) {
     count(program_, transfer);
+    if (options_.partial_target && transfer.source && !transfer.writes.empty()) leave_uncounted(transfer);
     program_.transfers.push_back(std::move(transfer));
+  }
+
+  /// Rows before the first that is written, and after the last, are not read.
+  void leave_uncounted(const Transfer& transfer) {
+    if (transfer.tensor->shape.empty()) return;
+    std::uint64_t begin = UINT64_MAX, end = 0;
+    for (const Piece& piece : transfer.writes) {
+      begin = std::min(begin, piece.box.begin[0]);
+      end = std::max(end, piece.box.begin[0] + piece.box.size[0]);
+    }
+    const auto leave_out = [&](const std::vector<Piece>& pieces, std::uint64_t& counted) {
+      for (const Piece& piece : pieces) {
+        Box box = piece.box;
+        const std::uint64_t first = std::max(begin, box.begin[0]);
+        const std::uint64_t last = std::min(end, box.begin[0] + box.size[0]);
+        counted -= bytes_of(piece, transfer.tensor->dtype);
+        box.size[0] = last > first ? last - first : 0;
+        counted += volume(box) * bits(transfer.tensor->dtype) / 8;
+      }
+    };
+    leave_out(transfer.source->reads, program_.read_bytes);
+    leave_out(transfer.source->checks, program_.check_bytes);
   }
 
   const Layout& source_;

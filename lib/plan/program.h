@@ -42,9 +42,7 @@ struct Program {
   const Layout* against = nullptr;  // a second source, to compare with
   std::vector<Transfer> transfers;
 
-  bool replicas_prove_layout = false;  // second copies that differ are an error, whatever the options of the run
-
-  std::uint64_t read_bytes = 0;     // source bytes that are read to be placed
+  std::uint64_t read_bytes = 0;     // source bytes that are read to be placed; of a part of the ranks, about
   std::uint64_t check_bytes = 0;    // source bytes that are read to be compared with those
   std::uint64_t skipped_bytes = 0;  // second copies that are not read
   std::uint64_t dropped_bytes = 0;  // of tensors that the request leaves out
@@ -58,9 +56,8 @@ struct Mean {
 };
 
 struct ProgramOptions {
-  bool check_replicas = true;          // else second copies are not read; tied parameters always are
-  bool replicas_prove_layout = false;  // they alone show that the source is laid out as was told without metadata
-  std::vector<std::string> dropped;    // logical tensors of the source that need no place
+  bool check_replicas = true;        // else second copies are not read, where nothing is proved by them (Layout)
+  std::vector<std::string> dropped;  // logical tensors of the source that need no place
   std::vector<Mean> means;
   bool partial_target = false;  // it has only some of the ranks, and so not every part of each tensor
 };

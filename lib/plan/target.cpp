@@ -14,6 +14,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/deployed_rules.h"
 #include "reshard/layouts/hf_layout.h"
+#include "reshard/specs/head_slots.h"
 #include "reshard/specs/model_config.h"
 
 namespace reshard {
@@ -23,8 +24,32 @@ namespace fs = std::filesystem;
 
 AttentionReport attention_report(const Model& model, const ShardingRequest& request) {
   AttentionReport report{
-      attention_form(model, request.tp, request.attention), model.heads, model.kv_heads, model.head_dim, {}};
-  if (report.form == AttentionForm::kGroupedQuery) report.gqa = gqa_spec(model, request.tp, request.attention);
+      attention_form(model, request.tp, request.attention), model.heads, model.kv_heads, model.head_dim, false, 1, {}};
+  report.joined = report.form != AttentionForm::kSeparate && request.attention.fuse_qkv;
+  if (report.form != AttentionForm::kGroupedQuery) return report;
+  const GQAQKVColumnParallelLinearSpec spec = gqa_spec(model, request.tp, request.attention);
+  report.copies = spec.kv_size_multiplier;
+  for (std::uint32_t rank = 0; rank < request.tp; ++rank)
+    report.ranks.push_back({spec.query_heads(rank), spec.key_value_heads(rank)});
+  return report;
+}
+
+/// The same of NxD Inference's placement.
+AttentionReport inference_report(const Model& model, const ShardingRequest& request) {
+  const HeadSlots slots = inference_head_slots(static_cast<std::uint32_t>(model.heads),
+                                               static_cast<std::uint32_t>(model.kv_heads), request.tp);
+  AttentionReport report{
+      AttentionForm::kSeparate, model.heads, model.kv_heads, model.head_dim, request.attention.fuse_qkv, 1, {}};
+  if (slots.query.size() == model.heads && slots.key_value.size() == model.kv_heads) return report;
+  report.form = AttentionForm::kGroupedQuery;
+  report.copies = static_cast<std::uint64_t>(std::count(slots.key_value.begin(), slots.key_value.end(), 0u));
+  const auto part = [&](const std::vector<std::uint32_t>& all, std::size_t rank) {
+    const auto each = static_cast<std::ptrdiff_t>(all.size() / request.tp);
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(rank) * each;
+    return std::vector(first, first + each);
+  };
+  for (std::size_t rank = 0; rank < request.tp; ++rank)
+    report.ranks.push_back({part(slots.query, rank), part(slots.key_value, rank)});
   return report;
 }
 
@@ -36,7 +61,7 @@ bool is_tied_once(const Job& job, const StoredTensor& tensor) {
 
 void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
   const bool gqa = job.attention && job.attention->form == AttentionForm::kGroupedQuery;
-  if (!job.attention && !is_deployed(request.form.kind) &&
+  if (!job.attention && !describe(request.form.kind).deployed &&
       (request.attention.kv_size_multiplier || request.attention.fuse_qkv)) {
     job.notes.push_back("--fuse-qkv and --kv-size-multiplier have no effect: models of " + model.family->model_type +
                         " keep their projections as they are");
@@ -58,7 +83,8 @@ void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
                           "in the files is not kept when they are consolidated");
 }
 
-/// `trn_config.json`, as optimum-neuron saves it beside its shards.
+/// `trn_config.json`, as optimum-neuron saves it beside its shards (TrainingNeuronConfig, which has no word for
+/// expert-parallel ranks).
 std::string training_config_text(const Mesh& mesh, const ShardingRequest& request) {
   nlohmann::ordered_json json;
   json["tensor_parallel_size"] = mesh.tp;
@@ -79,15 +105,16 @@ void prove_options(const ShardingRequest& request) {
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorKind::kUsage, fmt::format("the layout {} has no {}", describe(kind).name, what));
   };
-  if (request.pad && !is_deployed(kind)) refuse("room for what is filled up (--pad)");
-  if (request.ep.value_or(1) != 1 && !has_metadata(kind)) refuse("expert-parallel ranks (--ep)");
+  if (request.pad && !describe(kind).deployed) refuse("room for what is filled up (--pad)");
+  if (request.ep.value_or(1) != 1 && !describe(kind).has_metadata) refuse("expert-parallel ranks (--ep)");
   if (request.vocab_parallel && kind != ShardsKind::kNxdi)
     refuse("choice of how the embedding is cut (--vocab-parallel)");
-  if (request.attention.adjacent && kind != ShardsKind::kNxd && kind != ShardsKind::kNxdi)
+  if (request.attention.replication == KvReplication::kAdjacent && kind != ShardsKind::kNxd &&
+      kind != ShardsKind::kNxdi)
     refuse("place for heads that are repeated beside each other (--kv-replication adjacent)");
   if (request.attention.pad_heads && kind != ShardsKind::kNxd && kind != ShardsKind::kNxdi)
     refuse("room for heads of zeros (--pad-attn-heads)");
-  if (!is_deployed(kind)) return;
+  if (!describe(kind).deployed) return;
   if (request.form.format != Format::kSafetensors) refuse("form but safetensors");
   if (request.pp.value_or(1) != 1 || request.vpp != 1 || !request.pipeline_cuts.empty()) refuse("pipeline stages");
   if (request.attention.fuse_qkv && kind != ShardsKind::kNxdi) refuse("joined projections (--fuse-qkv)");
@@ -111,16 +138,14 @@ void prove_no_leftover_ranks(const Job& job, const ShardingRequest& request) {
         .hint("move them away or choose another OUT_DIR");
 }
 
-/// Says what was filled up, a line for each kind of tensor.
+/// Says what was filled up, a name for each kind of tensor: layers are alike.
 void note_filled(Job& job) {
   std::vector<std::string> names;
-  for (const LogicalTensor& tensor : job.target.logical) {
-    if (!tensor.filler || tensor.dtype == DType::kI32) continue;  // a rank's number
-    // Layers are alike: the number of one stands for all.
-    std::vector<std::string> parts = split(tensor.name.substr(0, tensor.name.find(" (")), '.');
-    for (std::string& part : parts)
-      if (parse_unsigned(part)) part = "*";
-    std::string name = join(parts, ".");
+  for (std::size_t l = 0; l < job.target.logical.size(); ++l) {
+    if (!job.target.logical[l].filler) continue;
+    const StoredTensor& tensor = job.target.stored[job.target.pieces[l].front().stored];
+    if (tensor.kind == CutKind::kConstant) continue;
+    std::string name = with_stars(tensor.name.text());
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   if (names.empty()) return;
@@ -131,7 +156,7 @@ void note_filled(Job& job) {
 void prove_ranks(const ShardingRequest& request) {
   const std::uint32_t last = request.form.end_rank == UINT32_MAX ? request.tp - 1 : request.form.end_rank;
   const bool all = request.form.start_rank == 0 && request.form.end_rank == UINT32_MAX;
-  if (!all && !is_deployed(request.form.kind))
+  if (!all && !describe(request.form.kind).deployed)
     throw Error(ErrorKind::kUsage, "--start-rank and --end-rank are of the layouts presharded and nxdi alone");
   if (last >= request.tp || request.form.start_rank > last)
     throw Error(ErrorKind::kUsage, fmt::format("--start-rank {} --end-rank {}: with --tp {} the ranks are 0 to {}",
@@ -215,17 +240,16 @@ void plan_mesh(Job& job, const ShardingRequest& request, const Model& model) {
 
 void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,
                          const std::vector<LogicalTensor>& logical) {
-  if (is_torch_only(request.form.kind) && request.form.format == Format::kSafetensors)
+  if (describe(request.form.kind).torch_only && request.form.format == Format::kSafetensors)
     throw Error(ErrorKind::kUsage,
                 fmt::format("the layout {} has no safetensors form", describe(request.form.kind).name))
         .hint("choose pytorch or xser");
-  const bool deployed = is_deployed(request.form.kind);
+  const bool deployed = describe(request.form.kind).deployed;
   prove_sharding_options(request);
   plan_mesh(job, request, model);
   if (deployed) prove_no_leftover_ranks(job, request);
   AttentionOptions attention = request.attention;
   attention.apart = deployed;
-  attention.ep = job.mesh.ep;
   std::unordered_set<std::string_view> held;
   held.reserve(logical.size());
   for (const LogicalTensor& tensor : logical) held.insert(tensor.name);
@@ -236,10 +260,13 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
         sharded_target_layout(deployed_rules(model, job.mesh.tp, form, holds), job.mesh.tp, logical, request.form);
     note_filled(job);
   } else {
-    const auto plans = plan_stages(model, job.mesh.tp, *job.partition, attention, holds);
+    const auto plans = plan_stages(model, job.mesh.tp, *job.partition, attention, holds, job.mesh.ep);
     job.target = sharded_target_layout(plans, job.mesh.tp, logical, request.form, job.mesh.ep);
   }
-  if (model.family->attention && !deployed) job.attention = attention_report(model, request);
+  if (request.form.kind == ShardsKind::kNxdi)
+    job.attention = inference_report(model, request);
+  else if (model.family->attention && !deployed)
+    job.attention = attention_report(model, request);
   job.text_files = std::move(job.target.text_files);
   if (request.form.kind == ShardsKind::kOptimum)
     job.text_files.push_back({kTrainingConfigFile, training_config_text(job.mesh, request)});

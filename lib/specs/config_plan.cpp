@@ -22,14 +22,6 @@ bool is_number(std::string_view part) {
   return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// The name with a "*" for every part that is a number.
-std::string with_stars(std::string_view name) {
-  std::vector<std::string> parts = split(name, '.');
-  for (std::string& part : parts)
-    if (is_number(part)) part = "*";
-  return join(parts, ".");
-}
-
 std::string_view module_of(std::string_view name) {
   const std::size_t dot = name.rfind('.');
   return dot == std::string_view::npos ? name : name.substr(0, dot);

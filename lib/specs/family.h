@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -123,6 +124,9 @@ struct Family {
   std::vector<Module> modules;           // in state-dict order
   std::optional<Attention> attention;
   std::vector<Fused> fused;
+  /// Modules in that of `attention` which NxD Inference calls otherwise, by name; else it has the names of the
+  /// checkpoint. Nothing where its names are not known.
+  std::optional<std::map<std::string, std::string>> inference_names;
   std::string json_text;  // what it was read from
 };
 

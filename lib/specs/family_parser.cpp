@@ -247,6 +247,26 @@ void prove_defaults(const SpecObject& defaults, const Json& json) {
   }
 }
 
+/// Other names of whole modules in the one of attention.
+std::map<std::string, std::string> inference_names_at(const SpecObject& object, const Family& family) {
+  if (!family.attention) object.fail("nxd_inference", "an \"attention\" beside it, whose heads it places");
+  const Json& json = object.at("nxd_inference");
+  const SpecObject renamed(json, object.reading(), object.pointer_to("nxd_inference"), "nxd_inference");
+  std::map<std::string, std::string> names;
+  for (const auto& item : json.items()) {
+    const std::string name = family.attention->module + "." + item.key();
+    const auto is_it = [&](const Family::Module& module) {
+      return module.name == name && module.plan == TensorParallelPlan::kReplicate;
+    };
+    if (std::none_of(family.modules.begin(), family.modules.end(), is_it))
+      throw object.reading().error(
+          renamed.pointer_to(item.key()),
+          "\"nxd_inference\" names the module " + printable(name) + ", which is not there, or not replicated");
+    names.emplace(item.key(), renamed.string_at(item.key()));
+  }
+  return names;
+}
+
 /// Every module that is spoken of is there.
 void prove_names(const Family& family, const Reading& reading) {
   const auto prove_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
@@ -282,8 +302,8 @@ void prove_names(const Family& family, const Reading& reading) {
 
 Family parse(const Json& json, const Reading& reading) {
   const SpecObject object(json, reading, "", "");
-  object.prove_keys(
-      {"$schema", "model_type", "layers", "num_layers", "base_prefix", "defaults", "modules", "attention", "fused"});
+  object.prove_keys({"$schema", "model_type", "layers", "num_layers", "base_prefix", "defaults", "modules", "attention",
+                     "fused", "nxd_inference"});
   Family family;
   family.model_type = object.string_at("model_type");
   family.layers = object.string_at("layers");
@@ -313,6 +333,7 @@ Family parse(const Json& json, const Reading& reading) {
       ++i;
     }
   }
+  if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
   prove_names(family, reading);
   return family;
 }

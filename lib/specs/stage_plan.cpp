@@ -40,8 +40,8 @@ Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptio
 /// Walks the state dict of one pipeline rank and puts each parameter, or the joined one it becomes, into the metadata.
 class StageBuilder {
  public:
-  StageBuilder(const Model& model, std::uint32_t tp, const AttentionOptions& options)
-      : model_(model), tp_(tp), ep_(options.ep), form_(attention_form(model, tp, options)) {
+  StageBuilder(const Model& model, std::uint32_t tp, std::uint32_t ep, const AttentionOptions& options)
+      : model_(model), tp_(tp), ep_(ep), form_(attention_form(model, tp, options)) {
     const Family& family = *model.family;
     if (!model.quantized && !options.apart) fused_ = family.fused;
     if (form_ == AttentionForm::kFused && family.attention) {
@@ -208,6 +208,10 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
   return std::nullopt;
 }
 
+bool can_fill_up(const Model& model, const ModelParameter& parameter) {
+  return parameter.packed.empty() && !parameter.block_cut && parameter.heads == 0 && !model.quantized;
+}
+
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
   if (!model.family->attention || model.quantized || options.apart) return AttentionForm::kSeparate;
   if (needs_gqa_qkv(model.kv_heads, tp)) return AttentionForm::kGroupedQuery;
@@ -230,7 +234,7 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
   spec.q_output_size_per_partition = std::uint64_t{spec.slots_per_rank()} * spec.heads_per_slot() * model.head_dim;
   spec.kv_output_size_per_partition = spec.slots_per_rank() * model.head_dim;
   spec.fuse_qkv = options.fuse_qkv;
-  spec.adjacent = options.adjacent;
+  spec.replication = options.replication;
   return spec;
 }
 
@@ -252,7 +256,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
     const auto problem = split_problem(parameter, tp);
-    if (!problem) continue;
+    if (!problem || (options.fill_up && can_fill_up(model, parameter))) continue;
     if (gqa && parameter.layer) {  // repeated, not cut
       const auto& a = *model.family->attention;
       const std::string module = expand_layer(a.module, *parameter.layer);
@@ -322,14 +326,17 @@ void prove_experts(const Model& model, std::uint64_t ep) {
 
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
                                    const AttentionOptions& options,
-                                   const std::function<bool(const std::string&)>& holds) {
+                                   const std::function<bool(const std::string&)>& holds, std::uint32_t ep) {
   if (auto problem = tensor_parallel_problem(model, tp, options)) {
-    const std::string degrees =
-        "TP degrees that work for this model: " + list_numbers(legal_tp_degrees(model, options), 24);
+    std::string degrees = "TP degrees that work for this model: " + list_numbers(legal_tp_degrees(model, options), 24);
+    AttentionOptions filled = options;
+    filled.fill_up = true;
+    if (options.apart && !options.fill_up && !tensor_parallel_problem(model, tp, filled))
+      degrees = fmt::format("--pad fills up what {} ranks do not divide; {}", tp, degrees);
     throw problem->hint(problem->hint().empty() ? degrees : problem->hint() + "; " + degrees);
   }
-  prove_experts(model, options.ep);
-  StageBuilder builder(model, tp, options);
+  prove_experts(model, ep);
+  StageBuilder builder(model, tp, ep, options);
   std::vector<StagePlan> plans;
   for (std::uint32_t pp_rank = 0; pp_rank < partition.pp; ++pp_rank)
     plans.push_back(builder.build(pp_rank, partition, holds));

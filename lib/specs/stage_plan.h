@@ -12,14 +12,14 @@
 
 namespace reshard {
 
-/// What the user, or the layout, asks of attention, and of experts.
+/// What the user, or the layout, asks of attention, and of other linears where it is `apart`.
 struct AttentionOptions {
   bool fuse_qkv = false;                            // one projection for q, k and v
   std::optional<std::uint64_t> kv_size_multiplier;  // default: max(1, T / key-value heads)
-  bool apart = false;                               // every parameter is split on its own, heads or not: for inference
-  bool adjacent = false;                            // as of GQAQKVColumnParallelLinearSpec
-  bool pad_heads = false;                           // as of GQAQKVColumnParallelLinearSpec
-  std::uint32_t ep = 1;                             // expert-parallel ranks
+  bool apart = false;    // no projections, nor other linears, are joined, and no heads repeated: for inference
+  bool fill_up = false;  // of `apart`: a size that the ranks do not divide is no problem, if it can be filled up
+  KvReplication replication = KvReplication::kTiled;
+  bool pad_heads = false;  // as of GQAQKVColumnParallelLinearSpec
 };
 
 /// A stored parameter that has no bytes of its own: it is `source` under a second name.
@@ -54,6 +54,10 @@ ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t t
 /// Why `tp` ranks cannot share the parameter, or nothing.
 std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp);
 
+/// Whether the parameter may get more elements at its end along the dim that is split. Matrices packed in one, parts
+/// that have to stay whole and what is quantised may not.
+bool can_fill_up(const Model& model, const ModelParameter& parameter);
+
 /// Why the model cannot be split over `tp` ranks, or nothing. The error names the tensor, the dim and the sizes.
 std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const AttentionOptions& options);
 
@@ -61,10 +65,10 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
 std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const AttentionOptions& options);
 
 /// The metadata of every pipeline rank. `holds` says whether the checkpoint has a parameter that the family calls
-/// optional.
+/// optional; `ep` is the number of expert-parallel ranks.
 /// \throws Error kUsage, with the degrees that work, if the model cannot be split so.
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
                                    const AttentionOptions& options,
-                                   const std::function<bool(const std::string&)>& holds);
+                                   const std::function<bool(const std::string&)>& holds, std::uint32_t ep = 1);
 
 }  // namespace reshard

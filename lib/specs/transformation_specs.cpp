@@ -17,7 +17,7 @@ std::vector<std::uint32_t> GQAQKVColumnParallelLinearSpec::key_value_heads(std::
   std::vector<std::uint32_t> heads;
   for (std::uint32_t slot = tp_rank * slots_per_rank(); slot < (tp_rank + 1) * slots_per_rank(); ++slot)
     heads.push_back(slot >= num_key_value_heads * kv_size_multiplier ? num_key_value_heads
-                    : adjacent                                       ? slot / kv_size_multiplier
+                    : replication == KvReplication::kAdjacent        ? slot / kv_size_multiplier
                                                                      : slot % num_key_value_heads);
   return heads;
 }
@@ -27,7 +27,8 @@ std::vector<std::uint32_t> GQAQKVColumnParallelLinearSpec::query_heads(std::uint
   std::vector<std::uint32_t> heads;
   std::uint32_t slot = tp_rank * slots_per_rank();
   for (const std::uint32_t kv_head : key_value_heads(tp_rank)) {
-    const std::uint32_t replica = adjacent ? slot % kv_size_multiplier : slot / num_key_value_heads;
+    const std::uint32_t replica =
+        replication == KvReplication::kAdjacent ? slot % kv_size_multiplier : slot / num_key_value_heads;
     ++slot;
     for (std::uint32_t i = 0; i < heads_per_slot(); ++i) {
       const std::uint32_t of_group = replica * heads_per_slot() + i;

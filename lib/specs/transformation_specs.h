@@ -57,6 +57,12 @@ struct FusedLinearsSpec {
   friend bool operator==(const FusedLinearsSpec&, const FusedLinearsSpec&) = default;
 };
 
+/// In which order the copies of key/value heads lie over the ranks.
+enum class KvReplication : std::uint8_t {
+  kTiled,     // one round of all heads after the other (K0 K1 K0 K1): optimum-neuron, NxD on trn1
+  kAdjacent,  // the copies of a head beside each other (K0 K0 K1 K1): trn2
+};
+
 /// More heads than any model has, by far; it bounds the lists of them.
 inline constexpr std::uint32_t kMaxHeads = 1 << 14;
 
@@ -78,9 +84,8 @@ struct GQAQKVColumnParallelLinearSpec {
   std::uint32_t tp_size = 1;
   std::string peft_type;                     // as of FusedLinearsSpec
   std::vector<std::uint64_t> stacked_ranks;  // of query, key and value; as of FusedLinearsSpec
-  /// The copies of a key/value head are beside each other (K0 K0 K1 K1, NxD's trn2), else one round of all heads after
-  /// the other (K0 K1 K0 K1, trn1 and optimum-neuron). The metadata has no word for it: there it is always the latter.
-  bool adjacent = false;
+  /// The metadata has no word for it: there it is always kTiled.
+  KvReplication replication = KvReplication::kTiled;
   /// Slots and heads that the ranks do not divide are filled up with heads of zeros: slots at the end, query heads after
   /// those of each key/value head. The metadata has no word for it either.
   bool pad_heads = false;

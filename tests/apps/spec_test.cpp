@@ -172,6 +172,7 @@ TEST_CASE("A mistake in a description is told with its line and key") {
       {"\"shape\": [\"dim\", \"4 * dim\"]", "\"shape\": [\"dim\"]", {"line 9", "too few"}},
       {"\"plan\": \"rowwise\"", "\"plan\": \"rowwise\", \"packed\": [\"dim\"]", {"line 9", "packed_colwise"}},
       {"blocks.*.down\"", "blocks.*.*.down\"", {"line 9", "2 stars"}},
+      {"\"modules\": [", "\"nxd_inference\": {}, \"modules\": [", {"line 6", "\"attention\" beside it"}},
       {"\"vocab\", \"dim\"], \"stage\": \"last\"",
        "\"vocab\", \"dims\"], \"stage\": \"last\"",
        {"config.json", "\"dims\" is missing"}}};

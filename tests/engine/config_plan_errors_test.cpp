@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
+#include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/models.h"
 #include "support/planned.h"
@@ -104,16 +105,14 @@ TEST_CASE("A planned model that is quantised is not cut") {
   CHECK_THAT(error.hint(), Says("--spec FILE"));
 }
 
-TEST_CASE("What a plan does not know the size of is not filled up") {
+TEST_CASE("Of a planned model, what cannot be filled up is refused") {
   const TempDir temp;
   write_planned(temp / "model", tensors_of("model.", true), json::parse(kPlannedConfig));
-  ShardRequest request = shard_request(temp / "model", temp / "out", 3);
-  request.sharding.form.kind = ShardsKind::kPresharded;
+  ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 5);
   request.sharding.pad = true;
   const Error error = error_of([&] { plan_shard(request); });
   CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("does not say how large the tensors were"));
-  CHECK_THAT(error.hint(), Says("--spec"));
+  CHECK_THAT(error.what(), Says("cannot be filled up"));  // a matrix packed with another
 }
 
 TEST_CASE("A layer of a planned model that has no tensors is missed") {

@@ -21,28 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-ShardRequest deployed_request(ShardsKind kind, const fs::path& model, const fs::path& output, std::uint32_t tp) {
-  ShardRequest request = shard_request(model, output, tp);
-  request.sharding.form.kind = kind;
-  return request;
-}
-
-std::map<std::string, TensorMap> read_weights(const fs::path& directory) {
-  std::map<std::string, TensorMap> ranks;
-  for (const auto& entry : fs::directory_iterator(directory / "weights"))
-    ranks["weights/" + entry.path().filename().string()] = read_tensors(entry.path());
-  return ranks;
-}
-
-TensorMap consolidated(const fs::path& checkpoint, const fs::path& output, std::shared_ptr<const Family> spec = {}) {
-  ConsolidateRequest back;
-  back.checkpoint_directory = checkpoint;
-  back.output_directory = output;
-  back.spec = std::move(spec);
-  consolidate(back);
-  return read_model(output);
-}
-
 TEST_CASE("Every case of NxD Inference is made tensor by tensor, and put together again") {
   REQUIRE(golden_cases("nxdi").size() == 7);
   for (const fs::path& golden_case : golden_cases("nxdi")) {
@@ -270,30 +248,6 @@ TEST_CASE("Numbers where zeros should be, and a rank's file under another's name
   CHECK_THAT(broken("layers.1.self_attn.qkv_proj.k_proj.weight", 3, 1).what(), Says("is said to be a copy of"));
 }
 
-TEST_CASE("Ranks that were renamed are told by their numbers, and ranks of a larger mesh are in the way") {
-  const TempDir temp;
-  const fs::path model = testdata("golden/nxdi/llama-tp4/original");  // without copies that would differ
-  shard(deployed_request(ShardsKind::kNxdi, model, temp / "out", 4));
-  const fs::path weights = temp / "out/weights";
-  fs::rename(weights / "tp1_sharded_checkpoint.safetensors", temp / "aside");
-  fs::rename(weights / "tp2_sharded_checkpoint.safetensors", weights / "tp1_sharded_checkpoint.safetensors");
-  fs::rename(temp / "aside", weights / "tp2_sharded_checkpoint.safetensors");
-  const Error swapped = error_of([&] { consolidated(temp / "out", temp / "whole"); });
-  CHECK_THAT(swapped.what(), Says("rank_util.rank: is the number of another rank than "));
-  CHECK_THAT(swapped.hint(), Says("swapped"));
-
-  ShardRequest smaller = deployed_request(ShardsKind::kNxdi, model, temp / "out", 2);
-  smaller.force = true;
-  const Error leftover = error_of([&] { plan_shard(smaller); });
-  CHECK(leftover.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(leftover.what(), Says("tp2_sharded_checkpoint.safetensors, tp3_sharded_checkpoint.safetensors"));
-
-  fs::remove(weights / "tp3_sharded_checkpoint.safetensors");
-  const Error missing = error_of([&] { consolidated(temp / "out", temp / "whole"); });
-  CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(missing.hint(), Says("the last ranks are missing"));
-}
-
 TEST_CASE("Ranks that have nothing but what fills up are written by a run of their own") {
   const TempDir temp;
   TinyModel model;
@@ -315,11 +269,42 @@ TEST_CASE("Ranks that have nothing but what fills up are written by a run of the
   }
 }
 
+TEST_CASE("A described model takes NxD Inference's names where its description says that it has them") {
+  const fs::path model = testdata("golden/nxdi/qwen3-tp4-fused/original");
+  const TempDir temp;
+  json family = json::parse(builtin_family("qwen3")->json_text);
+  const auto request_by = [&](const json& description) {
+    write_file(temp / "spec.json", description.dump(2));
+    ShardRequest request = deployed_request(ShardsKind::kNxdi, model, temp / "out", 4);
+    request.spec = read_family(temp / "spec.json");
+    return request;
+  };
+  shard(request_by(family));
+  shard(deployed_request(ShardsKind::kNxdi, model, temp / "built-in", 4));
+  CHECK((read_weights(temp / "out") == read_weights(temp / "built-in")));
+  family["nxd_inference"]["q_norm"] = "norm_of_q";
+  fs::remove_all(temp / "out");
+  const ShardRequest renamed = request_by(family);
+  shard(renamed);
+  CHECK(read_weights(temp / "out").begin()->second.count("layers.1.self_attn.norm_of_q.weight") == 1);
+  CHECK((consolidated(temp / "out", temp / "whole", renamed.spec) == read_model(model)));
+
+  family["nxd_inference"] = {{"q_proj", "query"}};
+  const Error split = error_of([&] { request_by(family); });
+  CHECK_THAT(split.what(), Says("self_attn.q_proj, which is not there, or not replicated"));
+  family.erase("nxd_inference");
+  fs::remove_all(temp / "out");
+  const Error unknown = error_of([&] { plan_shard(request_by(family)); });
+  CHECK(unknown.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(unknown.hint(), Says("llama, mistral, qwen2, qwen3"));
+}
+
 TEST_CASE("A described model without attention, and sizes that no model has, are refused") {
   const TempDir temp;
   make_case(temp);
   json family = json::parse(builtin_family("llama")->json_text);
   family.erase("attention");
+  family.erase("nxd_inference");
   write_file(temp / "spec.json", family.dump());
   ShardRequest request = deployed_request(ShardsKind::kNxdi, testdata("golden/nxdi/llama-tp4/original"), temp / "o", 4);
   request.spec = read_family(temp / "spec.json");
@@ -378,7 +363,8 @@ TEST_CASE("What these layouts do not have is refused, with what has it") {
   refused(
       ShardsKind::kRanks, [](ShardingRequest& s) { s.pad = true; }, "--pad");
   refused(
-      ShardsKind::kRanks, [](ShardingRequest& s) { s.attention.adjacent = true; }, "--kv-replication adjacent");
+      ShardsKind::kRanks, [](ShardingRequest& s) { s.attention.replication = KvReplication::kAdjacent; },
+      "--kv-replication adjacent");
   refused(
       ShardsKind::kNxd, [](ShardingRequest& s) { s.form.format = Format::kSafetensors; }, "safetensors");
   const Error family = error_of([&] {

@@ -95,7 +95,7 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
   const TempDir temp;
   ShardRequest request = shard_request(model, temp / "out", 8);
   request.sharding.form = {ShardsKind::kNxd, Format::kPytorch};
-  request.sharding.attention.adjacent = true;
+  request.sharding.attention.replication = KvReplication::kAdjacent;
   shard(request);
   const auto ranks = read_torch_ranks(temp / "out");
   REQUIRE(ranks.size() == 8);
@@ -115,12 +115,12 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
   back.output_directory = temp / "whole";
   const Error tiled = error_of([&] { consolidate(back); });
   CHECK_THAT(tiled.hint(), Says("--kv-replication"));
-  back.adjacent = true;
+  back.replication = KvReplication::kAdjacent;
   consolidate(back);
   CHECK((read_model(temp / "whole") == tensors));
   ConvertRequest to_ranks = convert_request(temp / "out", temp / "ranks");
   to_ranks.to = ShardsKind::kRanks;
-  to_ranks.adjacent = true;
+  to_ranks.replication = KvReplication::kAdjacent;
   convert(to_ranks);
   shard(shard_request(model, temp / "direct", 8));
   CHECK((read_shards(temp / "ranks") == read_shards(temp / "direct")));

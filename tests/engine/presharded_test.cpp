@@ -17,9 +17,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 ShardRequest presharded_request(const fs::path& model, const fs::path& output, std::uint32_t tp) {
-  ShardRequest request = shard_request(model, output, tp);
-  request.sharding.form.kind = ShardsKind::kPresharded;
-  return request;
+  return deployed_request(ShardsKind::kPresharded, model, output, tp);
 }
 
 bool is_padded(const fs::path& golden_case) {
@@ -42,8 +40,7 @@ TEST_CASE("Every case of the reference is pre-sharded into its tensors") {
     }
     shard(request);
     json found = json::object();
-    for (const auto& entry : fs::directory_iterator(temp / "out/weights"))
-      found["weights/" + entry.path().filename().string()] = describe_tensors(read_tensors(entry.path()));
+    for (const auto& [file, tensors] : read_weights(temp / "out")) found[file] = describe_tensors(tensors);
     CHECK(found == golden.at("files"));
   }
 }
@@ -100,6 +97,20 @@ TEST_CASE("Ranks are pre-sharded by several runs into one directory, and are the
   const Error missing = error_of([&] { plan_consolidate(back); });
   CHECK(missing.kind() == ErrorKind::kBadInput);
   CHECK_THAT(missing.what(), Says("tp1_sharded_checkpoint"));
+}
+
+TEST_CASE("Of a part of the ranks, the bytes that are said to be read are those of the rows that they have") {
+  const fs::path model = testdata("golden/preshard/llama-tp4/original");
+  std::uint64_t expected = 0;
+  for (const auto& [name, tensor] : read_model(model)) {
+    const bool rows =
+        tensor.shape.size() == 2 && name.find("o_proj") == name.npos && name.find("down_proj") == name.npos;
+    expected += tensor.bytes.size() / (rows ? 4 : 1);
+  }
+  const TempDir temp;
+  ShardRequest request = presharded_request(model, temp / "out", 4);
+  request.sharding.form.start_rank = request.sharding.form.end_rank = 2;
+  CHECK(plan_shard(request)->program.read_bytes == expected);
 }
 
 TEST_CASE("Heads and packed matrices do not keep a model from being pre-sharded") {

@@ -123,7 +123,7 @@ TEST_CASE("Options that shards of adapters have no room for are refused") {
   c.adapt("self_attn.o_proj", 4, 8);
   CHECK_NOTHROW(plan_shard(c.request()));
   const std::pair<std::function<void(ShardingRequest&)>, const char*> options[] = {
-      {[](ShardingRequest& s) { s.attention.adjacent = true; }, "--kv-replication adjacent"},
+      {[](ShardingRequest& s) { s.attention.replication = KvReplication::kAdjacent; }, "--kv-replication adjacent"},
       {[](ShardingRequest& s) { s.attention.pad_heads = true; }, "--pad-attn-heads"},
       {[](ShardingRequest& s) { s.pad = true; }, "--pad"},
       {[](ShardingRequest& s) { s.vocab_parallel = true; }, "--vocab-parallel"},

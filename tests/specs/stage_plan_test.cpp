@@ -62,6 +62,21 @@ bool may_split(const Sizes& s, std::uint64_t tp, std::optional<std::uint64_t> mu
   return m > 0 && tp % m == 0 && s.kv_heads * m % tp == 0 && s.heads / s.kv_heads % m == 0;
 }
 
+TEST_CASE("Where sizes are filled up, the degrees that work are those that leave nothing else in the way") {
+  Sizes sizes;
+  sizes.vocab = 7;
+  sizes.intermediate = 10;
+  const Model model = model_of(sizes);
+  AttentionOptions options;
+  options.apart = true;
+  CHECK(legal_tp_degrees(model, options) == std::vector<std::uint64_t>{1});
+  const auto divided = [&] { plan_stages(model, 2, partition_evenly(sizes.layers, {}), options, none); };
+  CHECK_THAT(error_of(divided).hint(), Says("--pad fills up what 2 ranks do not divide"));
+  options.fill_up = true;
+  CHECK(legal_tp_degrees(model, options).size() == 512);
+  CHECK_FALSE(tensor_parallel_problem(model, 509, options));
+}
+
 TEST_CASE("Attention takes the form that heads, ranks and the choice to fuse call for") {
   const Model grouped = model_of({});
   CHECK(attention_form(grouped, 1, {}) == AttentionForm::kSeparate);

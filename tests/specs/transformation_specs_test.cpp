@@ -145,16 +145,16 @@ TEST_CASE("In every order and with heads of zeros, a query's key/value head is b
     for (std::uint32_t group = 1; group <= 5; ++group)
       for (const std::uint32_t tp : {1u, 2u, 3u, 4u, 6u, 8u, 12u})
         for (std::uint32_t multiplier = 1; multiplier <= tp; ++multiplier)
-          for (const bool adjacent : {false, true}) {
+          for (const KvReplication replication : {KvReplication::kTiled, KvReplication::kAdjacent}) {
             if (!multiplier_problem(kv_heads * group, kv_heads, tp, multiplier, true).empty()) continue;
-            CAPTURE(kv_heads, group, tp, multiplier, adjacent);
+            CAPTURE(kv_heads, group, tp, multiplier, static_cast<int>(replication));
             GQAQKVColumnParallelLinearSpec spec;
             spec.num_attention_heads = kv_heads * group;
             spec.num_key_value_heads = kv_heads;
             spec.kv_size_multiplier = multiplier;
             spec.tp_size = tp;
             spec.pad_heads = true;
-            spec.adjacent = adjacent;
+            spec.replication = replication;
             Heads queries, copies(kv_heads);
             bool beside = true;
             for (std::uint32_t rank = 0; rank < tp; ++rank) {

@@ -8,6 +8,7 @@
 #include "reshard/formats/zip.h"
 #include "reshard/layouts/shards.h"
 #include "support/catch.h"
+#include "support/models.h"
 #include "support/strided.h"
 
 namespace reshard::test {
@@ -27,6 +28,31 @@ TensorMap read_whole(const fs::path& directory) {
   TensorMap all;
   for (const Container& file : read_hf_checkpoint(directory)) all.merge(tensors_of(file));
   return all;
+}
+
+std::map<std::string, TensorMap> read_weights(const fs::path& directory) {
+  std::map<std::string, TensorMap> ranks;
+  for (const auto& entry : fs::directory_iterator(directory / "weights"))
+    ranks["weights/" + entry.path().filename().string()] = read_tensors(entry.path());
+  return ranks;
+}
+
+TensorMap consolidated(const fs::path& checkpoint, const fs::path& output, std::shared_ptr<const Family> spec) {
+  fs::remove_all(output);
+  ConsolidateRequest request;
+  request.checkpoint_directory = checkpoint;
+  request.output_directory = output;
+  request.spec = std::move(spec);
+  RunOptions options;
+  options.sync = false;  // spares the disk
+  consolidate(request, options);
+  return read_model(output);
+}
+
+ShardRequest deployed_request(ShardsKind kind, const fs::path& model, const fs::path& output, std::uint32_t tp) {
+  ShardRequest request = shard_request(model, output, tp);
+  request.sharding.form.kind = kind;
+  return request;
 }
 
 std::map<std::string, TensorMap> read_shards(const fs::path& directory) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -23,6 +24,13 @@ TensorMap read_whole(const std::filesystem::path& directory);
 /// Of every rank of the sharded checkpoint in `directory`: "tp_rank_XX_pp_rank_YY" → tensors.
 std::map<std::string, TensorMap> read_shards(const std::filesystem::path& directory);
 
+/// The files of weights for inference in `directory`: "weights/tpR_sharded_checkpoint.safetensors" → tensors.
+std::map<std::string, TensorMap> read_weights(const std::filesystem::path& directory);
+
+/// What consolidate makes of `checkpoint`, in one file of `output`, which is replaced.
+TensorMap consolidated(const std::filesystem::path& checkpoint, const std::filesystem::path& output,
+                       std::shared_ptr<const Family> spec = {});
+
 /// Names, dtypes, shapes and hashes, as golden.json has them.
 nlohmann::json describe_tensors(const TensorMap& tensors);
 
@@ -32,7 +40,9 @@ std::size_t check_crcs(const std::filesystem::path& directory);
 /// plan_convert and execute.
 RunResult convert(const ConvertRequest& request, const RunOptions& options = {});
 
-/// A request without the many defaults.
+/// Requests without the many defaults; that of shard is about `tp` ranks of one stage.
+ShardRequest deployed_request(ShardsKind kind, const std::filesystem::path& model, const std::filesystem::path& output,
+                              std::uint32_t tp);
 ConvertRequest convert_request(const std::filesystem::path& source, const std::filesystem::path& output);
 
 }  // namespace reshard::test

@@ -71,15 +71,4 @@ TensorMap write_planned(const fs::path& directory, const std::vector<Planned>& a
   return tensors;
 }
 
-TensorMap consolidated(const fs::path& checkpoint, const fs::path& output) {
-  fs::remove_all(output);
-  ConsolidateRequest request;
-  request.checkpoint_directory = checkpoint;
-  request.output_directory = output;
-  RunOptions options;
-  options.sync = false;  // spares the disk
-  consolidate(request, options);
-  return read_tensors(output / "model.safetensors");
-}
-
 }  // namespace reshard::test

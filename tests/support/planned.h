@@ -28,7 +28,4 @@ std::vector<Planned> tensors_of(const std::string& prefix, bool head);
 TensorMap write_planned(const std::filesystem::path& directory, const std::vector<Planned>& all,
                         const nlohmann::json& config);
 
-/// What consolidate makes of `checkpoint`, in one file of `output`, which is replaced.
-TensorMap consolidated(const std::filesystem::path& checkpoint, const std::filesystem::path& output);
-
 }  // namespace reshard::test

@@ -1,0 +1,102 @@
+#include "reshard/layouts/rank_record.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/mesh.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kRankKey = "reshard.tp_rank";
+constexpr std::string_view kDegreeKey = "reshard.tp_degree";
+constexpr std::string_view kFilledUpKey = "reshard.filled_up";  // JSON: {"lm_head.weight": [509, 64]}
+constexpr std::size_t kMaxDims = 64;
+
+Error bad(const Container& file, std::string_view key, const std::string& value, const char* expected) {
+  constexpr std::size_t kShown = 60;
+  return Error(ErrorKind::kBadInput, fmt::format("its metadata has \"{}\" for {}, which is not {}",
+                                                 printable(value.substr(0, kShown)), key, expected))
+      .in(file.path);
+}
+
+std::map<std::string, Dims> parse_filled_up(const Container& file, const std::string& text) {
+  Json json;
+  try {
+    json = parse_json(text, file.path);
+  } catch (const Error&) {
+    // Its places are those of this text, not of the file: what is wrong is said below.
+  }
+  std::map<std::string, Dims> filled_up;
+  bool fits = json.is_object();
+  if (fits)
+    for (const auto& [name, shape] : json.items()) {
+      fits = fits && shape.is_array() && shape.size() <= kMaxDims &&
+             std::all_of(shape.begin(), shape.end(), [](const Json& size) { return size.is_number_unsigned(); });
+      if (!fits) break;
+      Dims& dims = filled_up[name];
+      for (const Json& size : shape) dims.push_back(size.get<std::uint64_t>());
+    }
+  if (!fits) throw bad(file, kFilledUpKey, text, "an object of shapes");
+  return filled_up;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> record_metadata(const RankRecord& record) {
+  Json filled_up = Json::object();
+  for (const auto& [name, shape] : record.filled_up) filled_up[name] = std::vector(shape.begin(), shape.end());
+  std::vector<std::pair<std::string, std::string>> metadata{
+      {std::string(kRankKey), std::to_string(record.tp_rank)},
+      {std::string(kDegreeKey), std::to_string(record.tp_degree)},
+  };
+  if (!filled_up.empty()) metadata.emplace_back(kFilledUpKey, filled_up.dump());
+  return metadata;
+}
+
+std::optional<RankRecord> read_record(const Container& file) {
+  RankRecord record;
+  bool any = false;
+  for (const auto& [key, value] : file.metadata) {
+    const bool is_rank = key == kRankKey;
+    if (is_rank || key == kDegreeKey) {
+      const auto number = parse_unsigned(value, kMaxParallelDegree);
+      if (!number || (*number == 0 && !is_rank)) throw bad(file, key, value, "a number of ranks");
+      (is_rank ? record.tp_rank : record.tp_degree) = static_cast<std::uint32_t>(*number);
+    } else if (key == kFilledUpKey) {
+      record.filled_up = parse_filled_up(file, value);
+    } else {
+      continue;
+    }
+    any = true;
+  }
+  if (!any) return std::nullopt;
+  if (record.tp_rank >= record.tp_degree)
+    throw Error(ErrorKind::kBadInput, fmt::format("its metadata says that it is of rank {} of {}, which there is not",
+                                                  record.tp_rank, record.tp_degree))
+        .in(file.path);
+  return record;
+}
+
+std::map<std::string, Dims> filled_up(const std::vector<CutRule>& rules, const Layout& layout) {
+  std::map<std::string, Dims> found;
+  for (const CutRule& rule : rules)
+    for (const CutRule::Placed& part : rule.placed) {
+      if (!part.placement) continue;
+      const auto has_filler = [&](const std::vector<std::uint32_t>& taken) {
+        return std::any_of(taken.begin(), taken.end(),
+                           [&](std::uint32_t chunk) { return chunk >= part.placement->units; });
+      };
+      if (std::none_of(part.placement->taken.begin(), part.placement->taken.end(), has_filler)) continue;
+      if (const auto logical = layout.find_logical(part.logical_name))
+        found.emplace(part.logical_name, layout.logical[*logical].shape);
+    }
+  return found;
+}
+
+}  // namespace reshard

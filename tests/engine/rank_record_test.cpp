@@ -1,0 +1,225 @@
+// What files of weights for inference say of themselves, and how it is held against names, config.json and each other.
+
+#include <nlohmann/json.hpp>
+
+#include "reshard/formats/safetensors.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/golden.h"
+#include "support/models.h"
+#include "support/planned.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Metadata = std::map<std::string, std::string>;
+
+fs::path rank_file(const fs::path& directory, std::uint32_t rank) {
+  return directory / ("weights/tp" + std::to_string(rank) + "_sharded_checkpoint.safetensors");
+}
+
+Metadata metadata_of(const fs::path& file) {
+  const auto metadata = read_safetensors(file).metadata;
+  return {metadata.begin(), metadata.end()};
+}
+
+/// The same file with other metadata.
+void set_metadata(const fs::path& file, const Metadata& metadata) {
+  const std::string bytes = read_file(file);
+  std::uint64_t header_bytes = 0;
+  for (std::size_t i = 8; i-- > 0;) header_bytes = header_bytes << 8 | static_cast<unsigned char>(bytes[i]);
+  json header = json::parse(bytes.substr(8, header_bytes));
+  header["__metadata__"] = metadata;
+  write_file(file, safetensors_bytes(header.dump(), bytes.substr(8 + header_bytes)));
+}
+
+void swap_files(const fs::path& a, const fs::path& b) {
+  const fs::path aside = a.string() + ".aside";
+  fs::rename(a, aside);
+  fs::rename(b, a);
+  fs::rename(aside, b);
+}
+
+Error consolidate_error(const TempDir& temp) {
+  const Error error = error_of([&] { consolidated(temp / "out", temp / "whole"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_FALSE(fs::exists(temp / "whole"));
+  return error;
+}
+
+/// 509 words and an intermediate size of 96 over 5 ranks.
+void make_padded(const TempDir& temp) {
+  ShardRequest request =
+      deployed_request(ShardsKind::kPresharded, testdata("golden/preshard/qwen3-tp5-padded/original"), temp / "out", 5);
+  request.sharding.pad = true;
+  shard(request);
+}
+
+void set_config(const fs::path& directory, const char* key, const json& value) {
+  json config = json::parse(read_file(directory / "config.json"));
+  config[key] = value;
+  write_file(directory / "config.json", config.dump());
+}
+
+TEST_CASE("Each file says which rank it is, of how many, and how large what was filled up had been") {
+  const TempDir temp;
+  make_padded(temp);
+  const TensorMap whole = read_model(testdata("golden/preshard/qwen3-tp5-padded/original"));
+  for (std::uint32_t rank = 0; rank < 5; ++rank) {
+    const Metadata metadata = metadata_of(rank_file(temp / "out", rank));
+    CHECK(metadata.at("format") == "pt");
+    CHECK(metadata.at("reshard.tp_rank") == std::to_string(rank));
+    CHECK(metadata.at("reshard.tp_degree") == "5");
+    json expected = json::object();
+    for (const auto& [name, tensor] : whole) {
+      const bool rows = name.find("o_proj") == name.npos && name.find("down_proj") == name.npos;
+      if (tensor.shape.size() != 2 || tensor.shape[rows ? 0 : 1] % 5 == 0) continue;
+      expected[name] = std::vector(tensor.shape.begin(), tensor.shape.end());
+    }
+    CHECK(expected.size() > 2);
+    CHECK(json::parse(metadata.at("reshard.filled_up")) == expected);
+  }
+
+  const fs::path even = testdata("golden/preshard/llama-tp4/original");
+  shard(deployed_request(ShardsKind::kPresharded, even, temp / "even", 4));
+  CHECK(metadata_of(rank_file(temp / "even", 2)) ==
+        Metadata{{"format", "pt"}, {"reshard.tp_rank", "2"}, {"reshard.tp_degree", "4"}});
+
+  const fs::path heads = testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original");
+  shard(deployed_request(ShardsKind::kNxdi, heads, temp / "heads", 4));
+  const json filled = json::parse(metadata_of(rank_file(temp / "heads", 0)).at("reshard.filled_up"));
+  CHECK(filled.contains("model.layers.0.self_attn.q_proj.weight"));
+  CHECK(filled.contains("model.layers.1.self_attn.o_proj.weight"));
+  CHECK_FALSE(filled.contains("model.layers.0.self_attn.k_proj.weight"));  // 2 heads, each twice
+}
+
+TEST_CASE("Files of more than ten ranks say their numbers too") {
+  const TempDir temp;
+  const fs::path model = testdata("golden/preshard/llama-tp4/original");
+  shard(deployed_request(ShardsKind::kPresharded, model, temp / "out", 16));
+  for (std::uint32_t rank = 0; rank < 16; ++rank)
+    CHECK(metadata_of(rank_file(temp / "out", rank)).at("reshard.tp_rank") == std::to_string(rank));
+  CHECK((consolidated(temp / "out", temp / "whole") == read_model(model)));
+}
+
+TEST_CASE("Files of ranks that were swapped are told by what they say, and else by their numbers in rank_util") {
+  for (const ShardsKind kind : {ShardsKind::kPresharded, ShardsKind::kNxdi}) {
+    const TempDir temp;
+    shard(deployed_request(kind, testdata("golden/nxdi/llama-tp4/original"), temp / "out", 4));  // nothing is repeated
+    swap_files(rank_file(temp / "out", 1), rank_file(temp / "out", 2));
+    const Error error = consolidate_error(temp);
+    CHECK(error.path() == rank_file(temp / "out", 1).string());
+    CHECK_THAT(error.what(), Says("is of rank 1 by its name, but says that it is of rank 2"));
+    CHECK_THAT(error.hint(), Says("swapped"));
+    if (kind != ShardsKind::kNxdi) continue;
+    for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(rank_file(temp / "out", rank), {});  // as NxD's
+    CHECK_THAT(consolidate_error(temp).what(), Says("rank_util.rank: is the number of another rank than "));
+  }
+}
+
+TEST_CASE("A rank that is missing at the end is missed, and ranks of a larger mesh are in the way") {
+  const TempDir temp;
+  const fs::path model = testdata("golden/nxdi/llama-tp4/original");
+  shard(deployed_request(ShardsKind::kNxdi, model, temp / "out", 4));
+  ShardRequest smaller = deployed_request(ShardsKind::kNxdi, model, temp / "out", 2);
+  smaller.force = true;
+  const Error leftover = error_of([&] { plan_shard(smaller); });
+  CHECK(leftover.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(leftover.what(), Says("tp2_sharded_checkpoint.safetensors, tp3_sharded_checkpoint.safetensors"));
+
+  fs::copy_file(rank_file(temp / "out", 3), rank_file(temp / "out", 4));
+  CHECK_THAT(consolidate_error(temp).what(), Says("says that it is one of 4 ranks, but there are 5"));
+  fs::remove(rank_file(temp / "out", 4));
+  fs::remove(rank_file(temp / "out", 3));
+  CHECK_THAT(consolidate_error(temp).what(), Says("1 of the 4 ranks (tp 4 × pp 1) is missing: tp3_sharded_checkpoint"));
+  for (std::uint32_t rank = 0; rank < 3; ++rank) set_metadata(rank_file(temp / "out", rank), {});
+  CHECK_THAT(consolidate_error(temp).hint(), Says("the last ranks are missing"));
+}
+
+TEST_CASE("A config.json of other sizes is refused by what the files say was filled up") {
+  const auto refused = [](const char* key, const json& value, const std::string& tensor, const std::string& says) {
+    const TempDir temp;
+    make_padded(temp);
+    set_config(temp / "out", key, value);
+    const Error error = consolidate_error(temp);
+    CHECK(error.tensor() == tensor);
+    CHECK_THAT(error.what(), Says(says));
+    CHECK_THAT(error.hint(), Says("config.json belongs to another model"));
+  };
+  const json config = json::parse(read_file(testdata("golden/preshard/qwen3-tp5-padded/original/config.json")));
+  const auto vocab = config.at("vocab_size").get<std::uint64_t>();
+  REQUIRE(vocab % 5 != 0);
+  const std::string had = "[" + std::to_string(vocab) + ", ";
+  const bool room = (vocab + 1) % 5 != 0;  // as many rows a rank, and still some of filler
+  REQUIRE((vocab % 5 == 4 || room));
+  refused("vocab_size", (vocab + 4) / 5 * 5,
+          config.value("tie_word_embeddings", false) ? "model.embed_tokens.weight" : "lm_head.weight",
+          "the file says that it had the shape " + had);
+}
+
+TEST_CASE("Ranks that were filled up otherwise do not belong together, and those that say nothing may") {
+  const TempDir temp;
+  make_padded(temp);
+  Metadata metadata = metadata_of(rank_file(temp / "out", 3));
+  metadata.erase("reshard.filled_up");
+  set_metadata(rank_file(temp / "out", 3), metadata);
+  const Error error = consolidate_error(temp);
+  CHECK(error.path() == rank_file(temp / "out", 3).string());
+  CHECK_THAT(error.what(), Says("other tensors were filled up than rank 0's file"));
+  set_metadata(rank_file(temp / "out", 3), {});
+  set_metadata(rank_file(temp / "out", 0), {});
+  CHECK((consolidated(temp / "out", temp / "whole") ==
+         read_model(testdata("golden/preshard/qwen3-tp5-padded/original"))));
+}
+
+TEST_CASE("Records that make no sense are refused") {
+  const TempDir temp;
+  make_padded(temp);
+  const Metadata good = metadata_of(rank_file(temp / "out", 0));
+  const auto refused = [&](const char* key, const std::string& value, const char* says) {
+    CAPTURE(key, value);
+    Metadata metadata = good;
+    metadata[key] = value;
+    set_metadata(rank_file(temp / "out", 0), metadata);
+    CHECK_THAT(consolidate_error(temp).what(), Says("tp0_sharded_checkpoint.safetensors: its metadata"));
+    CHECK_THAT(consolidate_error(temp).what(), Says(says));
+  };
+  for (const char* number : {"", "x", "-1", "1.5", "99999999999999999999", "1\n"}) {
+    refused("reshard.tp_rank", number, "reshard.tp_rank, which is not a number of ranks");
+    refused("reshard.tp_degree", number, "reshard.tp_degree, which is not a number of ranks");
+  }
+  refused("reshard.tp_degree", "0", "not a number of ranks");
+  refused("reshard.tp_rank", "5", "of rank 5 of 5");
+  for (const char* text : {"", "{\"a\": [1, 2", "[]", "3", "{\"a\": 1}", "{\"a\": [1, -1]}", "{\"a\": [1.5]}",
+                           "{\"a\": [\"1\"]}", "{\"a\": {}}"})
+    refused("reshard.filled_up", text, "which is not an object of shapes");
+  Metadata metadata = good;
+  metadata["reshard.filled_up"] = "{\"lm_head.weight\": [1]}";
+  set_metadata(rank_file(temp / "out", 0), metadata);
+  CHECK_THAT(consolidate_error(temp).what(), Says("tp1_sharded_checkpoint.safetensors: says that other tensors"));
+}
+
+TEST_CASE("A model that only its config.json's plan describes is filled up, and comes back by what the files say") {
+  const TempDir temp;
+  json config = json::parse(kPlannedConfig);
+  config["base_model_tp_plan"].erase("layers.*.mlp.gate_up_proj");  // packed matrices are not filled up
+  config["base_model_tp_plan"].erase("layers.*.experts.up");
+  for (const char* key : {"num_attention_heads", "num_key_value_heads"}) config.erase(key);  // nor heads kept whole
+  const TensorMap tensors = write_planned(temp / "model", tensors_of("model.", true), config);
+  for (const std::uint32_t tp : {3u, 5u, 7u}) {
+    CAPTURE(tp);
+    fs::remove_all(temp / "out");
+    ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", tp);
+    request.sharding.pad = true;
+    shard(request);
+    CHECK(read_weights(temp / "out").begin()->second.at("lm_head.weight").shape == Dims{(40 + tp - 1) / tp, 16});
+    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
