@@ -151,8 +151,9 @@ std::vector<FileRow> file_rows(const Job& job) {
   return rows;
 }
 
-/// Puts ranks whose files are alike into one line.
-void add_file_rows(const Job& job, Table& table) {
+/// The lines of files, ranks whose files are alike in one. `folders` shows the names of the outermost.
+Table file_table(const Job& job, bool folders) {
+  Table table({{"file", Table::Align::kLeft}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
   std::vector<FileRow> folded;
   std::map<std::tuple<std::string, std::uint64_t, std::uint64_t>, std::size_t> by_pattern;
   for (FileRow& row : file_rows(job)) {
@@ -171,11 +172,16 @@ void add_file_rows(const Job& job, Table& table) {
       path.insert(row.number_at,
                   count == 1 ? first : fmt::format("{{{}..{:0{}}}}", first, row.tp_ranks.back(), row.digits));
     }
+    if (const std::size_t slash = path.find('/'); !folders && slash != std::string::npos && row.tensors != 0)
+      path.replace(0, slash, "…");
     if (row.files > 1) path += fmt::format(" ({} files)", row.files);
     const std::string bytes = format_bytes(row.bytes);
     table.add({path, row.tensors ? std::to_string(row.tensors) : "",
                count > 1 ? fmt::format("{} × {}", count, bytes) : bytes});
   }
+  for (const CopiedFile& file : job.copied_files)
+    table.add({file.path.string() + " (copied)", "", format_bytes(file.size_bytes)});
+  return table;
 }
 
 }  // namespace
@@ -204,11 +210,8 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
   if (job.partition) text += stages_text(job);
   if (job.attention) text += heads_text(job);
   text += "\n";
-  Table table({{"file", Table::Align::kLeft}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
-  add_file_rows(job, table);
-  for (const CopiedFile& file : job.copied_files)
-    table.add({file.path.string() + " (copied)", "", format_bytes(file.size_bytes)});
-  text += table.text() + "\n";
+  const Table files = file_table(job, true);
+  text += (files.fits() ? files : file_table(job, false)).text() + "\n";
   text += line("reads", read_text(job.program));
   text += line("writes",
                fmt::format("{} in {}; {} free on {}", format_bytes(written),

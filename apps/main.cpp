@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <sstream>
 #include <system_error>
 
 #include "arguments.h"
@@ -56,12 +57,24 @@ class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() { column_width(kNameColumns); }
 
+  std::string make_description(const CLI::App* app) const override {
+    return reshard::cli::wrap(app->get_description(), 0) + "\n";
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    std::ostringstream out;
+    CLI::detail::format_help(out, command->get_name(), beside_names(command->get_description()), kNameColumns);
+    return out.str();
+  }
   std::string make_option_desc(const CLI::Option* option) const override {
-    // A line that ends goes on beside the names.
-    return reshard::cli::wrap(option->get_description(), 0, reshard::cli::table_columns() - kNameColumns);
+    return beside_names(option->get_description());
   }
 
  private:
+  /// In lines that fit the column of descriptions.
+  static std::string beside_names(const std::string& text) {
+    return reshard::cli::wrap(text, 0, reshard::cli::table_columns() - kNameColumns);
+  }
+
   static constexpr std::size_t kNameColumns = 30;
 };
 

@@ -51,8 +51,8 @@ std::string shorten(const std::string& text, std::size_t width) {
   const std::size_t length = display_width(text);
   if (length <= width) return text;
   if (width < 2) return text.substr(0, byte_of(text, width));
-  const std::size_t tail = (width - 1) / 2;
-  const std::size_t head = width - 1 - tail;
+  const std::size_t head = (width - 1) / 4;
+  const std::size_t tail = width - 1 - head;
   return text.substr(0, byte_of(text, head)) + "…" + text.substr(byte_of(text, length - tail));
 }
 

@@ -5,8 +5,8 @@
 
 namespace reshard::cli {
 
-/// Lines of columns for people, at most table_columns() wide. The first column gives way: it is cut in its middle when
-/// the others need the room.
+/// Lines of columns for people, at most table_columns() wide. The first column gives way: it is shortened when the
+/// others need the room.
 class Table {
  public:
   enum class Align { kLeft, kRight };
@@ -33,7 +33,7 @@ inline constexpr std::size_t kTableColumns = 100;
 /// Columns that UTF-8 text takes on a terminal, one a code point.
 std::size_t display_width(const std::string& text);
 
-/// `text` cut in its middle to at most `width` columns.
+/// `text` cut to at most `width` columns, the most of them from its end, where names of tensors and files differ.
 std::string shorten(const std::string& text, std::size_t width);
 
 /// `text` broken at spaces into lines of at most `columns`, each after the first indented by `indent`. What is not fit

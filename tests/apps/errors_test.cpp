@@ -239,6 +239,20 @@ TEST_CASE("standard output that cannot be written is an I/O error") {
   CHECK(fs::exists(out));  // what was written stays: the run itself was done
 }
 
+TEST_CASE("a reader that has gone ends the program without a word") {
+  const TempDir dir;
+  const std::string fifo = (dir / "fifo").string(), err = (dir / "err").string();
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  for (const std::string& arguments : {"inspect " + kModel, "inspect " + kModel + " --json", std::string("--help")}) {
+    INFO(arguments);
+    // 4 is a pipe of which nobody has the other end.
+    const std::string command =
+        "exec 3<>" + fifo + " 4>" + fifo + " 3<&-; " + std::string(RESHARD_PROGRAM) + " " + arguments + " >&4 2>" + err;
+    CHECK(WEXITSTATUS(std::system(command.c_str())) == 141);
+    CHECK(read_file(err).empty());
+  }
+}
+
 TEST_CASE("an empty OUT_DIR is a mistake of a script, not the default") {
   const std::string shards = testdata("golden/optimum/llama-tp2-pp2/sharded").string();
   check_error(run_reshard({"consolidate", shards, ""}), 2, {"OUT_DIR is empty"});

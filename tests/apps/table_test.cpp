@@ -29,17 +29,17 @@ TEST_CASE("a table aligns its columns and has no spaces at the ends of lines") {
         "long name    1 B  y\n");
 }
 
-TEST_CASE("a table never exceeds 100 columns: the first column is cut in its middle") {
+TEST_CASE("a table never exceeds 100 columns: the first column is shortened") {
   Table table({{"name", Table::Align::kLeft}, {"rest", Table::Align::kLeft}});
   table.add({std::string(60, 'a') + std::string(60, 'b'), std::string(40, 'r')});
   CHECK_FALSE(table.fits());
   CHECK(widest_line(table.text()) == kTableColumns);
-  CHECK(table.text().find("a…b") != std::string::npos);
+  CHECK(table.text().find("\n" + std::string(14, 'a') + "…" + std::string(43, 'b') + "  rrr") != std::string::npos);
 }
 
 TEST_CASE("text with more bytes than columns is measured in columns") {
   CHECK(display_width("4 × 7 kB") == 8);
-  CHECK(shorten("ääääää", 5) == "ää…ää");
+  CHECK(shorten("ääääääö", 5) == "ä…ääö");
 }
 
 TEST_CASE("wrapped text keeps its leading spaces and indents what follows") {
