@@ -26,8 +26,9 @@ struct ShardedForm {
   bool is_partial() const { return start_rank != 0 || end_rank != UINT32_MAX; }
 };
 
-/// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel and `ep` expert-parallel ranks,
-/// of the tensors `logical`. Paths are relative to the output directory; metadata and marker files are among the text files.
+/// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel and `ep` expert-parallel
+/// ranks, of the tensors `logical`. Paths are relative to the output directory; metadata and marker files are among the
+/// text files.
 /// \throws Error kBadInput if the originals of one joined tensor differ in dtype.
 Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t tp,
                              const std::vector<LogicalTensor>& logical, ShardedForm form, std::uint32_t ep = 1);
