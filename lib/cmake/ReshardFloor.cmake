@@ -1,7 +1,8 @@
 # reshard_floor(NAME SOURCES … DEPENDS …): one static library for one folder of lib/.
 #
-# Headers are included as "reshard/<floor>/<header>.h". Each floor has an include root of its own in the build tree, with one
-# link to its folder, so that a file sees its own floor and those it depends on and an include against the order fails.
+# Headers are included as "reshard/<floor>/<header>.h". Each floor has an include root of its own in the build tree, with
+# one link to its folder, so that a file sees its own floor and those it depends on and an include against the order
+# fails.
 function(reshard_floor name)
   cmake_parse_arguments(FLOOR "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   set(include_root ${PROJECT_BINARY_DIR}/floors/${name})
@@ -24,7 +25,10 @@ endfunction()
 # reshard_precompile(TARGET …): target_precompile_headers, where they are wanted. A target that reuses those of another
 # must have its flags, too.
 function(reshard_precompile target)
-  if(RESHARD_PRECOMPILE_HEADERS)
+  if(RESHARD_PRECOMPILE_HEADERS STREQUAL "TESTS" AND NOT target MATCHES "^test_")
+    return()
+  endif()
+  if(RESHARD_PRECOMPILE_HEADERS STREQUAL "TESTS" OR RESHARD_PRECOMPILE_HEADERS)
     target_precompile_headers(${target} ${ARGN})
     # Clang's own check of their time would keep ccache from knowing them again.
     target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>)

@@ -51,9 +51,7 @@ TEST_CASE("A model that only its config.json's plan describes is cut over meshes
           fs::remove_all(temp / "out");
           ShardRequest request = shard_request(temp / "model", temp / "out", tp, pp);
           request.sharding.form = form;
-          RunOptions options;
-          options.sync = false;  // spares the disk
-          shard(request, options);
+          shard(request);
           CHECK((consolidated(temp / "out", temp / "whole") == tensors));
           if (form.kind != ShardsKind::kRanks || form.format != Format::kSafetensors) continue;
 

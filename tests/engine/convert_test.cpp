@@ -140,7 +140,7 @@ TEST_CASE("Without a mesh the shards keep that of their source, in any layout an
   const auto job = plan_convert(request);
   CHECK(job->mesh.tp == 4);
   CHECK(job->mesh.pp == 2);
-  execute(*job, {});
+  execute(*job, unsynced());
   CHECK(fs::exists(temp / "b/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors"));
   CHECK((read_shards(temp / "b") == expected_ranks(model, originals, mesh)));
 

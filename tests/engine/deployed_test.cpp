@@ -167,7 +167,7 @@ TEST_CASE("Random models become NxD Inference's tensors, whatever divides, and c
     request.sharding.vocab_parallel = vocab_parallel;
     const auto job = plan_shard(request);
     for (const LogicalTensor& tensor : job->target.logical) padded += tensor.filler && tensor.dtype == DType::kBF16;
-    execute(*job, {});
+    execute(*job, unsynced());
     const auto ranks = read_weights(temp / "out");
     REQUIRE(ranks.size() == tp);
     for (std::uint32_t rank = 0; rank < tp; ++rank)
@@ -328,17 +328,17 @@ TEST_CASE("Floating tensors take the dtype of config.json, as NxD Inference give
   const auto job = plan_shard(deployed_request(ShardsKind::kNxdi, temp / "model", temp / "out", 2));
   CHECK(std::any_of(job->notes.begin(), job->notes.end(),
                     [](const std::string& note) { return note.find("are cast to BF16") != note.npos; }));
-  execute(*job, {});
+  execute(*job, unsynced());
   ConvertRequest cast;
   cast.source = temp / "model";
   cast.output_directory = temp / "cast";
   cast.dtype = DType::kBF16;
-  execute(*plan_convert(cast), {});
+  execute(*plan_convert(cast), unsynced());
   CHECK((consolidated(temp / "out", temp / "whole") == read_model(temp / "cast")));
   ConvertRequest to_nxdi = convert_request(temp / "model", temp / "converted");
   to_nxdi.to = ShardsKind::kNxdi;
   to_nxdi.tp = 2;
-  execute(*plan_convert(to_nxdi), {});
+  execute(*plan_convert(to_nxdi), unsynced());
   CHECK((read_weights(temp / "converted") == read_weights(temp / "out")));
 }
 

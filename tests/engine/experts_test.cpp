@@ -83,7 +83,7 @@ TEST_CASE("Expert-parallel ranks become other ranks, and those of another mesh a
   convert.tp = 1;
   convert.sharding.pp = 1;
   convert.sharding.ep = 3;
-  execute(*plan_convert(convert), {});
+  execute(*plan_convert(convert), unsynced());
   request = shard_request(temp / "model", temp / "direct", 1, 1);
   request.sharding.ep = 3;
   shard(request);

@@ -46,7 +46,7 @@ TEST_CASE("Random models come back from the layout nxd in either order of heads,
       if (request.sharding.attention.pad_heads) CHECK_THAT(error.what(), Says("is not a multiple of"));
       continue;
     }
-    execute(*job, {});
+    execute(*job, unsynced());
     ConsolidateRequest back;
     back.checkpoint_directory = temp / "out";
     back.output_directory = temp / "whole";

@@ -83,9 +83,7 @@ bool place(const fs::path& model, const fs::path& output, const ShardingRequest&
     CHECK_FALSE(fs::exists(output));
     return false;
   }
-  RunOptions options;
-  options.sync = false;  // spares the disk
-  execute(*job, options);
+  execute(*job, unsynced());
   return true;
 }
 
@@ -95,9 +93,7 @@ TensorMap put_together(const fs::path& shards, const fs::path& output, KvReplica
   request.checkpoint_directory = shards;
   request.output_directory = output;
   request.replication = replication;
-  RunOptions options;
-  options.sync = false;
-  consolidate(request, options);
+  consolidate(request);
   return read_model(output);
 }
 
@@ -127,9 +123,7 @@ TEST_CASE("Any model comes back from any placement, and from one to another it i
     request.format = second.form.format;
     request.tp = second.tp;
     request.sharding = second;
-    RunOptions options;
-    options.sync = false;
-    convert(request, options);
+    convert(request);
     CHECK((read_shards(temp / "converted") == read_shards(temp / "second")));
     CHECK((put_together(temp / "converted", temp / "whole", second.attention.replication) == sample.tensors));
     ++converted[second.form.kind];

@@ -129,7 +129,7 @@ TEST_CASE("Heads and packed matrices do not keep a model from being pre-sharded"
   convert.output_directory = temp / "ranks";
   convert.to = ShardsKind::kRanks;
   convert.tp = 2;
-  execute(*plan_convert(convert), {});
+  execute(*plan_convert(convert), unsynced());
   shard(shard_request(model, temp / "direct", 2));
   CHECK((read_ranks(temp / "ranks") == read_ranks(temp / "direct")));
 }

@@ -225,7 +225,7 @@ TEST_CASE("Outputs that do not fit are refused before anything is made, with bot
   ShardRequest request = model.request(1);
   request.output_directory = model.temp / "a/b/out";
   const auto job = plan_shard(request);
-  const Error error = error_of([&] { execute(*job, {}); });
+  const Error error = error_of([&] { execute(*job, unsynced()); });
   CHECK(error.kind() == ErrorKind::kNoSpace);
   CHECK(error.path() == model.temp.path().string());
   CHECK_THAT(error.what(), Says(std::to_string(job->output_bytes()) + " bytes"));

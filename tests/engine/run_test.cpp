@@ -207,8 +207,7 @@ TEST_CASE("A file system that tells of lost writes only at the end of a file is 
 TEST_CASE("A lost write of any file is heard, though nobody waits for the disk") {
   const Sharded sharded;
   const auto job = plan_shard(sharded.request);
-  RunOptions options;
-  options.sync = false;
+  RunOptions options = unsynced();
   options.threads = 1;
   FaultStorage whole;
   options.storage = &whole;
@@ -421,7 +420,7 @@ TEST_CASE("A source that shrinks after it was planned is an I/O error, and nothi
   const fs::path file = sharded.temp / "model/model.safetensors";
   fs::resize_file(file, fs::file_size(file) / 2);
   const auto before = snapshot(sharded.temp.path());
-  const Error error = error_of([&] { execute(*job, {}); });
+  const Error error = error_of([&] { execute(*job, unsynced()); });
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK(error.path() == file.string());
   CHECK((snapshot(sharded.temp.path()) == before));

@@ -105,7 +105,7 @@ TEST_CASE("Tied copies that are equal are compared and left out") {
   bool noted = false;
   for (const std::string& note : job->notes) noted = noted || note.find("lm_head.weight is a tied copy") == 0;
   CHECK(noted);
-  execute(*job, {});
+  execute(*job, unsynced());
   CHECK((read_model(sharded.temp / "whole") == sharded.tensors));
 }
 
@@ -164,7 +164,7 @@ TEST_CASE("Without config.json, or of an unknown family, the metadata is enough 
   REQUIRE(layers.size() == 12);
   CHECK(layers[1] == "model.layers.1.input_layernorm.weight");
   CHECK(layers[10] == "model.layers.10.input_layernorm.weight");
-  execute(*without, {});
+  execute(*without, unsynced());
   CHECK((read_model(sharded.temp / "whole") == sharded.tensors));
 }
 
@@ -229,7 +229,7 @@ TEST_CASE("The plan says what it will do") {
   CHECK(job->program.write_bytes == bytes);
   CHECK(job->program.read_bytes == bytes);
   CHECK(job->program.check_bytes == 5 * 16 * 2);  // rank 1's copies of the norms
-  const RunResult result = execute(*job, {});
+  const RunResult result = execute(*job, unsynced());
   CHECK(result.files == 2);
   std::uint64_t on_disk = 0;
   for (const auto& [name, content] : snapshot(sharded.temp / "whole")) on_disk += content.size();

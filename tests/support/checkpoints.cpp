@@ -43,9 +43,7 @@ TensorMap consolidated(const fs::path& checkpoint, const fs::path& output, std::
   request.checkpoint_directory = checkpoint;
   request.output_directory = output;
   request.spec = std::move(spec);
-  RunOptions options;
-  options.sync = false;  // spares the disk
-  consolidate(request, options);
+  consolidate(request);
   return read_model(output);
 }
 

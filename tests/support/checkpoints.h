@@ -11,6 +11,7 @@
 #include "reshard/formats/container.h"
 #include "reshard/plan/convert.h"
 #include "support/files.h"
+#include "support/models.h"
 
 /// Checkpoints of any format and layout, looked into with the library's readers of files, but not with its layouts.
 namespace reshard::test {
@@ -38,7 +39,7 @@ nlohmann::json describe_tensors(const TensorMap& tensors);
 std::size_t check_crcs(const std::filesystem::path& directory);
 
 /// plan_convert and execute.
-RunResult convert(const ConvertRequest& request, const RunOptions& options = {});
+RunResult convert(const ConvertRequest& request, const RunOptions& options = unsynced());
 
 /// Requests without the many defaults; that of shard is about `tp` ranks of one stage.
 ShardRequest deployed_request(ShardsKind kind, const std::filesystem::path& model, const std::filesystem::path& output,

@@ -110,6 +110,12 @@ std::map<std::string, TensorMap> read_ranks(const fs::path& output) {
   return ranks;
 }
 
+RunOptions unsynced() {
+  RunOptions options;
+  options.sync = false;
+  return options;
+}
+
 RunResult shard(const ShardRequest& request, const RunOptions& options) {
   return execute(*plan_shard(request), options);
 }

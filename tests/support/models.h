@@ -57,9 +57,12 @@ TensorMap read_model(const std::filesystem::path& directory);
 /// The tensors of every rank under OUT_DIR: folder name → tensors.
 std::map<std::string, TensorMap> read_ranks(const std::filesystem::path& output);
 
+/// As the program does it, but that nothing waits for the disk.
+RunOptions unsynced();
+
 /// plan_shard or plan_consolidate, and execute.
-RunResult shard(const ShardRequest& request, const RunOptions& options = {});
-RunResult consolidate(const ConsolidateRequest& request, const RunOptions& options = {});
+RunResult shard(const ShardRequest& request, const RunOptions& options = unsynced());
+RunResult consolidate(const ConsolidateRequest& request, const RunOptions& options = unsynced());
 
 /// A request without the many defaults.
 ShardRequest shard_request(const std::filesystem::path& model, const std::filesystem::path& output,
