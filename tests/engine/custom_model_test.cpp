@@ -2,6 +2,7 @@
 // put together by that metadata alone.
 
 #include "reshard/specs/metadata.h"
+#include "reshard/specs/parallel_layers.h"
 #include "support/catch.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
@@ -51,12 +52,11 @@ TEST_CASE("Ranks of a custom model are put together by metadata that the library
 
   const TempDir temp;
   const fs::path folder = temp / "mine/tensor_parallel_shards";
-  const StageMetadata metadata{{{"vocabulary.weight", true, 0, 1, kTp},
-                                {"across.weight", true, 1, 1, kTp},
-                                {"block.gate_up.weight", true, 0, 2, kTp},
-                                {"block.packed.weight", true, 0, 2, kTp},
-                                {"block.down.weight", true, 1, 1, kTp},
-                                {"norm.weight", false, 0, 1, 1}},
+  const StageMetadata metadata{parallel_parameters({ParallelEmbedding{"vocabulary"}, ParallelEmbedding{"across", true},
+                                                    ColumnParallelLinear{"block.gate_up", false, 2},
+                                                    ColumnParallelLinear{"block.packed", false, 2},
+                                                    RowParallelLinear{"block.down"}, ReplicatedLayer{"norm"}},
+                                                   kTp),
                                {{"block", {FusedLinearsSpec{"gate_up", {"gate", "up"}, false, 0, {4, 4}, kTp}}}}};
   for (std::uint64_t rank = 0; rank < kTp; ++rank) {
     const auto half = [&](const char* name, std::size_t dim) { return half_of(whole.at(name), dim, rank); };
