@@ -9,8 +9,8 @@
 
 namespace reshard {
 
-/// The forms of weights that an inference server loads, one file a rank. They have no metadata: the model and these
-/// options say how they are cut.
+/// The forms of weights that an inference server loads, one file a rank. Nothing beside them says how they are cut (a
+/// RankRecord only what was filled up): the model and these options do.
 struct DeployedForm {
   /// NxD Inference's names, and heads as inference_head_slots places them; else the checkpoint's own names, and every
   /// parameter cut on its own, as NxD's shard_checkpoint does.

@@ -9,6 +9,7 @@
 
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/sharded_layout.h"
+#include "reshard/plan/attention_report.h"
 #include "reshard/plan/program.h"
 #include "reshard/specs/adapter_config.h"
 #include "reshard/specs/mesh.h"
@@ -21,23 +22,6 @@ struct CopiedFile {
   std::filesystem::path source;
   std::filesystem::path path;  // relative to the output directory
   std::uint64_t size_bytes = 0;
-};
-
-/// What attention becomes, for people.
-struct AttentionReport {
-  /// By number, in their order; one that is no head's is of zeros.
-  struct RankHeads {
-    std::vector<std::uint32_t> query;
-    std::vector<std::uint32_t> key_value;
-  };
-
-  AttentionForm form = AttentionForm::kSeparate;
-  std::uint64_t heads = 0;
-  std::uint64_t kv_heads = 0;
-  std::uint64_t head_dim = 0;
-  bool joined = false;           // q, k and v are one projection
-  std::uint64_t copies = 1;      // of each key/value head
-  std::vector<RankHeads> ranks;  // of grouped query; else each rank has as many heads, in their order
 };
 
 /// Everything that a run will do, proved, before it does any of it. Made by plan_shard and its like; run by execute;

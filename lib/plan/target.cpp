@@ -14,44 +14,12 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/deployed_rules.h"
 #include "reshard/layouts/hf_layout.h"
-#include "reshard/specs/head_slots.h"
 #include "reshard/specs/model_config.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-AttentionReport attention_report(const Model& model, const ShardingRequest& request) {
-  AttentionReport report{
-      attention_form(model, request.tp, request.attention), model.heads, model.kv_heads, model.head_dim, false, 1, {}};
-  report.joined = report.form != AttentionForm::kSeparate && request.attention.fuse_qkv;
-  if (report.form != AttentionForm::kGroupedQuery) return report;
-  const GQAQKVColumnParallelLinearSpec spec = gqa_spec(model, request.tp, request.attention);
-  report.copies = spec.kv_size_multiplier;
-  for (std::uint32_t rank = 0; rank < request.tp; ++rank)
-    report.ranks.push_back({spec.query_heads(rank), spec.key_value_heads(rank)});
-  return report;
-}
-
-/// The same of NxD Inference's placement.
-AttentionReport inference_report(const Model& model, const ShardingRequest& request) {
-  const HeadSlots slots = inference_head_slots(static_cast<std::uint32_t>(model.heads),
-                                               static_cast<std::uint32_t>(model.kv_heads), request.tp);
-  AttentionReport report{
-      AttentionForm::kSeparate, model.heads, model.kv_heads, model.head_dim, request.attention.fuse_qkv, 1, {}};
-  if (slots.query.size() == model.heads && slots.key_value.size() == model.kv_heads) return report;
-  report.form = AttentionForm::kGroupedQuery;
-  report.copies = static_cast<std::uint64_t>(std::count(slots.key_value.begin(), slots.key_value.end(), 0u));
-  const auto part = [&](const std::vector<std::uint32_t>& all, std::size_t rank) {
-    const auto each = static_cast<std::ptrdiff_t>(all.size() / request.tp);
-    const auto first = all.begin() + static_cast<std::ptrdiff_t>(rank) * each;
-    return std::vector(first, first + each);
-  };
-  for (std::size_t rank = 0; rank < request.tp; ++rank)
-    report.ranks.push_back({part(slots.query, rank), part(slots.key_value, rank)});
-  return report;
-}
 
 /// Whether it is a tied copy in the source; of those of several ranks, the first.
 bool is_tied_once(const Job& job, const StoredTensor& tensor) {
@@ -264,9 +232,9 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
     job.target = sharded_target_layout(plans, job.mesh.tp, logical, request.form, job.mesh.ep);
   }
   if (request.form.kind == ShardsKind::kNxdi)
-    job.attention = inference_report(model, request);
+    job.attention = inference_report(model, request.tp, request.attention);
   else if (model.family->attention && !deployed)
-    job.attention = attention_report(model, request);
+    job.attention = attention_report(model, request.tp, request.attention);
   job.text_files = std::move(job.target.text_files);
   if (request.form.kind == ShardsKind::kOptimum)
     job.text_files.push_back({kTrainingConfigFile, training_config_text(job.mesh, request)});

@@ -1,0 +1,38 @@
+#include "reshard/plan/attention_report.h"
+
+#include <algorithm>
+
+#include "reshard/specs/head_slots.h"
+
+namespace reshard {
+
+AttentionReport attention_report(const Model& model, std::uint32_t tp, const AttentionOptions& options) {
+  AttentionReport report{attention_form(model, tp, options), model.heads, model.kv_heads, model.head_dim, false, 1, {}};
+  report.joined = report.form != AttentionForm::kSeparate && options.fuse_qkv;
+  if (report.form != AttentionForm::kGroupedQuery) return report;
+  const GQAQKVColumnParallelLinearSpec spec = gqa_spec(model, tp, options);
+  report.copies = spec.kv_size_multiplier;
+  for (std::uint32_t rank = 0; rank < tp; ++rank)
+    report.ranks.push_back({spec.query_heads(rank), spec.key_value_heads(rank)});
+  return report;
+}
+
+AttentionReport inference_report(const Model& model, std::uint32_t tp, const AttentionOptions& options) {
+  const HeadSlots slots =
+      inference_head_slots(static_cast<std::uint32_t>(model.heads), static_cast<std::uint32_t>(model.kv_heads), tp);
+  AttentionReport report{
+      AttentionForm::kSeparate, model.heads, model.kv_heads, model.head_dim, options.fuse_qkv, 1, {}};
+  if (slots.query.size() == model.heads && slots.key_value.size() == model.kv_heads) return report;
+  report.form = AttentionForm::kGroupedQuery;
+  report.copies = static_cast<std::uint64_t>(std::count(slots.key_value.begin(), slots.key_value.end(), 0u));
+  const auto part = [&](const std::vector<std::uint32_t>& all, std::size_t rank) {
+    const auto each = static_cast<std::ptrdiff_t>(all.size() / tp);
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(rank) * each;
+    return std::vector(first, first + each);
+  };
+  for (std::size_t rank = 0; rank < tp; ++rank)
+    report.ranks.push_back({part(slots.query, rank), part(slots.key_value, rank)});
+  return report;
+}
+
+}  // namespace reshard

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "reshard/specs/family.h"
+#include "reshard/specs/stage_plan.h"
+
+namespace reshard {
+
+/// What attention becomes, for people.
+struct AttentionReport {
+  /// By number, in their order; one that is no head's is of zeros.
+  struct RankHeads {
+    std::vector<std::uint32_t> query;
+    std::vector<std::uint32_t> key_value;
+  };
+
+  AttentionForm form = AttentionForm::kSeparate;
+  std::uint64_t heads = 0;
+  std::uint64_t kv_heads = 0;
+  std::uint64_t head_dim = 0;
+  bool joined = false;           // q, k and v are one projection
+  std::uint64_t copies = 1;      // of each key/value head
+  std::vector<RankHeads> ranks;  // of grouped query; else each rank has as many heads, in their order
+};
+
+/// In the layouts of training. Call only for a family with attention.
+AttentionReport attention_report(const Model& model, std::uint32_t tp, const AttentionOptions& options);
+
+/// As NxD Inference places heads (inference_head_slots).
+AttentionReport inference_report(const Model& model, std::uint32_t tp, const AttentionOptions& options);
+
+}  // namespace reshard
