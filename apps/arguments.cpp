@@ -78,11 +78,6 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
           "--spec", arguments.spec,
           "Description of the model's family, in place of the built-in one; inspect --print-spec shows the form")
       ->type_name("FILE");
-  command
-      .add_option("--kv-replication", arguments.kv_replication,
-                  "Of the layout nxd: how repeated key/value heads lie, tiled (K0 K1 K0 K1, trn1; the default) or "
-                  "adjacent (K0 K0 K1 K1, trn2)")
-      ->type_name("NAME");
   command.add_option("--threads", arguments.threads, "Threads that move bytes (default: the processors, at most 16)")
       ->type_name("N");
   command
@@ -98,10 +93,48 @@ std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
   return arguments.spec.empty() ? nullptr : read_family(arguments.spec);
 }
 
+namespace {
+
+constexpr const char* kReplication =
+    "Of the layout nxd: how repeated key/value heads lie, tiled (K0 K1 K0 K1, trn1; the "
+    "default) or adjacent (K0 K0 K1 K1, trn2)";
+
 KvReplication parse_replication(const std::string& option, const std::string& text) {
   if (text.empty() || text == "tiled") return KvReplication::kTiled;
   if (text == "adjacent") return KvReplication::kAdjacent;
   throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is neither tiled nor adjacent", option, printable(text)));
+}
+
+}  // namespace
+
+void add_heads(CLI::App& command, HeadsArguments& arguments, const std::string& prefix) {
+  const std::string of = prefix == "--" ? "Of shards" : "Of SRC";
+  command
+      .add_option(prefix + "kv-replication", arguments.kv_replication,
+                  of + " in the layout nxd: how repeated key/value heads lie, tiled (the default) or adjacent")
+      ->type_name("NAME");
+  command
+      .add_option(prefix + "kv-size-multiplier", arguments.kv_size_multiplier,
+                  of + " in the layout nxd: copies of each key/value head (default: told from the shapes)")
+      ->type_name("N");
+  command.add_flag(prefix + "pad-attn-heads", arguments.pad_heads,
+                   of + " in the layout nxd: heads of zeros fill up (default: told from the shapes)");
+}
+
+AttentionOptions heads_of(const HeadsArguments& arguments, const std::string& prefix) {
+  AttentionOptions heads;
+  heads.replication = parse_replication(prefix + "kv-replication", arguments.kv_replication);
+  heads.pad_heads = arguments.pad_heads;
+  if (!arguments.kv_size_multiplier.empty())
+    heads.kv_size_multiplier =
+        parse_degree(prefix + "kv-size-multiplier", arguments.kv_size_multiplier, kMaxParallelDegree);
+  return heads;
+}
+
+void prove_replication(const ShardingArguments& arguments, ShardsKind kind) {
+  if (!arguments.kv_replication.empty() && kind != ShardsKind::kNxd)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("--kv-replication is of the layout nxd alone, and not of {}", describe(kind).name));
 }
 
 void add_common(CLI::App& command, CommonArguments& arguments) {
@@ -161,6 +194,7 @@ CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments) {
       .add_option("--kv-size-multiplier", arguments.kv_size_multiplier,
                   "Copies of each key/value head (default: TP / key-value heads)")
       ->type_name("N");
+  command.add_option("--kv-replication", arguments.kv_replication, kReplication)->type_name("NAME");
   command.add_flag("--pad", arguments.pad,
                    "Of presharded: fill up sizes that the ranks do not divide; nxdi always does it");
   command.add_flag("--pad-attn-heads", arguments.pad_heads,
@@ -203,6 +237,7 @@ ShardingRequest sharding_request(const ShardingArguments& arguments) {
   request.pad = arguments.pad;
   request.vocab_parallel = arguments.vocab_parallel;
   request.attention.pad_heads = arguments.pad_heads;
+  request.attention.replication = parse_replication("--kv-replication", arguments.kv_replication);
   if (!arguments.kv_size_multiplier.empty())
     request.attention.kv_size_multiplier =
         parse_degree("--kv-size-multiplier", arguments.kv_size_multiplier, kMaxParallelDegree);

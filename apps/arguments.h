@@ -15,7 +15,6 @@ namespace reshard::cli {
 /// What all commands are told: how bytes are moved, and of which family the model is, as the user typed it.
 struct MovingArguments {
   std::string spec;
-  std::string kv_replication;
   std::string threads;
   std::string max_memory = "256MiB";
   std::string io = "auto";
@@ -26,9 +25,16 @@ void add_moving(CLI::App& command, MovingArguments& arguments);
 /// \throws Error kBadInput with the line and the key of a mistake in it.
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments);
 
-/// The order that `text` names; tiled if it is empty.
-/// \throws Error kUsage, naming the option, for a word that it does not know.
-KvReplication parse_replication(const std::string& option, const std::string& text);
+/// How heads are placed in shards that are read and have no metadata, as far as shapes do not tell it.
+struct HeadsArguments {
+  std::string kv_replication;
+  std::string kv_size_multiplier;
+  bool pad_heads = false;
+};
+/// `prefix` is that of the options' names: "--", or "--from-".
+void add_heads(CLI::App& command, HeadsArguments& arguments, const std::string& prefix = "--");
+/// \throws Error kUsage, naming the option.
+AttentionOptions heads_of(const HeadsArguments& arguments, const std::string& prefix = "--");
 
 /// Options of the commands that write.
 struct CommonArguments : MovingArguments {
@@ -55,6 +61,7 @@ struct ShardingArguments {
   std::string ep;
   std::string pipeline_cuts;
   std::string kv_size_multiplier;
+  std::string kv_replication;
   std::string start_rank;
   std::string end_rank;
   bool fuse_qkv = false;
@@ -66,6 +73,8 @@ struct ShardingArguments {
 CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments);
 /// Everything but its `tp`, where that was not given, and its `form`.
 ShardingRequest sharding_request(const ShardingArguments& arguments);
+/// \throws Error kUsage for an order of heads that is asked of a layout which has its own.
+void prove_replication(const ShardingArguments& arguments, ShardsKind kind);
 
 /// The layout of shards that `text` names.
 /// \throws Error kUnsupported for those of later versions, kUsage for others.

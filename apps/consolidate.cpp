@@ -13,6 +13,7 @@ struct ConsolidateArguments : CommonArguments {
   std::string output_directory;
   std::string max_shard_size = "5GB";
   std::string format = "safetensors";
+  HeadsArguments heads;
   ReplicaArguments replicas;
 };
 
@@ -23,7 +24,7 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   request.check_replicas = !arguments.replicas.no_check;
   request.checkpoint_directory = arguments.checkpoint_directory;
   request.spec = family_spec(arguments);
-  request.replication = parse_replication("--kv-replication", arguments.kv_replication);
+  request.heads = heads_of(arguments.heads);
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
   request.max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
   request.force = arguments.force;
@@ -49,6 +50,7 @@ void add_consolidate(CLI::App& app) {
   command->add_option("--max-shard-size", arguments->max_shard_size, "Tensor bytes in one file at most")
       ->type_name("SIZE")
       ->capture_default_str();
+  add_heads(*command, arguments->heads);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
   command->callback([arguments, output] {

@@ -19,7 +19,7 @@ struct ConvertArguments : CommonArguments {
   std::string to = "hf";
   std::string format;
   ShardingArguments sharding;
-  std::string from_kv_replication;
+  HeadsArguments from_heads;
   std::string max_shard_size = "5GB";
   std::string dtype;
   std::string overflow = "saturate";
@@ -61,12 +61,13 @@ void prove_options_matter(const ConvertArguments& arguments) {
                                                     {"--pad-attn-heads", sharding.pad_heads},
                                                     {"--vocab-parallel", sharding.vocab_parallel},
                                                     {"--kv-size-multiplier", !sharding.kv_size_multiplier.empty()},
-                                                    {"--kv-replication", !arguments.kv_replication.empty()}};
+                                                    {"--kv-replication", !sharding.kv_replication.empty()}};
   for (const auto& [option, given] : of_shards)
     if (given && arguments.to == "hf")
       throw Error(ErrorKind::kUsage, fmt::format("{} is about shards, but --to hf makes a whole model", option))
-          .hint(std::string_view(option) == "--kv-replication"
-                    ? "of the heads of SRC, --from-kv-replication says how they lie"
+          .hint(std::string_view(option) == "--kv-replication" || std::string_view(option) == "--kv-size-multiplier" ||
+                        std::string_view(option) == "--pad-attn-heads"
+                    ? fmt::format("of the heads of SRC, --from{} says it", option + 1)
                     : "say which: --to ranks, optimum, presharded, nxdi or nxd");
   if (arguments.cast_all && arguments.dtype.empty())
     throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
@@ -79,14 +80,14 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   ConvertRequest request;
   request.source = arguments.source;
   request.spec = family_spec(arguments);
-  request.replication = parse_replication("--from-kv-replication", arguments.from_kv_replication);
+  request.heads = heads_of(arguments.from_heads, "--from-");
   request.output_directory = arguments.output_directory;
   if (arguments.to != "hf") request.to = parse_shards_kind("--to", arguments.to);
+  if (request.to) prove_replication(arguments.sharding, *request.to);
   if (!arguments.format.empty())
     request.format =
         parse_format("--format", arguments.format, {Format::kSafetensors, Format::kPytorch, Format::kXser});
   request.sharding = sharding_request(arguments.sharding);
-  request.sharding.attention.replication = parse_replication("--kv-replication", arguments.kv_replication);
   if (!arguments.sharding.tp.empty()) request.tp = request.sharding.tp;
   request.max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
   if (!arguments.dtype.empty()) request.dtype = parse_dtype(arguments.dtype);
@@ -110,10 +111,7 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
       .add_option("-f,--format", arguments.format,
                   "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum and nxd)")
       ->type_name("NAME");
-  command
-      .add_option("--from-kv-replication", arguments.from_kv_replication,
-                  "How repeated key/value heads lie in SRC, if it has the layout nxd: tiled or adjacent")
-      ->type_name("NAME");
+  add_heads(command, arguments.from_heads, "--from-");
   add_sharding(command, arguments.sharding)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
   command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");
   command.get_option("--ep")->description("Expert-parallel ranks (default: those of a sharded SRC, or 1)");

@@ -22,6 +22,7 @@ struct InspectArguments : MovingArguments {
   std::string path;
   std::string print_spec;
   std::string filter;
+  HeadsArguments heads;
   bool tensors = false;
   bool stats = false;
   bool json = false;
@@ -70,8 +71,8 @@ void inspect(const InspectArguments& arguments) {
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
   const RunOptions options = run_options(arguments);
-  const auto inspection = read_checkpoint(arguments.path, ConfigUse::kLenient, family_spec(arguments),
-                                          parse_replication("--kv-replication", arguments.kv_replication));
+  const auto inspection =
+      read_checkpoint(arguments.path, ConfigUse::kLenient, family_spec(arguments), heads_of(arguments.heads));
   std::vector<TensorRow> rows = tensor_rows(inspection.layout, matching_tensors(inspection.layout, arguments.filter));
   if (arguments.stats) add_stats(inspection.layout, arguments, options, rows);
   if (arguments.json) {
@@ -96,6 +97,7 @@ void add_inspect(CLI::App& app) {
   command->add_flag("--tensors", arguments->tensors, "One line a tensor, instead of one for all layers");
   command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
   command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
+  add_heads(*command, arguments->heads);
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
   command->add_flag("--quiet", arguments->quiet, "No progress bar or notes; errors only");

@@ -28,12 +28,12 @@ std::string footer() {
       fmt::format("Exit codes:\n    0 done\n  {:>3} verify: the two differ", reshard::cli::kExitDifferent);
   for (const reshard::ErrorKindRow& row : reshard::kErrorKinds)
     text += fmt::format("\n  {:>3} {}", row.exit_code, row.meaning);
-  return text;
+  return text + "\n  141 nobody reads standard output any more";
 }
 
 int report(const Error& error) {
-  reshard::cli::print_error(fmt::format("reshard: {}\n", error.what()));
-  if (!error.hint().empty()) reshard::cli::print_error(fmt::format("  try: {}\n", error.hint()));
+  reshard::cli::print_message(fmt::format("reshard: {}", error.what()));
+  if (!error.hint().empty()) reshard::cli::print_message(fmt::format("  try: {}", error.hint()));
   return reshard::describe(error.kind()).exit_code;
 }
 

@@ -1,10 +1,13 @@
 #include "print.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 
 #include "reshard/base/error.h"
+#include "table.h"
 
 namespace reshard::cli {
 
@@ -12,6 +15,11 @@ void print_output(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
   if (errno == EPIPE) throw ReaderGone();
   throw Error(ErrorKind::kIo, std::string("cannot write to standard output: ") + std::strerror(errno));
+}
+
+void print_message(const std::string& line) {
+  constexpr std::size_t kIndent = 2;
+  print_error((::isatty(STDERR_FILENO) ? wrap(line, kIndent, table_columns(STDERR_FILENO)) : line) + "\n");
 }
 
 void print_error(const std::string& text) {

@@ -11,6 +11,9 @@ struct ReaderGone {};
 /// \throws Error kIo if it cannot be written; ReaderGone.
 void print_output(const std::string& text);
 
+/// Writes a line to standard error, broken at spaces where that is a terminal.
+void print_message(const std::string& line);
+
 /// Writes to standard error, as far as there is one: a terminal that has gone must not end a run.
 void print_error(const std::string& text);
 

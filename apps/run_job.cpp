@@ -44,7 +44,7 @@ std::string last_line(const Job& job, const RunResult& result) {
 }  // namespace
 
 void print_notes(const std::vector<std::string>& notes) {
-  for (const std::string& note : notes) print_error(fmt::format("reshard: note: {}\n", printable(note)));
+  for (const std::string& note : notes) print_message("reshard: note: " + printable(note));
 }
 
 void run_job(const Job& job, const CommonArguments& arguments, RunOptions options) {

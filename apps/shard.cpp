@@ -41,12 +41,12 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   request.spec = family_spec(arguments);
   request.output_directory = arguments.output_directory;
   request.sharding = sharding_request(arguments.sharding);
-  request.sharding.attention.replication = parse_replication("--kv-replication", arguments.kv_replication);
   add_adapters(arguments, request);
   if (!request.adapters.empty() && layout_given && arguments.layout != "optimum")
     throw Error(ErrorKind::kUsage, "--layout " + printable(arguments.layout) + " has no place for adapters")
         .hint("--adapter writes the layout optimum");
   const ShardedForm form = parse_form(request.adapters.empty() ? arguments.layout : "optimum", arguments.format);
+  prove_replication(arguments.sharding, form.kind);
   request.sharding.form.kind = form.kind;
   request.sharding.form.format = form.format;
   request.force = arguments.force;

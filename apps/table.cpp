@@ -36,10 +36,10 @@ std::string padded(const std::string& text, std::size_t width, Table::Align alig
 
 }  // namespace
 
-std::size_t table_columns() {
+std::size_t table_columns(int fd) {
   constexpr std::size_t kLeast = 60;  // in which tables are still of use
   winsize terminal{};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &terminal) != 0 || terminal.ws_col == 0) return kTableColumns;
+  if (::ioctl(fd, TIOCGWINSZ, &terminal) != 0 || terminal.ws_col == 0) return kTableColumns;
   return std::clamp<std::size_t>(terminal.ws_col, kLeast, kTableColumns);
 }
 

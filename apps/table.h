@@ -26,8 +26,9 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// The width of what is printed: the terminal's, if standard output is one, and kTableColumns at most.
-std::size_t table_columns();
+/// The width of what is printed: the terminal's, if standard output (or another descriptor) is one, and kTableColumns
+/// at most.
+std::size_t table_columns(int fd = 1);
 inline constexpr std::size_t kTableColumns = 100;
 
 /// Columns that UTF-8 text takes on a terminal, one a code point.

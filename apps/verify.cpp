@@ -26,6 +26,7 @@ struct VerifyArguments : MovingArguments {
   std::string b;
   std::string rtol;  // empty: not given
   std::string atol;
+  HeadsArguments heads;
   bool allow_divergent = false;
   bool json = false;
   bool quiet = false;
@@ -101,9 +102,9 @@ int run_verify(const VerifyArguments& arguments) {
   how.any_dtype = !arguments.rtol.empty() || !arguments.atol.empty();
   RunOptions options = run_options(arguments, {false, arguments.allow_divergent});
   const auto spec = family_spec(arguments);
-  const KvReplication replication = parse_replication("--kv-replication", arguments.kv_replication);
-  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient, spec, replication);
-  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient, spec, replication);
+  const AttentionOptions heads = heads_of(arguments.heads);
+  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient, spec, heads);
+  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient, spec, heads);
   for (const Checkpoint* checkpoint : {&a, &b})
     if (checkpoint->layout.logical.empty())
       throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);
@@ -146,6 +147,7 @@ void add_verify(CLI::App& app, int& exit_code) {
   command->add_option("--atol", arguments->atol, "Absolute tolerance; the same")->type_name("X");
   command->add_flag("--allow-divergent-replicas", arguments->allow_divergent,
                     "Where ranks hold different values of what should be alike, take the first and say so");
+  add_heads(*command, arguments->heads);
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
   command->add_flag("--quiet", arguments->quiet, "Print nothing; the exit code tells");

@@ -25,7 +25,7 @@ std::string first_file(const Layout& layout, const Reading& reading, const Dims&
 /// What a second copy of `tensor`, or what fills up, holds at `index` that it should not, and what may be the reason.
 Error difference(const Layout& layout, const Reading& reading, const StoredTensor& copy, const LogicalTensor& tensor,
                  const Dims& index) {
-  const auto error = [&](std::string message, const char* hint) {
+  const auto error = [&](std::string message, std::string hint) {
     return Error(ErrorKind::kBadInput, std::move(message))
         .in(layout.files[copy.file].path)
         .tensor(copy.name)
@@ -38,16 +38,12 @@ Error difference(const Layout& layout, const Reading& reading, const StoredTenso
     return error(fmt::format("holds numbers where it is filled up with {}, first at {}",
                              *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index)),
                  "config.json belongs to another model, or the weights were changed after they were filled up");
-  const char* hint =
+  const std::string hint =
       copy.kind == CutKind::kTied
           ? "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false"
-      : !layout.proved_by_copies
+      : layout.proved_by_copies.empty()
           ? "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first"
-      : copy.kind == CutKind::kReplicated
-          ? "the ranks come from different checkpoints, or config.json belongs to another model; as there is no "
-            "metadata, copies alone prove the layout, and --allow-divergent-replicas has no effect"
-          : "there is no metadata, and the ranks are not laid out as was thought: files of ranks that were swapped, or "
-            "another order of heads? See --kv-replication";
+          : layout.proved_by_copies;
   return error(fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}", tensor.name,
                            first_file(layout, reading, index), to_string(index)),
                hint);
@@ -240,7 +236,7 @@ void BlockReader::differ(const Layout& layout, const Reading& reading, std::uint
   windows_.prove_whole();  // else it is no difference, but a file that was cut
   const StoredTensor& copy = layout.stored[stored];
   Error error = difference(layout, reading, copy, tensor, index);
-  if (copy.kind == CutKind::kTied || tensor.filler || layout.proved_by_copies ||
+  if (copy.kind == CutKind::kTied || tensor.filler || !layout.proved_by_copies.empty() ||
       !shared_.options.allow_divergent_replicas)
     throw error;
   const std::lock_guard lock(shared_.failure_mutex);

@@ -34,6 +34,33 @@ fs::path nearest_existing(fs::path path) {
   return path;
 }
 
+/// Whether the files hold the same bytes.
+bool same_content(const fs::path& a, const fs::path& b) {
+  constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;
+  const auto first = local_storage().open(a), second = local_storage().open(b);
+  if (first->size_bytes() != second->size_bytes()) return false;
+  std::vector<std::byte> of_a(std::min(kBlockBytes, first->size_bytes())), of_b(of_a.size());
+  for (std::uint64_t at = 0; at < first->size_bytes(); at += of_a.size()) {
+    const auto count = std::min<std::uint64_t>(of_a.size(), first->size_bytes() - at);
+    first->read_at(at, std::span(of_a).first(count));
+    second->read_at(at, std::span(of_b).first(count));
+    if (!std::equal(of_a.begin(), of_a.begin() + static_cast<std::ptrdiff_t>(count), of_b.begin())) return false;
+  }
+  return true;
+}
+
+/// The files of the model that are there already, byte for byte, as an earlier run has left them that shares the
+/// directory.
+std::set<fs::path> present_alike(const Job& job, const fs::path& directory) {
+  std::set<fs::path> alike;
+  if (!job.shares_directory) return alike;
+  for (const CopiedFile& file : job.copied_files)
+    if (fs::is_regular_file(fs::symlink_status(directory / file.path)) &&
+        same_content(file.source, directory / file.path))
+      alike.insert(file.path);
+  return alike;
+}
+
 /// A folder that is replaced as a whole holds none of the inputs.
 void prove_no_input_inside(const Job& job, const fs::path& folder) {
   const fs::path resolved = resolved_path(folder);
@@ -46,6 +73,12 @@ void prove_no_input_inside(const Job& job, const fs::path& folder) {
 }
 
 }  // namespace
+
+bool is_left_alone(const Job& job, const fs::path& relative, const fs::path& staged, const fs::path& final) {
+  const auto is_it = [&](const CopiedFile& file) { return file.path == relative; };
+  return job.shares_directory && std::any_of(job.copied_files.begin(), job.copied_files.end(), is_it) &&
+         fs::is_regular_file(fs::symlink_status(final)) && same_content(staged, final);
+}
 
 bool in_whole_folder(const Job& job, const fs::path& relative) {
   return std::any_of(job.whole_folders.begin(), job.whole_folders.end(),
@@ -85,6 +118,7 @@ void prove_output(const Job& job) {
   for (const CopiedFile& file : job.copied_files)
     if (const auto id = file_id(file.source)) inputs.insert(*id);
 
+  const std::set<fs::path> alike = present_alike(job, directory);
   std::vector<std::string> present;
   std::set<fs::path> outputs(job.whole_folders.begin(), job.whole_folders.end());
   for (const fs::path& relative : output_files(job)) {
@@ -99,7 +133,7 @@ void prove_output(const Job& job) {
     if (in_whole_folder(job, relative) || !fs::exists(fs::symlink_status(final))) continue;
     if (fs::is_directory(final))
       throw Error(ErrorKind::kBadInput, "is a directory, but a file is to be written there").in(final);
-    present.push_back(relative.string());
+    if (!alike.count(relative)) present.push_back(relative.string());
   }
   for (const fs::path& folder : job.whole_folders) {
     if (!fs::exists(fs::symlink_status(directory / folder))) continue;

@@ -11,6 +11,11 @@ namespace reshard {
 /// Every file that a job writes, relative to its output directory, in the order in which they get their names.
 std::vector<std::filesystem::path> output_files(const Job& job);
 
+/// Whether `final` is a file of the model's that another run, which shares the directory, has written with the bytes of
+/// `staged`.
+bool is_left_alone(const Job& job, const std::filesystem::path& relative, const std::filesystem::path& staged,
+                   const std::filesystem::path& final);
+
 /// Whether an output is one of the folders that are replaced as a whole, or lies in one.
 bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 

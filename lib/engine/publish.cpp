@@ -53,18 +53,23 @@ void sync_tree(const fs::path& root) {
   sync_directory(root);
 }
 
-void make_directory(const fs::path& path) {
-  if (::mkdir(path.c_str(), 0777) != 0) throw system_error(errno, "cannot make the directory", path);
+/// \returns whether it was not there.
+bool make_directory(const fs::path& path) {
+  if (::mkdir(path.c_str(), 0777) == 0) return true;
+  if (errno == EEXIST && fs::is_directory(path)) return false;  // another run has made it meanwhile
+  throw system_error(errno, "cannot make the directory", path);
 }
 
 }  // namespace
 
 Staging::Staging(const Job& job, Renames renames) : Staging(job, renames, Unmade{}) {
   final_ = resolved_path(job.output_directory);
+  if (job.shares_directory) make_directories(final_);  // at once, for others to find
   output_existed_ = fs::is_directory(final_);
   if (output_existed_) {
     lock_ = ::open(final_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    const int kind = job.shares_directory ? LOCK_SH : LOCK_EX;
+    if (lock_ >= 0 && ::flock(lock_, kind | LOCK_NB) != 0 && errno == EWOULDBLOCK)
       throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it is done");
   }
   const fs::path home = output_existed_ ? final_ : final_.parent_path();
@@ -92,8 +97,7 @@ void Staging::make_directories(const fs::path& directory) {
   std::vector<fs::path> missing;
   for (fs::path path = directory; !fs::exists(path); path = path.parent_path()) missing.push_back(path);
   for (; !missing.empty(); missing.pop_back()) {
-    make_directory(missing.back());
-    made_directories_.push_back(missing.back());
+    if (make_directory(missing.back())) made_directories_.push_back(missing.back());
   }
 }
 
@@ -130,10 +134,16 @@ void Staging::publish_entry(const fs::path& relative) {
   Step step{root_ / relative, final_ / relative, false};
   make_directories(step.final.parent_path());
   if (!fs::exists(fs::symlink_status(step.final))) {
-    rename_new(step.staged, step.final);
+    try {
+      rename_new(step.staged, step.final);
+    } catch (const Error&) {
+      if (is_left_alone(job_, relative, step.staged, step.final)) return;  // it has come just now
+      throw;
+    }
     steps_.push_back(step);
     return;
   }
+  if (is_left_alone(job_, relative, step.staged, step.final)) return;
   if (!job_.force)
     throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without --force")
         .in(step.final);

@@ -19,7 +19,7 @@ using Table = std::shared_ptr<const Placement>;
 
 constexpr std::string_view kBasePrefix = "model.";
 constexpr std::string_view kLayers = "layers.";  // of which other checkpoints have a prefix
-constexpr std::uint64_t kMaxChunks = 1 << 24;    // of a size, over all ranks
+constexpr std::uint64_t kMaxChunks = 1 << 24;    // of all sizes, over all ranks
 constexpr const char* kRankName = "rank_util.rank";
 constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
 constexpr const char* kJoinedName = "qkv_proj.Wqkv";
@@ -50,7 +50,8 @@ class DeployedRules {
     if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("how NxD Inference names the weights of {} is not known", model.family->model_type))
-          .hint(fmt::format("it is of {}; a description (--spec) may say it; the layout presharded takes any family",
+          .hint(fmt::format("known are {}; a description (--spec FILE) with \"nxd_inference\" may say it; the layout "
+                            "presharded takes any family",
                             fmt::join(inference_families(), ", ")));
     if (model.quantized)
       throw Error(ErrorKind::kUnsupported, "the layout nxdi has no place for the scales of quantised linears")
@@ -113,16 +114,9 @@ class DeployedRules {
                            !parameter.is_bias && parameter.shape.size() == 2;
     if (embedding && !form_.vocab_parallel) dim = 1;
     if (!dim) return add_whole(std::move(name), original);
-    if (const auto problem = split_problem(parameter, tp_); problem && !embedding) {
-      if (!can_fill_up(model_, parameter))
-        throw Error(ErrorKind::kUsage, *problem + ", and it cannot be filled up")
-            .tensor(parameter.name)
-            .hint("TP degrees that work for this model: " +
-                  list_numbers(legal_tp_degrees(model_, {.apart = true, .fill_up = true}), 24));
-    }
     if (!parameter.packed.empty()) return add_packed(parameter, std::move(name));
     const CutKind kind = !parameter.tied_to.empty() ? CutKind::kTied : *dim == 0 ? CutKind::kColumn : CutKind::kRow;
-    add_placed(std::move(name), kind, *dim, {{original, evenly(parameter.shape[*dim]), parameter.is_bias}});
+    add_placed(std::move(name), kind, *dim, {{original, evenly(parameter, *dim), parameter.is_bias}});
   }
 
   void add_packed(const ModelParameter& parameter, std::string name) {
@@ -167,14 +161,18 @@ class DeployedRules {
   }
 
   /// A size over the ranks, each with as much of it, and filler after its end.
-  Table evenly(std::uint64_t size) {
+  Table evenly(const ModelParameter& parameter, std::uint32_t dim) {
+    const std::uint64_t size = parameter.shape[dim];
     Table& table = even_[size];
     if (table) return table;
-    const std::uint64_t each = (size + tp_ - 1) / tp_;
+    const std::uint64_t each = size / tp_ + (size % tp_ != 0 ? 1 : 0);
     const std::uint64_t unit = std::gcd(size, each);
-    if (unit != 0 && each / unit > kMaxChunks / tp_)
-      throw Error(ErrorKind::kUnsupported,
-                  fmt::format("a size of {} over {} ranks is more than any model has", size, tp_));
+    chunks_ += unit == 0 ? 0 : std::min(each / unit, kMaxChunks) * tp_;
+    if (chunks_ > kMaxChunks)
+      throw Error(ErrorKind::kBadInput, fmt::format("dim {} has {} elements: over {} ranks, this and others are more "
+                                                    "than any model has",
+                                                    dim, size, tp_))
+          .tensor(parameter.name);
     std::vector<std::uint32_t> slots(unit == 0 ? 0 : each / unit * tp_);
     std::iota(slots.begin(), slots.end(), 0u);
     table = table_of(slots, unit == 0 ? 1 : size / unit, unit, tp_);
@@ -187,6 +185,7 @@ class DeployedRules {
   Table query_;
   Table key_value_;
   std::map<std::uint64_t, Table> even_;  // by size
+  std::uint64_t chunks_ = 0;             // of all those
   std::vector<CutRule> rules_;
 };
 

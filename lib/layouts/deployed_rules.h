@@ -27,8 +27,8 @@ std::optional<DeployedForm> nxdi_form(const std::vector<std::string>& names);
 /// zeros, and a bias along the outputs with the lowest finite number (NxD's ColumnParallelLinear). Heads of attention
 /// are filled up with zeros.
 /// \param holds Whether the checkpoint has a parameter that the family calls optional.
-/// \throws Error kUsage for a parameter that can be neither cut nor filled up; kUnsupported for a family that NxD
-/// Inference has other names for.
+/// The model can be split so (prove_split with `apart` and `fill_up`); else the rules do not fit.
+/// \throws Error kUnsupported for a family that NxD Inference has other names for; kBadInput for sizes that no model has.
 std::vector<CutRule> deployed_rules(const Model& model, std::uint32_t tp, const DeployedForm& form,
                                     const HoldsName& holds);
 

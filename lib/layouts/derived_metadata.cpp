@@ -16,8 +16,8 @@ namespace {
 /// One stage's state dict, explained name by name.
 class Derivation {
  public:
-  Derivation(const Model& model, std::uint32_t tp, KvReplication replication, const Container& file)
-      : model_(model), tp_(tp), replication_(replication), file_(file) {
+  Derivation(const Model& model, std::uint32_t tp, const AttentionOptions& heads, const Container& file)
+      : model_(model), tp_(tp), heads_(heads), file_(file) {
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
     for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_joined_names(layer);
     for (const TensorEntry& tensor : file.tensors) held_.emplace(tensor.name, &tensor);
@@ -93,7 +93,7 @@ class Derivation {
 
   /// The split that the model has for it, if the tensor is one part of that.
   std::optional<ParallelParameter> own_split(const TensorEntry& tensor, const ModelParameter& parameter) const {
-    if (!parameter.split_dim || split_problem(parameter, tp_)) return std::nullopt;
+    if (!parameter.split_dim || split_problem(parameter, tp_, false)) return std::nullopt;
     ParallelParameter own = own_parameter(parameter, tp_);
     CutRule rule{own.name, CutKind::kColumn};
     rule.parameter = &own;
@@ -158,24 +158,34 @@ class Derivation {
     return found == held_.end() || found->second->shape.empty() ? 0 : found->second->shape.front();
   }
 
+  /// The columns of a weight that a rank has, if it has it.
+  std::optional<std::uint64_t> columns_held(const std::string& name) const {
+    const auto found = held_.find(name);
+    if (found == held_.end() || found->second->shape.size() != 2) return std::nullopt;
+    return found->second->shape[1];
+  }
+
   /// How often key/value heads are repeated, and whether heads of zeros fill up, shows in how many rows a rank has.
   GQAQKVColumnParallelLinearSpec attention_spec(const TensorEntry& tensor, const Joined& joined) const {
     const bool fused = joined.letter == "qkv";
     const std::string prefix = joined.module + "." + joined.name + ".weight_";
     const std::uint64_t rows = tensor.shape.empty() ? 0 : tensor.shape.front();
+    const auto columns = columns_held(joined.module + "." + model_.family->attention->output + ".weight");
     const auto fits = [&](const GQAQKVColumnParallelLinearSpec& spec) {
       const std::uint64_t q = spec.q_output_size_per_partition;
       const std::uint64_t kv = spec.kv_output_size_per_partition;
+      if (columns && *columns != q) return false;  // of the output projection, which takes the same heads
       return fused ? rows == q + 2 * kv : rows == q && rows_held(prefix + "k") == kv;
     };
-    AttentionOptions options;
+    AttentionOptions options = heads_;
     options.fuse_qkv = fused;
-    options.replication = replication_;
     for (const bool pad : {false, true}) {
+      if (heads_.pad_heads && !pad) continue;
       options.pad_heads = pad;
       std::vector<std::uint64_t> multipliers = legal_multipliers(model_.heads, model_.kv_heads, tp_, pad);
       // The usual one before others that would make as many rows.
       multipliers.insert(multipliers.begin(), std::max<std::uint64_t>(1, tp_ / model_.kv_heads));
+      if (heads_.kv_size_multiplier) multipliers = {*heads_.kv_size_multiplier};
       for (const std::uint64_t multiplier : multipliers) {
         if (!multiplier_problem(model_.heads, model_.kv_heads, tp_, multiplier, pad).empty()) continue;
         options.kv_size_multiplier = multiplier;
@@ -191,12 +201,14 @@ class Derivation {
                             model_.kv_heads, model_.head_dim, tp_))
         .in(file_.path)
         .tensor(tensor.name)
-        .hint("config.json belongs to another model");
+        .hint(heads_.kv_size_multiplier || heads_.pad_heads
+                  ? "config.json belongs to another model, or the shards were made with another multiplier or padding"
+                  : "config.json belongs to another model");
   }
 
   const Model& model_;
   std::uint32_t tp_;
-  KvReplication replication_;
+  AttentionOptions heads_;
   const Container& file_;
   std::unordered_map<std::string, const ModelParameter*> by_name_;
   std::unordered_map<std::string, Joined> joined_;
@@ -207,10 +219,10 @@ class Derivation {
 
 }  // namespace
 
-void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, KvReplication replication) {
+void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, const AttentionOptions& heads) {
   checkpoint.metadata.clear();
   for (const auto& files : checkpoint.files)
-    checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, replication, files.front()).run());
+    checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, heads, files.front()).run());
 }
 
 }  // namespace reshard

@@ -59,6 +59,16 @@ void prove_whole_bytes(const Layout& layout, const StoredTensor& tensor, const T
       .hint("choose a smaller TP degree");
 }
 
+/// ", of which a rank has 25", where the cut says it by itself.
+std::string expected_size(const Cut& cut) {
+  std::uint64_t size = 0;
+  for (const Cut::Part& part : cut.parts) {
+    if (!part.unit_elems) return {};
+    size += *part.unit_elems * part.taken.size();
+  }
+  return cut.parts.empty() ? std::string() : fmt::format(", of which it makes {} for a rank", size);
+}
+
 }  // namespace
 
 void Layout::reserve_logical(std::size_t count) {
@@ -68,7 +78,8 @@ void Layout::reserve_logical(std::size_t count) {
 }
 
 std::uint32_t Layout::add_logical(const LogicalTensor& tensor, const std::filesystem::path& where) {
-  const auto [found, is_new] = logical_by_name_.try_emplace(tensor.name, static_cast<std::uint32_t>(logical.size()));
+  auto& by_name = tensor.filler ? filler_by_name_ : logical_by_name_;
+  const auto [found, is_new] = by_name.try_emplace(tensor.name, static_cast<std::uint32_t>(logical.size()));
   if (is_new) {
     logical.push_back(tensor);
     pieces.emplace_back();
@@ -128,11 +139,12 @@ void Layout::add_cut(std::uint32_t stored_index, const Cut& cut) {
   const auto& path = files[tensor.file].path;
   auto shapes = logical_shapes(cut, tensor.shape);
   if (!shapes)
-    throw Error(ErrorKind::kBadInput, fmt::format("its shape {} does not fit the way it is said to be cut along dim {}",
-                                                  to_string(tensor.shape), cut.dim))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("its shape {} does not fit the way it is said to be cut along dim {}{}",
+                            to_string(tensor.shape), cut.dim, expected_size(cut)))
         .in(path)
         .tensor(tensor.name)
-        .hint("the last ranks are missing, or what describes the shards (metadata, config.json) belongs to others");
+        .hint("what describes the shards (metadata, config.json) belongs to others, or the last ranks are missing");
   std::vector<Original> originals;
   originals.reserve(cut.parts.size());
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
@@ -241,9 +253,10 @@ void Layout::append(Layout other, const std::string& logical_prefix) {
 
 void Layout::rename_logical(const std::vector<std::string>& names) {
   logical_by_name_.clear();
+  filler_by_name_.clear();
   for (std::uint32_t i = 0; i < logical.size(); ++i) {
     logical[i].name = names[i];
-    logical_by_name_.emplace(names[i], i);
+    (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(names[i], i);
   }
 }
 
@@ -263,7 +276,8 @@ void Layout::order_logical(const std::vector<std::string>& names) {
   std::vector<LogicalTensor> sorted_logical;
   std::vector<std::vector<Piece>> sorted_pieces;
   for (const std::uint32_t index : order) {
-    logical_by_name_[logical[index].name] = static_cast<std::uint32_t>(sorted_logical.size());
+    auto& by_name = logical[index].filler ? filler_by_name_ : logical_by_name_;
+    by_name[logical[index].name] = static_cast<std::uint32_t>(sorted_logical.size());
     sorted_logical.push_back(std::move(logical[index]));
     sorted_pieces.push_back(std::move(pieces[index]));
   }

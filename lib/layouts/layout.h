@@ -13,6 +13,7 @@
 #include "reshard/formats/container.h"
 #include "reshard/formats/torch_plan.h"
 #include "reshard/layouts/cut.h"
+#include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/shards.h"
 #include "reshard/tensor/box.h"
 
@@ -43,8 +44,8 @@ struct LayoutFile {
   std::uint32_t stored_count = 0;
   Encoding encoding = Encoding::kSafetensors;
   std::vector<TensorAlias> aliases;
-  std::vector<std::pair<std::string, std::string>> metadata;  // of a target in safetensors, beside its format
-  std::optional<FileStamp> stamp;                             // of a source: the state of it that the layout is about
+  std::optional<RankRecord> record;  // of a target in safetensors: what it says of itself
+  std::optional<FileStamp> stamp;    // of a source: the state of it that the layout is about
 };
 
 /// A small file of the output whose content is known before the run.
@@ -94,14 +95,16 @@ class Layout {
   std::vector<std::vector<Piece>> pieces;
   std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
   std::vector<TextFile> text_files;                 // of a target: files without tensors that belong to its containers
-  /// Of a source: how its tensors are cut was told without metadata, and only copies that are alike show that it is so.
-  bool proved_by_copies = false;
+  /// Of a source whose cuts were told without metadata, so that only copies that are alike show that it is so: what to
+  /// try where they differ. Else empty.
+  std::string proved_by_copies;
 
   /// Makes room for so many logical tensors.
   void reserve_logical(std::size_t count);
   /// The logical tensor's index; made if it is new.
   /// \throws Error kBadInput if it is known with another dtype or shape; `where` is the file that says so.
   std::uint32_t add_logical(const LogicalTensor& tensor, const std::filesystem::path& where);
+  /// The logical tensor of that name that is no filler.
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
   /// Logical tensors, fillers left out.
@@ -142,6 +145,7 @@ class Layout {
   void add_zeros_beside(std::uint32_t stored, const Cut& cut, std::span<const Original> originals);
 
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;
+  std::unordered_map<std::string, std::uint32_t> filler_by_name_;  // whose names a tensor may have too
 };
 
 /// Proves that the pieces of each stored tensor tile it without gap or overlap, lie inside both tensors, and begin and

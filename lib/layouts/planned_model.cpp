@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <map>
 #include <unordered_map>
 
 #include "reshard/base/strings.h"
@@ -71,7 +70,7 @@ Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, 
         tensors.push_back({tensor.name, tensor.shape});
   }
   const ConfigPlan plan = plan_for(config, tensors, notes);
-  const std::map<std::string, Dims> recorded = shards.record ? shards.record->filled_up : std::map<std::string, Dims>{};
+  const OriginalShapes recorded = shards.record ? *shards.record->originals : OriginalShapes{};
   if (!has_metadata)
     for (WholeTensor& tensor : tensors) {
       const auto filled = recorded.find(tensor.name);

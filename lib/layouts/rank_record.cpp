@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kRankKey = "reshard.tp_rank";
 constexpr std::string_view kDegreeKey = "reshard.tp_degree";
-constexpr std::string_view kFilledUpKey = "reshard.filled_up";  // JSON: {"lm_head.weight": [509, 64]}
+constexpr std::string_view kOriginalsKey = "reshard.original_shapes";  // JSON: {"lm_head.weight": [509, 64]}
 constexpr std::size_t kMaxDims = 64;
 
 Error bad(const Container& file, std::string_view key, const std::string& value, const char* expected) {
@@ -25,42 +25,48 @@ Error bad(const Container& file, std::string_view key, const std::string& value,
       .in(file.path);
 }
 
-std::map<std::string, Dims> parse_filled_up(const Container& file, const std::string& text) {
+OriginalShapes parse_originals(const Container& file, const std::string& text) {
   Json json;
   try {
     json = parse_json(text, file.path);
   } catch (const Error&) {
     // Its places are those of this text, not of the file: what is wrong is said below.
   }
-  std::map<std::string, Dims> filled_up;
+  OriginalShapes originals;
   bool fits = json.is_object();
   if (fits)
     for (const auto& [name, shape] : json.items()) {
       fits = fits && shape.is_array() && shape.size() <= kMaxDims &&
              std::all_of(shape.begin(), shape.end(), [](const Json& size) { return size.is_number_unsigned(); });
       if (!fits) break;
-      Dims& dims = filled_up[name];
+      Dims& dims = originals[name];
       for (const Json& size : shape) dims.push_back(size.get<std::uint64_t>());
     }
-  if (!fits) throw bad(file, kFilledUpKey, text, "an object of shapes");
-  return filled_up;
+  if (!fits) throw bad(file, kOriginalsKey, text, "an object of shapes");
+  return originals;
 }
 
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> record_metadata(const RankRecord& record) {
-  Json filled_up = Json::object();
-  for (const auto& [name, shape] : record.filled_up) filled_up[name] = std::vector(shape.begin(), shape.end());
   std::vector<std::pair<std::string, std::string>> metadata{
       {std::string(kRankKey), std::to_string(record.tp_rank)},
       {std::string(kDegreeKey), std::to_string(record.tp_degree)},
   };
-  if (!filled_up.empty()) metadata.emplace_back(kFilledUpKey, filled_up.dump());
+  if (record.originals->empty()) return metadata;
+  Json originals = Json::object();
+  for (const auto& [name, shape] : *record.originals) originals[name] = std::vector(shape.begin(), shape.end());
+  try {
+    metadata.emplace_back(kOriginalsKey, originals.dump());
+  } catch (const Json::exception&) {
+    throw Error(ErrorKind::kUnsupported, "a tensor has a name that is not UTF-8, which safetensors cannot hold");
+  }
   return metadata;
 }
 
 std::optional<RankRecord> read_record(const Container& file) {
   RankRecord record;
+  OriginalShapes originals;
   bool any = false;
   for (const auto& [key, value] : file.metadata) {
     const bool is_rank = key == kRankKey;
@@ -68,8 +74,8 @@ std::optional<RankRecord> read_record(const Container& file) {
       const auto number = parse_unsigned(value, kMaxParallelDegree);
       if (!number || (*number == 0 && !is_rank)) throw bad(file, key, value, "a number of ranks");
       (is_rank ? record.tp_rank : record.tp_degree) = static_cast<std::uint32_t>(*number);
-    } else if (key == kFilledUpKey) {
-      record.filled_up = parse_filled_up(file, value);
+    } else if (key == kOriginalsKey) {
+      originals = parse_originals(file, value);
     } else {
       continue;
     }
@@ -80,23 +86,8 @@ std::optional<RankRecord> read_record(const Container& file) {
     throw Error(ErrorKind::kBadInput, fmt::format("its metadata says that it is of rank {} of {}, which there is not",
                                                   record.tp_rank, record.tp_degree))
         .in(file.path);
+  record.originals = std::make_shared<const OriginalShapes>(std::move(originals));
   return record;
-}
-
-std::map<std::string, Dims> filled_up(const std::vector<CutRule>& rules, const Layout& layout) {
-  std::map<std::string, Dims> found;
-  for (const CutRule& rule : rules)
-    for (const CutRule::Placed& part : rule.placed) {
-      if (!part.placement) continue;
-      const auto has_filler = [&](const std::vector<std::uint32_t>& taken) {
-        return std::any_of(taken.begin(), taken.end(),
-                           [&](std::uint32_t chunk) { return chunk >= part.placement->units; });
-      };
-      if (std::none_of(part.placement->taken.begin(), part.placement->taken.end(), has_filler)) continue;
-      if (const auto logical = layout.find_logical(part.logical_name))
-        found.emplace(part.logical_name, layout.logical[*logical].shape);
-    }
-  return found;
 }
 
 }  // namespace reshard

@@ -33,6 +33,20 @@ std::vector<NamedRule> named_rules(const std::vector<CutRule>& rules, const std:
   return named;
 }
 
+/// The originals of which the ranks together have more than they are: heads that are repeated, and what is filled up.
+OriginalShapes enlarged_originals(const std::vector<CutRule>& rules, const Layout& layout) {
+  OriginalShapes found;
+  for (const CutRule& rule : rules)
+    for (const CutRule::Placed& part : rule.placed) {
+      if (!part.placement) continue;
+      std::uint64_t chunks = 0;
+      for (const std::vector<std::uint32_t>& taken : part.placement->taken) chunks += taken.size();
+      const auto logical = chunks == part.placement->units ? std::nullopt : layout.find_logical(part.logical_name);
+      if (logical) found.emplace(part.logical_name, layout.logical[*logical].shape);
+    }
+  return found;
+}
+
 /// The originals of a cut's parts in the layout.
 std::vector<Layout::Original> originals_of(const Layout& layout, const Cut& cut) {
   std::vector<Layout::Original> originals;
@@ -79,20 +93,12 @@ struct RankInLayout {
   std::vector<std::vector<Layout::Original>> originals;  // of each of them
 };
 
-std::size_t length_of(const std::vector<std::pair<std::string, std::string>>& metadata) {
-  std::size_t length = 0;
-  for (const auto& [key, value] : metadata) length += key.size() + value.size();
-  return length;
-}
-
 /// Adds the same file for another rank, whose `container` is, and which `rank` becomes. \returns false where its parts
-/// may lie elsewhere: torch's archives have their file's name inside, safetensors the rank's number, and these may be
+/// may lie elsewhere: torch's archives have their file's name inside, a record the rank's number, and these may be
 /// longer.
 bool copy_rank(Layout& layout, RankInLayout& rank, const TargetContainer& container) {
   LayoutFile file = layout.files[rank.file];
-  if (file.path.native().size() != container.path.native().size() ||
-      length_of(file.metadata) != length_of(container.metadata))
-    return false;
+  if (file.path.native().size() != container.path.native().size()) return false;
   rank.file = static_cast<std::uint32_t>(layout.files.size());
   const auto begin = static_cast<std::uint32_t>(layout.stored.size());
   for (std::uint32_t& index : rank.stored) index = index - file.first_stored + begin;
@@ -102,7 +108,7 @@ bool copy_rank(Layout& layout, RankInLayout& rank, const TargetContainer& contai
     layout.add_stored(std::move(tensor));
   }
   file.path = container.path;
-  file.metadata = container.metadata;
+  file.record = container.record;
   file.tp_rank = container.tp_rank;
   file.first_stored = begin;
   layout.files.push_back(std::move(file));
@@ -148,16 +154,17 @@ RankInLayout add_rank(Layout& layout, const std::vector<NamedRule>& rules, Targe
   return rank;
 }
 
-/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `first`. `filled` is what they
-/// say was filled up, where the form has a place for it.
+/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `first`. `originals`
+/// are those of which they say the shapes, where the form has a place for it.
 void add_tensor_parallel_ranks(Layout& layout, const std::vector<NamedRule>& rules,
-                               const std::vector<TensorAlias>& aliases, const std::map<std::string, Dims>& filled,
-                               RankId first, std::uint32_t tp, ShardedForm form) {
+                               const std::vector<TensorAlias>& aliases,
+                               const std::shared_ptr<const OriginalShapes>& originals, RankId first, std::uint32_t tp,
+                               ShardedForm form) {
   std::optional<RankInLayout> rank;  // the one before, which others are as, if one file has all of it
   for (RankId id = first; id.tp_rank < tp && id.tp_rank <= form.end_rank; ++id.tp_rank) {
     TargetContainer container = container_of(id, form);
     container.aliases = aliases;
-    if (describe(form.kind).deployed) container.metadata = record_metadata({id.tp_rank, tp, filled});
+    if (describe(form.kind).deployed) container.record = {id.tp_rank, tp, originals};
     if (rank && copy_rank(layout, *rank, container)) {
       for (std::size_t i = 0; i < rules.size(); ++i)
         layout.add_cut(rank->stored[i], target_cut(rules[i], id.tp_rank, tp, id.ep_rank), rank->originals[i]);
@@ -172,7 +179,7 @@ void add_tensor_parallel_ranks(Layout& layout, const std::vector<NamedRule>& rul
 /// copy elsewhere.
 void add_stage(Layout& layout, const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied,
                std::uint32_t pp_rank, std::uint32_t tp, std::uint32_t ep, ShardedForm form) {
-  const std::map<std::string, Dims> filled = filled_up(rules, layout);
+  const auto originals = std::make_shared<const OriginalShapes>(enlarged_originals(rules, layout));
   for (std::uint32_t ep_rank = 0; ep_rank < ep; ++ep_rank) {
     std::vector<NamedRule> stored_rules;
     std::vector<TensorAlias> aliases;
@@ -184,7 +191,7 @@ void add_stage(Layout& layout, const std::vector<CutRule>& rules, const std::vec
         aliases.push_back({rule.stored_name, rule.tied_to});
     }
     const RankId first{form.start_rank, pp_rank, 0, ep_rank, ep > 1};
-    add_tensor_parallel_ranks(layout, stored_rules, aliases, filled, first, tp, form);
+    add_tensor_parallel_ranks(layout, stored_rules, aliases, originals, first, tp, form);
   }
 }
 
@@ -199,7 +206,7 @@ Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t 
   for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
     const StagePlan& plan = plans[pp_rank];
     add_stage(layout, cut_rules(plan.metadata), plan.tied, pp_rank, tp, ep, form);
-    if (!describe(form.kind).has_metadata) continue;  // which has no metadata
+    if (!describe(form.kind).has_metadata) continue;
     layout.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
   }
   if (form.kind == ShardsKind::kOptimum)
@@ -255,10 +262,9 @@ void add_source_rank(Layout& layout, const Container& file, RankId rank, const S
   }
 }
 
-/// What the files say was filled up is what the rules of the model fill up.
-void prove_filled_up(const ShardedCheckpoint& checkpoint, const std::map<std::string, Dims>& by_rules) {
-  const std::map<std::string, Dims>& recorded = checkpoint.record->filled_up;
-  if (recorded == by_rules) return;
+/// The originals are as large as the files say that they were.
+void prove_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& by_rules) {
+  const OriginalShapes& recorded = *checkpoint.record->originals;
   const auto fail = [&](const std::string& tensor, const std::string& message) {
     throw Error(ErrorKind::kBadInput, message)
         .in(checkpoint.files.front().front().path)
@@ -267,19 +273,16 @@ void prove_filled_up(const ShardedCheckpoint& checkpoint, const std::map<std::st
   };
   for (const auto& [tensor, shape] : recorded) {
     const auto found = by_rules.find(tensor);
+    const std::string had = fmt::format("the file says that the original has the shape {}", to_string(shape));
     if (found == by_rules.end())
-      fail(tensor, fmt::format("the file says that it had the shape {} before it was filled up, but by config.json "
-                               "nothing fills it up",
-                               to_string(shape)));
+      fail(tensor, had + ", but by config.json it is neither filled up nor repeated on these ranks");
     else if (found->second != shape)
-      fail(tensor, fmt::format("the file says that it had the shape {} before it was filled up, but by config.json it "
-                               "had {}",
-                               to_string(shape), to_string(found->second)));
+      fail(tensor, fmt::format("{}, but config.json says {}", had, to_string(found->second)));
   }
   for (const auto& [tensor, shape] : by_rules)
     if (!recorded.count(tensor))
-      fail(tensor, fmt::format("by config.json it had the shape {} before it was filled up, but the file says that it "
-                               "was not filled up",
+      fail(tensor, fmt::format("by config.json the original has the shape {}, but the file does not say that it is "
+                               "filled up or repeated on these ranks",
                                to_string(shape)));
 }
 
@@ -298,7 +301,7 @@ Layout sharded_source_layout(const ShardedCheckpoint& checkpoint, const std::vec
     for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
       if (copy.rank.pp_rank == pp_rank) add_source_rank(layout, copy.file, copy.rank, checkpoint, by_name);
   }
-  if (checkpoint.record) prove_filled_up(checkpoint, filled_up(checkpoint.rules, layout));
+  if (checkpoint.record) prove_originals(checkpoint, enlarged_originals(checkpoint.rules, layout));
   return layout;
 }
 

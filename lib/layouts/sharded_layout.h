@@ -52,7 +52,7 @@ struct ShardedCheckpoint {
   std::uint32_t ep = 1;
   std::vector<StageMetadata> metadata;        // [pp_rank]; empty where the folder has none
   std::vector<CutRule> rules;                 // of its one stage, where these say it and no metadata
-  std::optional<RankRecord> record;           // of its first file of weights for inference, if that has one
+  std::optional<RankRecord> record;           // of its first file, if that has one
   std::vector<std::vector<Container>> files;  // [pp_rank][ep_rank × tp + tp_rank], of the first data-parallel rank
   std::vector<Copy> copies;                   // the same weights as other data-parallel ranks have saved them
   bool has_old_metadata = false;              // of torch_metadata.h: it does not say how many ranks there were
@@ -68,13 +68,13 @@ struct ShardedCheckpoint {
 ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std::optional<std::string>& adapter = {});
 
 /// Fills the metadata of a checkpoint that has none, from its tensors' names and shapes and the model that config.json
-/// describes.
+/// describes. `heads` says of attention what the shapes may not: the order of heads, and where it is given the
+/// multiplier, or that heads of zeros fill up.
 /// \throws Error kBadInput for a tensor that the model does not explain.
-void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model,
-                     KvReplication replication = KvReplication::kTiled);
+void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, const AttentionOptions& heads = {});
 
 /// Its layout. `tied` says which parameters may be second copies of others; one that the metadata does not list and
-/// that is not tied either is an error, and so is one that the files say was filled up otherwise. `checkpoint` is
+/// that is not tied either is an error, and so is one that the files say was larger or smaller. `checkpoint` is
 /// borrowed for the call.
 Layout sharded_source_layout(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied);
 

@@ -222,6 +222,12 @@ std::uint32_t recorded_degree(const Listing& listing, const ShardsFolder& folder
 void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint) {
   if (!describe(checkpoint.folder.kind).deployed) return;
   const auto record = read_record(file);
+  const bool first = rank.tp_rank == 0;
+  if (!first && record.has_value() != checkpoint.record.has_value())
+    throw Error(ErrorKind::kBadInput, record ? "says which rank it is of, but rank 0's file does not"
+                                             : "does not say which rank it is of, but rank 0's file does")
+        .in(file.path)
+        .hint("the ranks come from different checkpoints, or files were saved again by something else");
   if (!record) return;
   if (record->tp_rank != rank.tp_rank)
     throw Error(ErrorKind::kBadInput,
@@ -233,10 +239,9 @@ void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpo
                 fmt::format("says that it is one of {} ranks, but there are {}", record->tp_degree, checkpoint.tp))
         .in(file.path)
         .hint("the ranks come from different checkpoints; move those of one away");
-  if (!checkpoint.record) checkpoint.record = record;
-  if (record->filled_up != checkpoint.record->filled_up)
-    throw Error(ErrorKind::kBadInput, "says that other tensors were filled up than rank " +
-                                          std::to_string(checkpoint.record->tp_rank) + "'s file does")
+  if (first) checkpoint.record = record;
+  if (*record->originals != *checkpoint.record->originals)
+    throw Error(ErrorKind::kBadInput, "says other shapes of the original tensors than rank 0's file does")
         .in(file.path)
         .hint("the ranks come from different checkpoints");
 }

@@ -23,7 +23,9 @@ std::string archive_name(const std::filesystem::path& path) {
 ContainerPlan plan_file(const LayoutFile& file, std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs) {
   const std::string archive = archive_name(file.path);
   switch (file.encoding) {
-    case LayoutFile::Encoding::kSafetensors: return plan_safetensors(std::move(tensors), file.metadata);
+    case LayoutFile::Encoding::kSafetensors:
+      if (!file.record) return plan_safetensors(std::move(tensors));
+      return plan_safetensors(std::move(tensors), record_metadata(*file.record));
     case LayoutFile::Encoding::kTorch: return plan_torch(archive, std::move(tensors), file.aliases, crcs);
     case LayoutFile::Encoding::kTorchTensor:
       return plan_torch_tensor(archive, std::move(tensors.front()), crcs.empty() ? 0 : crcs.front());
@@ -92,7 +94,7 @@ std::vector<std::uint32_t> add_target_container(Layout& layout, TargetContainer 
     case Format::kXser: return add_xser(layout, container, file);
     case Format::kSafetensors:
       file.encoding = LayoutFile::Encoding::kSafetensors;
-      file.metadata = std::move(container.metadata);
+      file.record = std::move(container.record);
       break;
     case Format::kPytorch:
       file.encoding = LayoutFile::Encoding::kTorch;

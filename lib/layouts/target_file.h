@@ -2,9 +2,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "reshard/formats/format.h"
@@ -19,9 +19,9 @@ struct TargetContainer {
   std::uint32_t tp_rank = 0;
   std::uint32_t pp_rank = 0;
   std::uint32_t ep_rank = 0;
-  std::vector<StoredTensor> tensors;                          // of each the name, dtype, shape and kind
-  std::vector<TensorAlias> aliases;                           // safetensors knows none
-  std::vector<std::pair<std::string, std::string>> metadata;  // of safetensors alone
+  std::vector<StoredTensor> tensors;  // of each the name, dtype, shape and kind
+  std::vector<TensorAlias> aliases;   // safetensors knows none
+  std::optional<RankRecord> record;   // of safetensors alone
 };
 
 /// Adds its files to a target layout: one, but for xser, whose tensors have a file each, and whose reference and info

@@ -137,9 +137,16 @@ bool derive_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const auto form = nxdi_form(names);
   const bool filled_up =
       std::any_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
-        return can_fill_up(model, parameter) && split_problem(parameter, shards.tp).has_value();
+        return can_fill_up(model, parameter) && split_problem(parameter, shards.tp, false).has_value();
       });
   if (!form && !filled_up) return false;
+  AttentionOptions options;
+  options.apart = options.fill_up = true;
+  if (const auto problem = tensor_parallel_problem(model, shards.tp, options))
+    throw Error(ErrorKind::kBadInput, fmt::format("{} ranks cannot have the model that config.json describes: {}",
+                                                  shards.tp, problem->what()))
+        .in(checkpoint.path)
+        .hint("config.json belongs to another model, or the last ranks are missing");
   const std::unordered_set<std::string_view> held(names.begin(), names.end());
   shards.rules = deployed_rules(model, shards.tp, form.value_or(DeployedForm{}),
                                 [&](const std::string& name) { return held.count(name) > 0; });
@@ -147,24 +154,51 @@ bool derive_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   return true;
 }
 
+/// What to try where there is no model to read shards by.
+std::string hint_for_model(const Checkpoint& checkpoint) {
+  if (!checkpoint.model_type.empty())
+    return fmt::format(
+        "the config.json in {} has the model_type \"{}\", which is not known: describe the model with "
+        "--spec FILE",
+        checkpoint.directory.string(), printable(checkpoint.model_type));
+  return "copy the model's config.json into " + checkpoint.directory.string();
+}
+
 /// Shards without metadata are read by the model.
 /// \throws Error kBadInput if there is none.
-void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, KvReplication replication) {
+void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const AttentionOptions& heads) {
+  const bool deployed = describe(shards.folder.kind).deployed;
   if (!checkpoint.model)
     throw Error(
         ErrorKind::kBadInput,
         "has no metadata files (mp_metadata_pp_rank_Y.json), and without a config.json of a known family beside "
         "it nothing says how the parameters are laid out")
         .in(checkpoint.path)
-        .hint("copy the model's config.json into " + checkpoint.directory.string());
-  checkpoint.notes.push_back(
-      "there are no metadata files, so how the parameters are laid out is told from config.json");
-  if (describe(shards.folder.kind).deployed && derive_rules(shards, checkpoint)) return;
-  derive_metadata(shards, *checkpoint.model, replication);
+        .hint(hint_for_model(checkpoint));
+  if (!deployed)  // which never has any
+    checkpoint.notes.push_back(
+        "there are no metadata files, so how the parameters are laid out is told from config.json");
+  if (deployed && derive_rules(shards, checkpoint)) return;
+  if (deployed && checkpoint.model->by_config_plan && !shards.record)
+    checkpoint.notes.push_back(
+        "the files do not say how large their tensors were: what was filled up stays, as a plan in config.json knows "
+        "no sizes");
+  derive_metadata(shards, *checkpoint.model, heads);
   if (shards.folder.kind == ShardsKind::kOptimum) checkpoint.shards_kind = ShardsKind::kNxd;
 }
 
-Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec, KvReplication replication) {
+/// What to try where copies differ, and nothing but copies says how the shards are laid out.
+std::string hint_for_copies(const Checkpoint& checkpoint) {
+  if (checkpoint.shards_kind == ShardsKind::kNxd)
+    return "there is no metadata, and the ranks are not laid out as was thought: files of ranks that were swapped, of "
+           "two checkpoints, or another placement of heads (--kv-replication, --kv-size-multiplier, --pad-attn-heads; "
+           "of convert's SRC with --from- before them)?";
+  return "as there is no metadata, copies alone prove the layout, and --allow-divergent-replicas has no effect: files "
+         "of ranks were swapped or come from different checkpoints, or config.json belongs to another model";
+}
+
+Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec,
+                       const AttentionOptions& heads) {
   Checkpoint checkpoint;
   checkpoint.what = Checkpoint::What::kSharded;
   checkpoint.shards_kind = folder.kind;
@@ -181,16 +215,20 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
     return planned_model(config, shards, notes);
   });
   const bool told = shards.metadata.empty();
-  if (told) explain(shards, checkpoint, replication);
+  if (heads.replication != KvReplication::kTiled || heads.kv_size_multiplier || heads.pad_heads)
+    if (!told || describe(folder.kind).deployed)
+      checkpoint.notes.push_back("what was said of the heads of " + folder.path.string() +
+                                 " has no effect: it is of the layout nxd alone, which has no metadata");
+  if (told) explain(shards, checkpoint, heads);
   if (shards.has_old_metadata && !checkpoint.model)
     throw Error(
         ErrorKind::kBadInput,
         "has metadata that torch saved, which does not say how many ranks there were; without a config.json of a "
         "known family beside it nobody can tell whether one is missing")
         .in(checkpoint.path)
-        .hint("copy the model's config.json into " + checkpoint.directory.string());
+        .hint(hint_for_model(checkpoint));
   checkpoint.layout = sharded_source_layout(shards, tied_parameters(checkpoint.model));
-  checkpoint.layout.proved_by_copies = told;
+  if (told) checkpoint.layout.proved_by_copies = hint_for_copies(checkpoint);
   if (checkpoint.model && (use != ConfigUse::kLenient || shards.has_old_metadata)) {
     prove_heads(shards, *checkpoint.model);
     prove_against_model(checkpoint.layout, *checkpoint.model, folder.path);
@@ -252,11 +290,11 @@ Checkpoint read_directory(const fs::path& directory, ConfigUse use, const Family
 
 }  // namespace
 
-Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& spec, KvReplication replication) {
+Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& spec, const AttentionOptions& heads) {
   if (!fs::is_directory(path))
     throw Error(ErrorKind::kBadInput, path_exists(path) ? "is not a directory" : "no such directory").in(path);
   const auto shards = find_shards_folder(path);
-  if (shards) return read_shards(*shards, use, spec, replication);
+  if (shards) return read_shards(*shards, use, spec, heads);
   throw Error(ErrorKind::kBadInput,
               fmt::format("holds neither {}/ nor {}/ nor {}/ nor files of ranks", describe(ShardsKind::kRanks).folder,
                           describe(ShardsKind::kOptimum).folder, describe(ShardsKind::kPresharded).folder))
@@ -272,13 +310,13 @@ Checkpoint read_hugging_face(const fs::path& directory, ConfigUse use, const Fam
   return read_directory(directory, use, spec);
 }
 
-Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec& spec, KvReplication replication) {
+Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec& spec, const AttentionOptions& heads) {
   return with_file_system_errors([&] {
     if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
     if (!fs::is_directory(path)) return read_file(path, spec);
     const auto format = hf_format(path);
     const auto shards = find_shards_folder(path);
-    if (shards && !format) return read_shards(*shards, use, spec, replication);
+    if (shards && !format) return read_shards(*shards, use, spec, heads);
     if (!shards && !format) {
       for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
         if (path_exists(path / name)) return read_adapter_file(path, path / name, spec);

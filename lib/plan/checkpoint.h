@@ -12,6 +12,7 @@
 #include "reshard/layouts/shards.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/mesh.h"
+#include "reshard/specs/stage_plan.h"
 
 namespace reshard {
 
@@ -43,14 +44,14 @@ enum class ConfigUse {
 /// Looks at `path`, reads all headers and metadata and proves them; the logical tensors come in the model's order where
 /// the model is known. `spec` is the model's family where somebody describes it; else the built-in one of its
 /// model_type, else what the plan in config.json says (ConfigPlan).
-/// \param replication Of shards without metadata: how repeated heads lie.
+/// \param heads Of shards without metadata: how heads are placed, as far as shapes do not tell it (derive_metadata).
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_checkpoint(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {},
-                           KvReplication replication = KvReplication::kTiled);
+                           const AttentionOptions& heads = {});
 
 /// The same for a path that must be a sharded checkpoint.
 Checkpoint read_sharded(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {},
-                        KvReplication replication = KvReplication::kTiled);
+                        const AttentionOptions& heads = {});
 
 /// The same for a path that must be a Hugging Face directory.
 Checkpoint read_hugging_face(const std::filesystem::path& directory, ConfigUse use, const FamilySpec& spec = {});

@@ -13,8 +13,7 @@ namespace fs = std::filesystem;
 std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   if (const auto adapters = adapters_to_consolidate(request.checkpoint_directory); !adapters.empty())
     return plan_consolidate_adapters(request, adapters);
-  Checkpoint checkpoint =
-      read_sharded(request.checkpoint_directory, ConfigUse::kStrict, request.spec, request.replication);
+  Checkpoint checkpoint = read_sharded(request.checkpoint_directory, ConfigUse::kStrict, request.spec, request.heads);
   auto job =
       start_job("consolidate", checkpoint, request.output_directory.value_or(checkpoint.directory), request.force);
   prove_outside(job->output_directory, checkpoint);

@@ -162,7 +162,7 @@ void update_config(Job& job, const fs::path& directory, DType dtype) {
 std::unique_ptr<Job> plan(const ConvertRequest& request) {
   if (!request.to && request.format == Format::kXser)
     throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
-  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict, request.spec, request.replication);
+  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict, request.spec, request.heads);
   if (checkpoint.what == Checkpoint::What::kFile && fs::is_directory(request.source))
     throw Error(ErrorKind::kUnsupported, "is a directory of adapters, which convert would not make another of")
         .in(request.source)

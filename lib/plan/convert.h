@@ -12,8 +12,8 @@ namespace reshard {
 /// One checkpoint into another, whatever their containers and layouts.
 struct ConvertRequest {
   std::filesystem::path source;
-  std::shared_ptr<const Family> spec;                 // as of ShardRequest
-  KvReplication replication = KvReplication::kTiled;  // of the source, as of read_checkpoint
+  std::shared_ptr<const Family> spec;  // as of ShardRequest
+  AttentionOptions heads;              // of the source, as of read_checkpoint
   std::filesystem::path output_directory;
   std::optional<ShardsKind> to;  // shards of this kind; else a Hugging Face directory
   std::optional<Format> format;  // default: safetensors, or pytorch where the layout has no safetensors

@@ -44,6 +44,8 @@ struct Job {
   std::vector<CopiedFile> copied_files;
   /// Folders of the output that are replaced as a whole; none inside another.
   std::vector<std::filesystem::path> whole_folders;
+  /// Other runs may write other files of the same checkpoint into the output directory, also at the same time.
+  bool shares_directory = false;
   std::vector<std::string> notes;  // what the user should know, whole sentences
 
   Job() = default;
@@ -92,7 +94,7 @@ std::unique_ptr<Job> plan_shard(const ShardRequest& request);
 struct ConsolidateRequest {
   std::filesystem::path checkpoint_directory;             // the shards folder or its parent
   std::shared_ptr<const Family> spec;                     // as of ShardRequest
-  KvReplication replication = KvReplication::kTiled;      // as of read_sharded
+  AttentionOptions heads;                                 // as of read_sharded
   std::optional<std::filesystem::path> output_directory;  // default: the parent
   std::uint64_t max_shard_bytes = 5'000'000'000;
   Format format = Format::kSafetensors;  // or kPytorch

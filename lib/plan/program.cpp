@@ -149,7 +149,7 @@ class ProgramMaker {
  private:
   Reading read(std::uint32_t index) {
     Reading reading = read_logical(source_, index);
-    if (!options_.check_replicas && !source_.proved_by_copies)
+    if (!options_.check_replicas && source_.proved_by_copies.empty())
       skip_replicas(program_, reading, source_.logical[index].dtype);
     return reading;
   }
@@ -289,7 +289,7 @@ Program make_reading_program(const Layout& source) {
   for (std::uint32_t i = 0; i < source.logical.size(); ++i) {
     Transfer transfer = transfer_of(source.logical[i]);
     transfer.source = read_logical(source, i);
-    transfer.source->checks.clear();
+    if (source.proved_by_copies.empty()) transfer.source->checks.clear();
     count(program, transfer);
     program.transfers.push_back(std::move(transfer));
   }

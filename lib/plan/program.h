@@ -69,7 +69,8 @@ struct ProgramOptions {
 /// \throws Error kBadInput naming the tensor and the box that is missing; kUnsupported for a cast that cannot be.
 Program make_program(const Layout& source, const Layout& target, const ProgramOptions& options = {});
 
-/// The program that reads every logical tensor of `source` once and writes nothing.
+/// The program that reads every logical tensor of `source` once, and second copies only where they prove the layout, and
+/// writes nothing.
 Program make_reading_program(const Layout& source);
 
 /// The program that reads the tensors that both layouts hold, in the order of `a`, and compares them. Second copies on

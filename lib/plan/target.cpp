@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "reshard/base/error.h"
@@ -12,6 +13,7 @@
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
+#include "reshard/formats/read_container.h"
 #include "reshard/layouts/deployed_rules.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/specs/model_config.h"
@@ -29,17 +31,19 @@ bool is_tied_once(const Job& job, const StoredTensor& tensor) {
 
 void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
   const bool gqa = job.attention && job.attention->form == AttentionForm::kGroupedQuery;
-  if (!job.attention && !describe(request.form.kind).deployed &&
-      (request.attention.kv_size_multiplier || request.attention.fuse_qkv)) {
-    job.notes.push_back("--fuse-qkv and --kv-size-multiplier have no effect: models of " + model.family->model_type +
-                        " keep their projections as they are");
+  if (!job.attention && !describe(request.form.kind).deployed) {
+    for (const auto& [option, given] : {std::pair("--fuse-qkv", request.attention.fuse_qkv),
+                                        {"--kv-size-multiplier", request.attention.kv_size_multiplier.has_value()}})
+      if (given)
+        job.notes.push_back(fmt::format("{} has no effect: models of {} keep their projections as they are", option,
+                                        model.family->model_type));
     return;
   }
   if (request.attention.kv_size_multiplier && !gqa)
     job.notes.push_back(
         fmt::format("--kv-size-multiplier has no effect: {} key/value heads divide over {} ranks as they are",
                     model.kv_heads, request.tp));
-  if (request.attention.fuse_qkv && job.attention && job.attention->form == AttentionForm::kSeparate)
+  if (request.attention.fuse_qkv && job.attention && !job.attention->joined)
     job.notes.push_back(
         fmt::format("--fuse-qkv has no effect: {} query and {} key/value heads are joined only where they "
                     "are as many, or do not divide over the ranks",
@@ -77,8 +81,7 @@ void prove_options(const ShardingRequest& request) {
   if (request.ep.value_or(1) != 1 && !describe(kind).has_metadata) refuse("expert-parallel ranks (--ep)");
   if (request.vocab_parallel && kind != ShardsKind::kNxdi)
     refuse("choice of how the embedding is cut (--vocab-parallel)");
-  if (request.attention.replication == KvReplication::kAdjacent && kind != ShardsKind::kNxd &&
-      kind != ShardsKind::kNxdi)
+  if (request.attention.replication == KvReplication::kAdjacent && kind != ShardsKind::kNxd)
     refuse("place for heads that are repeated beside each other (--kv-replication adjacent)");
   if (request.attention.pad_heads && kind != ShardsKind::kNxd && kind != ShardsKind::kNxdi)
     refuse("room for heads of zeros (--pad-attn-heads)");
@@ -86,24 +89,35 @@ void prove_options(const ShardingRequest& request) {
   if (request.form.format != Format::kSafetensors) refuse("form but safetensors");
   if (request.pp.value_or(1) != 1 || request.vpp != 1 || !request.pipeline_cuts.empty()) refuse("pipeline stages");
   if (request.attention.fuse_qkv && kind != ShardsKind::kNxdi) refuse("joined projections (--fuse-qkv)");
-  if (request.attention.kv_size_multiplier) refuse("repeated heads (--kv-size-multiplier)");
+  if (request.attention.kv_size_multiplier) refuse("choice of how often heads are repeated (--kv-size-multiplier)");
 }
 
-/// Files of weights for inference that stand in the output directory, and are of no rank of this mesh.
-void prove_no_leftover_ranks(const Job& job, const ShardingRequest& request) {
+/// The files of ranks that stand in the output directory, and would stay beside those that are written, belong to the
+/// same checkpoint: as many ranks, of originals of the same shapes.
+void prove_other_ranks(const Job& job, const ShardingRequest& request) {
   const fs::path folder = job.output_directory / describe(request.form.kind).folder;
   if (!fs::is_directory(folder)) return;
-  std::vector<std::string> leftover;
+  std::vector<std::string> leftover, others;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    const auto rank = presharded_rank(entry.path().filename().string());
-    if (rank && rank->tp_rank >= job.mesh.tp) leftover.push_back(entry.path().filename().string());
+    const std::string name = entry.path().filename().string();
+    const auto rank = presharded_rank(name);
+    if (!rank) continue;
+    if (rank->tp_rank >= job.mesh.tp) leftover.push_back(name);
+    if (rank->tp_rank >= request.form.start_rank && rank->tp_rank <= request.form.end_rank) continue;
+    const auto record = read_record(read_container(entry.path(), Format::kSafetensors));
+    if (!record || record->tp_degree != job.mesh.tp ||
+        *record->originals != *job.target.files.front().record->originals)
+      others.push_back(name);
   }
-  std::sort(leftover.begin(), leftover.end());
-  if (!leftover.empty())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("holds ranks that there are not with --tp {}: {}", job.mesh.tp, list_names(leftover)))
+  const auto refuse = [&](const std::string& what, std::vector<std::string>& names) {
+    if (names.empty()) return;
+    std::sort(names.begin(), names.end(), natural_less);
+    throw Error(ErrorKind::kBadInput, what + ": " + list_names(names))
         .in(folder)
         .hint("move them away or choose another OUT_DIR");
+  };
+  refuse(fmt::format("holds ranks that there are not with --tp {}", job.mesh.tp), leftover);
+  refuse("holds ranks of another checkpoint, or of one that was cut in another way", others);
 }
 
 /// Says what was filled up, a name for each kind of tensor: layers are alike.
@@ -117,7 +131,7 @@ void note_filled(Job& job) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   if (names.empty()) return;
-  job.notes.push_back("filled up, as the ranks do not divide their sizes: " + join(names, ", "));
+  job.notes.push_back("filled up, as the ranks do not divide their sizes: " + list_names(names));
 }
 
 /// Of the ranks that are to be written.
@@ -206,6 +220,56 @@ void plan_mesh(Job& job, const ShardingRequest& request, const Model& model) {
     job.cut_names.push_back(fmt::format("{}.{}", layer_prefix, layer));
 }
 
+namespace {
+
+/// That the model can be split so; where filling up is all that lacks, the error says how to ask for it.
+void prove_model(const Model& model, const ShardingRequest& request, const AttentionOptions& options) {
+  try {
+    prove_split(model, request.tp, options);
+  } catch (Error& error) {
+    AttentionOptions filled = options;
+    const char* option = nullptr;
+    if (request.form.kind == ShardsKind::kPresharded) filled.fill_up = true, option = "--pad";
+    if (request.form.kind == ShardsKind::kNxd) filled.pad_heads = true, option = "--pad-attn-heads";
+    if (option != nullptr && !tensor_parallel_problem(model, request.tp, filled))
+      error.hint(fmt::format("{} fills up what {} ranks do not divide; {}", option, request.tp, error.hint()));
+    throw;
+  }
+}
+
+/// Ranks do not share a byte of packed elements.
+void prove_whole_bytes(const Model& model, std::uint32_t tp, const AttentionOptions& options,
+                       const std::vector<LogicalTensor>& logical) {
+  std::unordered_map<std::string_view, const LogicalTensor*> packed;
+  for (const LogicalTensor& tensor : logical)
+    if (bits(tensor.dtype) % 8 != 0) packed.emplace(tensor.name, &tensor);
+  if (packed.empty()) return;
+  /// The first tensor of which `degree` ranks would share a byte.
+  const auto shared = [&](std::uint64_t degree) -> const LogicalTensor* {
+    for (const ModelParameter& parameter : model.parameters) {
+      const auto found = packed.find(parameter.name);
+      if (found == packed.end() || !parameter.split_dim || split_problem(parameter, degree, false)) continue;
+      std::uint64_t inner = bits(found->second->dtype);  // of one element along the dim that is split
+      for (std::size_t d = *parameter.split_dim + 1; d < parameter.shape.size(); ++d) inner *= parameter.shape[d] % 8;
+      std::vector<std::uint64_t> sizes{parameter.shape[*parameter.split_dim]};
+      for (const PackedPart& part : parameter.packed) sizes.push_back(part.size);
+      for (const std::uint64_t size : sizes)
+        if (size / degree % 8 * (inner % 8) % 8 != 0) return found->second;
+    }
+    return nullptr;
+  };
+  const LogicalTensor* tensor = shared(tp);
+  if (tensor == nullptr) return;
+  std::vector<std::uint64_t> degrees = legal_tp_degrees(model, options);
+  std::erase_if(degrees, shared);
+  throw Error(ErrorKind::kUsage, fmt::format("{} ranks would share a packed byte: elements of {} have {} bits", tp,
+                                             name(tensor->dtype), bits(tensor->dtype)))
+      .tensor(tensor->name)
+      .hint("TP degrees that work for this model: " + list_numbers(degrees, 24));
+}
+
+}  // namespace
+
 void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,
                          const std::vector<LogicalTensor>& logical) {
   if (describe(request.form.kind).torch_only && request.form.format == Format::kSafetensors)
@@ -215,14 +279,16 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
   const bool deployed = describe(request.form.kind).deployed;
   prove_sharding_options(request);
   plan_mesh(job, request, model);
-  if (deployed) prove_no_leftover_ranks(job, request);
   AttentionOptions attention = request.attention;
   attention.apart = deployed;
+  attention.fill_up = request.pad || request.form.kind == ShardsKind::kNxdi;
+  prove_model(model, request, attention);
+  prove_whole_bytes(model, request.tp, attention, logical);
   std::unordered_set<std::string_view> held;
   held.reserve(logical.size());
   for (const LogicalTensor& tensor : logical) held.insert(tensor.name);
   const auto holds = [&](const std::string& name) { return held.count(name) > 0; };
-  if (request.form.kind == ShardsKind::kNxdi || request.pad) {
+  if (attention.fill_up) {
     const DeployedForm form{request.form.kind == ShardsKind::kNxdi, request.attention.fuse_qkv, request.vocab_parallel};
     job.target =
         sharded_target_layout(deployed_rules(model, job.mesh.tp, form, holds), job.mesh.tp, logical, request.form);
@@ -240,6 +306,11 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
     job.text_files.push_back({kTrainingConfigFile, training_config_text(job.mesh, request)});
   if (describe(request.form.kind).whole) job.whole_folders = {describe(request.form.kind).folder};
   add_notes(job, model, request);
+  if (!deployed) return;
+  prove_other_ranks(job, request);
+  job.shares_directory = request.form.is_partial();
+  job.partition.reset();  // of stages there are none
+  job.cut_names.clear();
 }
 
 void take_config_dtype(Job& job, const fs::path& directory, std::vector<LogicalTensor>& logical) {

@@ -108,15 +108,19 @@ void ConfigPlan::read_stages() {
 
 /// Of all prefixes under which there are layers, the one under which the plan names most.
 void ConfigPlan::find_layers(const std::vector<std::string>& names) {
+  constexpr int kMaxTried = 8;  // a name with more layers in one another is made up to take time
   std::map<std::string, std::uint64_t> planned;
-  for (const std::string& name : names)
-    for (std::size_t at = name.find(layers_ + "."); at != std::string::npos; at = name.find(layers_ + ".", at + 1)) {
+  for (const std::string& name : names) {
+    int tried = 0;
+    for (std::size_t at = name.find(layers_ + "."); at != std::string::npos && tried < kMaxTried;
+         at = name.find(layers_ + ".", at + 1), ++tried) {
       const std::size_t number = at + layers_.size() + 1;
       const std::size_t end = name.find('.', number);
       if (end == std::string::npos || !is_number(std::string_view(name).substr(number, end - number))) continue;
       if (at == 0 || name[at - 1] == '.')
         planned[name.substr(0, at)] += lookup(std::string_view(name).substr(at)) != nullptr ? 1 : 0;
     }
+  }
   if (planned.empty())
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} speaks of {}.*, but no tensor is called {}.0.…", kPlanKey, layers_, layers_))

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
@@ -24,7 +25,10 @@ class ConfigValues {
   ConfigValues(const Family& family, const ModelConfig& config) : family_(family), config_(config) {}
 
   /// Of which layer is asked from now on.
-  void set_layer(std::optional<std::uint64_t> layer) { layer_ = layer; }
+  void set_layer(std::optional<std::uint64_t> layer) {
+    layer_ = layer;
+    defaults_.clear();
+  }
 
  private:
   template <typename Action>
@@ -63,9 +67,13 @@ class ConfigValues {
     if (json->is_boolean()) return json->get<bool>();
     if (json->is_number_unsigned()) return json->get<std::uint64_t>();
     if (!is_default || !json->is_string()) return json;
-    // Only a default may be an expression.
+    // Only a default may be an expression; what it comes to may be asked for by many others.
+    const auto known = defaults_.find(key);
+    if (known != defaults_.end()) return known->second;
     const Expression expression = Expression::parse(json->get_ref<const std::string&>());
-    return expression.size(lookup());
+    const std::uint64_t size = expression.size(lookup());
+    defaults_.emplace(key, size);
+    return size;
   }
 
   /// The key's value, and whether it is the family's default.
@@ -89,6 +97,7 @@ class ConfigValues {
   const Family& family_;
   const ModelConfig& config_;
   std::optional<std::uint64_t> layer_;
+  mutable std::map<std::string, std::uint64_t> defaults_;  // that are expressions, with their values
 };
 
 /// The sizes of the matrices in a packed one.

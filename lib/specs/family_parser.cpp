@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
@@ -213,16 +214,30 @@ std::vector<std::string> keys_of_default(const Json& value) {
   return keys;
 }
 
-/// No default needs itself, by whatever way.
-void prove_default_ends(const SpecObject& defaults, const std::string& key, std::vector<std::string>& on_the_way) {
-  if (!defaults.has(key)) return;
-  if (std::find(on_the_way.begin(), on_the_way.end(), key) != on_the_way.end())
-    throw defaults.reading().error(defaults.pointer_to(key),
-                                   "the default of \"" + printable(key) + "\" depends on itself");
-  on_the_way.push_back(key);
-  for (const std::string& next : keys_of_default(defaults.at(key))) prove_default_ends(defaults, next, on_the_way);
-  on_the_way.pop_back();
-}
+/// No default needs itself, by whatever way, or others in a long row.
+class DefaultProof {
+ public:
+  explicit DefaultProof(const SpecObject& defaults) : defaults_(defaults) {}
+
+  void prove(const std::string& key, std::size_t depth = 0) {
+    if (!defaults_.has(key) || done_.count(key)) return;
+    const auto fail = [&](const char* what) {
+      throw defaults_.reading().error(defaults_.pointer_to(key), "the default of \"" + printable(key) + "\" " + what);
+    };
+    if (!on_the_way_.insert(key).second) fail("depends on itself");
+    if (depth > kMaxDepth) fail("is at the end of a longer row of defaults than any model has");
+    for (const std::string& next : keys_of_default(defaults_.at(key))) prove(next, depth + 1);
+    on_the_way_.erase(key);
+    done_.insert(key);
+  }
+
+ private:
+  static constexpr std::size_t kMaxDepth = 64;
+
+  const SpecObject& defaults_;
+  std::set<std::string> on_the_way_;
+  std::set<std::string> done_;
+};
 
 void prove_defaults(const SpecObject& defaults, const Json& json) {
   for (const auto& item : json.items()) {
@@ -241,10 +256,8 @@ void prove_defaults(const SpecObject& defaults, const Json& json) {
     else
       for (const auto& [when, form] : value.items()) prove_form(form);
   }
-  for (const auto& [key, value] : json.items()) {
-    std::vector<std::string> on_the_way;
-    prove_default_ends(defaults, key, on_the_way);
-  }
+  DefaultProof proof(defaults);
+  for (const auto& item : json.items()) proof.prove(item.key());
 }
 
 /// Other names of whole modules in the one of attention.
@@ -278,6 +291,8 @@ void prove_names(const Family& family, const Reading& reading) {
   for (std::size_t i = 0; i < family.modules.size(); ++i) {
     const Family::Module& module = family.modules[i];
     const std::string pointer = "/modules/" + std::to_string(i);
+    if (!module.tied_to.empty() && module.tied_to == module.name)
+      throw reading.error(pointer + "/tied_to", "\"tied_to\" of " + printable(module.name) + " names itself");
     if (!module.tied_to.empty())
       prove_module(module.tied_to, pointer + "/tied_to", "\"tied_to\" of " + printable(module.name));
     const bool layered = module.name.find('*') != std::string::npos;
@@ -298,6 +313,50 @@ void prove_names(const Family& family, const Reading& reading) {
   const Family::Attention& attention = *family.attention;
   for (const std::string& linear : {attention.query, attention.key, attention.value, attention.output})
     prove_module(attention.module + "." + linear, "/attention", "\"attention\"");
+}
+
+/// Whether no module is there twice. Modules of which `when` chooses, and parts of one, may share a name.
+void prove_unique(const Family& family, const Reading& reading) {
+  std::set<std::pair<std::string, std::string>> always;
+  for (std::size_t i = 0; i < family.modules.size(); ++i) {
+    const Family::Module& module = family.modules[i];
+    if (!module.when && !always.emplace(module.name, module.parameter).second)
+      throw reading.error(fmt::format("/modules/{}/name", i), "\"name\" " + printable(module.name) + " is there twice");
+  }
+}
+
+/// What training layouts join are linears that are split along their outputs, under a name that nothing else has.
+void prove_joined(const Family& family, const Reading& reading) {
+  const auto prove_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
+                              const std::string& what) {
+    for (const Family::Module& module : family.modules)
+      if (module.name == name && module.parameter == "weight" && module.plan != plan)
+        throw reading.error(pointer, fmt::format("{} {} needs the plan {}", what, printable(name),
+                                                 plan == TensorParallelPlan::kColwise ? "colwise" : "rowwise"));
+  };
+  const auto prove_new = [&](const std::string& name, const std::string& pointer) {
+    for (const Family::Module& module : family.modules)
+      if (module.name == name)
+        throw reading.error(pointer, "the joined linear cannot be called " + printable(name) + ", as a module is");
+  };
+  for (std::size_t i = 0; i < family.fused.size(); ++i) {
+    const Family::Fused& fused = family.fused[i];
+    const std::string pointer = fmt::format("/fused/{}", i);
+    if (fused.linears.size() < 2 || std::set(fused.linears.begin(), fused.linears.end()).size() != fused.linears.size())
+      throw reading.error(pointer + "/linears",
+                          fmt::format("\"linears\" of {} are not several different ones", printable(fused.name)));
+    for (const std::string& linear : fused.linears)
+      prove_plan(fused.module + "." + linear, TensorParallelPlan::kColwise, pointer + "/linears",
+                 "of \"linears\" to join,");
+    prove_new(fused.module + "." + fused.name, pointer + "/name");
+  }
+  if (!family.attention) return;
+  const Family::Attention& attention = *family.attention;
+  for (const std::string& linear : {attention.query, attention.key, attention.value})
+    prove_plan(attention.module + "." + linear, TensorParallelPlan::kColwise, "/attention", "of \"attention\",");
+  prove_plan(attention.module + "." + attention.output, TensorParallelPlan::kRowwise, "/attention",
+             "the output of \"attention\",");
+  prove_new(attention.module + "." + attention.fused, "/attention/fused");
 }
 
 Family parse(const Json& json, const Reading& reading) {
@@ -335,6 +394,8 @@ Family parse(const Json& json, const Reading& reading) {
   }
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
   prove_names(family, reading);
+  prove_unique(family, reading);
+  prove_joined(family, reading);
   return family;
 }
 

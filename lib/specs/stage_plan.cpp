@@ -152,8 +152,16 @@ class StageBuilder {
 
   FusedLinearsSpec fused_spec(const Family::Fused& fused, const std::string& module) const {
     FusedLinearsSpec spec{fused.name, fused.linears, false, 0, {}, tp_};
-    for (const std::string& linear : fused.linears)
-      spec.original_dims.push_back(by_name_.at(module + "." + linear + ".weight")->shape.front());
+    const Dims& first = by_name_.at(module + "." + fused.linears.front() + ".weight")->shape;
+    for (const std::string& linear : fused.linears) {
+      const ModelParameter& weight = *by_name_.at(module + "." + linear + ".weight");
+      if (weight.shape.size() != first.size() || !std::equal(first.begin() + 1, first.end(), weight.shape.begin() + 1))
+        throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, and cannot be joined with {} of {}",
+                                                      to_string(weight.shape), fused.linears.front(), to_string(first)))
+            .tensor(weight.name)
+            .hint("\"fused\" in the description of the model joins linears of the same inputs");
+      spec.original_dims.push_back(weight.shape.front());
+    }
     spec.bias = by_name_.count(module + "." + fused.linears.front() + ".bias") > 0;
     return spec;
   }
@@ -190,13 +198,14 @@ ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t t
   return own;
 }
 
-std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp) {
+std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp, bool whole_heads) {
   if (!parameter.split_dim) return std::nullopt;
   if (parameter.block_cut && tp > 1)
     return fmt::format("its blocks do not end with the elements of dim {}, so that ranks would cut through one",
                        *parameter.split_dim);
-  if (parameter.heads != 0 && parameter.heads % tp != 0)
-    return fmt::format("dim {} has {} heads, which {} ranks do not divide", *parameter.split_dim, parameter.heads, tp);
+  if (whole_heads && parameter.heads != 0 && parameter.heads % tp != 0)
+    return fmt::format("dim {} has {} groups of heads, which {} ranks do not divide", *parameter.split_dim,
+                       parameter.heads, tp);
   const auto problem = [&](std::uint64_t size) {
     return fmt::format("dim {} has {} elements{}, which {} ranks do not divide", *parameter.split_dim, size,
                        parameter.packed.empty() ? "" : " in one of the matrices packed in it", tp);
@@ -209,7 +218,7 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
 }
 
 bool can_fill_up(const Model& model, const ModelParameter& parameter) {
-  return parameter.packed.empty() && !parameter.block_cut && parameter.heads == 0 && !model.quantized;
+  return parameter.packed.empty() && !parameter.block_cut && !model.quantized;
 }
 
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
@@ -255,7 +264,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   }
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
-    const auto problem = split_problem(parameter, tp);
+    const auto problem = split_problem(parameter, tp, !options.apart);
     if (!problem || (options.fill_up && can_fill_up(model, parameter))) continue;
     if (gqa && parameter.layer) {  // repeated, not cut
       const auto& a = *model.family->attention;
@@ -265,7 +274,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
           (parameter.module == module + "." + a.query || parameter.module == module + "." + a.output))
         continue;  // filled up
     }
-    Error error(ErrorKind::kUsage, *problem);
+    Error error(ErrorKind::kUsage, *problem + (options.fill_up ? ", and it cannot be filled up" : ""));
     error.tensor(parameter.name);
     if (model.by_config_plan && parameter.heads % tp != 0)
       error.hint("heads are not repeated for a model that only its config.json's plan describes");
@@ -324,17 +333,18 @@ void prove_experts(const Model& model, std::uint64_t ep) {
 
 }  // namespace
 
+void prove_split(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
+  auto problem = tensor_parallel_problem(model, tp, options);
+  if (!problem) return;
+  const std::string degrees =
+      "TP degrees that work for this model: " + list_numbers(legal_tp_degrees(model, options), 24);
+  throw problem->hint(problem->hint().empty() ? degrees : problem->hint() + "; " + degrees);
+}
+
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
                                    const AttentionOptions& options,
                                    const std::function<bool(const std::string&)>& holds, std::uint32_t ep) {
-  if (auto problem = tensor_parallel_problem(model, tp, options)) {
-    std::string degrees = "TP degrees that work for this model: " + list_numbers(legal_tp_degrees(model, options), 24);
-    AttentionOptions filled = options;
-    filled.fill_up = true;
-    if (options.apart && !options.fill_up && !tensor_parallel_problem(model, tp, filled))
-      degrees = fmt::format("--pad fills up what {} ranks do not divide; {}", tp, degrees);
-    throw problem->hint(problem->hint().empty() ? degrees : problem->hint() + "; " + degrees);
-  }
+  prove_split(model, tp, options);
   prove_experts(model, ep);
   StageBuilder builder(model, tp, ep, options);
   std::vector<StagePlan> plans;

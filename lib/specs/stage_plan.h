@@ -16,7 +16,7 @@ namespace reshard {
 struct AttentionOptions {
   bool fuse_qkv = false;                            // one projection for q, k and v
   std::optional<std::uint64_t> kv_size_multiplier;  // default: max(1, T / key-value heads)
-  bool apart = false;    // no projections, nor other linears, are joined, and no heads repeated: for inference
+  bool apart = false;    // nothing is joined, and no heads are repeated or kept whole: for inference
   bool fill_up = false;  // of `apart`: a size that the ranks do not divide is no problem, if it can be filled up
   KvReplication replication = KvReplication::kTiled;
   bool pad_heads = false;  // as of GQAQKVColumnParallelLinearSpec
@@ -51,11 +51,11 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
 /// What metadata says of a parameter that is split over `tp` ranks, and experts over `ep`, stored under its own name.
 ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp, std::uint32_t ep = 1);
 
-/// Why `tp` ranks cannot share the parameter, or nothing.
-std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp);
+/// Why `tp` ranks cannot share the parameter, or nothing. Without `whole_heads` a cut may go through a head.
+std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp, bool whole_heads = true);
 
-/// Whether the parameter may get more elements at its end along the dim that is split. Matrices packed in one, parts
-/// that have to stay whole and what is quantised may not.
+/// Whether the parameter may get more elements at its end along the dim that is split. Matrices packed in one and what
+/// is quantised may not.
 bool can_fill_up(const Model& model, const ModelParameter& parameter);
 
 /// Why the model cannot be split over `tp` ranks, or nothing. The error names the tensor, the dim and the sizes.
@@ -64,9 +64,13 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
 /// The TP degrees up to 512 for which there is no problem, ascending.
 std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const AttentionOptions& options);
 
+/// That the model can be split over `tp` ranks.
+/// \throws Error kUsage or kUnsupported, with the degrees that work, if it cannot.
+void prove_split(const Model& model, std::uint64_t tp, const AttentionOptions& options);
+
 /// The metadata of every pipeline rank. `holds` says whether the checkpoint has a parameter that the family calls
 /// optional; `ep` is the number of expert-parallel ranks.
-/// \throws Error kUsage, with the degrees that work, if the model cannot be split so.
+/// \throws as prove_split, and Error kUsage for experts that cannot be shared.
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
                                    const AttentionOptions& options,
                                    const std::function<bool(const std::string&)>& holds, std::uint32_t ep = 1);

@@ -150,6 +150,57 @@ TEST_CASE("A description of another model is noted, and a mistake may be in eith
   CHECK(missing.err.find("--spec and config.json have to fit") != std::string::npos);
 }
 
+TEST_CASE("A mistake in what a description joins is told with its line") {
+  const TempDir temp;
+  const std::string model = testdata("golden/nxdi/llama-tp4/original").string(), spec = (temp / "spec.json").string();
+  const std::string llama = run_reshard({"inspect", "--print-spec", "llama"}).out;
+  const auto refused = [&](const std::string& from, const std::string& to, const std::vector<std::string>& says) {
+    std::string text = llama;
+    const std::size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    text.replace(at, from.size(), to);
+    write_file(spec, text);
+    const ProgramResult result = run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec});
+    INFO(to << "\n" << result.err);
+    CHECK(result.exit_code == 3);
+    for (const std::string& part : says) {
+      CAPTURE(part);
+      CHECK(result.err.find(part) != std::string::npos);
+    }
+  };
+  refused("[\"gate_proj\", \"up_proj\"]", "[]", {"spec.json", "line", "\"linears\" of gate_up_proj"});
+  refused("[\"gate_proj\", \"up_proj\"]", "[\"up_proj\", \"up_proj\"]", {"line", "several different ones"});
+  refused("[\"gate_proj\", \"up_proj\"]", "[\"gate_proj\", \"down_proj\"]",
+          {"line", "down_proj needs the plan colwise"});
+  refused("\"name\": \"gate_up_proj\"", "\"name\": \"down_proj\"",
+          {"line", "cannot be called model.layers.*.mlp.down_proj"});
+  refused("\"fused\": \"qkv_proj\"", "\"fused\": \"q_proj\"",
+          {"line", "cannot be called model.layers.*.self_attn.q_proj"});
+  refused("q_proj\", \"plan\": \"colwise\"", "q_proj\", \"plan\": \"replicate\"",
+          {"line", "q_proj needs the plan colwise"});
+  refused("o_proj\", \"plan\": \"rowwise\"", "o_proj\", \"plan\": \"colwise\"",
+          {"line", "o_proj needs the plan rowwise"});
+  refused("\"name\": \"model.norm\"", "\"name\": \"lm_head\"", {"line", "lm_head is there twice"});
+  refused("\"tied_to\": \"model.embed_tokens\"", "\"tied_to\": \"lm_head\"", {"line", "names itself"});
+  refused("gate_proj\", \"plan\": \"colwise\", \"shape\": [\"intermediate_size\", \"hidden_size\"]",
+          "gate_proj\", \"plan\": \"colwise\", \"shape\": [\"intermediate_size\", \"2 * hidden_size\"]", {"gate_proj"});
+  std::string many = "\"defaults\": {";  // 2^60 ways to the one that is missing
+  for (int i = 0; i < 60; ++i)
+    many += "\"k" + std::to_string(i) + "\": \"k" + std::to_string(i + 1) + " * k" + std::to_string(i + 1) + "\", ";
+  const std::string plain = "\"defaults\": {";
+  std::string text = llama;
+  text.replace(text.find(plain), plain.size(), many);
+  const std::string shape = "[\"vocab_size\", ";
+  text.replace(text.find(shape), shape.size(), "[\"vocab_size * k0\", ");
+  write_file(spec, text);
+  const ProgramResult result = run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec});
+  CHECK(result.exit_code == 3);
+  CHECK(result.err.find("\"k60\" is missing") != std::string::npos);
+  std::string row = "\"defaults\": {";
+  for (int i = 0; i < 5000; ++i) row += "\"k" + std::to_string(i) + "\": \"k" + std::to_string(i + 1) + "\", ";
+  refused("\"defaults\": {", row, {"line", "longer row of defaults"});
+}
+
 TEST_CASE("A mistake in a description is told with its line and key") {
   const Mine mine;
   struct Mistake {

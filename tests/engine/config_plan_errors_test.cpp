@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "reshard/plan/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -66,7 +67,7 @@ TEST_CASE("A TP degree that cuts a head or does not divide a size is refused wit
   const Error heads = refused(json::parse(kPlannedConfig), tensors_of("model.", true), 8);
   CHECK(heads.kind() == ErrorKind::kUsage);
   CHECK(heads.tensor() == "model.layers.0.self_attn.k_proj.weight");
-  CHECK_THAT(heads.what(), Says("dim 0 has 4 heads, which 8 ranks do not divide"));
+  CHECK_THAT(heads.what(), Says("dim 0 has 4 groups of heads, which 8 ranks do not divide"));
   CHECK_THAT(heads.hint(), Says("heads are not repeated"));
   CHECK(heads.hint().ends_with("TP degrees that work for this model: 1, 2, 4"));
 
@@ -103,6 +104,54 @@ TEST_CASE("A planned model that is quantised is not cut") {
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(error.what(), Says("does not say how scales are split"));
   CHECK_THAT(error.hint(), Says("--spec FILE"));
+
+  const TempDir temp;  // nor is it where sizes are filled up
+  write_planned(temp / "model", tensors_of("model.", true), config);
+  ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 2);
+  request.sharding.pad = true;
+  CHECK(error_of([&] { plan_shard(request); }).kind() == ErrorKind::kUnsupported);
+}
+
+TEST_CASE("A name of layers in layers without end takes no time, and tensors named as filler are no filler") {
+  const TempDir temp;
+  json config = json::parse(kPlannedConfig);
+  TensorMap tensors = write_planned(temp / "model", tensors_of("model.", true), config);
+  std::string name = "model.";
+  for (int i = 0; i < 20000; ++i) name += "layers.0.";
+  tensors[name + "weight"] = {DType::kBF16, {1}, "ab"};
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  CHECK(read_checkpoint(temp / "model", ConfigUse::kLenient).model);
+
+  tensors.clear();
+  tensors["model.layers.0.w.weight"] = {DType::kBF16, {5, 4}, std::string(40, 'w')};
+  tensors["model.layers.0.w.weight (zeros)"] = {DType::kBF16, {3, 4}, std::string(24, 'z')};
+  config = {{"model_type", "newcomer"}, {"num_hidden_layers", 1}, {"base_model_tp_plan", {{"layers.*.w", "colwise"}}}};
+  write_file(temp / "model/config.json", config.dump());
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 2);
+  request.sharding.pad = true;
+  shard(request);
+  CHECK(
+      read_weights(temp / "out").at("weights/tp1_sharded_checkpoint.safetensors").at("model.layers.0.w.weight").bytes ==
+      std::string(16, 'w') + std::string(8, '\0'));
+  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+}
+
+TEST_CASE("Many sizes that no model has are refused before they take memory") {
+  const TempDir temp;
+  json config = {
+      {"model_type", "newcomer"}, {"num_hidden_layers", 16}, {"base_model_tp_plan", {{"layers.*.w", "colwise"}}}};
+  TensorMap tensors;
+  for (std::uint64_t layer = 0; layer < 16; ++layer)
+    tensors["model.layers." + std::to_string(layer) + ".w.weight"] = {DType::kBF16, {16777213 - 2 * layer, 0}, {}};
+  fs::create_directories(temp / "model");
+  write_file(temp / "model/config.json", config.dump());
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 4);
+  request.sharding.pad = true;
+  const Error error = error_of([&] { plan_shard(request); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.tensor(), Says(".w.weight"));
 }
 
 TEST_CASE("Of a planned model, what cannot be filled up is refused") {

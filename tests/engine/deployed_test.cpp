@@ -228,6 +228,8 @@ TEST_CASE("Numbers where zeros should be, and a rank's file under another's name
     REQUIRE(byte < tensors.at(tensor).bytes.size());
     tensors.at(tensor).bytes[byte] ^= 1;
     write_safetensors(file, tensors);
+    for (const auto& [name, others] : read_weights(temp / "out"))  // as NxD's, which say nothing of themselves
+      write_safetensors(temp / ("out/" + name), others);
     const Error error = error_of([&] { consolidated(temp / "out", temp / "whole"); });
     CHECK_FALSE(fs::exists(temp / "whole"));
     const Checkpoint a = read_checkpoint(temp / "out", ConfigUse::kStrict);
@@ -267,6 +269,17 @@ TEST_CASE("Ranks that have nothing but what fills up are written by a run of the
     const std::string last = "weights/tp3_sharded_checkpoint.safetensors";
     CHECK((read_weights(request.output_directory).at(last) == all.at(last)));
   }
+}
+
+TEST_CASE("That projections are joined is no option without effect") {
+  const TempDir temp;
+  ShardRequest request =
+      deployed_request(ShardsKind::kNxdi, testdata("golden/nxdi/llama-tp4/original"), temp / "out", 2);
+  request.sharding.attention.fuse_qkv = true;
+  const auto job = plan_shard(request);
+  REQUIRE(job->attention);
+  CHECK(job->attention->joined);
+  CHECK(job->notes.empty());
 }
 
 TEST_CASE("A described model takes NxD Inference's names where its description says that it has them") {
@@ -364,6 +377,9 @@ TEST_CASE("What these layouts do not have is refused, with what has it") {
       ShardsKind::kRanks, [](ShardingRequest& s) { s.pad = true; }, "--pad");
   refused(
       ShardsKind::kRanks, [](ShardingRequest& s) { s.attention.replication = KvReplication::kAdjacent; },
+      "--kv-replication adjacent");
+  refused(
+      ShardsKind::kNxdi, [](ShardingRequest& s) { s.attention.replication = KvReplication::kAdjacent; },
       "--kv-replication adjacent");
   refused(
       ShardsKind::kNxd, [](ShardingRequest& s) { s.form.format = Format::kSafetensors; }, "safetensors");

@@ -115,12 +115,12 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
   back.output_directory = temp / "whole";
   const Error tiled = error_of([&] { consolidate(back); });
   CHECK_THAT(tiled.hint(), Says("--kv-replication"));
-  back.replication = KvReplication::kAdjacent;
+  back.heads.replication = KvReplication::kAdjacent;
   consolidate(back);
   CHECK((read_model(temp / "whole") == tensors));
   ConvertRequest to_ranks = convert_request(temp / "out", temp / "ranks");
   to_ranks.to = ShardsKind::kRanks;
-  to_ranks.replication = KvReplication::kAdjacent;
+  to_ranks.heads.replication = KvReplication::kAdjacent;
   convert(to_ranks);
   shard(shard_request(model, temp / "direct", 8));
   CHECK((read_shards(temp / "ranks") == read_shards(temp / "direct")));
@@ -182,7 +182,7 @@ TEST_CASE("Without metadata replicas prove the layout: ranks in another order ar
   const Error error = error_of([&] { consolidate(request, options); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(error.tensor(), Says("qkv_proj.weight_"));
-  CHECK_THAT(error.hint(), Says("another order of heads"));
+  CHECK_THAT(error.hint(), Says("another placement of heads (--kv-replication"));
   CHECK_FALSE(fs::exists(temp / "whole"));
 }
 

@@ -50,7 +50,7 @@ TEST_CASE("Random models come back from the layout nxd in either order of heads,
     ConsolidateRequest back;
     back.checkpoint_directory = temp / "out";
     back.output_directory = temp / "whole";
-    back.replication = request.sharding.attention.replication;
+    back.heads.replication = request.sharding.attention.replication;
     consolidate(back);
     CHECK((read_model(temp / "whole") == tensors));
     ++done;
@@ -122,6 +122,40 @@ TEST_CASE("With adjacent copies every projection is what the hardware takes: que
     }
 }
 
+TEST_CASE("Joined projections with heads of zeros are told by the output projection, or by what is said of them") {
+  const auto round = [](std::uint64_t heads, std::uint64_t kv_heads, std::uint32_t tp,
+                        std::optional<std::uint64_t> multiplier, bool fused, bool said) {
+    CAPTURE(heads, kv_heads, tp, fused, said);
+    const TempDir temp;
+    TinyModel model;
+    model.heads = heads;
+    model.kv_heads = kv_heads;
+    model.head_dim = 2;
+    model.layers = 1;
+    model.vocab = model.intermediate = 24;
+    Random random(5);
+    const TensorMap tensors = random_tensors(model, random);
+    write_model(temp / "model", model, tensors);
+    ShardRequest request = shard_request(temp / "model", temp / "out", tp);
+    request.sharding.form = {ShardsKind::kNxd, Format::kPytorch};
+    request.sharding.attention.fuse_qkv = fused;
+    request.sharding.attention.pad_heads = true;
+    request.sharding.attention.kv_size_multiplier = multiplier;
+    shard(request);
+    ConsolidateRequest back;
+    back.checkpoint_directory = temp / "out";
+    back.output_directory = temp / "whole";
+    back.heads.pad_heads = said;
+    if (said) back.heads.kv_size_multiplier = multiplier;
+    consolidate(back);
+    CHECK((read_model(temp / "whole") == tensors));
+  };
+  round(12, 3, 2, {}, true, false);
+  round(24, 6, 4, {}, true, false);
+  round(2, 1, 4, 2, false, true);
+  round(2, 1, 4, 2, true, true);
+}
+
 TEST_CASE("Heads of zeros stand after those of each key/value head") {
   const TempDir temp;
   TinyModel model;
@@ -136,6 +170,7 @@ TEST_CASE("Heads of zeros stand after those of each key/value head") {
   request.sharding.form = {ShardsKind::kNxd, Format::kPytorch};
   const Error without = error_of([&] { plan_shard(request); });
   CHECK_THAT(without.what(), Says("do not divide over its 2 copies"));
+  CHECK_THAT(without.hint(), Says("--pad-attn-heads fills up what 4 ranks do not divide"));
   request.sharding.attention.pad_heads = true;
   shard(request);
   const std::string& query = tensors.at("model.layers.0.self_attn.q_proj.weight").bytes;

@@ -58,6 +58,7 @@ ShardingRequest random_placement(Random& random, bool experts) {
   request.attention.fuse_qkv = row.kind != ShardsKind::kPresharded && random() % 2;
   request.attention.pad_heads = row.kind == ShardsKind::kNxd && random() % 2;
   if (row.kind == ShardsKind::kNxd && random() % 2) request.attention.replication = KvReplication::kAdjacent;
+  if (!row.deployed && random() % 3 == 0) request.attention.kv_size_multiplier = one_of(random, {1, 2, 3, 4});
   return request;
 }
 
@@ -66,7 +67,18 @@ std::string text_of(const ShardingRequest& request) {
          std::to_string(request.tp) + " pp " + std::to_string(*request.pp) + " ep " + std::to_string(*request.ep) +
          (request.pad ? " pad" : "") + (request.vocab_parallel ? " vocab-parallel" : "") +
          (request.attention.fuse_qkv ? " fuse-qkv" : "") + (request.attention.pad_heads ? " pad-attn-heads" : "") +
+         (request.attention.kv_size_multiplier ? " x" + std::to_string(*request.attention.kv_size_multiplier) : "") +
          (request.attention.replication == KvReplication::kAdjacent ? " adjacent" : "");
+}
+
+/// What has to be said of the heads where the placement is read again.
+AttentionOptions heads_of(const ShardingRequest& placement) {
+  AttentionOptions heads;
+  if (placement.form.kind != ShardsKind::kNxd) return heads;
+  heads.replication = placement.attention.replication;
+  heads.kv_size_multiplier = placement.attention.kv_size_multiplier;
+  heads.pad_heads = placement.attention.pad_heads;
+  return heads;
 }
 
 /// \returns false if the model cannot be placed so.
@@ -87,12 +99,12 @@ bool place(const fs::path& model, const fs::path& output, const ShardingRequest&
   return true;
 }
 
-TensorMap put_together(const fs::path& shards, const fs::path& output, KvReplication replication) {
+TensorMap put_together(const fs::path& shards, const fs::path& output, const ShardingRequest& placement) {
   fs::remove_all(output);
   ConsolidateRequest request;
   request.checkpoint_directory = shards;
   request.output_directory = output;
-  request.replication = replication;
+  request.heads = heads_of(placement);
   consolidate(request);
   return read_model(output);
 }
@@ -109,7 +121,7 @@ TEST_CASE("Any model comes back from any placement, and from one to another it i
     const ShardingRequest second = random_placement(random, sample.experts);
     INFO("RESHARD_TEST_SEED=" << seed << " " << sample.name << "\n" << text_of(first) << "\n" << text_of(second));
     if (!place(temp / "model", temp / "first", first)) continue;
-    CHECK((put_together(temp / "first", temp / "whole", first.attention.replication) == sample.tensors));
+    CHECK((put_together(temp / "first", temp / "whole", first) == sample.tensors));
     families.insert(sample.name.substr(0, sample.name.find(' ')));
     ++placed[first.form.kind];
     padded += first.pad || first.attention.pad_heads;
@@ -118,14 +130,14 @@ TEST_CASE("Any model comes back from any placement, and from one to another it i
 
     if (!place(temp / "model", temp / "second", second)) continue;
     ConvertRequest request = convert_request(temp / "first", temp / "converted");
-    request.replication = first.attention.replication;
+    request.heads = heads_of(first);
     request.to = second.form.kind;
     request.format = second.form.format;
     request.tp = second.tp;
     request.sharding = second;
     convert(request);
     CHECK((read_shards(temp / "converted") == read_shards(temp / "second")));
-    CHECK((put_together(temp / "converted", temp / "whole", second.attention.replication) == sample.tensors));
+    CHECK((put_together(temp / "converted", temp / "whole", second) == sample.tensors));
     ++converted[second.form.kind];
   }
   if (std::getenv("RESHARD_TEST_SEED")) return;

@@ -1,7 +1,9 @@
 // What files of weights for inference say of themselves, and how it is held against names, config.json and each other.
 
 #include <nlohmann/json.hpp>
+#include <thread>
 
+#include "reshard/engine/publish.h"
 #include "reshard/formats/safetensors.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
@@ -81,7 +83,7 @@ TEST_CASE("Each file says which rank it is, of how many, and how large what was 
       expected[name] = std::vector(tensor.shape.begin(), tensor.shape.end());
     }
     CHECK(expected.size() > 2);
-    CHECK(json::parse(metadata.at("reshard.filled_up")) == expected);
+    CHECK(json::parse(metadata.at("reshard.original_shapes")) == expected);
   }
 
   const fs::path even = testdata("golden/preshard/llama-tp4/original");
@@ -91,10 +93,11 @@ TEST_CASE("Each file says which rank it is, of how many, and how large what was 
 
   const fs::path heads = testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original");
   shard(deployed_request(ShardsKind::kNxdi, heads, temp / "heads", 4));
-  const json filled = json::parse(metadata_of(rank_file(temp / "heads", 0)).at("reshard.filled_up"));
+  const json filled = json::parse(metadata_of(rank_file(temp / "heads", 0)).at("reshard.original_shapes"));
   CHECK(filled.contains("model.layers.0.self_attn.q_proj.weight"));
   CHECK(filled.contains("model.layers.1.self_attn.o_proj.weight"));
-  CHECK_FALSE(filled.contains("model.layers.0.self_attn.k_proj.weight"));  // 2 heads, each twice
+  CHECK(filled.at("model.layers.0.self_attn.k_proj.weight")[0] == 2 * 8);  // 2 heads, each twice
+  CHECK_FALSE(filled.contains("model.layers.0.mlp.up_proj.weight"));
 }
 
 TEST_CASE("Files of more than ten ranks say their numbers too") {
@@ -140,40 +143,114 @@ TEST_CASE("A rank that is missing at the end is missed, and ranks of a larger me
   CHECK_THAT(consolidate_error(temp).hint(), Says("the last ranks are missing"));
 }
 
-TEST_CASE("A config.json of other sizes is refused by what the files say was filled up") {
-  const auto refused = [](const char* key, const json& value, const std::string& tensor, const std::string& says) {
-    const TempDir temp;
-    make_padded(temp);
+TEST_CASE("A config.json of other sizes is refused by what the files say of the originals") {
+  const auto refused = [](const TempDir& temp, const char* key, const json& value, const std::string& tensor,
+                          const std::string& says) {
+    CAPTURE(key, value.dump());
+    const std::string config = read_file(temp / "out/config.json");
     set_config(temp / "out", key, value);
     const Error error = consolidate_error(temp);
-    CHECK(error.tensor() == tensor);
+    CHECK(error.tensor().ends_with(tensor));
     CHECK_THAT(error.what(), Says(says));
-    CHECK_THAT(error.hint(), Says("config.json belongs to another model"));
+    CHECK_THAT(error.hint(), Says("config.json"));
+    write_file(temp / "out/config.json", config);
   };
-  const json config = json::parse(read_file(testdata("golden/preshard/qwen3-tp5-padded/original/config.json")));
-  const auto vocab = config.at("vocab_size").get<std::uint64_t>();
-  REQUIRE(vocab % 5 != 0);
-  const std::string had = "[" + std::to_string(vocab) + ", ";
-  const bool room = (vocab + 1) % 5 != 0;  // as many rows a rank, and still some of filler
-  REQUIRE((vocab % 5 == 4 || room));
-  refused("vocab_size", (vocab + 4) / 5 * 5,
-          config.value("tie_word_embeddings", false) ? "model.embed_tokens.weight" : "lm_head.weight",
-          "the file says that it had the shape " + had);
+  const TempDir padded;  // 67 words and 52 inner elements over 5 ranks
+  make_padded(padded);
+  refused(padded, "vocab_size", 66, "lm_head.weight", "has the shape [67, 40], but config.json says [66, 40]");
+  refused(padded, "vocab_size", 68, "lm_head.weight", "has the shape [67, 40], but config.json says [68, 40]");
+  refused(padded, "vocab_size", 70, "lm_head.weight", "it is neither filled up nor repeated on these ranks");
+  refused(padded, "vocab_size", 71, "lm_head.weight", "of which it makes 15 for a rank");
+
+  const TempDir repeated;  // 2 key/value heads over 8 ranks
+  shard(
+      deployed_request(ShardsKind::kNxdi, testdata("golden/nxdi/llama-tp8-replicated/original"), repeated / "out", 8));
+  const json config = json::parse(read_file(repeated / "out/config.json"));
+  const auto heads = config.at("num_key_value_heads").get<std::uint64_t>();
+  REQUIRE(heads < 8);
+  for (std::uint64_t other = 1; other <= 8; other *= 2)
+    if (other != heads)
+      refused(repeated, "num_key_value_heads", other, "k_proj.weight", "the file says that the original has the shape");
+
+  const TempDir even;  // nothing is repeated over 4 ranks, or with another config.json
+  shard(deployed_request(ShardsKind::kNxdi, testdata("golden/nxdi/llama-tp4/original"), even / "out", 4));
+  refused(even, "num_key_value_heads", 2, "k_proj.weight", "the file does not say that it is filled up or repeated");
 }
 
-TEST_CASE("Ranks that were filled up otherwise do not belong together, and those that say nothing may") {
+TEST_CASE("Ranks that say other things of the originals do not belong together, nor those of which some say nothing") {
   const TempDir temp;
   make_padded(temp);
   Metadata metadata = metadata_of(rank_file(temp / "out", 3));
-  metadata.erase("reshard.filled_up");
+  metadata.erase("reshard.original_shapes");
   set_metadata(rank_file(temp / "out", 3), metadata);
   const Error error = consolidate_error(temp);
   CHECK(error.path() == rank_file(temp / "out", 3).string());
-  CHECK_THAT(error.what(), Says("other tensors were filled up than rank 0's file"));
+  CHECK_THAT(error.what(), Says("says other shapes of the original tensors than rank 0's file"));
   set_metadata(rank_file(temp / "out", 3), {});
+  CHECK_THAT(consolidate_error(temp).what(), Says("does not say which rank it is of, but rank 0's file does"));
   set_metadata(rank_file(temp / "out", 0), {});
+  CHECK_THAT(consolidate_error(temp).what(), Says("says which rank it is of, but rank 0's file does not"));
+  for (std::uint32_t rank = 0; rank < 5; ++rank) set_metadata(rank_file(temp / "out", rank), {});
   CHECK((consolidated(temp / "out", temp / "whole") ==
          read_model(testdata("golden/preshard/qwen3-tp5-padded/original"))));
+}
+
+TEST_CASE("Runs that each write some ranks share a directory: no --force for the model's files, and no other ranks") {
+  const fs::path model = testdata("golden/nxdi/llama-tp4/original");
+  const TempDir temp;
+  const auto run = [&](ShardsKind kind, const fs::path& of, std::uint32_t tp, std::uint32_t first, std::uint32_t last) {
+    ShardRequest request = deployed_request(kind, of, temp / "out", tp);
+    request.sharding.form.start_rank = first;
+    request.sharding.form.end_rank = last;
+    return request;
+  };
+  shard(run(ShardsKind::kNxdi, model, 4, 0, 1));
+  const auto refused = [&](ShardRequest request) {
+    request.force = true;
+    const auto before = snapshot(temp / "out");
+    const Error error = error_of([&] { shard(request); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says("of another checkpoint, or of one that was cut in another way: tp0_sharded"));
+    CHECK((snapshot(temp / "out") == before));
+  };
+  refused(run(ShardsKind::kNxdi, model, 8, 2, 3));
+  refused(run(ShardsKind::kNxdi, testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original"), 4, 2, 3));
+  {
+    const auto job = plan_shard(run(ShardsKind::kNxdi, model, 4, 2, 2));  // two that overlap in time
+    const Staging other(*job);
+    shard(run(ShardsKind::kNxdi, model, 4, 3, 3));
+    ShardRequest whole = deployed_request(ShardsKind::kNxdi, model, temp / "out", 4);
+    whole.force = true;
+    CHECK_THAT(error_of([&] { shard(whole); }).what(), Says("another run is writing here"));
+  }
+  shard(run(ShardsKind::kNxdi, model, 4, 2, 2));
+  CHECK((consolidated(temp / "out", temp / "whole") == read_model(model)));
+  CHECK_THAT(error_of([&] { shard(run(ShardsKind::kNxdi, model, 4, 2, 2)); }).what(),
+             Says("would be replaced: weights/tp2_"));
+  write_file(temp / "out/config.json", read_file(temp / "out/config.json") + " ");
+  fs::remove(rank_file(temp / "out", 2));
+  CHECK_THAT(error_of([&] { shard(run(ShardsKind::kNxdi, model, 4, 2, 2)); }).what(),
+             Says("would be replaced: config.json"));
+}
+
+TEST_CASE("Two runs that begin in a directory that is not there yet, each with some ranks, both come through") {
+  const fs::path model = testdata("golden/preshard/llama-tp4/original");
+  const TempDir temp;
+  std::vector<std::thread> runs;
+  std::vector<std::string> errors(4);
+  for (std::uint32_t rank = 0; rank < 4; ++rank)
+    runs.emplace_back([&, rank] {
+      try {
+        ShardRequest request = deployed_request(ShardsKind::kPresharded, model, temp / "out", 4);
+        request.sharding.form.start_rank = request.sharding.form.end_rank = rank;
+        shard(request);
+      } catch (const Error& error) {
+        errors[rank] = error.what();
+      }
+    });
+  for (std::thread& run : runs) run.join();
+  CHECK(errors == std::vector<std::string>(4));
+  CHECK((consolidated(temp / "out", temp / "whole") == read_model(model)));
 }
 
 TEST_CASE("Records that make no sense are refused") {
@@ -196,11 +273,11 @@ TEST_CASE("Records that make no sense are refused") {
   refused("reshard.tp_rank", "5", "of rank 5 of 5");
   for (const char* text : {"", "{\"a\": [1, 2", "[]", "3", "{\"a\": 1}", "{\"a\": [1, -1]}", "{\"a\": [1.5]}",
                            "{\"a\": [\"1\"]}", "{\"a\": {}}"})
-    refused("reshard.filled_up", text, "which is not an object of shapes");
+    refused("reshard.original_shapes", text, "which is not an object of shapes");
   Metadata metadata = good;
-  metadata["reshard.filled_up"] = "{\"lm_head.weight\": [1]}";
+  metadata["reshard.original_shapes"] = "{\"lm_head.weight\": [1]}";
   set_metadata(rank_file(temp / "out", 0), metadata);
-  CHECK_THAT(consolidate_error(temp).what(), Says("tp1_sharded_checkpoint.safetensors: says that other tensors"));
+  CHECK_THAT(consolidate_error(temp).what(), Says("tp1_sharded_checkpoint.safetensors: says other shapes"));
 }
 
 TEST_CASE("A model that only its config.json's plan describes is filled up, and comes back by what the files say") {

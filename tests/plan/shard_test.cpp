@@ -127,7 +127,7 @@ TEST_CASE("Cuts that make no partition are refused") {
   CHECK_THAT(model.error(request).what(), Says("--vpp 2 does not divide"));
 }
 
-TEST_CASE("A cut through a packed byte is refused with the box") {
+TEST_CASE("A cut through a packed byte is refused with the degrees that work") {
   TinyModel tiny;
   tiny.hidden = 4;
   tiny.intermediate = 6;  // half a row of 6 elements of 4 bits ends inside a byte
@@ -139,7 +139,17 @@ TEST_CASE("A cut through a packed byte is refused with the box") {
   const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK(error.tensor() == "model.layers.1.mlp.down_proj.weight");
-  CHECK_THAT(error.what(), Says("[0:4, 0:3] of [4, 6] goes through a packed byte"));
+  CHECK_THAT(error.what(), Says("2 ranks would share a packed byte: elements of F4 have 4 bits"));
+  CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1"));
+  tiny.intermediate = 12;  // four ranks have 3 of 12 elements, two have 6
+  tiny.vocab = 4;
+  tiny.kv_heads = 4;
+  tensors = random_tensors(tiny, random);
+  tensors["model.layers.1.mlp.down_proj.weight"] = random_tensor(random, DType::kF4, {4, 12});
+  write_model(temp / "four", tiny, tensors);
+  const Error four = error_of([&] { plan_shard(shard_request(temp / "four", temp / "out", 4)); });
+  CHECK_THAT(four.hint(), Says("TP degrees that work for this model: 1, 2"));
+  CHECK_NOTHROW(plan_shard(shard_request(temp / "four", temp / "out", 2)));
   CHECK_NOTHROW(plan_shard(shard_request(temp / "model", temp / "out", 1)));
 }
 
@@ -156,6 +166,7 @@ TEST_CASE("A rank's tensor that does not fill whole bytes is refused as a cut th
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK(error.tensor() == "model.embed_tokens.weight");
   CHECK_THAT(error.what(), Says("packed byte"));
+  CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1"));
 }
 
 TEST_CASE("An unknown model_type is unsupported and lists the known ones") {

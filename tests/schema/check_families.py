@@ -60,6 +60,8 @@ MISTAKES = {
     "nothing packed": (set_at("modules", 0, "packed", to=[]), ["modules", 0, "packed"]),
     "a packed matrix without a size": (set_at("modules", 0, "packed", 1, "size", to=...), ["modules", 0, "packed", 1]),
     "a default of half a kind": (set_at("defaults", "head_dim", "null", to=...), ["defaults", "head_dim"]),
+    "one linear to join": (set_at("fused", to=[{"module": "model.layers.*", "name": "ab", "linears": ["a"]}]),
+                           ["fused", 0, "linears"]),
     "a name in NxD Inference that is none": (set_at("nxd_inference", to={"norm": 1}), ["nxd_inference", "norm"]),
     "attention without a name": (set_at("attention", to={"module": "model.layers.*.attn", "query": "q", "key": "k",
                                                          "value": "v", "output": "o"}), ["attention"]),
