@@ -72,9 +72,11 @@ void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing,
         if (!listing.ranks.count({p, e, t})) missing.push_back(rank_name(folder.kind, {t, p, 0, e, mesh.ep > 1}));
   const std::string names = count == missing.size() ? list_names(missing) : join(missing, ", ") + ", …";
   const std::string ep = mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "";
-  throw Error(ErrorKind::kBadInput, fmt::format("{} of the {} ranks (tp {} × pp {}{}) {} missing: {}", count,
-                                                std::uint64_t{mesh.tp} * mesh.pp * mesh.ep, mesh.tp, mesh.pp, ep,
-                                                count == 1 ? "is" : "are", names))
+  const std::string form =
+      describe(folder.kind).deployed ? "" : fmt::format(" (tp {} × pp {}{})", mesh.tp, mesh.pp, ep);
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("{} of the {} ranks{} {} missing: {}", count, std::uint64_t{mesh.tp} * mesh.pp * mesh.ep,
+                          form, count == 1 ? "is" : "are", names))
       .in(folder.path)
       .hint("copy the missing ranks here; a model cannot be put together without them");
 }

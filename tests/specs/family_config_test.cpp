@@ -252,21 +252,29 @@ TEST_CASE("A family description with a key missing or of another type is refused
 }
 
 TEST_CASE("A family description that no model could follow is refused when it is read") {
-  const std::pair<const char*, const char*> patches[] = {
-      {"/modules/1/shape", "[]"},                                          // a bias of no size
-      {"/modules/2/shape", "[\"hidden_size\"]"},                           // row-wise without a dim 1
-      {"/modules/3/stage", "\"middle\""},                                  // neither first nor last
-      {"/modules/3/tied_to", "\"wpe\""},                                   // no such module
-      {"/fused", R"([{"module":"h.*","name":"x","linears":["no"]}])"},     // no such module
-      {"/defaults/hidden_size", R"({"absent": 1})"},                       // nothing for null
-      {"/defaults/hidden_size", "\"hidden_size\""},                        // never ends
-      {"/modules/0/shape", R"(["vocab_size vocab_size", "hidden_size"])"}  // no operator
+  struct Patch {
+    const char* pointer;
+    const char* value;
+    const char* says;
   };
-  for (const auto& [pointer, value] : patches) {
-    INFO(pointer << " = " << value);
+  const Patch patches[] = {
+      {"/modules/1/shape", "[]", "0 dims"},                                       // a bias of no size
+      {"/modules/2/shape", "[\"hidden_size\"]", "1 dims, which is too few"},      // row-wise without a dim 1
+      {"/modules/3/stage", "\"middle\"", "\"first\" or \"last\""},                // neither
+      {"/modules/3/tied_to", "\"wpe\"", "names the module wpe"},                  // no such module
+      {"/fused", R"([{"module":"h.*","name":"x","linears":["no"]}])", "h.*.no"},  // no such module
+      {"/defaults/hidden_size", R"({"absent": 1})", "\"absent\" and \"null\""},
+      {"/defaults/hidden_size", "\"hidden_size\"", "depends on itself"},
+      {"/modules/0/shape", R"(["vocab_size vocab_size", "hidden_size"])", "\"shape\""}  // no operator
+  };
+  for (const Patch& patch : patches) {
+    INFO(patch.pointer << " = " << patch.value);
     Json json = tiny_family();
-    json[Json::json_pointer(pointer)] = Json::parse(value);
-    CHECK_THROWS_AS(parse_family(json, "tiny.json"), Error);
+    json[Json::json_pointer(patch.pointer)] = Json::parse(patch.value);
+    const Error error = test::error_of([&] { parse_family(json, "tiny.json"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == "tiny.json");
+    CHECK_THAT(error.what(), test::Says(patch.says));
   }
 }
 
