@@ -175,7 +175,7 @@ TEST_CASE("Random models become NxD Inference's tensors, whatever divides, and c
              expected_nxdi(model, tensors, tp, rank, fused, vocab_parallel)));
     CHECK((consolidated(temp / "out", temp / "whole") == tensors));
   }
-  CHECK(padded > 20);
+  if (has_all_seeds()) CHECK(padded > 20);
 }
 
 TEST_CASE("Any family is filled up where the ranks do not divide, and comes back") {

@@ -7,9 +7,15 @@ namespace reshard::test {
 
 std::vector<std::uint64_t> seeds(std::uint64_t count) {
   if (const char* one = std::getenv("RESHARD_TEST_SEED")) return {std::strtoull(one, nullptr, 10)};
+  if (const char* share = std::getenv("RESHARD_TEST_SHARE"))
+    count = std::max<std::uint64_t>(1, count / std::max<std::uint64_t>(1, std::strtoull(share, nullptr, 10)));
   std::vector<std::uint64_t> all;
   for (std::uint64_t seed = 1; seed <= count; ++seed) all.push_back(seed);
   return all;
+}
+
+bool has_all_seeds() {
+  return std::getenv("RESHARD_TEST_SEED") == nullptr && std::getenv("RESHARD_TEST_SHARE") == nullptr;
 }
 
 std::uint64_t one_of(Random& random, std::initializer_list<std::uint64_t> values) {

@@ -12,8 +12,11 @@
 /// What tests of properties are tried on: everything is drawn from a seed, which a failure prints.
 namespace reshard::test {
 
-/// 1 to `count`, or RESHARD_TEST_SEED alone.
+/// 1 to `count`, or the first of RESHARD_TEST_SHARE equal parts of them, or RESHARD_TEST_SEED alone.
 std::vector<std::uint64_t> seeds(std::uint64_t count);
+
+/// Whether seeds() has them all, so that a test may count what they have met.
+bool has_all_seeds();
 
 std::uint64_t one_of(Random& random, std::initializer_list<std::uint64_t> values);
 
