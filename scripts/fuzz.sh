@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of untrusted files, each for SECONDS (20), from seeds made of testdata. Fails on any finding, and
+# Fuzzes the readers of untrusted files, all at once, for SECONDS (20), from seeds made of testdata. Fails on any finding, and
 # says where the input that shows it lies. Needs clang++ with its libFuzzer; installs nothing.
 #
 #   scripts/fuzz.sh [SECONDS]
@@ -18,15 +18,21 @@ cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz --target make_seeds "${targets[@]/#/fuzz_}"
 "$build/tests/fuzz/make_seeds" "$build/seeds"
 
-failed=()
+pids=()
 for target in "${targets[@]}"; do
   mkdir -p "$build/corpus/$target" "$build/findings/$target"
-  echo "== $target, $seconds s"
-  log=$build/$target.log
   # What a run finds new goes to the first folder, so that the next run begins with it.
-  if "$build/tests/fuzz/fuzz_$target" "$build/corpus/$target" "$build/seeds/$target" -max_total_time="$seconds" \
+  "$build/tests/fuzz/fuzz_$target" "$build/corpus/$target" "$build/seeds/$target" -max_total_time="$seconds" \
     -timeout=10 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 \
-    -artifact_prefix="$build/findings/$target/" &>"$log"; then
+    -artifact_prefix="$build/findings/$target/" &>"$build/$target.log" &
+  pids+=($!)
+done
+failed=()
+for i in "${!targets[@]}"; do
+  target=${targets[i]}
+  log=$build/$target.log
+  if wait "${pids[i]}"; then
+    echo "== $target, $seconds s"
     grep '^stat::\(number_of_executed_units\|slowest_unit_time_sec\|peak_rss_mb\)' "$log"
   else
     failed+=("$target")

@@ -25,10 +25,7 @@ endfunction()
 # reshard_precompile(TARGET …): target_precompile_headers, where they are wanted. A target that reuses those of another
 # must have its flags, too.
 function(reshard_precompile target)
-  if(RESHARD_PRECOMPILE_HEADERS STREQUAL "TESTS" AND NOT target MATCHES "^test_")
-    return()
-  endif()
-  if(RESHARD_PRECOMPILE_HEADERS STREQUAL "TESTS" OR RESHARD_PRECOMPILE_HEADERS)
+  if(RESHARD_PRECOMPILE_HEADERS)
     target_precompile_headers(${target} ${ARGN})
     # Clang's own check of their time would keep ccache from knowing them again.
     target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>)
