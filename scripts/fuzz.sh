@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of untrusted files, all at once, for SECONDS (20), from seeds made of testdata. Fails on any finding, and
-# says where the input that shows it lies. Needs clang++ with its libFuzzer; installs nothing.
+# Fuzzes the readers of untrusted files, all at once, for SECONDS (20), from seeds made of testdata. Fails on any
+# finding, and says where the input that shows it lies. Needs clang++ with its libFuzzer; installs nothing.
 #
 #   scripts/fuzz.sh [SECONDS]
 set -euo pipefail
@@ -19,6 +19,7 @@ cmake --build --preset fuzz --target make_seeds "${targets[@]/#/fuzz_}"
 "$build/tests/fuzz/make_seeds" "$build/seeds"
 
 pids=()
+trap 'kill "${pids[@]}" 2>/dev/null || true' EXIT
 for target in "${targets[@]}"; do
   mkdir -p "$build/corpus/$target" "$build/findings/$target"
   # What a run finds new goes to the first folder, so that the next run begins with it.
