@@ -17,12 +17,14 @@ constexpr std::string_view kRankKey = "reshard.tp_rank";
 constexpr std::string_view kDegreeKey = "reshard.tp_degree";
 constexpr std::string_view kOriginalsKey = "reshard.original_shapes";  // JSON: {"lm_head.weight": [509, 64]}
 constexpr std::size_t kMaxDims = 64;
+constexpr const char* kHint = "the file is damaged or was changed; shard it again";
 
 Error bad(const Container& file, std::string_view key, const std::string& value, const char* expected) {
   constexpr std::size_t kShown = 60;
   return Error(ErrorKind::kBadInput, fmt::format("its metadata has \"{}\" for {}, which is not {}",
                                                  printable(value.substr(0, kShown)), key, expected))
-      .in(file.path);
+      .in(file.path)
+      .hint(kHint);
 }
 
 OriginalShapes parse_originals(const Container& file, const std::string& text) {
@@ -85,7 +87,8 @@ std::optional<RankRecord> read_record(const Container& file) {
   if (record.tp_rank >= record.tp_degree)
     throw Error(ErrorKind::kBadInput, fmt::format("its metadata says that it is of rank {} of {}, which there is not",
                                                   record.tp_rank, record.tp_degree))
-        .in(file.path);
+        .in(file.path)
+        .hint(kHint);
   record.originals = std::make_shared<const OriginalShapes>(std::move(originals));
   return record;
 }

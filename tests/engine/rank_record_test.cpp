@@ -264,6 +264,7 @@ TEST_CASE("Records that make no sense are refused") {
     set_metadata(rank_file(temp / "out", 0), metadata);
     CHECK_THAT(consolidate_error(temp).what(), Says("tp0_sharded_checkpoint.safetensors: its metadata"));
     CHECK_THAT(consolidate_error(temp).what(), Says(says));
+    CHECK_THAT(consolidate_error(temp).hint(), Says("shard it again"));
   };
   for (const char* number : {"", "x", "-1", "1.5", "99999999999999999999", "1\n"}) {
     refused("reshard.tp_rank", number, "reshard.tp_rank, which is not a number of ranks");
