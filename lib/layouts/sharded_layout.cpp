@@ -22,14 +22,19 @@ struct NamedRule {
   std::string tied_to;  // the name of the source; empty for a parameter in its own right
 };
 
+/// Null if there is none of that name.
+const CutRule* find_rule(const std::vector<CutRule>& rules, const std::string& stored_name) {
+  const auto found =
+      std::find_if(rules.begin(), rules.end(), [&](const CutRule& rule) { return rule.stored_name == stored_name; });
+  return found == rules.end() ? nullptr : &*found;
+}
+
 std::vector<NamedRule> named_rules(const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied) {
   std::vector<NamedRule> named;
   for (const CutRule& rule : rules) named.push_back({rule.stored_name, &rule, {}});
-  for (const TiedParameter& parameter : tied) {
-    const auto source = std::find_if(rules.begin(), rules.end(),
-                                     [&](const CutRule& rule) { return rule.stored_name == parameter.source; });
-    if (source != rules.end()) named.push_back({parameter.name, &*source, parameter.source});
-  }
+  for (const TiedParameter& parameter : tied)
+    if (const CutRule* source = find_rule(rules, parameter.source))
+      named.push_back({parameter.name, source, parameter.source});
   return named;
 }
 
@@ -288,13 +293,28 @@ void prove_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& 
 
 }  // namespace
 
+namespace {
+
+std::vector<std::vector<CutRule>> rules_of_stages(const ShardedCheckpoint& checkpoint) {
+  std::vector<std::vector<CutRule>> rules;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    rules.push_back(checkpoint.rules.empty() ? cut_rules(checkpoint.metadata[pp_rank]) : checkpoint.rules);
+  return rules;
+}
+
+}  // namespace
+
 Layout sharded_source_layout(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied) {
   Layout layout;
+  const std::vector<std::vector<CutRule>> rules = rules_of_stages(checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
-    const std::vector<CutRule> rules =
-        checkpoint.rules.empty() ? cut_rules(checkpoint.metadata[pp_rank]) : checkpoint.rules;
     std::unordered_map<std::string, NamedRule> by_name;
-    for (const NamedRule& rule : named_rules(rules, tied)) by_name.emplace(rule.stored_name, rule);
+    for (const NamedRule& rule : named_rules(rules[pp_rank], tied)) by_name.emplace(rule.stored_name, rule);
+    // With several stages, a tied parameter may be listed for the stage of its source alone.
+    for (const TiedParameter& parameter : tied)
+      for (const std::vector<CutRule>& stage : rules)
+        if (const CutRule* source = find_rule(stage, parameter.source))
+          by_name.try_emplace(parameter.name, NamedRule{parameter.name, source, parameter.source});
     const std::vector<Container>& files = checkpoint.files[pp_rank];
     for (std::uint32_t i = 0; i < files.size(); ++i)
       add_source_rank(layout, files[i], {i % checkpoint.tp, pp_rank, 0, i / checkpoint.tp}, checkpoint, by_name);

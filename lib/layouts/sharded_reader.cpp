@@ -14,6 +14,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/xser.h"
 #include "reshard/layouts/metadata_proofs.h"
+#include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
@@ -287,6 +288,7 @@ ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std:
   prove_all_ranks_present(folder, listing, checkpoint);
   read_all_files(listing, checkpoint);
   read_old_metadata(listing, checkpoint);
+  checkpoint.other_stages = remove_other_stages(checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const Container& first = checkpoint.files[pp_rank].front();
     note_not_saved(checkpoint.metadata[pp_rank], checkpoint, checkpoint.files[pp_rank], checkpoint.not_saved);

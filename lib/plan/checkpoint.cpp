@@ -14,6 +14,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/deployed_rules.h"
 #include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/adapters.h"
@@ -227,7 +228,10 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
         "known family beside it nobody can tell whether one is missing")
         .in(checkpoint.path)
         .hint(hint_for_model(checkpoint));
-  checkpoint.layout = sharded_source_layout(shards, tied_parameters(checkpoint.model));
+  const std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
+  shards.other_stages += remove_other_stages(shards, tied);
+  if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
+  checkpoint.layout = sharded_source_layout(shards, tied);
   if (told) checkpoint.layout.proved_by_copies = hint_for_copies(checkpoint);
   if (checkpoint.model && (use != ConfigUse::kLenient || shards.has_old_metadata)) {
     prove_heads(shards, *checkpoint.model);

@@ -8,6 +8,7 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/plan/adapter_proofs.h"
@@ -207,6 +208,7 @@ class AdapterPlanner {
 
   void add_notes(const ShardedCheckpoint& checkpoint) {
     for (const std::string& warning : checkpoint.warnings) job_->notes.push_back(warning);
+    if (const auto note = other_stages_note(checkpoint)) job_->notes.push_back(*note);
     std::vector<std::string> lost = checkpoint.not_saved;  // most are the base model's, which are never there
     std::erase_if(lost, [](const std::string& name) { return !lora_name(name); });
     if (!lost.empty())
