@@ -168,12 +168,35 @@ std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
   return *bytes;
 }
 
-void add_replicas(CLI::App& command, ReplicaArguments& arguments) {
-  command.add_flag("--no-check-replicas", arguments.no_check,
-                   "Do not read what several ranks hold alike more than once, and so not compare it");
-  command.add_flag("--allow-divergent-replicas", arguments.allow_divergent,
-                   "Where ranks hold different values of what should be alike, take the first and say so");
+void add_replicas(CLI::App& command, ReplicaArguments& arguments, bool may_skip) {
+  command
+      .add_option("--replicas", arguments.replicas,
+                  "Where ranks hold different values of a replicated parameter: drift takes the first rank's if they "
+                  "drifted apart in training (the default), exact never does, first always does")
+      ->type_name("NAME");
+  if (may_skip)
+    command.add_flag("--no-check-replicas", arguments.no_check, "Do not read replicas, and so not compare them");
+  command.add_flag("--allow-divergent-replicas", arguments.allow_divergent, "The same as --replicas first");
 }
+
+namespace {
+
+Replicas replicas_of(const ReplicaArguments& arguments) {
+  if (arguments.no_check && !arguments.replicas.empty())
+    throw Error(ErrorKind::kUsage, "--replicas has no effect with --no-check-replicas")
+        .hint("leave out one of the two");
+  if (arguments.allow_divergent && !arguments.replicas.empty() && arguments.replicas != "first")
+    throw Error(ErrorKind::kUsage, "--allow-divergent-replicas is --replicas first, and contradicts --replicas " +
+                                       printable(arguments.replicas))
+        .hint("leave out one of the two");
+  if (arguments.allow_divergent || arguments.replicas == "first") return Replicas::kFirst;
+  if (arguments.replicas == "exact") return Replicas::kExact;
+  if (arguments.replicas.empty() || arguments.replicas == "drift") return Replicas::kDrift;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("--replicas: \"{}\" is not one of drift, exact, first", printable(arguments.replicas)));
+}
+
+}  // namespace
 
 CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments) {
   CLI::Option* tp = command.add_option("--tp", arguments.tp, "Tensor-parallel ranks")->type_name("N");
@@ -280,7 +303,7 @@ IoMode parse_io_mode(const std::string& text) {
 RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments& replicas) {
   RunOptions options;
   options.threads = parse_threads(arguments.threads);
-  options.allow_divergent_replicas = replicas.allow_divergent;
+  options.replicas = replicas_of(replicas);
   options.max_memory_bytes = parse_bytes("--max-memory", arguments.max_memory);
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage, "--max-memory " + arguments.max_memory + " is too little to work in")

@@ -46,12 +46,14 @@ struct CommonArguments : MovingArguments {
 };
 void add_common(CLI::App& command, CommonArguments& arguments);
 
-/// How second copies in a sharded source are treated.
+/// How replicas in a sharded source are treated.
 struct ReplicaArguments {
+  std::string replicas;
   bool no_check = false;
   bool allow_divergent = false;
 };
-void add_replicas(CLI::App& command, ReplicaArguments& arguments);
+/// `may_skip`: with --no-check-replicas, too.
+void add_replicas(CLI::App& command, ReplicaArguments& arguments, bool may_skip = true);
 
 /// How shards are made.
 struct ShardingArguments {

@@ -39,8 +39,11 @@ std::vector<std::uint32_t> matching_tensors(const Layout& layout, const std::str
   return wanted;
 }
 
-void add_stats(const Layout& layout, const InspectArguments& arguments, RunOptions options,
+void add_stats(Checkpoint& checkpoint, const InspectArguments& arguments, RunOptions options,
                std::vector<TensorRow>& rows) {
+  const Layout& layout = checkpoint.layout;
+  std::vector<Divergence> divergent;
+  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
   Progress progress;
   options.progress = &progress;
   std::vector<std::uint32_t> wanted;
@@ -52,6 +55,7 @@ void add_stats(const Layout& layout, const InspectArguments& arguments, RunOptio
   const ProgressBar bar(progress, bytes, !arguments.quiet);
   const std::vector<ValueSummary> values = compute_stats(layout, wanted, options);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values = values[i];
+  for (std::string& note : divergent_notes(divergent)) checkpoint.notes.push_back(std::move(note));
 }
 
 /// The description of a built-in family, as --spec takes one.
@@ -71,10 +75,10 @@ void inspect(const InspectArguments& arguments) {
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
   const RunOptions options = run_options(arguments);
-  const auto inspection =
+  Checkpoint inspection =
       read_checkpoint(arguments.path, ConfigUse::kLenient, family_spec(arguments), heads_of(arguments.heads));
   std::vector<TensorRow> rows = tensor_rows(inspection.layout, matching_tensors(inspection.layout, arguments.filter));
-  if (arguments.stats) add_stats(inspection.layout, arguments, options, rows);
+  if (arguments.stats) add_stats(inspection, arguments, options, rows);
   if (arguments.json) {
     print_output(to_text(inspect_document(arguments.path, inspection, rows)));
     return;

@@ -53,6 +53,12 @@ Document files_document(const Job& job) {
 
 }  // namespace
 
+Document divergent_document(const std::vector<Divergence>& divergent) {
+  Document texts = Document::array();
+  for (const Divergence& one : divergent) texts.push_back(one.text);
+  return texts;
+}
+
 Document job_document(const Job& job, const OutputSpace& space, const RunResult* result) {
   Document json;
   json["command"] = job.command;
@@ -77,7 +83,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   json["files"] = files_document(job);
   json["notes"] = job.notes;
   if (result != nullptr) {
-    json["divergent_replicas"] = result->divergent;
+    json["divergent_replicas"] = divergent_document(result->divergent);
     json["seconds"] = result->seconds;
     json["bytes_per_second"] = result->seconds > 0 ? static_cast<double>(result->written_bytes) / result->seconds : 0;
     json["peak_memory_bytes"] = peak_memory_bytes();

@@ -15,6 +15,9 @@ using Document = nlohmann::ordered_json;
 /// What a job will write, or has written: the --json output of shard and consolidate. `result` is null for a dry run.
 Document job_document(const Job& job, const OutputSpace& space, const RunResult* result);
 
+/// Their texts.
+Document divergent_document(const std::vector<Divergence>& divergent);
+
 /// The document as it is printed; names that are not UTF-8 are mended, since JSON cannot hold them.
 std::string to_text(const Document& document);
 

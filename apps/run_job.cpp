@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 #include "dry_run.h"
 #include "json_report.h"
 #include "print.h"
@@ -23,16 +25,6 @@ void dry_run(const Job& job, const CommonArguments& arguments) {
   prove_space(space);
 }
 
-/// The first of many notes.
-std::vector<std::string> shortened(std::vector<std::string> notes) {
-  constexpr std::size_t kShown = 10;
-  if (notes.size() <= kShown) return notes;
-  const std::size_t more = notes.size() - kShown;
-  notes.resize(kShown);
-  notes.push_back(fmt::format("… and {} more that differ (all with --json)", more));
-  return notes;
-}
-
 std::string last_line(const Job& job, const RunResult& result) {
   const double rate = result.seconds > 0 ? static_cast<double>(result.written_bytes) / result.seconds : 0;
   return fmt::format("wrote {}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}",
@@ -45,6 +37,30 @@ std::string last_line(const Job& job, const RunResult& result) {
 
 void print_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) print_message("reshard: note: " + printable(note));
+}
+
+std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergent) {
+  constexpr std::size_t kShown = 10;
+  std::vector<std::string> notes;
+  std::set<std::string> drifted;
+  const Divergence* farthest = nullptr;
+  std::size_t others = 0;
+  for (const Divergence& one : divergent) {
+    if (!one.is_drift) {
+      if (++others <= kShown) notes.push_back(one.text);
+      continue;
+    }
+    drifted.insert(one.tensor);
+    if (farthest == nullptr || one.relative > farthest->relative) farthest = &one;
+  }
+  if (others > kShown) notes.push_back(fmt::format("… and {} more that differ (all with --json)", others - kShown));
+  if (farthest != nullptr)
+    notes.push_back(fmt::format(
+        "{} drifted apart between ranks in training, and the first rank's values are taken: farthest {}, by {:.2g} at "
+        "most, {:.2g} of its length (--replicas exact makes this an error)",
+        drifted.size() == 1 ? "1 tensor" : fmt::format("{} tensors", drifted.size()), farthest->tensor,
+        farthest->max_abs, farthest->relative));
+  return notes;
 }
 
 void run_job(const Job& job, const CommonArguments& arguments, RunOptions options) {
@@ -64,7 +80,7 @@ void run_job(const Job& job, const CommonArguments& arguments, RunOptions option
     const ProgressBar bar(progress, job.program.write_bytes, !arguments.quiet);
     result = execute(job, options);
   }
-  if (!arguments.quiet && !arguments.json) print_notes(shortened(result.divergent));
+  if (!arguments.quiet && !arguments.json) print_notes(divergent_notes(result.divergent));
   if (arguments.json)
     print_output(to_text(job_document(job, space, &result)));
   else if (!arguments.quiet)

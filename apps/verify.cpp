@@ -27,7 +27,7 @@ struct VerifyArguments : MovingArguments {
   std::string rtol;  // empty: not given
   std::string atol;
   HeadsArguments heads;
-  bool allow_divergent = false;
+  ReplicaArguments replicas;
   bool json = false;
   bool quiet = false;
 };
@@ -70,7 +70,7 @@ std::string report_text(const Verification& result, const VerifyArguments& argum
 }
 
 Document document_of(const Verification& result, const VerifyArguments& arguments,
-                     const std::vector<std::string>& divergent, const std::vector<std::string>& notes) {
+                     const std::vector<Divergence>& divergent, const std::vector<std::string>& notes) {
   Document json;
   json["command"] = "verify";
   json["a"] = arguments.a;
@@ -90,7 +90,7 @@ Document document_of(const Verification& result, const VerifyArguments& argument
                                  {"a", d.a},
                                  {"b", d.b},
                                  {"max_abs_difference", d.max_abs}});
-  json["divergent_replicas"] = divergent;
+  json["divergent_replicas"] = divergent_document(divergent);
   json["notes"] = notes;
   return json;
 }
@@ -100,7 +100,7 @@ int run_verify(const VerifyArguments& arguments) {
   if (!arguments.rtol.empty()) how.tolerance.relative = parse_tolerance("--rtol", arguments.rtol);
   if (!arguments.atol.empty()) how.tolerance.absolute = parse_tolerance("--atol", arguments.atol);
   how.any_dtype = !arguments.rtol.empty() || !arguments.atol.empty();
-  RunOptions options = run_options(arguments, {false, arguments.allow_divergent});
+  RunOptions options = run_options(arguments, arguments.replicas);
   const auto spec = family_spec(arguments);
   const AttentionOptions heads = heads_of(arguments.heads);
   const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient, spec, heads);
@@ -113,8 +113,8 @@ int run_verify(const VerifyArguments& arguments) {
   if (!arguments.quiet && !arguments.json) print_notes(notes);
   Progress progress;
   options.progress = &progress;
-  std::vector<std::string> divergent;
-  options.on_divergence = [&](const Error& error) { divergent.emplace_back(error.what()); };
+  std::vector<Divergence> divergent;
+  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
   Verification result;
   {
     std::uint64_t bytes = 0;
@@ -126,7 +126,7 @@ int run_verify(const VerifyArguments& arguments) {
   if (arguments.json)
     print_output(to_text(document_of(result, arguments, divergent, notes)));
   else if (!arguments.quiet)
-    print_notes(divergent);
+    print_notes(divergent_notes(divergent));
   if (!arguments.json && !arguments.quiet) print_output(report_text(result, arguments));
   return result.same() ? 0 : kExitDifferent;
 }
@@ -145,8 +145,7 @@ void add_verify(CLI::App& app, int& exit_code) {
                    "Relative tolerance: |a - b| may be ATOL + RTOL * |b|; dtypes may then differ, even with 0")
       ->type_name("X");
   command->add_option("--atol", arguments->atol, "Absolute tolerance; the same")->type_name("X");
-  command->add_flag("--allow-divergent-replicas", arguments->allow_divergent,
-                    "Where ranks hold different values of what should be alike, take the first and say so");
+  add_replicas(*command, arguments->replicas, false);
   add_heads(*command, arguments->heads);
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");

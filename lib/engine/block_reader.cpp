@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "reshard/base/error.h"
+#include "reshard/engine/blocks.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard {
@@ -13,6 +14,7 @@ namespace {
 
 constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read together with what lies between them
 constexpr std::uint64_t kLargestElement = 16;
+constexpr std::uint64_t kDistanceBlockBytes = std::uint64_t{64} << 10;
 
 /// " in FILE": where the element was read that copies are held against.
 std::string first_file(const Layout& layout, const Reading& reading, const Dims& index) {
@@ -22,9 +24,10 @@ std::string first_file(const Layout& layout, const Reading& reading, const Dims&
   return {};
 }
 
-/// What a second copy of `tensor`, or what fills up, holds at `index` that it should not, and what may be the reason.
+/// What a replica of `tensor`, or padding, holds at `index` that it should not, and what may be the reason. `apart`: how
+/// far the replica is from the first, if that is too far to be drift.
 Error difference(const Layout& layout, const Reading& reading, const StoredTensor& copy, const LogicalTensor& tensor,
-                 const Dims& index) {
+                 const Dims& index, const ReplicaDistance* apart = nullptr) {
   const auto error = [&](std::string message, std::string hint) {
     return Error(ErrorKind::kBadInput, std::move(message))
         .in(layout.files[copy.file].path)
@@ -42,11 +45,21 @@ Error difference(const Layout& layout, const Reading& reading, const StoredTenso
       copy.kind == CutKind::kTied
           ? "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false"
       : layout.proved_by_copies.empty()
-          ? "the ranks are mixed up, or come from different checkpoints; --allow-divergent-replicas takes the first"
+          ? "the ranks are mixed up, or come from different checkpoints; --replicas first takes the first rank's values"
           : layout.proved_by_copies;
-  return error(fmt::format("is said to be a copy of {}{}, but differs from it, first at element {}", tensor.name,
-                           first_file(layout, reading, index), to_string(index)),
+  const std::string far =
+      apart == nullptr ? ""
+                       : fmt::format("; too far for drift in training: by {:.2f} of its length (drift is below {})",
+                                     apart->relative(), ReplicaDistance::kMaxRelative);
+  return error(fmt::format("is a replica of {}{}, but differs from it, first at element {}{}", tensor.name,
+                           first_file(layout, reading, index), to_string(index), far),
                hint);
+}
+
+/// Whether a stored tensor is a parameter that every rank trains a copy of. Copies of heads are none: their gradients
+/// are summed before the step, which keeps them equal.
+bool may_drift(const StoredTensor& stored, const LogicalTensor& tensor) {
+  return stored.kind == CutKind::kReplicated && !tensor.filler && can_drift(tensor.dtype);
 }
 
 /// The file offset that byte 0 of the block goes with, where a group is read into it as it is.
@@ -212,7 +225,7 @@ void BlockReader::read_ranges(const Source& file, std::uint64_t offset_bytes, co
   });
 }
 
-/// The bytes of a second copy are those of the first.
+/// The bytes of a replica are those of the first.
 /// \throws Error with the first element that differs.
 void BlockReader::compare(const Layout& layout, FilePool<Source>& files, const Reading& reading, const Group& group,
                           std::size_t groups, const LogicalTensor& tensor, const Box& box,
@@ -221,26 +234,72 @@ void BlockReader::compare(const Layout& layout, FilePool<Source>& files, const R
   if (seen.empty()) {
     load(layout, files, group, buffers_.other.make_room(block.size(), {place_read_from(layout, {&group, 1}), {}}));
   }
+  std::optional<std::uint64_t> differs_at;  // the first byte of the block that does
   for (const Runs& runs : group.runs)
     runs.for_each([&](std::uint64_t a, std::uint64_t b) {
       const std::byte* const copy = seen.empty() ? buffers_.other.data() + b : seen.data() + (a - group.begin_bytes);
-      if (std::memcmp(block.data() + b, copy, runs.run_bytes) == 0) return;
+      if (differs_at || std::memcmp(block.data() + b, copy, runs.run_bytes) == 0) return;
       std::uint64_t at = 0;
       while (at + 1 < runs.run_bytes && block[b + at] == copy[at]) ++at;
-      differ(layout, reading, group.stored, tensor, index_in(box, (b + at) * 8 / bits(tensor.dtype)));
+      differs_at = b + at;
     });
+  if (differs_at)
+    differ(layout, files, reading, group.stored, tensor, index_in(box, *differs_at * 8 / bits(tensor.dtype)));
 }
 
-void BlockReader::differ(const Layout& layout, const Reading& reading, std::uint32_t stored,
+/// Decides about the whole replica, whichever block showed that it differs.
+void BlockReader::differ(const Layout& layout, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
                          const LogicalTensor& tensor, const Dims& index) {
   windows_.prove_whole();  // else it is no difference, but a file that was cut
   const StoredTensor& copy = layout.stored[stored];
-  Error error = difference(layout, reading, copy, tensor, index);
-  if (copy.kind == CutKind::kTied || tensor.filler || !layout.proved_by_copies.empty() ||
-      !shared_.options.allow_divergent_replicas)
-    throw error;
+  const Replicas replicas = shared_.options.replicas;
+  if (replicas == Replicas::kExact || copy.kind == CutKind::kTied || tensor.filler)
+    throw difference(layout, reading, copy, tensor, index);
+  const bool drifts = may_drift(copy, tensor);
+  const bool takes_first = replicas == Replicas::kFirst && layout.proved_by_copies.empty();
+  if (!drifts && !takes_first) throw difference(layout, reading, copy, tensor, index);
+  {
+    const std::lock_guard lock(shared_.failure_mutex);
+    if (!shared_.divergent.emplace(&layout, stored, reading.logical).second) return;
+  }
+  Divergence found{tensor.name, difference(layout, reading, copy, tensor, index).what()};
+  if (drifts) {
+    const ReplicaDistance apart = distance(layout, files, reading, stored, tensor);
+    if (!apart.is_drift() && !takes_first) throw difference(layout, reading, copy, tensor, index, &apart);
+    found.is_drift = apart.is_drift();
+    found.max_abs = apart.max_abs();
+    found.relative = apart.relative();
+  }
   const std::lock_guard lock(shared_.failure_mutex);
-  if (shared_.divergent.insert(&copy).second && shared_.options.on_divergence) shared_.options.on_divergence(error);
+  if (shared_.options.on_divergence) shared_.options.on_divergence(std::move(found));
+}
+
+/// Between all that `stored` holds of the tensor and the first rank's; the same whatever the blocks of the run.
+ReplicaDistance BlockReader::distance(const Layout& layout, FilePool<Source>& files, const Reading& reading,
+                                      std::uint32_t stored, const LogicalTensor& tensor) {
+  std::vector<Piece> pieces;
+  for (const Piece& piece : reading.checks)
+    if (piece.stored == stored) pieces.push_back(piece);
+  ReplicaDistance apart;
+  std::vector<std::byte> first, second;
+  const BlockGrid grid(tensor.dtype, tensor.shape, kDistanceBlockBytes);
+  for (std::uint64_t i = 0; i < grid.count(); ++i) {
+    const Box box = grid.block(i);
+    const std::vector<Group> replica = groups_of(layout, pieces, tensor, box);
+    if (replica.empty()) continue;
+    first.resize(*num_bytes(tensor.dtype, box.size));
+    second.resize(first.size());
+    for (const Group& group : groups_of(layout, reading.reads, tensor, box)) load(layout, files, group, first);
+    for (const Group& group : replica) {
+      load(layout, files, group, second);
+      for (const Runs& runs : group.runs)
+        runs.for_each([&](std::uint64_t, std::uint64_t b) {
+          apart.add(tensor.dtype, std::span(first).subspan(b, runs.run_bytes),
+                    std::span(second).subspan(b, runs.run_bytes));
+        });
+    }
+  }
+  return apart;
 }
 
 }  // namespace reshard

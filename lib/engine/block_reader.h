@@ -8,6 +8,7 @@
 #include "reshard/engine/group.h"
 #include "reshard/engine/shared_run.h"
 #include "reshard/engine/windows.h"
+#include "reshard/tensor/drift.h"
 
 namespace reshard {
 
@@ -49,8 +50,10 @@ class BlockReader {
   void read_ranges(const Source& file, std::uint64_t offset_bytes, const Runs& reads);
   void compare(const Layout& layout, FilePool<Source>& files, const Reading& reading, const Group& group,
                std::size_t groups, const LogicalTensor& tensor, const Box& box, std::span<const std::byte> block);
-  void differ(const Layout& layout, const Reading& reading, std::uint32_t stored, const LogicalTensor& tensor,
-              const Dims& index);
+  void differ(const Layout& layout, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
+              const LogicalTensor& tensor, const Dims& index);
+  ReplicaDistance distance(const Layout& layout, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
+                           const LogicalTensor& tensor);
 
   SharedRun& shared_;
   Buffers& buffers_;

@@ -69,7 +69,7 @@ RunResult run_and_publish(const Job& job, RunOptions options) {
   prove_space(output_space(job));
   Staging staging(job);
   RunResult result;
-  options.on_divergence = [&](const Error& error) { result.divergent.push_back(error.what()); };
+  options.on_divergence = [&](Divergence one) { result.divergent.push_back(std::move(one)); };
   create_files(job, staging.root(), options);
   for (const CopiedFile& file : job.copied_files) copy_file(options, file, staging.root());
   const std::vector<std::uint32_t> crcs = run_program(job.program, staging.root(), options);
@@ -78,7 +78,8 @@ RunResult run_and_publish(const Job& job, RunOptions options) {
   for (const TextFile& file : job.text_files) write_text(options, staging.root() / file.path, file.text);
   prove_not_stopped(options);
   staging.publish(options.sync);
-  std::sort(result.divergent.begin(), result.divergent.end());  // threads find them in any order
+  std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order
+            [](const Divergence& a, const Divergence& b) { return a.text < b.text; });
   result.files = job.target.files.size() + job.copied_files.size() + job.text_files.size();
   result.read_bytes = job.program.read_bytes + job.program.check_bytes;
   result.written_bytes = job.output_bytes();

@@ -11,10 +11,10 @@
 namespace reshard {
 
 struct RunResult {
-  std::uint64_t files = 0;             // written
-  std::uint64_t read_bytes = 0;        // of tensors, compared ones counted
-  std::vector<std::string> divergent;  // second copies that differ, where that is allowed: whole sentences
-  std::uint64_t written_bytes = 0;     // of all files
+  std::uint64_t files = 0;            // written
+  std::uint64_t read_bytes = 0;       // of tensors, compared ones counted
+  std::vector<Divergence> divergent;  // replicas that differ where that is allowed, in the order of their texts
+  std::uint64_t written_bytes = 0;    // of all files
   double seconds = 0;
 };
 

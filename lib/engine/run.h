@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "reshard/base/storage.h"
@@ -31,6 +32,22 @@ struct Tuning {
   std::uint64_t least_part_bytes = 1024;
 };
 
+/// What becomes of replicas that differ. Tied parameters, padding and rank numbers that differ are an error always.
+enum class Replicas : std::uint8_t {
+  kDrift,  // replicated parameters that drifted apart (ReplicaDistance) are the first rank's; others are an error
+  kExact,  // they are an error
+  kFirst,  // all are the first rank's, but where nothing but replicas proves the layout (Layout::proved_by_copies)
+};
+
+/// A replica that differs from the first rank's, which was taken.
+struct Divergence {
+  std::string tensor;  // the logical one
+  std::string text;    // a whole sentence that names file, tensor and element
+  bool is_drift = false;
+  double max_abs = 0;   // of drift: as of ReplicaDistance
+  double relative = 0;  // likewise
+};
+
 struct RunOptions {
   unsigned threads = 0;                                       // 0: as many as there are processors, at most 16
   std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // buffers and mapped windows, over all threads
@@ -38,9 +55,9 @@ struct RunOptions {
   Progress* progress = nullptr;                               // borrowed; may be null
   Storage* storage = &local_storage();                        // borrowed
   bool sync = true;                                           // bring what is written to stable storage
-  bool allow_divergent_replicas = false;  // take the first; tied parameters that differ remain an error
-  /// Told of second copies that differ where that is allowed, once for each; one call at a time.
-  std::function<void(const Error&)> on_divergence;
+  Replicas replicas = Replicas::kDrift;
+  /// Called once for each replica that differs where that is allowed; one call at a time.
+  std::function<void(Divergence)> on_divergence;
   Tuning tuning;
 };
 

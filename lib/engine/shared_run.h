@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <mutex>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include "reshard/engine/block_queue.h"
@@ -47,7 +48,8 @@ struct SharedRun {
   std::atomic<bool> failed{false};
   std::mutex failure_mutex;
   std::exception_ptr failure;
-  std::set<const StoredTensor*> divergent;
+  /// Replicas that differ and may: index of the stored tensor, and of the logical one, of a layout.
+  std::set<std::tuple<const Layout*, std::uint32_t, std::uint32_t>> divergent;
   FilePool<Source> sources;
   FilePool<Source> others;  // of Program::against
   FilePool<Sink> sinks;

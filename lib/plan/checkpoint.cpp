@@ -194,8 +194,8 @@ std::string hint_for_copies(const Checkpoint& checkpoint) {
     return "there is no metadata, and the ranks are not laid out as was thought: files of ranks that were swapped, of "
            "two checkpoints, or another placement of heads (--kv-replication, --kv-size-multiplier, --pad-attn-heads; "
            "of convert's SRC with --from- before them)?";
-  return "as there is no metadata, copies alone prove the layout, and --allow-divergent-replicas has no effect: files "
-         "of ranks were swapped or come from different checkpoints, or config.json belongs to another model";
+  return "as there is no metadata, replicas alone prove the layout, and --replicas first has no effect: files of ranks "
+         "were swapped or come from different checkpoints, or config.json belongs to another model";
 }
 
 Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec,

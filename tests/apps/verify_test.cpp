@@ -1,5 +1,6 @@
 // `reshard verify` run as a user runs it.
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -177,7 +178,7 @@ TEST_CASE("verify ends with 3 where the ranks of one side differ among themselve
   REQUIRE(run_reshard({"shard", kModel, shards, "--tp", "2"}).exit_code == 0);
   const fs::path rank = dir / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
   TensorMap tensors = read_tensors(rank);
-  tensors.at("model.norm.weight").bytes[0] ^= 1;
+  for (char& byte : tensors.at("model.norm.weight").bytes) byte = static_cast<char>(byte ^ 0x80);  // other signs
   write_safetensors(rank, tensors);
   const ProgramResult refused = run_reshard({"verify", kModel, shards});
   CHECK(refused.exit_code == 3);
@@ -192,6 +193,47 @@ TEST_CASE("verify ends with 3 where the ranks of one side differ among themselve
   const json told = json::parse(document.out)["divergent_replicas"];
   REQUIRE(told.size() == 1);
   CHECK(says(told[0], rank.string()));
+}
+
+TEST_CASE(
+    "Ranks whose norms drifted apart are the same to verify and consolidate, with one note, unless all must be exact") {
+  const TempDir dir;
+  const std::string shards = (dir / "shards").string();
+  REQUIRE(run_reshard({"shard", kModel, shards, "--tp", "2"}).exit_code == 0);
+  const fs::path rank = dir / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
+  TensorMap tensors = read_tensors(rank);
+  for (const char* norm : {"model.norm.weight", "model.layers.0.input_layernorm.weight"})
+    tensors.at(norm).bytes[0] ^= 1;
+  write_safetensors(rank, tensors);
+  const std::string whole = (dir / "whole").string();
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"verify", kModel, shards}, {"consolidate", shards, whole}}) {
+    const ProgramResult drifted = run_reshard(command);
+    CHECK(drifted.exit_code == 0);
+    CHECK(says(drifted.err,
+               "note: 2 tensors drifted apart between ranks in training, and the first rank's values are taken"));
+    CHECK(std::count(drifted.err.begin(), drifted.err.end(), ':') == 3);  // one note alone
+    std::vector<std::string> exact = command;
+    if (command[0] == "consolidate") exact.push_back("--force");
+    exact.insert(exact.end(), {"--replicas", "exact"});
+    CHECK(run_reshard(exact).exit_code == 3);
+  }
+  CHECK(run_reshard({"verify", kModel, whole}).exit_code == 0);
+  const json document = json::parse(run_reshard({"verify", kModel, shards, "--json"}).out);
+  CHECK(document["divergent_replicas"].size() == 2);
+}
+
+TEST_CASE("--replicas takes three words, and no options beside it that contradict it") {
+  for (const std::vector<std::string>& options : {std::vector<std::string>{"--replicas", "last"},
+                                                  {"--replicas", "exact", "--no-check-replicas"},
+                                                  {"--replicas", "drift", "--allow-divergent-replicas"}}) {
+    std::vector<std::string> command{"consolidate", kShards, "/nowhere/out", "--dry-run"};
+    command.insert(command.end(), options.begin(), options.end());
+    const ProgramResult result = run_reshard(command);
+    INFO(result.err);
+    CHECK(result.exit_code == 2);
+    CHECK(says(result.err, "--replicas"));
+  }
 }
 
 TEST_CASE("verify --json has the notes that people see on standard error") {

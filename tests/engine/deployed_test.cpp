@@ -247,7 +247,7 @@ TEST_CASE("Numbers where zeros should be, and a rank's file under another's name
   CHECK_THAT(zeros.what(), Says("filled up with zeros"));
   CHECK_THAT(zeros.what(), Says("[8, 2]"));
   CHECK_THAT(broken("rank_util.rank", 0, 3).what(), Says("is the number of another rank than 3"));
-  CHECK_THAT(broken("layers.1.self_attn.qkv_proj.k_proj.weight", 3, 1).what(), Says("is said to be a copy of"));
+  CHECK_THAT(broken("layers.1.self_attn.qkv_proj.k_proj.weight", 3, 1).what(), Says("is a replica of"));
 }
 
 TEST_CASE("Ranks that have nothing but what fills up are written by a run of their own") {

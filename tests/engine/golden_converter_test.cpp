@@ -162,7 +162,7 @@ TEST_CASE("Shards without metadata that are not of the model beside them are ref
   CHECK_THAT(refused("num_key_value_heads", 3).what(), Says("do not fall into groups"));
   CHECK_THAT(refused("num_attention_heads", 16).what(), Says("self_attn.q"));
   // Two heads of four copies each would fit in size, but the copies differ.
-  CHECK_THAT(refused("num_key_value_heads", 2).what(), Says("is said to be a copy of"));
+  CHECK_THAT(refused("num_key_value_heads", 2).what(), Says("is a replica of"));
 }
 
 TEST_CASE("Without metadata replicas prove the layout: ranks in another order are refused, whatever is allowed") {
@@ -178,7 +178,7 @@ TEST_CASE("Without metadata replicas prove the layout: ranks in another order ar
   fs::rename(temp / "aside", rank(4));
   request.check_replicas = false;
   RunOptions options;
-  options.allow_divergent_replicas = true;
+  options.replicas = Replicas::kFirst;
   const Error error = error_of([&] { consolidate(request, options); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(error.tensor(), Says("qkv_proj.weight_"));

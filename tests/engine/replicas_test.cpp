@@ -1,15 +1,21 @@
 // What several ranks hold alike: compared, taken on trust, or allowed to differ.
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+#include <set>
 
 #include "reshard/engine/verify.h"
 #include "reshard/plan/checkpoint.h"
+#include "reshard/tensor/cast.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
+#include "support/trials.h"
 
 namespace reshard::test {
 namespace {
@@ -25,6 +31,29 @@ TinyModel tied_model() {
   return model;
 }
 
+/// Values as weights have them.
+TensorData random_weights(Random& random, DType dtype, const Dims& shape) {
+  std::normal_distribution<float> values(0, 0.02F);
+  std::vector<float> floats(*num_elems(shape));
+  for (float& value : floats) value = values(random);
+  TensorData tensor{dtype, shape, std::string(*num_bytes(dtype, shape), '\0')};
+  cast_elements(DType::kF32, std::as_bytes(std::span(floats)), dtype, std::as_writable_bytes(std::span(tensor.bytes)),
+                Overflow::kSaturate);
+  return tensor;
+}
+
+/// Moves each element by up to `by` of its size, and at least one of them by its last bit.
+void drift(TensorData& tensor, double by, Random& random) {
+  std::vector<float> floats(*num_elems(tensor.shape));
+  const auto out = std::as_writable_bytes(std::span(floats));
+  cast_elements(tensor.dtype, std::as_bytes(std::span(tensor.bytes)), DType::kF32, out, Overflow::kSaturate);
+  for (float& value : floats) value *= 1 + static_cast<float>(by * (static_cast<double>(random() % 2001) / 1000 - 1));
+  const std::string before = tensor.bytes;
+  cast_elements(DType::kF32, std::as_bytes(std::span(floats)), tensor.dtype,
+                std::as_writable_bytes(std::span(tensor.bytes)), Overflow::kSaturate);
+  if (tensor.bytes == before) tensor.bytes.front() = static_cast<char>(tensor.bytes.front() ^ 1);
+}
+
 /// A tied model on 4 ranks and 2 stages, key/value heads doubled.
 struct Shards {
   TempDir temp;
@@ -35,6 +64,8 @@ struct Shards {
   Shards() {
     Random random(11);
     originals = random_tensors(model, random);
+    for (auto& [name, tensor] : originals)
+      if (name.find("norm") != name.npos) tensor = random_weights(random, tensor.dtype, tensor.shape);
     write_model(temp / "model", model, originals);
     shard(shard_request(temp / "model", temp / "shards", 4, 2));
   }
@@ -43,10 +74,17 @@ struct Shards {
     return folder / ("tp_rank_0" + std::to_string(tp_rank) + "_pp_rank_0" + std::to_string(pp_rank)) /
            "model.safetensors";
   }
-  void spoil(int tp_rank, int pp_rank, const char* tensor) const {
+  void change(int tp_rank, int pp_rank, const std::string& tensor, const std::function<void(TensorData&)>& how) const {
     TensorMap tensors = read_tensors(rank_file(tp_rank, pp_rank));
-    tensors.at(tensor).bytes.back() = static_cast<char>(tensors.at(tensor).bytes.back() ^ 1);
+    how(tensors.at(tensor));
     write_safetensors(rank_file(tp_rank, pp_rank), tensors);
+  }
+  /// Gives the rank other weights.
+  void spoil(int tp_rank, int pp_rank, const char* tensor) const {
+    change(tp_rank, pp_rank, tensor, [&](TensorData& data) {
+      Random random(static_cast<std::uint64_t>(100 + 10 * tp_rank + pp_rank));
+      data = random_weights(random, data.dtype, data.shape);
+    });
   }
   ConsolidateRequest request() const {
     ConsolidateRequest request;
@@ -106,8 +144,8 @@ TEST_CASE("A copy that differs is an error that names the tensor and the rank's 
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.tensor() == "model.layers.0.self_attn.qkv_proj.weight_k");
     CHECK(error.path() == shards.rank_file(2, 0).string());
-    CHECK_THAT(error.what(), Says("a copy of model.layers.0.self_attn.k_proj.weight"));
-    CHECK_THAT(error.hint(), Says("--allow-divergent-replicas takes the first"));
+    CHECK_THAT(error.what(), Says("a replica of model.layers.0.self_attn.k_proj.weight"));
+    CHECK_THAT(error.hint(), Says("--replicas first takes the first rank's values"));
     CHECK((snapshot(shards.temp.path()) == before));
   }
 }
@@ -127,7 +165,7 @@ TEST_CASE("Copies that may differ are told once each, by tensor and file, and th
   shards.spoil(1, 1, kNorm);
   shards.spoil(2, 0, "model.layers.0.self_attn.qkv_proj.weight_v");
   RunOptions options;
-  options.allow_divergent_replicas = true;
+  options.replicas = Replicas::kFirst;
   options.threads = 3;
   for (const bool small_blocks : {false, true}) {
     std::vector<std::string> told;
@@ -135,11 +173,11 @@ TEST_CASE("Copies that may differ are told once each, by tensor and file, and th
       const auto job = plan_consolidate(shards.request());
       fs::create_directories(shards.temp / "blocks");
       local_storage().create(shards.temp / "blocks/model.safetensors", job->target.files[0].size_bytes);
-      options.on_divergence = [&](const Error& error) { told.emplace_back(error.what()); };
+      options.on_divergence = [&](const Divergence& one) { told.push_back(one.text); };
       run_program(job->program, shards.temp / "blocks", options, {}, 2);
       std::sort(told.begin(), told.end());
     } else {
-      told = consolidate(shards.request(), options).divergent;
+      for (const Divergence& one : consolidate(shards.request(), options).divergent) told.push_back(one.text);
       CHECK((read_model(shards.temp / "whole") == shards.originals));
       fs::remove_all(shards.temp / "whole");
     }
@@ -153,11 +191,126 @@ TEST_CASE("Copies that may differ are told once each, by tensor and file, and th
   }
 }
 
+TEST_CASE("A norm that drifted apart between ranks is the first rank's, and told once for each replica") {
+  for (const unsigned threads : {1u, 3u}) {
+    const Shards shards;
+    Random random(21);
+    for (const int tp_rank : {1, 3})
+      shards.change(tp_rank, 1, kNorm, [&](TensorData& norm) { drift(norm, 0.05, random); });
+    RunOptions options = unsynced();
+    options.threads = threads;
+    const RunResult result = consolidate(shards.request(), options);
+    CHECK((read_model(shards.temp / "whole") == shards.originals));
+    REQUIRE(result.divergent.size() == 2);
+    for (const Divergence& one : result.divergent) {
+      CHECK(one.tensor == kNorm);
+      CHECK(one.is_drift);
+      CHECK(one.relative > 0);
+      CHECK(one.relative < 0.06);
+      CHECK(one.max_abs > 0);
+      CHECK(one.max_abs < 0.01);
+    }
+    CHECK_THAT(result.divergent[0].text, Says("tp_rank_01_pp_rank_01/model.safetensors"));
+    CHECK_THAT(result.divergent[1].text, Says("tp_rank_03_pp_rank_01/model.safetensors"));
+  }
+}
+
+TEST_CASE("Where replicas have to be exact, drift is an error") {
+  const Shards shards;
+  Random random(22);
+  shards.change(1, 1, kNorm, [&](TensorData& norm) { drift(norm, 1e-6, random); });
+  RunOptions options = unsynced();
+  options.replicas = Replicas::kExact;
+  const Error error = error_of([&] { consolidate(shards.request(), options); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == kNorm);
+  CHECK(error.path() == shards.rank_file(1, 1).string());
+  CHECK_FALSE(fs::exists(shards.temp / "whole"));
+  CHECK(consolidate(shards.request()).divergent.size() == 1);
+}
+
+TEST_CASE("Other weights in the place of a norm are no drift, and the error says how far apart they are") {
+  const Shards shards;
+  shards.spoil(2, 1, kNorm);
+  const auto before = snapshot(shards.temp.path());
+  const Error error = error_of([&] { consolidate(shards.request()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == kNorm);
+  CHECK(error.path() == shards.rank_file(2, 1).string());
+  CHECK_THAT(error.what(), Says("too far for drift in training: by "));
+  CHECK_THAT(error.hint(), Says("--replicas first"));
+  CHECK((snapshot(shards.temp.path()) == before));
+}
+
+TEST_CASE("A norm that is not a number on one rank is no drift") {
+  const Shards shards;
+  shards.change(2, 1, kNorm, [](TensorData& norm) { norm.bytes[0] = norm.bytes[1] = '\x7f'; });
+  CHECK(error_of([&] { consolidate(shards.request()); }).tensor() == kNorm);
+}
+
+TEST_CASE("Copies of key/value heads do not drift: the smallest difference is an error") {
+  const Shards shards;
+  const char* const heads = "model.layers.0.self_attn.qkv_proj.weight_v";
+  shards.change(3, 0, heads, [](TensorData& data) { data.bytes[0] = static_cast<char>(data.bytes[0] ^ 1); });
+  const Error error = error_of([&] { consolidate(shards.request()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == heads);
+  CHECK(error.path() == shards.rank_file(3, 0).string());
+}
+
+TEST_CASE("Random drift of random norms on random ranks: the first rank's values, whatever blocks and threads") {
+  std::size_t drifted = 0;
+  for (const std::uint64_t seed : seeds(60)) {
+    Random random(seed);
+    INFO("seed " << seed);
+    TinyModel model = random_model(random);
+    const OracleOptions options = legal_options(random, model);
+    if (options.tp == 1) continue;
+    const TempDir temp;
+    TensorMap originals = random_tensors(model, random);
+    const auto is_norm = [](const std::string& name) { return name.ends_with("norm.weight"); };
+    for (auto& [name, tensor] : originals)
+      if (is_norm(name)) tensor = random_weights(random, tensor.dtype, tensor.shape);
+    write_model(temp / "model", model, originals);
+    ShardRequest request = shard_request(temp / "model", temp / "shards");
+    request.sharding = sharding_of(options);
+    shard(request);
+    const double by = std::pow(10.0, -static_cast<double>(random() % 6) - 1.2);
+    std::set<std::string> expected;
+    std::size_t replicas = 0;
+    for (const auto& entry : fs::directory_iterator(temp / "shards/tensor_parallel_shards")) {
+      if (!entry.is_directory() || entry.path().filename().string().starts_with("tp_rank_00")) continue;
+      TensorMap tensors = read_tensors(entry.path() / "model.safetensors");
+      for (auto& [name, tensor] : tensors)
+        if (is_norm(name) && random() % 2) drift(tensor, by, random), expected.insert(name), ++replicas;
+      write_safetensors(entry.path() / "model.safetensors", tensors);
+    }
+    ConsolidateRequest whole;
+    whole.checkpoint_directory = temp / "shards";
+    whole.output_directory = temp / "whole";
+    const RunResult result = consolidate(whole, random_run(random, local_storage()));
+    CHECK((read_model(temp / "whole") == originals));
+    std::set<std::string> told;
+    for (const Divergence& one : result.divergent) {
+      CHECK(one.is_drift);
+      told.insert(one.tensor);
+    }
+    CHECK(told == expected);
+    CHECK(result.divergent.size() == replicas);
+    whole.force = true;
+    const auto job = plan_consolidate(whole);
+    run_in_blocks(*job, temp / "blocks", 2 * pick(random, 1, 8), 2);
+    CHECK((read_file(temp / "blocks/model.safetensors") == read_file(temp / "whole/model.safetensors")));
+    drifted += replicas;
+  }
+  if (has_all_seeds()) CHECK(drifted > 100);
+}
+
 TEST_CASE("Tied matrices that differ are an error, whatever is allowed and not checked") {
   const Shards shards;
   shards.spoil(0, 1, "lm_head.weight");
   RunOptions options;
-  options.allow_divergent_replicas = true;
+  options.replicas = Replicas::kFirst;
   ConsolidateRequest request = shards.request();
   request.check_replicas = false;
   const Error error = error_of([&] { consolidate(request, options); });
@@ -172,7 +325,7 @@ TEST_CASE("Converting trusts, checks and allows as consolidating does") {
   ConvertRequest request = convert_request(shards.temp / "shards", shards.temp / "whole");
   CHECK(error_of([&] { convert(request); }).path() == shards.rank_file(3, 1).string());
   RunOptions options;
-  options.allow_divergent_replicas = true;
+  options.replicas = Replicas::kFirst;
   request.dtype = DType::kF64;  // what is compared is what is stored, not what is written
   CHECK(convert(request, options).divergent.size() == 1);
   request.check_replicas = false;
@@ -193,9 +346,9 @@ TEST_CASE("Verifying compares the copies inside either side, too") {
     CHECK(error.tensor() == kNorm);
     CHECK(error.path() == shards.rank_file(3, 1).string());
     RunOptions options;
-    options.allow_divergent_replicas = true;
+    options.replicas = Replicas::kFirst;
     std::vector<std::string> told;
-    options.on_divergence = [&](const Error& one) { told.emplace_back(one.what()); };
+    options.on_divergence = [&](const Divergence& one) { told.push_back(one.text); };
     CHECK(verify(a, b, {}, options).same());
     CHECK(told.size() == 1);
   }
@@ -244,7 +397,7 @@ TEST_CASE("Other data-parallel ranks are read and compared, and one that differs
   CHECK(error.path() == second.string());
   CHECK(error.tensor() == "model.layers.0.mlp.down_proj.weight");
   RunOptions options;
-  options.allow_divergent_replicas = true;
+  options.replicas = Replicas::kFirst;
   CHECK(convert(request, options).divergent.size() == 1);
   CHECK((read_model(copies.temp / "whole") == copies.originals));
 }

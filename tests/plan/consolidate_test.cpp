@@ -122,7 +122,7 @@ TEST_CASE("Tied copies that differ are an error that names the element, and noth
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == sharded.rank_file(1, 1).string());
     CHECK(error.tensor() == "lm_head.weight");
-    CHECK_THAT(error.what(), Says("a copy of model.embed_tokens.weight"));
+    CHECK_THAT(error.what(), Says("a replica of model.embed_tokens.weight"));
     CHECK_THAT(error.what(), Says("[21, 3]"));
     CHECK((snapshot(sharded.temp.path()) == before));
   }

@@ -87,7 +87,7 @@ TEST_CASE("An adapter without its metadata, with a rank missing, or with ranks t
   const std::string metadata = read_file(shards / "mp_metadata_pp_rank_0.json");
   const fs::path last = shards / "model/dp_rank_00_tp_rank_01_pp_rank_00.pt";
   write_torch(last, {{"m.lora_A.weight", bytes({1, 1}, "1")}, {"m.lora_B.weight", bytes({1, 1}, "x")}});
-  CHECK_THAT(error_of([&] { consolidated(temp); }).what(), Says("is said to be a copy of m.lora_B.weight"));
+  CHECK_THAT(error_of([&] { consolidated(temp); }).what(), Says("is a replica of m.lora_B.weight"));
   fs::remove(last);
   CHECK_THAT(planning_error(temp).what(), Says("dp_rank_00_tp_rank_01_pp_rank_00"));
   fs::rename(shards / "mp_metadata_pp_rank_0.json", shards / "mp_metadata_pp_rank_0.pt");
