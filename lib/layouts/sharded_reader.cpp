@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/xser.h"
+#include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/metadata_proofs.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/sharded_layout.h"
@@ -80,6 +81,12 @@ void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing,
                           form, count == 1 ? "is" : "are", names))
       .in(folder.path)
       .hint("copy the missing ranks here; a model cannot be put together without them");
+}
+
+void prove_weights_saved(const ShardsFolder& folder, const Listing& listing) {
+  std::vector<RankFile> ranks;
+  for (const auto& [place, file] : listing.ranks) ranks.push_back(file);
+  refuse_weights_in_optimizer(folder, ranks);
 }
 
 /// The ranks of one stage hold the same parameters in the same shapes.
@@ -286,6 +293,7 @@ ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std:
   if (!listing.metadata.empty()) read_all_metadata(listing, checkpoint);
   prove_experts(checkpoint, listing);
   prove_all_ranks_present(folder, listing, checkpoint);
+  prove_weights_saved(folder, listing);
   read_all_files(listing, checkpoint);
   read_old_metadata(listing, checkpoint);
   checkpoint.other_stages = remove_other_stages(checkpoint);

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <span>
+
+#include "reshard/layouts/shards.h"
+
+namespace reshard {
+
+/// The folder beside `model` that holds the optimizer's states.
+inline constexpr const char* kOptimizerFolder = "optim";
+
+/// NxD may save a checkpoint without its weights (avoid_saving_lower_precision_weights): then no tensor that the xser
+/// files of `ranks` refer to is there, and the optimizer's files have the weights in fp32.
+/// \throws Error kUnsupported if that is so; nothing for files that cannot be read, whose readers say why.
+void refuse_weights_in_optimizer(const ShardsFolder& folder, std::span<const RankFile> ranks);
+
+}  // namespace reshard
