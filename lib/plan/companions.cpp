@@ -2,8 +2,10 @@
 #include <array>
 #include <set>
 
+#include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/plan/job.h"
+#include "reshard/plan/tags.h"
 
 namespace reshard {
 namespace {
@@ -39,6 +41,14 @@ bool is_one_of(const fs::path& folder, const std::vector<fs::path>& left_out) {
                      [&](const fs::path& other) { return fs::equivalent(folder, other, ignored); });
 }
 
+/// What a save of NxD puts into the folder of a tag beside `model`.
+bool is_part_of_save(const fs::path& directory, const std::string& name) {
+  std::error_code ignored;
+  if (name == kCheckpointMarker || name == kDoneMarker || name == kOptimizerFolder)
+    return fs::is_directory(directory / describe(ShardsKind::kNxd).folder, ignored);
+  return name == kLatestFile && !list_tags(directory).empty();
+}
+
 void collect(const fs::path& directory, const fs::path& relative, const std::vector<fs::path>& left_out,
              std::vector<CopiedFile>& files) {
   std::set<fs::directory_entry> entries;  // sorted: the order must not be the file system's
@@ -47,13 +57,14 @@ void collect(const fs::path& directory, const fs::path& relative, const std::vec
     const std::string name = entry.path().filename().string();
     std::error_code broken_link;
     if (name.starts_with(".") || (relative.empty() && name == kTrainingConfigFile)) continue;
+    if (is_part_of_save(directory, name)) continue;
     if (entry.is_directory(broken_link)) {
       // A linked folder may lead anywhere, even back here.
       if (entry.is_symlink() || is_skipped_folder(name) || is_one_of(entry.path(), left_out)) continue;
       const bool output = std::any_of(std::begin(kShardsKinds), std::end(kShardsKinds), [&](const ShardsKindRow& row) {
         return is_ours(row) && fs::exists(entry.path() / row.folder, broken_link);
       });
-      if (output) continue;  // of this program
+      if (output || is_tag_folder(entry.path())) continue;  // of this program; another checkpoint of the run
       collect(entry.path(), relative / name, left_out, files);
     } else if (entry.is_regular_file(broken_link) && !is_weights(name) && name != kTrainingConfigFile) {
       files.push_back({entry.path(), relative / name, entry.file_size()});

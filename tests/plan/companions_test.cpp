@@ -49,6 +49,20 @@ TEST_CASE("Hidden files, training checkpoints, adapters and shards stay behind")
   CHECK(companions(temp.path()) == std::vector<std::string>{"checkpoint.txt"});
 }
 
+TEST_CASE("Checkpoints of the training run stay behind whatever their names, and so do the marks of a save") {
+  const TempDir temp;
+  const std::string rank = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
+  for (const std::string& name :
+       {"step_3/" + rank, std::string("step_3/checkpoint"), std::string("step_3/done"), "any/" + rank,
+        std::string("any/done"), std::string("any/user.json"), std::string("epoch_1/model.safetensors"),
+        std::string("epoch_1/config.json"), rank, std::string("checkpoint"), std::string("done"),
+        std::string("optim/__0_0.distcp"), std::string("latest"), std::string("config.json"),
+        std::string("docs/latest"), std::string("docs/done"), std::string("epoch_2/picture.png")})
+    write_file(temp / name, "x");
+  CHECK(companions(temp.path()) ==
+        std::vector<std::string>{"config.json", "docs/done", "docs/latest", "epoch_2/picture.png"});
+}
+
 TEST_CASE("Linked files are followed, linked folders are not, links to nowhere are passed over") {
   const TempDir temp;
   write_file(temp / "blobs/abc", "{\"x\": 1}");

@@ -1,0 +1,254 @@
+#include "reshard/plan/tags.h"
+
+#include <algorithm>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kNxdRank = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
+
+/// A tag with weights that says nothing of being finished.
+Tag tag(const std::string& name) {
+  Tag result;
+  result.name = name;
+  result.has_weights = result.has_shards = true;
+  return result;
+}
+
+Tag done(const std::string& name) {
+  Tag result = tag(name);
+  result.is_done = true;
+  return result;
+}
+
+Tag cut_off(const std::string& name) {
+  Tag result = tag(name);
+  result.is_cut_off = true;
+  return result;
+}
+
+Tag trained(const std::string& name) {
+  Tag result = tag(name);
+  result.has_trainer_state = true;
+  return result;
+}
+
+std::string chosen(const std::vector<Tag>& tags, const std::optional<std::string>& latest = {}) {
+  return choose_tag(tags, latest).name;
+}
+
+std::vector<std::string> names(const std::vector<Tag>& tags) {
+  std::vector<std::string> result;
+  for (const Tag& one : tags) result.push_back(one.name);
+  return result;
+}
+
+/// An NxD tag as its saves leave it; the content of the files does not matter here.
+void write_nxd(const fs::path& folder, bool is_done = true) {
+  write_file(folder / kNxdRank, "");
+  write_file(folder / "checkpoint", "1");
+  if (is_done) write_file(folder / "done", "1");
+}
+
+TEST_CASE("The newest tag is the one with the largest number, whatever the number of its digits") {
+  CHECK(chosen({done("step_9"), done("step_10"), done("step_1")}) == "step_10");
+  CHECK(chosen({done("step_0009"), done("step_10")}) == "step_10");
+  CHECK(chosen({trained("checkpoint-900"), trained("checkpoint-1000")}) == "checkpoint-1000");
+  CHECK(chosen({tag("epoch_2_step_5"), tag("epoch_1_step_70"), tag("epoch_2_step_40")}) == "epoch_2_step_40");
+  CHECK(chosen({tag("99999999999999999999999"), tag("100000000000000000000000")}) == "100000000000000000000000");
+  CHECK(chosen({done("step_3"), done("step_03"), done("step_4")}) == "step_4");
+}
+
+TEST_CASE("The note says which tag is taken, of how many, and which newer one is not finished") {
+  CHECK(choose_tag({done("step_3")}, {}).note == "step_3 is taken, the only finished checkpoint in it");
+  CHECK(choose_tag({done("step_3"), done("step_6"), cut_off("step_9")}, {}).note ==
+        "step_6 is taken, the newest of 2 finished checkpoints in it; step_9 is newer, but not finished: it has no "
+        "file \"done\"; --tag NAME takes another");
+  CHECK(choose_tag({cut_off("step_3"), done("step_6")}, {}).note ==
+        "step_6 is taken, the only finished checkpoint in it; --tag NAME takes another");
+}
+
+TEST_CASE("The file latest goes before numbers, unless what it names is not finished") {
+  const std::vector<Tag> tags{done("step_3"), done("step_6"), cut_off("step_9")};
+  CHECK(chosen(tags, "step_3") == "step_3");
+  CHECK_THAT(choose_tag(tags, "step_3").note, Says("which the file \"latest\" names"));
+  CHECK(chosen(tags, "step_9") == "step_6");
+  CHECK_THAT(choose_tag(tags, "step_9").note, Says("step_9 is named by the file \"latest\", but not finished"));
+  CHECK(chosen({tag("best"), tag("step_3")}, "best") == "best");
+}
+
+TEST_CASE("Without markers weights suffice, but not beside tags of the same kind that have them") {
+  CHECK(chosen({tag("checkpoint-10"), tag("checkpoint-20")}) == "checkpoint-20");
+  CHECK(chosen({trained("checkpoint-10"), tag("checkpoint-20")}) == "checkpoint-10");
+  CHECK_THAT(choose_tag({trained("checkpoint-10"), tag("checkpoint-20")}, {}).note,
+             Says("it has no file \"trainer_state.json\", but checkpoint-10 has"));
+  CHECK(chosen({done("step_3"), tag("step_6")}) == "step_3");
+  CHECK_FALSE(unfinished_reason(tag("checkpoint-10"), {done("step_3"), tag("checkpoint-10")}));
+}
+
+TEST_CASE("A tag that was cut off, holds no weights or has a temporary name is never chosen") {
+  Tag empty = done("step_6");
+  empty.has_weights = false;
+  CHECK(chosen({done("step_3"), empty}) == "step_3");
+  Tag both = cut_off("step_6");
+  both.has_trainer_state = true;
+  CHECK(chosen({done("step_3"), both}) == "step_3");
+  CHECK(chosen({trained("checkpoint-10"), trained("tmp-checkpoint-20")}) == "checkpoint-10");
+}
+
+TEST_CASE("Where no tag is finished the error lists them, each with its reason") {
+  Tag empty = tag("step_6");
+  empty.has_weights = false;
+  const Error error = error_of([&] { choose_tag({cut_off("step_3"), empty}, "step_3"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("step_3 (it has no file \"done\"), step_6 (it holds no weights)"));
+  CHECK_THAT(error.hint(), Says("--tag"));
+}
+
+TEST_CASE("Names that do not tell which tag is the newest are an error that lists them") {
+  for (const auto& tags : {std::vector<Tag>{done("epoch_2"), done("step_300")},
+                           {trained("checkpoint-10"), trained("final")},
+                           {done("step_3"), done("step_03")},
+                           {done("step_3"), done("step_3-old")}}) {
+    const Error error = error_of([&] { choose_tag(tags, {}); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says(tags[0].name + ", " + tags[1].name));
+    CHECK_THAT(error.hint(), Says("--tag"));
+  }
+}
+
+TEST_CASE("Folders are tags by markers, trainer_state.json, or names of words of training and a number") {
+  const TempDir temp;
+  for (const char* name : {"step_3", "any"}) write_nxd(temp / name);
+  for (const char* name :
+       {"checkpoint-10/model.safetensors", "global_step20/model.safetensors", "epoch=1-step=5/pytorch_model.bin",
+        "00100/adapter_model.safetensors", "run/trainer_state.json", "iter_0000001/notes.txt",
+        "Llama-3/model.safetensors", "steps/model.safetensors", "logs/done", ".cache_1/model.safetensors"})
+    write_file(temp / name, "");
+  write_file(temp / "step_4", "a file");
+  CHECK(names(list_tags(temp.path())) == std::vector<std::string>{"00100", "any", "checkpoint-10", "epoch=1-step=5",
+                                                                  "global_step20", "iter_0000001", "run", "step_3"});
+}
+
+TEST_CASE("A tag's markers may be in its shards folder or its adapters' instead") {
+  const TempDir temp;
+  write_nxd(temp / "checkpoint-10/shards");
+  write_nxd(temp / "checkpoint-20/shards", false);
+  write_nxd(temp / "checkpoint-30/adapter_default/adapter_shards");
+  write_nxd(temp / "checkpoint-40/adapter_a/adapter_shards");
+  write_nxd(temp / "checkpoint-40/adapter_b/adapter_shards", false);
+  const std::vector<Tag> tags = list_tags(temp.path());
+  REQUIRE(tags.size() == 4);
+  for (const Tag& one : tags) CHECK(one.has_shards);
+  CHECK((tags[0].is_done && !tags[0].is_cut_off));
+  CHECK((!tags[1].is_done && tags[1].is_cut_off));
+  CHECK((tags[2].is_done && !tags[2].is_cut_off));
+  CHECK((!tags[3].is_done && tags[3].is_cut_off));
+  CHECK(find_checkpoint(temp.path(), {}).path == temp / "checkpoint-30");
+}
+
+TEST_CASE("A path that is a checkpoint, a file or nothing is taken as it is, whatever lies in it") {
+  const TempDir temp;
+  write_nxd(temp / "run/step_3");
+  CHECK(find_checkpoint(temp / "run/step_3", {}).path == temp / "run/step_3");
+  CHECK(find_checkpoint(temp / "nowhere", {}).path == temp / "nowhere");
+  write_file(temp / "run/model.safetensors", "");
+  CHECK(find_checkpoint(temp / "run", {}).path == temp / "run");
+  CHECK(find_checkpoint(temp / "run", {}).notes.empty());
+  CHECK(find_checkpoint(temp / "run/model.safetensors", {}).path == temp / "run/model.safetensors");
+  // Only shards can be consolidated, and of those there are none in the directory itself.
+  CHECK(find_checkpoint(temp / "run", {}, TagContent::kShards).path == temp / "run/step_3");
+  CHECK(find_checkpoint(temp / "run", "step_3").path == temp / "run/step_3");
+  write_file(temp / "trainer/checkpoint-10/model.safetensors", "");
+  CHECK(find_checkpoint(temp / "trainer", {}, TagContent::kShards).path == temp / "trainer");
+  CHECK(find_checkpoint(temp / "trainer", {}).path == temp / "trainer/checkpoint-10");
+}
+
+TEST_CASE("Folders with the names of tags and no checkpoint in them leave the path as it is") {
+  const TempDir temp;
+  write_file(temp / "epoch_1/image.png", "");
+  write_file(temp / "epoch_2/image.png", "");
+  CHECK(find_checkpoint(temp.path(), {}).path == temp.path());
+}
+
+TEST_CASE("The name of a tag never leads out of the directory, from the command line or from the file latest") {
+  const TempDir temp;
+  write_nxd(temp / "run/step_3");
+  write_nxd(temp / "other/step_3");
+  for (const std::string name : {"", ".", "..", "../other", "/tmp", "step_3/", "step_3/..", "a\nb"}) {
+    INFO(name);
+    const Error error = error_of([&] { find_checkpoint(temp / "run", name); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("--tag"));
+    if (name == "a\nb") continue;
+    write_file(temp / "run/latest", name + "\n");
+    const Error in_file = error_of([&] { find_checkpoint(temp / "run", {}); });
+    CHECK(in_file.kind() == ErrorKind::kBadInput);
+    CHECK(in_file.path() == (temp / "run/latest").string());
+    CHECK_THAT(in_file.hint(), Says("--tag"));
+  }
+}
+
+TEST_CASE("The file latest names a folder beside it, with or without an end of line; a link does, too") {
+  const TempDir temp;
+  write_nxd(temp / "step_3");
+  write_nxd(temp / "step_6");
+  for (const char* text : {"step_3", "step_3\n", "step_3 \r\n"}) {
+    write_file(temp / "latest", text);
+    CHECK(find_checkpoint(temp.path(), {}).path == temp / "step_3");
+  }
+  write_file(temp / "latest", "step_12");
+  const Error gone = error_of([&] { find_checkpoint(temp.path(), {}); });
+  CHECK(gone.kind() == ErrorKind::kBadInput);
+  CHECK(gone.path() == (temp / "latest").string());
+  CHECK_THAT(gone.what(), Says("step_12"));
+  for (const std::size_t length : {300, 5000}) {
+    write_file(temp / "latest", std::string(length, 'x'));
+    const Error error = error_of([&] { find_checkpoint(temp.path(), {}); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "latest").string());
+  }
+  CHECK(find_checkpoint(temp.path(), "step_6").path == temp / "step_6");
+  fs::remove(temp / "latest");
+  fs::create_directory_symlink("step_3", temp / "latest");
+  CHECK(find_checkpoint(temp.path(), {}).path == temp / "step_3");
+  CHECK(names(list_tags(temp.path())) == std::vector<std::string>{"step_3", "step_6"});
+}
+
+TEST_CASE("A tag that is not there is an error that says which are; so is one of a file") {
+  const TempDir temp;
+  write_nxd(temp / "step_3");
+  write_nxd(temp / "step_6", false);
+  const Error error = error_of([&] { find_checkpoint(temp.path(), "step_9"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == temp.path().string());
+  CHECK_THAT(error.what(), Says("step_9"));
+  CHECK_THAT(error.hint(), Says("step_3, step_6"));
+  CHECK(error_of([&] { find_checkpoint(temp / "step_3/done", "x"); }).kind() == ErrorKind::kUsage);
+  CHECK(error_of([&] { find_checkpoint(temp / "nowhere", "x"); }).kind() == ErrorKind::kBadInput);
+  CHECK(find_checkpoint(temp.path(), "step_6").path == temp / "step_6");  // as it is asked for, finished or not
+}
+
+TEST_CASE("Errors of the choice name the directory") {
+  const TempDir temp;
+  write_nxd(temp / "step_3", false);
+  const Error none = error_of([&] { find_checkpoint(temp.path(), {}); });
+  CHECK(none.kind() == ErrorKind::kBadInput);
+  CHECK(none.path() == temp.path().string());
+  write_nxd(temp / "step_6");
+  write_nxd(temp / "final");
+  const Error which = error_of([&] { find_checkpoint(temp.path(), {}); });
+  CHECK(which.kind() == ErrorKind::kUsage);
+  CHECK(which.path() == temp.path().string());
+  CHECK_THAT(which.what(), Says("final, step_6"));
+}
+
+}  // namespace
+}  // namespace reshard::test
