@@ -131,6 +131,26 @@ AttentionOptions heads_of(const HeadsArguments& arguments, const std::string& pr
   return heads;
 }
 
+void add_tag(CLI::App& command, SourceArguments& arguments) {
+  command
+      .add_option("--tag", arguments.tag,
+                  "Of a directory with several checkpoints (step_3, checkpoint-10): the one to read (default: the "
+                  "newest finished one)")
+      ->type_name("NAME");
+}
+
+void add_config(CLI::App& command, SourceArguments& arguments) {
+  command
+      .add_option("--config", arguments.config,
+                  "The model's config.json, or the directory that holds it, where it is not beside the weights")
+      ->type_name("FILE");
+}
+
+std::string config_of(const SourceArguments& arguments) {
+  if (arguments.config == "") throw Error(ErrorKind::kUsage, "--config is empty");
+  return arguments.config.value_or("");
+}
+
 void prove_replication(const ShardingArguments& arguments, ShardsKind kind) {
   if (!arguments.kv_replication.empty() && kind != ShardsKind::kNxd)
     throw Error(ErrorKind::kUsage,

@@ -36,6 +36,17 @@ void add_heads(CLI::App& command, HeadsArguments& arguments, const std::string& 
 /// \throws Error kUsage, naming the option.
 AttentionOptions heads_of(const HeadsArguments& arguments, const std::string& prefix = "--");
 
+/// Where a checkpoint is that is read, as far as its path does not say it.
+struct SourceArguments {
+  std::optional<std::string> tag;
+  std::optional<std::string> config;
+};
+void add_tag(CLI::App& command, SourceArguments& arguments);
+void add_config(CLI::App& command, SourceArguments& arguments);
+/// What --config says; empty where it was not given.
+/// \throws Error kUsage for an empty value: an unset variable of a script must not mean the default.
+std::string config_of(const SourceArguments& arguments);
+
 /// Options of the commands that write.
 struct CommonArguments : MovingArguments {
   bool no_sync = false;

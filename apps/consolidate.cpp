@@ -14,6 +14,7 @@ struct ConsolidateArguments : CommonArguments {
   std::string max_shard_size = "5GB";
   std::string format = "safetensors";
   HeadsArguments heads;
+  SourceArguments source;
   ReplicaArguments replicas;
 };
 
@@ -23,6 +24,8 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   request.format = parse_format("--format", arguments.format, {Format::kSafetensors, Format::kPytorch});
   request.check_replicas = !arguments.replicas.no_check;
   request.checkpoint_directory = arguments.checkpoint_directory;
+  request.tag = arguments.source.tag;
+  request.config = config_of(arguments.source);
   request.spec = family_spec(arguments);
   request.heads = heads_of(arguments.heads);
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
@@ -40,7 +43,7 @@ void add_consolidate(CLI::App& app) {
   command
       ->add_option("CHECKPOINT_DIR", arguments->checkpoint_directory,
                    "Directory that holds tensor_parallel_shards/, shards/, weights/ or adapter_NAME/ folders, or that "
-                   "folder itself")
+                   "folder itself; or a training run's directory, see --tag")
       ->required();
   CLI::Option* output = command->add_option("OUT_DIR", arguments->output_directory,
                                             "Directory to write to (default: the one that holds the shards folder)");
@@ -50,6 +53,8 @@ void add_consolidate(CLI::App& app) {
   command->add_option("--max-shard-size", arguments->max_shard_size, "Tensor bytes in one file at most")
       ->type_name("SIZE")
       ->capture_default_str();
+  add_tag(*command, arguments->source);
+  add_config(*command, arguments->source);
   add_heads(*command, arguments->heads);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);

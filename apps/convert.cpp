@@ -20,6 +20,7 @@ struct ConvertArguments : CommonArguments {
   std::string format;
   ShardingArguments sharding;
   HeadsArguments from_heads;
+  SourceArguments from;
   std::string max_shard_size = "5GB";
   std::string dtype;
   std::string overflow = "saturate";
@@ -79,6 +80,8 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   prove_options_matter(arguments);
   ConvertRequest request;
   request.source = arguments.source;
+  request.tag = arguments.from.tag;
+  request.config = config_of(arguments.from);
   request.spec = family_spec(arguments);
   request.heads = heads_of(arguments.from_heads, "--from-");
   request.output_directory = arguments.output_directory;
@@ -111,6 +114,8 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
       .add_option("-f,--format", arguments.format,
                   "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum and nxd)")
       ->type_name("NAME");
+  add_tag(command, arguments.from);
+  add_config(command, arguments.from);
   add_heads(command, arguments.from_heads, "--from-");
   add_sharding(command, arguments.sharding)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
   command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");

@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/stats.h"
 #include "reshard/plan/name_rules.h"
+#include "reshard/plan/tags.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -23,6 +24,7 @@ struct InspectArguments : MovingArguments {
   std::string print_spec;
   std::string filter;
   HeadsArguments heads;
+  SourceArguments source;
   bool tensors = false;
   bool stats = false;
   bool json = false;
@@ -75,16 +77,19 @@ void inspect(const InspectArguments& arguments) {
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
   const RunOptions options = run_options(arguments);
-  Checkpoint inspection =
-      read_checkpoint(arguments.path, ConfigUse::kLenient, family_spec(arguments), heads_of(arguments.heads));
+  const FoundCheckpoint found = find_checkpoint(arguments.path, arguments.source.tag);
+  const std::string path = arguments.path == found.path ? arguments.path : found.path.string();
+  Checkpoint inspection = read_checkpoint(found.path, ConfigUse::kLenient, family_spec(arguments),
+                                          heads_of(arguments.heads), {config_of(arguments.source)});
+  inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
   std::vector<TensorRow> rows = tensor_rows(inspection.layout, matching_tensors(inspection.layout, arguments.filter));
   if (arguments.stats) add_stats(inspection, arguments, options, rows);
   if (arguments.json) {
-    print_output(to_text(inspect_document(arguments.path, inspection, rows)));
+    print_output(to_text(inspect_document(path, inspection, rows)));
     return;
   }
   if (!arguments.quiet) print_notes(inspection.notes);
-  print_output(inspect_text(arguments.path, inspection, rows, arguments.tensors));
+  print_output(inspect_text(path, inspection, rows, arguments.tensors));
 }
 
 }  // namespace
@@ -101,6 +106,8 @@ void add_inspect(CLI::App& app) {
   command->add_flag("--tensors", arguments->tensors, "One line a tensor, instead of one for all layers");
   command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
   command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
+  add_tag(*command, arguments->source);
+  add_config(*command, arguments->source);
   add_heads(*command, arguments->heads);
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");

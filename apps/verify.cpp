@@ -14,10 +14,13 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/plan/checkpoint.h"
+#include "reshard/plan/tags.h"
 #include "run_job.h"
 
 namespace reshard::cli {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr std::size_t kShown = 10;  // differences of a kind; --json has them all
 
@@ -28,6 +31,7 @@ struct VerifyArguments : MovingArguments {
   std::string atol;
   HeadsArguments heads;
   ReplicaArguments replicas;
+  SourceArguments source;
   bool json = false;
   bool quiet = false;
 };
@@ -95,16 +99,32 @@ Document document_of(const Verification& result, const VerifyArguments& argument
   return json;
 }
 
+/// The checkpoint at `path`; of a training run's directory, the one that --tag names or the newest one.
+Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, bool& tag_used) {
+  const bool has_tags = fs::is_directory(path) && !is_checkpoint(path);
+  const FoundCheckpoint found = find_checkpoint(path, has_tags ? arguments.source.tag : std::nullopt);
+  tag_used = tag_used || has_tags;
+  const ConfigChoice config{config_of(arguments.source), true};
+  Checkpoint side =
+      read_checkpoint(found.path, ConfigUse::kLenient, family_spec(arguments), heads_of(arguments.heads), config);
+  side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
+  return side;
+}
+
 int run_verify(const VerifyArguments& arguments) {
   VerifyOptions how;
   if (!arguments.rtol.empty()) how.tolerance.relative = parse_tolerance("--rtol", arguments.rtol);
   if (!arguments.atol.empty()) how.tolerance.absolute = parse_tolerance("--atol", arguments.atol);
   how.any_dtype = !arguments.rtol.empty() || !arguments.atol.empty();
   RunOptions options = run_options(arguments, arguments.replicas);
-  const auto spec = family_spec(arguments);
-  const AttentionOptions heads = heads_of(arguments.heads);
-  const Checkpoint a = read_checkpoint(arguments.a, ConfigUse::kLenient, spec, heads);
-  const Checkpoint b = read_checkpoint(arguments.b, ConfigUse::kLenient, spec, heads);
+  bool tag_used = false;
+  const Checkpoint a = read_side(arguments.a, arguments, tag_used);
+  const Checkpoint b = read_side(arguments.b, arguments, tag_used);
+  if (arguments.source.tag && !tag_used)
+    throw Error(ErrorKind::kUsage, "--tag has no effect: A and B are checkpoints themselves")
+        .hint("give the directory that holds the folder of that name");
+  if (arguments.source.config && !a.config_given && !b.config_given)
+    throw Error(ErrorKind::kUsage, "--config has no effect: A and B both have a config.json of their own");
   for (const Checkpoint* checkpoint : {&a, &b})
     if (checkpoint->layout.logical.empty())
       throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);
@@ -146,6 +166,13 @@ void add_verify(CLI::App& app, int& exit_code) {
       ->type_name("X");
   command->add_option("--atol", arguments->atol, "Absolute tolerance; the same")->type_name("X");
   add_replicas(*command, arguments->replicas, false);
+  add_tag(*command, arguments->source);
+  command->get_option("--tag")->description(
+      "Where A or B is a directory with several checkpoints (step_3, checkpoint-10): the one to read (default: the "
+      "newest finished one)");
+  add_config(*command, arguments->source);
+  command->get_option("--config")
+      ->description("The model's config.json, or the directory that holds it, for A or B without one of its own");
   add_heads(*command, arguments->heads);
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");

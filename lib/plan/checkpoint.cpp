@@ -42,18 +42,37 @@ FamilySpec family_of(const ModelConfig& config, const FamilySpec& spec) {
 /// The model of a checkpoint whose config.json says by itself how it is split. What to know of it joins `notes`.
 using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;
 
-/// Reads the model of config.json beside the weights, if there is one and its family is known, or `planned` can make it.
+/// Sets the config.json of `checkpoint`, whose directory is known.
+void find_config(Checkpoint& checkpoint, const ConfigChoice& choice) {
+  const fs::path own = checkpoint.directory / kConfigFile;
+  const bool has_own = path_exists(own);
+  checkpoint.config_given = !choice.path.empty() && !(choice.where_missing && has_own);
+  if (checkpoint.config_given)
+    checkpoint.config = fs::is_directory(choice.path) ? choice.path / kConfigFile : choice.path;
+  else if (has_own)
+    checkpoint.config = own;
+  if (checkpoint.config_given && !path_exists(checkpoint.config))
+    throw Error(ErrorKind::kBadInput,
+                fs::is_directory(choice.path) ? "holds no config.json" : "no such file or directory")
+        .in(choice.path)
+        .hint("--config takes the model's config.json, or the directory that holds it");
+}
+
+/// Reads the model of its config.json, if there is one and its family is known, or `planned` can make it.
 /// `names` are those of the weights' tensors.
 void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
                 const std::unordered_set<std::string_view>& names, const PlannedModel& planned) {
-  if (use != ConfigUse::kNeeded && !path_exists(checkpoint.directory / kConfigFile)) {
+  if (use != ConfigUse::kNeeded && checkpoint.config.empty()) {
     if (use == ConfigUse::kStrict && checkpoint.what == Checkpoint::What::kSharded)
-      checkpoint.notes.push_back("there is no config.json in " + checkpoint.directory.string() +
-                                 ", so whether the checkpoint has every tensor of its model is not known");
+      checkpoint.notes.push_back(
+          "there is no config.json in " + checkpoint.directory.string() +
+          ", so whether the checkpoint has every tensor of its model is not known; --config names one "
+          "that is elsewhere");
     return;
   }
   try {
-    const ModelConfig config = read_model_config(checkpoint.directory);
+    const ModelConfig config =
+        checkpoint.config.empty() ? read_model_config(checkpoint.directory) : read_model_config_file(checkpoint.config);
     checkpoint.model_type = config.model_type;
     FamilySpec family = family_of(config, spec);
     if (!family && has_config_plan(config)) {
@@ -78,7 +97,7 @@ void read_model(Checkpoint& checkpoint, ConfigUse use, const FamilySpec& spec,
         instantiate(std::move(family), config, [&](const std::string& name) { return names.count(name) > 0; });
   } catch (Error& error) {
     if (spec) error.hint("--spec and config.json have to fit: one of the two names a key that the other does not have");
-    if (use != ConfigUse::kLenient) throw;
+    if (use != ConfigUse::kLenient || checkpoint.config_given) throw;
     checkpoint.notes.push_back(error.what());
   }
 }
@@ -158,11 +177,9 @@ bool derive_rules(ShardedCheckpoint& shards, Checkpoint& checkpoint) {
 /// What to try where there is no model to read shards by.
 std::string hint_for_model(const Checkpoint& checkpoint) {
   if (!checkpoint.model_type.empty())
-    return fmt::format(
-        "the config.json in {} has the model_type \"{}\", which is not known: describe the model with "
-        "--spec FILE",
-        checkpoint.directory.string(), printable(checkpoint.model_type));
-  return "copy the model's config.json into " + checkpoint.directory.string();
+    return fmt::format("{} has the model_type \"{}\", which is not known: describe the model with --spec FILE",
+                       checkpoint.config.string(), printable(checkpoint.model_type));
+  return "copy the model's config.json into " + checkpoint.directory.string() + ", or say with --config where it is";
 }
 
 /// Shards without metadata are read by the model.
@@ -198,13 +215,14 @@ std::string hint_for_copies(const Checkpoint& checkpoint) {
          "were swapped or come from different checkpoints, or config.json belongs to another model";
 }
 
-Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec,
-                       const AttentionOptions& heads) {
+Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec, const AttentionOptions& heads,
+                       const ConfigChoice& config_choice) {
   Checkpoint checkpoint;
   checkpoint.what = Checkpoint::What::kSharded;
   checkpoint.shards_kind = folder.kind;
   checkpoint.path = folder.path;
   checkpoint.directory = folder.parent;
+  find_config(checkpoint, config_choice);
   ShardedCheckpoint shards = read_sharded_checkpoint(folder);
   checkpoint.format = shards.format;
   checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
@@ -257,17 +275,19 @@ Checkpoint read_files(Checkpoint checkpoint, const std::vector<Container>& files
   return checkpoint;
 }
 
-Checkpoint read_file(const fs::path& path, const FamilySpec& spec) {
+Checkpoint read_file(const fs::path& path, const FamilySpec& spec, const ConfigChoice& config) {
   Checkpoint checkpoint;
   checkpoint.path = path;
   checkpoint.directory = fs::absolute(path).parent_path();
+  find_config(checkpoint, config);
   checkpoint.format = format_of_file(path);
   return read_files(std::move(checkpoint), {read_container(path, checkpoint.format)}, ConfigUse::kLenient, spec);
 }
 
 /// PEFT saves further adapters in folders beside the first.
-Checkpoint read_adapter_file(const fs::path& directory, const fs::path& file, const FamilySpec& spec) {
-  Checkpoint checkpoint = read_file(file, spec);
+Checkpoint read_adapter_file(const fs::path& directory, const fs::path& file, const FamilySpec& spec,
+                             const ConfigChoice& config) {
+  Checkpoint checkpoint = read_file(file, spec, config);
   std::vector<std::string> others;
   for (const auto& entry : fs::directory_iterator(directory))
     for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
@@ -279,11 +299,13 @@ Checkpoint read_adapter_file(const fs::path& directory, const fs::path& file, co
   return checkpoint;
 }
 
-Checkpoint read_directory(const fs::path& directory, ConfigUse use, const FamilySpec& spec) {
+Checkpoint read_directory(const fs::path& directory, ConfigUse use, const FamilySpec& spec,
+                          const ConfigChoice& config_choice) {
   Checkpoint checkpoint;
   checkpoint.what = Checkpoint::What::kHuggingFace;
   checkpoint.path = directory;
   checkpoint.directory = directory;
+  find_config(checkpoint, config_choice);
   if (use == ConfigUse::kNeeded) {  // the first thing that is missed
     const ModelConfig config = read_model_config(directory);
     if (!spec && !has_config_plan(config)) find_family(config);
@@ -294,11 +316,12 @@ Checkpoint read_directory(const fs::path& directory, ConfigUse use, const Family
 
 }  // namespace
 
-Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& spec, const AttentionOptions& heads) {
+Checkpoint read_sharded(const fs::path& path, ConfigUse use, const FamilySpec& spec, const AttentionOptions& heads,
+                        const ConfigChoice& config) {
   if (!fs::is_directory(path))
     throw Error(ErrorKind::kBadInput, path_exists(path) ? "is not a directory" : "no such directory").in(path);
   const auto shards = find_shards_folder(path);
-  if (shards) return read_shards(*shards, use, spec, heads);
+  if (shards) return read_shards(*shards, use, spec, heads, config);
   throw Error(ErrorKind::kBadInput,
               fmt::format("holds neither {}/ nor {}/ nor {}/ nor files of ranks", describe(ShardsKind::kRanks).folder,
                           describe(ShardsKind::kOptimum).folder, describe(ShardsKind::kPresharded).folder))
@@ -311,25 +334,26 @@ Checkpoint read_hugging_face(const fs::path& directory, ConfigUse use, const Fam
     throw Error(ErrorKind::kBadInput, path_exists(directory) ? "is not a directory" : "no such directory")
         .in(directory)
         .hint("give the directory that holds config.json and the weights");
-  return read_directory(directory, use, spec);
+  return read_directory(directory, use, spec, {});
 }
 
-Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec& spec, const AttentionOptions& heads) {
+Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec& spec, const AttentionOptions& heads,
+                           const ConfigChoice& config) {
   return with_file_system_errors([&] {
     if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
-    if (!fs::is_directory(path)) return read_file(path, spec);
+    if (!fs::is_directory(path)) return read_file(path, spec, config);
     const auto format = hf_format(path);
     const auto shards = find_shards_folder(path);
-    if (shards && !format) return read_shards(*shards, use, spec, heads);
+    if (shards && !format) return read_shards(*shards, use, spec, heads, config);
     if (!shards && !format) {
       for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-        if (path_exists(path / name)) return read_adapter_file(path, path / name, spec);
+        if (path_exists(path / name)) return read_adapter_file(path, path / name, spec, config);
       if (!find_adapter_folders(path).empty())
         throw Error(ErrorKind::kUnsupported, "holds shards of adapters, which only consolidate reads")
             .in(path)
             .hint("reshard consolidate puts them together; what comes out can be looked at, converted and compared");
     }
-    Checkpoint checkpoint = read_directory(path, use, spec);
+    Checkpoint checkpoint = read_directory(path, use, spec, config);
     if (shards)
       checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +
                                  "; this is about the Hugging Face weights, give that folder to have the shards");

@@ -23,7 +23,9 @@ struct Checkpoint {
   ShardsKind shards_kind = ShardsKind::kRanks;
   Format format = Format::kSafetensors;  // of its first file
   std::filesystem::path path;            // the file, the model's directory, or the shards folder
-  std::filesystem::path directory;       // where config.json is, if there is one
+  std::filesystem::path directory;       // the checkpoint's own, with its config.json, if there is one
+  std::filesystem::path config;          // the config.json that was read; empty if there is none
+  bool config_given = false;             // it is the one of ConfigChoice
   std::string model_type;                // empty if unknown
   std::optional<Model> model;            // of a known family, or as the plan in config.json says
   Layout layout;
@@ -41,17 +43,24 @@ enum class ConfigUse {
   kNeeded,   // the same, and so is none at all, or one of an unknown family without a plan
 };
 
+/// The config.json that a user says a checkpoint has, where that is not beside the weights.
+struct ConfigChoice {
+  std::filesystem::path path;  // the file, or the directory that holds it; empty for none
+  bool where_missing = false;  // a config.json beside the weights goes before it
+};
+
 /// Looks at `path`, reads all headers and metadata and proves them; the logical tensors come in the model's order where
 /// the model is known. `spec` is the model's family where somebody describes it; else the built-in one of its
 /// model_type, else what the plan in config.json says (ConfigPlan).
 /// \param heads Of shards without metadata: how heads are placed, as far as shapes do not tell it (derive_metadata).
+/// \param config Where config.json is not beside the weights. What is wrong with it is an error whatever `use` is.
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_checkpoint(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {},
-                           const AttentionOptions& heads = {});
+                           const AttentionOptions& heads = {}, const ConfigChoice& config = {});
 
 /// The same for a path that must be a sharded checkpoint.
 Checkpoint read_sharded(const std::filesystem::path& path, ConfigUse use, const FamilySpec& spec = {},
-                        const AttentionOptions& heads = {});
+                        const AttentionOptions& heads = {}, const ConfigChoice& config = {});
 
 /// The same for a path that must be a Hugging Face directory.
 Checkpoint read_hugging_face(const std::filesystem::path& directory, ConfigUse use, const FamilySpec& spec = {});

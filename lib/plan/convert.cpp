@@ -11,6 +11,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/plan/checkpoint.h"
+#include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
 #include "reshard/specs/model_config.h"
 #include "reshard/tensor/cast.h"
@@ -116,7 +117,8 @@ const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, con
   if (!checkpoint.model)
     throw Error(ErrorKind::kBadInput, "has no config.json of a known family, which says how the parameters are split")
         .in(checkpoint.directory)
-        .hint("families: " + join(known_model_types(), ", "));
+        .hint(checkpoint.config.empty() ? "say with --config where the model's config.json is"
+                                        : "families: " + join(known_model_types(), ", "));
   Layout wanted;
   for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
   try {
@@ -143,16 +145,15 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   sharding.form.kind = *request.to;
   sharding.form.format = format;
   const Model& model = prove_model(checkpoint, selection, request);
-  if (*request.to == ShardsKind::kNxdi && !request.dtype)
-    take_config_dtype(job, checkpoint.directory, selection.wanted);
+  if (*request.to == ShardsKind::kNxdi && !request.dtype) take_config_dtype(job, checkpoint.config, selection.wanted);
   plan_sharded_target(job, sharding, model, selection.wanted);
 }
 
 /// config.json with the dtype that loaders shall take.
-void update_config(Job& job, const fs::path& directory, DType dtype) {
-  if (!path_exists(directory / kConfigFile) || resolved_path(job.output_directory) == resolved_path(directory)) return;
+void update_config(Job& job, const fs::path& file, DType dtype) {
+  if (file.empty() || is_in_place(file, job.output_directory)) return;
   constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
-  auto config = nlohmann::ordered_json::parse(read_text_file(directory / kConfigFile, kMaxConfigBytes), nullptr, false);
+  auto config = nlohmann::ordered_json::parse(read_text_file(file, kMaxConfigBytes), nullptr, false);
   if (!config.is_object()) return;
   for (const char* key : {"torch_dtype", "dtype"})
     if (config.contains(key)) config[key] = describe(dtype).torch_name;
@@ -162,10 +163,13 @@ void update_config(Job& job, const fs::path& directory, DType dtype) {
 std::unique_ptr<Job> plan(const ConvertRequest& request) {
   if (!request.to && request.format == Format::kXser)
     throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
-  Checkpoint checkpoint = read_checkpoint(request.source, ConfigUse::kStrict, request.spec, request.heads);
-  if (checkpoint.what == Checkpoint::What::kFile && fs::is_directory(request.source))
+  const FoundCheckpoint found = find_checkpoint(request.source, request.tag);
+  Checkpoint checkpoint =
+      read_checkpoint(found.path, ConfigUse::kStrict, request.spec, request.heads, {request.config});
+  checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
+  if (checkpoint.what == Checkpoint::What::kFile && fs::is_directory(found.path))
     throw Error(ErrorKind::kUnsupported, "is a directory of adapters, which convert would not make another of")
-        .in(request.source)
+        .in(found.path)
         .hint("give the file itself, " + checkpoint.path.filename().string() + ", to convert its tensors alone");
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
   prove_outside(request.output_directory, checkpoint);
@@ -179,8 +183,8 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
   options.dropped = std::move(selection.dropped);
   options.partial_target = request.to && request.sharding.form.is_partial();
   job->program = make_program(job->source, job->target, options);
-  if (request.dtype) update_config(*job, checkpoint.directory, *request.dtype);
-  carry_companions(*job, checkpoint.directory, {request.output_directory, checkpoint.path});
+  if (request.dtype) update_config(*job, checkpoint.config, *request.dtype);
+  carry_companions(*job, checkpoint, {request.output_directory, checkpoint.path});
   return job;
 }
 

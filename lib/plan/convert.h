@@ -12,6 +12,8 @@ namespace reshard {
 /// One checkpoint into another, whatever their containers and layouts.
 struct ConvertRequest {
   std::filesystem::path source;
+  std::optional<std::string> tag;      // of SRC, as of find_checkpoint
+  std::filesystem::path config;        // of SRC, as of ConfigChoice
   std::shared_ptr<const Family> spec;  // as of ShardRequest
   AttentionOptions heads;              // of the source, as of read_checkpoint
   std::filesystem::path output_directory;

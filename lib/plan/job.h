@@ -58,7 +58,7 @@ struct Job {
 
 /// The files beside a checkpoint's weights that belong to the model: everything under `directory` that is neither
 /// weights, nor an index of weights, nor hidden, nor about how its shards are cut, nor a folder of shards or of
-/// training checkpoints, nor one of the folders `left_out`.
+/// a training run's checkpoints, nor what marks those and their newest, nor one of the folders `left_out`.
 std::vector<CopiedFile> companion_files(const std::filesystem::path& directory,
                                         const std::vector<std::filesystem::path>& left_out = {});
 
@@ -92,10 +92,12 @@ struct ShardRequest {
 std::unique_ptr<Job> plan_shard(const ShardRequest& request);
 
 struct ConsolidateRequest {
-  std::filesystem::path checkpoint_directory;             // the shards folder or its parent
+  std::filesystem::path checkpoint_directory;             // the shards folder, its parent, or a directory of tags
+  std::optional<std::string> tag;                         // as of find_checkpoint
+  std::filesystem::path config;                           // as of ConfigChoice
   std::shared_ptr<const Family> spec;                     // as of ShardRequest
   AttentionOptions heads;                                 // as of read_sharded
-  std::optional<std::filesystem::path> output_directory;  // default: the parent
+  std::optional<std::filesystem::path> output_directory;  // default: where the shards folder is
   std::uint64_t max_shard_bytes = 5'000'000'000;
   Format format = Format::kSafetensors;  // or kPytorch
   bool check_replicas = true;

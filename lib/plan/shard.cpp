@@ -23,12 +23,12 @@ std::unique_ptr<Job> plan(const ShardRequest& request) {
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
   prove_against_model(job->source, *checkpoint.model, request.model_directory);
   std::vector<LogicalTensor> logical = job->source.state_dict();
-  if (request.sharding.form.kind == ShardsKind::kNxdi) take_config_dtype(*job, request.model_directory, logical);
+  if (request.sharding.form.kind == ShardsKind::kNxdi) take_config_dtype(*job, checkpoint.config, logical);
   plan_sharded_target(*job, request.sharding, *checkpoint.model, logical);
   ProgramOptions options;
   options.partial_target = request.sharding.form.is_partial();
   job->program = make_program(job->source, job->target, options);
-  carry_companions(*job, request.model_directory, {request.output_directory});
+  carry_companions(*job, checkpoint, {request.output_directory});
   return job;
 }
 

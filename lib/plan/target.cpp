@@ -313,8 +313,8 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
   job.cut_names.clear();
 }
 
-void take_config_dtype(Job& job, const fs::path& directory, std::vector<LogicalTensor>& logical) {
-  const ModelConfig config = read_model_config(directory);
+void take_config_dtype(Job& job, const fs::path& config_file, std::vector<LogicalTensor>& logical) {
+  const ModelConfig config = read_model_config_file(config_file);
   std::optional<DType> wanted;
   for (const DTypeRow& row : kDTypes)
     for (const char* key : {"torch_dtype", "dtype"})
@@ -346,7 +346,7 @@ void prove_outside(const fs::path& output_directory, const Checkpoint& source) {
   if (source.what != Checkpoint::What::kSharded) return;
   const fs::path folder = resolved_path(source.path);
   const fs::path output = resolved_path(output_directory);
-  if (output == folder && folder == resolved_path(source.directory))
+  if (output == folder && (folder == resolved_path(source.directory) || source.shards_kind == ShardsKind::kNxd))
     return;  // as NxD saves it, ranks in a folder below
   if (lies_inside(output, folder))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
@@ -354,10 +354,21 @@ void prove_outside(const fs::path& output_directory, const Checkpoint& source) {
         .hint("choose another OUT_DIR");
 }
 
-void carry_companions(Job& job, const fs::path& directory, const std::vector<fs::path>& left_out) {
+bool is_in_place(const fs::path& config, const fs::path& output_directory) {
+  return config.filename() == kConfigFile &&
+         resolved_path(fs::absolute(config).parent_path()) == resolved_path(output_directory);
+}
+
+void carry_companions(Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
-  if (!path_exists(directory / kConfigFile) || resolved_path(job.output_directory) == resolved_path(directory)) return;
-  job.copied_files = companion_files(directory, left_out);
+  if (path_exists(source.directory / kConfigFile) &&
+      resolved_path(job.output_directory) != resolved_path(source.directory))
+    job.copied_files = companion_files(source.directory, left_out);
+  if (source.config_given) {
+    std::erase_if(job.copied_files, [](const CopiedFile& copied) { return copied.path == kConfigFile; });
+    if (!is_in_place(source.config, job.output_directory))
+      job.copied_files.push_back({source.config, kConfigFile, fs::file_size(source.config)});
+  }
   // What this job writes anew is not carried over from an older one.
   std::erase_if(job.copied_files, [&](const CopiedFile& copied) {
     return std::any_of(job.text_files.begin(), job.text_files.end(),

@@ -35,9 +35,9 @@ void plan_mesh(Job& job, const ShardingRequest& request, const Model& model);
 void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& model,
                          const std::vector<LogicalTensor>& logical);
 
-/// Gives the floating tensors of 16 and 32 bits the dtype that config.json in `directory` says, as NxD Inference does,
+/// Gives the floating tensors of 16 and 32 bits the dtype that `config` says, as NxD Inference does,
 /// and notes it.
-void take_config_dtype(Job& job, const std::filesystem::path& directory, std::vector<LogicalTensor>& logical);
+void take_config_dtype(Job& job, const std::filesystem::path& config, std::vector<LogicalTensor>& logical);
 
 /// Makes `job.target` a Hugging Face checkpoint of `logical`.
 /// \throws Error kBadInput if weights of another checkpoint stand in the output directory.
@@ -47,8 +47,11 @@ void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, cons
 /// \throws Error kUsage.
 void prove_outside(const std::filesystem::path& output_directory, const Checkpoint& source);
 
-/// Takes the other files of a model's directory along, unless the outputs go into it.
-void carry_companions(Job& job, const std::filesystem::path& directory,
-                      const std::vector<std::filesystem::path>& left_out);
+/// Whether `config` is the config.json of the output directory, where it stays as it is.
+bool is_in_place(const std::filesystem::path& config, const std::filesystem::path& output_directory);
+
+/// Takes the other files of a checkpoint's directory along, unless the outputs go into it, and its config.json from
+/// wherever it is.
+void carry_companions(Job& job, const Checkpoint& source, const std::vector<std::filesystem::path>& left_out);
 
 }  // namespace reshard

@@ -7,12 +7,16 @@
 namespace reshard {
 
 ModelConfig read_model_config(const std::filesystem::path& directory) {
-  ModelConfig config;
-  config.path = directory / kConfigFile;
-  if (!path_exists(config.path))
+  if (!path_exists(directory / kConfigFile))
     throw Error(ErrorKind::kBadInput, "holds no config.json, which says what the tensors are")
         .in(directory)
         .hint("give the model's own directory, with config.json beside the weights");
+  return read_model_config_file(directory / kConfigFile);
+}
+
+ModelConfig read_model_config_file(const std::filesystem::path& file) {
+  ModelConfig config;
+  config.path = file;
   config.json = std::make_shared<const Json>(read_json_file(config.path));
   const JsonObject object(*config.json, config.path);
   if (!object.has("model_type"))

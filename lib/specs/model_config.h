@@ -20,4 +20,7 @@ struct ModelConfig {
 /// \throws Error kBadInput if the file is missing, is not an object, or has no model_type.
 ModelConfig read_model_config(const std::filesystem::path& directory);
 
+/// The same of a file of any name.
+ModelConfig read_model_config_file(const std::filesystem::path& file);
+
 }  // namespace reshard

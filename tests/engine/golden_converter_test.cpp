@@ -136,7 +136,8 @@ TEST_CASE("Shards without metadata and without a model are refused, and the hint
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (temp / "nxd").string());
     CHECK_THAT(error.what(), Says("has no metadata files"));
-    CHECK_THAT(error.hint(), Says("copy the model's config.json into "));
+    CHECK_THAT(error.hint(),
+               Says("copy the model's config.json into " + (temp / "nxd").string() + ", or say with --config"));
   }
 }
 
