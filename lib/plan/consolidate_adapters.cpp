@@ -13,7 +13,9 @@
 #include "reshard/layouts/target_file.h"
 #include "reshard/plan/adapter_proofs.h"
 #include "reshard/plan/adapters.h"
+#include "reshard/plan/stacked_adapters.h"
 #include "reshard/specs/adapter_metadata.h"
+#include "reshard/specs/fused_adapter_config.h"
 #include "reshard/specs/metadata.h"
 
 namespace reshard {
@@ -72,6 +74,26 @@ std::optional<LoraFuse> fuse_between(const AdapterConfig& unfused, const fs::pat
   return std::nullopt;
 }
 
+/// The modules that the adapter has. `fused` are the linears that its config gives ranks and scales of.
+std::vector<AdaptedModule> adapted_modules(const Layout& source, const std::vector<FusedLayer>& fused) {
+  std::unordered_map<std::string_view, const std::string*> fused_of;
+  for (const FusedLayer& layer : fused)
+    for (const std::string& linear : layer.linears) fused_of.emplace(linear, &layer.module);
+  std::vector<AdaptedModule> modules;
+  for (const LogicalTensor& tensor : source.logical) {
+    const auto name = lora_name(tensor.name);
+    if (!name || tensor.filler || tensor.shape.empty()) continue;
+    if (!(name->component == "lora_A" && name->rest == "weight") && name->component != "lora_embedding_A") continue;
+    AdaptedModule module;
+    module.name = name->module.substr(name->module.starts_with(kPeftPrefix) ? kPeftPrefix.size() : 0);
+    const auto found = fused_of.find(module.name);
+    module.trained_as = found == fused_of.end() ? module.name : *found->second;
+    module.r = tensor.shape[0];
+    modules.push_back(std::move(module));
+  }
+  return modules;
+}
+
 void prove_folder_name(const AdapterFolder& adapter) {
   if (!adapter.name.empty() && adapter.name != "." && adapter.name != "..") return;
   throw Error(ErrorKind::kBadInput, "is not called adapter_NAME with a name that a folder can have")
@@ -105,7 +127,8 @@ class AdapterPlanner {
     prove_place(folder);
     ShardedCheckpoint checkpoint = read_sharded_checkpoint(adapter.shards, name_in_metadata(adapter));
     prove_adapter_explained(checkpoint);
-    const fs::path config = config_of(adapter.shards.parent, checkpoint);
+    const std::vector<FusedLayer> fused = held_layers(checkpoint);
+    const fs::path config = config_of(adapter, checkpoint, fused);
     Layout source = sharded_source_layout(checkpoint, {});
     prove_adapter_sizes(source, adapter.shards.path);
     if (job_->source.files.empty()) job_->mesh = {checkpoint.tp, checkpoint.pp, 1};
@@ -113,25 +136,36 @@ class AdapterPlanner {
     // Adapters hold tensors of the same names: all but the one that goes to the top are told apart by their folder.
     const std::string prefix = folder.empty() ? "" : folder.string() + "/";
     add_target(source, folder, prefix);
-    add_config(config, folder, source);
+    const bool trained_fused = config.filename() == kAdapterConfigFile;
+    add_config(config, folder, adapted_modules(source, trained_fused ? fused : std::vector<FusedLayer>()));
     job_->source.append(std::move(source), prefix);
   }
 
-  /// The adapter_config.json to carry along. Where joined linears had been given entries in it, it is the one from
-  /// before; where their lora_A were stacked, the metadata comes to say so.
-  fs::path config_of(const fs::path& parent, ShardedCheckpoint& checkpoint) {
-    const fs::path config = parent / kAdapterConfigFile;
-    const fs::path before = parent / kUnfusedConfigFile;
+  /// The adapter_config.json to carry along. Where fused linears had been given entries in it, it is the one from
+  /// before; where their lora_A are stacked, the metadata comes to say so. After training the entries count.
+  fs::path config_of(const AdapterFolder& adapter, ShardedCheckpoint& checkpoint,
+                     const std::vector<FusedLayer>& fused) {
+    const fs::path config = adapter.shards.parent / kAdapterConfigFile;
+    const fs::path before = adapter.shards.parent / kUnfusedConfigFile;
     if (!path_exists(config) || !path_exists(before)) return config;
     const AdapterConfig unfused = read_adapter_config(before);
     if (read_adapter_config(config).text == unfused.text) return config;  // joined anew, without entries
-    const auto fuse = fuse_between(unfused, config, held_layers(checkpoint));
+    const auto fuse = fuse_between(unfused, config, fused);
     if (!fuse) {
-      job_->notes.push_back(before.string() + " is not what adapter_config.json was made of, and is left aside");
+      job_->notes.push_back(before.string() + " does not belong to the adapter_config.json beside it and is not used");
       return config;
     }
-    if (*fuse == LoraFuse::kExact)
-      for (StageMetadata& metadata : checkpoint.metadata) stack_ranks(metadata, unfused);
+    if (*fuse == LoraFuse::kMean) return before;
+    std::vector<StageMetadata> stacked = checkpoint.metadata;
+    for (StageMetadata& metadata : stacked) stack_ranks(metadata, unfused);
+    if (!holds_stacked(checkpoint, stacked)) {
+      job_->notes.push_back(
+          fmt::format("adapter {} was trained after --lora-fuse exact: its lora_B is no longer block-diagonal, so "
+                      "separate linears keep the rank of the fused ones",
+                      printable(adapter.name.empty() ? kDefaultAdapter : adapter.name)));
+      return config;
+    }
+    checkpoint.metadata = std::move(stacked);
     return before;
   }
 
@@ -166,44 +200,47 @@ class AdapterPlanner {
     }
   }
 
-  void add_config(const fs::path& config, const fs::path& folder, const Layout& source) {
+  void add_config(const fs::path& config, const fs::path& folder, const std::vector<AdaptedModule>& modules) {
     const fs::path final = folder / kAdapterConfigFile;
     if (!path_exists(config)) {
       job_->notes.push_back("there is no adapter_config.json in " + config.parent_path().string() +
                             ", without which PEFT does not load the adapter");
       return;
     }
-    note_other_ranks(config, source);
+    const std::optional<std::string> separate = separate_text(config, modules);
     const bool in_place =
         resolved_path(config.parent_path() / kAdapterConfigFile) == resolved_path(job_->output_directory / final);
-    if (in_place && config.filename() != kAdapterConfigFile)
+    if (in_place && (separate || config.filename() != kAdapterConfigFile))
       throw Error(ErrorKind::kUsage,
-                  "says how the shards beside it are to be read, and the adapter's original one would replace it")
+                  "says how the shards beside it are to be read, and that of the separate linears would replace it")
           .in(job_->output_directory / final)
           .hint("choose another OUT_DIR");
-    if (!in_place) job_->copied_files.push_back({config, final, fs::file_size(config)});
+    if (separate)
+      job_->text_files.push_back({final, *separate});
+    else if (!in_place)
+      job_->copied_files.push_back({config, final, fs::file_size(config)});
   }
 
-  /// Adapters that were trained on joined linears have the ranks of those, whatever the config says of the originals.
-  void note_other_ranks(const fs::path& path, const Layout& source) {
-    std::vector<std::string> other;
+  /// What the config says once it names the separate linears in place of the fused ones; nothing where it stays as it
+  /// is.
+  std::optional<std::string> separate_text(const fs::path& path, const std::vector<AdaptedModule>& modules) {
     try {
       const AdapterConfig config = read_adapter_config(path);
-      for (const LogicalTensor& tensor : source.logical) {
-        const auto name = lora_name(tensor.name);
-        if (!name || name->component != "lora_A" || name->rest != "weight" || tensor.shape.empty()) continue;
-        const bool prefixed = name->module.starts_with(kPeftPrefix);
-        const std::string module = name->module.substr(prefixed ? kPeftPrefix.size() : 0);
-        if (config.rank_of(module) != tensor.shape[0]) other.push_back(module);
-      }
+      SeparateConfig separate = separate_config(config, modules);
+      if (!separate.unexplained.empty())
+        job_->notes.push_back(fmt::format(
+            "adapter_config.json gives another rank than lora_A has: {}. It is not the one that the adapter "
+            "was trained with, so the scale is unknown, and PEFT does not load the adapter: set "
+            "\"rank_pattern\" and \"alpha_pattern\"",
+            list_names(separate.unexplained)));
+      if (separate.text == config.text) return std::nullopt;
+      job_->notes.push_back(
+          "adapter_config.json names the separate linears where it named the fused ones, with the same scales");
+      return std::move(separate.text);
     } catch (const Error& error) {
       job_->notes.push_back(error.what());
+      return std::nullopt;
     }
-    if (!other.empty())
-      job_->notes.push_back(
-          fmt::format("adapter_config.json gives {} another rank than their lora_A {}: PEFT will not "
-                      "load the adapter until \"r\" or \"rank_pattern\" say it",
-                      list_names(other), other.size() == 1 ? "has" : "have"));
   }
 
   void add_notes(const ShardedCheckpoint& checkpoint) {

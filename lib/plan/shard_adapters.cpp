@@ -13,6 +13,7 @@
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/target.h"
 #include "reshard/specs/adapter_metadata.h"
+#include "reshard/specs/fused_adapter_config.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/model_config.h"
 

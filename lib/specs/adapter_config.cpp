@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <optional>
 #include <regex>
 
 #include "reshard/base/error.h"
@@ -23,26 +21,6 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 constexpr std::uint64_t kMaxRank = std::uint64_t{1} << 20;
 constexpr std::size_t kMaxPattern = 1000;  // the regular expressions of the standard library recurse
-
-/// What a joined linear needs: the rows of its lora_A, and an alpha that gives the scale of its originals.
-struct RankAndAlpha {
-  std::uint64_t r = 0;
-  double alpha = 0;
-
-  friend bool operator==(const RankAndAlpha&, const RankAndAlpha&) = default;
-};
-
-/// PEFT's get_pattern_key: re.match(rf"(.*\.)?({key})$", name).
-bool pattern_matches(const std::string& key, const std::string& module, const fs::path& path) {
-  const bool plain = key.find_first_of("^$*+?()[]{}|\\") == std::string::npos;
-  if (plain) return module == key || module.ends_with("." + key);
-  try {
-    if (key.size() > kMaxPattern) throw std::regex_error(std::regex_constants::error_complexity);
-    return std::regex_match(module, std::regex("(.*\\.)?(" + key + ")"));
-  } catch (const std::regex_error&) {
-    throw Error(ErrorKind::kUnsupported, "its pattern \"" + printable(key) + "\" is not understood").in(path);
-  }
-}
 
 template <typename Value>
 Value first_match(const std::vector<std::pair<std::string, Value>>& patterns, const std::string& module, Value fallback,
@@ -93,69 +71,31 @@ FusedLayer fused_layer(const ModuleSpecs& module, const TransformationSpec& spec
   return layer;
 }
 
-RankAndAlpha fused_rank(const AdapterConfig& config, const FusedLayer& layer, LoraFuse fuse) {
-  const std::string& first = layer.linears.front();
-  const std::uint64_t first_r = config.rank_of(first);
-  const double first_alpha = config.alpha_of(first);
-  RankAndAlpha fused;
-  for (const std::string& linear : layer.linears) {
-    const std::uint64_t r = config.rank_of(linear);
-    const double alpha = config.alpha_of(linear);
-    // alpha / r, or alpha / sqrt(r), without the rounding of a division
-    const double square = config.use_rslora ? 2 : 1;
-    const bool same_scale = std::pow(alpha, square) * static_cast<double>(first_r) ==
-                            std::pow(first_alpha, square) * static_cast<double>(r);
-    const bool same_rank = fuse == LoraFuse::kExact || r == first_r;
-    if (!same_rank || !same_scale)
-      throw Error(
-          ErrorKind::kBadInput,
-          fmt::format("{} becomes one linear, but {} has a rank of {} and a lora_alpha of {}, {} of {} and {}, "
-                      "which is not the same {}",
-                      layer.module, first, first_r, first_alpha, linear, r, alpha, same_rank ? "scale" : "rank"))
-          .in(config.path)
-          .hint(same_rank ? "" : "--lora-fuse exact takes different ranks of one scale");
-    fused.r += r;
-  }
-  if (fuse == LoraFuse::kMean) return {first_r, first_alpha};
-  const double growth = static_cast<double>(fused.r) / static_cast<double>(first_r);
-  fused.alpha = first_alpha * (config.use_rslora ? std::sqrt(growth) : growth);
-  return fused;
-}
-
-OrderedJson number(double value) {
-  constexpr double kWhole = 9007199254740992.0;  // 2^53
-  if (std::trunc(value) == value && std::abs(value) < kWhole) return static_cast<std::int64_t>(value);
-  return value;
-}
-
-/// `patterns` with entries in front, which decide before all others.
-template <typename Value>
-void put_first(OrderedJson& config, const char* key, const std::vector<std::pair<std::string, Value>>& entries) {
-  OrderedJson patterns = OrderedJson::object();
-  for (const auto& [name, value] : entries) patterns[name] = value;
-  if (const auto old = config.find(key); old != config.end() && old->is_object())
-    for (const auto& [name, value] : old->items())
-      if (!patterns.contains(name)) patterns[name] = value;
-  config[key] = std::move(patterns);
-}
-
-/// The layers' own names where all of a name are alike ("gate_up_proj"), else those with all that stands before them.
-std::vector<std::pair<std::string, RankAndAlpha>> entries_of(const std::map<std::string, RankAndAlpha>& layers) {
-  std::map<std::string, std::optional<RankAndAlpha>> by_own_name;  // nothing where they differ
-  const auto own_name = [](const std::string& module) { return module.substr(module.rfind('.') + 1); };
-  for (const auto& [module, fused] : layers) {
-    const auto [found, is_new] = by_own_name.emplace(own_name(module), fused);
-    if (!is_new && found->second != fused) found->second.reset();
-  }
-  std::vector<std::pair<std::string, RankAndAlpha>> entries;
-  for (const auto& [name, fused] : by_own_name)
-    if (fused) entries.emplace_back(name, *fused);
-  for (const auto& [module, fused] : layers)
-    if (!by_own_name.at(own_name(module))) entries.emplace_back(module, fused);
-  return entries;
+/// Whether `module` is what a key without operators names: itself, or the last of its parts. A dot stands for any
+/// character, as in every regular expression.
+bool plain_matches(std::string_view key, std::string_view module) {
+  if (key.size() > module.size()) return false;
+  const std::size_t begin = module.size() - key.size();
+  if (begin != 0 && module[begin - 1] != '.') return false;
+  return std::equal(key.begin(), key.end(), module.begin() + static_cast<std::ptrdiff_t>(begin),
+                    [](char wanted, char held) { return wanted == held || wanted == '.'; });
 }
 
 }  // namespace
+
+bool is_plain_pattern(std::string_view key) {
+  return key.find_first_of(kPatternOperators) == std::string_view::npos;
+}
+
+bool pattern_matches(const std::string& key, const std::string& module, const fs::path& path) {
+  if (is_plain_pattern(key)) return plain_matches(key, module);
+  try {
+    if (key.size() > kMaxPattern) throw std::regex_error(std::regex_constants::error_complexity);
+    return std::regex_match(module, std::regex("(.*\\.)?(" + key + ")"));
+  } catch (const std::regex_error&) {
+    throw Error(ErrorKind::kUnsupported, "its pattern \"" + printable(key) + "\" is not understood").in(path);
+  }
+}
 
 std::uint64_t AdapterConfig::rank_of(const std::string& module) const {
   return first_match(rank_pattern, module, r, path);
@@ -211,26 +151,6 @@ void stack_ranks(StageMetadata& metadata, const AdapterConfig& config) {
       for (const std::string& linear : fused_layer(module, spec).linears) ranks.push_back(config.rank_of(linear));
       std::visit([&](auto& s) { s.stacked_ranks = ranks; }, spec);
     }
-}
-
-std::string fused_config_text(const AdapterConfig& config, const std::vector<FusedLayer>& layers, LoraFuse fuse) {
-  std::map<std::string, RankAndAlpha> wanted;
-  for (const FusedLayer& layer : layers) {
-    const RankAndAlpha fused = fused_rank(config, layer, fuse);
-    const RankAndAlpha said{config.rank_of(layer.module), config.alpha_of(layer.module)};
-    if (fuse == LoraFuse::kExact || fused != said) wanted.emplace(layer.module, fused);
-  }
-  if (wanted.empty()) return config.text;
-  std::vector<std::pair<std::string, std::uint64_t>> ranks;
-  std::vector<std::pair<std::string, OrderedJson>> alphas;
-  for (const auto& [name, fused] : entries_of(wanted)) {
-    ranks.emplace_back(name, fused.r);
-    alphas.emplace_back(name, number(fused.alpha));
-  }
-  OrderedJson json = OrderedJson::parse(config.text);
-  put_first(json, "rank_pattern", ranks);
-  put_first(json, "alpha_pattern", alphas);
-  return json.dump(2);
 }
 
 }  // namespace reshard

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,14 @@ namespace reshard {
 inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
 /// Beside a sharded adapter: its adapter_config.json as it was before joined linears got entries of their own.
 inline constexpr const char* kUnfusedConfigFile = "adapter_config.unfused.json";
+
+/// What makes a key of rank_pattern or alpha_pattern more than a name. A dot does not: names are full of them.
+inline constexpr std::string_view kPatternOperators = "^$*+?()[]{}|\\";
+bool is_plain_pattern(std::string_view key);
+
+/// PEFT's get_pattern_key: re.match(rf"(.*\.)?({key})$", module). `path` is for errors.
+/// \throws Error kUnsupported for a key that is no regular expression.
+bool pattern_matches(const std::string& key, const std::string& module, const std::filesystem::path& path);
 
 /// What becomes of the lora_A of linears that are joined into one.
 enum class LoraFuse : std::uint8_t {
@@ -50,11 +59,6 @@ struct FusedLayer {
 
 /// The joined linears that a stage's specs speak of, without what PEFT puts before their names.
 std::vector<FusedLayer> fused_layers(const StageMetadata& metadata);
-
-/// The text of the adapter_config.json that goes with the joined linears: `config`'s own where that says the right
-/// ranks and scales of them already (but not with kExact), else with entries for them in front of its patterns.
-/// \throws Error kBadInput if the linears of one differ in scale, and with kMean if they differ in rank.
-std::string fused_config_text(const AdapterConfig& config, const std::vector<FusedLayer>& layers, LoraFuse fuse);
 
 /// Sets the stacked ranks of the specs to what the config says of the linears.
 void stack_ranks(StageMetadata& metadata, const AdapterConfig& config);
