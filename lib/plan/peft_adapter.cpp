@@ -51,7 +51,8 @@ class Sorter {
 
   AdapterContent run() {
     for (const TensorEntry& tensor : adapter_.file.tensors) sort(tensor);
-    for (const auto& [module, tensors] : own_) prove_module(module, tensors);
+    for (const auto& [module, tensors] : own_) prove_pairs(module, tensors);
+    for (const auto& [module, tensors] : own_) prove_fused(module, tensors);
     return std::move(content_);
   }
 
@@ -117,12 +118,22 @@ class Sorter {
           .hint("config.json belongs to another model, or adapter_config.json says another rank");
   }
 
-  /// lora_A and lora_B come in pairs, and what is joined is adapted as a whole.
-  void prove_module(const std::string& module, const std::set<std::string>& tensors) const {
-    for (const auto& [a, b] : {std::pair("lora_A.weight", "lora_B.weight"), {"lora_embedding_A", "lora_embedding_B"}})
-      if (tensors.count(a) != tensors.count(b))
-        throw Error(ErrorKind::kBadInput, fmt::format("holds only one of {} and {} of {}", a, b, module))
-            .in(adapter_.file.path);
+  /// lora_A and lora_B come in pairs.
+  void prove_pairs(const std::string& module, const std::set<std::string>& tensors) const {
+    for (const auto& [a, b] : {std::pair("lora_A.weight", "lora_B.weight"), {"lora_embedding_A", "lora_embedding_B"}}) {
+      if (tensors.count(a) == tensors.count(b)) continue;
+      const std::string lost = tensors.count(a) ? b : a;
+      const std::string left = tensors.count(a) ? a : b;
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is missing, though the {} of the module is there", left.substr(0, left.find('.'))))
+          .in(adapter_.file.path)
+          .tensor(std::string(kPeftPrefix) + module + "." + lost)
+          .hint("save the adapter again, or fetch the file again");
+    }
+  }
+
+  /// What is fused is adapted as a whole, and all alike.
+  void prove_fused(const std::string& module, const std::set<std::string>& tensors) const {
     const auto layer = joined_.find(module);
     if (layer == joined_.end()) return;
     std::vector<std::string> missing;

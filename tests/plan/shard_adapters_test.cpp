@@ -200,7 +200,25 @@ TEST_CASE("An adapter that does not fit the model or its own config is refused b
   Case c;
   c.adapt("mlp.down_proj", 4, 4);
   c.tensors.erase(kLayer + "mlp.down_proj.lora_B.weight");
-  CHECK_THAT(c.error().what(), Says("holds only one of lora_A.weight and lora_B.weight"));
+  const Error half = c.error();
+  CHECK(half.tensor() == kLayer + "mlp.down_proj.lora_B.weight");
+}
+
+TEST_CASE("A lora_B or lora_A that is missing is one error, which names it, whether its linear is fused or not") {
+  for (const char* linear : {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"})
+    for (const auto& [lost, left] : {std::pair("lora_A", "lora_B"), {"lora_B", "lora_A"}}) {
+      CAPTURE(linear, lost);
+      Case c;
+      c.adapt_mlp();
+      c.adapt("mlp.down_proj", 4, 4);
+      const std::string name = kLayer + linear + "." + lost + ".weight";
+      REQUIRE(c.tensors.erase(name) == 1);
+      const Error error = c.error();
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (c.temp / "peft/adapter_model.safetensors").string());
+      CHECK(error.tensor() == name);
+      CHECK_THAT(error.what(), Says("is missing, though the " + std::string(left) + " of the module is there"));
+    }
 }
 
 TEST_CASE("A bias beside projections for grouped-query attention is refused") {
@@ -300,10 +318,6 @@ TEST_CASE("An exact adapter is consolidated elsewhere, is checked for its zeros,
   execute(*trained, unsynced());
   CHECK(read_tensors(c.temp / "again/adapter_model.safetensors").at(kLayer + "mlp.up_proj.lora_B.weight").shape ==
         Dims{4, 2});
-}
-
-}  // namespace
-}  // namespace reshard::test
   const AdapterConfig config = read_adapter_config(c.temp / "again/adapter_config.json");
   for (const char* linear : {"model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"}) {
     CHECK(config.rank_of(linear) == 2);
@@ -334,3 +348,7 @@ TEST_CASE("A config with other ranks than the files is left as it is, and the sc
   CHECK_THAT(job->notes[0], Says("the scale is unknown"));
   execute(*job, unsynced());
   CHECK(read_file(c.temp / "again/adapter_config.json") == c.config.dump());
+}
+
+}  // namespace
+}  // namespace reshard::test
