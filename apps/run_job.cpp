@@ -11,6 +11,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/output.h"
+#include "table.h"
 
 namespace reshard::cli {
 namespace {
@@ -36,7 +37,8 @@ std::string last_line(const Job& job, const RunResult& result) {
 }  // namespace
 
 void print_notes(const std::vector<std::string>& notes) {
-  for (const std::string& note : notes) print_message("reshard: note: " + printable(note));
+  // Whole: the advice stands at the end. Names from files are cut where they are put into a note.
+  for (const std::string& note : notes) print_message("reshard: note: " + escaped(note));
 }
 
 std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergent) {

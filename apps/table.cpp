@@ -56,13 +56,18 @@ std::string shorten(const std::string& text, std::size_t width) {
   return text.substr(0, byte_of(text, head)) + "…" + text.substr(byte_of(text, length - tail));
 }
 
-std::string wrap(const std::string& raw, std::size_t indent, std::size_t columns) {
+std::string escaped(const std::string& raw) {
   std::string text;
   for (std::size_t at = 0; at < raw.size();) {
     const std::size_t length = std::max<std::size_t>(1, utf8_length(std::string_view(raw).substr(at)));
     text += printable(std::string_view(raw).substr(at, length));
     at += length;
   }
+  return text;
+}
+
+std::string wrap(const std::string& raw, std::size_t indent, std::size_t columns) {
+  const std::string text = escaped(raw);
   std::string out;
   std::size_t column = 0;
   bool begin = true;

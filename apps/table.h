@@ -37,6 +37,9 @@ std::size_t display_width(const std::string& text);
 /// `text` cut to at most `width` columns, the most of them from its end, where names of tensors and files differ.
 std::string shorten(const std::string& text, std::size_t width);
 
+/// All of `text`, with \xNN for what is not fit for a terminal.
+std::string escaped(const std::string& text);
+
 /// `text` broken at spaces into lines of at most `columns`, each after the first indented by `indent`. What is not fit
 /// for a terminal is shown as \xNN.
 std::string wrap(const std::string& text, std::size_t indent, std::size_t columns = table_columns());

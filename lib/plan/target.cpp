@@ -50,7 +50,7 @@ void add_notes(Job& job, const Model& model, const ShardingRequest& request) {
                     model.heads, model.kv_heads));
   for (const StoredTensor& tensor : job.source.stored)
     if (is_tied_once(job, tensor))
-      job.notes.push_back("config.json ties " + tensor.name.text() +
+      job.notes.push_back("config.json ties " + printable(tensor.name.text()) +
                           " to the embedding: it is compared with it, and its second copy "
                           "in the files is not kept when they are consolidated");
 }
@@ -149,7 +149,7 @@ void prove_ranks(const ShardingRequest& request) {
 void note_tied(Job& job) {
   for (const StoredTensor& tensor : job.source.stored)
     if (is_tied_once(job, tensor))
-      job.notes.push_back(tensor.name.text() +
+      job.notes.push_back(printable(tensor.name.text()) +
                           " is a tied copy of the embedding: it is compared with it and left out, as Hugging Face's "
                           "file has it once");
 }

@@ -153,6 +153,24 @@ TEST_CASE("The option --quiet prints nothing") {
   CHECK(result.err.empty());
 }
 
+TEST_CASE("a long note is printed whole, advice included") {
+  const TempDir dir;
+  fs::copy(testdata("golden/lora/llama-tp2-two-adapters/sharded"), dir / "in", fs::copy_options::recursive);
+  for (const char* adapter : {"adapter_default", "adapter_test"})
+    write_file(dir / "in" / adapter / "adapter_config.json", R"({"peft_type": "LORA", "r": 99})");
+  const ProgramResult result = run_reshard({"consolidate", (dir / "in").string(), (dir / "out").string()});
+  REQUIRE(result.exit_code == 0);
+  std::istringstream lines(result.err);
+  std::size_t notes = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("another rank than lora_A has") == std::string::npos) continue;
+    CHECK(line.size() > 300);
+    CHECK(line.ends_with("set \"rank_pattern\" and \"alpha_pattern\""));
+    ++notes;
+  }
+  CHECK(notes == 2);
+}
+
 TEST_CASE("an option without effect is noted") {
   const TempDir dir;
   const ProgramResult result = run_reshard(
