@@ -14,6 +14,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/magic.h"
 #include "reshard/formats/safetensors_header.h"
+#include "reshard/formats/tensor_names.h"
 
 namespace reshard {
 namespace {
@@ -151,6 +152,7 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
   std::uint64_t end = 0;
   std::unordered_set<std::string_view> names{"__metadata__"};
   for (TensorEntry& tensor : tensors) {
+    prove_name_length(tensor.name);
     if (!names.insert(tensor.name).second)
       throw Error(ErrorKind::kInternal, "a file cannot hold two entries of this name").tensor(tensor.name);
     const auto size = num_bytes(tensor.dtype, tensor.shape);

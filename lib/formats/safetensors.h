@@ -28,7 +28,7 @@ Container parse_safetensors_header(std::string_view header, std::uint64_t file_b
 /// Lays out a safetensors file as the reference writer does: dtypes in descending order of the enum, then names in
 /// ascending byte order, no gaps, the header padded to 8 bytes, `{"format": "pt"}` and `metadata` as its metadata. The
 /// `offset_bytes` and `size_bytes` of `tensors` are ignored.
-/// \throws Error kUnsupported if the header would exceed kMaxWrittenHeaderBytes.
+/// \throws Error kUnsupported if the header would exceed kMaxWrittenHeaderBytes, and for a name that is too long.
 ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
                                const std::vector<std::pair<std::string, std::string>>& metadata = {});
 

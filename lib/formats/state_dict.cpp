@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "reshard/base/strings.h"
+#include "reshard/formats/tensor_names.h"
 #include "reshard/formats/xser.h"
 
 namespace reshard {
@@ -13,7 +14,7 @@ namespace {
 using Pairs = std::vector<PicklePair>;
 
 constexpr std::string_view kWrappers[] = {"model", "state_dict", "module"};
-constexpr std::size_t kMaxNameBytes = 4096;               // of a tensor; no path in a model is longer
+constexpr std::size_t kShownNameBytes = 100;              // of a name in a list or one that is too long
 constexpr std::string_view kExtraState = "_extra_state";  // what a module adds to its state dict by get_extra_state
 
 /// An OrderedDict of protocol 0 gets its items as a list of pairs in its constructor's arguments.
@@ -45,7 +46,7 @@ Pairs mapping_items(const Pickle& pickle, PickleRef node) {
 class ShortList {
  public:
   void add(std::string_view name) {
-    if (first_.size() < kShown) first_.push_back(printable(name.substr(0, kShownBytes)));
+    if (first_.size() < kShown) first_.push_back(printable(name.substr(0, kShownNameBytes)));
     ++count_;
   }
   bool empty() const { return count_ == 0; }
@@ -56,7 +57,6 @@ class ShortList {
 
  private:
   static constexpr std::size_t kShown = 6;
-  static constexpr std::size_t kShownBytes = 100;
 
   std::vector<std::string> first_;
   std::size_t count_ = 0;
@@ -115,10 +115,11 @@ std::string Finder::name_of(PickleRef key) const {
   if (pickle_.kind(key) != PickleKind::kString)
     throw Error(ErrorKind::kBadInput, "names a tensor by " + pickle_.describe(key) + ", not by a string")
         .in(file_.path());
-  if (pickle_.text(key).size() > kMaxNameBytes)
-    throw Error(ErrorKind::kBadInput, "has a name of " + std::to_string(pickle_.text(key).size()) + " bytes")
+  if (pickle_.text(key).size() > kMaxTensorNameBytes)
+    throw Error(ErrorKind::kBadInput, fmt::format("has a name of {} bytes, more than the {} that are read",
+                                                  pickle_.text(key).size(), kMaxTensorNameBytes))
         .in(file_.path())
-        .tensor(printable(pickle_.text(key)));
+        .tensor(std::string(pickle_.text(key).substr(0, kShownNameBytes)) + "…");
   std::string name(pickle_.text(key));
   for (std::size_t at = 0; at < name.size();) {
     const std::string_view rest = std::string_view(name).substr(at);
@@ -154,7 +155,7 @@ PickleRef Finder::wrapped(const Pairs& top) {
       if (label(other.first) == wrapper)
         throw Error(ErrorKind::kBadInput, fmt::format("holds \"{}\" twice", wrapper)).in(file_.path());
       // A counter or the state of a generator may stand beside; a name of several parts is a parameter's.
-      if (is_value(other) && label(other.first).substr(0, kMaxNameBytes).find('.') != std::string_view::npos)
+      if (is_value(other) && label(other.first).substr(0, kMaxTensorNameBytes).find('.') != std::string_view::npos)
         throw unsupported(fmt::format(
             "holds tensors, and a mapping of more tensors under \"{}\": which is the state dict?", wrapper));
       aside_.add(label(other.first));

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "reshard/base/error.h"
+#include "reshard/formats/tensor_names.h"
 #include "reshard/formats/torch_storage.h"
 #include "reshard/formats/zip_plan.h"
 
@@ -139,6 +140,7 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     prove_storable(tensors[i]);
     if (!keys.emplace(tensors[i].name, i).second)
+    prove_name_length(tensors[i].name);
       throw Error(ErrorKind::kInternal, "a file cannot hold two entries of this name").tensor(tensors[i].name);
     pickler.string(tensors[i].name);
     put_tensor(pickler, tensors[i], i);
@@ -148,6 +150,7 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
     if (source == keys.end()) throw Error(ErrorKind::kInternal, "an alias of no tensor").tensor(alias.name);
     pickler.string(alias.name);
     put_tensor(pickler, tensors[source->second], source->second);
+    prove_name_length(alias.name);
   }
   pickler.op('u');
   return plan_file(archive, std::move(tensors), pickler.finish(), crcs);
@@ -171,6 +174,7 @@ std::string xser_reference_file(const std::string& archive,
     pickler.global("torch_xla.utils.serialization", "TensorReference");
     pickler.op(')');
     pickler.op('\x81');  // a new object without arguments
+    prove_name_length(name);
     pickler.op('}');
     pickler.string("tid");
     pickler.integer(number);

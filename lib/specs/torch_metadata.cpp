@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/tensor_names.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/specs/mesh.h"
 #include "reshard/specs/metadata.h"
@@ -18,7 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMaxKeys = 64;  // of a dict with known keys; real ones have fewer than ten
-constexpr std::size_t kMaxNameBytes = 4096;
 constexpr std::size_t kMaxParameters = 1 << 20;
 
 /// One file's reading.
@@ -54,7 +54,8 @@ class Reader {
   std::string text(PickleRef node) const {
     if (node == kNoNode || pickle_.kind(node) != PickleKind::kString || pickle_.text(node).empty())
       throw bad("has something else where a name must be");
-    if (pickle_.text(node).size() > kMaxNameBytes) throw bad("has a name of more than 4096 bytes");
+    if (pickle_.text(node).size() > kMaxTensorNameBytes)
+      throw bad("has a name of more than " + std::to_string(kMaxTensorNameBytes) + " bytes");
     return prove_name(std::string(pickle_.text(node)), file_.path());
   }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "reshard/base/crc32.h"
+#include "reshard/formats/safetensors.h"
+#include "reshard/formats/tensor_names.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
 #include "support/catch.h"
@@ -123,6 +125,36 @@ TEST_CASE("Every dtype of whole bytes is read back from a file of torch, whole o
     CHECK(read.dtype == dtype);
     CHECK(read.shape == Dims{3, 2});
     CHECK(read_file(temp / "tensor_0.pt").substr(read.offset_bytes, content.size()) == content);
+  }
+}
+
+TEST_CASE("A name is as long as it may be in every format, and one byte more is refused before anything is written") {
+  const std::string longest(kMaxTensorNameBytes, 'n');
+  const auto tensor = [](const std::string& name) { return TensorEntry{name, DType::kU8, {1}}; };
+  const TempDir temp;
+  write_file(temp / "m.pt", assemble(plan_torch("m", {tensor("a")}, {{longest, "a"}}), {"x"}));
+  CHECK(read_torch(temp / "m.pt").tensors[1].name == longest);
+  write_file(temp / "m.pt", assemble(plan_torch("m", {tensor(longest)}), {"x"}));
+  CHECK(read_torch(temp / "m.pt").tensors[0].name == longest);
+  write_file(temp / "m.safetensors", assemble(plan_safetensors({tensor(longest)}), {"x"}));
+  CHECK(read_safetensors(temp / "m.safetensors").tensors[0].name == longest);
+  CHECK_NOTHROW(xser_reference_file("m", {{longest, 0}}));
+
+  const std::string longer = longest + "n";
+  const std::function<void()> writers[] = {[&] { plan_torch("m", {tensor(longer)}); },
+                                           [&] {
+                                             plan_torch("m", {tensor("a")}, {{longer, "a"}});
+                                           },
+                                           [&] { plan_safetensors({tensor(longer)}); },
+                                           [&] {
+                                             xser_reference_file("m", {{longer, 0}});
+                                           }};
+  for (const auto& write : writers) {
+    const Error error = error_of(write);
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK(error.tensor() == longer);
+    CHECK_THAT(error.what(), Says("has 4097 bytes; tensors are written with names of at most 4096 bytes"));
+    CHECK_THAT(error.hint(), Says("--rename"));
   }
 }
 

@@ -102,7 +102,7 @@ class Converted(Written):
             self.assertFalse(tensor.requires_grad)
 
     def test_names_of_any_text(self):
-        tensors = {name: random_tensor((2,)) for name in ("ü.weight", "a b", "x" * 70000, "q\"'\\", "层.weight", "0")}
+        tensors = {name: random_tensor((2,)) for name in ("ü.weight", "a b", "x" * 4096, "q\"'\\", "层.weight", "0")}
         self.assert_same_tensors(self.convert(tensors), tensors)
 
     def test_several_files_and_their_index(self):

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace reshard {
+
+/// The longest name of a tensor that is written in any format, and that is read from a pickle. No path in a model is
+/// longer; one text of a pickle may be the name of millions of tensors, and each keeps its own.
+inline constexpr std::size_t kMaxTensorNameBytes = 4096;
+
+/// Of a tensor that is to be written.
+/// \throws Error kUnsupported, naming the tensor and the limit.
+void prove_name_length(const std::string& name);
+
+}  // namespace reshard
