@@ -264,7 +264,8 @@ Container read_torch(const std::filesystem::path& path) {
   const Pickle& pickle = file.pickle();
   StateDict state_dict =
       find_state_dict(file, [&](PickleRef node) { return file.is_tensor(node) || is_xser_reference(pickle, node); });
-  Container container{path, file.size_bytes(), {}, {}, std::move(state_dict.warnings), {{path, file.size_bytes()}}};
+  Container container{
+      path, file.size_bytes(), {}, file.metadata(), std::move(state_dict.warnings), {{path, file.size_bytes()}}};
   StorageUse use;
   for (auto& [name, node] : state_dict.values) {
     if (is_xser_reference(pickle, node))

@@ -73,6 +73,17 @@ void refuse_big_endian(const Source& source, const ZipEntry* byteorder, const fs
   if (order != "little") throw bad(path, "has an unknown byteorder").at_byte(byteorder->offset_bytes);
 }
 
+FileMetadata read_metadata_entry(const Source& source, const ZipEntry* entry, const fs::path& path) {
+  if (entry == nullptr) return {};
+  if (entry->size_bytes > kMaxArchiveMetadataBytes)
+    throw unsupported(path, "its zip entry " + printable(entry->name) + " has " + format_bytes(entry->size_bytes) +
+                                ", more than the " + format_bytes(kMaxArchiveMetadataBytes) + " that are read")
+        .at_byte(entry->offset_bytes);
+  std::string text(entry->size_bytes, '\0');
+  source.read_at(entry->offset_bytes, std::as_writable_bytes(std::span(text)));
+  return parse_archive_metadata(text, path, entry->offset_bytes);
+}
+
 TorchFile read_torch_archive(const Source& source, const fs::path& path) {
   const ZipDirectory zip = read_zip(source, path);
   const std::string prefix = archive_prefix(zip, path);
@@ -96,18 +107,20 @@ TorchFile read_torch_archive(const Source& source, const fs::path& path) {
       storages.push_back({entry.name.substr(data.size()), entry.offset_bytes, entry.size_bytes});
   std::sort(storages.begin(), storages.end(),
             [](const TorchStorage& a, const TorchStorage& b) { return a.key < b.key; });
-  return {path, source.size_bytes(), std::move(bytes), std::move(pickle), std::move(storages)};
+  FileMetadata metadata = read_metadata_entry(source, zip.find(prefix + kArchiveMetadataEntry), path);
+  return {path, source.size_bytes(), std::move(bytes), std::move(pickle), std::move(storages), std::move(metadata)};
 }
 
 }  // namespace
 
 TorchFile::TorchFile(fs::path path, std::uint64_t size_bytes, std::vector<char> stream, Pickle pickle,
-                     std::vector<TorchStorage> storages)
+                     std::vector<TorchStorage> storages, FileMetadata metadata)
     : path_(std::move(path)),
       size_bytes_(size_bytes),
       stream_(std::move(stream)),
       pickle_(std::move(pickle)),
-      storages_(std::move(storages)) {}
+      storages_(std::move(storages)),
+      metadata_(std::move(metadata)) {}
 
 TorchFile read_torch_file(const fs::path& path) {
   const auto source = local_storage().open(path);

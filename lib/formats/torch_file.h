@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/formats/archive_metadata.h"
 #include "reshard/formats/container.h"
 #include "reshard/formats/pickle.h"
 
@@ -34,7 +35,7 @@ struct TorchTensor {
 class TorchFile {
  public:
   TorchFile(std::filesystem::path path, std::uint64_t size_bytes, std::vector<char> stream, Pickle pickle,
-            std::vector<TorchStorage> storages);
+            std::vector<TorchStorage> storages, FileMetadata metadata = {});
   TorchFile(const TorchFile&) = delete;  // a copy's texts would point into the original
   TorchFile& operator=(const TorchFile&) = delete;
   TorchFile(TorchFile&&) = default;
@@ -45,6 +46,9 @@ class TorchFile {
   const Pickle& pickle() const { return pickle_; }
   /// By key.
   std::span<const TorchStorage> storages() const { return storages_; }
+
+  /// What the file says of itself in kArchiveMetadataEntry; empty where it has none.
+  const FileMetadata& metadata() const { return metadata_; }
 
   /// Whether Python would make a tensor of `node`, of a kind that is understood here or not.
   bool is_tensor(PickleRef node) const;
@@ -60,6 +64,7 @@ class TorchFile {
   std::vector<char> stream_;  // the texts of pickle_ point into it
   Pickle pickle_;
   std::vector<TorchStorage> storages_;
+  FileMetadata metadata_;
 };
 
 /// Reads the pickle and finds the storages, but reads no byte of a tensor.

@@ -109,7 +109,7 @@ void prove_storable(TensorEntry& tensor) {
 }
 
 ContainerPlan plan_file(const std::string& archive, std::vector<TensorEntry> tensors, const std::string& pickle,
-                        std::span<const std::uint32_t> crcs) {
+                        std::span<const std::uint32_t> crcs, const FileMetadata& metadata) {
   ZipPlan zip;
   zip.add(archive + "/data.pkl", pickle);
   zip.add(archive + "/byteorder", "little");
@@ -117,6 +117,7 @@ ContainerPlan plan_file(const std::string& archive, std::vector<TensorEntry> ten
     tensors[i].offset_bytes =
         zip.add(archive + "/data/" + std::to_string(i), tensors[i].size_bytes, crcs.empty() ? 0 : crcs[i]);
   zip.add(archive + "/version", "3\n");
+  if (!metadata.empty()) zip.add(archive + "/" + kArchiveMetadataEntry, archive_metadata_text(metadata));
   ContainerPlan plan;
   plan.parts = zip.finish();
   plan.size_bytes = zip.size_bytes();
@@ -125,22 +126,23 @@ ContainerPlan plan_file(const std::string& archive, std::vector<TensorEntry> ten
 }
 
 /// A file without storages.
-std::string plain_file(const std::string& archive, const std::string& pickle) {
-  return std::move(plan_file(archive, {}, pickle, {}).parts.front().bytes);
+std::string plain_file(const std::string& archive, const std::string& pickle, const FileMetadata& metadata) {
+  return std::move(plan_file(archive, {}, pickle, {}, metadata).parts.front().bytes);
 }
 
 }  // namespace
 
 ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> tensors,
-                         const std::vector<TensorAlias>& aliases, std::span<const std::uint32_t> crcs) {
+                         const std::vector<TensorAlias>& aliases, std::span<const std::uint32_t> crcs,
+                         const FileMetadata& metadata) {
   Pickler pickler;
   pickler.op('}');
   pickler.op('(');
   std::unordered_map<std::string, std::size_t> keys;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    prove_name_length(tensors[i].name);
     prove_storable(tensors[i]);
     if (!keys.emplace(tensors[i].name, i).second)
-    prove_name_length(tensors[i].name);
       throw Error(ErrorKind::kInternal, "a file cannot hold two entries of this name").tensor(tensors[i].name);
     pickler.string(tensors[i].name);
     put_tensor(pickler, tensors[i], i);
@@ -148,33 +150,35 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
   for (const TensorAlias& alias : aliases) {
     const auto source = keys.find(alias.source);
     if (source == keys.end()) throw Error(ErrorKind::kInternal, "an alias of no tensor").tensor(alias.name);
+    prove_name_length(alias.name);
     pickler.string(alias.name);
     put_tensor(pickler, tensors[source->second], source->second);
-    prove_name_length(alias.name);
   }
   pickler.op('u');
-  return plan_file(archive, std::move(tensors), pickler.finish(), crcs);
+  return plan_file(archive, std::move(tensors), pickler.finish(), crcs, metadata);
 }
 
-ContainerPlan plan_torch_tensor(const std::string& archive, TensorEntry tensor, std::uint32_t crc) {
+ContainerPlan plan_torch_tensor(const std::string& archive, TensorEntry tensor, std::uint32_t crc,
+                                const FileMetadata& metadata) {
   prove_storable(tensor);
   Pickler pickler;
   put_tensor(pickler, tensor, 0);
   const std::uint32_t crcs[] = {crc};
-  return plan_file(archive, {std::move(tensor)}, pickler.finish(), crcs);
+  return plan_file(archive, {std::move(tensor)}, pickler.finish(), crcs, metadata);
 }
 
 std::string xser_reference_file(const std::string& archive,
-                                const std::vector<std::pair<std::string, std::uint64_t>>& names) {
+                                const std::vector<std::pair<std::string, std::uint64_t>>& names,
+                                const FileMetadata& metadata) {
   Pickler pickler;
   pickler.op('}');
   pickler.op('(');
   for (const auto& [name, number] : names) {
+    prove_name_length(name);
     pickler.string(name);
     pickler.global("torch_xla.utils.serialization", "TensorReference");
     pickler.op(')');
     pickler.op('\x81');  // a new object without arguments
-    prove_name_length(name);
     pickler.op('}');
     pickler.string("tid");
     pickler.integer(number);
@@ -182,7 +186,7 @@ std::string xser_reference_file(const std::string& archive,
     pickler.op('b');  // its attributes
   }
   pickler.op('u');
-  return plain_file(archive, pickler.finish());
+  return plain_file(archive, pickler.finish(), metadata);
 }
 
 std::string xser_info_file(const std::string& archive, const std::vector<TensorEntry>& tensors) {
@@ -205,7 +209,7 @@ std::string xser_info_file(const std::string& archive, const std::vector<TensorE
     pickler.op('u');
   }
   pickler.op('u');
-  return plain_file(archive, pickler.finish());
+  return plain_file(archive, pickler.finish(), {});
 }
 
 }  // namespace reshard

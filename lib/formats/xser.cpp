@@ -113,6 +113,7 @@ class XserReader {
     StateDict state_dict = find_state_dict(
         file_, [&](PickleRef node) { return is_xser_reference(pickle, node) || file_.is_tensor(node); });
     container_.path = path_;
+    container_.metadata = file_.metadata();
     container_.warnings = std::move(state_dict.warnings);
     add_file(path_, file_.size_bytes(), {});  // which read_container has a stamp of
     for (const auto& [name, node] : state_dict.values) {
@@ -160,6 +161,13 @@ class XserReader {
           .hint("the folder was not copied or fetched whole; fetch it again");
     const FileStamp stamp = stamp_of(path);
     const TorchFile file = read_torch_file(path);
+    if (file.metadata() != file_.metadata())
+      throw Error(ErrorKind::kBadInput,
+                  "is of another rank, or another save, than " + path_.filename().string() + ", which refers to it")
+          .in(path)
+          .tensor(name)
+          .hint("folders of ranks were swapped or mixed: " + xser_tensors_folder(path_).filename().string() +
+                " belongs to the file beside it");
     const TorchTensor tensor = file.tensor(file.pickle().root(), name);
     use_.add(tensor);
     use_.finish(file);

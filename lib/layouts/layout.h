@@ -44,7 +44,7 @@ struct LayoutFile {
   std::uint32_t stored_count = 0;
   Encoding encoding = Encoding::kSafetensors;
   std::vector<TensorAlias> aliases;
-  std::optional<RankRecord> record;  // of a target in safetensors: what it says of itself
+  std::optional<RankRecord> record;  // of a target that is a rank's: what it says of itself
   std::optional<FileStamp> stamp;    // of a source: the state of it that the layout is about
 };
 

@@ -13,8 +13,20 @@
 namespace reshard {
 namespace {
 
-constexpr std::string_view kRankKey = "reshard.tp_rank";
-constexpr std::string_view kDegreeKey = "reshard.tp_degree";
+/// A rank and how many there are of its kind.
+struct RankKeys {
+  const char* kind;
+  const char* rank_key;
+  const char* degree_key;
+  std::uint32_t RankRecord::*rank;
+  std::uint32_t RankRecord::*degree;
+  bool always;  // else only where there are several
+};
+constexpr RankKeys kRanks[] = {
+    {"tensor-parallel", "reshard.tp_rank", "reshard.tp_degree", &RankRecord::tp_rank, &RankRecord::tp_degree, true},
+    {"pipeline", "reshard.pp_rank", "reshard.pp_degree", &RankRecord::pp_rank, &RankRecord::pp_degree, false},
+    {"expert-parallel", "reshard.ep_rank", "reshard.ep_degree", &RankRecord::ep_rank, &RankRecord::ep_degree, false},
+};
 constexpr std::string_view kOriginalsKey = "reshard.original_shapes";  // JSON: {"lm_head.weight": [509, 64]}
 constexpr std::size_t kMaxDims = 64;
 constexpr const char* kHint = "the file is damaged or was changed; shard it again";
@@ -50,11 +62,13 @@ OriginalShapes parse_originals(const Container& file, const std::string& text) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> record_metadata(const RankRecord& record) {
-  std::vector<std::pair<std::string, std::string>> metadata{
-      {std::string(kRankKey), std::to_string(record.tp_rank)},
-      {std::string(kDegreeKey), std::to_string(record.tp_degree)},
-  };
+FileMetadata record_metadata(const RankRecord& record) {
+  FileMetadata metadata;
+  for (const RankKeys& keys : kRanks) {
+    if (!keys.always && record.*keys.degree == 1) continue;
+    metadata.emplace_back(keys.rank_key, std::to_string(record.*keys.rank));
+    metadata.emplace_back(keys.degree_key, std::to_string(record.*keys.degree));
+  }
   if (record.originals->empty()) return metadata;
   Json originals = Json::object();
   for (const auto& [name, shape] : *record.originals) originals[name] = std::vector(shape.begin(), shape.end());
@@ -71,24 +85,26 @@ std::optional<RankRecord> read_record(const Container& file) {
   OriginalShapes originals;
   bool any = false;
   for (const auto& [key, value] : file.metadata) {
-    const bool is_rank = key == kRankKey;
-    if (is_rank || key == kDegreeKey) {
+    if (key == kOriginalsKey) {
+      originals = parse_originals(file, value);
+      any = true;
+    }
+    for (const RankKeys& keys : kRanks) {
+      const bool is_rank = key == keys.rank_key;
+      if (!is_rank && key != keys.degree_key) continue;
       const auto number = parse_unsigned(value, kMaxParallelDegree);
       if (!number || (*number == 0 && !is_rank)) throw bad(file, key, value, "a number of ranks");
-      (is_rank ? record.tp_rank : record.tp_degree) = static_cast<std::uint32_t>(*number);
-    } else if (key == kOriginalsKey) {
-      originals = parse_originals(file, value);
-    } else {
-      continue;
+      record.*(is_rank ? keys.rank : keys.degree) = static_cast<std::uint32_t>(*number);
+      any = true;
     }
-    any = true;
   }
   if (!any) return std::nullopt;
-  if (record.tp_rank >= record.tp_degree)
-    throw Error(ErrorKind::kBadInput, fmt::format("its metadata says that it is of rank {} of {}, which there is not",
-                                                  record.tp_rank, record.tp_degree))
-        .in(file.path)
-        .hint(kHint);
+  for (const RankKeys& keys : kRanks)
+    if (record.*keys.rank >= record.*keys.degree)
+      throw Error(ErrorKind::kBadInput, fmt::format("its metadata claims {} rank {} of {}", keys.kind,
+                                                    record.*keys.rank, record.*keys.degree))
+          .in(file.path)
+          .hint(kHint);
   record.originals = std::make_shared<const OriginalShapes>(std::move(originals));
   return record;
 }

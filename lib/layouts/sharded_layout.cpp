@@ -104,6 +104,7 @@ struct RankInLayout {
 bool copy_rank(Layout& layout, RankInLayout& rank, const TargetContainer& container) {
   LayoutFile file = layout.files[rank.file];
   if (file.path.native().size() != container.path.native().size()) return false;
+  if (std::to_string(file.tp_rank).size() != std::to_string(container.tp_rank).size()) return false;
   rank.file = static_cast<std::uint32_t>(layout.files.size());
   const auto begin = static_cast<std::uint32_t>(layout.stored.size());
   for (std::uint32_t& index : rank.stored) index = index - file.first_stored + begin;
@@ -159,20 +160,20 @@ RankInLayout add_rank(Layout& layout, const std::vector<NamedRule>& rules, Targe
   return rank;
 }
 
-/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `first`. `originals`
-/// are those of which they say the shapes, where the form has a place for it.
+/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`, which is what the files
+/// say of themselves.
 void add_tensor_parallel_ranks(Layout& layout, const std::vector<NamedRule>& rules,
-                               const std::vector<TensorAlias>& aliases,
-                               const std::shared_ptr<const OriginalShapes>& originals, RankId first, std::uint32_t tp,
-                               ShardedForm form) {
+                               const std::vector<TensorAlias>& aliases, RankRecord record, ShardedForm form) {
   std::optional<RankInLayout> rank;  // the one before, which others are as, if one file has all of it
-  for (RankId id = first; id.tp_rank < tp && id.tp_rank <= form.end_rank; ++id.tp_rank) {
-    TargetContainer container = container_of(id, form);
+  const std::uint32_t tp = record.tp_degree;
+  for (std::uint32_t tp_rank = form.start_rank; tp_rank < tp && tp_rank <= form.end_rank; ++tp_rank) {
+    record.tp_rank = tp_rank;
+    TargetContainer container = container_of({tp_rank, record.pp_rank, 0, record.ep_rank, record.ep_degree > 1}, form);
     container.aliases = aliases;
-    if (describe(form.kind).deployed) container.record = {id.tp_rank, tp, originals};
+    container.record = record;
     if (rank && copy_rank(layout, *rank, container)) {
       for (std::size_t i = 0; i < rules.size(); ++i)
-        layout.add_cut(rank->stored[i], target_cut(rules[i], id.tp_rank, tp, id.ep_rank), rank->originals[i]);
+        layout.add_cut(rank->stored[i], target_cut(rules[i], tp_rank, tp, record.ep_rank), rank->originals[i]);
       continue;
     }
     RankInLayout added = add_rank(layout, rules, std::move(container), tp);
@@ -183,9 +184,15 @@ void add_tensor_parallel_ranks(Layout& layout, const std::vector<NamedRule>& rul
 /// Adds the files of one stage's ranks. A tied parameter is a second name where the format can say so, and a second
 /// copy elsewhere.
 void add_stage(Layout& layout, const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied,
-               std::uint32_t pp_rank, std::uint32_t tp, std::uint32_t ep, ShardedForm form) {
-  const auto originals = std::make_shared<const OriginalShapes>(enlarged_originals(rules, layout));
-  for (std::uint32_t ep_rank = 0; ep_rank < ep; ++ep_rank) {
+               const Mesh& mesh, std::uint32_t pp_rank, ShardedForm form) {
+  RankRecord record;
+  record.tp_degree = mesh.tp;
+  record.pp_rank = pp_rank;
+  record.pp_degree = mesh.pp;
+  record.ep_degree = mesh.ep;
+  record.originals = std::make_shared<const OriginalShapes>(enlarged_originals(rules, layout));
+  for (std::uint32_t ep_rank = 0; ep_rank < mesh.ep; ++ep_rank) {
+    record.ep_rank = ep_rank;
     std::vector<NamedRule> stored_rules;
     std::vector<TensorAlias> aliases;
     for (NamedRule& rule : named_rules(rules, tied)) {
@@ -195,8 +202,7 @@ void add_stage(Layout& layout, const std::vector<CutRule>& rules, const std::vec
       else if (!describe(form.kind).deployed)  // whose reader ties them itself
         aliases.push_back({rule.stored_name, rule.tied_to});
     }
-    const RankId first{form.start_rank, pp_rank, 0, ep_rank, ep > 1};
-    add_tensor_parallel_ranks(layout, stored_rules, aliases, originals, first, tp, form);
+    add_tensor_parallel_ranks(layout, stored_rules, aliases, record, form);
   }
 }
 
@@ -208,9 +214,10 @@ Layout sharded_target_layout(const std::vector<StagePlan>& plans, std::uint32_t 
   const std::filesystem::path folder = describe(form.kind).folder;
   layout.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
+  const Mesh mesh{tp, static_cast<std::uint32_t>(plans.size()), 1, ep};
   for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
     const StagePlan& plan = plans[pp_rank];
-    add_stage(layout, cut_rules(plan.metadata), plan.tied, pp_rank, tp, ep, form);
+    add_stage(layout, cut_rules(plan.metadata), plan.tied, mesh, pp_rank, form);
     if (!describe(form.kind).has_metadata) continue;
     layout.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
   }
@@ -224,7 +231,7 @@ Layout sharded_target_layout(const std::vector<CutRule>& rules, std::uint32_t tp
   Layout layout;
   layout.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) layout.add_logical(tensor, {});
-  add_stage(layout, rules, {}, 0, tp, 1, form);
+  add_stage(layout, rules, {}, {tp, 1, 1, 1}, 0, form);
   return layout;
 }
 

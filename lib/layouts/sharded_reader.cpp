@@ -16,6 +16,8 @@
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/metadata_proofs.h"
 #include "reshard/layouts/other_stages.h"
+#include "reshard/layouts/rank_record.h"
+#include "reshard/layouts/record_proofs.h"
 #include "reshard/layouts/sharded_layout.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
@@ -219,41 +221,15 @@ void refuse_experts(const Container& file, RankId rank) {
       throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
 }
 
-/// How many tensor-parallel ranks the files of weights for inference say there are, so that the last are missed too;
-/// 0 if the first says nothing.
-std::uint32_t recorded_degree(const Listing& listing, const ShardsFolder& folder) {
-  if (!describe(folder.kind).deployed) return 0;
+/// Where no metadata says how many ranks there are, the first file may, so that the last are missed too.
+void take_recorded_mesh(const Listing& listing, ShardedCheckpoint& checkpoint) {
+  if (!listing.metadata.empty()) return;
   const RankFile& first = listing.ranks.begin()->second;
   const auto record = read_record(read_container(first.path, first.format));
-  return record ? record->tp_degree : 0;
-}
-
-/// A file of weights for inference is what it says it is, and says it as the others do.
-void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint) {
-  if (!describe(checkpoint.folder.kind).deployed) return;
-  const auto record = read_record(file);
-  const bool first = rank.tp_rank == 0;
-  if (!first && record.has_value() != checkpoint.record.has_value())
-    throw Error(ErrorKind::kBadInput, record ? "says which rank it is of, but rank 0's file does not"
-                                             : "does not say which rank it is of, but rank 0's file does")
-        .in(file.path)
-        .hint("the ranks come from different checkpoints, or files were saved again by something else");
   if (!record) return;
-  if (record->tp_rank != rank.tp_rank)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("is of rank {} by its name, but says that it is of rank {}", rank.tp_rank, record->tp_rank))
-        .in(file.path)
-        .hint("files of ranks were renamed or swapped");
-  if (record->tp_degree != checkpoint.tp)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("says that it is one of {} ranks, but there are {}", record->tp_degree, checkpoint.tp))
-        .in(file.path)
-        .hint("the ranks come from different checkpoints; move those of one away");
-  if (first) checkpoint.record = record;
-  if (*record->originals != *checkpoint.record->originals)
-    throw Error(ErrorKind::kBadInput, "says other shapes of the original tensors than rank 0's file does")
-        .in(file.path)
-        .hint("the ranks come from different checkpoints");
+  checkpoint.tp = std::max(checkpoint.tp, record->tp_degree);
+  checkpoint.pp = std::max(checkpoint.pp, record->pp_degree);
+  checkpoint.ep = std::max(checkpoint.ep, record->ep_degree);
 }
 
 void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
@@ -270,6 +246,7 @@ void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
   }
   for (const RankFile& copy : listing.copies) {
     checkpoint.copies.push_back({copy.rank, read_container(copy.path, copy.format)});
+    prove_record(checkpoint.copies.back().file, copy.rank, checkpoint);
     prove_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
                       checkpoint.copies.back().file);
   }
@@ -289,7 +266,7 @@ ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std:
     checkpoint.ep = std::max(checkpoint.ep, file.rank.ep_rank + 1);
   }
   for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
-  checkpoint.tp = std::max(checkpoint.tp, recorded_degree(listing, folder));
+  take_recorded_mesh(listing, checkpoint);
   if (!listing.metadata.empty()) read_all_metadata(listing, checkpoint);
   prove_experts(checkpoint, listing);
   prove_all_ranks_present(folder, listing, checkpoint);

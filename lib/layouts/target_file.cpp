@@ -22,13 +22,12 @@ std::string archive_name(const std::filesystem::path& path) {
 
 ContainerPlan plan_file(const LayoutFile& file, std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs) {
   const std::string archive = archive_name(file.path);
+  const FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
   switch (file.encoding) {
-    case LayoutFile::Encoding::kSafetensors:
-      if (!file.record) return plan_safetensors(std::move(tensors));
-      return plan_safetensors(std::move(tensors), record_metadata(*file.record));
-    case LayoutFile::Encoding::kTorch: return plan_torch(archive, std::move(tensors), file.aliases, crcs);
+    case LayoutFile::Encoding::kSafetensors: return plan_safetensors(std::move(tensors), metadata);
+    case LayoutFile::Encoding::kTorch: return plan_torch(archive, std::move(tensors), file.aliases, crcs, metadata);
     case LayoutFile::Encoding::kTorchTensor:
-      return plan_torch_tensor(archive, std::move(tensors.front()), crcs.empty() ? 0 : crcs.front());
+      return plan_torch_tensor(archive, std::move(tensors.front()), crcs.empty() ? 0 : crcs.front(), metadata);
   }
   return {};
 }
@@ -78,7 +77,8 @@ std::vector<std::uint32_t> add_xser(Layout& layout, const TargetContainer& conta
   for (const TensorAlias& alias : container.aliases) names.emplace_back(alias.name, numbers.at(alias.source));
   const std::filesystem::path info_path = xser_info_path(container.path);
   layout.text_files.push_back({info_path, xser_info_file(archive_name(info_path), entries)});
-  layout.text_files.push_back({container.path, xser_reference_file(archive_name(container.path), names)});
+  const FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
+  layout.text_files.push_back({container.path, xser_reference_file(archive_name(container.path), names, metadata)});
   return indices;
 }
 
@@ -90,12 +90,10 @@ std::vector<std::uint32_t> add_target_container(Layout& layout, TargetContainer 
   file.tp_rank = container.tp_rank;
   file.pp_rank = container.pp_rank;
   file.ep_rank = container.ep_rank;
+  file.record = std::move(container.record);
   switch (container.format) {
     case Format::kXser: return add_xser(layout, container, file);
-    case Format::kSafetensors:
-      file.encoding = LayoutFile::Encoding::kSafetensors;
-      file.record = std::move(container.record);
-      break;
+    case Format::kSafetensors: file.encoding = LayoutFile::Encoding::kSafetensors; break;
     case Format::kPytorch:
       file.encoding = LayoutFile::Encoding::kTorch;
       file.aliases = std::move(container.aliases);

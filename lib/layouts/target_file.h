@@ -21,7 +21,7 @@ struct TargetContainer {
   std::uint32_t ep_rank = 0;
   std::vector<StoredTensor> tensors;  // of each the name, dtype, shape and kind
   std::vector<TensorAlias> aliases;   // safetensors knows none
-  std::optional<RankRecord> record;   // of safetensors alone
+  std::optional<RankRecord> record;   // what its files say of themselves; nothing for a whole model's
 };
 
 /// Adds its files to a target layout: one, but for xser, whose tensors have a file each, and whose reference and info

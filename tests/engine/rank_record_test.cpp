@@ -116,7 +116,7 @@ TEST_CASE("Files of ranks that were swapped are told by what they say, and else 
     swap_files(rank_file(temp / "out", 1), rank_file(temp / "out", 2));
     const Error error = consolidate_error(temp);
     CHECK(error.path() == rank_file(temp / "out", 1).string());
-    CHECK_THAT(error.what(), Says("is of rank 1 by its name, but says that it is of rank 2"));
+    CHECK_THAT(error.what(), Says("is of tensor-parallel rank 1 by its name, but says that it is of rank 2"));
     CHECK_THAT(error.hint(), Says("swapped"));
     if (kind != ShardsKind::kNxdi) continue;
     for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(rank_file(temp / "out", rank), {});  // as NxD's
@@ -135,7 +135,7 @@ TEST_CASE("A rank that is missing at the end is missed, and ranks of a larger me
   CHECK_THAT(leftover.what(), Says("tp2_sharded_checkpoint.safetensors, tp3_sharded_checkpoint.safetensors"));
 
   fs::copy_file(rank_file(temp / "out", 3), rank_file(temp / "out", 4));
-  CHECK_THAT(consolidate_error(temp).what(), Says("says that it is one of 4 ranks, but there are 5"));
+  CHECK_THAT(consolidate_error(temp).what(), Says("says that it is one of 4 tensor-parallel ranks, but there are 5"));
   fs::remove(rank_file(temp / "out", 4));
   fs::remove(rank_file(temp / "out", 3));
   CHECK_THAT(consolidate_error(temp).what(), Says("1 of the 4 ranks is missing: tp3_sharded_checkpoint"));
@@ -185,11 +185,14 @@ TEST_CASE("Ranks that say other things of the originals do not belong together, 
   set_metadata(rank_file(temp / "out", 3), metadata);
   const Error error = consolidate_error(temp);
   CHECK(error.path() == rank_file(temp / "out", 3).string());
-  CHECK_THAT(error.what(), Says("says other shapes of the original tensors than rank 0's file"));
+  CHECK_THAT(error.what(),
+             Says("says other shapes of the original tensors than " + rank_file(temp / "out", 0).string()));
   set_metadata(rank_file(temp / "out", 3), {});
-  CHECK_THAT(consolidate_error(temp).what(), Says("does not say which rank it is of, but rank 0's file does"));
+  CHECK_THAT(consolidate_error(temp).what(),
+             Says("does not say which rank it is of, but " + rank_file(temp / "out", 0).string() + " does"));
   set_metadata(rank_file(temp / "out", 0), {});
-  CHECK_THAT(consolidate_error(temp).what(), Says("says which rank it is of, but rank 0's file does not"));
+  CHECK_THAT(consolidate_error(temp).what(),
+             Says("says which rank it is of, but " + rank_file(temp / "out", 0).string() + " does not"));
   for (std::uint32_t rank = 0; rank < 5; ++rank) set_metadata(rank_file(temp / "out", rank), {});
   CHECK((consolidated(temp / "out", temp / "whole") ==
          read_model(testdata("golden/preshard/qwen3-tp5-padded/original"))));
@@ -271,7 +274,7 @@ TEST_CASE("Records that make no sense are refused") {
     refused("reshard.tp_degree", number, "reshard.tp_degree, which is not a number of ranks");
   }
   refused("reshard.tp_degree", "0", "not a number of ranks");
-  refused("reshard.tp_rank", "5", "of rank 5 of 5");
+  refused("reshard.tp_rank", "5", "claims tensor-parallel rank 5 of 5");
   for (const char* text : {"", "{\"a\": [1, 2", "[]", "3", "{\"a\": 1}", "{\"a\": [1, -1]}", "{\"a\": [1.5]}",
                            "{\"a\": [\"1\"]}", "{\"a\": {}}"})
     refused("reshard.original_shapes", text, "which is not an object of shapes");

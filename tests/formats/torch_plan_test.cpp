@@ -7,6 +7,7 @@
 #include "reshard/formats/tensor_names.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
+#include "reshard/formats/zip.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -125,6 +126,53 @@ TEST_CASE("Every dtype of whole bytes is read back from a file of torch, whole o
     CHECK(read.dtype == dtype);
     CHECK(read.shape == Dims{3, 2});
     CHECK(read_file(temp / "tensor_0.pt").substr(read.offset_bytes, content.size()) == content);
+  }
+}
+
+TEST_CASE("What a file says of itself is its last entry, and read back; state dict and sharing are as without it") {
+  Random random(11);
+  RandomFile file = random_file(random);
+  while (file.tensors.size() < 3) file = random_file(random);
+  const FileMetadata metadata{{"reshard.\"ü\"", "\\ \n"}, {"reshard.tp_degree", "4"}};
+  const TempDir temp;
+  write_file(temp / "with.pt",
+             assemble(plan_torch("with", file.tensors, file.aliases, file.crcs, metadata), file.contents));
+  write_file(temp / "less.pt", assemble(plan_torch("less", file.tensors, file.aliases, file.crcs), file.contents));
+  const Container with = read_torch(temp / "with.pt");
+  const Container less = read_torch(temp / "less.pt");
+  CHECK(with.metadata == metadata);
+  CHECK(less.metadata.empty());
+  CHECK((tensors_of(with) == tensors_of(less)));
+  for (std::size_t i = 0; i < with.tensors.size(); ++i) {
+    CHECK(with.tensors[i].name == less.tensors[i].name);
+    CHECK(with.tensors[i].offset_bytes == less.tensors[i].offset_bytes);
+  }
+  CHECK(check_crcs(temp.path()) == 2 * (file.tensors.size() + 3) + 1);
+  const ZipDirectory zip = read_zip(*local_storage().open(temp / "with.pt"), temp / "with.pt");
+  CHECK(zip.entries().back().name == "with/reshard.json");
+
+  write_file(temp / "refers", xser_reference_file("refers", {{"w", 0}}, metadata));
+  CHECK(read_torch_file(temp / "refers").metadata() == metadata);
+}
+
+TEST_CASE("What a file says of itself is an object of strings, or an error at its place") {
+  const TensorEntry tensor{"w", DType::kU8, {1}};
+  const TempDir temp;
+  const std::string good = R"({"a":"bcdefgh"})";
+  const std::string file = assemble(plan_torch("m", {tensor}, {}, {}, {{"a", "bcdefgh"}}), {"x"});
+  const std::size_t at = file.find(good);
+  REQUIRE(at != std::string::npos);
+  for (std::string text : {R"({"a":"bcdefgh")", R"(["a","bcdefg"])", R"({"a":12345678})", R"({"a":["cdefg"]})",
+                           R"({"a":1,"a":"c"})", R"("a bcdefghijk")", ""}) {
+    CAPTURE(text);
+    text.resize(good.size(), ' ');
+    std::string patched = file;
+    patched.replace(at, good.size(), text);
+    write_file(temp / "m.pt", patched);
+    const Error error = error_of([&] { read_torch(temp / "m.pt"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.offset_bytes() == at);
+    CHECK_THAT(error.what(), Says("reshard.json is not a JSON object of strings"));
   }
 }
 

@@ -150,6 +150,9 @@ class Sharded(Written):
             else:
                 path = out / f"shards/model/dp_rank_00_tp_rank_{rank:02}_pp_rank_00.pt"
             held = self.load_xser(path) if format == "xser" else self.load(path)
+            with zipfile.ZipFile(path) as archive:  # an entry that torch.load passes over
+                said = json.loads(archive.read(f"{path.stem}/reshard.json"))
+            self.assertEqual(said, {"reshard.tp_rank": str(rank), "reshard.tp_degree": str(tp)})
             self.assert_same_tensors(held, support.cut(model, weights, tp, rank, fuse_qkv="--fuse-qkv" in options))
             if model.tied:
                 self.assertEqual(held["lm_head.weight"].data_ptr(), held["model.embed_tokens.weight"].data_ptr())

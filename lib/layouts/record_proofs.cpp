@@ -1,0 +1,60 @@
+#include "reshard/layouts/record_proofs.h"
+
+#include <fmt/format.h>
+
+#include "reshard/base/error.h"
+#include "reshard/layouts/rank_record.h"
+
+namespace reshard {
+namespace {
+
+constexpr const char* kMixed =
+    "the ranks come from different checkpoints, or another program saved some of the files again; take all ranks of "
+    "one "
+    "save";
+
+/// One rank of a file, by what its name and its record say.
+struct SaidRank {
+  const char* kind;
+  std::uint32_t by_name;
+  std::uint32_t number_there_are;
+  std::uint32_t rank;
+  std::uint32_t degree;
+};
+
+void prove_rank(const Container& file, const SaidRank& said) {
+  if (said.degree != said.number_there_are)
+    throw Error(ErrorKind::kBadInput, fmt::format("says that it is one of {} {} rank{}, but there {} {}", said.degree,
+                                                  said.kind, said.degree == 1 ? "" : "s",
+                                                  said.number_there_are == 1 ? "is" : "are", said.number_there_are))
+        .in(file.path)
+        .hint("the ranks come from different checkpoints; move those of one away");
+  if (said.rank != said.by_name)
+    throw Error(ErrorKind::kBadInput, fmt::format("is of {} rank {} by its name, but says that it is of rank {}",
+                                                  said.kind, said.by_name, said.rank))
+        .in(file.path)
+        .hint("files of ranks were renamed or swapped");
+}
+
+}  // namespace
+
+void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint) {
+  const auto record = read_record(file);
+  const Container& first = checkpoint.files.front().front();
+  if (&file != &first && record.has_value() != checkpoint.record.has_value())
+    throw Error(ErrorKind::kBadInput, fmt::format("{} which rank it is of, but {} {}", record ? "says" : "does not say",
+                                                  first.path.string(), record ? "does not" : "does"))
+        .in(file.path)
+        .hint(kMixed);
+  if (!record) return;
+  prove_rank(file, {"tensor-parallel", rank.tp_rank, checkpoint.tp, record->tp_rank, record->tp_degree});
+  prove_rank(file, {"pipeline", rank.pp_rank, checkpoint.pp, record->pp_rank, record->pp_degree});
+  prove_rank(file, {"expert-parallel", rank.ep_rank, checkpoint.ep, record->ep_rank, record->ep_degree});
+  if (&file == &first) checkpoint.record = record;
+  if (*record->originals != *checkpoint.record->originals)
+    throw Error(ErrorKind::kBadInput, "says other shapes of the original tensors than " + first.path.string())
+        .in(file.path)
+        .hint("the ranks come from different checkpoints");
+}
+
+}  // namespace reshard

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "reshard/layouts/sharded_layout.h"
+
+namespace reshard {
+
+/// Holds what a rank's file says of itself against its name, the mesh and the other ranks' files: all say it, or none,
+/// as files that other programs wrote. The first file is `checkpoint.files[0][0]`, which comes first; its record becomes
+/// the checkpoint's.
+/// \throws Error kBadInput for files that were renamed or swapped, or are of different checkpoints.
+void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint);
+
+}  // namespace reshard

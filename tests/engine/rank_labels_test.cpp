@@ -1,0 +1,228 @@
+// Files of ranks say which rank they are of, in every layout and format, and are held to it.
+
+#include <nlohmann/json.hpp>
+
+#include "reshard/formats/read_container.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/torch_files.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Metadata = std::map<std::string, std::string>;
+
+struct Form {
+  ShardsKind kind;
+  Format format;
+};
+constexpr Form kForms[] = {{ShardsKind::kRanks, Format::kSafetensors}, {ShardsKind::kRanks, Format::kPytorch},
+                           {ShardsKind::kRanks, Format::kXser},        {ShardsKind::kOptimum, Format::kPytorch},
+                           {ShardsKind::kOptimum, Format::kXser},      {ShardsKind::kNxd, Format::kPytorch},
+                           {ShardsKind::kNxd, Format::kXser}};
+
+Metadata metadata_of(const fs::path& file, Format format) {
+  const auto metadata = read_container(file, format).metadata;
+  return {metadata.begin(), metadata.end()};
+}
+
+/// A model of two layers on 2 × 2 ranks, none of whose matrices are held twice.
+struct Case {
+  TempDir temp;
+  Form form;
+  TensorMap tensors;
+
+  explicit Case(const Form& form, std::uint32_t pp = 2) : form(form) {
+    TinyModel model;
+    model.heads = model.kv_heads = 4;
+    Random random(7);
+    tensors = random_tensors(model, random);
+    write_model(temp / "model", model, tensors);
+    ShardRequest request = shard_request(temp / "model", temp / "out", 2, pp);
+    request.sharding.form = {form.kind, form.format};
+    shard(request);
+  }
+  fs::path rank(std::uint32_t tp_rank, std::uint32_t pp_rank = 0) const {
+    return temp / "out" / rank_path(form.kind, form.format, {tp_rank, pp_rank});
+  }
+  /// What stands beside a file of xser belongs to it.
+  std::vector<fs::path> entries(const fs::path& rank) const {
+    if (form.format != Format::kXser) return {rank};
+    return {rank, rank.string() + ".tensors", rank.string() + ".info.pt"};
+  }
+  void swap(const fs::path& a, const fs::path& b) const {
+    for (std::size_t i = 0; i < entries(a).size(); ++i) {
+      fs::rename(entries(a)[i], temp / "aside");
+      fs::rename(entries(b)[i], entries(a)[i]);
+      fs::rename(temp / "aside", entries(b)[i]);
+    }
+  }
+  Error error() const {
+    const Error error = error_of([&] { consolidated(temp / "out", temp / "whole"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_FALSE(fs::exists(temp / "whole"));
+    return error;
+  }
+};
+
+TEST_CASE("Every rank's file says which rank it is of, whatever its layout and format") {
+  for (const Form& form : kForms) {
+    CAPTURE(describe(form.kind).name, name(form.format));
+    const Case c(form);
+    for (std::uint32_t pp_rank : {0u, 1u})
+      for (std::uint32_t tp_rank : {0u, 1u}) {
+        Metadata expected{{"reshard.tp_rank", std::to_string(tp_rank)},
+                          {"reshard.tp_degree", "2"},
+                          {"reshard.pp_rank", std::to_string(pp_rank)},
+                          {"reshard.pp_degree", "2"}};
+        if (form.format == Format::kSafetensors) expected["format"] = "pt";
+        CHECK(metadata_of(c.rank(tp_rank, pp_rank), form.format) == expected);
+      }
+    CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
+    const Case one_stage(form, 1);
+    CHECK(metadata_of(one_stage.rank(1), form.format).count("reshard.pp_rank") == 0);
+  }
+}
+
+TEST_CASE("Ranks that were swapped or copied over each other are errors that name the file, in every layout") {
+  for (const Form& form : kForms) {
+    CAPTURE(describe(form.kind).name, name(form.format));
+    const Case c(form);
+    c.swap(c.rank(0, 1), c.rank(1, 1));
+    const Error swapped = c.error();
+    CHECK(swapped.path() == c.rank(0, 1).string());
+    CHECK_THAT(swapped.what(), Says("is of tensor-parallel rank 0 by its name, but says that it is of rank 1"));
+    CHECK_THAT(swapped.hint(), Says("swapped"));
+    c.swap(c.rank(0, 1), c.rank(1, 1));
+    c.swap(c.rank(1, 0), c.rank(1, 1));
+    const Error stages = c.error();
+    CHECK(stages.path() == c.rank(1, 0).string());
+    CHECK_THAT(stages.what(), Says("is of pipeline rank 0 by its name, but says that it is of rank 1"));
+    c.swap(c.rank(1, 0), c.rank(1, 1));
+    for (std::size_t i = 0; i < c.entries(c.rank(0)).size(); ++i) {
+      fs::remove_all(c.entries(c.rank(1))[i]);
+      fs::copy(c.entries(c.rank(0))[i], c.entries(c.rank(1))[i], fs::copy_options::recursive);
+    }
+    CHECK_THAT(c.error().what(), Says("is of tensor-parallel rank 1 by its name, but says that it is of rank 0"));
+  }
+}
+
+TEST_CASE("Folders of xser's tensors that were swapped alone are an error that names one of their files") {
+  for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum, ShardsKind::kNxd}) {
+    CAPTURE(describe(kind).name);
+    const Case c({kind, Format::kXser});
+    fs::rename(c.rank(0).string() + ".tensors", c.temp / "aside");
+    fs::rename(c.rank(1).string() + ".tensors", c.rank(0).string() + ".tensors");
+    fs::rename(c.temp / "aside", c.rank(1).string() + ".tensors");
+    const Error error = c.error();
+    CHECK(error.path() == c.rank(0).string() + ".tensors/tensor_0.pt");
+    CHECK_THAT(error.what(), Says("is of another rank, or another save, than " + c.rank(0).filename().string()));
+  }
+}
+
+TEST_CASE("Files that another program has written again say nothing: all of them are read, some of them are an error") {
+  const Case c({ShardsKind::kOptimum, Format::kPytorch});
+  write_torch(c.rank(1, 1), read_torch_tensors(c.rank(1, 1)));
+  const Error last = c.error();
+  CHECK(last.path() == c.rank(1, 1).string());
+  CHECK_THAT(last.what(), Says("does not say which rank it is of, but " + c.rank(0).string() + " does"));
+  for (std::uint32_t pp_rank : {0u, 1u}) write_torch(c.rank(0, pp_rank), read_torch_tensors(c.rank(0, pp_rank)));
+  const Error second = c.error();
+  CHECK(second.path() == c.rank(1).string());
+  CHECK_THAT(second.what(), Says("says which rank it is of, but " + c.rank(0).string() + " does not"));
+  CHECK_THAT(second.hint(), Says("another program"));
+  write_torch(c.rank(1), read_torch_tensors(c.rank(1)));
+  CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
+}
+
+TEST_CASE("A rank of a mesh of another size is an error, and without metadata the ranks that lack are named") {
+  const Case two({ShardsKind::kNxd, Format::kPytorch});
+  const Case one({ShardsKind::kNxd, Format::kPytorch}, 1);
+  fs::remove(two.rank(1, 1));
+  fs::remove(two.rank(0, 1));
+  CHECK_THAT(two.error().what(), Says("2 of the 4 ranks (tp 2 × pp 2) are missing: dp_rank_00_tp_rank_00_pp_rank_01"));
+  for (std::uint32_t tp_rank : {0u, 1u})
+    fs::copy_file(one.rank(tp_rank), two.rank(tp_rank), fs::copy_options::overwrite_existing);
+  CHECK((consolidated(two.temp / "out", two.temp / "whole") == one.tensors));
+
+  const Case stages({ShardsKind::kOptimum, Format::kPytorch});
+  const Case stage({ShardsKind::kOptimum, Format::kPytorch}, 1);
+  fs::copy_file(stage.rank(0), stages.rank(0), fs::copy_options::overwrite_existing);
+  CHECK_THAT(stages.error().what(), Says("says that it is one of 1 pipeline rank, but there are 2"));
+}
+
+TEST_CASE("Other data-parallel copies of ranks are held to what they say, too") {
+  const Case c({ShardsKind::kOptimum, Format::kPytorch}, 1);
+  const fs::path copy = c.rank(0).parent_path() / "dp_rank_01_tp_rank_00_pp_rank_00.pt";
+  fs::copy_file(c.rank(0), copy);
+  CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
+  fs::remove_all(c.temp / "whole");
+  fs::copy_file(c.rank(1), copy, fs::copy_options::overwrite_existing);
+  CHECK(c.error().path() == copy.string());
+}
+
+TEST_CASE("Ranks of two digits, whose labels are longer, come back in every layout") {
+  TinyModel model;
+  model.hidden = 32;
+  model.intermediate = 32;
+  model.heads = model.kv_heads = 16;
+  model.head_dim = 2;
+  Random random(8);
+  const TensorMap tensors = random_tensors(model, random);
+  for (const Form& form : kForms) {
+    CAPTURE(describe(form.kind).name, name(form.format));
+    const TempDir temp;
+    write_model(temp / "model", model, tensors);
+    ShardRequest request = shard_request(temp / "model", temp / "out", 16);
+    request.sharding.form = {form.kind, form.format};
+    shard(request);
+    for (std::uint32_t rank = 0; rank < 16; ++rank)
+      CHECK(metadata_of(temp / "out" / rank_path(form.kind, form.format, {rank}), form.format).at("reshard.tp_rank") ==
+            std::to_string(rank));
+    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+  }
+}
+
+TEST_CASE("Ranks of an adapter that were swapped are an error") {
+  for (const Format format : {Format::kPytorch, Format::kXser}) {
+    const TempDir temp;
+    const TinyModel model;
+    write_file(temp / "model/config.json", model.config().dump());
+    write_file(temp / "peft/adapter_config.json", R"({"peft_type": "LORA", "r": 1})");
+    const std::string down = "base_model.model.model.layers.0.mlp.down_proj.";
+    Random random(9);
+    const TensorMap tensors{{down + "lora_A.weight", random_tensor(random, DType::kF32, {1, model.intermediate})},
+                            {down + "lora_B.weight", random_tensor(random, DType::kF32, {model.hidden, 1})}};
+    write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
+    ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+    request.sharding.form = {ShardsKind::kOptimum, format};
+    request.adapters = {temp / "peft"};
+    shard(request);
+    ConsolidateRequest back;
+    back.checkpoint_directory = temp / "out";
+    back.output_directory = temp / "again";
+    consolidate(back);
+    CHECK((read_tensors(temp / "again/adapter_model.safetensors") == tensors));
+    const fs::path ranks = temp / "out/adapter_default/adapter_shards/model";
+    const auto swap = [&](const std::string& ending) {
+      fs::rename(ranks / ("dp_rank_00_tp_rank_00_pp_rank_00.pt" + ending), ranks / "aside");
+      fs::rename(ranks / ("dp_rank_00_tp_rank_01_pp_rank_00.pt" + ending),
+                 ranks / ("dp_rank_00_tp_rank_00_pp_rank_00.pt" + ending));
+      fs::rename(ranks / "aside", ranks / ("dp_rank_00_tp_rank_01_pp_rank_00.pt" + ending));
+    };
+    swap("");
+    if (format == Format::kXser)
+      for (const char* ending : {".tensors", ".info.pt"}) swap(ending);
+    back.force = true;
+    const Error error = error_of([&] { consolidate(back); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (ranks / "dp_rank_00_tp_rank_00_pp_rank_00.pt").string());
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
