@@ -51,11 +51,15 @@ void Error::compose() {
 }
 
 Error system_error(int errno_value, std::string_view doing, const std::filesystem::path& path) {
-  const bool full = errno_value == ENOSPC || errno_value == EDQUOT || errno_value == EFBIG;
+  const bool full = errno_value == ENOSPC || errno_value == EDQUOT;
   Error error(full ? ErrorKind::kNoSpace : ErrorKind::kIo,
               std::string(doing) + ": " + std::generic_category().message(errno_value));
   error.in(path);
   if (full) error.hint("free some space or choose an output directory on another file system");
+  if (errno_value == EFBIG)
+    error.hint(
+        "raise the limit of file sizes (ulimit -f), or choose an output directory on a file system that takes larger "
+        "files");
   if (errno_value == EMFILE) error.hint("raise the limit of open files (ulimit -n), or give fewer --threads");
   return error;
 }

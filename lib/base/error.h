@@ -81,7 +81,7 @@ class Error : public std::runtime_error {
   std::string what_;
 };
 
-/// An Error for a failed system call: `errno_value` decides between kNoSpace (ENOSPC, EDQUOT, EFBIG) and kIo.
+/// An Error for a failed system call: `errno_value` decides between kNoSpace (ENOSPC, EDQUOT) and kIo.
 Error system_error(int errno_value, std::string_view doing, const std::filesystem::path& path);
 
 }  // namespace reshard

@@ -184,10 +184,11 @@ TEST_CASE("an output directory that cannot be made is an I/O error") {
   CHECK_FALSE(fs::exists(copy.out()));
 }
 
-TEST_CASE("a file size limit half-way ends in the no-space code, with nothing left behind") {
+TEST_CASE("a file size limit half-way is an I/O error that names the limit, with nothing left behind") {
   ModelCopy copy;
   const ProgramResult result = run_reshard({"shard", copy.model.string(), copy.out(), "--tp", "2"}, "ulimit -f 8;");
-  check_error(result, 5, {"model.safetensors"});
+  check_error(result, 6, {"model.safetensors", "ulimit -f"});
+  CHECK(result.err.find("free some space") == std::string::npos);
   CHECK_FALSE(fs::exists(copy.out()));
   for (const auto& entry : fs::directory_iterator(copy.dir.path())) CHECK(entry.path() == copy.model);
 }

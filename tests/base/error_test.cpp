@@ -56,12 +56,15 @@ TEST_CASE("Every kind of error has a row, and no two share a name or an exit cod
 }
 
 TEST_CASE("A system error for a full disk or quota is no-space, any other is I/O") {
-  for (const int full : {ENOSPC, EDQUOT, EFBIG}) {
+  for (const int full : {ENOSPC, EDQUOT}) {
     const Error error = system_error(full, "cannot write", "out.bin");
     CHECK(error.kind() == ErrorKind::kNoSpace);
     CHECK(error.path() == "out.bin");
     CHECK_FALSE(error.hint().empty());
   }
+  const Error large = system_error(EFBIG, "cannot write", "out.bin");
+  CHECK(large.kind() == ErrorKind::kIo);
+  CHECK_THAT(large.hint(), Says("ulimit -f"));
   const Error error = system_error(EACCES, "cannot open", "out.bin");
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK(error.path() == "out.bin");
