@@ -56,11 +56,18 @@ struct Job {
   std::uint64_t output_bytes() const;
 };
 
-/// The files beside a checkpoint's weights that belong to the model: everything under `directory` that is neither
-/// weights, nor an index of weights, nor hidden, nor about how its shards are cut, nor a folder of shards or of
-/// a training run's checkpoints, nor what marks those and their newest, nor one of the folders `left_out`.
-std::vector<CopiedFile> companion_files(const std::filesystem::path& directory,
-                                        const std::vector<std::filesystem::path>& left_out = {});
+/// The files beside a checkpoint's weights that belong to the model, in sorted order.
+struct Companions {
+  std::vector<CopiedFile> files;
+  std::vector<std::string> notes;  // folders that were left out, whole sentences
+};
+
+/// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about how its shards
+/// are cut, nor what marks the checkpoints of a training run. Folders that are checkpoints of their own stay behind, with a note, and so do folders below `directory`
+/// that may not be read; the folders `left_out` stay behind without one.
+/// \throws std::filesystem::filesystem_error if `directory` itself cannot be read.
+Companions companion_files(const std::filesystem::path& directory,
+                           const std::vector<std::filesystem::path>& left_out = {});
 
 /// How a sharded checkpoint is to be made.
 struct ShardingRequest {

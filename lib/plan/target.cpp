@@ -362,8 +362,11 @@ bool is_in_place(const fs::path& config, const fs::path& output_directory) {
 void carry_companions(Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
   if (path_exists(source.directory / kConfigFile) &&
-      resolved_path(job.output_directory) != resolved_path(source.directory))
-    job.copied_files = companion_files(source.directory, left_out);
+      resolved_path(job.output_directory) != resolved_path(source.directory)) {
+    Companions companions = companion_files(source.directory, left_out);
+    job.copied_files = std::move(companions.files);
+    job.notes.insert(job.notes.end(), companions.notes.begin(), companions.notes.end());
+  }
   if (source.config_given) {
     std::erase_if(job.copied_files, [](const CopiedFile& copied) { return copied.path == kConfigFile; });
     if (!is_in_place(source.config, job.output_directory))

@@ -2,6 +2,7 @@
 #include "support/errors.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
+#include "support/unprivileged.h"
 
 namespace reshard::test {
 namespace {
@@ -10,7 +11,7 @@ namespace fs = std::filesystem;
 
 std::vector<std::string> companions(const fs::path& directory) {
   std::vector<std::string> names;
-  for (const CopiedFile& file : companion_files(directory)) names.push_back(file.path.string());
+  for (const CopiedFile& file : companion_files(directory).files) names.push_back(file.path.string());
   return names;
 }
 
@@ -23,7 +24,7 @@ TEST_CASE("Everything that belongs to the model comes along, in sorted order, fo
   CHECK(companions(temp.path()) == std::vector<std::string>{"README.md", "config.json", "generation_config.json",
                                                             "sub/deep/vocab.txt", "tokenizer.json", "tokenizer.model",
                                                             "training_args.bin"});
-  for (const CopiedFile& file : companion_files(temp.path())) {
+  for (const CopiedFile& file : companion_files(temp.path()).files) {
     CHECK(file.size_bytes == file.path.filename().string().size() + (file.path.has_parent_path() ? 9 : 0));
     CHECK(fs::equivalent(file.source, temp / file.path));
   }
@@ -72,7 +73,7 @@ TEST_CASE("Linked files are followed, linked folders are not, links to nowhere a
   fs::create_directory_symlink("../elsewhere", temp / "model/linked");
   fs::create_directory_symlink(".", temp / "model/itself");
   fs::create_symlink("nowhere", temp / "model/dangling.txt");
-  const auto files = companion_files(temp / "model");
+  const auto files = companion_files(temp / "model").files;
   REQUIRE(files.size() == 1);
   CHECK(files[0].path == "config.json");
   CHECK(files[0].size_bytes == 8);
@@ -90,6 +91,108 @@ TEST_CASE("A link to itself is passed over, or an Error: nothing else is thrown"
     return;
   }
   CHECK(names == std::vector<std::string>{"config.json"});
+}
+
+TEST_CASE("Folders that are checkpoints of their own stay behind with all they hold, and one note names them") {
+  const TempDir temp;
+  for (const std::string name : {"config.json",
+                                 "half/config.json",
+                                 "half/model.safetensors",
+                                 "half/tokenizer.json",
+                                 "runs/big/config.json",
+                                 "runs/big/pytorch_model-00001-of-00002.bin",
+                                 "runs/notes.txt",
+                                 "index/model.safetensors.index.json",
+                                 "index/tokenizer.json",
+                                 "ranks/config.json",
+                                 "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00/model.safetensors",
+                                 "renamed/tp_rank_00_pp_rank_00/model.safetensors",
+                                 "renamed/mp_metadata_pp_rank_0.json",
+                                 "optimum/config.json",
+                                 "optimum/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt",
+                                 "serve/config.json",
+                                 "serve/weights/tp0_sharded_checkpoint.safetensors",
+                                 "nxd/config.json",
+                                 "nxd/model/dp_rank_00_tp_rank_00_pp_rank_00.pt",
+                                 "step_1/model/rank.pt",
+                                 "step_1/optim/rank.pt",
+                                 "step_1/user_content.json",
+                                 "step_2/checkpoint",
+                                 "step_2/done",
+                                 "step_2/optim/rank.pt",
+                                 "step_2/user_content.json",
+                                 "checkpoint-5/trainer_state.json",
+                                 "lora/adapter_config.json",
+                                 "lora/adapter_model.safetensors"})
+    write_file(temp / name, name);
+  const Companions found = companion_files(temp.path());
+  std::vector<std::string> names;
+  for (const CopiedFile& file : found.files) names.push_back(file.path.string());
+  CHECK(names == std::vector<std::string>{"config.json", "runs/notes.txt"});
+  REQUIRE(found.notes.size() == 1);
+  CHECK_THAT(found.notes[0], Says("left out"));
+  for (const char* folder : {"checkpoint-5", "half", "index", "lora", "nxd", "optimum", "ranks", "renamed", "runs/big",
+                             "serve", "step_1", "step_2"})
+    CHECK_THAT(found.notes[0], Says(folder));
+}
+
+TEST_CASE("Folders that belong to a model come along, without weights, though some look a little like checkpoints") {
+  const TempDir temp;
+  for (const char* name :
+       {"config.json", "1_Pooling/config.json", "original/params.json", "original/consolidated.00.pth",
+        "original/tokenizer.model", "onnx/config.json", "onnx/model.onnx", "assets/config.json",
+        "assets/training_args.bin", "done/model/readme.txt", "scripts/checkpoint"})
+    write_file(temp / name, name);
+  const Companions found = companion_files(temp.path());
+  std::vector<std::string> names;
+  for (const CopiedFile& file : found.files) names.push_back(file.path.string());
+  CHECK(names == std::vector<std::string>{"1_Pooling/config.json", "assets/config.json", "assets/training_args.bin",
+                                          "config.json", "done/model/readme.txt", "onnx/config.json",
+                                          "original/params.json", "original/tokenizer.model", "scripts/checkpoint"});
+  CHECK(found.notes.empty());
+}
+
+TEST_CASE("The checkpoint that is read and the one that is written stay behind without a note") {
+  const TempDir temp;
+  for (const char* name : {"config.json", "step_9/model/dp_rank_00_tp_rank_00_pp_rank_00.pt", "step_9/done",
+                           "out/half/config.json", "out/half/model.safetensors"})
+    write_file(temp / name, name);
+  const Companions found = companion_files(temp.path(), {temp / "step_9/model", temp / "out/half"});
+  CHECK(found.files.size() == 1);
+  CHECK(found.notes.empty());
+}
+
+TEST_CASE("A model converted into folders of its own directory is not copied into the next output") {
+  const TempDir temp;
+  const TinyModel model;
+  Random random(1);
+  write_model(temp / "m", model, random_tensors(model, random));
+  write_model(temp / "m/half", model, random_tensors(model, random));
+  write_file(temp / "m/tokenizer.json", "{}");
+  const auto job = plan_shard(shard_request(temp / "m", temp / "out"));
+  CHECK(job->copied_files.size() == 2);
+  REQUIRE(job->notes.size() == 1);
+  CHECK_THAT(job->notes[0], Says("half"));
+}
+
+TEST_CASE("A folder that may not be read, or not be searched, is left out with a note; the model's own is an error") {
+  for (const fs::perms denied : {fs::perms::none, fs::perms::owner_read, fs::perms::owner_exec}) {
+    const TempDir temp;
+    for (const char* name : {"config.json", "lost+found/deep/file.txt", "lost+found/a.txt", "sub/secret/key.txt",
+                             "sub/vocab.txt", "zoo.txt"})
+      write_file(temp / name, name);
+    const Unprivileged nobody(temp.path());
+    for (const char* folder : {"lost+found", "sub/secret"}) fs::permissions(temp / folder, denied);
+    const Companions found = companion_files(temp.path());
+    std::vector<std::string> names;
+    for (const CopiedFile& file : found.files) names.push_back(file.path.string());
+    CHECK(names == std::vector<std::string>{"config.json", "sub/vocab.txt", "zoo.txt"});
+    REQUIRE(found.notes.size() == 1);
+    CHECK_THAT(found.notes[0], Says("may not be read"));
+    CHECK_THAT(found.notes[0], Says("lost+found, sub/secret"));
+    CHECK_THROWS_AS(companion_files(temp / "lost+found"), fs::filesystem_error);
+    for (const char* folder : {"lost+found", "sub/secret"}) fs::permissions(temp / folder, fs::perms::owner_all);
+  }
 }
 
 TEST_CASE("Sharding twice into a folder of the model does not copy the first result") {
