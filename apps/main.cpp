@@ -15,6 +15,7 @@
 #include "commands.h"
 #include "print.h"
 #include "reshard/base/error.h"
+#include "signals.h"
 #include "table.h"
 #include "version.h"
 
@@ -98,6 +99,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  reshard::cli::mind_stop_signals();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error, and no death half-way
   std::signal(SIGXFSZ, SIG_IGN);  // so is a file size limit
   fill_standard_descriptors();

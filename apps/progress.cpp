@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -26,14 +25,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kRedraw = std::chrono::milliseconds(100);
 constexpr auto kQuietStart = std::chrono::milliseconds(300);  // a run that is over by then needs no bar
-constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-
-std::atomic<Progress*> stoppable{nullptr};  // read by the signal handler; lock-free
-
-/// However often it is asked: the run ends at its next block, and cleans up after itself.
-void ask_to_stop(int) {
-  if (Progress* progress = stoppable.load()) progress->stop = true;
-}
 
 int terminal_columns() {
   winsize size{};
@@ -78,10 +69,7 @@ std::string progress_line(std::uint64_t done_bytes, std::uint64_t total_bytes, d
 }
 
 ProgressBar::ProgressBar(Progress& progress, std::uint64_t total_bytes, bool visible)
-    : progress_(progress), total_bytes_(total_bytes) {
-  stoppable = &progress;
-  for (const int signal : kStopSignals)
-    if (std::signal(signal, ask_to_stop) == SIG_IGN) std::signal(signal, SIG_IGN);  // as under nohup
+    : stoppable_(progress), progress_(progress), total_bytes_(total_bytes) {
   try {
     if (visible && is_capable_terminal()) thread_ = std::thread([this] { draw_until_done(); });
   } catch (const std::system_error&) {
@@ -96,9 +84,6 @@ ProgressBar::~ProgressBar() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
-  for (const int signal : kStopSignals)
-    if (std::signal(signal, SIG_DFL) == SIG_IGN) std::signal(signal, SIG_IGN);
-  stoppable = nullptr;
 }
 
 void ProgressBar::draw_until_done() {

@@ -7,11 +7,12 @@
 #include <thread>
 
 #include "reshard/engine/run.h"
+#include "signals.h"
 
 namespace reshard::cli {
 
 /// A line on the terminal that says how far a run is; nothing if standard error is not a terminal. While one exists,
-/// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 ask the run to stop. At most one at a time.
+/// the signals of mind_stop_signals ask the run to stop. At most one at a time.
 class ProgressBar {
  public:
   /// `progress` is borrowed. `visible` false draws nothing but still minds the signals.
@@ -24,6 +25,7 @@ class ProgressBar {
  private:
   void draw_until_done();
 
+  StoppableRun stoppable_;
   Progress& progress_;
   std::uint64_t total_bytes_;
   std::mutex mutex_;

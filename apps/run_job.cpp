@@ -11,6 +11,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/output.h"
+#include "signals.h"
 #include "table.h"
 
 namespace reshard::cli {
@@ -81,6 +82,7 @@ void run_job(const Job& job, const CommonArguments& arguments, RunOptions option
   {
     const ProgressBar bar(progress, job.program.write_bytes, !arguments.quiet);
     result = execute(job, options);
+    note_done();
   }
   if (!arguments.quiet && !arguments.json) print_notes(divergent_notes(result.divergent));
   if (arguments.json)

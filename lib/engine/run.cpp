@@ -198,8 +198,7 @@ unsigned thread_count(const RunOptions& options) {
 }
 
 void prove_not_stopped(const RunOptions& options) {
-  if (options.progress && options.progress->stop)
-    throw Error(ErrorKind::kInterrupted, "stopped by a signal; nothing was written under a final name");
+  if (options.progress && options.progress->stop) throw Error(ErrorKind::kInterrupted, kStoppedMessage);
 }
 
 std::vector<std::uint32_t> run_program(const Program& program, const std::filesystem::path& target_root,

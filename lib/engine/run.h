@@ -64,6 +64,9 @@ struct RunOptions {
 /// The number of threads that options ask for.
 unsigned thread_count(const RunOptions& options);
 
+/// The message of kInterrupted.
+inline constexpr const char* kStoppedMessage = "stopped by a signal; nothing was written under a final name";
+
 /// Throws if the run is to stop.
 /// \throws Error kInterrupted.
 void prove_not_stopped(const RunOptions& options);
