@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <sstream>
 
+#include "print.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/mesh.h"
@@ -337,8 +339,10 @@ bool parse_and_run(CLI::App& app, int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
     return true;
-  } catch (const CLI::Success& success) {
-    app.exit(success);
+  } catch (const CLI::Success& success) {  // help and version
+    std::ostringstream text;
+    app.exit(success, text, text);
+    print_output(text.str());
     return false;
   } catch (const CLI::ParseError& error) {
     throw usage_error(app, arguments, error);

@@ -92,7 +92,6 @@ int run(int argc, char** argv) {
   reshard::cli::add_convert(app);
   reshard::cli::add_verify(app, exit_code);
   reshard::cli::parse_and_run(app, argc, argv);
-  reshard::cli::print_output({});  // help and version, which others have printed
   return exit_code;
 }
 

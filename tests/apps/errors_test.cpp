@@ -230,7 +230,8 @@ TEST_CASE("standard output that cannot be written is an I/O error") {
   for (const std::string& arguments : std::vector<std::string>{
            "inspect " + kModel, "inspect " + kModel + " --tensors", "inspect " + kModel + " --json --stats",
            "shard " + kModel + " " + out + " --tp 2 --json --dry-run", "shard " + kModel + " " + out + " --tp 2 --json",
-           "verify " + kModel + " " + kModel, "verify " + kModel + " " + kModel + " --json", std::string("--help")}) {
+           "verify " + kModel + " " + kModel, "verify " + kModel + " " + kModel + " --json", std::string("--help"),
+           std::string("shard --help"), std::string("--version")}) {
     INFO(arguments);
     const std::string command =
         std::string(RESHARD_PROGRAM) + " " + arguments + " >/dev/full 2>" + (dir / "err").string();
