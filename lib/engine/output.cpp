@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "reshard/base/crc32.h"
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/storage.h"
@@ -151,16 +152,31 @@ void prove_output(const Job& job) {
         .hint("pass --force to replace them, or choose another OUT_DIR");
 }
 
+std::string staging_prefix(const fs::path& output_directory) {
+  constexpr std::size_t kMostBytes = 100;  // with the rest it fits any file system
+  std::string name = output_directory.filename().string();
+  if (name.size() > kMostBytes) {
+    const std::uint32_t crc = crc32(std::as_bytes(std::span(name)));
+    std::size_t end = 0;
+    for (std::size_t length = 1; length > 0 && end + length <= kMostBytes; end += length)
+      length = std::max<std::size_t>(utf8_length(std::string_view(name).substr(end)), 1);
+    name = fmt::format("{}~{:08x}", name.substr(0, end), crc);
+  }
+  return "." + name + std::string(kStagingPrefix);
+}
+
 std::vector<fs::path> stale_stagings(const Job& job) {
   const fs::path output = resolved_path(job.output_directory);
   std::vector<fs::path> stale;
-  const auto look = [&](const fs::path& directory, const std::string& prefix) {
+  const auto look = [&](const fs::path& directory, std::string_view prefix) {
     std::error_code ignored;
-    for (const auto& entry : fs::directory_iterator(directory, ignored))
-      if (entry.path().filename().string().starts_with(prefix)) stale.push_back(entry.path());
+    for (const auto& entry : fs::directory_iterator(directory, ignored)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with(prefix) && name.size() == prefix.size() + 6) stale.push_back(entry.path());
+    }
   };
-  look(output.parent_path(), "." + output.filename().string() + ".reshard-");
-  look(output, ".reshard-");
+  look(output.parent_path(), staging_prefix(output));
+  look(output, kStagingPrefix);
   std::sort(stale.begin(), stale.end());
   return stale;
 }

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "reshard/plan/job.h"
@@ -30,6 +32,11 @@ struct OutputSpace {
   std::uint64_t free_bytes = 0;
   std::filesystem::path file_system;  // the existing directory that was asked
 };
+
+/// What the name of a run's hidden directory begins with: in the output directory if that exists, else beside it. Six
+/// characters follow. Names of the output directory that are too long are cut, and told apart by a CRC.
+inline constexpr std::string_view kStagingPrefix = ".reshard-";
+std::string staging_prefix(const std::filesystem::path& output_directory);
 
 /// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on).
 std::vector<std::filesystem::path> stale_stagings(const Job& job);

@@ -74,8 +74,8 @@ Staging::Staging(const Job& job, Renames renames) : Staging(job, renames, Unmade
   }
   const fs::path home = output_existed_ ? final_ : final_.parent_path();
   make_directories(home);
-  std::string name =
-      (home / (output_existed_ ? ".reshard-XXXXXX" : "." + final_.filename().string() + ".reshard-XXXXXX")).string();
+  const std::string prefix = output_existed_ ? std::string(kStagingPrefix) : staging_prefix(final_);
+  std::string name = (home / (prefix + "XXXXXX")).string();
   if (::mkdtemp(name.data()) == nullptr) throw system_error(errno, "cannot make a temporary directory", home);
   root_ = name;
   const mode_t mask = ::umask(0);  // mkdtemp makes it private; the outputs are not
@@ -113,7 +113,7 @@ std::vector<fs::path> Staging::entries_in_order() const {
 void Staging::exchange(const fs::path& staged, const fs::path& final) {
   if (renames_.exchange && ::renameat2(AT_FDCWD, staged.c_str(), AT_FDCWD, final.c_str(), RENAME_EXCHANGE) == 0) return;
   if (renames_.exchange && !lacks_flags(errno)) throw system_error(errno, "cannot rename to", final);
-  const fs::path aside = staged.parent_path() / (".aside-" + staged.filename().string());
+  const fs::path aside = staged.parent_path() / ".aside";  // no output is hidden
   rename_entry(final, aside, 0);
   try {
     rename_entry(staged, final, 0);

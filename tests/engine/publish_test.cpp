@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "reshard/base/strings.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
@@ -288,6 +289,48 @@ TEST_CASE("Two runs do not write into one directory at once") {
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK_THAT(error.what(), Says("another run is writing here"));
   CHECK(stale_stagings(*job) == std::vector<fs::path>{first.root()});
+}
+
+TEST_CASE("An output directory may have any name that the file system takes, and its stagings are found again") {
+  const Model model;
+  std::string accents;
+  while (accents.size() + 3 <= 255) accents += "\u20ac";
+  for (const std::string& name : {std::string("o"), std::string(100, 'x'), std::string(101, 'x'), std::string(238, 'x'),
+                                  std::string(239, 'x'), std::string(255, 'x'), accents}) {
+    INFO(name.size() << " bytes: " << name);
+    ShardRequest request = model.request();
+    request.output_directory = model.temp / name;
+    ShardRequest similar = request;
+    similar.output_directory = model.temp / (name.substr(0, name.size() - 1) + "y");
+    const auto job = plan_shard(request);
+    {
+      const Staging staging(*job);
+      CHECK(stale_stagings(*job) == std::vector<fs::path>{staging.root()});
+      CHECK(stale_stagings(*plan_shard(similar)).empty());
+      const std::string made = staging.root().filename().string();
+      for (std::size_t at = 0, length = 0; at < made.size(); at += length) {
+        length = utf8_length(std::string_view(made).substr(at));
+        REQUIRE(length > 0);
+      }
+    }
+    execute(*job, unsynced());
+    CHECK(read_ranks(model.temp / name).size() == 2);
+    CHECK(stale_stagings(*job).empty());
+  }
+}
+
+TEST_CASE("Files with names of 255 bytes replace others, also where two names cannot be swapped in one step") {
+  for (const bool exchange : {true, false}) {
+    const Model model;
+    const std::string name(255, 'n');
+    write_file(model.temp / "model" / name, "new");
+    write_file(model.temp / "out" / name, "old");
+    const auto job = plan_shard(model.request(2, true));
+    Staging staging(*job, {exchange});
+    fill(staging, *job);
+    staging.publish();
+    CHECK(read_file(model.temp / "out" / name) == "new copy");
+  }
 }
 
 }  // namespace
