@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/engine/output.h"
 #include "reshard/engine/parallel.h"
+#include "reshard/engine/publish.h"
 #include "reshard/layouts/target_file.h"
 
 namespace reshard {
@@ -16,9 +18,11 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kCopyBytes = std::uint64_t{1} << 20;
 constexpr std::size_t kFlushingThreads = 16;
 
-void write_text(const RunOptions& options, const fs::path& path, const std::string& text) {
-  const auto sink = options.storage->create(path, text.size());
-  sink->write_at(0, std::as_bytes(std::span(text)));
+void write_text(const RunOptions& options, const TextFile& file, const Staging& staging) {
+  const fs::path path = staging.root() / file.path;
+  const auto sink = options.storage->create(path, file.text.size());
+  set_permissions(path, staging.permissions().text(file.path));
+  sink->write_at(0, std::as_bytes(std::span(file.text)));
   options.sync ? sink->sync() : sink->finish();
 }
 
@@ -26,9 +30,11 @@ void write_parts(Sink& sink, const std::vector<FilePart>& parts) {
   for (const FilePart& part : parts) sink.write_at(part.offset_bytes, std::as_bytes(std::span(part.bytes)));
 }
 
-void copy_file(const RunOptions& options, const CopiedFile& file, const fs::path& root) {
+void copy_file(const RunOptions& options, const CopiedFile& file, const Staging& staging) {
   const auto source = options.storage->open(file.source);
-  const auto sink = options.storage->create(root / file.path, source->size_bytes());
+  const fs::path path = staging.root() / file.path;
+  const auto sink = options.storage->create(path, source->size_bytes());
+  set_permissions(path, staging.permissions().copy(file));
   if (!sink->copy_from(*source, 0, 0, source->size_bytes())) {
     std::vector<std::byte> buffer(std::min(kCopyBytes, source->size_bytes()));
     for (std::uint64_t at = 0; at < source->size_bytes(); at += buffer.size()) {
@@ -41,11 +47,13 @@ void copy_file(const RunOptions& options, const CopiedFile& file, const fs::path
 }
 
 /// Creates the target's files, with what of them is known before any tensor.
-void create_files(const Job& job, const fs::path& root, const RunOptions& options) {
+void create_files(const Job& job, const Staging& staging, const RunOptions& options) {
   const std::vector<LayoutFile>& files = job.target.files;
   for_each_number(files.size(), thread_count(options), [&](std::size_t i) {
     prove_not_stopped(options);
-    const auto sink = options.storage->create(root / files[i].path, files[i].size_bytes);
+    const fs::path path = staging.root() / files[i].path;
+    const auto sink = options.storage->create(path, files[i].size_bytes);
+    set_permissions(path, staging.permissions().weights());
     if (!needs_crcs(files[i])) write_parts(*sink, target_parts(job.target, files[i]));
   });
 }
@@ -70,12 +78,12 @@ RunResult run_and_publish(const Job& job, RunOptions options) {
   Staging staging(job);
   RunResult result;
   options.on_divergence = [&](Divergence one) { result.divergent.push_back(std::move(one)); };
-  create_files(job, staging.root(), options);
-  for (const CopiedFile& file : job.copied_files) copy_file(options, file, staging.root());
+  create_files(job, staging, options);
+  for (const CopiedFile& file : job.copied_files) copy_file(options, file, staging);
   const std::vector<std::uint32_t> crcs = run_program(job.program, staging.root(), options);
   if (options.progress) options.progress->flushing = true;
   finish_files(job, staging.root(), options, crcs);
-  for (const TextFile& file : job.text_files) write_text(options, staging.root() / file.path, file.text);
+  for (const TextFile& file : job.text_files) write_text(options, file, staging);
   prove_not_stopped(options);
   staging.publish(options.sync);
   std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "reshard/engine/publish.h"
 #include "reshard/engine/run.h"
 #include "reshard/plan/job.h"
 

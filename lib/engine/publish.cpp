@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/paths.h"
 #include "reshard/base/storage.h"
 
 namespace reshard {
@@ -53,13 +54,6 @@ void sync_tree(const fs::path& root) {
   sync_directory(root);
 }
 
-/// \returns whether it was not there.
-bool make_directory(const fs::path& path) {
-  if (::mkdir(path.c_str(), 0777) == 0) return true;
-  if (errno == EEXIST && fs::is_directory(path)) return false;  // another run has made it meanwhile
-  throw system_error(errno, "cannot make the directory", path);
-}
-
 }  // namespace
 
 Staging::Staging(const Job& job, Renames renames) : Staging(job, renames, Unmade{}) {
@@ -78,10 +72,7 @@ Staging::Staging(const Job& job, Renames renames) : Staging(job, renames, Unmade
   std::string name = (home / (prefix + "XXXXXX")).string();
   if (::mkdtemp(name.data()) == nullptr) throw system_error(errno, "cannot make a temporary directory", home);
   root_ = name;
-  const mode_t mask = ::umask(0);  // mkdtemp makes it private; the outputs are not
-  ::umask(mask);
-  ::chmod(root_.c_str(), 0777 & ~mask);
-  for (const fs::path& relative : output_files(job)) fs::create_directories(root_ / relative.parent_path());
+  for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
 }
 
 Staging::~Staging() {
@@ -97,8 +88,17 @@ void Staging::make_directories(const fs::path& directory) {
   std::vector<fs::path> missing;
   for (fs::path path = directory; !fs::exists(path); path = path.parent_path()) missing.push_back(path);
   for (; !missing.empty(); missing.pop_back()) {
-    if (make_directory(missing.back())) made_directories_.push_back(missing.back());
+    const fs::path& path = missing.back();
+    const bool inside = lies_inside(path, final_) && path != final_;
+    if (make_directory(path, permissions_.directory(inside ? path.lexically_relative(final_) : fs::path())))
+      made_directories_.push_back(path);
   }
+}
+
+void Staging::make_staged_folders(const fs::path& relative) {
+  if (relative.empty() || fs::exists(root_ / relative)) return;
+  make_staged_folders(relative.parent_path());
+  make_directory(root_ / relative, permissions_.directory(relative));
 }
 
 std::vector<fs::path> Staging::entries_in_order() const {
@@ -175,6 +175,7 @@ void Staging::undo(const std::string& reason) {
 }
 
 void Staging::publish(bool sync) {
+  if (!output_existed_) set_permissions(root_, permissions_.directory());
   if (sync) sync_tree(root_);
   if (!output_existed_) {
     rename_new(root_, final_);

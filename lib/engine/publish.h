@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "reshard/engine/output.h"
+#include "reshard/engine/permissions.h"
 #include "reshard/plan/job.h"
 
 namespace reshard {
@@ -26,7 +27,10 @@ class Staging {
   /// Removes what was not published, and the directories it made if they are empty.
   ~Staging();
 
+  /// Nobody but the owner may look into it.
   const std::filesystem::path& root() const { return root_; }
+  /// Those that the files in it shall have.
+  const Permissions& permissions() const { return permissions_; }
 
   /// Gives everything in root() its final name: the whole directory by one rename where the output directory is new;
   /// otherwise entry by entry, weights before indexes, whole folders last, and all of it undone if one step fails. What
@@ -38,7 +42,7 @@ class Staging {
  private:
   struct Unmade {};
   Staging(const Job& job, Renames renames, Unmade)
-      : job_(job), renames_(renames) {}  // so that a constructor that fails half-way is cleaned up after
+      : job_(job), renames_(renames), permissions_(job) {}  // so that a constructor that fails is cleaned up after
 
   struct Step {
     std::filesystem::path staged;
@@ -47,6 +51,7 @@ class Staging {
   };
 
   void make_directories(const std::filesystem::path& directory);
+  void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;
   void publish_entry(const std::filesystem::path& relative);
   void exchange(const std::filesystem::path& staged, const std::filesystem::path& final);
@@ -54,6 +59,7 @@ class Staging {
 
   const Job& job_;
   Renames renames_;
+  Permissions permissions_;
   std::filesystem::path root_;
   std::filesystem::path final_;  // the output directory, resolved
   int lock_ = -1;  // on the output directory where that exists, so that two runs do not publish into it at once

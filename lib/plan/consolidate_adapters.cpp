@@ -109,8 +109,8 @@ class AdapterPlanner {
     const bool single = adapters_.front().alone;
     job_->command = "consolidate";
     job_->source_directory = single ? adapters_.front().shards.path : request_.checkpoint_directory;
-    job_->output_directory =
-        request_.output_directory.value_or(single ? adapters_.front().shards.parent : request_.checkpoint_directory);
+    job_->model_directory = single ? adapters_.front().shards.parent : request_.checkpoint_directory;
+    job_->output_directory = request_.output_directory.value_or(job_->model_directory);
     job_->force = request_.force;
     for (const AdapterFolder& adapter : adapters_) {
       if (!single) prove_folder_name(adapter);

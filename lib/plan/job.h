@@ -29,6 +29,7 @@ struct CopiedFile {
 struct Job {
   std::string command;  // "shard", "consolidate"
   std::filesystem::path source_directory;
+  std::filesystem::path model_directory;  // of the source: where config.json is, if there is one
   std::filesystem::path output_directory;
   bool force = false;
   std::string family;  // model_type; empty if unknown

@@ -61,7 +61,7 @@ class AdapterSharder {
     const ModelConfig config = read_model_config(config_directory());
     const Model model = model_of(config);
     job_->command = "shard";
-    job_->source_directory = request_.adapters.front();
+    job_->source_directory = job_->model_directory = request_.adapters.front();
     job_->output_directory = request_.output_directory;
     job_->force = request_.force;
     job_->family = config.model_type;

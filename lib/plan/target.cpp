@@ -182,6 +182,7 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
   auto job = std::make_unique<Job>();
   job->command = std::move(command);
   job->source_directory = checkpoint.path;
+  job->model_directory = checkpoint.directory;
   job->output_directory = std::move(output_directory);
   job->force = force;
   job->family = checkpoint.model_type;

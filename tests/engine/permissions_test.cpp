@@ -1,0 +1,199 @@
+// Which permissions outputs get, and what a run may be denied.
+
+#include <sys/stat.h>
+
+#include "reshard/plan/convert.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/fault_storage.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/unprivileged.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr fs::perms mode(unsigned bits) {
+  return static_cast<fs::perms>(bits);
+}
+
+unsigned mode_of(const fs::path& path) {
+  struct stat status {};
+  REQUIRE(::stat(path.c_str(), &status) == 0);
+  return status.st_mode & 07777;
+}
+
+/// While one exists, files are made with this umask.
+struct Umask {
+  explicit Umask(mode_t mask) : before(::umask(mask)) {}
+  Umask(const Umask&) = delete;
+  Umask& operator=(const Umask&) = delete;
+  ~Umask() { ::umask(before); }
+  mode_t before;
+};
+
+struct Model {
+  explicit Model(std::size_t files = 1) {
+    const TinyModel model;
+    Random random(8);
+    tensors = random_tensors(model, random);
+    write_model(temp / "model", model, tensors, files);
+    write_file(temp / "model/sub/vocab.txt", "words");
+  }
+  /// Gives these to all weights and to the model's directory.
+  void restrict(unsigned directory, unsigned weights) const {
+    for (const auto& entry : fs::directory_iterator(temp / "model"))
+      if (entry.path().extension() == ".safetensors") fs::permissions(entry.path(), mode(weights));
+    fs::permissions(temp / "model", mode(directory));
+  }
+  ShardRequest request() const { return shard_request(temp / "model", temp / "out", 2); }
+  TempDir temp;
+  TensorMap tensors;
+};
+
+const fs::path kRank = "tensor_parallel_shards/tp_rank_01_pp_rank_00";
+
+TEST_CASE("New outputs have no more permissions than the inputs, and than the umask leaves") {
+  struct Case {
+    mode_t mask;
+    unsigned directory, weights;            // of the input
+    unsigned made_directory, made_weights;  // of the output
+  };
+  for (const Case& one :
+       {Case{0022, 0755, 0644, 0755, 0644}, Case{0022, 0700, 0600, 0700, 0600}, Case{0022, 0700, 0644, 0700, 0644},
+        Case{0022, 0755, 0600, 0755, 0600}, Case{0002, 0775, 0664, 0775, 0664}, Case{0002, 0750, 0640, 0750, 0640},
+        Case{0000, 0755, 0640, 0755, 0640}, Case{0027, 0777, 0666, 0750, 0640}, Case{0077, 0755, 0644, 0700, 0600},
+        Case{0022, 0555, 0444, 0755, 0644}, Case{0022, 02750, 0755, 0750, 0644}, Case{0022, 0711, 0604, 0711, 0604}}) {
+    INFO(std::oct << one.mask << ": " << one.directory << ", " << one.weights);
+    const Model model;
+    model.restrict(one.directory, one.weights);
+    const Umask umask(one.mask);
+    ShardRequest request = model.request();
+    request.output_directory = model.temp / "deep/out";
+    shard(request);
+    for (const fs::path& folder : {fs::path(), kRank.parent_path(), kRank})
+      CHECK(mode_of(model.temp / "deep/out" / folder) == one.made_directory);
+    CHECK(mode_of(model.temp / "deep/out" / kRank / "model.safetensors") == one.made_weights);
+    CHECK(mode_of(model.temp / "deep/out/tensor_parallel_shards/mp_metadata_pp_rank_0.json") == one.made_weights);
+    CHECK(mode_of(model.temp / "deep/out/config.json") == (0644 & ~one.mask));
+  }
+}
+
+TEST_CASE("Copied files and their folders keep their mode as far as the umask leaves it, without special bits") {
+  const Model model;
+  const std::map<std::string, unsigned> modes{{"run.sh", 0755},     {"secret.txt", 0600}, {"read_only.txt", 0444},
+                                              {"setuid.sh", 04755}, {"group.txt", 0640},  {"all.txt", 0666}};
+  for (const auto& [name, bits] : modes) {
+    write_file(model.temp / "model/tools/deep" / name, name);
+    fs::permissions(model.temp / "model/tools/deep" / name, mode(bits));
+  }
+  fs::permissions(model.temp / "model/tools", mode(0700));
+  for (const mode_t mask : {0022, 0027}) {
+    const Umask umask(mask);
+    shard(model.request());
+    for (const auto& [name, bits] : modes) {
+      INFO(name);
+      CHECK(mode_of(model.temp / "out/tools/deep" / name) == (bits & 0777 & ~mask));
+      CHECK(read_file(model.temp / "out/tools/deep" / name) == name);
+    }
+    CHECK(mode_of(model.temp / "out/tools") == 0700);
+    CHECK(mode_of(model.temp / "out/tools/deep") == (0755 & ~mask));
+    CHECK(mode_of(model.temp / "out/sub") == (0755 & ~mask));
+    fs::remove_all(model.temp / "out");
+  }
+}
+
+TEST_CASE("A directory that is there keeps its mode, and shows no one what the inputs' directory hides from them") {
+  struct Case {
+    unsigned input, output;
+    unsigned folder, weights, copy;  // of what is made in it
+  };
+  for (const Case& one : {Case{0700, 0755, 0700, 0600, 0600}, Case{0750, 0755, 0750, 0640, 0640},
+                          Case{0700, 0700, 0700, 0644, 0644}, Case{0755, 0700, 0755, 0644, 0644}}) {
+    INFO(std::oct << one.input << ", " << one.output);
+    const Model model;
+    model.restrict(one.input, 0644);
+    fs::create_directories(model.temp / "out");
+    fs::permissions(model.temp / "out", mode(one.output));
+    shard(model.request());
+    CHECK(mode_of(model.temp / "out") == one.output);
+    CHECK(mode_of(model.temp / "out/sub") == one.folder);
+    CHECK(mode_of(model.temp / "out" / kRank) == one.folder);
+    CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == one.weights);
+    CHECK(mode_of(model.temp / "out/config.json") == one.copy);
+    CHECK(mode_of(model.temp / "out/sub/vocab.txt") == one.copy);
+  }
+}
+
+TEST_CASE("One private file among the weights makes all outputs private, and so does a private folder of shards") {
+  const Model model(3);
+  fs::permissions(model.temp / "model/model-00002-of-00003.safetensors", mode(0600));
+  shard(model.request());
+  CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == 0600);
+  CHECK(mode_of(model.temp / "out") == 0755);
+
+  for (const fs::path& folder : {fs::path(), kRank.parent_path(), kRank}) {
+    fs::permissions(model.temp / "out" / folder, mode(0750));
+    ConsolidateRequest request;
+    request.checkpoint_directory = model.temp / "out";
+    request.output_directory = model.temp / "whole";
+    consolidate(request);
+    CHECK(mode_of(model.temp / "whole") == 0750);
+    CHECK(mode_of(model.temp / "whole/model.safetensors") == 0600);
+    CHECK((read_model(model.temp / "whole") == model.tensors));
+    fs::remove_all(model.temp / "whole");
+    fs::permissions(model.temp / "out" / folder, mode(0755));
+  }
+}
+
+TEST_CASE("A config.json that is written anew is as private as the one it is made of") {
+  const Model model;
+  fs::permissions(model.temp / "model/config.json", mode(0600));
+  ConvertRequest request;
+  request.source = model.temp / "model";
+  request.output_directory = model.temp / "out";
+  request.dtype = DType::kF32;
+  execute(*plan_convert(request), unsynced());
+  CHECK(mode_of(model.temp / "out/config.json") == 0600);
+  CHECK(mode_of(model.temp / "out/model.safetensors") == 0644);
+}
+
+TEST_CASE("While outputs grow, nobody else may look at them") {
+  for (const bool existing : {false, true}) {
+    const Model model;
+    if (existing) fs::create_directories(model.temp / "out");
+    const fs::path home = existing ? model.temp / "out" : model.temp.path();
+    std::size_t seen = 0;
+    FaultStorage storage;
+    storage.before = [&](FaultStorage::Operation, std::uint64_t) {
+      for (const auto& entry : fs::directory_iterator(home))
+        if (entry.path().filename().string().starts_with(".")) {
+          CHECK(mode_of(entry.path()) == 0700);
+          ++seen;
+        }
+    };
+    RunOptions options = unsynced();
+    options.storage = &storage;
+    options.threads = 1;
+    shard(model.request(), options);
+    CHECK(seen > 10);
+    CHECK(mode_of(model.temp / "out") == 0755);
+  }
+}
+
+TEST_CASE("A directory that may not be written to is refused before anything is made") {
+  const Model model;
+  fs::create_directories(model.temp / "out");
+  const Unprivileged nobody(model.temp.path());
+  fs::permissions(model.temp / "out", mode(0500));
+  const Error error = error_of([&] { shard(model.request()); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == (model.temp / "out").string());
+  CHECK(fs::is_empty(model.temp / "out"));
+  fs::permissions(model.temp / "out", mode(0700));
+}
+
+}  // namespace
+}  // namespace reshard::test
