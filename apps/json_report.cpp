@@ -83,6 +83,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   json["files"] = files_document(job);
   json["notes"] = job.notes;
   if (result != nullptr) {
+    for (const std::string& note : result->notes) json["notes"].push_back(note);
     json["divergent_replicas"] = divergent_document(result->divergent);
     json["seconds"] = result->seconds;
     json["bytes_per_second"] = result->seconds > 0 ? static_cast<double>(result->written_bytes) / result->seconds : 0;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <exception>
 #include <set>
 
 #include "dry_run.h"
@@ -33,6 +34,23 @@ std::string last_line(const Job& job, const RunResult& result) {
                      format_bytes(result.written_bytes), result.files, result.files == 1 ? "" : "s",
                      read_text(job.program), result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9,
                      format_memory(peak_memory_bytes()));
+}
+
+/// The outputs stand, so a report that cannot be made or printed takes nothing of that back.
+void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result) {
+  try {
+    if (!arguments.quiet && !arguments.json) print_notes(divergent_notes(result.divergent));
+    if (!arguments.quiet && !arguments.json) print_notes(result.notes);
+    if (arguments.json)
+      print_output(to_text(job_document(job, space, &result)));
+    else if (!arguments.quiet)
+      print_output(last_line(job, result) + "\n");
+  } catch (const ReaderGone&) {
+    // Nobody is left to be told.
+  } catch (const std::exception& error) {
+    if (!arguments.quiet)
+      print_notes({fmt::format("the outputs in {} are complete, but {}", job.output_directory.string(), error.what())});
+  }
 }
 
 }  // namespace
@@ -84,11 +102,7 @@ void run_job(const Job& job, const CommonArguments& arguments, RunOptions option
     result = execute(job, options);
     note_done();
   }
-  if (!arguments.quiet && !arguments.json) print_notes(divergent_notes(result.divergent));
-  if (arguments.json)
-    print_output(to_text(job_document(job, space, &result)));
-  else if (!arguments.quiet)
-    print_output(last_line(job, result) + "\n");
+  print_report(job, arguments, space, result);
 }
 
 }  // namespace reshard::cli

@@ -85,7 +85,7 @@ RunResult run_and_publish(const Job& job, RunOptions options) {
   finish_files(job, staging.root(), options, crcs);
   for (const TextFile& file : job.text_files) write_text(options, file, staging);
   prove_not_stopped(options);
-  staging.publish(options.sync);
+  result.notes = staging.publish(options.sync);
   std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order
             [](const Divergence& a, const Divergence& b) { return a.text < b.text; });
   result.files = job.target.files.size() + job.copied_files.size() + job.text_files.size();

@@ -13,6 +13,7 @@ struct RunResult {
   std::uint64_t files = 0;            // written
   std::uint64_t read_bytes = 0;       // of tensors, compared ones counted
   std::vector<Divergence> divergent;  // replicas that differ where that is allowed, in the order of their texts
+  std::vector<std::string> notes;     // what else the user should know: whole sentences
   std::uint64_t written_bytes = 0;    // of all files
   double seconds = 0;
 };

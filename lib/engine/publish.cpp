@@ -1,6 +1,7 @@
 #include "reshard/engine/publish.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -40,28 +41,80 @@ void rename_new(const fs::path& from, const fs::path& to) {
   rename_entry(from, to, 0);
 }
 
-void sync_directory(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw system_error(errno, "cannot open", path);
-  const int failed = ::fsync(fd) != 0 ? errno : 0;
-  ::close(fd);
-  if (failed != 0 && !lacks_flags(failed)) throw system_error(failed, "cannot flush to disk", path);
+int open_directory(const fs::path& path) {
+  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-void sync_tree(const fs::path& root) {
+using Flush = int (*)(int fd);
+
+/// Directories whose entries are to be on stable storage. They are opened before they get them, so that flushing them
+/// needs nothing more that may be denied. One that may be written to but not read cannot be opened: then the whole file
+/// system is flushed.
+class FlushedDirectories {
+ public:
+  /// \param inside  a directory on their file system that can be opened.
+  /// \throws Error kIo.
+  FlushedDirectories(const std::set<fs::path>& directories, const fs::path& inside, Flush flush_one) {
+    opened_.reserve(directories.size() + 1);
+    try {
+      bool all = true;
+      for (const fs::path& path : directories) {
+        const int failed = open(path, flush_one);
+        if (failed != 0 && failed != EACCES) throw system_error(failed, "cannot open", path);
+        all = all && failed == 0;
+      }
+      if (const int failed = all ? 0 : open(inside, ::syncfs)) throw system_error(failed, "cannot open", inside);
+    } catch (...) {
+      close();
+      throw;
+    }
+  }
+  FlushedDirectories(const FlushedDirectories&) = delete;
+  FlushedDirectories& operator=(const FlushedDirectories&) = delete;
+  ~FlushedDirectories() { close(); }
+
+  /// \throws Error kIo or kNoSpace.
+  void flush() const {
+    for (const Opened& one : opened_)
+      if (one.flush(one.fd) != 0 && !lacks_flags(errno)) throw system_error(errno, "cannot flush to disk", one.path);
+  }
+
+ private:
+  struct Opened {
+    fs::path path;
+    Flush flush;
+    int fd;
+  };
+
+  /// \returns 0 or an errno value.
+  int open(const fs::path& path, Flush flush_it) {
+    const int fd = open_directory(path);
+    if (fd < 0) return errno;
+    opened_.push_back({path, flush_it, fd});
+    return 0;
+  }
+  void close() {
+    for (const Opened& one : opened_) ::close(one.fd);
+  }
+
+  std::vector<Opened> opened_;
+};
+
+void flush_tree(const fs::path& root, Flush flush) {
+  std::set<fs::path> directories{root};
   for (const auto& entry : fs::recursive_directory_iterator(root))
-    if (entry.is_directory() && !entry.is_symlink()) sync_directory(entry.path());
-  sync_directory(root);
+    if (entry.is_directory() && !entry.is_symlink()) directories.insert(entry.path());
+  for (const fs::path& path : directories) FlushedDirectories({path}, root, flush).flush();
 }
 
 }  // namespace
 
-Staging::Staging(const Job& job, Renames renames) : Staging(job, renames, Unmade{}) {
+Staging::Staging(const Job& job, FileSystem file_system) : Staging(job, file_system, Unmade{}) {
   final_ = resolved_path(job.output_directory);
   if (job.shares_directory) make_directories(final_);  // at once, for others to find
   output_existed_ = fs::is_directory(final_);
   if (output_existed_) {
-    lock_ = ::open(final_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    lock_ = open_directory(final_);
     const int kind = job.shares_directory ? LOCK_SH : LOCK_EX;
     if (lock_ >= 0 && ::flock(lock_, kind | LOCK_NB) != 0 && errno == EWOULDBLOCK)
       throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it is done");
@@ -111,8 +164,9 @@ std::vector<fs::path> Staging::entries_in_order() const {
 
 /// Swaps two entries: in one step where the file system can, by way of a third name where it cannot.
 void Staging::exchange(const fs::path& staged, const fs::path& final) {
-  if (renames_.exchange && ::renameat2(AT_FDCWD, staged.c_str(), AT_FDCWD, final.c_str(), RENAME_EXCHANGE) == 0) return;
-  if (renames_.exchange && !lacks_flags(errno)) throw system_error(errno, "cannot rename to", final);
+  const bool one_step = file_system_.exchange;
+  if (one_step && ::renameat2(AT_FDCWD, staged.c_str(), AT_FDCWD, final.c_str(), RENAME_EXCHANGE) == 0) return;
+  if (one_step && !lacks_flags(errno)) throw system_error(errno, "cannot rename to", final);
   const fs::path aside = staged.parent_path() / ".aside";  // no output is hidden
   rename_entry(final, aside, 0);
   try {
@@ -132,7 +186,6 @@ void Staging::exchange(const fs::path& staged, const fs::path& final) {
 
 void Staging::publish_entry(const fs::path& relative) {
   Step step{root_ / relative, final_ / relative, false};
-  make_directories(step.final.parent_path());
   if (!fs::exists(fs::symlink_status(step.final))) {
     try {
       rename_new(step.staged, step.final);
@@ -174,23 +227,49 @@ void Staging::undo(const std::string& reason) {
       .hint("this directory holds what stood there before; move it back by hand");
 }
 
-void Staging::publish(bool sync) {
-  if (!output_existed_) set_permissions(root_, permissions_.directory());
-  if (sync) sync_tree(root_);
+/// The directories in which something gets its name.
+std::set<fs::path> Staging::named_directories() const {
+  std::set<fs::path> named;
+  for (const fs::path& made : made_directories_) named.insert(made.parent_path());
+  if (!output_existed_) named.insert(final_.parent_path());
+  if (output_existed_)
+    for (const fs::path& relative : entries_in_order()) named.insert((final_ / relative).parent_path());
+  return named;
+}
+
+void Staging::give_names() {
   if (!output_existed_) {
     rename_new(root_, final_);
-    published_ = true;
-    if (sync) sync_directory(final_.parent_path());
-    return;
-  }
-  try {
-    for (const fs::path& relative : entries_in_order()) publish_entry(relative);
-  } catch (const std::exception& error) {
-    undo(error.what());
-    throw;
+  } else {
+    try {
+      for (const fs::path& relative : entries_in_order()) publish_entry(relative);
+    } catch (const std::exception& error) {
+      undo(error.what());
+      throw;
+    }
   }
   published_ = true;
-  if (sync) sync_directory(final_);
+}
+
+std::vector<std::string> Staging::publish(bool sync) {
+  if (output_existed_)
+    for (const fs::path& relative : entries_in_order()) make_directories((final_ / relative).parent_path());
+  else
+    set_permissions(root_, permissions_.directory());
+  if (!sync) {
+    give_names();
+    return {};
+  }
+  flush_tree(root_, file_system_.flush);
+  const FlushedDirectories named(named_directories(), root_, file_system_.flush);
+  named.flush();  // what fails now fails before anything has its name
+  give_names();
+  try {
+    named.flush();
+  } catch (const Error& error) {
+    return {fmt::format("the outputs are complete, but a crash of the machine may still lose them: {}", error.what())};
+  }
+  return {};
 }
 
 }  // namespace reshard

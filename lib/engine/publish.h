@@ -1,6 +1,9 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,14 +17,15 @@ namespace reshard {
 /// removed with all it holds unless published. Not thread-safe.
 class Staging {
  public:
-  /// What the file system's rename can do. Some network file systems cannot swap two entries in one step.
-  struct Renames {
+  /// What the file system can do. Some network file systems cannot swap two entries in one step.
+  struct FileSystem {
     bool exchange = true;
+    int (*flush)(int fd) = ::fsync;  // of a directory
   };
 
   /// Makes the directory, and those above it that are missing.
-  explicit Staging(const Job& job) : Staging(job, Renames{}) {}
-  Staging(const Job& job, Renames renames);
+  explicit Staging(const Job& job) : Staging(job, FileSystem{}) {}
+  Staging(const Job& job, FileSystem file_system);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
   /// Removes what was not published, and the directories it made if they are empty.
@@ -36,13 +40,16 @@ class Staging {
   /// otherwise entry by entry, weights before indexes, whole folders last, and all of it undone if one step fails. What
   /// was replaced goes away with the staging. With `sync`, once this returns, all of it outlives a crash of the
   /// machine.
-  /// \throws Error kIo, kBadInput.
-  void publish(bool sync = true);
+  /// \returns notes, whole sentences: that the disk did not confirm the names, though it could before. Mostly none.
+  /// \throws Error kIo, kBadInput; then nothing has its final name.
+  std::vector<std::string> publish(bool sync = true);
 
  private:
   struct Unmade {};
-  Staging(const Job& job, Renames renames, Unmade)
-      : job_(job), renames_(renames), permissions_(job) {}  // so that a constructor that fails is cleaned up after
+  Staging(const Job& job, FileSystem file_system, Unmade)
+      : job_(job),
+        file_system_(file_system),
+        permissions_(job) {}  // so that a constructor that fails is cleaned up after
 
   struct Step {
     std::filesystem::path staged;
@@ -53,12 +60,14 @@ class Staging {
   void make_directories(const std::filesystem::path& directory);
   void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;
+  std::set<std::filesystem::path> named_directories() const;
+  void give_names();
   void publish_entry(const std::filesystem::path& relative);
   void exchange(const std::filesystem::path& staged, const std::filesystem::path& final);
   void undo(const std::string& reason);
 
   const Job& job_;
-  Renames renames_;
+  FileSystem file_system_;
   Permissions permissions_;
   std::filesystem::path root_;
   std::filesystem::path final_;  // the output directory, resolved

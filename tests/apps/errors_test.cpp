@@ -229,16 +229,40 @@ TEST_CASE("standard output that cannot be written is an I/O error") {
   // Short and long output, by lines and as one document.
   for (const std::string& arguments : std::vector<std::string>{
            "inspect " + kModel, "inspect " + kModel + " --tensors", "inspect " + kModel + " --json --stats",
-           "shard " + kModel + " " + out + " --tp 2 --json --dry-run", "shard " + kModel + " " + out + " --tp 2 --json",
-           "verify " + kModel + " " + kModel, "verify " + kModel + " " + kModel + " --json", std::string("--help"),
-           std::string("shard --help"), std::string("--version")}) {
+           "shard " + kModel + " " + out + " --tp 2 --json --dry-run",
+           "shard " + kModel + " " + out + " --tp 2 --dry-run", "verify " + kModel + " " + kModel,
+           "verify " + kModel + " " + kModel + " --json", std::string("--help"), std::string("shard --help"),
+           std::string("--version")}) {
     INFO(arguments);
     const std::string command =
         std::string(RESHARD_PROGRAM) + " " + arguments + " >/dev/full 2>" + (dir / "err").string();
     CHECK(WEXITSTATUS(std::system(command.c_str())) == 6);
     CHECK(read_file(dir / "err").find("standard output") != std::string::npos);
   }
-  CHECK(fs::exists(out));  // what was written stays: the run itself was done
+  CHECK_FALSE(fs::exists(out));
+}
+
+TEST_CASE("outputs that are complete are no failure because the report on them cannot be printed") {
+  const TempDir dir;
+  const std::string fifo = (dir / "fifo").string(), err = (dir / "err").string(), out = (dir / "o").string();
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  const std::string gone =
+      "exec 3<>" + fifo + " 4>" + fifo + " 3<&-; ";  // 4 is a pipe of which nobody has the other end
+  struct Case {
+    std::string setup, redirection;
+    bool says;
+  };
+  for (const Case& one : {Case{"", " >/dev/full", true}, Case{gone, " >&4", false}, Case{"", " >&-", false}})
+    for (const std::string more : {"", " --json"}) {
+      INFO(one.redirection << more);
+      const std::string command = one.setup + std::string(RESHARD_PROGRAM) + " shard " + kModel + " " + out +
+                                  " --tp 2" + more + one.redirection + " 2>" + err;
+      CHECK(WEXITSTATUS(std::system(command.c_str())) == 0);
+      CHECK(fs::exists(fs::path(out) / "tensor_parallel_shards"));
+      CHECK(read_file(err).empty() != one.says);
+      if (one.says) CHECK(read_file(err).find("standard output") != std::string::npos);
+      fs::remove_all(out);
+    }
 }
 
 TEST_CASE("a reader that has gone ends the program without a word") {

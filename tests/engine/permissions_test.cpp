@@ -183,6 +183,26 @@ TEST_CASE("While outputs grow, nobody else may look at them") {
   }
 }
 
+TEST_CASE("Outputs go into a directory that may be written to but not read, and are flushed to disk there too") {
+  for (const bool existing : {false, true}) {
+    INFO("existing " << existing);
+    const Model model;
+    const fs::path drop = model.temp / "drop";
+    fs::create_directories(drop);
+    const Unprivileged nobody(model.temp.path());
+    fs::permissions(drop, mode(0300));
+    ShardRequest request = model.request();
+    request.output_directory = existing ? drop : drop / "out";
+    RunOptions options;
+    options.sync = true;
+    CHECK_NOTHROW(shard(request, options));
+    fs::permissions(drop, mode(0700));
+    REQUIRE(fs::exists(request.output_directory / "config.json"));
+    CHECK(read_ranks(request.output_directory).size() == 2);
+    for (const auto& entry : fs::directory_iterator(drop)) CHECK(entry.path().filename().string().front() != '.');
+  }
+}
+
 TEST_CASE("A directory that may not be written to is refused before anything is made") {
   const Model model;
   fs::create_directories(model.temp / "out");

@@ -280,6 +280,48 @@ TEST_CASE("Publishing that fails half-way puts everything back, with and without
   }
 }
 
+/// A flush of directories that fails from the call of this number on, from 0.
+struct FailingFlush {
+  static inline int calls = 0, first_failing = 0;
+  static int flush(int) {
+    if (calls++ < first_failing) return 0;
+    errno = EIO;
+    return -1;
+  }
+  static Staging::FileSystem from(int number) {
+    calls = 0;
+    first_failing = number;
+    return {true, &flush};
+  }
+};
+
+TEST_CASE("A flush that fails before the outputs have their names changes nothing; after that it is a note") {
+  for (const bool existing : {false, true}) {
+    INFO("existing " << existing);
+    const Model model;
+    if (existing) shard(model.request(4));
+    const auto job = plan_shard(model.request(2, true));
+    const auto before = snapshot(model.temp.path());
+    std::vector<std::string> notes;
+    int failures = 0;
+    for (; notes.empty(); ++failures) {
+      REQUIRE((snapshot(model.temp.path()) == before));
+      Staging staging(*job, FailingFlush::from(failures));
+      fill(staging, *job);
+      try {
+        notes = staging.publish();
+        REQUIRE(notes.size() == 1);
+      } catch (const Error& error) {
+        REQUIRE(error.kind() == ErrorKind::kIo);
+        REQUIRE_THAT(error.what(), Says("cannot flush to disk"));
+      }
+    }
+    CHECK(failures > 4);
+    CHECK_THAT(notes[0], Says("the outputs are complete"));
+    CHECK(read_file(model.temp / "out/config.json") == "new copy");
+  }
+}
+
 TEST_CASE("Two runs do not write into one directory at once") {
   const Model model;
   shard(model.request());
