@@ -14,10 +14,25 @@ namespace reshard {
 /// Objects and arrays in one another, at most; as serde_json, which the reference reader of safetensors uses.
 inline constexpr std::size_t kMaxJsonDepth = 128;
 
+enum class JsonDialect : std::uint8_t {
+  kStrict,  // RFC 8259
+  kPython,  // also NaN, Infinity and -Infinity, which Python's json module writes and reads; they become doubles
+};
+
 /// Parses a whole JSON text that came from outside.
 /// \throws Error kBadInput, naming `path` and the byte, for anything that is not one JSON value, for a key given twice
 /// in one object, and for nesting deeper than kMaxJsonDepth.
-Json parse_json(std::string_view text, const std::filesystem::path& path);
+Json parse_json(std::string_view text, const std::filesystem::path& path, JsonDialect dialect = JsonDialect::kStrict);
+
+/// The same, with keys in the order of the text; each is found by looking through its object.
+OrderedJson parse_ordered_json(std::string_view text, const std::filesystem::path& path,
+                               JsonDialect dialect = JsonDialect::kStrict);
+
+/// The text of a value, with NaN, Infinity and -Infinity, for which the library's own dump() writes null.
+/// \param indent Blanks per level; negative: all on one line, without blanks.
+/// \param ascii  Escapes what is not ASCII, as Python's json module does.
+std::string json_text(const Json& value, int indent = -1, bool ascii = false);
+std::string json_text(const OrderedJson& value, int indent = -1, bool ascii = false);
 
 /// Where the values of a JSON text stand in it.
 class JsonPlaces {
@@ -46,7 +61,8 @@ LocatedJson parse_located_json(std::string text, const std::filesystem::path& pa
 std::string pointer_part(const std::string& key);
 
 /// read_text_file and parse_json in one; `cap_bytes` bounds the file.
-Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes = std::uint64_t{4} << 20);
+Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes = std::uint64_t{4} << 20,
+                    JsonDialect dialect = JsonDialect::kStrict);
 
 /// Typed access to one object of a JSON file, with errors that name the file and the key.
 class JsonObject {

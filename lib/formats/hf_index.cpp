@@ -102,7 +102,7 @@ std::vector<Container> read_indexed(const fs::path& directory, const fs::path& i
 }  // namespace
 
 HfIndex read_hf_index(const fs::path& path) {
-  const Json json = read_json_file(path, kMaxIndexBytes);
+  const Json json = read_json_file(path, kMaxIndexBytes, JsonDialect::kPython);
   const JsonObject object(json, path);
   const Json& weight_map = object.object_at("weight_map");
   HfIndex index;

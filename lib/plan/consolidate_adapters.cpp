@@ -17,6 +17,7 @@
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/fused_adapter_config.h"
 #include "reshard/specs/metadata.h"
+#include "reshard/specs/model_config.h"
 
 namespace reshard {
 namespace {
@@ -64,10 +65,11 @@ std::vector<FusedLayer> held_layers(const ShardedCheckpoint& checkpoint) {
 /// if it did not.
 std::optional<LoraFuse> fuse_between(const AdapterConfig& unfused, const fs::path& config,
                                      const std::vector<FusedLayer>& layers) {
-  const Json there = read_json_file(config);
+  const Json there = read_json_file(config, kMaxConfigBytes, JsonDialect::kPython);
   for (const LoraFuse fuse : {LoraFuse::kExact, LoraFuse::kMean}) {
     try {
-      if (parse_json(fused_config_text(unfused, layers, fuse), config) == there) return fuse;
+      const Json fused = parse_json(fused_config_text(unfused, layers, fuse), config, JsonDialect::kPython);
+      if (fused == there || json_text(fused) == json_text(there)) return fuse;  // a NaN is the same as text alone
     } catch (const Error&) {  // these ranks cannot be joined in this way
     }
   }

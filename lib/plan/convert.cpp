@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
@@ -152,12 +152,15 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
 /// config.json with the dtype that loaders shall take.
 void update_config(Job& job, const fs::path& file, DType dtype) {
   if (file.empty() || is_in_place(file, job.output_directory)) return;
-  constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
-  auto config = nlohmann::ordered_json::parse(read_text_file(file, kMaxConfigBytes), nullptr, false);
+  OrderedJson config;
+  try {
+    config = parse_ordered_json(read_text_file(file, kMaxConfigBytes), file, JsonDialect::kPython);
+  } catch (const Error&) {  // beside a single file, it is taken along as it is
+  }
   if (!config.is_object()) return;
   for (const char* key : {"torch_dtype", "dtype"})
     if (config.contains(key)) config[key] = describe(dtype).torch_name;
-  job.text_files.push_back({kConfigFile, config.dump(2) + "\n"});
+  job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n"});
 }
 
 std::unique_ptr<Job> plan(const ConvertRequest& request) {

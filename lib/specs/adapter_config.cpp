@@ -11,14 +11,13 @@
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/adapter_metadata.h"
+#include "reshard/specs/model_config.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 constexpr std::uint64_t kMaxRank = std::uint64_t{1} << 20;
 constexpr std::size_t kMaxPattern = 1000;  // the regular expressions of the standard library recurse
 
@@ -114,9 +113,10 @@ AdapterConfig read_adapter_config(const fs::path& path) {
   AdapterConfig config;
   config.path = path;
   config.text = read_text_file(path, kMaxConfigBytes);
-  const Json proved = parse_json(config.text, path);
+  const Json proved = parse_json(config.text, path, JsonDialect::kPython);
   const JsonObject object(proved, path);
-  const OrderedJson json = OrderedJson::parse(config.text);  // patterns are tried in their order
+  const OrderedJson json =
+      parse_ordered_json(config.text, path, JsonDialect::kPython);  // patterns are tried in their order
   const Json peft_type = object.has("peft_type") ? object.at("peft_type") : Json("LORA");
   if (peft_type != "LORA" && peft_type != "lora")
     throw Error(ErrorKind::kUnsupported, "is of a " + brief(peft_type) + " adapter; only LORA is known").in(path);

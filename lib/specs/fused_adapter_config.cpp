@@ -14,7 +14,6 @@
 namespace reshard {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
 
 struct RankAndAlpha {
   std::uint64_t r = 0;
@@ -231,9 +230,9 @@ std::string fused_config_text(const AdapterConfig& config, const std::vector<Fus
     if (fuse == LoraFuse::kExact || fused != said_of(config, layer.module)) wrong.insert(layer.module);
   }
   if (wrong.empty()) return config.text;
-  OrderedJson json = OrderedJson::parse(config.text);
+  OrderedJson json = parse_ordered_json(config.text, config.path, JsonDialect::kPython);
   put_first(json, entries_of(wrong, all), {});
-  return json.dump(2);
+  return json_text(json, 2);
 }
 
 SeparateConfig separate_config(const AdapterConfig& config, const std::vector<AdaptedModule>& modules) {
@@ -249,11 +248,11 @@ SeparateConfig separate_config(const AdapterConfig& config, const std::vector<Ad
   }
   const std::set<std::string> idle =
       separate.unexplained.empty() ? idle_keys(config, modules) : std::set<std::string>();
-  OrderedJson json = OrderedJson::parse(config.text);
+  OrderedJson json = parse_ordered_json(config.text, config.path, JsonDialect::kPython);
   const bool targets = separate_targets(json, modules);
   if (wrong.empty() && idle.empty() && !targets) return separate;
   put_first(json, entries_of(wrong, all), idle);
-  separate.text = json.dump(2);
+  separate.text = json_text(json, 2);
   return separate;
 }
 

@@ -17,7 +17,7 @@ ModelConfig read_model_config(const std::filesystem::path& directory) {
 ModelConfig read_model_config_file(const std::filesystem::path& file) {
   ModelConfig config;
   config.path = file;
-  config.json = std::make_shared<const Json>(read_json_file(config.path));
+  config.json = std::make_shared<const Json>(read_json_file(config.path, kMaxConfigBytes, JsonDialect::kPython));
   const JsonObject object(*config.json, config.path);
   if (!object.has("model_type"))
     throw Error(ErrorKind::kBadInput, "has no \"model_type\", which names the model's family").in(config.path);

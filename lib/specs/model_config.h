@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 namespace reshard {
 
 inline constexpr const char* kConfigFile = "config.json";
+inline constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 
 /// A model's config.json, as transformers writes it.
 struct ModelConfig {

@@ -1,5 +1,8 @@
 #include "reshard/base/json.h"
 
+#include <cmath>
+#include <limits>
+
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -77,6 +80,87 @@ TEST_CASE("An object of 200 000 objects takes no time that grows with their squa
 TEST_CASE("Values after a nested one go where they belong") {
   const char* text = R"({"a":{"b":{"c":[{"d":1},2,[3]]},"e":4},"f":[[],{},5],"g":6})";
   CHECK(parse_json(text, kPath).dump() == text);
+}
+
+constexpr const char* kLiterals =
+    R"({"a":[NaN,-1,Infinity,"NaN\\","\"Infinity",2.5],"Infinity":-Infinity,"b":{"NaN":7}})";
+
+TEST_CASE("NaN and infinities are accepted where Python's dialect is asked for, outside strings alone") {
+  const Json json = parse_json(kLiterals, kPath, JsonDialect::kPython);
+  REQUIRE(json["a"].size() == 6);
+  CHECK(std::isnan(json["a"][0].get<double>()));
+  CHECK(json["a"][1] == -1);
+  CHECK(json["a"][2] == std::numeric_limits<double>::infinity());
+  CHECK(json["a"][3] == "NaN\\");
+  CHECK(json["a"][4] == "\"Infinity");
+  CHECK(json["a"][5] == 2.5);
+  CHECK(json["Infinity"] == -std::numeric_limits<double>::infinity());
+  CHECK(json["b"]["NaN"] == 7);
+  CHECK(refused(kLiterals).offset_bytes() == 6);
+  CHECK(std::isnan(parse_json(" NaN\n", kPath, JsonDialect::kPython).get<double>()));
+}
+
+TEST_CASE("Words that only look like NaN or infinities are refused in any dialect, at their byte") {
+  const std::pair<const char*, std::uint64_t> texts[] = {
+      {"[-NaN]", 2},       {"[NaN1]", 1}, {"[+Infinity]", 1}, {"[Infinityx]", 1},     {"[1NaN]", 2},
+      {"[nan]", 2},        {"[inf]", 1},  {"[NAN]", 1},       {"[NaN NaN]", 5},       {"{NaN:1}", 1},
+      {"[- Infinity]", 2}, {"[NaN,]", 5}, {"[Infinity", 9},   {"{\"a\":NaN,NaN}", 9}, {"[0NaN,\"NaN\"]", 2}};
+  for (const auto& [text, byte] : texts) {
+    INFO(text);
+    const Error error = error_of([&, text = text] { parse_json(text, kPath, JsonDialect::kPython); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == kPath.string());
+    CHECK_THAT(error.what(), Says("not valid JSON"));
+    CHECK(error.offset_bytes() == byte);
+    CHECK(error_of([&, text = text] { parse_json(text, kPath); }).kind() == ErrorKind::kBadInput);
+  }
+}
+
+TEST_CASE("A document keeps its NaN and infinities, and the order of its keys, when it is written again") {
+  CHECK(json_text(parse_ordered_json(kLiterals, kPath, JsonDialect::kPython)) == kLiterals);
+  const OrderedJson json =
+      parse_ordered_json(R"({"b":[NaN,[],{}],"a":{"c":-Infinity,"d":"é"}})", kPath, JsonDialect::kPython);
+  CHECK(json_text(json, 2) == R"({
+  "b": [
+    NaN,
+    [],
+    {}
+  ],
+  "a": {
+    "c": -Infinity,
+    "d": "é"
+  }
+})");
+}
+
+TEST_CASE("Numbers beside NaN stay the numbers that they are") {
+  std::string text = "[0";
+  Json expected = Json::array({0});
+  for (int i = 1; i < 2000; ++i) {
+    const bool non_finite = i % 7 == 3;
+    const char* const words[] = {"-3", "0.5", "18446744073709551615", "1e-7", "-0.0", "0"};
+    text += std::string(",") + (i % 5 ? "" : " {\"1\": [\"2 NaN\"]}, ") + (non_finite ? "-Infinity" : words[i % 6]);
+    if (i % 5 == 0) expected.push_back({{"1", {"2 NaN"}}});
+    expected.push_back(non_finite ? Json(-std::numeric_limits<double>::infinity()) : Json::parse(words[i % 6]));
+  }
+  const Json json = parse_json(text + "]", kPath, JsonDialect::kPython);
+  CHECK(json == expected);
+  CHECK(json_text(json) == json_text(expected));
+}
+
+TEST_CASE("What is finite is written as the JSON library writes it") {
+  for (const char* text :
+       {"{}", "[]", "null", "\"\\u0001\"", R"({"a":[1,[],{},{"b":[]}],"c":{"d":[[2.5e-9]],"e":"é\n"}})"}) {
+    const auto json = OrderedJson::parse(text);
+    for (const int indent : {-1, 0, 2, 4}) CHECK(json_text(json, indent) == json.dump(indent));
+  }
+}
+
+TEST_CASE("An error shows NaN and infinities as they stand in the file") {
+  const Json json = parse_json(R"({"n":NaN,"a":[-Infinity]})", kPath, JsonDialect::kPython);
+  const JsonObject object(json, kPath);
+  CHECK_THAT(error_of([&] { object.unsigned_at("n"); }).what(), Says("\"n\" is NaN, expected a whole number"));
+  CHECK_THAT(error_of([&] { object.object_at("a"); }).what(), Says("\"a\" is [-Infinity], expected an object"));
 }
 
 TEST_CASE("JSON may be nested 128 deep and no deeper") {

@@ -291,6 +291,55 @@ TEST_CASE("config.json says the dtype that tensors were cast to, and nothing els
   CHECK(nlohmann::ordered_json::parse(read_file(all.temp / "half/config.json")) == config);
 }
 
+/// config.json of the model `all`, with more members in front, as text.
+void add_to_config(const Checkpoints& all, const std::string& members) {
+  std::string text = read_file(all.temp / "model/config.json");
+  write_file(all.temp / "model/config.json", text.replace(text.find('{'), 1, "{" + members + ","));
+}
+
+TEST_CASE("NaN and infinities in config.json come through every command, byte for byte where it is copied") {
+  const Checkpoints all;
+  add_to_config(all, R"("time_step_limit": [0.0, Infinity], "low": -Infinity, "odd": {"NaN": NaN, "s": "Infinity"})");
+  const std::string config = read_file(all.temp / "model/config.json");
+  execute(*plan_shard(shard_request(all.temp / "model", all.temp / "shards", 2)), unsynced());
+  CHECK(read_file(all.temp / "shards/config.json") == config);
+  convert(convert_request(all.temp / "shards", all.temp / "plain"));
+  CHECK(read_file(all.temp / "plain/config.json") == config);
+  CHECK((consolidated(all.temp / "shards", all.temp / "whole") == all.originals));
+  CHECK(read_file(all.temp / "whole/config.json") == config);
+}
+
+TEST_CASE("NaN and infinities in config.json are written again where --dtype rewrites it") {
+  const Checkpoints all;
+  add_to_config(all, R"("torch_dtype": "bfloat16", "low": -Infinity, "odd": {"NaN": NaN, "s": "Infinity"})");
+  ConvertRequest request = convert_request(all.temp / "model", all.temp / "half");
+  request.dtype = DType::kF16;
+  convert(request);
+  const std::string half = read_file(all.temp / "half/config.json");
+  const std::string begin = R"({
+  "torch_dtype": "float16",
+  "low": -Infinity,
+  "odd": {
+    "NaN": NaN,
+    "s": "Infinity"
+  },
+)";
+  CHECK(half.substr(0, begin.size()) == begin);
+}
+
+TEST_CASE("An infinite number that is needed as a size is refused with its key") {
+  const Checkpoints all;
+  std::string text = read_file(all.temp / "model/config.json");
+  const std::size_t key = text.find("\"num_hidden_layers\":") + 20;
+  write_file(all.temp / "model/config.json",
+             text.substr(0, key) + " Infinity" + text.substr(text.find_first_of(",}", key)));
+  ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
+  const Error error = refused(request, all.temp.path());
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (all.temp / "model/config.json").string());
+  CHECK_THAT(error.what(), Says("\"num_hidden_layers\" is Infinity, expected a positive whole number"));
+}
+
 TEST_CASE("Copies of other data-parallel ranks are not this program's to delete") {
   const Checkpoints all;
   const fs::path folder = all.temp / "optimum/shards/model";

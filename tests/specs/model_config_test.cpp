@@ -30,6 +30,14 @@ TEST_CASE("A configuration gives its model_type and every other key") {
   CHECK(config.path == dir / kConfigFile);
 }
 
+TEST_CASE("A configuration may hold NaN and infinities, as Python's json module writes them") {
+  const test::TempDir dir;
+  test::write_file(dir / kConfigFile, R"({"time_step_limit":[0.0,Infinity],"x":NaN,"model_type":"llama"})");
+  const ModelConfig config = read_model_config(dir.path());
+  CHECK(config.model_type == "llama");
+  CHECK(json_text(*config.json) == R"({"model_type":"llama","time_step_limit":[0.0,Infinity],"x":NaN})");
+}
+
 TEST_CASE("A directory without config.json is named") {
   const test::TempDir dir;
   for (const auto& directory : {dir.path(), dir / "no"}) {

@@ -1,0 +1,248 @@
+// From JSON text to values.
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+/// The literals NaN, Infinity and -Infinity of a text. The library's parser refuses them, so it gets a text with 0 and
+/// blanks in their places, where nothing else has moved, and the builder puts the values back.
+struct NonFinite {
+  std::string text;                                      // empty if there are none
+  std::vector<std::pair<std::uint64_t, double>> values;  // index among all numbers of the text, ascending, and value
+};
+
+std::optional<double> non_finite(std::string_view word) {
+  if (word == "NaN") return std::numeric_limits<double>::quiet_NaN();
+  if (word == "Infinity") return std::numeric_limits<double>::infinity();
+  if (word == "-Infinity") return -std::numeric_limits<double>::infinity();
+  return std::nullopt;
+}
+
+/// One past the closing quote of the string that begins at `begin`.
+std::size_t end_of_string(std::string_view text, std::size_t begin) {
+  std::size_t at = begin + 1;
+  while (at < text.size() && text[at] != '"') at += text[at] == '\\' ? 2 : 1;
+  return std::min(at + 1, text.size());
+}
+
+/// Every word outside strings that begins like a number counts as one: if it is none, the parser refuses the text.
+NonFinite find_non_finite(std::string_view text) {
+  constexpr std::string_view kBetweenWords = " \t\r\n{}[]:,\"";
+  NonFinite found;
+  if (text.find("NaN") == text.npos && text.find("Infinity") == text.npos) return found;
+  std::uint64_t numbers = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    if (text[at] == '"') {
+      at = end_of_string(text, at);
+      continue;
+    }
+    const std::size_t end = std::min(text.find_first_of(kBetweenWords, at), text.size());
+    const std::string_view word = text.substr(at, end - at);
+    if (const auto value = non_finite(word)) {
+      if (found.text.empty()) found.text = text;
+      found.text.replace(at, word.size(), word.size(), ' ');
+      found.text[at] = '0';
+      found.values.emplace_back(numbers++, *value);
+    } else if (!word.empty() && (word.front() == '-' || (word.front() >= '0' && word.front() <= '9'))) {
+      ++numbers;
+    }
+    at = std::max(end, at + 1);
+  }
+  return found;
+}
+
+/// Builds the value from the parser's events. The library's own parser with a callback looks, at the end of each
+/// object, through all that stand beside it: a minute for a file of 60 000 parameters.
+template <typename Value>
+class Builder final : public nlohmann::json_sax<Value> {
+ public:
+  using Sax = nlohmann::json_sax<Value>;
+  using typename Sax::binary_t;
+  using typename Sax::number_float_t;
+  using typename Sax::number_integer_t;
+  using typename Sax::number_unsigned_t;
+  using typename Sax::string_t;
+
+  /// `read_bytes` counts what the parser has taken of the text.
+  /// `places`, if there are any, is told where each value stands.
+  Builder(const std::filesystem::path& path, const NonFinite& non_finite, const std::uint64_t& read_bytes,
+          std::map<std::string, std::uint64_t>* places)
+      : path_(path),
+        next_non_finite_(non_finite.values.begin()),
+        end_non_finite_(non_finite.values.end()),
+        read_bytes_(read_bytes),
+        places_(places) {}
+
+  Value take() { return std::move(root_); }
+
+  bool null() override { return put(nullptr), true; }
+  bool boolean(bool value) override { return put(value), true; }
+  bool number_integer(number_integer_t value) override { return put_number(value), true; }
+  bool number_unsigned(number_unsigned_t value) override { return put_number(value), true; }
+  bool number_float(number_float_t value, const string_t&) override { return put_number(value), true; }
+  bool string(string_t& value) override { return put(std::move(value)), true; }
+  bool binary(binary_t& value) override { return put(std::move(value)), true; }  // of no JSON text
+
+  bool start_object(std::size_t) override { return open(Value::object()); }
+  bool end_object() override { return close(), true; }
+  bool start_array(std::size_t) override { return open(Value::array()); }
+  bool end_array() override { return close(), true; }
+
+  bool key(string_t& name) override {
+    const auto [member, is_new] = open_.back()->template get_ref<typename Value::object_t&>().emplace(name, nullptr);
+    if (!is_new)
+      throw Error(ErrorKind::kBadInput, "has the key \"" + printable(name) + "\" twice").in(path_).at_byte(last_byte());
+    if (places_) key_pointer_ = pointers_.back() + "/" + pointer_part(name);
+    return member_ = &member->second, true;
+  }
+
+  bool parse_error(std::size_t position, const std::string&, const typename Value::exception& error) override {
+    if (dynamic_cast<const typename Value::parse_error*>(&error) == nullptr)
+      throw Error(ErrorKind::kBadInput, "is not valid JSON: a number in it does not fit 64 bits")
+          .in(path_)
+          .at_byte(position > 0 ? position - 1 : 0);
+    throw Error(ErrorKind::kBadInput, "is not valid JSON").in(path_).at_byte(position > 0 ? position - 1 : 0);
+  }
+
+ private:
+  void put_number(Value value) {
+    if (next_non_finite_ != end_non_finite_ && next_non_finite_->first == numbers_)
+      value = (next_non_finite_++)->second;
+    ++numbers_;
+    put(std::move(value));
+  }
+
+  Value& put(Value value) {
+    note_place();
+    if (open_.empty()) return root_ = std::move(value);
+    if (open_.back()->is_array()) return open_.back()->emplace_back(std::move(value));
+    return *member_ = std::move(value);
+  }
+
+  bool open(Value value) {
+    if (open_.size() == kMaxJsonDepth)
+      throw Error(ErrorKind::kBadInput, "is nested deeper than " + std::to_string(kMaxJsonDepth) + " levels")
+          .in(path_)
+          .at_byte(last_byte());
+    open_.push_back(&put(std::move(value)));
+    if (places_) pointers_.push_back(last_pointer_);
+    return true;
+  }
+
+  void close() {
+    open_.pop_back();
+    if (places_) pointers_.pop_back();
+  }
+
+  void note_place() {
+    if (!places_) return;
+    if (open_.empty())
+      last_pointer_.clear();
+    else if (open_.back()->is_array())
+      last_pointer_ = pointers_.back() + "/" + std::to_string(open_.back()->size());
+    else
+      last_pointer_ = key_pointer_;
+    places_->emplace(last_pointer_, last_byte());
+  }
+
+  std::uint64_t last_byte() const { return read_bytes_ > 0 ? read_bytes_ - 1 : 0; }
+
+  const std::filesystem::path& path_;
+  std::vector<std::pair<std::uint64_t, double>>::const_iterator next_non_finite_, end_non_finite_;
+  std::uint64_t numbers_ = 0;  // so far
+  const std::uint64_t& read_bytes_;
+  Value root_;
+  std::vector<Value*> open_;  // objects and arrays that have begun, each inside the one before
+  Value* member_ = nullptr;   // of the innermost object: the one whose key was last
+  std::map<std::string, std::uint64_t>* places_;
+  std::vector<std::string> pointers_;  // of what is in open_
+  std::string key_pointer_;            // of member_
+  std::string last_pointer_;           // of the value that came last
+};
+
+/// Goes through a text, and counts.
+class CountingIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  CountingIterator(const char* at, std::uint64_t& count) : at_(at), count_(&count) {}
+  reference operator*() const { return *at_; }
+  CountingIterator& operator++() { return ++at_, ++*count_, *this; }
+  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
+
+ private:
+  const char* at_;
+  std::uint64_t* count_;
+};
+
+std::uint64_t line_at(std::string_view text, std::uint64_t byte) {
+  return 1 + static_cast<std::uint64_t>(std::count(
+                 text.begin(), text.begin() + static_cast<std::ptrdiff_t>(std::min(byte, text.size())), '\n'));
+}
+
+template <typename Value>
+Value parse(std::string_view text, const std::filesystem::path& path, JsonDialect dialect,
+            std::map<std::string, std::uint64_t>* places = nullptr) {
+  // The parser takes a NUL for the end of the text.
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos)
+    throw Error(ErrorKind::kBadInput, "holds a NUL byte and so is not valid JSON").in(path).at_byte(nul);
+  const NonFinite non_finite = dialect == JsonDialect::kPython ? find_non_finite(text) : NonFinite{};
+  if (!non_finite.text.empty()) text = non_finite.text;
+  std::uint64_t read_bytes = 0;
+  Builder<Value> builder(path, non_finite, read_bytes, places);
+  Value::sax_parse(CountingIterator(text.data(), read_bytes), CountingIterator(text.data() + text.size(), read_bytes),
+                   &builder);
+  return builder.take();
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::filesystem::path& path, JsonDialect dialect) {
+  return parse<Json>(text, path, dialect);
+}
+
+OrderedJson parse_ordered_json(std::string_view text, const std::filesystem::path& path, JsonDialect dialect) {
+  return parse<OrderedJson>(text, path, dialect);
+}
+
+std::uint64_t JsonPlaces::line_of(std::string pointer) const {
+  auto found = bytes_.find(pointer);
+  while (found == bytes_.end() && !pointer.empty()) {
+    pointer.resize(pointer.rfind('/'));
+    found = bytes_.find(pointer);
+  }
+  return line_at(text_, found == bytes_.end() ? 0 : found->second);
+}
+
+LocatedJson parse_located_json(std::string text, const std::filesystem::path& path) {
+  LocatedJson located;
+  try {
+    located.json = parse<Json>(text, path, JsonDialect::kStrict, &located.places.bytes_);
+  } catch (Error& error) {
+    if (error.offset_bytes()) error.at_line(line_at(text, *error.offset_bytes()));
+    throw;
+  }
+  located.places.text_ = std::move(text);
+  return located;
+}
+
+std::string pointer_part(const std::string& key) {
+  std::string part;
+  for (const char c : key) part += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+  return part;
+}
+
+}  // namespace reshard
