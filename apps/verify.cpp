@@ -113,9 +113,9 @@ Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, 
 
 int run_verify(const VerifyArguments& arguments) {
   VerifyOptions how;
-  if (!arguments.rtol.empty()) how.tolerance.relative = parse_tolerance("--rtol", arguments.rtol);
-  if (!arguments.atol.empty()) how.tolerance.absolute = parse_tolerance("--atol", arguments.atol);
-  how.any_dtype = !arguments.rtol.empty() || !arguments.atol.empty();
+  if (!arguments.rtol.empty() || !arguments.atol.empty()) how.tolerance.emplace();
+  if (!arguments.rtol.empty()) how.tolerance->relative = parse_tolerance("--rtol", arguments.rtol);
+  if (!arguments.atol.empty()) how.tolerance->absolute = parse_tolerance("--atol", arguments.atol);
   RunOptions options = run_options(arguments, arguments.replicas);
   bool tag_used = false;
   const Checkpoint a = read_side(arguments.a, arguments, tag_used);
@@ -161,8 +161,10 @@ void add_verify(CLI::App& app, int& exit_code) {
       ->required();
   command->add_option("B", arguments->b, "The other")->required();
   command
-      ->add_option("--rtol", arguments->rtol,
-                   "Relative tolerance: |a - b| may be ATOL + RTOL * |b|; dtypes may then differ, even with 0")
+      ->add_option(
+          "--rtol", arguments->rtol,
+          "Relative tolerance: |a - b| may be ATOL + RTOL * |b|. With either option, also with 0, values are compared "
+          "and not bytes: dtypes may differ, -0 equals 0, NaN equals NaN")
       ->type_name("X");
   command->add_option("--atol", arguments->atol, "Absolute tolerance; the same")->type_name("X");
   add_replicas(*command, arguments->replicas, false);

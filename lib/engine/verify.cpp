@@ -27,7 +27,7 @@ std::string form(const LogicalTensor& tensor) {
 }
 
 bool comparable(const LogicalTensor& a, const LogicalTensor& b, const VerifyOptions& how) {
-  return a.shape == b.shape && (a.dtype == b.dtype || (how.any_dtype && can_compare(a.dtype, b.dtype)));
+  return a.shape == b.shape && (a.dtype == b.dtype || (how.tolerance && can_compare(a.dtype, b.dtype)));
 }
 
 /// Lists what cannot be compared.

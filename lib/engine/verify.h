@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,8 @@ struct Verification {
 
 /// How two checkpoints are held against each other.
 struct VerifyOptions {
-  Tolerance tolerance;
-  bool any_dtype = false;  // a tensor may have another dtype, if its values are the same
+  /// Values are compared, and a tensor may have another dtype; without it bytes are, and dtypes have to be the same.
+  std::optional<Tolerance> tolerance;
 };
 
 /// Compares the logical tensors of two layouts: names, shapes, dtypes and values.

@@ -75,13 +75,13 @@ bool same_value(const Number& a, const Number& b) {
 
 class Comparison {
  public:
-  Comparison(Side a, Side b, std::size_t parts_per_element, Tolerance tolerance, std::size_t keep_first)
+  Comparison(Side a, Side b, std::size_t parts_per_element, std::optional<Tolerance> tolerance, std::size_t keep_first)
       : a_(a),
         b_(b),
         parts_per_element_(parts_per_element),
-        tolerance_(tolerance),
+        tolerance_(tolerance.value_or(Tolerance{})),
         keep_first_(keep_first),
-        bitwise_(tolerance.is_zero() && a.dtype == b.dtype),
+        bitwise_(!tolerance && a.dtype == b.dtype),
         wide_(is_wide(a.dtype) || is_wide(b.dtype)) {}
 
   void compare_block(std::size_t begin, std::size_t count) {
@@ -139,7 +139,8 @@ bool can_compare(DType a_dtype, DType b_dtype) {
 }
 
 DifferenceSummary compare_elements(DType a_dtype, std::span<const std::byte> a, DType b_dtype,
-                                   std::span<const std::byte> b, Tolerance tolerance, std::size_t keep_first) {
+                                   std::span<const std::byte> b, std::optional<Tolerance> tolerance,
+                                   std::size_t keep_first) {
   assert(can_compare(a_dtype, b_dtype));
   const bool same_dtype = a_dtype == b_dtype;
   if (a.empty() || (same_dtype && std::memcmp(a.data(), b.data(), a.size()) == 0)) return {};

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,19 +39,18 @@ bool can_compare(DType a_dtype, DType b_dtype);
 
 /// Compares elements at any alignment.
 /// - Without tolerance and with equal dtypes, elements differ if their bits do: -0 is not 0, and NaNs have payloads.
-/// - Without tolerance and with different dtypes, they differ if their values do, exactly, 64-bit integers too; NaN
-/// equals
-///   NaN and -0 equals 0. Any nonzero BOOL is 1.
-/// - With tolerance they are equal if |a - b| <= absolute + relative * |b|, both as doubles. NaN equals NaN and no
-/// number;
-///   infinities are equal if their signs are. The difference of two integers is taken before it is rounded.
+/// - With a tolerance of 0, and without one where dtypes differ, they differ if their values do, exactly, 64-bit
+///   integers too; NaN equals NaN and -0 equals 0. Any nonzero BOOL is 1.
+/// - With another tolerance they are equal if |a - b| <= absolute + relative * |b|, both as doubles. NaN equals NaN and
+///   no number; infinities are equal if their signs are. The difference of two integers is taken before it is rounded.
 /// A complex element differs if one of its parts does. Sub-byte elements lie from the low bits of a byte up.
 /// \param a, b  the same number of elements, of dtypes for which can_compare holds.
 /// \param keep_first  how many differences are listed at most.
 /// \throws Error kUsage if RESHARD_SIMD names no instruction set of this machine (simd.h).
 /// Costs one memcmp where bytes and dtypes are equal, else up to some nanoseconds an element of the blocks that differ.
 DifferenceSummary compare_elements(DType a_dtype, std::span<const std::byte> a, DType b_dtype,
-                                   std::span<const std::byte> b, Tolerance tolerance, std::size_t keep_first);
+                                   std::span<const std::byte> b, std::optional<Tolerance> tolerance,
+                                   std::size_t keep_first);
 
 /// An element as text that no element of other bits has: the shortest decimal number that is rounded to it by its
 /// dtype; "nan(0x7fc1)" with all its bits; "(re, im)" for complex elements; "false", "true" or "true(0x02)".

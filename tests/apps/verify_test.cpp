@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
@@ -76,6 +77,27 @@ TEST_CASE("verify counts a tensor of another dtype once") {
   const ProgramResult result = run_reshard({"verify", (dir / "a").string(), (dir / "b").string()});
   CHECK(result.exit_code == 1);
   CHECK(says(result.out, "different: 1 of 2 tensors\n"));
+}
+
+TEST_CASE("verify compares values where a tolerance is given, also one of 0, and bytes without") {
+  const TempDir dir;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  write_safetensors(dir / "a", {{"w", {DType::kF32, {4}, floats({0.0f, nan, 1, nan})}}});
+  write_safetensors(dir / "b", {{"w", {DType::kF32, {4}, floats({-0.0f, -nan, 1, nan})}}});
+  const std::string a = (dir / "a").string(), b = (dir / "b").string();
+  for (const char* option : {"--rtol", "--atol"})
+    for (const char* zero : {"0", "0.0", "0e0"}) {
+      const ProgramResult result = run_reshard({"verify", a, b, option, zero});
+      CHECK(result.exit_code == 0);
+      CHECK(says(result.out, "same: 1 tensors"));
+    }
+  const ProgramResult bytes = run_reshard({"verify", a, b});
+  CHECK(bytes.exit_code == 1);
+  CHECK(says(bytes.out, "differs: w: 2 of 4 elements, first at [0]: 0 and -0"));
+  write_safetensors(dir / "c", {{"w", {DType::kF32, {4}, floats({-0.0f, 2, 1, nan})}}});
+  const ProgramResult number = run_reshard({"verify", a, (dir / "c").string(), "--rtol", "0"});
+  CHECK(number.exit_code == 1);
+  CHECK(says(number.out, "differs: w: 1 of 4 elements, first at [1]: nan"));
 }
 
 TEST_CASE("verify lists ten differences of a kind and counts the others") {

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cast_support.h"
+#include "reshard/tensor/float_format.h"
 
 namespace reshard {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 using test::Bytes;
 using test::Codes;
 
-constexpr Tolerance kExact;
+constexpr std::optional<Tolerance> kExact;  // bits, where dtypes are equal
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -23,7 +24,7 @@ Bytes bytes_of(const std::vector<T>& values) {
   return {bytes.begin(), bytes.end()};
 }
 
-DifferenceSummary compare(DType dtype, const Bytes& a, const Bytes& b, Tolerance tolerance = kExact) {
+DifferenceSummary compare(DType dtype, const Bytes& a, const Bytes& b, std::optional<Tolerance> tolerance = kExact) {
   return compare_elements(dtype, a, dtype, b, tolerance, 10);
 }
 
@@ -51,7 +52,7 @@ TEST_CASE("Equal bytes have no difference, whatever they are, and neither has no
   Bytes bytes(24 * 1000);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 37);
   for (const DTypeRow& row : kDTypes)
-    for (const Tolerance tolerance : {kExact, Tolerance{1e-3, 0}}) {
+    for (const std::optional<Tolerance>& tolerance : {kExact, std::optional(Tolerance{1e-3, 0})}) {
       const DifferenceSummary summary = compare(row.dtype, bytes, bytes, tolerance);
       CHECK(summary.differing == 0);
       CHECK(summary.first.empty());
@@ -69,6 +70,27 @@ TEST_CASE("Without tolerance every bit counts: the sign of zero and the payload 
   CHECK(std::signbit(summary.first[0].b));
   CHECK(std::isnan(summary.first[1].a));
   CHECK(summary.max_abs_difference == 0x1p-23);
+}
+
+TEST_CASE("A tolerance of 0 compares values, as it does between dtypes: 0 is -0, NaN is NaN, and no more is") {
+  const Tolerance zero;
+  const Bytes a = test::pack(DType::kF32, {0, 0x7FC00000, 0x3F800000, 0x7F800000, 0x7FC00000, 0x00000001});
+  const Bytes b = test::pack(DType::kF32, {0x80000000, 0xFFC00001, 0x3F800001, 0xFF800000, 0x7F800000, 0x80000001});
+  CHECK(indices(compare(DType::kF32, a, b, zero)) == Indices{2, 3, 4, 5});
+  const Bytes flags = test::pack(DType::kBool, {0, 1, 2, 0}), others = test::pack(DType::kBool, {0, 2, 0x80, 1});
+  CHECK(indices(compare(DType::kBool, flags, others, zero)) == Indices{3});
+  const Bytes large = test::pack(DType::kI64, {std::uint64_t{1} << 60, 7});
+  const Bytes larger = test::pack(DType::kI64, {(std::uint64_t{1} << 60) + 1, 7});
+  CHECK(indices(compare(DType::kI64, large, larger, zero)) == Indices{0});
+  for (const DTypeRow& row : kDTypes) {
+    const auto format = float_format(row.dtype);
+    if (!format || row.bits < 8) continue;
+    INFO(row.name);
+    const bool one_zero = format->specials == FloatSpecials::kNegativeZeroNan;
+    const Bytes zeros = test::pack(row.dtype, {0}), negative = test::pack(row.dtype, {format->sign_mask()});
+    CHECK(compare(row.dtype, zeros, negative, zero).differing == (one_zero ? 1 : 0));
+    CHECK(compare(row.dtype, zeros, negative).differing == 1);
+  }
 }
 
 TEST_CASE("Any single bit that differs is found in any dtype, at its element") {
@@ -146,8 +168,8 @@ TEST_CASE("Integers of 64 bits are told apart where doubles are not") {
     const DifferenceSummary summary = compare(dtype, test::pack(dtype, a), test::pack(dtype, b));
     CHECK(indices(summary) == Indices{0});
     CHECK(summary.max_abs_difference == 1);
-    CHECK(compare(dtype, test::pack(dtype, a), test::pack(dtype, b), {0, 0.5}).differing == 1);
-    CHECK(compare(dtype, test::pack(dtype, a), test::pack(dtype, b), {0, 1}).differing == 0);
+    CHECK(compare(dtype, test::pack(dtype, a), test::pack(dtype, b), Tolerance{0, 0.5}).differing == 1);
+    CHECK(compare(dtype, test::pack(dtype, a), test::pack(dtype, b), Tolerance{0, 1}).differing == 0);
   }
   const Bytes low = test::pack(DType::kI64, {std::uint64_t{1} << 63});
   const Bytes high = test::pack(DType::kI64, {~std::uint64_t{0} >> 1});
@@ -163,7 +185,7 @@ TEST_CASE("A complex element differs once, and shows its first part that differs
   CHECK(summary.first[0].b == 3.5);
   CHECK(summary.first[1].a == 6);
   CHECK(summary.max_abs_difference == 1);
-  CHECK(indices(compare(DType::kC64, bytes_of(a), bytes_of(b), {0, 0.5})) == Indices{2});
+  CHECK(indices(compare(DType::kC64, bytes_of(a), bytes_of(b), Tolerance{0, 0.5})) == Indices{2});
 }
 
 TEST_CASE("Sub-byte elements are taken from the low bits up, with tolerance too") {
@@ -171,7 +193,7 @@ TEST_CASE("Sub-byte elements are taken from the low bits up, with tolerance too"
   const Bytes b = {std::byte{0x31}, std::byte{0x63}};  // 0.5 1.5 1.5 4
   CHECK(indices(compare(DType::kF4, a, b)) == Indices{1, 3});
   CHECK(compare(DType::kF4, a, b).max_abs_difference == 2);
-  CHECK(indices(compare(DType::kF4, a, b, {0, 0.5})) == Indices{3});
+  CHECK(indices(compare(DType::kF4, a, b, Tolerance{0, 0.5})) == Indices{3});
 }
 
 TEST_CASE("Elements are compared at any alignment and with each instruction set") {
@@ -189,7 +211,7 @@ TEST_CASE("Elements are compared at any alignment and with each instruction set"
   for (const std::string& target : simd_targets()) {
     INFO(target);
     use_simd_target(target);
-    for (const Tolerance tolerance : {kExact, Tolerance{1e-9, 0}})
+    for (const std::optional<Tolerance>& tolerance : {kExact, std::optional(Tolerance{1e-9, 0})})
       CHECK(indices(compare_elements(DType::kBF16, a_part, DType::kF32, b_part, tolerance, 10)) == Indices{2900});
   }
 }
