@@ -4,6 +4,26 @@
 #include <cctype>
 
 namespace reshard {
+namespace {
+
+/// Formats for tensors that begin as no file of safetensors or torch can: as a length of a header, each is beyond what
+/// safetensors allows.
+struct ForeignFormat {
+  std::string_view magic;
+  const char* what;
+  const char* hint;
+};
+constexpr const char* kOriginal = "give the Hugging Face checkpoint that it was made from";
+constexpr ForeignFormat kForeignFormats[] = {
+    {"GGUF", "a GGUF file, as llama.cpp reads it", kOriginal},
+    {"tjgg", "a GGML file, the older form of GGUF", kOriginal},
+    {"fmgg", "a GGML file, the older form of GGUF", kOriginal},
+    {"lmgg", "a GGML file, the older form of GGUF", kOriginal},
+    {"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes it", "load it there and save it as safetensors"},
+    {"\x93NUMPY", "a NumPy file of one array", "load it with numpy.load and save it as safetensors"},
+};
+
+}  // namespace
 
 std::string first_bytes(const Source& source, std::size_t most) {
   std::string start(std::min<std::uint64_t>(source.size_bytes(), most), '\0');
@@ -11,7 +31,7 @@ std::string first_bytes(const Source& source, std::size_t most) {
   return start;
 }
 
-void refuse_pointer_or_page(std::string_view start, const std::filesystem::path& path) {
+void refuse_foreign(std::string_view start, const std::filesystem::path& path) {
   if (start.starts_with("version https://git-lfs"))
     throw Error(ErrorKind::kBadInput, "is a git-lfs pointer, not the file itself")
         .in(path)
@@ -24,6 +44,11 @@ void refuse_pointer_or_page(std::string_view start, const std::filesystem::path&
     throw Error(ErrorKind::kBadInput, "is an HTML page, not a file of tensors")
         .in(path)
         .hint("the download brought an error or login page; fetch the file again");
+  for (const ForeignFormat& format : kForeignFormats)
+    if (start.starts_with(format.magic))
+      throw Error(ErrorKind::kUnsupported, std::string("is ") + format.what + ", which is not supported")
+          .in(path)
+          .hint(format.hint);
 }
 
 }  // namespace reshard

@@ -104,7 +104,7 @@ Container read_safetensors(const std::filesystem::path& path) {
   const auto source = local_storage().open(path);
   const std::uint64_t file_bytes = source->size_bytes();
   const std::string start = first_bytes(*source, kLookBytes);
-  refuse_pointer_or_page(start, path);
+  refuse_foreign(start, path);
   if (file_bytes >= kLengthBytes && std::string_view(start.data(), 4) == "PK\x03\x04")
     throw bad(path, "is a zip file, as torch.save writes it, not safetensors")
         .hint("give it a name in .bin or .pt; a model's weights are pytorch_model.bin");

@@ -33,7 +33,7 @@ bool looks_like_safetensors(std::string_view start, std::uint64_t file_bytes) {
 
 /// What is neither an archive nor a stream, by its first bytes.
 void refuse_other_formats(std::string_view start, std::uint64_t file_bytes, const fs::path& path) {
-  refuse_pointer_or_page(start, path);
+  refuse_foreign(start, path);
   if (start.empty()) throw bad(path, "is empty").hint("fetch or save it again");
   if (looks_like_safetensors(start, file_bytes))
     throw bad(path, "is a safetensors file, though its name says otherwise").hint("give it a name in .safetensors");

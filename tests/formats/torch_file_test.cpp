@@ -55,7 +55,9 @@ TEST_CASE("What is no file of torch's is called what it is") {
   refused("PYTORCH1" + std::string(100, '\0'), ErrorKind::kUnsupported, "preview");
   refused("storages" + std::string(249, '\0') + "ustar" + std::string(100, '\0'), ErrorKind::kUnsupported,
           "tar archive");
-  refused("GGUF", ErrorKind::kBadInput, "neither a zip archive nor a pickle");
+  refused("GGUF", ErrorKind::kUnsupported, "is a GGUF file");
+  refused("\x89HDF\r\n\x1a\n", ErrorKind::kUnsupported, "is an HDF5 file");
+  refused("GGU", ErrorKind::kBadInput, "neither a zip archive nor a pickle");
   refused(stream(dict({{"a", number(1)}})), ErrorKind::kBadInput, "not one that torch.save wrote");
   refused(test::zip_bytes({{"x.npy", "data"}}), ErrorKind::kBadInput, "it has no data.pkl");
   refused(test::zip_bytes({{"a/x.npy", "data"}}), ErrorKind::kBadInput, "it has no data.pkl");
