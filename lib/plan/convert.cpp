@@ -11,6 +11,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/plan/checkpoint.h"
+#include "reshard/plan/config_dtype.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
 #include "reshard/specs/model_config.h"
@@ -87,7 +88,37 @@ DType dtype_after(const LogicalTensor& tensor, const ConvertRequest& request) {
       .hint("leave it out with --drop, or do without --dtype");
 }
 
-Selection select(Layout& source, const ConvertRequest& request, Job& job) {
+bool is_scale(const std::string& name) {
+  return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with(".scales");
+}
+
+/// The name of the scales beside a quantised weight, as fp8, compressed-tensors, GPTQ and AWQ call them; empty if there
+/// are none.
+std::string scales_of(const Layout& source, const std::string& weight) {
+  const std::string module = weight.substr(0, weight.rfind('.') + 1);
+  for (const std::string& name : {weight + "_scale", weight + "_scale_inv", module + "scale", module + "scales"})
+    if (name != weight && source.find_logical(name)) return name;
+  return {};
+}
+
+/// Refuses to cast a quantised weight: without its scales its numbers mean another model.
+void prove_not_quantized(const Layout& source, const std::string& weight, DType from, DType to,
+                         const OrderedJson& config) {
+  const DTypeRow& row = describe(from);
+  const bool small_float = row.kind == DTypeClass::kFloat && row.bits <= 8 && from != DType::kF8E8M0;
+  const bool integer = row.kind == DTypeClass::kSigned || row.kind == DTypeClass::kUnsigned;
+  if (!small_float && (!integer || from == to)) return;
+  const std::string scales = scales_of(source, weight);
+  if (scales.empty() && !is_quantized_config(config)) return;
+  throw Error(
+      ErrorKind::kUnsupported,
+      fmt::format("is quantised ({}, {}), and --dtype does not apply scales: its numbers alone make another model",
+                  row.name, scales.empty() ? "says config.json" : "with " + printable(scales)))
+      .tensor(weight)
+      .hint("do without --dtype, or dequantise the model first with the tool that quantised it");
+}
+
+Selection select(Layout& source, const ConvertRequest& request, const OrderedJson& config, Job& job) {
   if (source.logical.empty()) throw Error(ErrorKind::kBadInput, "holds no tensors").in(job.source_directory);
   note_useless_rules(request.names, source, job);
   std::vector<bool> dropped;
@@ -102,12 +133,16 @@ Selection select(Layout& source, const ConvertRequest& request, Job& job) {
       selection.dropped.push_back(tensor.name);
       continue;
     }
-    tensor.dtype = dtype_after(tensor, request);
-    scaled = scaled || (request.dtype && (tensor.name.ends_with("_scale") || tensor.name.ends_with("_scale_inv")));
+    const DType dtype = dtype_after(tensor, request);
+    if (request.dtype) prove_not_quantized(source, tensor.name, tensor.dtype, dtype, config);
+    scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
+    tensor.dtype = dtype;
     selection.wanted.push_back(std::move(tensor));
   }
   if (scaled)
-    job.notes.push_back("the model is quantised: --dtype casts its numbers as they are and does not apply the scales");
+    job.notes.push_back(
+        "the model is quantised: --dtype casts its scales and what is not quantised; quantised weights stay as they "
+        "are");
   if (selection.wanted.empty()) throw Error(ErrorKind::kUsage, "--drop and --keep leave no tensor");
   return selection;
 }
@@ -149,18 +184,10 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
   plan_sharded_target(job, sharding, model, selection.wanted);
 }
 
-/// config.json with the dtype that loaders shall take.
-void update_config(Job& job, const fs::path& file, DType dtype) {
+/// Writes config.json with the dtype that loaders shall take, if it names one.
+void update_config(Job& job, const fs::path& file, OrderedJson config, DType dtype) {
   if (file.empty() || is_in_place(file, job.output_directory)) return;
-  OrderedJson config;
-  try {
-    config = parse_ordered_json(read_text_file(file, kMaxConfigBytes), file, JsonDialect::kPython);
-  } catch (const Error&) {  // beside a single file, it is taken along as it is
-  }
-  if (!config.is_object()) return;
-  for (const char* key : {"torch_dtype", "dtype"})
-    if (config.contains(key)) config[key] = describe(dtype).torch_name;
-  job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n"});
+  if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n"});
 }
 
 std::unique_ptr<Job> plan(const ConvertRequest& request) {
@@ -176,7 +203,8 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
         .hint("give the file itself, " + checkpoint.path.filename().string() + ", to convert its tensors alone");
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
   prove_outside(request.output_directory, checkpoint);
-  Selection selection = select(job->source, request, *job);
+  OrderedJson config = request.dtype ? read_ordered_config(checkpoint.config) : OrderedJson();
+  Selection selection = select(job->source, request, config, *job);
   if (request.to)
     plan_shards(checkpoint, selection, request, *job);
   else
@@ -186,7 +214,7 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
   options.dropped = std::move(selection.dropped);
   options.partial_target = request.to && request.sharding.form.is_partial();
   job->program = make_program(job->source, job->target, options);
-  if (request.dtype) update_config(*job, checkpoint.config, *request.dtype);
+  if (request.dtype) update_config(*job, checkpoint.config, std::move(config), *request.dtype);
   carry_companions(*job, checkpoint, {request.output_directory, checkpoint.path});
   return job;
 }

@@ -162,17 +162,77 @@ TEST_CASE("A dtype that cannot be cast is unsupported by name, unless it is left
   CHECK(read_model(temp / "out").size() == 1);
 }
 
-TEST_CASE("Casting a quantised model is noted, since its scales are not applied") {
+TEST_CASE("A quantised weight is not cast without its scales, whatever says that it has some") {
   const TempDir temp;
   Random random(9);
-  write_safetensors(temp / "in/model.safetensors", {{"w", random_tensor(random, DType::kF8E4M3, {4})},
-                                                    {"w_scale", random_tensor(random, DType::kF32, {1})}});
+  const TensorData scale = random_tensor(random, DType::kF32, {1});
+  const char* const plain = R"({"model_type": "x"})";
+  const char* const quantized = R"({"model_type": "x", "quantization_config": {"quant_method": "fp8", "dtype": "x"}})";
+  struct Case {
+    const char* scale;  // its name; none if empty
+    const char* config;
+    DType dtype;  // of the weight
+    bool cast_all;
+  };
+  const Case cases[] = {
+      {"l.weight_scale", plain, DType::kF8E4M3, false}, {"l.weight_scale_inv", plain, DType::kF8E5M2, false},
+      {"l.scale", plain, DType::kF8E4M3FNUZ, false},    {"", quantized, DType::kF8E4M3, false},
+      {"l.weight_scale", plain, DType::kI8, true},      {"", quantized, DType::kI32, true}};
+  for (const Case& one : cases) {
+    INFO(one.scale << " " << one.config << " " << name(one.dtype));
+    fs::remove_all(temp / "in");
+    TensorMap tensors{{"l.weight", random_tensor(random, one.dtype, {4})},
+                      {"norm", random_tensor(random, DType::kF32, {4})}};
+    if (*one.scale) tensors[one.scale] = scale;
+    write_safetensors(temp / "in/model.safetensors", tensors);
+    write_file(temp / "in/config.json", one.config);
+    ConvertRequest request = convert_request(temp / "in", temp / "out");
+    CHECK_NOTHROW(plan_convert(request));
+    request.cast_all = one.cast_all;
+    for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
+      request.dtype = dtype;
+      const Error error = error_of([&] { plan_convert(request); });
+      CHECK(error.kind() == ErrorKind::kUnsupported);
+      CHECK(error.tensor() == "l.weight");
+      CHECK_THAT(error.what(), Says("is quantised") && Says("scales"));
+      CHECK_THAT(error.hint(), Says("--dtype"));
+    }
+    request.names.drop.emplace_back("--drop", "^l\\.weight$");
+    CHECK_NOTHROW(plan_convert(request));
+    CHECK_FALSE(fs::exists(temp / "out"));
+  }
+}
+
+TEST_CASE("Floats of 8 bits without scales are numbers as others, and are cast") {
+  const TempDir temp;
+  Random random(10);
+  const TensorMap tensors{{"l.weight", random_tensor(random, DType::kF8E4M3, {4})}};
+  write_safetensors(temp / "in/model.safetensors", tensors);
+  write_file(temp / "in/config.json", R"({"model_type": "x", "quantization_config": null})");
+  ConvertRequest request = convert_request(temp / "in", temp / "out");
+  request.dtype = DType::kBF16;
+  convert(request);
+  CHECK((read_model(temp / "out").at("l.weight") == cast_whole(tensors.at("l.weight"), DType::kBF16)));
+}
+
+TEST_CASE("Of a model whose quantised weights are integers the rest is cast, and a note says so") {
+  const TempDir temp;
+  Random random(11);
+  const TensorMap tensors{{"l.weight", random_tensor(random, DType::kI8, {4})},
+                          {"l.weight_scale", random_tensor(random, DType::kF16, {1})},
+                          {"norm", random_tensor(random, DType::kF16, {4})}};
+  write_safetensors(temp / "in/model.safetensors", tensors);
   ConvertRequest request = convert_request(temp / "in", temp / "out");
   CHECK(plan_convert(request)->notes.empty());
   request.dtype = DType::kBF16;
   const auto notes = plan_convert(request)->notes;
   REQUIRE(notes.size() == 1);
-  CHECK_THAT(notes[0], Says("does not apply the scales"));
+  CHECK_THAT(notes[0], Says("quantised weights stay as they are"));
+  convert(request);
+  const TensorMap whole = read_model(temp / "out");
+  CHECK((whole.at("l.weight") == tensors.at("l.weight")));
+  CHECK((whole.at("norm") == cast_whole(tensors.at("norm"), DType::kBF16)));
+  CHECK((whole.at("l.weight_scale") == cast_whole(tensors.at("l.weight_scale"), DType::kBF16)));
 }
 
 }  // namespace

@@ -297,6 +297,47 @@ void add_to_config(const Checkpoints& all, const std::string& members) {
   write_file(all.temp / "model/config.json", text.replace(text.find('{'), 1, "{" + members + ","));
 }
 
+TEST_CASE("The configurations of a model's parts say the new dtype too, and nothing else that is called dtype does") {
+  const Checkpoints all;
+  const auto config = nlohmann::ordered_json::parse(read_file(all.temp / "model/config.json"));
+  const char* const parts = R"({
+    "text_config": {"torch_dtype": "bfloat16", "x": 1, "vision_config": {"dtype": "float32"}},
+    "encoder": {"model_type": "t5", "dtype": "bfloat16", "torch_dtype": null},
+    "vision_config": {"dtype": null, "hidden_size": 8},
+    "audio_config": {"dtype": 7, "torch_dtype": "half"},
+    "vocabulary_map": {"dtype": "bfloat16"},
+    "rope_scaling": {"dtype": "float32", "some_config": {"dtype": "float32"}},
+    "quantization_config": {"quant_method": "torchao", "dtype": "bfloat16", "text_config": {"dtype": "bfloat16"}},
+    "compression_config": {"dtype": "bfloat16"},
+    "decoder": {"model_type": "t5", "quantization_config": {"torch_dtype": "bfloat16"}},
+    "dtypes": ["bfloat16", {"model_type": "x", "dtype": "bfloat16"}]
+  })";
+  for (const bool whole_has_one : {true, false}) {
+    auto given = nlohmann::ordered_json::parse(parts);
+    if (whole_has_one) given["dtype"] = "bfloat16";
+    given.update(config);
+    write_file(all.temp / "model/config.json", given.dump());
+    ConvertRequest request = convert_request(all.temp / "model", all.temp / (whole_has_one ? "half" : "parts"));
+    request.dtype = DType::kF16;
+    convert(request);
+    auto expected = given;
+    if (whole_has_one) expected["dtype"] = "float16";
+    expected["text_config"]["torch_dtype"] = "float16";
+    expected["text_config"]["vision_config"]["dtype"] = "float16";
+    expected["encoder"]["dtype"] = "float16";
+    CHECK(read_file(request.output_directory / "config.json") == expected.dump(2) + "\n");
+  }
+}
+
+TEST_CASE("A config.json without a dtype is copied as it is, also where tensors are cast") {
+  const Checkpoints all;
+  ConvertRequest request = convert_request(all.temp / "model", all.temp / "half");
+  request.dtype = DType::kF16;
+  write_file(all.temp / "model/config.json", read_file(all.temp / "model/config.json") + "\n\n  ");
+  convert(request);
+  CHECK(read_file(all.temp / "half/config.json") == read_file(all.temp / "model/config.json"));
+}
+
 TEST_CASE("NaN and infinities in config.json come through every command, byte for byte where it is copied") {
   const Checkpoints all;
   add_to_config(all, R"("time_step_limit": [0.0, Infinity], "low": -Infinity, "odd": {"NaN": NaN, "s": "Infinity"})");
