@@ -77,8 +77,10 @@ void prove_against_index(const Container& file, const std::vector<std::string>& 
           .hint("the index belongs to other files, or is older than they are");
 }
 
-std::vector<Container> read_indexed(const fs::path& directory, const fs::path& index_path, Format format) {
+std::vector<Container> read_indexed(const fs::path& directory, const fs::path& index_path, Format format,
+                                    std::string* index_metadata) {
   const HfIndex index = read_hf_index(index_path);
+  if (index_metadata != nullptr) *index_metadata = index.metadata;
   std::map<std::string, std::vector<std::string>> names_by_file;
   for (const auto& [name, file] : index.weight_map) names_by_file[file].push_back(name);
   std::vector<Container> files;
@@ -108,7 +110,9 @@ HfIndex read_hf_index(const fs::path& path) {
   HfIndex index;
   if (const auto metadata = json.find("metadata"); metadata != json.end() && metadata->is_object()) {
     const auto total = metadata->find("total_size");
-    if (total != metadata->end() && total->is_number_unsigned()) index.total_size_bytes = total->get<std::uint64_t>();
+    const bool whole = total != metadata->end() && total->is_number_unsigned();
+    if (whole) index.total_size_bytes = total->get<std::uint64_t>();
+    if (metadata->size() > (whole ? 1 : 0)) index.metadata = json_text(*metadata);
   }
   for (const auto& [name, file] : weight_map.items()) {
     if (!file.is_string()) JsonObject(weight_map, path, "weight_map").fail(name, "a file name");
@@ -125,10 +129,39 @@ HfIndex read_hf_index(const fs::path& path) {
 }
 
 std::string hf_index_text(const HfIndex& index) {
-  nlohmann::json json;  // sorts its keys
-  json["metadata"]["total_size"] = index.total_size_bytes;
-  for (const auto& [name, file] : index.weight_map) json["weight_map"][name] = file;
-  return json.dump(2, ' ', true) + "\n";
+  Json json;  // sorts its keys
+  Json& metadata = json["metadata"];
+  if (!index.metadata.empty()) metadata = parse_json(index.metadata, kKeptIndexMetadataFile, JsonDialect::kPython);
+  // Some writers count with floats, and 16.0 is 16.
+  if (!metadata.contains("total_size") || metadata["total_size"] != index.total_size_bytes)
+    metadata["total_size"] = index.total_size_bytes;
+  Json& weight_map = json["weight_map"];
+  for (const auto& [name, file] : index.weight_map) weight_map[name] = file;
+  return json_text(json, 2, true) + "\n";
+}
+
+std::string recounted_metadata(const std::string& metadata, std::uint64_t before, std::uint64_t after) {
+  constexpr const char* kKey = "total_parameters";
+  if (metadata.empty()) return {};
+  Json json = parse_json(metadata, kKeptIndexMetadataFile, JsonDialect::kPython);
+  if (!json.contains(kKey)) return metadata;
+  if (json[kKey] == before)
+    json[kKey] = after;
+  else
+    json.erase(kKey);
+  return json_text(json);
+}
+
+std::string read_kept_index_metadata(const fs::path& directory) {
+  const fs::path path = directory / kKeptIndexMetadataFile;
+  if (!path_exists(path)) return {};
+  const Json json = read_json_file(path, kMaxIndexBytes, JsonDialect::kPython);
+  const JsonObject object(json, path);  // which proves that it is one
+  return json_text(json);
+}
+
+std::string kept_index_metadata_text(const std::string& metadata) {
+  return json_text(parse_json(metadata, kKeptIndexMetadataFile, JsonDialect::kPython), 2, true) + "\n";
 }
 
 std::string hf_file_name(Format format, std::size_t number, std::size_t count) {
@@ -155,7 +188,7 @@ std::optional<Format> hf_format(const fs::path& directory) {
   return std::nullopt;
 }
 
-std::vector<Container> read_hf_checkpoint(const fs::path& directory) {
+std::vector<Container> read_hf_checkpoint(const fs::path& directory, std::string* index_metadata) {
   const auto format = hf_format(directory);
   if (!format) throw no_weights(directory);
   const fs::path index_path = directory / hf_index_name(*format);
@@ -168,7 +201,7 @@ std::vector<Container> read_hf_checkpoint(const fs::path& directory) {
   const bool single = path_exists(single_path);
   std::vector<Container> files;
   if (path_exists(index_path)) {
-    files = read_indexed(directory, index_path, *format);
+    files = read_indexed(directory, index_path, *format, index_metadata);
     const bool listed =
         std::any_of(files.begin(), files.end(), [&](const Container& f) { return f.path == single_path; });
     if (single && !listed)

@@ -16,19 +16,33 @@ inline constexpr const char* kSafetensorsFile = "model.safetensors";
 inline constexpr const char* kSafetensorsIndexFile = "model.safetensors.index.json";
 inline constexpr const char* kPytorchFile = "pytorch_model.bin";
 inline constexpr const char* kPytorchIndexFile = "pytorch_model.bin.index.json";
+/// Ours, beside shards: what the index of the model that they were made of says beside total_size.
+inline constexpr const char* kKeptIndexMetadataFile = "reshard_index_metadata.json";
 
 /// `model.safetensors.index.json` or `pytorch_model.bin.index.json` (huggingface_hub/serialization/_base.py).
 struct HfIndex {
   std::uint64_t total_size_bytes = 0;                           // 0 where the file does not say
   std::vector<std::pair<std::string, std::string>> weight_map;  // tensor name → file name
+  std::string metadata;  // JSON of its "metadata"; empty where that says nothing but the total_size
 };
 
 /// \throws Error kBadInput if it is not such an index or names a file outside its own directory.
 HfIndex read_hf_index(const std::filesystem::path& path);
 
 /// The text of an index file, as transformers writes it: two spaces of indent, sorted keys, all in ASCII, a newline
-/// at the end.
+/// at the end. Of `metadata` the total_size gives way to total_size_bytes, unless it is the same number.
 std::string hf_index_text(const HfIndex& index);
+
+/// `metadata` of an index whose model loses tensors: with another number of total_parameters.
+/// \param before, after  Elements of all tensors. Where `before` is not the number that stands there, nobody knows what
+/// it counts, and it is left out.
+std::string recounted_metadata(const std::string& metadata, std::uint64_t before, std::uint64_t after);
+
+/// HfIndex::metadata as kept beside shards in `directory`; empty where nothing is kept.
+/// \throws Error kBadInput, naming the file, if it is no JSON object.
+std::string read_kept_index_metadata(const std::filesystem::path& directory);
+/// The text of kKeptIndexMetadataFile.
+std::string kept_index_metadata_text(const std::string& metadata);
 
 /// The name of file `number` (from 1) of `count`: "model-00001-of-00003.safetensors", or "model.safetensors" for one
 /// alone; "pytorch_model-00001-of-00003.bin". `format` is not xser, which Hugging Face does not have.
@@ -46,7 +60,9 @@ std::optional<Format> hf_format(const std::filesystem::path& directory);
 /// The files of the Hugging Face checkpoint in `directory`, each read and proved, and together held against the index:
 /// every named file exists and holds the tensors said to be in it, and no others. `warnings` get what is odd but
 /// harmless.
+/// \param index_metadata  If given, gets HfIndex::metadata.
 /// \throws Error kBadInput; kUnsupported.
-std::vector<Container> read_hf_checkpoint(const std::filesystem::path& directory);
+std::vector<Container> read_hf_checkpoint(const std::filesystem::path& directory,
+                                          std::string* index_metadata = nullptr);
 
 }  // namespace reshard

@@ -311,7 +311,8 @@ Checkpoint read_directory(const fs::path& directory, ConfigUse use, const Family
     if (!spec && !has_config_plan(config)) find_family(config);
   }
   checkpoint.format = hf_format(directory).value_or(Format::kSafetensors);
-  return read_files(std::move(checkpoint), read_hf_checkpoint(directory), use, spec);
+  std::vector<Container> files = read_hf_checkpoint(directory, &checkpoint.index_metadata);
+  return read_files(std::move(checkpoint), files, use, spec);
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ struct Checkpoint {
   Layout layout;
   Mesh mesh;
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
+  std::string index_metadata;                                      // as of HfIndex, of a Hugging Face directory
   std::vector<std::string> notes;                                  // what the user should know, whole sentences
 };
 

@@ -9,6 +9,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
 #include "reshard/layouts/hf_layout.h"
 #include "reshard/plan/checkpoint.h"
 #include "reshard/plan/config_dtype.h"
@@ -88,6 +89,14 @@ DType dtype_after(const LogicalTensor& tensor, const ConvertRequest& request) {
       .hint("leave it out with --drop, or do without --dtype");
 }
 
+/// The elements of all tensors of a state dict.
+std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
+  std::uint64_t elems = 0;
+  for (const LogicalTensor& tensor : tensors)
+    if (!tensor.filler) elems += num_elems(tensor.shape).value_or(0);
+  return elems;
+}
+
 bool is_scale(const std::string& name) {
   return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with(".scales");
 }
@@ -144,6 +153,8 @@ Selection select(Layout& source, const ConvertRequest& request, const OrderedJso
         "the model is quantised: --dtype casts its scales and what is not quantised; quantised weights stay as they "
         "are");
   if (selection.wanted.empty()) throw Error(ErrorKind::kUsage, "--drop and --keep leave no tensor");
+  if (!selection.dropped.empty())
+    job.index_metadata = recounted_metadata(job.index_metadata, elems_of(source.logical), elems_of(selection.wanted));
   return selection;
 }
 

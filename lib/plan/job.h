@@ -49,6 +49,7 @@ struct Job {
   bool shares_directory = false;
   std::vector<std::string> notes;  // what the user should know, whole sentences
 
+  std::string index_metadata;      // as of HfIndex, of the source
   Job() = default;
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;

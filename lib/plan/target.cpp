@@ -189,6 +189,8 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
   job->mesh = checkpoint.mesh;
   job->notes = std::move(checkpoint.notes);
   job->source = std::move(checkpoint.layout);
+  job->index_metadata = checkpoint.what == Checkpoint::What::kSharded ? read_kept_index_metadata(checkpoint.directory)
+                                                                      : std::move(checkpoint.index_metadata);
   return job;
 }
 
@@ -306,6 +308,8 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
   if (request.form.kind == ShardsKind::kOptimum)
     job.text_files.push_back({kTrainingConfigFile, training_config_text(job.mesh, request)});
   if (describe(request.form.kind).whole) job.whole_folders = {describe(request.form.kind).folder};
+  if (!job.index_metadata.empty() && request.form.start_rank == 0)  // of runs that share a directory, the first
+    job.text_files.push_back({kKeptIndexMetadataFile, kept_index_metadata_text(job.index_metadata)});
   add_notes(job, model, request);
   if (!deployed) return;
   prove_other_ranks(job, request);
@@ -338,8 +342,11 @@ void take_config_dtype(Job& job, const fs::path& config_file, std::vector<Logica
 void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, const std::vector<LogicalTensor>& logical) {
   job.target = hf_target_layout(logical, max_shard_bytes, format);
   note_tied(job);
-  if (job.target.files.size() > 1)
-    job.text_files.push_back({hf_index_name(format), hf_index_text(index_of(job.target))});
+  if (job.target.files.size() > 1) {
+    HfIndex index = index_of(job.target);
+    index.metadata = job.index_metadata;
+    job.text_files.push_back({hf_index_name(format), hf_index_text(index)});
+  }
   prove_no_leftover_weights(job);
 }
 
@@ -375,7 +382,8 @@ void carry_companions(Job& job, const Checkpoint& source, const std::vector<fs::
   }
   // What this job writes anew is not carried over from an older one.
   std::erase_if(job.copied_files, [&](const CopiedFile& copied) {
-    return std::any_of(job.text_files.begin(), job.text_files.end(),
+    return copied.path == kKeptIndexMetadataFile ||
+           std::any_of(job.text_files.begin(), job.text_files.end(),
                        [&](const TextFile& text) { return text.path == copied.path; });
   });
 }

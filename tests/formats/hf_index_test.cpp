@@ -248,7 +248,7 @@ TEST_CASE("A damaged file of an indexed checkpoint is named itself") {
 }
 
 TEST_CASE("An index is written with sorted keys and two spaces of indent") {
-  const HfIndex index{7, {{"z", "model-00002-of-00002.safetensors"}, {"b\"", "model-00001-of-00002.safetensors"}}};
+  const HfIndex index{7, {{"z", "model-00002-of-00002.safetensors"}, {"b\"", "model-00001-of-00002.safetensors"}}, {}};
   CHECK(hf_index_text(index) ==
         "{\n  \"metadata\": {\n    \"total_size\": 7\n  },\n  \"weight_map\": {\n"
         "    \"b\\\"\": \"model-00001-of-00002.safetensors\",\n"
@@ -260,10 +260,26 @@ TEST_CASE("The reference's index is read, and written again with the same conten
   const HfIndex index = read_hf_index(path);
   CHECK(index.total_size_bytes == 70208);
   CHECK(index.weight_map.size() == 39);
+  CHECK(index.metadata.empty());
   CHECK(nlohmann::json::parse(hf_index_text(index)) == nlohmann::json::parse(test::read_file(path)));
   const auto files = read_hf_checkpoint(path.parent_path());
   REQUIRE(files.size() == 3);
   CHECK(files[0].warnings.empty());
+}
+
+TEST_CASE("What transformers' save_pretrained says in an index is read and written as the same text") {
+  const TempDir dir;
+  const std::string text =
+      "{\n  \"metadata\": {\n    \"total_parameters\": 12,\n    \"total_size\": 15\n  },\n  \"weight_map\": {\n"
+      "    \"a\\u00e9\\u007f\": \"model-00001-of-00002.safetensors\"\n  }\n}\n";
+  test::write_file(dir / kSafetensorsIndexFile, text);
+  const HfIndex index = read_hf_index(dir / kSafetensorsIndexFile);
+  CHECK(index.total_size_bytes == 15);
+  CHECK(index.metadata == R"({"total_parameters":12,"total_size":15})");
+  CHECK(hf_index_text(index) == text);
+  CHECK(recounted_metadata(index.metadata, 12, 5) == R"({"total_parameters":5,"total_size":15})");
+  CHECK(recounted_metadata(index.metadata, 11, 5) == R"({"total_size":15})");
+  CHECK(recounted_metadata("", 11, 5).empty());
 }
 
 TEST_CASE("Names of weight files and indexes are known, whatever their numbers") {

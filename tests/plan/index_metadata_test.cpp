@@ -1,0 +1,174 @@
+// What the index of a model's files says beside their names and sizes.
+
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kFileBytes = 2000;
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kKept = "reshard_index_metadata.json";
+
+/// model/: a model of several files, with an index whose metadata has `members` before total_size, each on a line.
+struct IndexedModel {
+  TempDir temp;
+  TensorMap originals;
+  std::uint64_t elems = 0;
+
+  explicit IndexedModel(const std::string& members) {
+    const TinyModel model;
+    Random random(3);
+    originals = random_tensors(model, random);
+    for (const auto& [name, tensor] : originals) elems += num_elems(tensor.shape).value();
+    write_model(temp / "one", model, originals);
+    to_hf("one", "model");
+    std::string text = index("model");
+    const std::size_t at = text.find("    \"total_size\"");
+    std::string lines = members;
+    if (const std::size_t count = lines.find("COUNT"); count != lines.npos)
+      lines.replace(count, 5, std::to_string(elems));
+    write_file(temp / "model" / kIndex, text.insert(at, lines));
+  }
+
+  std::string index(const std::string& of) const { return read_file(temp / of / kIndex); }
+  bool keeps(const std::string& in) const { return fs::exists(temp / in / kKept); }
+
+  ConvertRequest request(const std::string& from, const std::string& to) const {
+    ConvertRequest request = convert_request(temp / from, temp / to);
+    request.max_shard_bytes = kFileBytes;
+    return request;
+  }
+  void to_hf(const std::string& from, const std::string& to) const { convert(request(from, to)); }
+  void to_shards(const std::string& from, const std::string& to, ShardsKind kind, std::uint32_t tp = 2) const {
+    ConvertRequest shards = request(from, to);
+    shards.to = kind;
+    shards.tp = shards.sharding.tp = tp;
+    convert(shards);
+  }
+};
+
+const std::string kCount = "    \"total_parameters\": COUNT,\n";
+
+TEST_CASE("What an index says beside the size comes back with the files, byte for byte, by way of any layout") {
+  const IndexedModel model(kCount);
+  for (const ShardsKind kind :
+       {ShardsKind::kRanks, ShardsKind::kOptimum, ShardsKind::kPresharded, ShardsKind::kNxdi, ShardsKind::kNxd}) {
+    const std::string layout = describe(kind).name;
+    INFO(layout);
+    model.to_shards("model", layout, kind);
+    CHECK(model.keeps(layout));
+    ConsolidateRequest request;
+    request.checkpoint_directory = model.temp / layout;
+    request.output_directory = model.temp / (layout + "-whole");
+    request.max_shard_bytes = kFileBytes;
+    execute(*plan_consolidate(request), unsynced());
+    CHECK((snapshot(*request.output_directory) == snapshot(model.temp / "model")));
+  }
+  execute(*plan_shard(shard_request(model.temp / "model", model.temp / "s", 4)), unsynced());
+  model.to_shards("s", "t", ShardsKind::kOptimum, 1);
+  model.to_hf("t", "u");
+  CHECK((snapshot(model.temp / "u") == snapshot(model.temp / "model")));
+  model.to_hf("model", "again");
+  CHECK((snapshot(model.temp / "again") == snapshot(model.temp / "model")));
+}
+
+TEST_CASE("Any members of an index's metadata are kept, as Python writes them") {
+  const IndexedModel model(
+      "    \"a\": {\n      \"b\": [\n        NaN,\n        1.5\n      ]\n    },\n"
+      "    \"mergekit \\u00e9\": \"0.1\",\n");
+  model.to_shards("model", "shards", ShardsKind::kRanks);
+  model.to_hf("shards", "whole");
+  CHECK(model.index("whole") == model.index("model"));
+  CHECK_FALSE(model.keeps("whole"));
+}
+
+TEST_CASE("An index that says nothing but the size leaves nothing in the shards, and neither does a single file") {
+  const IndexedModel model("");
+  for (const char* from : {"model", "one"}) {
+    const std::string to = std::string(from) + "-shards";
+    model.to_shards(from, to, ShardsKind::kRanks);
+    CHECK_FALSE(model.keeps(to));
+    model.to_hf(to, std::string(from) + "-whole");
+    CHECK(model.index(std::string(from) + "-whole") == model.index("model"));
+  }
+}
+
+TEST_CASE("One file in place of several has no index, and takes nothing of it along") {
+  const IndexedModel model(kCount);
+  model.to_shards("model", "shards", ShardsKind::kRanks);
+  convert(convert_request(model.temp / "shards", model.temp / "whole"));
+  CHECK((read_model(model.temp / "whole") == model.originals));
+  CHECK(snapshot(model.temp / "whole").size() == 2);  // with config.json
+}
+
+TEST_CASE("The size in an index is that of the tensors, and a number with a point stays one") {
+  const IndexedModel model(kCount);
+  const std::string text = model.index("model");
+  const std::size_t end = text.find('\n', text.find("\"total_size\""));
+  for (const bool right : {true, false}) {
+    std::string changed = text;
+    changed.insert(end, right ? ".0" : "7.0");
+    write_file(model.temp / "model" / kIndex, changed);
+    const std::string shards = right ? "right" : "wrong";
+    model.to_shards("model", shards, ShardsKind::kRanks);
+    model.to_hf(shards, shards + "-whole");
+    CHECK(model.index(shards + "-whole") == (right ? changed : text));
+  }
+}
+
+TEST_CASE("The number of parameters is counted anew where tensors are left out") {
+  for (const bool counted : {true, false}) {
+    INFO(counted);
+    const IndexedModel model(counted ? kCount : "    \"total_parameters\": 77,\n");
+    model.to_shards("model", "shards", ShardsKind::kRanks);
+    for (const char* from : {"model", "shards"}) {
+      const std::string to = std::string(from) + "-less";
+      ConvertRequest request = model.request(from, to);
+      request.names.drop.emplace_back("--drop", "mlp");
+      convert(request);
+      std::uint64_t left = 0;
+      for (const auto& [name, tensor] : read_model(model.temp / to)) left += num_elems(tensor.shape).value();
+      CHECK(left < model.elems);
+      const auto metadata = nlohmann::json::parse(model.index(to)).at("metadata");
+      CHECK(metadata.contains("total_parameters") == counted);  // what else 77 counts nobody knows
+      if (counted) CHECK(metadata.at("total_parameters") == left);
+    }
+  }
+}
+
+TEST_CASE("Runs that share a directory write what the index says once") {
+  const IndexedModel model(kCount);
+  for (const std::uint32_t rank : {1u, 0u}) {
+    ConvertRequest part = model.request("model", "shards");
+    part.to = ShardsKind::kPresharded;
+    part.tp = part.sharding.tp = 2;
+    part.sharding.form.start_rank = part.sharding.form.end_rank = rank;
+    convert(part);
+    CHECK(model.keeps("shards") == (rank == 0));
+  }
+  model.to_hf("shards", "whole");
+  CHECK((snapshot(model.temp / "whole") == snapshot(model.temp / "model")));
+}
+
+TEST_CASE("A file of the index's metadata that is none is refused by name") {
+  const IndexedModel model(kCount);
+  model.to_shards("model", "shards", ShardsKind::kRanks);
+  for (const char* text : {"", "[]", "{\"total_parameters\": 1"}) {
+    write_file(model.temp / "shards" / kKept, text);
+    const Error error = error_of([&] { model.to_hf("shards", "whole"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (model.temp / "shards" / kKept).string());
+    CHECK_FALSE(fs::exists(model.temp / "whole"));
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
