@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/storage.h"
 #include "reshard/base/strings.h"
@@ -188,9 +189,9 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
   job->family = checkpoint.model_type;
   job->mesh = checkpoint.mesh;
   job->notes = std::move(checkpoint.notes);
-  job->source = std::move(checkpoint.layout);
   job->index_metadata = checkpoint.what == Checkpoint::What::kSharded ? read_kept_index_metadata(checkpoint.directory)
                                                                       : std::move(checkpoint.index_metadata);
+  job->source = std::move(checkpoint.layout);
   return job;
 }
 
@@ -307,9 +308,9 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
   job.text_files = std::move(job.target.text_files);
   if (request.form.kind == ShardsKind::kOptimum)
     job.text_files.push_back({kTrainingConfigFile, training_config_text(job.mesh, request)});
-  if (describe(request.form.kind).whole) job.whole_folders = {describe(request.form.kind).folder};
   if (!job.index_metadata.empty() && request.form.start_rank == 0)  // of runs that share a directory, the first
     job.text_files.push_back({kKeptIndexMetadataFile, kept_index_metadata_text(job.index_metadata)});
+  if (describe(request.form.kind).whole) job.whole_folders = {describe(request.form.kind).folder};
   add_notes(job, model, request);
   if (!deployed) return;
   prove_other_ranks(job, request);
@@ -318,13 +319,25 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
   job.cut_names.clear();
 }
 
+namespace {
+
+/// The dtype that config.json names, if it names one. Of both keys Transformers takes `dtype`.
+std::optional<DType> config_dtype(const ModelConfig& config) {
+  const JsonObject object(*config.json, config.path);
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (!object.has(key) || object.at(key).is_null()) continue;
+    const Json& value = object.at(key);
+    for (const DTypeRow& row : kDTypes)
+      if (*row.torch_name != '\0' && value == row.torch_name) return row.dtype;
+    object.fail(key, "the name of a dtype, such as \"bfloat16\"");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 void take_config_dtype(Job& job, const fs::path& config_file, std::vector<LogicalTensor>& logical) {
-  const ModelConfig config = read_model_config_file(config_file);
-  std::optional<DType> wanted;
-  for (const DTypeRow& row : kDTypes)
-    for (const char* key : {"torch_dtype", "dtype"})
-      if (const auto found = config.json->find(key); found != config.json->end() && *found == row.torch_name)
-        wanted = row.dtype;
+  const std::optional<DType> wanted = config_dtype(read_model_config_file(config_file));
   if (!wanted) return;
   const auto is_plain = [](DType dtype) {
     return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;

@@ -37,6 +37,7 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
 
 /// Gives the floating tensors of 16 and 32 bits the dtype that `config` says, as NxD Inference does,
 /// and notes it.
+/// \throws Error kBadInput, naming the key, if what it says is no dtype.
 void take_config_dtype(Job& job, const std::filesystem::path& config, std::vector<LogicalTensor>& logical);
 
 /// Makes `job.target` a Hugging Face checkpoint of `logical`.

@@ -355,6 +355,49 @@ TEST_CASE("Floating tensors take the dtype of config.json, as NxD Inference give
   CHECK((read_weights(temp / "converted") == read_weights(temp / "out")));
 }
 
+TEST_CASE("A dtype in config.json that is none is refused where it is needed, with its key and value") {
+  const TempDir temp;
+  const TinyModel model;
+  Random random(4);
+  write_model(temp / "model", model, random_tensors(model, random, DType::kF32));
+  const std::string path = (temp / "model/config.json").string();
+  const json config = json::parse(read_file(path));
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({"torch_dtype": "bfloat17"})", "\"torch_dtype\" is \"bfloat17\", expected the name of a dtype"},
+      {R"({"dtype": "torch.bfloat16"})", "\"dtype\" is \"torch.bfloat16\""},
+      {R"({"dtype": "", "torch_dtype": "float16"})", "\"dtype\" is \"\""},
+      {R"({"dtype": 16})", "\"dtype\" is 16"},
+      {R"({"torch_dtype": {"": "float16"}})", "\"torch_dtype\" is an object"}};
+  for (const auto& [patch, says] : wrong) {
+    CAPTURE(patch);
+    json patched = config;
+    patched.update(json::parse(patch));
+    write_file(path, patched.dump());
+    ConvertRequest convert = convert_request(temp / "model", temp / "out");
+    convert.to = ShardsKind::kNxdi;
+    convert.tp = 2;
+    for (const Error& error :
+         {error_of([&] { plan_shard(deployed_request(ShardsKind::kNxdi, temp / "model", temp / "out", 2)); }),
+          error_of([&] { plan_convert(convert); })}) {
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == path);
+      CHECK_THAT(error.what(), Says(says));
+    }
+    convert.dtype = DType::kBF16;  // then it is not needed
+    CHECK_NOTHROW(plan_convert(convert));
+    CHECK_NOTHROW(plan_shard(deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 2)));
+  }
+  json both = config;
+  both.update({{"dtype", "bfloat16"}, {"torch_dtype", "float16"}});  // transformers takes dtype
+  write_file(path, both.dump());
+  const auto job = plan_shard(deployed_request(ShardsKind::kNxdi, temp / "model", temp / "out", 2));
+  CHECK(std::any_of(job->notes.begin(), job->notes.end(),
+                    [](const std::string& note) { return note.find("are cast to BF16") != note.npos; }));
+  both["dtype"] = both["torch_dtype"] = nullptr;
+  write_file(path, both.dump());
+  CHECK_NOTHROW(plan_shard(deployed_request(ShardsKind::kNxdi, temp / "model", temp / "out", 2)));
+}
+
 TEST_CASE("What these layouts do not have is refused, with what has it") {
   const fs::path model = testdata("golden/nxdi/llama-tp4/original");
   const TempDir temp;
