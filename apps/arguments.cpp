@@ -182,6 +182,15 @@ std::uint32_t parse_threads(const std::string& text) {
   return text.empty() ? 0 : parse_degree("--threads", text, kMaxThreads);
 }
 
+void prove_is_directory_name(const std::string& argument, const std::string& directory) {
+  const std::filesystem::path path(directory);
+  std::error_code not_there;
+  if (!has_weights_ending(path.filename().string()) || std::filesystem::is_directory(path, not_there)) return;
+  throw Error(ErrorKind::kUsage, argument + " is a directory to write to, but this is the name of a file")
+      .in(path)
+      .hint("give a directory; the files in it get the names that loaders look for, such as model.safetensors");
+}
+
 std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
   const auto bytes = parse_size(text);
   if (!bytes)
@@ -289,10 +298,11 @@ ShardingRequest sharding_request(const ShardingArguments& arguments) {
   return request;
 }
 
-ShardsKind parse_shards_kind(const std::string& option, const std::string& text) {
+ShardsKind parse_shards_kind(const std::string& option, const std::string& text,
+                             const std::vector<std::string>& others) {
   for (const ShardsKindRow& row : kShardsKinds)
     if (text == row.name) return row.kind;
-  std::vector<std::string> names;
+  std::vector<std::string> names = others;
   for (const ShardsKindRow& row : kShardsKinds) names.emplace_back(row.name);
   throw Error(ErrorKind::kUsage,
               fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));

@@ -91,7 +91,9 @@ void prove_replication(const ShardingArguments& arguments, ShardsKind kind);
 
 /// The layout of shards that `text` names.
 /// \throws Error kUnsupported for those of later versions, kUsage for others.
-ShardsKind parse_shards_kind(const std::string& option, const std::string& text);
+/// \param others What else the option takes, for the error.
+ShardsKind parse_shards_kind(const std::string& option, const std::string& text,
+                             const std::vector<std::string>& others = {});
 /// The form of shards; without `format`, the layout's own.
 /// \throws Error kUsage.
 ShardedForm parse_form(const std::string& layout, const std::string& format);
@@ -105,6 +107,10 @@ std::uint32_t parse_degree(const std::string& option, const std::string& text, s
 /// The value of --threads; 0, for the default, where `text` is empty.
 /// \throws Error kUsage.
 std::uint32_t parse_threads(const std::string& text);
+
+/// \throws Error kUsage for a directory to write to that has the name of a file of weights, such as
+/// "model.safetensors", and is not there already. `argument` is what the help calls it.
+void prove_is_directory_name(const std::string& argument, const std::string& directory);
 
 /// \throws Error kUsage, naming the option, for anything that parse_size does not take.
 std::uint64_t parse_bytes(const std::string& option, const std::string& text);

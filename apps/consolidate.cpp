@@ -18,8 +18,9 @@ struct ConsolidateArguments : CommonArguments {
   ReplicaArguments replicas;
 };
 
-ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
+ConsolidateRequest request_of(const ConsolidateArguments& arguments, bool max_shard_size_given) {
   if (arguments.checkpoint_directory.empty()) throw Error(ErrorKind::kUsage, "CHECKPOINT_DIR is empty");
+  prove_is_directory_name("OUT_DIR", arguments.output_directory);
   ConsolidateRequest request;
   request.format = parse_format("--format", arguments.format, {Format::kSafetensors, Format::kPytorch});
   request.check_replicas = !arguments.replicas.no_check;
@@ -29,7 +30,8 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   request.spec = family_spec(arguments);
   request.heads = heads_of(arguments.heads);
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
-  request.max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
+  const std::uint64_t max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
+  if (max_shard_size_given) request.max_shard_bytes = max_shard_bytes;
   request.force = arguments.force;
   return request;
 }
@@ -58,13 +60,13 @@ void add_consolidate(CLI::App& app) {
   add_heads(*command, arguments->heads);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
-  command->callback([arguments, output] {
+  command->callback([arguments, command, output] {
     // An unset variable of a script must not mean the default.
     if (output->count() > 0 && arguments->output_directory.empty())
       throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write beside the shards folder");
     const RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
-    run_job(*plan_consolidate(request_of(*arguments)), *arguments, options);
+    run_job(*plan_consolidate(request_of(*arguments, command->count("--max-shard-size") > 0)), *arguments, options);
   });
 }
 

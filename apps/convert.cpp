@@ -22,8 +22,10 @@ struct ConvertArguments : CommonArguments {
   HeadsArguments from_heads;
   SourceArguments from;
   std::string max_shard_size = "5GB";
+  bool max_shard_size_given = false;
   std::string dtype;
   std::string overflow = "saturate";
+  bool overflow_given = false;
   bool cast_all = false;
   std::vector<std::string> renames;
   std::vector<std::string> drop;
@@ -72,20 +74,26 @@ void prove_options_matter(const ConvertArguments& arguments) {
                     : "say which: --to ranks, optimum, presharded, nxdi or nxd");
   if (arguments.cast_all && arguments.dtype.empty())
     throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
+  if (arguments.overflow_given && arguments.dtype.empty() && arguments.to != describe(ShardsKind::kNxdi).name)
+    throw Error(ErrorKind::kUsage, "--overflow needs --dtype: without it nothing is cast");
+  if (arguments.max_shard_size_given && arguments.to != "hf")
+    throw Error(ErrorKind::kUsage,
+                fmt::format("--max-shard-size is about the files of --to hf; {} has one file per rank", arguments.to));
 }
 
 ConvertRequest request_of(const ConvertArguments& arguments) {
   if (arguments.source.empty()) throw Error(ErrorKind::kUsage, "SRC is empty");
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "DST is empty");
-  prove_options_matter(arguments);
+  prove_is_directory_name("DST", arguments.output_directory);
   ConvertRequest request;
+  if (arguments.to != "hf") request.to = parse_shards_kind("--to", arguments.to, {"hf"});
+  prove_options_matter(arguments);
   request.source = arguments.source;
   request.tag = arguments.from.tag;
   request.config = config_of(arguments.from);
   request.spec = family_spec(arguments);
   request.heads = heads_of(arguments.from_heads, "--from-");
   request.output_directory = arguments.output_directory;
-  if (arguments.to != "hf") request.to = parse_shards_kind("--to", arguments.to);
   if (request.to) prove_replication(arguments.sharding, *request.to);
   if (!arguments.format.empty())
     request.format =
@@ -131,7 +139,8 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command.add_flag("--cast-all", arguments.cast_all, "With --dtype: cast integers and booleans too");
   command
       .add_option("--overflow", arguments.overflow,
-                  "With --dtype: saturate makes values beyond the largest of the dtype that largest; error stops there")
+                  "With --dtype, or --to nxdi: saturate makes values beyond the largest of the dtype that largest, "
+                  "infinities too where it has none (float8_e4m3fn); error stops there")
       ->type_name("NAME")
       ->capture_default_str();
   command.add_option("--rename", arguments.renames, "Replace what matches in names, in order; $1 … $9 are groups")
@@ -154,7 +163,9 @@ void add_convert(CLI::App& app) {
   add_options(*command, *arguments);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
-  command->callback([arguments] {
+  command->callback([arguments, command] {
+    arguments->max_shard_size_given = command->count("--max-shard-size") > 0;
+    arguments->overflow_given = command->count("--overflow") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     options.overflow = parse_overflow(arguments->overflow);

@@ -73,6 +73,10 @@ void print_spec(const std::string& model_type) {
 }
 
 void inspect(const InspectArguments& arguments) {
+  if (!arguments.print_spec.empty() && !arguments.path.empty())
+    throw Error(ErrorKind::kUsage,
+                "--print-spec prints a built-in description and looks at no PATH, such as " + printable(arguments.path))
+        .hint("leave out one of the two");
   if (!arguments.print_spec.empty()) return print_spec(arguments.print_spec);
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading

@@ -17,6 +17,7 @@ struct ShardArguments : CommonArguments {
   std::string format;
   std::vector<std::string> adapters;
   std::string lora_fuse = "mean";
+  bool lora_fuse_given = false;
 };
 
 LoraFuse parse_lora_fuse(const std::string& text) {
@@ -26,6 +27,8 @@ LoraFuse parse_lora_fuse(const std::string& text) {
 }
 
 void add_adapters(const ShardArguments& arguments, ShardRequest& request) {
+  if (arguments.lora_fuse_given && arguments.adapters.empty())
+    throw Error(ErrorKind::kUsage, "--lora-fuse needs --adapter: without it no adapter is sharded");
   request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   for (const std::string& directory : arguments.adapters) {
     if (directory.empty()) throw Error(ErrorKind::kUsage, "--adapter is empty");
@@ -36,6 +39,7 @@ void add_adapters(const ShardArguments& arguments, ShardRequest& request) {
 ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   if (arguments.model_directory.empty()) throw Error(ErrorKind::kUsage, "MODEL_DIR is empty");
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "OUT_DIR is empty");
+  prove_is_directory_name("OUT_DIR", arguments.output_directory);
   ShardRequest request;
   request.model_directory = arguments.model_directory;
   request.spec = family_spec(arguments);
@@ -84,6 +88,7 @@ void add_shard(CLI::App& app) {
       ->capture_default_str();
   add_common(*command, *arguments);
   command->callback([arguments, command] {
+    arguments->lora_fuse_given = command->count("--lora-fuse") > 0;
     const RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
     run_job(*plan_shard(request_of(*arguments, command->count("--layout") > 0)), *arguments, options);
   });

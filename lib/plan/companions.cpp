@@ -177,6 +177,12 @@ class Collector {
 
 }  // namespace
 
+bool has_weights_ending(std::string_view file_name) {
+  return file_name.ends_with(kGraphExtension) ||
+         std::any_of(kTensorExtensions.begin(), kTensorExtensions.end(),
+                     [&](const char* extension) { return file_name.ends_with(extension); });
+}
+
 Companions companion_files(const fs::path& directory, const std::vector<fs::path>& left_out) {
   Collector collector(left_out);
   collector.collect(directory, {}, entries_of(directory));

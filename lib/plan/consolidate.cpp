@@ -17,6 +17,8 @@ std::unique_ptr<Job> plan_adapters(ConsolidateRequest request, const FoundCheckp
   if (!request.config.empty())
     throw Error(ErrorKind::kUsage, "--config has no effect: these are adapters, which need no config.json")
         .in(found.path);
+  if (request.max_shard_bytes)
+    throw Error(ErrorKind::kUsage, "--max-shard-size is about models: adapters have one file each").in(found.path);
   request.checkpoint_directory = found.path;
   auto job = plan_consolidate_adapters(request, adapters);
   job->notes.insert(job->notes.begin(), found.notes.begin(), found.notes.end());
@@ -40,7 +42,7 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
                        request.force);
   prove_outside(job->output_directory, checkpoint);
   note_adapters_left(*job, checkpoint.directory);
-  plan_hf_target(*job, request.format, request.max_shard_bytes, job->source.state_dict());
+  plan_hf_target(*job, request.format, request.max_shard_bytes.value_or(kMaxShardBytes), job->source.state_dict());
   ProgramOptions options;
   options.check_replicas = request.check_replicas;
   job->program = make_program(job->source, job->target, options);

@@ -21,7 +21,7 @@ struct ConvertRequest {
   std::optional<Format> format;  // default: safetensors, or pytorch where the layout has no safetensors
   ShardingRequest sharding;      // its `form` does not count; tp and pp default to the source's
   std::optional<std::uint32_t> tp;
-  std::uint64_t max_shard_bytes = 5'000'000'000;
+  std::uint64_t max_shard_bytes = kMaxShardBytes;
   std::optional<DType> dtype;  // cast tensors of floating dtypes to it
   bool cast_all = false;       // integers and booleans too
   NameRules names;

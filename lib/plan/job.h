@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reshard/layouts/layout.h"
@@ -48,8 +49,8 @@ struct Job {
   /// Other runs may write other files of the same checkpoint into the output directory, also at the same time.
   bool shares_directory = false;
   std::vector<std::string> notes;  // what the user should know, whole sentences
-
   std::string index_metadata;      // as of HfIndex, of the source
+
   Job() = default;
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -57,6 +58,9 @@ struct Job {
   /// Bytes the output takes, all files.
   std::uint64_t output_bytes() const;
 };
+
+/// Whether a file has a name as weights have it: "….safetensors", "….bin" and the like.
+bool has_weights_ending(std::string_view file_name);
 
 /// The files beside a checkpoint's weights that belong to the model, in sorted order.
 struct Companions {
@@ -100,6 +104,9 @@ struct ShardRequest {
 /// \throws Error of every kind but kInternal; nothing has been written then.
 std::unique_ptr<Job> plan_shard(const ShardRequest& request);
 
+/// Tensor bytes in one file of a Hugging Face checkpoint, at most, unless a request says otherwise.
+inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
+
 struct ConsolidateRequest {
   std::filesystem::path checkpoint_directory;             // the shards folder, its parent, or a directory of tags
   std::optional<std::string> tag;                         // as of find_checkpoint
@@ -107,8 +114,8 @@ struct ConsolidateRequest {
   std::shared_ptr<const Family> spec;                     // as of ShardRequest
   AttentionOptions heads;                                 // as of read_sharded
   std::optional<std::filesystem::path> output_directory;  // default: where the shards folder is
-  std::uint64_t max_shard_bytes = 5'000'000'000;
-  Format format = Format::kSafetensors;  // or kPytorch
+  std::optional<std::uint64_t> max_shard_bytes;           // default kMaxShardBytes; not of adapters
+  Format format = Format::kSafetensors;                   // or kPytorch
   bool check_replicas = true;
   bool force = false;
 };

@@ -87,7 +87,8 @@ TEST_CASE("numbers and sizes are taken strictly") {
 TEST_CASE("names that no version knows are usage errors, which list those that there are") {
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimun"}), 2,
               {"optimun", "ranks, optimum, presharded, nxdi, nxd"});
-  check_error(run_reshard({"convert", kModel, "o", "--to", "nxdx", "--tp", "2"}), 2, {"--to", "nxdx"});
+  check_error(run_reshard({"convert", kModel, "o", "--to", "nxdx", "--tp", "2"}), 2,
+              {"--to: \"nxdx\" is not one of hf, ranks, optimum, presharded, nxdi, nxd"});
   check_error(run_reshard({"consolidate", kModel, "o", "--kv-replication", "tilde"}), 2,
               {"tilde", "tiled", "adjacent"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "gguf"}), 2, {"gguf"});
@@ -110,6 +111,69 @@ TEST_CASE("options of convert that would have no effect are usage errors, since 
     check_error(run_reshard(arguments), 2, {option[0].c_str(), "--to hf makes a whole model", "--to ranks"});
   }
   check_error(run_reshard({"convert", kModel, "o", "--cast-all"}), 2, {"--cast-all needs --dtype"});
+  for (const char* overflow : {"saturate", "error"}) {
+    check_error(run_reshard({"convert", kModel, "o", "--overflow", overflow}), 2, {"--overflow needs --dtype"});
+    check_error(run_reshard({"convert", kModel, "o", "--to", "ranks", "--tp", "2", "--overflow", overflow}), 2,
+                {"--overflow needs --dtype"});
+  }
+  for (const char* layout : {"ranks", "optimum", "presharded", "nxdi", "nxd"})
+    check_error(run_reshard({"convert", kModel, "o", "--to", layout, "--tp", "2", "--max-shard-size", "5GB"}), 2,
+                {"--max-shard-size", "hf", layout});
+}
+
+TEST_CASE("layout nxdi casts to the dtype of config.json, so --overflow has a meaning there") {
+  const TempDir dir;
+  const ProgramResult result = run_reshard(
+      {"convert", kModel, (dir / "o").string(), "--to", "nxdi", "--tp", "2", "--overflow", "error", "--dry-run"});
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+}
+
+TEST_CASE("options of the other commands that would have no effect are usage errors") {
+  check_error(run_reshard({"convert", kModel, "o", "--dtype", "float16", "--overflow", ""}), 2, {"--overflow"});
+  check_error(run_reshard({"convert", kModel, "o", "--max-shard-size", ""}), 2, {"--max-shard-size"});
+  for (const char* fuse : {"mean", "exact"})
+    check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--lora-fuse", fuse}), 2,
+                {"--lora-fuse needs --adapter"});
+  check_error(run_reshard({"inspect", kModel, "--print-spec", "llama"}), 2, {"--print-spec", kModel.c_str()});
+  const std::string adapters = testdata("golden/lora/llama-tp2-two-adapters/sharded").string();
+  check_error(run_reshard({"consolidate", adapters, "o", "--max-shard-size", "5GB"}), 2,
+              {"--max-shard-size", "adapters"});
+}
+
+TEST_CASE("an output directory with a weight file's name is a usage error, unless it is there already") {
+  const TempDir dir;
+  const std::string shards = testdata("golden/optimum/llama-tp2-pp2/sharded").string();
+  for (const char* name : {"foo.safetensors", "foo.bin", "foo.pt", "a.b/foo.gguf"}) {
+    const std::string out = (dir / name).string();
+    const char* says = "is a directory to write to, but this is the name of a file";
+    check_error(run_reshard({"convert", kModel, out}), 2, {"DST", name, says});
+    check_error(run_reshard({"consolidate", shards, out}), 2, {"OUT_DIR", name, says});
+    check_error(run_reshard({"shard", kModel, out, "--tp", "2"}), 2, {"OUT_DIR", name, says});
+    CHECK_FALSE(fs::exists(out));
+  }
+  for (const char* name : {"foo.safetensors/", "there.safetensors", "model.v1.5"}) {
+    fs::create_directories(dir / "there.safetensors");
+    const ProgramResult result = run_reshard({"convert", kModel, (dir.path() / name).string()});
+    INFO(result.err);
+    CHECK(result.exit_code == 0);
+    CHECK(fs::exists(dir / name / "model.safetensors"));
+  }
+}
+
+TEST_CASE("files of other well-known formats are named as what they are") {
+  const TempDir dir;
+  const std::pair<const char*, std::string> files[] = {
+      {"GGUF", std::string("GGUF\3\0\0\0\x23\1\0\0\0\0\0\0 and so on", 26)},
+      {"GGML", "tjgg\3 and what came before GGUF"},
+      {"HDF5", std::string("\x89HDF\r\n\x1a\n\0\0\0\0 and so on", 22)},
+      {"NumPy", "\x93NUMPY\1 and an array"}};
+  for (const auto& [format, bytes] : files)
+    for (const char* name : {"model.gguf", "model.safetensors", "pytorch_model.bin", "w"}) {
+      INFO(format << " as " << name);
+      write_file(dir / name, bytes);
+      check_error(run_reshard({"inspect", (dir / name).string()}), 4, {name, "is a", format, "which is not supported"});
+    }
 }
 
 TEST_CASE("a truncated file is bad input with its sizes") {
