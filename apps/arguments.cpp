@@ -136,8 +136,8 @@ AttentionOptions heads_of(const HeadsArguments& arguments, const std::string& pr
 void add_tag(CLI::App& command, SourceArguments& arguments) {
   command
       .add_option("--tag", arguments.tag,
-                  "Of a directory with several checkpoints (step_3, checkpoint-10): the one to read (default: the "
-                  "newest finished one)")
+                  "Which checkpoint to read, if the directory holds several (step_3, checkpoint-10); default: the "
+                  "newest finished one")
       ->type_name("NAME");
 }
 
@@ -202,9 +202,9 @@ std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
 void add_replicas(CLI::App& command, ReplicaArguments& arguments, bool may_skip) {
   command
       .add_option("--replicas", arguments.replicas,
-                  "Where ranks hold different values of a replicated parameter: drift takes the first rank's if they "
-                  "drifted apart in training (the default), exact never does, first always does")
-      ->type_name("NAME");
+                  "Where ranks differ in a replicated parameter: drift takes the first rank's values if they drifted "
+                  "apart in training (the default), exact is an error, first takes the first rank's values")
+      ->type_name("drift|exact|first");
   if (may_skip)
     command.add_flag("--no-check-replicas", arguments.no_check, "Do not read replicas, and so not compare them");
   command.add_flag("--allow-divergent-replicas", arguments.allow_divergent, "The same as --replicas first");

@@ -1,6 +1,7 @@
 #include "json_report.h"
 
 #include "progress.h"
+#include "run_job.h"
 
 namespace reshard::cli {
 namespace {
@@ -54,9 +55,13 @@ Document files_document(const Job& job) {
 }  // namespace
 
 Document divergent_document(const std::vector<Divergence>& divergent) {
-  Document texts = Document::array();
-  for (const Divergence& one : divergent) texts.push_back(one.text);
-  return texts;
+  Document all = Document::array();
+  for (const Divergence& one : divergent) {
+    Document entry{{"tensor", one.tensor}, {"text", one.text}, {"drift", one.is_drift}};
+    if (one.is_drift) entry["max_abs_difference"] = one.max_abs, entry["relative_difference"] = one.relative;
+    all.push_back(std::move(entry));
+  }
+  return all;
 }
 
 Document job_document(const Job& job, const OutputSpace& space, const RunResult* result) {
@@ -83,6 +88,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   json["files"] = files_document(job);
   json["notes"] = job.notes;
   if (result != nullptr) {
+    for (const std::string& note : divergent_notes(result->divergent)) json["notes"].push_back(note);
     for (const std::string& note : result->notes) json["notes"].push_back(note);
     json["divergent_replicas"] = divergent_document(result->divergent);
     json["seconds"] = result->seconds;

@@ -15,7 +15,7 @@ using Document = nlohmann::ordered_json;
 /// What a job will write, or has written: the --json output of shard and consolidate. `result` is null for a dry run.
 Document job_document(const Job& job, const OutputSpace& space, const RunResult* result);
 
-/// Their texts.
+/// One object for each: tensor, text, whether it is drift and how much.
 Document divergent_document(const std::vector<Divergence>& divergent);
 
 /// The document as it is printed; names that are not UTF-8 are mended, since JSON cannot hold them.

@@ -48,7 +48,7 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
   } catch (const ReaderGone&) {
     // Nobody is left to be told.
   } catch (const std::exception& error) {
-    if (!arguments.quiet)
+    if (!arguments.quiet || arguments.json)  // who asked for a document has to know that there is none
       print_notes({fmt::format("the outputs in {} are complete, but {}", job.output_directory.string(), error.what())});
   }
 }
@@ -64,7 +64,7 @@ std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergen
   constexpr std::size_t kShown = 10;
   std::vector<std::string> notes;
   std::set<std::string> drifted;
-  const Divergence* farthest = nullptr;
+  const Divergence *farthest = nullptr, *largest = nullptr;
   std::size_t others = 0;
   for (const Divergence& one : divergent) {
     if (!one.is_drift) {
@@ -72,15 +72,21 @@ std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergen
       continue;
     }
     drifted.insert(one.tensor);
-    if (farthest == nullptr || one.relative > farthest->relative) farthest = &one;
+    const auto is_more = [&](double Divergence::*what, const Divergence* other) {
+      return other == nullptr || one.*what > other->*what || (one.*what == other->*what && one.text < other->text);
+    };
+    if (is_more(&Divergence::relative, farthest)) farthest = &one;
+    if (is_more(&Divergence::max_abs, largest)) largest = &one;
   }
   if (others > kShown) notes.push_back(fmt::format("… and {} more that differ (all with --json)", others - kShown));
   if (farthest != nullptr)
     notes.push_back(fmt::format(
-        "{} drifted apart between ranks in training, and the first rank's values are taken: farthest {}, by {:.2g} at "
-        "most, {:.2g} of its length (--replicas exact makes this an error)",
-        drifted.size() == 1 ? "1 tensor" : fmt::format("{} tensors", drifted.size()), farthest->tensor,
-        farthest->max_abs, farthest->relative));
+        "{} drifted apart between ranks in training, and the first rank's values are taken. Largest relative "
+        "difference "
+        "{:.2g} (of {}), largest absolute difference {:.2g} (of {}). A rank of another step can look the same; "
+        "--replicas exact makes this an error",
+        drifted.size() == 1 ? "1 tensor" : fmt::format("{} tensors", drifted.size()), farthest->relative,
+        farthest->tensor, largest->max_abs, largest->tensor));
   return notes;
 }
 

@@ -96,6 +96,7 @@ Document document_of(const Verification& result, const VerifyArguments& argument
                                  {"max_abs_difference", d.max_abs}});
   json["divergent_replicas"] = divergent_document(divergent);
   json["notes"] = notes;
+  for (const std::string& note : divergent_notes(divergent)) json["notes"].push_back(note);
   return json;
 }
 

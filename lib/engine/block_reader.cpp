@@ -41,16 +41,18 @@ Error difference(const Layout& layout, const Reading& reading, const StoredTenso
     return error(fmt::format("holds numbers where it is filled up with {}, first at {}",
                              *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index)),
                  "config.json belongs to another model, or the weights were changed after they were filled up");
-  const std::string hint =
-      copy.kind == CutKind::kTied
-          ? "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false"
-      : layout.proved_by_copies.empty()
-          ? "the ranks are mixed up, or come from different checkpoints; --replicas first takes the first rank's values"
-          : layout.proved_by_copies;
+  const std::string hint = copy.kind == CutKind::kTied
+                               ? "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false"
+                           : layout.proved_by_copies.empty()
+                               ? "the ranks are mixed up, or come from different checkpoints, or training led them "
+                                 "apart; --replicas first takes "
+                                 "the first rank's values"
+                               : layout.proved_by_copies;
   const std::string far =
-      apart == nullptr ? ""
-                       : fmt::format("; too far for drift in training: by {:.2f} of its length (drift is below {})",
-                                     apart->relative(), ReplicaDistance::kMaxRelative);
+      apart == nullptr
+          ? ""
+          : fmt::format("; too far apart for drift in training: relative difference {:.2g}, drift is below {}",
+                        apart->relative(), ReplicaDistance::kMaxRelative);
   return error(fmt::format("is a replica of {}{}, but differs from it, first at element {}{}", tensor.name,
                            first_file(layout, reading, index), to_string(index), far),
                hint);
@@ -253,51 +255,57 @@ void BlockReader::differ(const Layout& layout, FilePool<Source>& files, const Re
   windows_.prove_whole();  // else it is no difference, but a file that was cut
   const StoredTensor& copy = layout.stored[stored];
   const Replicas replicas = shared_.options.replicas;
-  if (replicas == Replicas::kExact || copy.kind == CutKind::kTied || tensor.filler)
-    throw difference(layout, reading, copy, tensor, index);
-  const bool drifts = may_drift(copy, tensor);
   const bool takes_first = replicas == Replicas::kFirst && layout.proved_by_copies.empty();
-  if (!drifts && !takes_first) throw difference(layout, reading, copy, tensor, index);
+  const bool drifts = replicas != Replicas::kExact && may_drift(copy, tensor);
+  if (copy.kind == CutKind::kTied || tensor.filler || (!drifts && !takes_first))
+    throw difference(layout, reading, copy, tensor, index);
   {
     const std::lock_guard lock(shared_.failure_mutex);
     if (!shared_.divergent.emplace(&layout, stored, reading.logical).second) return;
   }
-  Divergence found{tensor.name, difference(layout, reading, copy, tensor, index).what()};
+  Divergence found{tensor.name, {}};
   if (drifts) {
-    const ReplicaDistance apart = distance(layout, files, reading, stored, tensor);
-    if (!apart.is_drift() && !takes_first) throw difference(layout, reading, copy, tensor, index, &apart);
-    found.is_drift = apart.is_drift();
-    found.max_abs = apart.max_abs();
-    found.relative = apart.relative();
+    Dims first = index;  // of the whole tensor, and not of this block
+    const ReplicaDistance apart = distance(layout, files, reading, stored, tensor, first);
+    found = {tensor.name, difference(layout, reading, copy, tensor, first).what(), apart.is_drift(), apart.max_abs(),
+             apart.relative()};
+    if (!apart.is_drift() && !takes_first) throw difference(layout, reading, copy, tensor, first, &apart);
+  } else {
+    found.text = difference(layout, reading, copy, tensor, index).what();
   }
   const std::lock_guard lock(shared_.failure_mutex);
   if (shared_.options.on_divergence) shared_.options.on_divergence(std::move(found));
 }
 
 /// Between all that `stored` holds of the tensor and the first rank's; the same whatever the blocks of the run.
+/// \param first  becomes the index of the first element that differs, if any does.
 ReplicaDistance BlockReader::distance(const Layout& layout, FilePool<Source>& files, const Reading& reading,
-                                      std::uint32_t stored, const LogicalTensor& tensor) {
+                                      std::uint32_t stored, const LogicalTensor& tensor, Dims& first) {
   std::vector<Piece> pieces;
   for (const Piece& piece : reading.checks)
     if (piece.stored == stored) pieces.push_back(piece);
   ReplicaDistance apart;
-  std::vector<std::byte> first, second;
+  std::vector<std::byte> placed, replica;
   const BlockGrid grid(tensor.dtype, tensor.shape, kDistanceBlockBytes);
   for (std::uint64_t i = 0; i < grid.count(); ++i) {
     const Box box = grid.block(i);
-    const std::vector<Group> replica = groups_of(layout, pieces, tensor, box);
-    if (replica.empty()) continue;
-    first.resize(*num_bytes(tensor.dtype, box.size));
-    second.resize(first.size());
-    for (const Group& group : groups_of(layout, reading.reads, tensor, box)) load(layout, files, group, first);
-    for (const Group& group : replica) {
-      load(layout, files, group, second);
+    placed.resize(*num_bytes(tensor.dtype, box.size));
+    replica.resize(placed.size());
+    std::optional<std::uint64_t> first_bytes;  // in the block
+    const std::vector<Group> groups = groups_of(layout, pieces, tensor, box);
+    if (groups.empty()) continue;
+    for (const Group& group : groups_of(layout, reading.reads, tensor, box)) load(layout, files, group, placed);
+    for (const Group& group : groups) {
+      load(layout, files, group, replica);
       for (const Runs& runs : group.runs)
         runs.for_each([&](std::uint64_t, std::uint64_t b) {
-          apart.add(tensor.dtype, std::span(first).subspan(b, runs.run_bytes),
-                    std::span(second).subspan(b, runs.run_bytes));
+          const bool none_yet = apart.differing() == 0;
+          const auto at = apart.add(tensor.dtype, std::span(placed).subspan(b, runs.run_bytes),
+                                    std::span(replica).subspan(b, runs.run_bytes));
+          if (at && none_yet) first_bytes = b + *at * bits(tensor.dtype) / 8;
         });
     }
+    if (first_bytes) first = index_in(box, *first_bytes * 8 / bits(tensor.dtype));
   }
   return apart;
 }

@@ -53,7 +53,7 @@ class BlockReader {
   void differ(const Layout& layout, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
               const LogicalTensor& tensor, const Dims& index);
   ReplicaDistance distance(const Layout& layout, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
-                           const LogicalTensor& tensor);
+                           const LogicalTensor& tensor, Dims& first);
 
   SharedRun& shared_;
   Buffers& buffers_;

@@ -24,12 +24,14 @@ bool same_value(double a, double b) {
 }  // namespace
 
 bool can_drift(DType dtype) {
-  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 || dtype == DType::kF64;
+  return dtype == DType::kBF16;
 }
 
-void ReplicaDistance::add(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
+std::optional<std::uint64_t> ReplicaDistance::add(DType dtype, std::span<const std::byte> a,
+                                                  std::span<const std::byte> b) {
   const std::size_t width = bits(dtype) / 8;
   Values a_values, b_values;
+  std::optional<std::uint64_t> first;
   for (std::size_t at = 0; at < a.size(); at += kChunkElems * width) {
     const std::size_t bytes = std::min(kChunkElems * width, a.size() - at);
     const std::size_t count = bytes / width;
@@ -45,6 +47,7 @@ void ReplicaDistance::add(DType dtype, std::span<const std::byte> a, std::span<c
         continue;
       }
       ++differing_;
+      if (!first) first = at / width + i;
       if (!std::isfinite(x) || !std::isfinite(y)) {
         max_abs_ = max_element_ = squares_ = std::numeric_limits<double>::infinity();
         continue;
@@ -57,6 +60,7 @@ void ReplicaDistance::add(DType dtype, std::span<const std::byte> a, std::span<c
       max_element_ = std::max(max_element_, difference / std::max(std::fabs(x), std::fabs(y)));
     }
   }
+  return first;
 }
 
 double ReplicaDistance::relative() const {

@@ -12,7 +12,7 @@
 namespace reshard {
 namespace {
 
-constexpr DType kDrifting[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kF64};
+constexpr DType kFloats[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kF64};
 
 std::vector<std::byte> bytes_of(DType dtype, const std::vector<double>& values) {
   std::vector<std::byte> bytes(values.size() * bits(dtype) / 8);
@@ -42,11 +42,10 @@ std::vector<double> moved(const std::vector<double>& values, double by, std::mt1
   return result;
 }
 
-TEST_CASE("Only floats of 16 bits and more can drift") {
+TEST_CASE("Only bfloat16 can drift") {
   for (const DTypeRow& row : kDTypes) {
     INFO(name(row.dtype));
-    const bool expected = std::find(std::begin(kDrifting), std::end(kDrifting), row.dtype) != std::end(kDrifting);
-    CHECK(can_drift(row.dtype) == expected);
+    CHECK(can_drift(row.dtype) == (row.dtype == DType::kBF16));
   }
 }
 
@@ -59,6 +58,14 @@ TEST_CASE("Replicas of the same values are not apart, whatever their bits") {
   CHECK(same.is_drift());
 }
 
+TEST_CASE("The first element that differs is told, also beyond the first few hundred") {
+  std::vector<double> first(3000, 1.0), second = first;
+  ReplicaDistance apart;
+  CHECK_FALSE(apart.add(DType::kF32, bytes_of(DType::kF32, first), bytes_of(DType::kF32, second)));
+  second[2999] = second[1717] = 1.5;
+  CHECK(apart.add(DType::kF32, bytes_of(DType::kF32, first), bytes_of(DType::kF32, second)) == 1717u);
+}
+
 TEST_CASE("Distances are those of the values") {
   const ReplicaDistance apart = distance(DType::kF64, {3, 4, 0, 12}, {3, 4.5, 0, 12});
   CHECK(apart.differing() == 1);
@@ -68,46 +75,46 @@ TEST_CASE("Distances are those of the values") {
 
 TEST_CASE("Steps of training are drift: a step of one element's last bit, and some hundreds of steps of all") {
   std::mt19937_64 random(7);
-  for (const DType dtype : kDrifting) {
+  for (const DType dtype : kFloats) {
     INFO(name(dtype));
     const std::vector<double> first = norm_weights(random, 500);
     std::vector<double> second = first;
     second[3] *= 1 + std::ldexp(1.0, -7);
     CHECK(distance(dtype, first, second).is_drift());
-    for (const double by : {0.001, 0.01, 0.05, 0.1}) {
+    for (const double by : {0.001, 0.01, 0.03}) {
       const ReplicaDistance apart = distance(dtype, first, moved(first, by, random));
       CHECK(apart.is_drift());
-      CHECK(apart.relative() < 0.15);
+      CHECK(apart.relative() < 0.04);
     }
   }
 }
 
 TEST_CASE("Weights that have nothing to do with each other are never drift") {
   std::mt19937_64 random(8);
-  for (const std::size_t count : {2, 16, 64, 4096})
+  for (const std::size_t count : {16, 64, 4096})
     for (int i = 0; i < 50; ++i) {
       const std::vector<double> zeros(count, 0.0);
       const std::vector<double> a = moved(zeros, 0.02, random), b = moved(zeros, 0.02, random);
       INFO(count << " " << i);
       if (count >= 64) CHECK(distance(DType::kBF16, a, b).relative() > 0.9);
-      if (count >= 16) CHECK_FALSE(distance(DType::kBF16, a, b).is_drift());
+      CHECK_FALSE(distance(DType::kBF16, a, b).is_drift());
       CHECK_FALSE(distance(DType::kF32, a, zeros).is_drift());
     }
 }
 
-TEST_CASE("The limits are 0.35 of the length, and half of an element") {
+TEST_CASE("The limits are a twentieth of the length, and a quarter of an element") {
   const std::vector<double> first(400, 1.0);
   std::vector<double> second(400, 1.0);
   const auto near = [&](double by) {
     std::fill(second.begin(), second.end(), 1 - by);
     return distance(DType::kF64, first, second).is_drift();
   };
-  CHECK(near(0.3499));
-  CHECK_FALSE(near(0.3501));
+  CHECK(near(0.0499));
+  CHECK_FALSE(near(0.0501));
   std::fill(second.begin(), second.end(), 1.0);
-  second[9] = 1.49;
+  second[9] = 1.24;
   CHECK(distance(DType::kF64, first, second).is_drift());
-  second[9] = 2.0;  // by half of itself, and by all of the root mean square
+  second[9] = 1.5;  // by a third of itself, and by half of the root mean square
   CHECK_FALSE(distance(DType::kF64, first, second).is_drift());
   second[9] = -1.0;
   CHECK_FALSE(distance(DType::kF64, first, second).is_drift());
