@@ -167,6 +167,7 @@ std::string ranks_table(const Checkpoint& inspection) {
       all += rank.bytes;
       ++count;
     }
+    if (count == 0) least = 0;
     table.add({label, std::to_string(count), format_bytes(least), format_bytes(most), format_bytes(all)});
     return std::array{least, most, all, count};
   };

@@ -7,6 +7,10 @@
 #include <string>
 #include <unordered_map>
 
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/metadata.h"
+
 namespace reshard {
 namespace {
 
@@ -26,6 +30,38 @@ std::uint64_t remove_from_all(ShardedCheckpoint& checkpoint, const IsOthers& is_
   return removed;
 }
 
+constexpr const char* kSwapped =
+    "metadata files, or the files of two pipeline ranks, were swapped or come from different checkpoints";
+
+/// The number of a parameter's layer: the first part of its name that is one.
+std::optional<std::uint64_t> layer_of(std::string_view name) {
+  while (!name.empty()) {
+    const std::size_t end = std::min(name.find('.'), name.size());
+    if (const auto number = parse_unsigned(name.substr(0, end), UINT32_MAX)) return number;
+    name.remove_prefix(std::min(end + 1, name.size()));
+  }
+  return std::nullopt;
+}
+
+/// The first layer of each pipeline rank lies before that of the next. Where files hold the names of all stages, nothing
+/// else shows that two metadata files were swapped.
+void prove_stages_in_order(const ShardedCheckpoint& checkpoint) {
+  std::optional<std::uint64_t> before;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
+    std::optional<std::uint64_t> first;
+    for (const ParallelParameter& parameter : checkpoint.metadata[pp_rank].parameters)
+      if (const auto layer = layer_of(parameter.name)) first = std::min(first.value_or(*layer), *layer);
+    if (!first) continue;
+    if (before && *first <= *before)
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("its first layer is {}, but a pipeline rank before it begins with layer {}", *first, *before))
+          .in(checkpoint.folder.path / metadata_file_name(pp_rank))
+          .hint(kSwapped);
+    before = first;
+  }
+}
+
 /// Names → the pipeline ranks whose metadata lists them.
 std::unordered_map<std::string, std::vector<bool>> listed_names(const ShardedCheckpoint& checkpoint) {
   std::unordered_map<std::string, std::vector<bool>> listed;
@@ -43,10 +79,20 @@ std::unordered_map<std::string, std::vector<bool>> listed_names(const ShardedChe
 std::uint64_t remove_other_stages(ShardedCheckpoint& checkpoint) {
   if (checkpoint.metadata.size() < 2) return 0;
   const auto listed = listed_names(checkpoint);
-  return remove_from_all(checkpoint, [&](std::uint32_t pp_rank, const std::string& name) {
+  const std::uint64_t removed = remove_from_all(checkpoint, [&](std::uint32_t pp_rank, const std::string& name) {
     const auto found = listed.find(name);
     return found != listed.end() && !found->second[pp_rank];
   });
+  if (removed == 0) return 0;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.files.size(); ++pp_rank)
+    for (const Container& file : checkpoint.files[pp_rank])
+      if (file.tensors.empty())
+        throw Error(ErrorKind::kBadInput, fmt::format("holds no tensor that {} lists, only those of other stages",
+                                                      metadata_file_name(pp_rank)))
+            .in(file.path)
+            .hint(kSwapped);
+  prove_stages_in_order(checkpoint);
+  return removed;
 }
 
 std::uint64_t remove_other_stages(ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied) {

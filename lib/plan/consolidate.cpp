@@ -40,6 +40,7 @@ std::unique_ptr<Job> plan(const ConsolidateRequest& request) {
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   auto job = start_job("consolidate", checkpoint, request.output_directory.value_or(default_output(checkpoint)),
                        request.force);
+  if (job->source.tensor_count() == 0) throw Error(ErrorKind::kBadInput, "holds no tensors").in(checkpoint.path);
   prove_outside(job->output_directory, checkpoint);
   note_adapters_left(*job, checkpoint.directory);
   plan_hf_target(*job, request.format, request.max_shard_bytes.value_or(kMaxShardBytes), job->source.state_dict());

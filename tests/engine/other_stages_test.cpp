@@ -165,6 +165,31 @@ TEST_CASE("A name that no stage's metadata lists stays an error beside junk of o
   CHECK_FALSE(fs::exists(shards.temp / "whole"));
 }
 
+TEST_CASE("Metadata files of two stages that were swapped are an error, with junk of other stages and without") {
+  for (const bool junk : {false, true}) {
+    for (const bool config : {false, true}) {
+      INFO("junk " << junk << ", config.json " << config);
+      const Shards shards;
+      if (!junk) {
+        fs::remove_all(shards.temp / "optimum");
+        ShardRequest request = shard_request(shards.temp / "model", shards.temp / "optimum", 2, 2);
+        request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+        shard(request);
+      }
+      if (!config) fs::remove(shards.temp / "optimum/config.json");
+      const fs::path folder = shards.temp / "optimum/shards";
+      fs::rename(folder / "mp_metadata_pp_rank_0.json", folder / "aside");
+      fs::rename(folder / "mp_metadata_pp_rank_1.json", folder / "mp_metadata_pp_rank_0.json");
+      fs::rename(folder / "aside", folder / "mp_metadata_pp_rank_1.json");
+      const Error error = error_of([&] { consolidate(shards.request()); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (junk ? folder / "mp_metadata_pp_rank_1.json" : shards.file(0, 0)).string());
+      CHECK_THAT(error.hint(), Says("swapped"));
+      CHECK_FALSE(fs::exists(shards.temp / "whole"));
+    }
+  }
+}
+
 TEST_CASE("A tied head on the last stage that differs from the embedding is an error, junk elsewhere is none") {
   const Shards shards(true);
   consolidate(shards.request());
