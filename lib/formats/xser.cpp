@@ -163,7 +163,7 @@ class XserReader {
     const TorchFile file = read_torch_file(path);
     if (file.metadata() != file_.metadata())
       throw Error(ErrorKind::kBadInput,
-                  "is of another rank, or another save, than " + path_.filename().string() + ", which refers to it")
+                  "its metadata names another rank than that of " + path_.filename().string() + ", which refers to it")
           .in(path)
           .tensor(name)
           .hint("folders of ranks were swapped or mixed: " + xser_tensors_folder(path_).filename().string() +

@@ -10,10 +10,9 @@ namespace {
 
 constexpr const char* kMixed =
     "the ranks come from different checkpoints, or another program saved some of the files again; take all ranks of "
-    "one "
-    "save";
+    "one save";
 
-/// One rank of a file, by what its name and its record say.
+/// One rank number of a file, as its name and its metadata give it.
 struct SaidRank {
   const char* kind;
   std::uint32_t by_name;
@@ -24,14 +23,17 @@ struct SaidRank {
 
 void prove_rank(const Container& file, const SaidRank& said) {
   if (said.degree != said.number_there_are)
-    throw Error(ErrorKind::kBadInput, fmt::format("says that it is one of {} {} rank{}, but there {} {}", said.degree,
-                                                  said.kind, said.degree == 1 ? "" : "s",
-                                                  said.number_there_are == 1 ? "is" : "are", said.number_there_are))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("its metadata says that there {} {} {} rank{}, but the folder holds {}",
+                            said.degree == 1 ? "is" : "are", said.degree, said.kind, said.degree == 1 ? "" : "s",
+                            said.number_there_are))
         .in(file.path)
-        .hint("the ranks come from different checkpoints; move those of one away");
+        .hint(said.degree > said.number_there_are
+                  ? "the others are missing, or the ranks come from different checkpoints"
+                  : "the ranks come from different checkpoints; move those of one away");
   if (said.rank != said.by_name)
-    throw Error(ErrorKind::kBadInput, fmt::format("is of {} rank {} by its name, but says that it is of rank {}",
-                                                  said.kind, said.by_name, said.rank))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("its name says {} rank {}, its metadata rank {}", said.kind, said.by_name, said.rank))
         .in(file.path)
         .hint("files of ranks were renamed or swapped");
 }
@@ -52,7 +54,8 @@ void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpo
   prove_rank(file, {"expert-parallel", rank.ep_rank, checkpoint.ep, record->ep_rank, record->ep_degree});
   if (&file == &first) checkpoint.record = record;
   if (*record->originals != *checkpoint.record->originals)
-    throw Error(ErrorKind::kBadInput, "says other shapes of the original tensors than " + first.path.string())
+    throw Error(ErrorKind::kBadInput,
+                "its metadata has other shapes of the original tensors than " + first.path.string())
         .in(file.path)
         .hint("the ranks come from different checkpoints");
 }

@@ -14,7 +14,6 @@
 namespace reshard {
 namespace {
 
-
 struct RankAndAlpha {
   std::uint64_t r = 0;
   double alpha = 0;

@@ -180,6 +180,10 @@ TEST_CASE("A layer of a planned model that has no tensors is missed") {
   const fs::path folder = temp / "out/tensor_parallel_shards";
   for (const char* name : {"tp_rank_00_pp_rank_02", "tp_rank_01_pp_rank_02", "mp_metadata_pp_rank_2.json"})
     fs::remove_all(folder / name);
+  CHECK_THAT(error_of([&] { consolidated(temp / "out", temp / "whole"); }).what(),
+             Says("its metadata says that there are 3 pipeline ranks, but the folder holds 2"));
+  for (const auto& entry : fs::recursive_directory_iterator(folder))  // as NxD's, which say nothing
+    if (entry.path().extension() == ".safetensors") write_safetensors(entry.path(), read_tensors(entry.path()));
   const Error lost = error_of([&] { consolidated(temp / "out", temp / "whole"); });
   CHECK(lost.kind() == ErrorKind::kBadInput);
   CHECK_THAT(lost.what(), Says("model.layers.{2}"));

@@ -153,7 +153,7 @@ TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts th
   fs::rename(temp / "aside", shards / "ep_rank_01_tp_rank_00_pp_rank_00");
   const Error swapped = error_of([&] { plan_consolidate(back); });
   CHECK(swapped.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(swapped.what(), Says("is of expert-parallel rank 1 by its name, but says that it is of rank 2"));
+  CHECK_THAT(swapped.what(), Says("its name says expert-parallel rank 1, its metadata rank 2"));
   for (const auto& entry : fs::recursive_directory_iterator(shards))  // as NxD's, which say nothing
     if (entry.path().extension() == ".safetensors") write_safetensors(entry.path(), read_tensors(entry.path()));
   const Error unsaid = error_of([&] { plan_consolidate(back); });

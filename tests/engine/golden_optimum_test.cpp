@@ -150,7 +150,8 @@ TEST_CASE(
       for (const ZipEntry& entry : zip.entries()) {
         INFO(entry.name);
         CHECK(entry.offset_bytes % 64 == 0);
-        CHECK(their_zip.find(entry.name) != nullptr);
+        if (!entry.name.ends_with("/reshard.json"))  // ours alone: which rank the file is of
+          CHECK(their_zip.find(entry.name) != nullptr);
       }
       ++files;
     }

@@ -30,19 +30,27 @@ Metadata metadata_of(const fs::path& file, Format format) {
   return {metadata.begin(), metadata.end()};
 }
 
-/// A model of two layers on 2 × 2 ranks, none of whose matrices are held twice.
+/// A model none of whose matrices are replicated on two tensor-parallel ranks.
+TinyModel without_replicas() {
+  TinyModel model;
+  model.heads = model.kv_heads = 4;
+  return model;
+}
+
+/// A sharded model; unless said otherwise without_replicas() on 2 × 2 ranks.
 struct Case {
   TempDir temp;
   Form form;
   TensorMap tensors;
 
-  explicit Case(const Form& form, std::uint32_t pp = 2) : form(form) {
-    TinyModel model;
-    model.heads = model.kv_heads = 4;
+  explicit Case(const Form& wanted, std::uint32_t pp = 2) : Case(wanted, without_replicas(), 2, pp) {}
+  Case(const Form& wanted, const TinyModel& model, std::uint32_t tp, std::uint32_t pp, std::uint32_t vpp = 1)
+      : form(wanted) {
     Random random(7);
     tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
-    ShardRequest request = shard_request(temp / "model", temp / "out", 2, pp);
+    ShardRequest request = shard_request(temp / "model", temp / "out", tp, pp);
+    request.sharding.vpp = vpp;
     request.sharding.form = {form.kind, form.format};
     shard(request);
   }
@@ -95,20 +103,45 @@ TEST_CASE("Ranks that were swapped or copied over each other are errors that nam
     c.swap(c.rank(0, 1), c.rank(1, 1));
     const Error swapped = c.error();
     CHECK(swapped.path() == c.rank(0, 1).string());
-    CHECK_THAT(swapped.what(), Says("is of tensor-parallel rank 0 by its name, but says that it is of rank 1"));
+    CHECK_THAT(swapped.what(), Says("its name says tensor-parallel rank 0, its metadata rank 1"));
     CHECK_THAT(swapped.hint(), Says("swapped"));
     c.swap(c.rank(0, 1), c.rank(1, 1));
     c.swap(c.rank(1, 0), c.rank(1, 1));
     const Error stages = c.error();
     CHECK(stages.path() == c.rank(1, 0).string());
-    CHECK_THAT(stages.what(), Says("is of pipeline rank 0 by its name, but says that it is of rank 1"));
+    CHECK_THAT(stages.what(), Says("its name says pipeline rank 0, its metadata rank 1"));
     c.swap(c.rank(1, 0), c.rank(1, 1));
     for (std::size_t i = 0; i < c.entries(c.rank(0)).size(); ++i) {
       fs::remove_all(c.entries(c.rank(1))[i]);
       fs::copy(c.entries(c.rank(0))[i], c.entries(c.rank(1))[i], fs::copy_options::recursive);
     }
-    CHECK_THAT(c.error().what(), Says("is of tensor-parallel rank 1 by its name, but says that it is of rank 0"));
+    CHECK_THAT(c.error().what(), Says("its name says tensor-parallel rank 1, its metadata rank 0"));
   }
+}
+
+TEST_CASE("Swapped ranks are errors with repeated key/value heads, tied embeddings and virtual stages, too") {
+  struct Variant {
+    const char* what;
+    TinyModel model;
+    std::uint32_t tp, pp, vpp;
+  };
+  TinyModel repeated, tied = without_replicas(), interleaved = without_replicas();
+  repeated.kv_heads = 2;  // each on two of four ranks
+  tied.tied = true;
+  interleaved.layers = 4;
+  for (const Variant& variant : {Variant{"repeated heads", repeated, 4, 1, 1}, Variant{"tied", tied, 2, 2, 1},
+                                 Variant{"virtual stages", interleaved, 2, 2, 2}})
+    for (const Form& form : kForms) {
+      CAPTURE(variant.what, describe(form.kind).name, name(form.format));
+      const Case c(form, variant.model, variant.tp, variant.pp, variant.vpp);
+      CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
+      fs::remove_all(c.temp / "whole");
+      const std::uint32_t last = variant.pp - 1;
+      c.swap(c.rank(0, last), c.rank(1, last));
+      const Error error = c.error();
+      CHECK(error.path() == c.rank(0, last).string());
+      CHECK_THAT(error.what(), Says("its name says tensor-parallel rank 0, its metadata rank 1"));
+    }
 }
 
 TEST_CASE("Folders of xser's tensors that were swapped alone are an error that names one of their files") {
@@ -120,7 +153,7 @@ TEST_CASE("Folders of xser's tensors that were swapped alone are an error that n
     fs::rename(c.temp / "aside", c.rank(1).string() + ".tensors");
     const Error error = c.error();
     CHECK(error.path() == c.rank(0).string() + ".tensors/tensor_0.pt");
-    CHECK_THAT(error.what(), Says("is of another rank, or another save, than " + c.rank(0).filename().string()));
+    CHECK_THAT(error.what(), Says("its metadata names another rank than that of " + c.rank(0).filename().string()));
   }
 }
 
@@ -152,7 +185,7 @@ TEST_CASE("A rank of a mesh of another size is an error, and without metadata th
   const Case stages({ShardsKind::kOptimum, Format::kPytorch});
   const Case stage({ShardsKind::kOptimum, Format::kPytorch}, 1);
   fs::copy_file(stage.rank(0), stages.rank(0), fs::copy_options::overwrite_existing);
-  CHECK_THAT(stages.error().what(), Says("says that it is one of 1 pipeline rank, but there are 2"));
+  CHECK_THAT(stages.error().what(), Says("its metadata says that there is 1 pipeline rank, but the folder holds 2"));
 }
 
 TEST_CASE("Other data-parallel copies of ranks are held to what they say, too") {

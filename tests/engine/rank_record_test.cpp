@@ -116,7 +116,7 @@ TEST_CASE("Files of ranks that were swapped are told by what they say, and else 
     swap_files(rank_file(temp / "out", 1), rank_file(temp / "out", 2));
     const Error error = consolidate_error(temp);
     CHECK(error.path() == rank_file(temp / "out", 1).string());
-    CHECK_THAT(error.what(), Says("is of tensor-parallel rank 1 by its name, but says that it is of rank 2"));
+    CHECK_THAT(error.what(), Says("its name says tensor-parallel rank 1, its metadata rank 2"));
     CHECK_THAT(error.hint(), Says("swapped"));
     if (kind != ShardsKind::kNxdi) continue;
     for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(rank_file(temp / "out", rank), {});  // as NxD's
@@ -135,7 +135,8 @@ TEST_CASE("A rank that is missing at the end is missed, and ranks of a larger me
   CHECK_THAT(leftover.what(), Says("tp2_sharded_checkpoint.safetensors, tp3_sharded_checkpoint.safetensors"));
 
   fs::copy_file(rank_file(temp / "out", 3), rank_file(temp / "out", 4));
-  CHECK_THAT(consolidate_error(temp).what(), Says("says that it is one of 4 tensor-parallel ranks, but there are 5"));
+  CHECK_THAT(consolidate_error(temp).what(),
+             Says("its metadata says that there are 4 tensor-parallel ranks, but the folder holds 5"));
   fs::remove(rank_file(temp / "out", 4));
   fs::remove(rank_file(temp / "out", 3));
   CHECK_THAT(consolidate_error(temp).what(), Says("1 of the 4 ranks is missing: tp3_sharded_checkpoint"));
@@ -186,7 +187,7 @@ TEST_CASE("Ranks that say other things of the originals do not belong together, 
   const Error error = consolidate_error(temp);
   CHECK(error.path() == rank_file(temp / "out", 3).string());
   CHECK_THAT(error.what(),
-             Says("says other shapes of the original tensors than " + rank_file(temp / "out", 0).string()));
+             Says("its metadata has other shapes of the original tensors than " + rank_file(temp / "out", 0).string()));
   set_metadata(rank_file(temp / "out", 3), {});
   CHECK_THAT(consolidate_error(temp).what(),
              Says("does not say which rank it is of, but " + rank_file(temp / "out", 0).string() + " does"));
@@ -281,7 +282,7 @@ TEST_CASE("Records that make no sense are refused") {
   Metadata metadata = good;
   metadata["reshard.original_shapes"] = "{\"lm_head.weight\": [1]}";
   set_metadata(rank_file(temp / "out", 0), metadata);
-  CHECK_THAT(consolidate_error(temp).what(), Says("tp1_sharded_checkpoint.safetensors: says other shapes"));
+  CHECK_THAT(consolidate_error(temp).what(), Says("tp1_sharded_checkpoint.safetensors: its metadata has other shapes"));
 }
 
 TEST_CASE("A model that only its config.json's plan describes is filled up, and comes back by what the files say") {

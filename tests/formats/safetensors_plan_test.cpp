@@ -192,12 +192,12 @@ TEST_CASE("A tensor without a size in whole bytes is an internal error that name
 
 TEST_CASE("A header that loaders would refuse is not written") {
   std::vector<TensorEntry> tensors;
-  for (char c = 'a'; c < 'a' + 25; ++c) tensors.push_back({std::string(1'000'000, c), DType::kU8, {1}});
+  for (int i = 0; i < 6250; ++i) tensors.push_back({std::string(4000, 'a') + std::to_string(i), DType::kU8, {1}});
   const Error error = error_of([&] { plan_safetensors(tensors); });
   CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(error.what(), Says("25 tensors"));
+  CHECK_THAT(error.what(), Says("6250 tensors"));
   CHECK_THAT(error.hint(), Says("--max-shard-size"));
-  tensors.pop_back();
+  tensors.erase(tensors.begin() + 6000, tensors.end());
   CHECK(plan_safetensors(tensors).parts.front().bytes.size() > 24'000'000);
 }
 

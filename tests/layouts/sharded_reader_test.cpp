@@ -8,6 +8,7 @@
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
+#include "support/rewrite.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -34,7 +35,7 @@ class Ranks {
   void patch_rank(const std::string& folder, Change&& change) const {
     TensorMap tensors = read_tensors(rank(folder) / "model.safetensors");
     change(tensors);
-    write_safetensors(rank(folder) / "model.safetensors", tensors);
+    rewrite_safetensors(rank(folder) / "model.safetensors", tensors);
   }
   template <typename Change>
   void patch_metadata(int pp_rank, Change&& change) const {
@@ -98,6 +99,12 @@ TEST_CASE("A last stage that is missing with its metadata is noticed by what oth
   for (int t = 0; t < 4; ++t) fs::remove_all(ranks.rank("tp_rank_0" + std::to_string(t) + "_pp_rank_02"));
   fs::remove(ranks.metadata(2));
   fs::remove(ranks.temp() / "out/config.json");  // so that nothing else can tell
+  const Error labelled = ranks.planning_error();
+  CHECK(labelled.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(labelled.what(), Says("its metadata says that there are 3 pipeline ranks, but the folder holds 2"));
+  CHECK_THAT(labelled.hint(), Says("missing"));
+  for (const auto& entry : fs::recursive_directory_iterator(ranks.shards()))  // as NxD's, which say nothing
+    if (entry.path().extension() == ".safetensors") write_safetensors(entry.path(), read_tensors(entry.path()));
   const Error error = ranks.planning_error();
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == ranks.shards().string());

@@ -3,6 +3,7 @@
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
+#include "support/rewrite.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -113,7 +114,7 @@ TEST_CASE("Tied copies that differ are an error that names the element, and noth
   const Sharded sharded(tied_model());
   TensorMap last = read_tensors(sharded.rank_file(1, 1));
   last.at("lm_head.weight").bytes[2 * (5 * 16 + 3) + 1] ^= 1;  // row 5 of rank 1's 16 is row 21
-  write_safetensors(sharded.rank_file(1, 1), last);
+  rewrite_safetensors(sharded.rank_file(1, 1), last);
   const auto before = snapshot(sharded.temp.path());
   for (const unsigned threads : {1u, 3u}) {
     RunOptions options;
@@ -241,7 +242,7 @@ TEST_CASE("The plan says what it will do") {
 void spoil(const fs::path& file, const std::string& tensor) {
   TensorMap tensors = read_tensors(file);
   tensors.at(tensor).bytes.front() = static_cast<char>(tensors.at(tensor).bytes.front() ^ 1);
-  write_safetensors(file, tensors);
+  rewrite_safetensors(file, tensors);
 }
 
 TEST_CASE("A replica that differs from the others is an error and nothing is written") {

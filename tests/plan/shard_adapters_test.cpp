@@ -311,7 +311,9 @@ TEST_CASE("An exact adapter is consolidated elsewhere, is checked for its zeros,
   const fs::path rank = c.temp / "out/adapter_default/adapter_shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt";
   TensorMap tensors = read_torch_tensors(rank);
   tensors.at(kLayer + "mlp.gate_up_proj.lora_B.weight").bytes[1] = 'x';
-  write_torch(rank, tensors);
+  write_torch(rank, tensors);  // and the other rank, as the trainer that has saved both
+  const fs::path other = rank.parent_path() / "dp_rank_00_tp_rank_00_pp_rank_00.pt";
+  write_torch(other, read_torch_tensors(other));
   const auto trained = plan_consolidate(back);
   REQUIRE(trained->notes.size() == 2);
   CHECK_THAT(trained->notes[0], Says("was trained after --lora-fuse exact"));
