@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/storage.h"
@@ -221,23 +223,28 @@ void refuse_experts(const Container& file, RankId rank) {
       throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
 }
 
-/// Where no metadata says how many ranks there are, the first file may, so that the last are missed too.
-void take_recorded_mesh(const Listing& listing, ShardedCheckpoint& checkpoint) {
-  if (!listing.metadata.empty()) return;
-  const RankFile& first = listing.ranks.begin()->second;
-  const auto record = read_record(read_container(first.path, first.format));
-  if (!record) return;
+/// Without a metadata file the first rank's file may say how many ranks there are, so that missing last ranks are found.
+/// \returns that file, for read_all_files; nothing where it was not read.
+std::optional<Container> take_recorded_mesh(const Listing& listing, ShardedCheckpoint& checkpoint) {
+  if (!listing.metadata.empty()) return std::nullopt;
+  const RankFile& rank = listing.ranks.begin()->second;
+  Container first = read_container(rank.path, rank.format);
+  const auto record = read_record(first);
+  if (!record) return first;
   checkpoint.tp = std::max(checkpoint.tp, record->tp_degree);
   checkpoint.pp = std::max(checkpoint.pp, record->pp_degree);
   checkpoint.ep = std::max(checkpoint.ep, record->ep_degree);
+  return first;
 }
 
-void read_all_files(const Listing& listing, ShardedCheckpoint& checkpoint) {
+/// \param first  The first rank's file if it was read before: xser's would be opened tensor by tensor again.
+void read_all_files(const Listing& listing, std::optional<Container> first, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     auto& files = checkpoint.files.emplace_back();
     for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {
       const RankFile& rank = listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp});
-      files.push_back(read_container(rank.path, rank.format));
+      files.push_back(first ? std::move(*first) : read_container(rank.path, rank.format));
+      first.reset();
       refuse_experts(files.back(), rank.rank);
       prove_record(files.back(), rank.rank, checkpoint);
       if (i % checkpoint.tp > 0) prove_ranks_agree(files[i / checkpoint.tp * checkpoint.tp], files.back());
@@ -266,18 +273,18 @@ ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std:
     checkpoint.ep = std::max(checkpoint.ep, file.rank.ep_rank + 1);
   }
   for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
-  take_recorded_mesh(listing, checkpoint);
+  prove_weights_saved(folder, listing);  // before any file is read: they refer to tensors that are not there
+  std::optional<Container> first_file = take_recorded_mesh(listing, checkpoint);
   if (!listing.metadata.empty()) read_all_metadata(listing, checkpoint);
   prove_experts(checkpoint, listing);
   prove_all_ranks_present(folder, listing, checkpoint);
-  prove_weights_saved(folder, listing);
-  read_all_files(listing, checkpoint);
+  read_all_files(listing, std::move(first_file), checkpoint);
   read_old_metadata(listing, checkpoint);
   checkpoint.other_stages = remove_other_stages(checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
-    const Container& first = checkpoint.files[pp_rank].front();
+    const Container& of_stage = checkpoint.files[pp_rank].front();
     note_not_saved(checkpoint.metadata[pp_rank], checkpoint, checkpoint.files[pp_rank], checkpoint.not_saved);
-    prove_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), first);
+    prove_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), of_stage);
   }
   if (!checkpoint.metadata.empty()) prove_all_stages_present(checkpoint);
   if (path_exists(folder.path / kCheckpointMarker) && !path_exists(folder.path / kDoneMarker))

@@ -235,9 +235,17 @@ std::vector<AdapterFolder> find_adapter_folders(const fs::path& path) {
     found.front().alone = true;
     return found;
   }
-  for (const auto& entry : fs::directory_iterator(path))
-    if (entry.path().filename().string().starts_with(kAdapterFolderPrefix))
+  std::optional<fs::filesystem_error> denied;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    if (!entry.path().filename().string().starts_with(kAdapterFolderPrefix)) continue;
+    try {
       add(entry.path(), entry.path() / kAdapterShardsFolder);
+    } catch (const fs::filesystem_error& error) {
+      if (error.code() != std::errc::permission_denied) throw;
+      denied = error;
+    }
+  }
+  if (denied && !found.empty()) throw *denied;  // else one of several adapters would silently be left out
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return found;
 }

@@ -18,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxLatestBytes = 4096;  // it holds one name of a folder
+constexpr const char* kChoose = "choose one with --tag NAME, or give its own directory";
 
 /// The words that training code makes names of checkpoints from, with numbers between and after them.
 constexpr std::array<std::string_view, 9> kTagWords = {"checkpoint", "ckpt", "epoch", "global", "iter",
@@ -93,6 +94,12 @@ void look_at_markers(const fs::path& folder, Tag& tag) {
   tag.is_done = !tag.is_cut_off && (tag.is_done || done);
 }
 
+/// Whether `directory` holds a model or an adapter as Hugging Face's libraries save them.
+bool holds_hugging_face(const fs::path& directory) {
+  return hf_format(directory) || path_exists(directory / kAdapterSafetensorsFile) ||
+         path_exists(directory / kAdapterPytorchFile);
+}
+
 /// What `directory` holds.
 Tag look_at(const fs::path& directory) {
   Tag tag;
@@ -105,8 +112,7 @@ Tag look_at(const fs::path& directory) {
     const auto adapters = find_adapter_folders(directory);
     for (const AdapterFolder& adapter : adapters) look_at_markers(adapter.shards.path, tag);
     tag.has_shards = shards.has_value() || !adapters.empty();
-    tag.has_weights = tag.has_shards || hf_format(directory) || is_file(directory / kAdapterSafetensorsFile) ||
-                      is_file(directory / kAdapterPytorchFile);
+    tag.has_weights = tag.has_shards || holds_hugging_face(directory);
   } catch (const Error&) {  // which the user is told once it is chosen
     tag.has_weights = tag.has_shards = true;
   }
@@ -168,6 +174,11 @@ FoundCheckpoint take_tag(const fs::path& directory, const std::string& name) {
                                        : "no such file or directory")
         .in(directory);
   if (is_folder(directory / name)) return {directory / name, {}};
+  if (is_checkpoint(directory))
+    throw Error(ErrorKind::kUsage, "--tag has no effect: this is a checkpoint itself, and holds no folder " +
+                                       printable(name))
+        .in(directory)
+        .hint("leave out --tag, or give the directory that holds the folder of that name");
   const std::vector<Tag> tags = list_tags(directory);
   Error error(ErrorKind::kBadInput, fmt::format("holds no folder {}", printable(name)));
   error.in(directory);
@@ -189,7 +200,7 @@ std::string unfinished_text(const std::vector<Tag>& tags, const std::string& cho
   return text;
 }
 
-/// The tag with the largest number.
+/// The tag with the largest number. A directory of unrelated models has markers, too, but not the names of tags.
 const Tag& newest(const std::vector<Tag>& finished) {
   const Tag& found = *std::max_element(finished.begin(), finished.end(),
                                        [](const Tag& a, const Tag& b) { return is_older(a.name, b.name); });
@@ -199,7 +210,11 @@ const Tag& newest(const std::vector<Tag>& finished) {
   if (!told)
     throw Error(ErrorKind::kUsage,
                 "holds several checkpoints, and their names do not tell which is the newest: " + names_text(finished))
-        .hint("choose one with --tag NAME, or give its own directory");
+        .hint(kChoose);
+  if (!is_tag_name(found.name))
+    throw Error(ErrorKind::kUsage, "holds checkpoints, but none named like a training run's (step_3, checkpoint-10): " +
+                                       names_text(finished))
+        .hint(kChoose);
   return found;
 }
 
@@ -247,9 +262,10 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
       reasons.push_back(fmt::format("{} ({})", printable(tag.name), *reason));
     else
       finished.push_back(tag);
+  const bool any_weights = std::any_of(tags.begin(), tags.end(), [](const Tag& tag) { return tag.has_weights; });
   if (finished.empty())
     throw Error(ErrorKind::kBadInput, "holds no finished checkpoint: " + list_names(reasons))
-        .hint("--tag NAME takes one all the same");
+        .hint(any_weights ? "--tag NAME takes one all the same" : "give the directory of a checkpoint");
   const auto named = std::find_if(finished.begin(), finished.end(), [&](const Tag& tag) { return tag.name == latest; });
   const Tag& chosen = named != finished.end() ? *named : newest(finished);
   std::string why = finished.size() == 1 ? "the only finished checkpoint in it"
@@ -261,9 +277,8 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
 }
 
 bool is_checkpoint(const fs::path& directory, TagContent content) {
-  if (find_shards_folder(directory) || !find_adapter_folders(directory).empty()) return true;
-  return content == TagContent::kAny && (hf_format(directory) || path_exists(directory / kAdapterSafetensorsFile) ||
-                                         path_exists(directory / kAdapterPytorchFile));
+  if (content == TagContent::kAny && holds_hugging_face(directory)) return true;
+  return find_shards_folder(directory) || !find_adapter_folders(directory).empty();
 }
 
 FoundCheckpoint find_checkpoint(const fs::path& path, const std::optional<std::string>& tag, TagContent content) {
@@ -271,9 +286,7 @@ FoundCheckpoint find_checkpoint(const fs::path& path, const std::optional<std::s
   if (!is_folder(path) || is_checkpoint(path, content)) return {path, {}};
   std::vector<Tag> tags = list_tags(path);
   std::erase_if(tags, [&](const Tag& t) { return content == TagContent::kShards && t.has_weights && !t.has_shards; });
-  // Folders with names like those of tags and nothing in them that is a checkpoint's mean something else.
-  if (std::none_of(tags.begin(), tags.end(), [](const Tag& t) { return t.has_weights || is_marked(t); }))
-    return {path, {}};
+  if (tags.empty()) return {path, {}};
   try {
     const auto latest = read_latest(path);
     const bool listed = std::any_of(tags.begin(), tags.end(), [&](const Tag& t) { return t.name == latest; });

@@ -45,7 +45,8 @@ struct TagChoice {
 
 /// The newest finished one of `tags`: the one that `latest` names, else the one with the largest number.
 /// \param tags  not empty.
-/// \throws Error kBadInput if none is finished; kUsage if names do not tell which is the newest.
+/// \throws Error kBadInput if none is finished; kUsage if names do not tell which is the newest, or if the newest has
+/// no name like step_3 or checkpoint-10 and `latest` does not name it.
 TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::string>& latest);
 
 /// What a command reads.
@@ -55,7 +56,7 @@ enum class TagContent {
 };
 
 /// Whether `directory` is a checkpoint itself, by the names in it, and no training run's directory.
-/// \throws Error kBadInput if it is two.
+/// \throws Error kBadInput if it holds two sharded checkpoints and no Hugging Face files that count.
 bool is_checkpoint(const std::filesystem::path& directory, TagContent content = TagContent::kAny);
 
 /// One checkpoint, and what the user should know of how it was found, whole sentences.

@@ -46,11 +46,10 @@ TEST_CASE("Each command takes the newest finished checkpoint of a run and says w
   const std::vector<std::vector<std::string>> commands{{"consolidate", run.path, run.out()},
                                                        {"inspect", run.path},
                                                        {"convert", run.path, (run.dir / "converted").string()},
-                                                       {"verify", run.path, kOriginal, "--allow-divergent-replicas"},
-                                                       {"verify", kOriginal, run.path, "--allow-divergent-replicas"}};
+                                                       {"verify", run.path, kOriginal},
+                                                       {"verify", kOriginal, run.path}};
   for (std::vector<std::string> command : commands) {
     command.insert(command.end(), {"--config", kConfig});
-    if (command[0] == "consolidate" || command[0] == "convert") command.push_back("--allow-divergent-replicas");
     const ProgramResult result = run_reshard(command);
     INFO(command[0] << ": " << result.err);
     CHECK(result.exit_code == 0);
@@ -73,14 +72,13 @@ TEST_CASE("The option --tag takes the checkpoint of that name, finished or not")
                                                        {"verify", run.path, kOriginal}};
   for (std::vector<std::string> command : commands) {
     command.insert(command.end(), {"--config", kConfig, "--tag", "step_20", "--json"});
-    if (command[0] != "inspect") command.push_back("--allow-divergent-replicas");
     const ProgramResult result = run_reshard(command);
     INFO(command[0] << ": " << result.err);
     REQUIRE(result.exit_code == 0);
     const auto json = nlohmann::json::parse(result.out);
     CHECK_THAT(json["notes"][0].get<std::string>(), Says(run.path + "/step_20 has no file \"done\""));
     if (command[0] == "inspect") CHECK(json["path"] == run.path + "/step_20");
-    command[command.size() - (command[0] == "inspect" ? 2 : 3)] = "step_4";
+    command[command.size() - 2] = "step_4";
     check_error(run_reshard(command), 3, {"holds no folder step_4", "step_3, step_10, step_20"});
   }
 }
@@ -106,6 +104,30 @@ TEST_CASE("A run without a finished checkpoint is an error that lists what is th
   check_error(run_reshard({"consolidate", run.path, run.out()}), 3,
               {"holds no finished checkpoint", "step_3 (it has no file \"done\")", "step_20", "--tag"});
   CHECK(run_reshard({"inspect", run.path, "--tag", "step_3", "--config", kConfig}).exit_code == 0);
+}
+
+TEST_CASE("A run whose checkpoints are empty folders is an error that lists them") {
+  const TempDir dir;
+  for (const char* step : {"step_3", "step_4"}) fs::create_directories(dir / "run" / step);
+  const std::string run = (dir / "run").string();
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"inspect", run}, {"consolidate", run, (dir / "out").string()}})
+    check_error(run_reshard(command), 3, {"step_3 (it holds no weights), step_4 (it holds no weights)"});
+}
+
+TEST_CASE("A directory of unrelated models is an error that asks for --tag") {
+  const TempDir dir;
+  const fs::path from = testdata("golden/zero1/optimum-llama-dp1-tp4-m2-fused");
+  fs::create_directories(dir / "models");
+  fs::copy(from / "checkpoint", dir / "models/llama-optimum", fs::copy_options::recursive);
+  fs::copy(from / "original", dir / "models/mistral", fs::copy_options::recursive);
+  const std::string models = (dir / "models").string();
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"inspect", models}, {"consolidate", models, (dir / "out").string()}})
+    check_error(run_reshard(command), 2, {"llama-optimum", "--tag"});
+  CHECK_FALSE(fs::exists(dir / "out"));
+  for (const char* model : {"llama-optimum", "mistral"})
+    CHECK(run_reshard({"inspect", models, "--tag", model}).exit_code == 0);
 }
 
 TEST_CASE("The adapters of a run's newest checkpoint are consolidated") {

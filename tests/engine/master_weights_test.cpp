@@ -56,6 +56,19 @@ TEST_CASE("Weights that a checkpoint has in its optimizer's files alone are said
   files.check_says_where();
 }
 
+TEST_CASE("Such a checkpoint is refused by that name in its run's directory too, with a config.json from elsewhere") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp3-xser-weights-in-master");
+  const TempDir temp;
+  ConsolidateRequest request;
+  request.checkpoint_directory = golden_case / "checkpoint";
+  request.output_directory = temp / "out";
+  request.config = golden_case / "original";
+  const Error error = error_of([&] { plan_consolidate(request); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.path() == (golden_case / "checkpoint/step_3/model").string());
+  CHECK_THAT(error.what(), Says("fp32 master weights"));
+}
+
 TEST_CASE("Missing tensor files are what they were where the optimizer has no weights, or some tensors are there") {
   const WithoutWeights files;
   fs::create_directories(files.tensors);

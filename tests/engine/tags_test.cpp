@@ -5,12 +5,14 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/plan/checkpoint.h"
+#include "reshard/plan/convert.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/golden.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
+#include "support/unprivileged.h"
 
 namespace reshard::test {
 namespace {
@@ -50,8 +52,6 @@ std::string joined(const std::vector<std::string>& notes) {
 }
 
 TEST_CASE("A training run's directory is consolidated with a config.json from elsewhere, byte for byte") {
-  RunOptions options = unsynced();
-  options.allow_divergent_replicas = true;
   for (const char* name : kNxdCases) {
     INFO(name);
     const TempDir temp;
@@ -61,7 +61,7 @@ TEST_CASE("A training run's directory is consolidated with a config.json from el
       request.force = true;
       const auto job = plan_consolidate(request);
       CHECK_THAT(joined(job->notes), Says("checkpoint: step_3 is taken"));
-      execute(*job, options);
+      CHECK(execute(*job, unsynced()).divergent.empty());
       CHECK(names_in(temp / "out") == std::vector<std::string>{"config.json", "model.safetensors"});
       CHECK((read_model(temp / "out") == read_model(golden(name) / "original")));
       CHECK(read_file(temp / "out/config.json") == read_file(golden(name) / "original/config.json"));
@@ -149,6 +149,21 @@ TEST_CASE("A trainer's directory of checkpoints is read, the newest that has all
   const FoundCheckpoint found = find_checkpoint(temp / "run", {});
   CHECK(found.path == temp / "run/checkpoint-10");
   CHECK(read_checkpoint(found.path, ConfigUse::kLenient).layout.tensor_count() == 12);
+}
+
+TEST_CASE("A model is read and converted beside an adapter's folder that may not be read") {
+  const TempDir temp;
+  fs::copy(golden("optimum-llama-dp1-tp4-m2-fused") / "original", temp / "m", fs::copy_options::recursive);
+  fs::create_directories(temp / "m/adapter_x");
+  const TensorMap tensors = read_model(temp / "m");
+  const Unprivileged nobody(temp.path());
+  fs::permissions(temp / "m/adapter_x", fs::perms::none);
+  const FoundCheckpoint found = find_checkpoint(temp / "m", {});
+  CHECK(found.path == temp / "m");
+  CHECK(read_checkpoint(found.path, ConfigUse::kLenient).layout.tensor_count() == tensors.size());
+  convert(convert_request(temp / "m", temp / "out"));
+  CHECK((read_model(temp / "out") == tensors));
+  fs::permissions(temp / "m/adapter_x", fs::perms::owner_all);
 }
 
 TEST_CASE("The config.json that is given goes before the one beside the weights, and is carried along instead") {

@@ -6,6 +6,7 @@
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
+#include "support/unprivileged.h"
 
 namespace reshard::test {
 namespace {
@@ -124,6 +125,40 @@ TEST_CASE("Names that do not tell which tag is the newest are an error that list
   }
 }
 
+TEST_CASE("A checkpoint whose name is not that of a tag is taken only if the file latest names it") {
+  const std::vector<Tag> sizes{done("llama-8b"), done("llama-70b")};  // comparable, but not steps of one run
+  for (const auto& tags : {std::vector<Tag>{done("llama-optimum")},
+                           std::vector<Tag>{trained("final")},
+                           {cut_off("step_3"), done("llama-optimum")},
+                           sizes}) {
+    const Error error = error_of([&] { choose_tag(tags, "step_3"); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("none named like a training run's (step_3, checkpoint-10): "));
+    CHECK_THAT(error.what(), Says(tags.back().name));
+    CHECK_THAT(error.hint(), Says("--tag"));
+  }
+  CHECK_THAT(error_of([&] { choose_tag(sizes, {}); }).what(), Says("llama-8b, llama-70b"));
+  CHECK(chosen({done("llama-optimum")}, "llama-optimum") == "llama-optimum");
+  CHECK(chosen(sizes, "llama-8b") == "llama-8b");
+}
+
+TEST_CASE("Of a directory of unrelated models none is taken without being asked for") {
+  const TempDir temp;
+  write_nxd(temp / "models/llama-optimum/shards");
+  write_file(temp / "models/mistral/model.safetensors", "");
+  for (const TagContent content : {TagContent::kAny, TagContent::kShards}) {
+    const Error error = error_of([&] { find_checkpoint(temp / "models", {}, content); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK(error.path() == (temp / "models").string());
+    CHECK_THAT(error.what(), Says(": llama-optimum"));
+    CHECK_THAT(error.hint(), Says("--tag"));
+  }
+  CHECK(find_checkpoint(temp / "models", "llama-optimum").path == temp / "models/llama-optimum");
+  CHECK(find_checkpoint(temp / "models", "mistral").path == temp / "models/mistral");
+  write_file(temp / "models/latest", "llama-optimum\n");
+  CHECK(find_checkpoint(temp / "models", {}).path == temp / "models/llama-optimum");
+}
+
 TEST_CASE("Folders are tags by markers, trainer_state.json, or names of words of training and a number") {
   const TempDir temp;
   for (const char* name : {"step_3", "any"}) write_nxd(temp / name);
@@ -171,11 +206,44 @@ TEST_CASE("A path that is a checkpoint, a file or nothing is taken as it is, wha
   CHECK(find_checkpoint(temp / "trainer", {}).path == temp / "trainer/checkpoint-10");
 }
 
-TEST_CASE("Folders with the names of tags and no checkpoint in them leave the path as it is") {
+TEST_CASE("Folders with the names of tags that hold no weights are an error that lists them") {
   const TempDir temp;
-  write_file(temp / "epoch_1/image.png", "");
-  write_file(temp / "epoch_2/image.png", "");
-  CHECK(find_checkpoint(temp.path(), {}).path == temp.path());
+  fs::create_directories(temp / "run/step_3");
+  write_file(temp / "run/step_4/scheduler.pt", "");
+  for (const TagContent content : {TagContent::kAny, TagContent::kShards}) {
+    const Error error = error_of([&] { find_checkpoint(temp / "run", {}, content); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "run").string());
+    CHECK_THAT(error.what(),
+               Says("holds no finished checkpoint: step_3 (it holds no weights), step_4 (it holds no weights)"));
+    CHECK(error.hint().find("--tag") == std::string::npos);  // which would find nothing there either
+  }
+  CHECK(find_checkpoint(temp / "run/step_3", {}).path == temp / "run/step_3");
+  fs::create_directories(temp / "other/logs");
+  CHECK(find_checkpoint(temp / "other", {}).path == temp / "other");
+}
+
+TEST_CASE("An adapter's folder that may not be read hides neither a checkpoint nor the tags beside it") {
+  const TempDir temp;
+  write_file(temp / "m/model.safetensors", "");
+  write_nxd(temp / "sharded/shards");
+  write_nxd(temp / "run/step_3");
+  write_nxd(temp / "adapters/adapter_a/adapter_shards");
+  write_file(temp / "nothing/notes.txt", "");
+  const char* const folders[] = {"m", "sharded", "run", "adapters", "nothing"};
+  for (const char* folder : folders) fs::create_directories(temp / folder / "adapter_x/adapter_shards/model");
+  const Unprivileged nobody(temp.path());
+  for (const char* folder : folders) fs::permissions(temp / folder / "adapter_x", fs::perms::none);
+  for (const char* folder : {"m", "sharded", "nothing"})
+    CHECK(find_checkpoint(temp / folder, {}).path == temp / folder);
+  CHECK(is_checkpoint(temp / "m"));
+  CHECK(is_checkpoint(temp / "sharded", TagContent::kShards));
+  CHECK_FALSE(is_checkpoint(temp / "nothing"));
+  CHECK_FALSE(is_checkpoint(temp / "m", TagContent::kShards));
+  CHECK(find_checkpoint(temp / "run", {}).path == temp / "run/step_3");
+  // One of two adapters is not left out without a word.
+  CHECK_THROWS_AS(is_checkpoint(temp / "adapters"), fs::filesystem_error);
+  for (const char* folder : folders) fs::permissions(temp / folder / "adapter_x", fs::perms::owner_all);
 }
 
 TEST_CASE("The name of a tag never leads out of the directory, from the command line or from the file latest") {
