@@ -21,7 +21,7 @@ constexpr std::size_t kFlushingThreads = 16;
 void write_text(const RunOptions& options, const TextFile& file, const Staging& staging) {
   const fs::path path = staging.root() / file.path;
   const auto sink = options.storage->create(path, file.text.size());
-  set_permissions(path, staging.permissions().text(file.path));
+  set_permissions(path, staging.permissions().text(file));
   sink->write_at(0, std::as_bytes(std::span(file.text)));
   options.sync ? sink->sync() : sink->finish();
 }

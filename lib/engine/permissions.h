@@ -4,10 +4,25 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "reshard/plan/job.h"
 
 namespace reshard {
+
+/// The permission bits that an output may have. A group may do more than others only if it is the inputs' group: a new
+/// file's group is often another one, of the user or of the directory.
+struct AllowedMode {
+  mode_t bits = 0777;
+  std::set<gid_t> groups;  // of the inputs whose group may do more than others
+  mode_t kept = 0777;      // applies to the result, as a umask does
+
+  AllowedMode& operator&=(const AllowedMode& other);
+  /// For a file or directory of this group.
+  mode_t for_group(gid_t group) const;
+  /// For one whose group is not known: its group may do what others may.
+  mode_t for_any_group() const;
+};
 
 /// The permissions that a job's outputs get: what is private stays private. No output lets a group or others do more
 /// than its inputs do, or than the umask leaves; the owner may read and write whatever the run makes. Special bits are
@@ -18,35 +33,37 @@ class Permissions {
   /// asked for count as private.
   explicit Permissions(const Job& job);
 
-  /// Of a directory that the run makes; `relative` to the output directory, which is "". As the directories that the
-  /// weights come from let, and the model's own folder of that name.
-  mode_t directory(const std::filesystem::path& relative = {}) const;
-  /// Of a file of weights: as all files of the input's weights let.
-  mode_t weights() const { return weights_; }
-  /// Of a text that the run makes: the same, and as the model's file of that name lets, if there is one.
-  mode_t text(const std::filesystem::path& relative) const;
-  /// Of a copy: its own, with the owner's bits as they are.
-  mode_t copy(const CopiedFile& file) const;
+  /// For a directory that the run makes; `relative` to the output directory, which is "". Limited by the directories
+  /// that the inputs come from, and by the model's own folder of that name.
+  AllowedMode directory(const std::filesystem::path& relative = {}) const;
+  /// For a file of weights: limited by all files of the input's weights.
+  const AllowedMode& weights() const { return weights_; }
+  /// For a text that the run makes: the same, and limited by the file it is made from; where it names none, by the
+  /// model's file of the same name, if there is one.
+  AllowedMode text(const TextFile& file) const;
+  /// For a copy: its own mode, with the owner's bits as they are.
+  AllowedMode copy(const CopiedFile& file) const;
 
  private:
+  void look_at_directories(const Job& job);
   void look_at_folders(const Job& job);
   void look_at_output(const Job& job);
 
   std::filesystem::path model_directory_;
-  mode_t umask_left_;                                // the bits that it leaves
-  mode_t directories_ = 0777;                        // those that all input directories have
-  mode_t weights_ = 0666;                            // those that all files of weights have
-  mode_t shown_ = 0777;                              // those that files may have where the output directory stands
-  std::map<std::filesystem::path, mode_t> folders_;  // of the model's, by their relative path
+  mode_t umask_left_;                                     // the bits that it leaves
+  AllowedMode directories_;                               // by all input directories
+  AllowedMode weights_{0666, {}, 0777};                   // by all files of weights
+  AllowedMode shown_;                                     // of files, by the mode of an output directory that exists
+  std::map<std::filesystem::path, AllowedMode> folders_;  // by the model's own, by their relative path
 };
 
-/// Gives a file or directory that the run has made these permissions, if it has others; special bits stay. A file system
-/// that knows no permissions is left alone.
+/// Gives a file or directory that the run has made the permissions that its group allows, if it has others; special bits
+/// stay. A file system that knows no permissions is left alone.
 /// \throws Error kIo.
-void set_permissions(const std::filesystem::path& path, mode_t mode);
+void set_permissions(const std::filesystem::path& path, const AllowedMode& allowed);
 
-/// Makes a directory with these permissions. \returns whether it was not there.
+/// Makes a directory with the permissions that its group allows. \returns whether it was not there.
 /// \throws Error kIo.
-bool make_directory(const std::filesystem::path& path, mode_t mode);
+bool make_directory(const std::filesystem::path& path, const AllowedMode& allowed);
 
 }  // namespace reshard

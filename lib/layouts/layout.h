@@ -52,6 +52,7 @@ struct LayoutFile {
 struct TextFile {
   std::filesystem::path path;  // relative to the output directory
   std::string text;
+  std::filesystem::path source;  // the input's file that it is made from, whose permissions count; empty if none
 };
 
 /// A name that the files of many ranks have: copies share its characters.

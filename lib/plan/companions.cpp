@@ -112,6 +112,18 @@ bool is_denied(const std::error_code& error) {
          error == std::errc::no_such_file_or_directory;
 }
 
+/// What `check` says of a folder; false if it looks at something below that may not be read, which is then left out by
+/// itself.
+template <typename Check>
+bool holds_unless_denied(Check&& check) {
+  try {
+    return check();
+  } catch (const fs::filesystem_error& error) {
+    if (!is_denied(error.code())) throw;
+    return false;
+  }
+}
+
 class Collector {
  public:
   explicit Collector(const std::vector<fs::path>& left_out) : left_out_(left_out) {}
@@ -163,10 +175,12 @@ class Collector {
   void look_into(const fs::path& folder, const fs::path& relative) {
     const std::string name = folder.filename().string();
     if (is_one_of(folder, left_out_) || name.starts_with(kAdapterFolderPrefix)) return;
-    const bool checkpoint_name =
-        is_shards_name(name) || name.starts_with("checkpoint-") || rank_of_name(name) || is_tag_folder(folder);
+    const bool checkpoint_name = is_shards_name(name) || name.starts_with("checkpoint-") || rank_of_name(name) ||
+                                 holds_unless_denied([&] { return is_tag_folder(folder); });
+    if (!checkpoint_name) (void)fs::status(folder / ".");  // throws if it may not be searched
     const Entries entries = checkpoint_name ? Entries{} : entries_of(folder);
-    if (!checkpoint_name && !holds_checkpoint(folder, entries)) return collect(folder, relative, entries);
+    if (!checkpoint_name && !holds_unless_denied([&] { return holds_checkpoint(folder, entries); }))
+      return collect(folder, relative, entries);
     if (!leads_to(folder, left_out_)) checkpoints_.push_back(relative.string());
   }
 

@@ -218,7 +218,7 @@ class AdapterPlanner {
           .in(job_->output_directory / final)
           .hint("choose another OUT_DIR");
     if (separate)
-      job_->text_files.push_back({final, *separate});
+      job_->text_files.push_back({final, *separate, config});
     else if (!in_place)
       job_->copied_files.push_back({config, final, fs::file_size(config)});
   }

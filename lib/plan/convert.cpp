@@ -198,7 +198,7 @@ void plan_shards(const Checkpoint& checkpoint, Selection& selection, const Conve
 /// Writes config.json with the dtype that loaders shall take, if it names one.
 void update_config(Job& job, const fs::path& file, OrderedJson config, DType dtype) {
   if (file.empty() || is_in_place(file, job.output_directory)) return;
-  if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n"});
+  if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", file});
 }
 
 std::unique_ptr<Job> plan(const ConvertRequest& request) {

@@ -48,8 +48,9 @@ struct Job {
   std::vector<std::filesystem::path> whole_folders;
   /// Other runs may write other files of the same checkpoint into the output directory, also at the same time.
   bool shares_directory = false;
-  std::vector<std::string> notes;  // what the user should know, whole sentences
-  std::string index_metadata;      // as of HfIndex, of the source
+  std::vector<std::string> notes;             // what the user should know, whole sentences
+  std::string index_metadata;                 // as of HfIndex, of the source
+  std::filesystem::path index_metadata_file;  // where index_metadata stands; empty if that is empty
 
   Job() = default;
   Job(const Job&) = delete;

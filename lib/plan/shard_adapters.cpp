@@ -140,7 +140,7 @@ class AdapterSharder {
     const bool changed = text != adapter.config.text;
     job_->copied_files.push_back({adapter.config.path, folder / (changed ? kUnfusedConfigFile : kAdapterConfigFile),
                                   adapter.config.text.size()});
-    if (changed) job_->text_files.push_back({folder / kAdapterConfigFile, std::move(text)});
+    if (changed) job_->text_files.push_back({folder / kAdapterConfigFile, std::move(text), adapter.config.path});
   }
 
   FusePlan plan_means(const PeftAdapter& adapter, const std::vector<FusedLayer>& layers) const {

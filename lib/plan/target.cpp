@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -189,8 +190,11 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
   job->family = checkpoint.model_type;
   job->mesh = checkpoint.mesh;
   job->notes = std::move(checkpoint.notes);
-  job->index_metadata = checkpoint.what == Checkpoint::What::kSharded ? read_kept_index_metadata(checkpoint.directory)
-                                                                      : std::move(checkpoint.index_metadata);
+  const bool sharded = checkpoint.what == Checkpoint::What::kSharded;
+  job->index_metadata = sharded ? read_kept_index_metadata(checkpoint.directory) : std::move(checkpoint.index_metadata);
+  if (!job->index_metadata.empty())
+    job->index_metadata_file =
+        checkpoint.directory / (sharded ? kKeptIndexMetadataFile : hf_index_name(checkpoint.format));
   job->source = std::move(checkpoint.layout);
   return job;
 }
@@ -309,7 +313,8 @@ void plan_sharded_target(Job& job, const ShardingRequest& request, const Model& 
   if (request.form.kind == ShardsKind::kOptimum)
     job.text_files.push_back({kTrainingConfigFile, training_config_text(job.mesh, request)});
   if (!job.index_metadata.empty() && request.form.start_rank == 0)  // of runs that share a directory, the first
-    job.text_files.push_back({kKeptIndexMetadataFile, kept_index_metadata_text(job.index_metadata)});
+    job.text_files.push_back(
+        {kKeptIndexMetadataFile, kept_index_metadata_text(job.index_metadata), job.index_metadata_file});
   if (describe(request.form.kind).whole) job.whole_folders = {describe(request.form.kind).folder};
   add_notes(job, model, request);
   if (!deployed) return;
@@ -358,7 +363,7 @@ void plan_hf_target(Job& job, Format format, std::uint64_t max_shard_bytes, cons
   if (job.target.files.size() > 1) {
     HfIndex index = index_of(job.target);
     index.metadata = job.index_metadata;
-    job.text_files.push_back({hf_index_name(format), hf_index_text(index)});
+    job.text_files.push_back({hf_index_name(format), hf_index_text(index), job.index_metadata_file});
   }
   prove_no_leftover_weights(job);
 }
@@ -384,7 +389,9 @@ void carry_companions(Job& job, const Checkpoint& source, const std::vector<fs::
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
   if (path_exists(source.directory / kConfigFile) &&
       resolved_path(job.output_directory) != resolved_path(source.directory)) {
-    Companions companions = companion_files(source.directory, left_out);
+    std::set<fs::path> sources(left_out.begin(), left_out.end());  // the checkpoint itself needs no note
+    for (const LayoutFile& file : job.source.files) sources.insert(file.path.parent_path());
+    Companions companions = companion_files(source.directory, {sources.begin(), sources.end()});
     job.copied_files = std::move(companions.files);
     job.notes.insert(job.notes.end(), companions.notes.begin(), companions.notes.end());
   }

@@ -1,6 +1,12 @@
 // Which permissions outputs get, and what a run may be denied.
 
+#include "reshard/engine/permissions.h"
+
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "reshard/plan/convert.h"
 #include "support/catch.h"
@@ -158,6 +164,158 @@ TEST_CASE("A config.json that is written anew is as private as the one it is mad
   execute(*plan_convert(request), unsynced());
   CHECK(mode_of(model.temp / "out/config.json") == 0600);
   CHECK(mode_of(model.temp / "out/model.safetensors") == 0644);
+}
+
+TEST_CASE("A config.json from elsewhere hides what it and its directory hide, whether it is copied or written anew") {
+  struct Case {
+    unsigned folder, config;                          // of the input
+    bool existing;                                    // the output directory
+    unsigned made_folder, made_config, made_weights;  // of the output
+  };
+  for (const Case& one : {Case{0755, 0644, false, 0755, 0644, 0644}, Case{0755, 0600, false, 0755, 0600, 0644},
+                          Case{0700, 0600, false, 0700, 0600, 0644}, Case{0700, 0644, false, 0700, 0644, 0644},
+                          Case{0755, 0600, true, 0755, 0600, 0644}, Case{0700, 0644, true, 0755, 0600, 0600}})
+    for (const bool anew : {false, true}) {
+      INFO(std::oct << one.folder << ", " << one.config << (one.existing ? " existing" : "") << (anew ? " anew" : ""));
+      const Model model;
+      fs::create_directories(model.temp / "other");
+      fs::rename(model.temp / "model/config.json", model.temp / "other/config.json");
+      fs::permissions(model.temp / "other/config.json", mode(one.config));
+      fs::permissions(model.temp / "other", mode(one.folder));
+      if (one.existing) fs::create_directories(model.temp / "out");
+      ConvertRequest request;
+      request.source = model.temp / "model";
+      request.output_directory = model.temp / "out";
+      request.config = model.temp / "other";
+      if (anew) request.dtype = DType::kF32;
+      const auto job = plan_convert(request);
+      REQUIRE(job->copied_files.size() == (anew ? 0 : 1));
+      execute(*job, unsynced());
+      CHECK(mode_of(model.temp / "out") == one.made_folder);
+      CHECK(mode_of(model.temp / "out/config.json") == one.made_config);
+      CHECK(mode_of(model.temp / "out/model.safetensors") == one.made_weights);
+    }
+}
+
+TEST_CASE("An adapter_config.json that is written anew in another folder is as private as the one it is made of") {
+  const TempDir temp;
+  TinyModel model;
+  model.layers = 1;
+  write_file(temp / "model/config.json", model.config().dump());
+  TensorMap tensors;
+  Random random(8);
+  const std::string mlp = "base_model.model.model.layers.0.mlp.";
+  for (const auto& [linear, r] : std::map<std::string, std::uint64_t>{{"gate_proj", 1}, {"up_proj", 2}}) {
+    tensors[mlp + linear + ".lora_A.weight"] = random_tensor(random, DType::kF32, {r, model.hidden});
+    tensors[mlp + linear + ".lora_B.weight"] = random_tensor(random, DType::kF32, {model.intermediate, r});
+  }
+  write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
+  write_file(temp / "peft/adapter_config.json", R"({"peft_type": "LORA", "r": 1, "lora_alpha": 4,
+    "rank_pattern": {"up_proj": 2}, "alpha_pattern": {"up_proj": 8}})");
+  fs::permissions(temp / "peft/adapter_config.json", mode(0600));
+  ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+  request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+  request.adapters = {temp / "peft"};
+  request.lora_fuse = LoraFuse::kExact;
+  shard(request);
+  const fs::path fused = temp / "out/adapter_default";
+  CHECK_THAT(read_file(fused / "adapter_config.json"), Says("gate_up_proj"));
+  CHECK(mode_of(fused / "adapter_config.json") == 0600);
+  CHECK(mode_of(fused / "adapter_config.unfused.json") == 0600);
+  CHECK(mode_of(fused / "adapter_shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt") == 0644);
+
+  fs::remove(fused / "adapter_config.unfused.json");  // as after training
+  ConsolidateRequest back;
+  back.checkpoint_directory = temp / "out";
+  back.output_directory = temp / "whole";
+  consolidate(back);
+  CHECK_THAT(read_file(temp / "whole/adapter_config.json"), !Says("gate_up_proj"));
+  CHECK(mode_of(temp / "whole/adapter_config.json") == 0600);
+  CHECK(mode_of(temp / "whole/adapter_model.safetensors") == 0644);
+}
+
+TEST_CASE("What a private index says stays private beside shards, and in the index that is made of it again") {
+  const Model model(3);
+  const fs::path index = model.temp / "model/model.safetensors.index.json";
+  auto json = nlohmann::json::parse(read_file(index));
+  json["metadata"]["author"] = "somebody";
+  write_file(index, json.dump());
+  fs::permissions(index, mode(0600));
+  shard(model.request());
+  CHECK(mode_of(model.temp / "out/reshard_index_metadata.json") == 0600);
+  CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == 0644);
+
+  ConsolidateRequest request;
+  request.checkpoint_directory = model.temp / "out";
+  request.output_directory = model.temp / "whole";
+  request.max_shard_bytes = 4000;
+  request.format = Format::kPytorch;
+  consolidate(request);
+  CHECK_THAT(read_file(model.temp / "whole/pytorch_model.bin.index.json"), Says("somebody"));
+  CHECK(mode_of(model.temp / "whole/pytorch_model.bin.index.json") == 0600);
+}
+
+TEST_CASE("Bits of a group go to that group alone; another one gets those of others") {
+  struct Case {
+    unsigned bits, other_bits;  // for a file of the input's group, and of another
+  };
+  for (const Case& one : {Case{0640, 0600}, Case{0750, 0700}, Case{0775, 0755}, Case{0664, 0644}, Case{0660, 0600},
+                          Case{0644, 0644}, Case{0604, 0604}, Case{0751, 0711}}) {
+    INFO(std::oct << one.bits);
+    const AllowedMode allowed{one.bits, {7}, 0777};
+    CHECK(allowed.for_group(7) == one.bits);
+    CHECK(allowed.for_group(8) == one.other_bits);
+    CHECK(allowed.for_any_group() == one.other_bits);
+    AllowedMode both = allowed;
+    both &= AllowedMode{0777, {8}, 0777};
+    CHECK(both.for_group(7) == one.other_bits);
+    CHECK(both.for_group(8) == one.other_bits);
+  }
+  // What the umask takes from others, it does not take from the group.
+  CHECK(AllowedMode{0664, {7}, 0750}.for_group(8) == 0640);
+}
+
+/// Another group than that of new files, to which this process may give files.
+gid_t other_group() {
+  if (::geteuid() == 0) return 65534;
+  std::vector<gid_t> groups(static_cast<std::size_t>(::getgroups(0, nullptr)));
+  REQUIRE(::getgroups(static_cast<int>(groups.size()), groups.data()) >= 0);
+  const auto found = std::find_if(groups.begin(), groups.end(), [](gid_t group) { return group != ::getegid(); });
+  REQUIRE(found != groups.end());  // it needs root, or a user of two groups
+  return *found;
+}
+
+TEST_CASE("Outputs of another group than the inputs' are closed to it, and those of the same are open") {
+  const Model model;
+  const gid_t group = other_group();
+  const auto give = [&](const fs::path& path) { REQUIRE(::chown(path.c_str(), static_cast<uid_t>(-1), group) == 0); };
+  for (const char* name : {"model", "model/model.safetensors", "model/sub/vocab.txt"}) give(model.temp / name);
+  model.restrict(0750, 0640);
+  fs::permissions(model.temp / "model/sub/vocab.txt", mode(0640));
+  shard(model.request());
+  for (const fs::path& folder : {fs::path(), fs::path("sub"), kRank})
+    CHECK(mode_of(model.temp / "out" / folder) == 0700);
+  CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == 0600);
+  CHECK(mode_of(model.temp / "out/sub/vocab.txt") == 0600);
+  CHECK(mode_of(model.temp / "out/config.json") == 0644);
+
+  fs::create_directories(model.temp / "shared");
+  give(model.temp / "shared");
+  fs::permissions(model.temp / "shared", mode(02755));  // what is made in it is of its group
+  ShardRequest request = model.request();
+  request.output_directory = model.temp / "shared/out";
+  shard(request);
+  for (const fs::path& folder : {fs::path(), fs::path("sub"), kRank})
+    CHECK(mode_of(model.temp / "shared/out" / folder) == 02750);
+  CHECK(mode_of(model.temp / "shared/out" / kRank / "model.safetensors") == 0640);
+  CHECK(mode_of(model.temp / "shared/out/sub/vocab.txt") == 0640);
+
+  fs::create_directories(model.temp / "open");  // its own group may enter it, which may not enter the model's
+  fs::permissions(model.temp / "open", mode(0750));
+  request.output_directory = model.temp / "open";
+  shard(request);
+  CHECK(mode_of(model.temp / "open/config.json") == 0600);
+  CHECK(mode_of(model.temp / "open" / kRank / "model.safetensors") == 0600);
 }
 
 TEST_CASE("While outputs grow, nobody else may look at them") {

@@ -195,6 +195,26 @@ TEST_CASE("A folder that may not be read, or not be searched, is left out with a
   }
 }
 
+TEST_CASE("A folder is not left out because one in it may not be read, whatever that is called") {
+  for (const fs::perms denied : {fs::perms::none, fs::perms::owner_read, fs::perms::owner_exec}) {
+    const TempDir temp;
+    for (const char* name : {"config.json", "serve/readme.txt", "serve/weights/vocab.txt", "tuned/notes.txt",
+                             "tuned/adapter_x/notes.txt", "epoch/readme.txt", "epoch/shards/notes.txt"})
+      write_file(temp / name, name);
+    const Unprivileged nobody(temp.path());
+    const auto folders = {"serve/weights", "tuned/adapter_x", "epoch/shards"};
+    for (const char* folder : folders) fs::permissions(temp / folder, denied);
+    const Companions found = companion_files(temp.path());
+    std::vector<std::string> names;
+    for (const CopiedFile& file : found.files) names.push_back(file.path.string());
+    CHECK(names == std::vector<std::string>{"config.json", "serve/readme.txt", "tuned/notes.txt"});
+    // "shards" makes a checkpoint by its name alone, and adapters are never a model's companions.
+    CHECK(found.notes == std::vector<std::string>{"a folder that is a checkpoint of its own is left out: epoch",
+                                                  "a folder that may not be read is left out: serve/weights"});
+    for (const char* folder : folders) fs::permissions(temp / folder, fs::perms::owner_all);
+  }
+}
+
 TEST_CASE("Sharding twice into a folder of the model does not copy the first result") {
   const TempDir temp;
   const TinyModel model;
