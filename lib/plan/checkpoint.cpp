@@ -215,6 +215,17 @@ std::string hint_for_copies(const Checkpoint& checkpoint) {
          "were swapped or come from different checkpoints, or config.json belongs to another model";
 }
 
+/// Options for heads that were given for a checkpoint of another layout than nxd.
+void note_idle_heads(Checkpoint& checkpoint, const AttentionOptions& heads) {
+  std::vector<std::string> options;
+  if (heads.replication != KvReplication::kTiled) options.push_back("the order of repeated key/value heads");
+  if (heads.kv_size_multiplier) options.push_back("their number");
+  if (heads.pad_heads) options.push_back("padding heads");
+  if (!options.empty())
+    checkpoint.notes.push_back("the options for " + join(options, ", ") + " have no effect on " +
+                               checkpoint.path.string() + ": they are for shards in the layout nxd, without metadata");
+}
+
 Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySpec& spec, const AttentionOptions& heads,
                        const ConfigChoice& config_choice) {
   Checkpoint checkpoint;
@@ -234,10 +245,7 @@ Checkpoint read_shards(const ShardsFolder& folder, ConfigUse use, const FamilySp
     return planned_model(config, shards, notes);
   });
   const bool told = shards.metadata.empty();
-  if (heads.replication != KvReplication::kTiled || heads.kv_size_multiplier || heads.pad_heads)
-    if (!told || describe(folder.kind).deployed)
-      checkpoint.notes.push_back("what was said of the heads of " + folder.path.string() +
-                                 " has no effect: it is of the layout nxd alone, which has no metadata");
+  if (!told || describe(folder.kind).deployed) note_idle_heads(checkpoint, heads);
   if (told) explain(shards, checkpoint, heads);
   if (shards.has_old_metadata && !checkpoint.model)
     throw Error(
@@ -342,7 +350,11 @@ Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec
                            const ConfigChoice& config) {
   return with_file_system_errors([&] {
     if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
-    if (!fs::is_directory(path)) return read_file(path, spec, config);
+    if (!fs::is_directory(path)) {
+      Checkpoint checkpoint = read_file(path, spec, config);
+      note_idle_heads(checkpoint, heads);
+      return checkpoint;
+    }
     const auto format = hf_format(path);
     const auto shards = find_shards_folder(path);
     if (shards && !format) return read_shards(*shards, use, spec, heads, config);
@@ -355,6 +367,7 @@ Checkpoint read_checkpoint(const fs::path& path, ConfigUse use, const FamilySpec
             .hint("reshard consolidate puts them together; what comes out can be looked at, converted and compared");
     }
     Checkpoint checkpoint = read_directory(path, use, spec, config);
+    note_idle_heads(checkpoint, heads);
     if (shards)
       checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +
                                  "; this is about the Hugging Face weights, give that folder to have the shards");
