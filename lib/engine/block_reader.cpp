@@ -58,10 +58,14 @@ Error difference(const Layout& layout, const Reading& reading, const StoredTenso
                hint);
 }
 
-/// Whether a stored tensor is a parameter that every rank trains a copy of. Copies of heads are none: their gradients
-/// are summed before the step, which keeps them equal.
-bool may_drift(const StoredTensor& stored, const LogicalTensor& tensor) {
-  return stored.kind == CutKind::kReplicated && !tensor.filler && can_drift(tensor.dtype);
+/// Whether a stored tensor is a parameter that every rank trains a replica of. Repeated heads are none: their gradients
+/// are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of the same one.
+bool may_drift(const Layout& layout, const Reading& reading, const StoredTensor& stored, const LogicalTensor& tensor) {
+  if (stored.kind != CutKind::kReplicated || tensor.filler || !can_drift(tensor.dtype) || reading.reads.empty())
+    return false;
+  const LayoutFile& first = layout.files[layout.stored[reading.reads.front().stored].file];
+  const LayoutFile& other = layout.files[stored.file];
+  return first.tp_rank != other.tp_rank || first.ep_rank != other.ep_rank;
 }
 
 /// The file offset that byte 0 of the block goes with, where a group is read into it as it is.
@@ -256,7 +260,7 @@ void BlockReader::differ(const Layout& layout, FilePool<Source>& files, const Re
   const StoredTensor& copy = layout.stored[stored];
   const Replicas replicas = shared_.options.replicas;
   const bool takes_first = replicas == Replicas::kFirst && layout.proved_by_copies.empty();
-  const bool drifts = replicas != Replicas::kExact && may_drift(copy, tensor);
+  const bool drifts = replicas != Replicas::kExact && may_drift(layout, reading, copy, tensor);
   if (copy.kind == CutKind::kTied || tensor.filler || (!drifts && !takes_first))
     throw difference(layout, reading, copy, tensor, index);
   {
