@@ -175,8 +175,8 @@ FoundCheckpoint take_tag(const fs::path& directory, const std::string& name) {
         .in(directory);
   if (is_folder(directory / name)) return {directory / name, {}};
   if (is_checkpoint(directory))
-    throw Error(ErrorKind::kUsage, "--tag has no effect: this is a checkpoint itself, and holds no folder " +
-                                       printable(name))
+    throw Error(ErrorKind::kUsage,
+                "--tag has no effect: this is a checkpoint itself, and holds no folder " + printable(name))
         .in(directory)
         .hint("leave out --tag, or give the directory that holds the folder of that name");
   const std::vector<Tag> tags = list_tags(directory);
@@ -237,7 +237,7 @@ std::vector<Tag> list_tags(const fs::path& directory) {
 
 bool is_tag_folder(const fs::path& directory) {
   const Tag tag = look_at(directory);
-  return tag.is_cut_off || (tag.has_weights && (is_marked(tag) || is_tag_name(tag.name)));
+  return is_tag_name(tag.name) ? tag.is_cut_off || tag.has_weights : is_marked(tag) && tag.has_weights;
 }
 
 std::optional<std::string> unfinished_reason(const Tag& tag, const std::vector<Tag>& tags) {

@@ -255,7 +255,7 @@ TEST_CASE(
   CHECK(says(document["notes"][0].get<std::string>(), "2 tensors drifted apart"));
 }
 
-TEST_CASE("--replicas takes three words, and no options beside it that contradict it") {
+TEST_CASE("The option --replicas takes three words, and none beside it that contradicts it") {
   for (const std::vector<std::string>& options : {std::vector<std::string>{"--replicas", "last"},
                                                   {"--replicas", "exact", "--no-check-replicas"},
                                                   {"--replicas", "drift", "--allow-divergent-replicas"}}) {

@@ -179,7 +179,10 @@ TEST_CASE("A config.json from elsewhere hides what it and its directory hide, wh
       INFO(std::oct << one.folder << ", " << one.config << (one.existing ? " existing" : "") << (anew ? " anew" : ""));
       const Model model;
       fs::create_directories(model.temp / "other");
-      fs::rename(model.temp / "model/config.json", model.temp / "other/config.json");
+      std::string config = read_file(model.temp / "model/config.json");
+      config.insert(config.find('{') + 1, "\"torch_dtype\": \"bfloat16\",");
+      write_file(model.temp / "other/config.json", config);
+      fs::remove(model.temp / "model/config.json");
       fs::permissions(model.temp / "other/config.json", mode(one.config));
       fs::permissions(model.temp / "other", mode(one.folder));
       if (one.existing) fs::create_directories(model.temp / "out");
@@ -255,7 +258,7 @@ TEST_CASE("What a private index says stays private beside shards, and in the ind
   CHECK(mode_of(model.temp / "whole/pytorch_model.bin.index.json") == 0600);
 }
 
-TEST_CASE("Bits of a group go to that group alone; another one gets those of others") {
+TEST_CASE("Bits of a group go to that group alone, another one gets those of others") {
   struct Case {
     unsigned bits, other_bits;  // for a file of the input's group, and of another
   };

@@ -295,7 +295,7 @@ struct FailingFlush {
   }
 };
 
-TEST_CASE("A flush that fails before the outputs have their names changes nothing; after that it is a note") {
+TEST_CASE("A flush that fails before the outputs have their names changes nothing, after that it is a note") {
   for (const bool existing : {false, true}) {
     INFO("existing " << existing);
     const Model model;

@@ -129,7 +129,7 @@ TEST_CASE("Every dtype of whole bytes is read back from a file of torch, whole o
   }
 }
 
-TEST_CASE("What a file says of itself is its last entry, and read back; state dict and sharing are as without it") {
+TEST_CASE("What a file says of itself is its last entry, and read back, state dict and sharing are as without it") {
   Random random(11);
   RandomFile file = random_file(random);
   while (file.tensors.size() < 3) file = random_file(random);

@@ -175,7 +175,7 @@ TEST_CASE("A model converted into folders of its own directory is not copied int
   CHECK_THAT(job->notes[0], Says("half"));
 }
 
-TEST_CASE("A folder that may not be read, or not be searched, is left out with a note; the model's own is an error") {
+TEST_CASE("A folder that may not be read, or not be searched, is left out with a note, the model's own is an error") {
   for (const fs::perms denied : {fs::perms::none, fs::perms::owner_read, fs::perms::owner_exec}) {
     const TempDir temp;
     for (const char* name : {"config.json", "lost+found/deep/file.txt", "lost+found/a.txt", "sub/secret/key.txt",

@@ -264,7 +264,7 @@ TEST_CASE("The name of a tag never leads out of the directory, from the command 
   }
 }
 
-TEST_CASE("The file latest names a folder beside it, with or without an end of line; a link does, too") {
+TEST_CASE("The file latest names a folder beside it, with or without an end of line, a link does, too") {
   const TempDir temp;
   write_nxd(temp / "step_3");
   write_nxd(temp / "step_6");
@@ -290,7 +290,7 @@ TEST_CASE("The file latest names a folder beside it, with or without an end of l
   CHECK(names(list_tags(temp.path())) == std::vector<std::string>{"step_3", "step_6"});
 }
 
-TEST_CASE("A tag that is not there is an error that says which are; so is one of a file") {
+TEST_CASE("A tag that is not there is an error that says which are, so is one of a file") {
   const TempDir temp;
   write_nxd(temp / "step_3");
   write_nxd(temp / "step_6", false);
