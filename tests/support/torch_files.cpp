@@ -43,7 +43,8 @@ void write_xser(const fs::path& path, const TensorMap& tensors) {
     const fs::path file = xser_tensor_path(path, entries.size());
     const TensorEntry entry{name, tensor.dtype, tensor.shape};
     const std::uint32_t crc = crc32(std::as_bytes(std::span(tensor.bytes)));
-    write_plan(file, plan_torch_tensor(file.stem().string(), entry, crc), [&](const auto&) { return tensor.bytes; });
+    const std::string& bytes = tensor.bytes;
+    write_plan(file, plan_torch_tensor(file.stem().string(), entry, crc), [&](const auto&) { return bytes; });
     numbers.emplace_back(name, entries.size());
     entries.push_back(entry);
   }
