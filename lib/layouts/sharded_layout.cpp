@@ -298,10 +298,7 @@ void prove_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& 
                                to_string(shape)));
 }
 
-}  // namespace
-
-namespace {
-
+/// The rules of each pipeline rank.
 std::vector<std::vector<CutRule>> rules_of_stages(const ShardedCheckpoint& checkpoint) {
   std::vector<std::vector<CutRule>> rules;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
