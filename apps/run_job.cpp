@@ -82,9 +82,8 @@ std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergen
   if (farthest != nullptr)
     notes.push_back(fmt::format(
         "{} drifted apart between ranks in training, and the first rank's values are taken. Largest relative "
-        "difference "
-        "{:.2g} (of {}), largest absolute difference {:.2g} (of {}). A rank of another step can look the same; "
-        "--replicas exact makes this an error",
+        "difference {:.2g} (of {}), largest absolute difference {:.2g} (of {}). A rank of another step can look the "
+        "same; --replicas exact makes this an error",
         drifted.size() == 1 ? "1 tensor" : fmt::format("{} tensors", drifted.size()), farthest->relative,
         farthest->tensor, largest->max_abs, largest->tensor));
   return notes;
