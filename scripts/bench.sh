@@ -29,4 +29,4 @@ rm -f "$log"
 
 revision=$(git describe --always --dirty 2>/dev/null || true)
 cd "$caller_dir" # paths among the options are the caller's
-exec "$source_dir/build/release/tests/bench/bench_files" --revision "$revision" "$@"
+exec "$source_dir/build/release/apps/bench/bench_files" --revision "$revision" "$@"

@@ -53,7 +53,7 @@ if ! { cmake --preset release -DRESHARD_BUILD_TESTS=ON && cmake --build --preset
   cat "$work/build.log" >&2
   fail "the build failed"
 fi
-PATH=$PWD/build/release/apps:$PWD/build/release/tests/support:$PATH
+PATH=$PWD/build/release/apps/reshard:$PWD/build/release/apps/tools:$PATH
 
 run() {
   printf '\n$'

@@ -1,24 +1,37 @@
-# reshard_floor(NAME SOURCES … DEPENDS …): one static library for one folder of lib/.
+# reshard_floor(NAME DEPENDS … PRIVATE_DEPENDS …): one static library from all sources of lib/reshard/NAME.
 #
-# Headers are included as "reshard/<floor>/<header>.h". Each floor has an include root of its own in the build tree, with
-# one link to its folder, so that a file sees its own floor and those it depends on and an include against the order
-# fails.
+# Headers are included by their path from lib/: "reshard/<floor>/<header>.h". A floor may include its own headers and
+# those of the floors it depends on, directly or not; the build runs CheckFloor.cmake, which fails on any other.
 function(reshard_floor name)
-  cmake_parse_arguments(FLOOR "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
-  set(include_root ${PROJECT_BINARY_DIR}/floors/${name})
-  file(MAKE_DIRECTORY ${include_root}/reshard)
-  file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR}/${name} ${include_root}/reshard/${name} SYMBOLIC)
-  list(TRANSFORM FLOOR_SOURCES PREPEND ${name}/)
-  add_library(reshard_${name} STATIC ${FLOOR_SOURCES})
+  cmake_parse_arguments(FLOOR "" "" "DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  set(folder ${CMAKE_CURRENT_SOURCE_DIR}/reshard/${name})
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
+  file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
+  set(allowed ${name})
+  foreach(dependency ${FLOOR_DEPENDS})
+    if(dependency MATCHES "^reshard::(.+)$")
+      get_target_property(floors reshard_${CMAKE_MATCH_1} RESHARD_FLOORS)
+      list(APPEND allowed ${floors})
+    endif()
+  endforeach()
+  list(JOIN allowed "," allowed_text)
+  set(checked ${CMAKE_CURRENT_BINARY_DIR}/${name}_floor_checked)
+  add_custom_command(OUTPUT ${checked}
+                     COMMAND ${CMAKE_COMMAND} -DFOLDER=${folder} -DALLOWED=${allowed_text} -DSTAMP=${checked}
+                             -P ${PROJECT_SOURCE_DIR}/lib/cmake/CheckFloor.cmake
+                     DEPENDS ${sources} ${headers} ${PROJECT_SOURCE_DIR}/lib/cmake/CheckFloor.cmake
+                     COMMENT "Checking the includes of ${name}")
+  add_library(reshard_${name} STATIC ${sources} ${checked})
   add_library(reshard::${name} ALIAS reshard_${name})
-  set_target_properties(reshard_${name} PROPERTIES EXPORT_NAME ${name} CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+  set_target_properties(reshard_${name} PROPERTIES EXPORT_NAME ${name} CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON
+                                                   RESHARD_FLOORS "${allowed}")
   target_compile_features(reshard_${name} PUBLIC cxx_std_20)
-  target_include_directories(reshard_${name} PUBLIC $<BUILD_INTERFACE:${include_root}>
+  target_include_directories(reshard_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}>
                                                     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_link_libraries(reshard_${name} PUBLIC ${FLOOR_DEPENDS} PRIVATE ${FLOOR_PRIVATE_DEPENDS})
   reshard_warnings(reshard_${name})
   install(TARGETS reshard_${name} EXPORT reshardTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/${name} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard
+  install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard
           FILES_MATCHING PATTERN "*.h" PATTERN "families" EXCLUDE)
 endfunction()
 

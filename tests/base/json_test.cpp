@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "reshard/io/text_file.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -236,7 +236,7 @@ TEST_CASE("Outputs that do not fit are refused before anything is made, with bot
 
 /// Fills a staging directory as a run would.
 void fill(const Staging& staging, const Job& job) {
-  for (const LayoutFile& file : job.target.files) write_file(staging.root() / file.path, "new weights");
+  for (const TensorFile& file : job.target.files) write_file(staging.root() / file.path, "new weights");
   for (const TextFile& file : job.text_files) write_file(staging.root() / file.path, "new text");
   for (const CopiedFile& file : job.copied_files) write_file(staging.root() / file.path, "new copy");
 }

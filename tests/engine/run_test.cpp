@@ -60,7 +60,7 @@ TEST_CASE("Sharding to eight ranks reads each byte of the source once, not once 
     if (block_bytes == 0) {
       execute(*job, options);
     } else {
-      for (const LayoutFile& file : job->target.files) {
+      for (const TensorFile& file : job->target.files) {
         fs::create_directories((sharded.temp / "ranks" / file.path).parent_path());
         storage.create(sharded.temp / "ranks" / file.path, file.size_bytes);
       }
@@ -88,7 +88,7 @@ TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
     execute(*job, options);
     std::uint64_t read = 0;
     std::uint64_t twice = 0;
-    for (const LayoutFile& file : job->source.files)
+    for (const TensorFile& file : job->source.files)
       for (const unsigned count : storage.read_counts(file.path, file.size_bytes)) {
         read += count;
         twice += count > 1;
@@ -99,7 +99,7 @@ TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
     // A norm is read on every rank: placed from one, compared on the others.
     for (const StoredTensor& tensor : job->source.stored)
       if (tensor.name.text() == "model.norm.weight") {
-        const LayoutFile& file = job->source.files[tensor.file];
+        const TensorFile& file = job->source.files[tensor.file];
         CHECK(storage.read_counts(file.path, file.size_bytes)[tensor.offset_bytes] == 1u);
       }
   }
@@ -138,7 +138,7 @@ TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threa
   const Sharded sharded;
   shard(sharded.request);
   const auto inspection = read_checkpoint(sharded.temp / "ranks", ConfigUse::kLenient);
-  const Program program = make_reading_program(inspection.layout);
+  const Program program = make_reading_program(inspection.map);
   std::vector<std::map<std::uint64_t, std::string>> blocks(program.transfers.size());
   std::mutex mutex;
   RunOptions options;
@@ -334,7 +334,7 @@ TEST_CASE("A source that is cut while it is mapped is an I/O error that names it
         // By now the first block is mapped, and the whole file with it.
         if (operation != FaultStorage::Operation::kReopen) return;
         reads_before = storage.count(FaultStorage::Operation::kRead);
-        for (const LayoutFile& file : job->source.files) fs::resize_file(file.path, 0);
+        for (const TensorFile& file : job->source.files) fs::resize_file(file.path, 0);
       };
       storage.before = cut;
       RunOptions options;
@@ -346,7 +346,7 @@ TEST_CASE("A source that is cut while it is mapped is an I/O error that names it
       CHECK(error.kind() == ErrorKind::kIo);
       CHECK_THAT(error.what(), Says("the file ends here, though it was longer when it was opened"));
       const bool names_a_source = std::any_of(job->source.files.begin(), job->source.files.end(),
-                                              [&](const LayoutFile& file) { return error.path() == file.path; });
+                                              [&](const TensorFile& file) { return error.path() == file.path; });
       CHECK(names_a_source);
       CHECK(storage.mapped_ranges() > 0);
       // One thread goes on to no other block: what it saw was mapped, so nothing was read of what it could not see.
@@ -359,7 +359,7 @@ TEST_CASE("Looking at a source that is cut while it is mapped is an I/O error th
   const Sharded sharded;
   const fs::path file = sharded.temp / "model/model.safetensors";
   const auto inspection = read_checkpoint(sharded.temp / "model", ConfigUse::kLenient);
-  const Program program = make_reading_program(inspection.layout);
+  const Program program = make_reading_program(inspection.map);
   FaultStorage storage;
   storage.lets_map = true;
   RunOptions options;

@@ -26,12 +26,12 @@ TEST_CASE("Statistics cover every value of tensors that take several blocks, a s
                                              {"empty", {DType::kF32, {0, 3}, ""}},
                                              {"one", {DType::kI8, {}, "\x85"}}});
   const auto inspection = read_checkpoint(temp / "m.safetensors", ConfigUse::kLenient);
-  const Layout& layout = inspection.layout;
+  const TensorMap& map = inspection.map;
   for (const unsigned threads : {1u, 3u}) {
     RunOptions options;
     options.threads = threads;
-    const auto values = compute_stats(
-        layout, {*layout.find_logical("big"), *layout.find_logical("one"), *layout.find_logical("empty")}, options);
+    const auto values =
+        compute_stats(map, {*map.find_logical("big"), *map.find_logical("one"), *map.find_logical("empty")}, options);
     REQUIRE(values.size() == 3);
     CHECK(values[0].count == count);
     CHECK(values[0].min == -250.0);

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 Verification verify_paths(const fs::path& a, const fs::path& b, Tolerance tolerance = {}, RunOptions options = {}) {
   const Checkpoint one = read_checkpoint(a, ConfigUse::kLenient);
   const Checkpoint other = read_checkpoint(b, ConfigUse::kLenient);
-  return verify(one.layout, other.layout, {tolerance.is_zero() ? std::nullopt : std::optional(tolerance)}, options);
+  return verify(one.map, other.map, {tolerance.is_zero() ? std::nullopt : std::optional(tolerance)}, options);
 }
 
 /// The same of tensors in two files.

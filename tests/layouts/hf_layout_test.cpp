@@ -10,9 +10,9 @@
 namespace reshard::test {
 namespace {
 
-std::vector<std::string> names_of(const Layout& layout, std::uint32_t file) {
+std::vector<std::string> names_of(const TensorMap& map, std::uint32_t file) {
   std::vector<std::string> names;
-  for (const StoredTensor& tensor : layout.stored)
+  for (const StoredTensor& tensor : map.stored)
     if (tensor.file == file) names.push_back(tensor.name);
   return names;
 }
@@ -20,32 +20,32 @@ std::vector<std::string> names_of(const Layout& layout, std::uint32_t file) {
 TEST_CASE("Tensors are dealt into files in order, a new one where the next would not fit") {
   const std::vector<LogicalTensor> tensors{
       {"a", DType::kU8, {40}}, {"b", DType::kU8, {60}}, {"c", DType::kU8, {1}}, {"d", DType::kU8, {99}}};
-  const Layout layout = hf_target_layout(tensors, 100);
-  REQUIRE(layout.files.size() == 2);
-  CHECK(layout.files[0].path == "model-00001-of-00002.safetensors");
-  CHECK(names_of(layout, 0) == std::vector<std::string>{"a", "b"});  // exactly full
-  CHECK(names_of(layout, 1) == std::vector<std::string>{"c", "d"});
-  CHECK_NOTHROW(prove_tiling(layout));
+  const TensorMap map = hf_target_map(tensors, 100);
+  REQUIRE(map.files.size() == 2);
+  CHECK(map.files[0].path == "model-00001-of-00002.safetensors");
+  CHECK(names_of(map, 0) == std::vector<std::string>{"a", "b"});  // exactly full
+  CHECK(names_of(map, 1) == std::vector<std::string>{"c", "d"});
+  CHECK_NOTHROW(prove_tiling(map));
 }
 
 TEST_CASE("A tensor larger than a file gets one to itself, before the one that is being filled") {
   const std::vector<LogicalTensor> tensors{
       {"a", DType::kU8, {40}}, {"big", DType::kU8, {101}}, {"c", DType::kU8, {60}}, {"d", DType::kU8, {1}}};
-  const Layout layout = hf_target_layout(tensors, 100);
-  REQUIRE(layout.files.size() == 3);
-  CHECK(names_of(layout, 0) == std::vector<std::string>{"big"});
-  CHECK(names_of(layout, 1) == std::vector<std::string>{"a", "c"});
-  CHECK(names_of(layout, 2) == std::vector<std::string>{"d"});
+  const TensorMap map = hf_target_map(tensors, 100);
+  REQUIRE(map.files.size() == 3);
+  CHECK(names_of(map, 0) == std::vector<std::string>{"big"});
+  CHECK(names_of(map, 1) == std::vector<std::string>{"a", "c"});
+  CHECK(names_of(map, 2) == std::vector<std::string>{"d"});
 }
 
 TEST_CASE("One file needs no number, and the index counts tensors' bytes alone") {
-  const Layout layout = hf_target_layout({{"a", DType::kF32, {4}}, {"b", DType::kF4, {6}}}, 1000);
-  REQUIRE(layout.files.size() == 1);
-  CHECK(layout.files[0].path == "model.safetensors");
-  const HfIndex index = index_of(layout);
+  const TensorMap map = hf_target_map({{"a", DType::kF32, {4}}, {"b", DType::kF4, {6}}}, 1000);
+  REQUIRE(map.files.size() == 1);
+  CHECK(map.files[0].path == "model.safetensors");
+  const HfIndex index = index_of(map);
   CHECK(index.total_size_bytes == 19);
   CHECK(index.weight_map.size() == 2);
-  CHECK(layout.files[0].size_bytes == target_parts(layout, layout.files[0]).front().bytes.size() + 19);
+  CHECK(map.files[0].size_bytes == target_parts(map, map.files[0]).front().bytes.size() + 19);
 }
 
 /// The Error of planning a shard of `model` after `change` was done to its tensors.
@@ -123,7 +123,7 @@ TEST_CASE("A tensor that stands in two files is refused, naming both") {
   Container a{"a.safetensors", 0, {{"w", DType::kU8, {1}, 0, 1}}, {}, {}};
   Container b = a;
   b.path = "b.safetensors";
-  const Error error = error_of([&] { whole_layout({a, b}); });
+  const Error error = error_of([&] { whole_map({a, b}); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.tensor() == "w");
   CHECK(error.path() == "b.safetensors");

@@ -28,10 +28,10 @@ TEST_CASE("A Hugging Face directory is inspected in state-dict order") {
   const auto inspection = read_checkpoint(model.temp / "model", ConfigUse::kLenient);
   CHECK(inspection.what == Checkpoint::What::kHuggingFace);
   CHECK(inspection.model_type == "llama");
-  CHECK(inspection.layout.files.size() == 2);
-  REQUIRE(inspection.layout.logical.size() == model.tensors.size());
-  CHECK(inspection.layout.logical.front().name == "model.embed_tokens.weight");
-  CHECK(inspection.layout.logical.back().name == "model.norm.weight");
+  CHECK(inspection.map.files.size() == 2);
+  REQUIRE(inspection.map.logical.size() == model.tensors.size());
+  CHECK(inspection.map.logical.front().name == "model.embed_tokens.weight");
+  CHECK(inspection.map.logical.back().name == "model.norm.weight");
   CHECK(inspection.notes.empty());
 }
 
@@ -40,7 +40,7 @@ TEST_CASE("A file alone is inspected without a model") {
   const auto inspection = read_checkpoint(
       model.temp / "out/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors", ConfigUse::kLenient);
   CHECK(inspection.what == Checkpoint::What::kFile);
-  CHECK(inspection.layout.files.size() == 1);
+  CHECK(inspection.map.files.size() == 1);
   REQUIRE(inspection.file_metadata.size() == 5);  // and which rank it is of
   CHECK(inspection.file_metadata[0] == std::pair<std::string, std::string>("format", "pt"));
 }
@@ -52,8 +52,8 @@ TEST_CASE("Ranks are inspected as what they are parts of, from the folder or its
     CHECK(inspection.what == Checkpoint::What::kSharded);
     CHECK(inspection.mesh.tp == 4);
     CHECK(inspection.mesh.pp == 2);
-    REQUIRE(inspection.layout.logical.size() == model.tensors.size());
-    for (const LogicalTensor& tensor : inspection.layout.logical)
+    REQUIRE(inspection.map.logical.size() == model.tensors.size());
+    for (const LogicalTensor& tensor : inspection.map.logical)
       CHECK(tensor.shape == model.tensors.at(tensor.name).shape);
   }
 }
@@ -84,7 +84,7 @@ TEST_CASE("A config.json that cannot be used is noted and does not keep one from
   const Model model;
   write_file(model.temp / "model/config.json", R"({"model_type": "llama", "hidden_size": "many"})");
   const auto inspection = read_checkpoint(model.temp / "model", ConfigUse::kLenient);
-  CHECK(inspection.layout.logical.size() == model.tensors.size());
+  CHECK(inspection.map.logical.size() == model.tensors.size());
   REQUIRE(inspection.notes.size() == 1);
   CHECK_THAT(inspection.notes[0], Says("config.json"));
 }
@@ -95,7 +95,7 @@ TEST_CASE("A directory of PEFT is inspected as its one file, and shards of adapt
   const Checkpoint adapter = read_checkpoint(golden / "original", ConfigUse::kLenient);
   CHECK(adapter.what == Checkpoint::What::kFile);
   CHECK(adapter.path == golden / "original/adapter_model.safetensors");
-  CHECK(adapter.layout.logical.size() == 56);
+  CHECK(adapter.map.logical.size() == 56);
   for (const char* path : {"sharded", "sharded/adapter_test", "sharded/adapter_test/adapter_shards"}) {
     INFO(path);
     const Error error = error_of([&] { read_checkpoint(golden / path, ConfigUse::kLenient); });

@@ -8,22 +8,22 @@ namespace reshard::test {
 namespace {
 
 /// A source or target of files that each hold some rows of "w", a [rows, 4] of F32.
-Layout of_rows(std::uint64_t rows, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& files) {
-  Layout layout;
-  layout.add_logical({"w", DType::kF32, {rows, 4}}, {});
+TensorMap of_rows(std::uint64_t rows, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& files) {
+  TensorMap map;
+  map.add_logical({"w", DType::kF32, {rows, 4}}, {});
   for (const auto& [begin, end] : files) {
-    layout.files.push_back({"f" + std::to_string(layout.files.size()), 0});
-    const auto file = static_cast<std::uint32_t>(layout.files.size() - 1);
+    map.files.push_back({"f" + std::to_string(map.files.size()), 0});
+    const auto file = static_cast<std::uint32_t>(map.files.size() - 1);
     const auto stored =
-        layout.add_stored({"w", DType::kF32, {end - begin, 4}, file, 0, (end - begin) * 16, CutKind::kColumn});
-    layout.pieces[0].push_back({stored, {{begin, 0}, {end - begin, 4}}, {0, 0}});
+        map.add_stored({"w", DType::kF32, {end - begin, 4}, file, 0, (end - begin) * 16, CutKind::kColumn});
+    map.pieces[0].push_back({stored, {{begin, 0}, {end - begin, 4}}, {0, 0}});
   }
-  return layout;
+  return map;
 }
 
 TEST_CASE("A program reads each element from the first file that has it") {
-  const Layout source = of_rows(8, {{0, 4}, {2, 6}, {4, 8}});
-  const Layout target = of_rows(8, {{0, 8}});
+  const TensorMap source = of_rows(8, {{0, 4}, {2, 6}, {4, 8}});
+  const TensorMap target = of_rows(8, {{0, 8}});
   const Program program = make_program(source, target);
   REQUIRE(program.transfers.size() == 1);
   const auto& reads = program.transfers[0].source->reads;
@@ -41,7 +41,7 @@ TEST_CASE("A program reads each element from the first file that has it") {
 }
 
 TEST_CASE("A part that no file holds is an error that names the box") {
-  const Layout source = of_rows(8, {{0, 3}, {5, 8}});
+  const TensorMap source = of_rows(8, {{0, 3}, {5, 8}});
   const Error error = error_of([&] { make_program(source, of_rows(8, {{0, 8}})); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.tensor() == "w");
@@ -50,14 +50,14 @@ TEST_CASE("A part that no file holds is an error that names the box") {
 }
 
 TEST_CASE("A source that holds only tied copies of a part does not cover it") {
-  Layout source = of_rows(8, {{0, 4}, {4, 8}});
+  TensorMap source = of_rows(8, {{0, 4}, {4, 8}});
   source.stored[1].kind = CutKind::kTied;
   CHECK(error_of([&] { make_program(source, of_rows(8, {{0, 8}})); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("Both sides must have the same tensors, dtypes and shapes") {
-  const Layout source = of_rows(8, {{0, 8}});
-  Layout more = of_rows(8, {{0, 8}});
+  const TensorMap source = of_rows(8, {{0, 8}});
+  TensorMap more = of_rows(8, {{0, 8}});
   more.add_logical({"extra", DType::kF32, {1}}, {});
   const Error lacks = error_of([&] { make_program(source, more); });
   CHECK(lacks.tensor() == "extra");
@@ -71,18 +71,18 @@ TEST_CASE("Both sides must have the same tensors, dtypes and shapes") {
 }
 
 TEST_CASE("A target that is not tiled is refused before anything else") {
-  Layout target = of_rows(8, {{0, 8}});
+  TensorMap target = of_rows(8, {{0, 8}});
   target.pieces[0][0].box.size[0] = 7;
   CHECK_THAT(error_of([&] { make_program(of_rows(8, {{0, 8}}), target); }).what(), Says("4 of its 32 elements"));
 }
 
 TEST_CASE("Pieces are grouped by the tensor that stores them") {
-  Layout target = of_rows(8, {{0, 4}, {4, 8}});
+  TensorMap target = of_rows(8, {{0, 4}, {4, 8}});
   target.pieces[0] = {{1, {{4, 0}, {2, 4}}, {0, 0}},
                       {0, {{0, 0}, {2, 4}}, {0, 0}},
                       {1, {{6, 0}, {2, 4}}, {2, 0}},
                       {0, {{2, 0}, {2, 4}}, {2, 0}}};
-  const Layout source = of_rows(8, {{0, 8}});
+  const TensorMap source = of_rows(8, {{0, 8}});
   const Program program = make_program(source, target);
   std::vector<std::uint32_t> order;
   for (const Piece& piece : program.transfers[0].writes) order.push_back(piece.stored);
@@ -90,15 +90,15 @@ TEST_CASE("Pieces are grouped by the tensor that stores them") {
 }
 
 TEST_CASE("A tensor without elements is moved by a program that reads nothing") {
-  const Layout source = of_rows(0, {{0, 0}});
-  const Layout target = of_rows(0, {{0, 0}});
+  const TensorMap source = of_rows(0, {{0, 0}});
+  const TensorMap target = of_rows(0, {{0, 0}});
   const Program program = make_program(source, target);
   CHECK(program.transfers.at(0).source->reads.empty());
   CHECK(program.write_bytes == 0);
 }
 
 TEST_CASE("A reading program compares nothing") {
-  Layout source = of_rows(8, {{0, 8}, {0, 8}});
+  TensorMap source = of_rows(8, {{0, 8}, {0, 8}});
   source.stored[1].kind = CutKind::kTied;
   const Program program = make_reading_program(source);
   CHECK(program.target == nullptr);
@@ -108,7 +108,7 @@ TEST_CASE("A reading program compares nothing") {
 }
 
 TEST_CASE("A target that has no place for a part of a tensor is never written") {
-  const Layout source = of_rows(8, {{0, 8}});
+  const TensorMap source = of_rows(8, {{0, 8}});
   const Error error = error_of([&] { make_program(source, of_rows(8, {{0, 3}, {5, 8}})); });
   CHECK(error.kind() == ErrorKind::kInternal);
   CHECK(error.tensor() == "w");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The published schema of families, judged by a validator: built-in families fit it, documents with a mistake do not.
 
-    check_families.py lib/specs
+    check_families.py lib/reshard/specs
 """
 
 import copy

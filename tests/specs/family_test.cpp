@@ -146,7 +146,7 @@ TEST_CASE("A family has the parameters of every checkpoint of the reference") {
 }
 
 TEST_CASE("The published schema has the plans that are read, and the keys of all built-in families") {
-  const Json schema = Json::parse(test::read_file(test::testdata("../lib/specs/family.schema.json")));
+  const Json schema = Json::parse(test::read_file(test::testdata("../lib/reshard/specs/family.schema.json")));
   const Json& module = schema.at("$defs").at("module").at("properties");
   std::vector<std::string> words;
   for (const PlanWord& row : kPlanWords) words.emplace_back(row.word);

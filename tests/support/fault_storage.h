@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/base/storage.h"
+#include "reshard/io/storage.h"
 
 namespace reshard::test {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "reshard/base/storage.h"
+#include "reshard/io/storage.h"
 
 namespace reshard::test {
 

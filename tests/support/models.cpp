@@ -134,7 +134,7 @@ ShardRequest shard_request(const fs::path& model, const fs::path& output, std::u
 }
 
 void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_bytes, unsigned threads) {
-  for (const LayoutFile& file : job.target.files) {
+  for (const TensorFile& file : job.target.files) {
     fs::create_directories((root / file.path).parent_path());
     const auto sink = local_storage().create(root / file.path, file.size_bytes);
     if (needs_crcs(file)) continue;
@@ -146,7 +146,7 @@ void run_in_blocks(const Job& job, const fs::path& root, std::uint64_t block_byt
   options.storage = &local_storage(block_bytes % 2 == 0 ? IoMode::kMmap : IoMode::kRead);
   options.tuning = {1, 1};
   const std::vector<std::uint32_t> crcs = run_program(job.program, root, options, {}, block_bytes);
-  for (const LayoutFile& file : job.target.files) {
+  for (const TensorFile& file : job.target.files) {
     if (!needs_crcs(file)) continue;
     const auto sink = local_storage().reopen(root / file.path);
     for (const FilePart& part : target_parts(job.target, file, crcs))

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "reshard/base/storage.h"
 #include "reshard/formats/container.h"
+#include "reshard/io/storage.h"
 
 namespace reshard::test {
 

@@ -1,10 +1,10 @@
 #include "support/torch_files.h"
 
 #include "reshard/base/crc32.h"
-#include "reshard/base/storage.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/torch_plan.h"
 #include "reshard/formats/xser.h"
+#include "reshard/io/storage.h"
 #include "support/strided.h"
 
 namespace reshard::test {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/base/storage.h"
+#include "reshard/io/storage.h"
 #include "reshard/plan/job.h"
 #include "support/models.h"
 #include "support/oracle.h"

@@ -2,9 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/base/storage.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
+#include "reshard/io/storage.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -1,0 +1,223 @@
+#include "dry_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "reshard/base/strings.h"
+#include "reshard/layouts/shards.h"
+#include "table.h"
+
+namespace reshard::cli {
+namespace {
+
+constexpr std::size_t kLabel = 10;
+constexpr std::uint32_t kShownRanks = 16;  // of the head placement; --json has them all
+
+std::string line(const std::string& label, const std::string& text) {
+  return wrap(fmt::format("{:<{}}{}", label, kLabel, text), kLabel) + "\n";
+}
+
+std::uint64_t parameter_count(const TensorMap& map) {
+  std::uint64_t elems = 0;
+  for (const LogicalTensor& tensor : map.logical)
+    if (!tensor.filler) elems += num_elems(tensor.shape).value_or(0);
+  return elems;
+}
+
+std::uint64_t file_bytes(const TensorMap& map) {
+  std::uint64_t bytes = 0;
+  for (const TensorFile& file : map.files) bytes += file.size_bytes;
+  return bytes;
+}
+
+std::string plural(std::uint64_t count, const std::string& noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+bool has_layer_number(const std::string& name) {
+  const std::vector<std::string> parts = split(name, '.');
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const std::string& part) { return parse_unsigned(part).has_value(); });
+}
+
+/// The tensors of a pipeline rank that belong to no layer.
+std::vector<std::string> outside_layers(const TensorMap& target, std::uint32_t pp_rank) {
+  std::vector<std::string> names;
+  for (const StoredTensor& tensor : target.stored) {
+    const TensorFile& file = target.files[tensor.file];
+    if (file.pp_rank == pp_rank && file.tp_rank == 0 && file.ep_rank == 0 && !has_layer_number(tensor.name))
+      names.push_back(tensor.name);
+  }
+  return names;
+}
+
+std::string stages_text(const Job& job) {
+  std::string text;
+  const PipelinePartition& partition = *job.partition;
+  for (std::uint32_t s = 0; s < partition.stages(); ++s) {
+    const std::uint64_t first = partition.first[s];
+    const std::uint64_t last = partition.first[s + 1] - 1;
+    const std::string layers =
+        first == last ? fmt::format("layer {}", first) : fmt::format("layers {}-{}", first, last);
+    text += line(s == 0 ? "stages" : "", fmt::format("{:>3}  pp rank {:<3} {}", s, partition.rank_of_stage(s), layers));
+  }
+  for (std::uint32_t pp_rank = 0; pp_rank < job.mesh.pp; ++pp_rank) {
+    const std::vector<std::string> names = outside_layers(job.target, pp_rank);
+    if (!names.empty()) text += line("", fmt::format("     pp rank {:<3} {}", pp_rank, join(names, ", ")));
+  }
+  if (!job.cut_names.empty()) text += line("cuts", join(job.cut_names, " "));
+  return text;
+}
+
+std::string numbers_text(const std::vector<std::uint32_t>& numbers) {
+  const std::vector<std::uint64_t> wide(numbers.begin(), numbers.end());
+  return std::is_sorted(wide.begin(), wide.end()) ? list_ranges(wide) : list_numbers(wide, 64);
+}
+
+/// Heads by number; from `heads` on they are heads of zeros.
+std::string slots_text(std::vector<std::uint32_t> slots, std::uint64_t heads) {
+  const std::size_t zeros = std::erase_if(slots, [&](std::uint32_t head) { return head >= heads; });
+  if (zeros == 0) return numbers_text(slots);
+  const std::string added = fmt::format("{} of zeros", zeros);
+  return slots.empty() ? added : numbers_text(slots) + " + " + added;
+}
+
+std::string heads_text(const Job& job) {
+  const AttentionReport& report = *job.attention;
+  const std::string counts =
+      fmt::format("{} query, {} key/value, of {} elements: ", report.heads, report.kv_heads, report.head_dim);
+  const std::string share = fmt::format("a rank has {} query and {} key/value heads", report.heads / job.mesh.tp,
+                                        std::max<std::uint64_t>(1, report.kv_heads / job.mesh.tp));
+  const std::string joined = report.joined ? "q, k and v joined" : "q, k and v apart";
+  if (report.ranks.empty()) return line("heads", counts + joined + ", " + share);
+  std::string text =
+      line("heads", fmt::format("{}grouped query, each key/value head {}, {}", counts,
+                                report.copies == 1 ? "once" : fmt::format("{} times", report.copies), joined));
+  for (std::uint32_t r = 0; r < std::min(job.mesh.tp, kShownRanks); ++r)
+    text += line("", fmt::format("tp rank {:<3} key/value {:<8} query {}", r,
+                                 slots_text(report.ranks[r].key_value, report.kv_heads),
+                                 slots_text(report.ranks[r].query, report.heads)));
+  if (job.mesh.tp > kShownRanks)
+    text += line("", fmt::format("… and {} ranks more (all with --json)", job.mesh.tp - kShownRanks));
+  return text;
+}
+
+/// A line of the table of files: those of several tensor-parallel ranks that are alike, or the many of one xser folder.
+struct FileRow {
+  std::string path;  // without the number of the tensor-parallel rank
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t files = 0;
+  std::vector<std::uint64_t> tp_ranks = {};
+  std::size_t number_at = 0;  // where that number stands in the path; 0: it has none
+  int digits = 0;             // of the number, at least
+};
+
+/// Takes the number of the tensor-parallel rank out of the path.
+void take_rank(FileRow& row) {
+  constexpr std::string_view kBefore = "tp_rank_";
+  const std::size_t name_at = row.path.rfind('/') + 1;  // npos + 1 is 0
+  std::size_t begin = row.path.find(kBefore);
+  if (begin != std::string::npos)
+    begin += kBefore.size(), row.digits = 2;
+  else if (presharded_rank(std::string_view(row.path).substr(name_at)))
+    begin = name_at + 2;
+  else
+    return;
+  const std::size_t end = std::min(row.path.find_first_not_of("0123456789", begin), row.path.size());
+  row.tp_ranks = {parse_unsigned(row.path.substr(begin, end - begin)).value_or(0)};
+  row.path.erase(begin, end - begin);
+  row.number_at = begin;
+}
+
+/// Every output file of weights or text, those of one rank's xser folder together.
+std::vector<FileRow> file_rows(const Job& job) {
+  std::vector<std::uint64_t> tensors(job.target.files.size(), 0);
+  for (const StoredTensor& tensor : job.target.stored) ++tensors[tensor.file];
+  std::vector<FileRow> rows;
+  for (std::size_t f = 0; f < job.target.files.size(); ++f) {
+    const TensorFile& file = job.target.files[f];
+    const bool one_of_many = file.encoding == TensorFile::Encoding::kTorchTensor;
+    const std::string path = one_of_many ? file.path.parent_path().string() + "/" : file.path.string();
+    if (!one_of_many || rows.empty() || rows.back().path != path) rows.push_back({path});
+    rows.back().tensors += tensors[f];
+    rows.back().bytes += file.size_bytes;
+    ++rows.back().files;
+  }
+  for (const TextFile& file : job.text_files) rows.push_back({file.path.string(), 0, file.text.size(), 1});
+  return rows;
+}
+
+/// The lines of files, ranks whose files are alike in one. `folders` shows the names of the outermost.
+Table file_table(const Job& job, bool folders) {
+  Table table({{"file", Table::Align::kLeft}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
+  std::vector<FileRow> folded;
+  std::map<std::tuple<std::string, std::uint64_t, std::uint64_t>, std::size_t> by_pattern;
+  for (FileRow& row : file_rows(job)) {
+    take_rank(row);
+    const auto [found, is_new] = by_pattern.emplace(std::tuple(row.path, row.bytes, row.files), folded.size());
+    if (is_new)
+      folded.push_back(std::move(row));
+    else
+      folded[found->second].tp_ranks.push_back(row.tp_ranks.front());
+  }
+  for (const FileRow& row : folded) {
+    const std::size_t count = std::max<std::size_t>(1, row.tp_ranks.size());
+    std::string path = row.path;
+    if (row.number_at != 0) {
+      const std::string first = fmt::format("{:0{}}", row.tp_ranks.front(), row.digits);
+      path.insert(row.number_at,
+                  count == 1 ? first : fmt::format("{{{}..{:0{}}}}", first, row.tp_ranks.back(), row.digits));
+    }
+    if (const std::size_t slash = path.find('/'); !folders && slash != std::string::npos && row.tensors != 0)
+      path.replace(0, slash, "…");
+    if (row.files > 1) path += fmt::format(" ({} files)", row.files);
+    const std::string bytes = format_bytes(row.bytes);
+    table.add({path, row.tensors ? std::to_string(row.tensors) : "",
+               count > 1 ? fmt::format("{} × {}", count, bytes) : bytes});
+  }
+  for (const CopiedFile& file : job.copied_files)
+    table.add({file.path.string() + " (copied)", "", format_bytes(file.size_bytes)});
+  return table;
+}
+
+}  // namespace
+
+std::string read_text(const Program& program) {
+  const std::string all = format_bytes(program.read_bytes + program.check_bytes);
+  std::vector<std::string> parts;
+  if (program.check_bytes) parts.push_back(format_bytes(program.check_bytes) + " second copies, compared");
+  if (program.skipped_bytes) parts.push_back(format_bytes(program.skipped_bytes) + " second copies, not read");
+  if (program.dropped_bytes) parts.push_back(format_bytes(program.dropped_bytes) + " dropped");
+  return parts.empty() ? all
+                       : fmt::format("{} ({} placed, {})", all, format_bytes(program.read_bytes), join(parts, ", "));
+}
+
+std::string dry_run_text(const Job& job, const OutputSpace& space) {
+  const std::uint64_t written = job.output_bytes();
+  std::string text = fmt::format("{} (dry run: nothing is written)\n\n", job.command);
+  text += line("from", job.source_directory.string());
+  text += line("", fmt::format("{}{}, {} parameters, {} in {}", job.family.empty() ? "" : job.family + ", ",
+                               plural(job.source.tensor_count(), "tensor"), format_count(parameter_count(job.source)),
+                               format_bytes(file_bytes(job.source)), plural(job.source.files.size(), "file")));
+  text += line("to", job.output_directory.string());
+  text += line("mesh", fmt::format("tp {} × pp {}{}{}", job.mesh.tp, job.mesh.pp,
+                                   job.mesh.ep > 1 ? fmt::format(" × ep {}", job.mesh.ep) : "",
+                                   job.mesh.vpp > 1 ? fmt::format(" × {} virtual stages", job.mesh.vpp) : ""));
+  if (job.partition) text += stages_text(job);
+  if (job.attention) text += heads_text(job);
+  text += "\n";
+  const Table files = file_table(job, true);
+  text += (files.fits() ? files : file_table(job, false)).text() + "\n";
+  text += line("reads", read_text(job.program));
+  text += line("writes",
+               fmt::format("{} in {}; {} free on {}", format_bytes(written),
+                           plural(job.target.files.size() + job.text_files.size() + job.copied_files.size(), "file"),
+                           format_bytes(space.free_bytes), space.file_system.string()));
+  return text;
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,122 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <numeric>
+
+#include "arguments.h"
+#include "commands.h"
+#include "inspect_json.h"
+#include "inspect_report.h"
+#include "print.h"
+#include "progress.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/engine/stats.h"
+#include "reshard/plan/name_rules.h"
+#include "reshard/plan/tags.h"
+#include "run_job.h"
+
+namespace reshard::cli {
+namespace {
+
+struct InspectArguments : MovingArguments {
+  std::string path;
+  std::string print_spec;
+  std::string filter;
+  HeadsArguments heads;
+  SourceArguments source;
+  bool tensors = false;
+  bool stats = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+std::vector<std::uint32_t> matching_tensors(const TensorMap& map, const std::string& filter) {
+  std::vector<std::uint32_t> wanted(map.logical.size());
+  std::iota(wanted.begin(), wanted.end(), 0u);
+  std::erase_if(wanted, [&](std::uint32_t index) { return map.logical[index].filler.has_value(); });
+  if (filter.empty()) return wanted;
+  const NamePattern pattern("--filter", filter);
+  std::erase_if(wanted, [&](std::uint32_t index) { return !pattern.matches(map.logical[index].name); });
+  return wanted;
+}
+
+void add_stats(Checkpoint& checkpoint, const InspectArguments& arguments, RunOptions options,
+               std::vector<TensorRow>& rows) {
+  const TensorMap& map = checkpoint.map;
+  std::vector<Divergence> divergent;
+  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
+  Progress progress;
+  options.progress = &progress;
+  std::vector<std::uint32_t> wanted;
+  std::uint64_t bytes = 0;
+  for (const TensorRow& row : rows) {
+    wanted.push_back(row.logical);
+    bytes += num_bytes(map.logical[row.logical].dtype, map.logical[row.logical].shape).value_or(0);
+  }
+  const ProgressBar bar(progress, bytes, !arguments.quiet);
+  const std::vector<ValueSummary> values = compute_stats(map, wanted, options);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values = values[i];
+  for (std::string& note : divergent_notes(divergent)) checkpoint.notes.push_back(std::move(note));
+}
+
+/// The description of a built-in family, as --spec takes one.
+void print_spec(const std::string& model_type) {
+  const Family* family = builtin_family(model_type);
+  if (!family) {
+    const std::vector<std::string> known = known_model_types();
+    const std::string guess = nearest(model_type, known);
+    throw Error(ErrorKind::kUsage, "--print-spec: the family \"" + printable(model_type) + "\" is not known")
+        .hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean " + guess + "?");
+  }
+  print_output(family->json_text);
+}
+
+void inspect(const InspectArguments& arguments) {
+  if (!arguments.print_spec.empty() && !arguments.path.empty())
+    throw Error(ErrorKind::kUsage,
+                "--print-spec prints a built-in description and looks at no PATH, such as " + printable(arguments.path))
+        .hint("leave out one of the two");
+  if (!arguments.print_spec.empty()) return print_spec(arguments.print_spec);
+  if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
+  if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
+  const RunOptions options = run_options(arguments);
+  const FoundCheckpoint found = find_checkpoint(arguments.path, arguments.source.tag);
+  const std::string path = arguments.path == found.path ? arguments.path : found.path.string();
+  Checkpoint inspection = read_checkpoint(found.path, ConfigUse::kLenient, family_spec(arguments),
+                                          heads_of(arguments.heads), {config_of(arguments.source)});
+  inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
+  std::vector<TensorRow> rows = tensor_rows(inspection.map, matching_tensors(inspection.map, arguments.filter));
+  if (arguments.stats) add_stats(inspection, arguments, options, rows);
+  if (arguments.json) {
+    print_output(to_text(inspect_document(path, inspection, rows)));
+    return;
+  }
+  if (!arguments.quiet) print_notes(inspection.notes);
+  print_output(inspect_text(path, inspection, rows, arguments.tensors));
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  auto arguments = std::make_shared<InspectArguments>();
+  CLI::App* command =
+      app.add_subcommand("inspect", "Show what a file, a Hugging Face directory or a sharded checkpoint holds");
+  command->add_option("PATH", arguments->path, "File or directory");
+  command
+      ->add_option("--print-spec", arguments->print_spec,
+                   "Print the description of a built-in family, the form of --spec")
+      ->type_name("FAMILY");
+  command->add_flag("--tensors", arguments->tensors, "One line a tensor, instead of one for all layers");
+  command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
+  command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
+  add_tag(*command, arguments->source);
+  add_config(*command, arguments->source);
+  add_heads(*command, arguments->heads);
+  add_moving(*command, *arguments);
+  command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
+  command->add_flag("--quiet", arguments->quiet, "No progress bar or notes; errors only");
+  command->callback([arguments] { inspect(*arguments); });
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,69 @@
+#include "inspect_json.h"
+
+#include <cmath>
+
+namespace reshard::cli {
+namespace {
+
+Document values_document(const ValueSummary& v) {
+  const auto number = [](double value) {
+    return std::isfinite(value) ? Document(value) : Document(number_text(value));
+  };
+  const bool any = v.count > v.nan_count;
+  return {{"min", any ? number(v.min) : Document(nullptr)},
+          {"max", any ? number(v.max) : Document(nullptr)},
+          {"mean", v.finite_count ? number(v.mean()) : Document(nullptr)},
+          {"nan_count", v.nan_count},
+          {"inf_count", v.inf_count}};
+}
+
+Document tensor_document(const TensorMap& map, const TensorRow& row) {
+  const LogicalTensor& tensor = map.logical[row.logical];
+  Document json;
+  json["name"] = tensor.name;
+  json["dtype"] = name(tensor.dtype);
+  json["shape"] = tensor.shape;
+  json["bytes"] = num_bytes(tensor.dtype, tensor.shape).value_or(0);
+  json["layout"] = name(row.kind);
+  if (!row.stored_as.empty()) json["stored_as"] = row.stored_as;
+  json["pp_ranks"] = row.pp_ranks;
+  if (row.values) json["values"] = values_document(*row.values);
+  return json;
+}
+
+}  // namespace
+
+Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows) {
+  const Totals totals = totals_of(inspection.map, rows);
+  Document json;
+  json["command"] = "inspect";
+  json["path"] = path;
+  json["kind"] = what_name(inspection);
+  json["format"] = name(inspection.format);
+  json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
+  json["tensor_count"] = totals.tensors;
+  json["parameters"] = totals.elems;
+  json["bytes"] = totals.bytes;
+  json["dtypes"] = Document::object();
+  for (const auto& [dtype, part] : totals_by_dtype(inspection.map, rows))
+    json["dtypes"][std::string(name(dtype))] = {
+        {"tensors", part.tensors}, {"parameters", part.elems}, {"bytes", part.bytes}};
+  json["metadata"] = Document::object();
+  for (const auto& [key, value] : inspection.file_metadata) json["metadata"][key] = value;
+  if (inspection.what == Checkpoint::What::kSharded) {
+    json["mesh"] = {{"tp", inspection.mesh.tp}, {"pp", inspection.mesh.pp}, {"ep", inspection.mesh.ep}};
+    json["ranks"] = Document::array();
+    for (const RankBytes& rank : rank_bytes(inspection.map))
+      json["ranks"].push_back(
+          {{"tp_rank", rank.tp_rank}, {"pp_rank", rank.pp_rank}, {"ep_rank", rank.ep_rank}, {"bytes", rank.bytes}});
+  }
+  json["files"] = Document::array();
+  for (const TensorFile& file : inspection.map.files)
+    json["files"].push_back({{"path", file.path.string()}, {"bytes", file.size_bytes}});
+  json["tensors"] = Document::array();
+  for (const TensorRow& row : rows) json["tensors"].push_back(tensor_document(inspection.map, row));
+  json["notes"] = inspection.notes;
+  return json;
+}
+
+}  // namespace reshard::cli

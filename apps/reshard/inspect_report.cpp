@@ -1,0 +1,208 @@
+#include "inspect_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "fold.h"
+#include "reshard/base/strings.h"
+#include "table.h"
+
+namespace reshard::cli {
+namespace {
+
+using Align = Table::Align;
+
+std::string layout_text(const TensorRow& row) {
+  return row.stored_as.empty() ? std::string(name(row.kind)) : fmt::format("{} ({})", name(row.kind), row.stored_as);
+}
+
+std::string shape_text(const Dims& shape) {
+  constexpr std::size_t kShown = 8;
+  if (shape.size() > kShown) return fmt::format("{} dims", shape.size());
+  return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "×"));
+}
+
+std::string what_text(const Checkpoint& inspection) {
+  const std::size_t files = inspection.map.files.size();
+  const std::string_view format = name(inspection.format);
+  const std::string model = inspection.model_type.empty() ? "" : " of a " + printable(inspection.model_type) + " model";
+  switch (inspection.what) {
+    case Checkpoint::What::kFile: return fmt::format("{} file", format);
+    case Checkpoint::What::kHuggingFace:
+      return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");
+    case Checkpoint::What::kSharded: {
+      const Mesh& mesh = inspection.mesh;
+      const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
+      return fmt::format("sharded checkpoint{} ({}, {}), tp {} × pp {}{}, {} rank{}", model,
+                         describe(inspection.shards_kind).name, format, mesh.tp, mesh.pp,
+                         mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks, ranks == 1 ? "" : "s");
+    }
+  }
+  return "";
+}
+
+/// The rows of one line of the table, put together.
+struct Line {
+  std::string name;
+  Totals totals;
+  std::vector<std::uint64_t> pp_ranks;
+  std::optional<ValueSummary> values;
+  const TensorRow* first = nullptr;
+};
+
+Line make_line(const TensorMap& map, const std::vector<TensorRow>& rows, const Folded& folded) {
+  Line line{folded.name, {}, {}, {}, &rows[folded.members.front()]};
+  std::set<std::uint64_t> pp_ranks;
+  for (const std::uint32_t member : folded.members) {
+    const TensorRow& row = rows[member];
+    line.totals.add(map.logical[row.logical]);
+    pp_ranks.insert(row.pp_ranks.begin(), row.pp_ranks.end());
+    if (!row.values) continue;
+    if (!line.values) line.values.emplace();
+    line.values->append(*row.values);
+  }
+  line.pp_ranks.assign(pp_ranks.begin(), pp_ranks.end());
+  return line;
+}
+
+std::vector<Line> make_lines(const TensorMap& map, const std::vector<TensorRow>& rows, bool each) {
+  std::vector<Foldable> items;
+  for (const TensorRow& row : rows) {
+    const LogicalTensor& tensor = map.logical[row.logical];
+    const std::string key =
+        each ? std::to_string(row.logical)
+             : fmt::format("{} {} {}", name(tensor.dtype), to_string(tensor.shape), layout_text(row));
+    items.push_back({tensor.name, key});
+  }
+  std::vector<Line> lines;
+  for (const Folded& folded : fold(items)) lines.push_back(make_line(map, rows, folded));
+  return lines;
+}
+
+/// The table of tensors; `full` says more about each than may fit a narrow terminal.
+Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines, bool full) {
+  const bool ranks = inspection.what == Checkpoint::What::kSharded;
+  std::vector<std::pair<std::string, Align>> columns{{"tensor", Align::kLeft}};
+  if (full) columns.push_back({"dtype", Align::kLeft});
+  columns.push_back({"shape", Align::kLeft});
+  if (ranks) columns.insert(columns.end(), {{"layout", Align::kLeft}, {"pp", Align::kLeft}});
+  columns.push_back({"bytes", Align::kRight});
+  Table table(std::move(columns));
+  for (const Line& line : lines) {
+    const LogicalTensor& tensor = inspection.map.logical[line.first->logical];
+    std::vector<std::string> cells{printable(line.name)};
+    if (full) cells.push_back(std::string(name(tensor.dtype)));
+    cells.push_back(shape_text(tensor.shape));
+    if (ranks) cells.push_back(full ? layout_text(*line.first) : name(line.first->kind));
+    if (ranks) cells.push_back(list_ranges(line.pp_ranks));
+    cells.push_back(format_bytes(line.totals.bytes));
+    table.add(std::move(cells));
+  }
+  return table;
+}
+
+/// What the ranks' joined tensors hold: "gate_up_proj: gate_proj, up_proj".
+std::string joined_text(const TensorMap& map, const std::vector<TensorRow>& rows) {
+  std::map<std::string, std::vector<std::string>> parts_of;
+  for (const TensorRow& row : rows) {
+    const std::vector<std::string> path = split(map.logical[row.logical].name, '.');
+    if (row.stored_as.empty() || path.size() < 2) continue;
+    std::vector<std::string>& parts = parts_of[row.stored_as];
+    if (std::find(parts.begin(), parts.end(), path[path.size() - 2]) == parts.end())
+      parts.push_back(path[path.size() - 2]);
+  }
+  std::string text;
+  for (const auto& [stored_as, parts] : parts_of)
+    text += fmt::format("{} {}: {}", text.empty() ? "stored as" : ";", stored_as, join(parts, ", "));
+  return text.empty() ? "" : wrap(text, 2) + "\n";
+}
+
+/// With everything where that fits. Where it does not, a dtype that all share (it stands above the table) gives way,
+/// and the names that tensors have on the ranks.
+std::string fitting_tensor_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, bool each) {
+  const std::vector<Line> lines = make_lines(inspection.map, rows, each);
+  const Table full = tensor_table(inspection, lines, true);
+  const bool one_dtype = totals_by_dtype(inspection.map, rows).size() == 1;
+  if (full.fits() || !one_dtype) return full.text();
+  return tensor_table(inspection, lines, false).text() + joined_text(inspection.map, rows);
+}
+
+std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, bool each) {
+  Table table({{"tensor", Align::kLeft},
+               {"dtype", Align::kLeft},
+               {"min", Align::kRight},
+               {"max", Align::kRight},
+               {"mean", Align::kRight},
+               {"nan", Align::kRight},
+               {"inf", Align::kRight}});
+  for (const Line& line : make_lines(inspection.map, rows, each)) {
+    const LogicalTensor& tensor = inspection.map.logical[line.first->logical];
+    const ValueSummary& v = *line.values;
+    const bool any = v.count > v.nan_count;
+    table.add({printable(line.name), std::string(name(tensor.dtype)), any ? number_text(v.min) : "-",
+               any ? number_text(v.max) : "-", v.finite_count ? number_text(v.mean()) : "-",
+               std::to_string(v.nan_count), std::to_string(v.inf_count)});
+  }
+  return table.text();
+}
+
+/// One line a pipeline rank: how many bytes its ranks hold and how even that is.
+std::string ranks_table(const Checkpoint& inspection) {
+  const std::vector<RankBytes> ranks = rank_bytes(inspection.map);
+  Table table({{"pp rank", Align::kLeft},
+               {"ranks", Align::kRight},
+               {"least", Align::kRight},
+               {"most", Align::kRight},
+               {"all", Align::kRight}});
+  const auto add = [&](const std::string& label, const auto& belongs) {
+    std::uint64_t least = UINT64_MAX, most = 0, all = 0, count = 0;
+    for (const RankBytes& rank : ranks) {
+      if (!belongs(rank)) continue;
+      least = std::min(least, rank.bytes);
+      most = std::max(most, rank.bytes);
+      all += rank.bytes;
+      ++count;
+    }
+    if (count == 0) least = 0;
+    table.add({label, std::to_string(count), format_bytes(least), format_bytes(most), format_bytes(all)});
+    return std::array{least, most, all, count};
+  };
+  for (std::uint32_t p = 0; p < inspection.mesh.pp; ++p)
+    add(std::to_string(p), [p](const RankBytes& rank) { return rank.pp_rank == p; });
+  const auto [least, most, all, count] = add("all", [](const RankBytes&) { return true; });
+  const double mean = static_cast<double>(all) / static_cast<double>(count);
+  std::string text = table.text();
+  if (mean > 0)
+    text += fmt::format("bytes a rank: mean {}, fullest {:+.1f} %, emptiest {:+.1f} %\n",
+                        format_bytes(static_cast<std::uint64_t>(mean)), (static_cast<double>(most) / mean - 1) * 100,
+                        (static_cast<double>(least) / mean - 1) * 100);
+  return text;
+}
+
+}  // namespace
+
+std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
+                         bool each) {
+  const Totals totals = totals_of(inspection.map, rows);
+  std::string text = fmt::format("{}: {}\n", printable(path), what_text(inspection));
+  text += fmt::format(
+      "{} tensor{}{}, {} parameters, {}\n", totals.tensors, totals.tensors == 1 ? "" : "s",
+      rows.size() == inspection.map.tensor_count() ? "" : fmt::format(" of {}", inspection.map.tensor_count()),
+      format_count(totals.elems), format_bytes(totals.bytes));
+  for (const auto& [dtype, part] : totals_by_dtype(inspection.map, rows))
+    text += fmt::format("  {:<12} {:>7} tensor{}  {:>8} parameters  {:>8}\n", name(dtype), part.tensors,
+                        part.tensors == 1 ? " " : "s", format_count(part.elems), format_bytes(part.bytes));
+  for (const auto& [key, value] : inspection.file_metadata)
+    text += wrap(fmt::format("  metadata {}: {}", printable(key), printable(value)), 4) + "\n";
+  if (!rows.empty())
+    text += "\n" +
+            (rows.front().values ? stats_table(inspection, rows, each) : fitting_tensor_table(inspection, rows, each));
+  if (inspection.what == Checkpoint::What::kSharded) text += "\n" + ranks_table(inspection);
+  return text;
+}
+
+}  // namespace reshard::cli

@@ -1,0 +1,101 @@
+#include "inspection.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "reshard/tensor/shape.h"
+
+namespace reshard::cli {
+namespace {
+
+/// The last two parts of a stored name ("qkv_proj.weight_q"), or all of it if the tensor lies elsewhere altogether.
+std::string short_stored_name(const std::string& stored, const std::string& logical) {
+  if (logical.ends_with("." + stored)) return {};  // the same without the base model's prefix
+  const std::size_t last = stored.rfind('.');
+  const std::size_t before = last == std::string::npos ? last : stored.rfind('.', last - 1);
+  if (before == std::string::npos) return stored;
+  // NxD Inference's names lack the base model's prefix, and have one part more before the last two.
+  const std::size_t module = stored.rfind('.', before - 1);
+  const auto begins = [&](std::size_t size) {
+    const std::string prefix = stored.substr(0, size) + ".";
+    return logical.starts_with(prefix) || logical.find("." + prefix) != std::string::npos;
+  };
+  const bool longer = !begins(before) && module != std::string::npos && begins(module);
+  if (!longer && !begins(before)) return stored;
+  const std::string tail = stored.substr((longer ? module : before) + 1);
+  if (logical.ends_with("." + tail)) return {};
+  return tail.ends_with(".weight") || tail.ends_with(".bias") ? tail.substr(0, tail.rfind('.')) : tail;
+}
+
+}  // namespace
+
+void Totals::add(const LogicalTensor& tensor) {
+  ++tensors;
+  elems += num_elems(tensor.shape).value_or(0);
+  bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+}
+
+std::vector<RankBytes> rank_bytes(const TensorMap& map) {
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::uint64_t>
+      by_rank;  // a rank may have many files
+  for (const StoredTensor& tensor : map.stored) {
+    const TensorFile& file = map.files[tensor.file];
+    by_rank[{file.pp_rank, file.ep_rank, file.tp_rank}] += tensor.size_bytes;
+  }
+  std::vector<RankBytes> ranks;
+  for (const auto& [rank, bytes] : by_rank)
+    ranks.push_back({std::get<0>(rank), std::get<1>(rank), std::get<2>(rank), bytes});
+  return ranks;
+}
+
+Totals totals_of(const TensorMap& map, const std::vector<TensorRow>& rows) {
+  Totals totals;
+  for (const TensorRow& row : rows) totals.add(map.logical[row.logical]);
+  return totals;
+}
+
+std::map<DType, Totals> totals_by_dtype(const TensorMap& map, const std::vector<TensorRow>& rows) {
+  std::map<DType, Totals> by_dtype;
+  for (const TensorRow& row : rows) by_dtype[map.logical[row.logical].dtype].add(map.logical[row.logical]);
+  return by_dtype;
+}
+
+std::string number_text(double value) {
+  return std::isfinite(value) ? fmt::format("{:.4g}", value) : std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+const char* what_name(const Checkpoint& checkpoint) {
+  switch (checkpoint.what) {
+    case Checkpoint::What::kFile: return "file";
+    case Checkpoint::What::kHuggingFace: return "huggingface";
+    case Checkpoint::What::kSharded: return describe(checkpoint.shards_kind).name;
+  }
+  return "";
+}
+
+std::vector<TensorRow> tensor_rows(const TensorMap& map, const std::vector<std::uint32_t>& wanted) {
+  std::vector<TensorRow> rows;
+  for (const std::uint32_t index : wanted) {
+    TensorRow row;
+    row.logical = index;
+    std::set<std::uint64_t> pp_ranks;
+    bool first = true;
+    for (const Piece& piece : map.pieces[index]) {
+      const StoredTensor& stored = map.stored[piece.stored];
+      pp_ranks.insert(map.files[stored.file].pp_rank);
+      if (!std::exchange(first, false)) continue;
+      row.kind = stored.kind;
+      if (stored.name.text() != map.logical[index].name)
+        row.stored_as = short_stored_name(stored.name, map.logical[index].name);
+    }
+    row.pp_ranks.assign(pp_ranks.begin(), pp_ranks.end());
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace reshard::cli

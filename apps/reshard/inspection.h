@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/plan/checkpoint.h"
+#include "reshard/tensor/numeric.h"
+
+namespace reshard::cli {
+
+/// One original tensor as inspect tells of it.
+struct TensorRow {
+  std::uint32_t logical = 0;  // index into the map
+  CutKind kind = CutKind::kWhole;
+  std::string stored_as;                // where its name on the ranks is another; else empty
+  std::vector<std::uint64_t> pp_ranks;  // ascending
+  std::optional<ValueSummary> values;
+};
+
+/// The tensors that `wanted` names (indices into the map), with how they are laid out.
+std::vector<TensorRow> tensor_rows(const TensorMap& map, const std::vector<std::uint32_t>& wanted);
+
+/// Sums over tensors.
+struct Totals {
+  std::uint64_t tensors = 0;
+  std::uint64_t elems = 0;
+  std::uint64_t bytes = 0;
+
+  void add(const LogicalTensor& tensor);
+};
+Totals totals_of(const TensorMap& map, const std::vector<TensorRow>& rows);
+std::map<DType, Totals> totals_by_dtype(const TensorMap& map, const std::vector<TensorRow>& rows);
+
+/// What each rank of a sharded checkpoint holds, by pipeline rank.
+struct RankBytes {
+  std::uint32_t pp_rank;
+  std::uint32_t ep_rank;
+  std::uint32_t tp_rank;
+  std::uint64_t bytes;
+};
+std::vector<RankBytes> rank_bytes(const TensorMap& map);
+
+/// What a directory or file turned out to be: "file", "huggingface", "ranks".
+const char* what_name(const Checkpoint& checkpoint);
+
+/// Four digits, or nan, inf, -inf.
+std::string number_text(double value);
+
+}  // namespace reshard::cli

@@ -1,0 +1,105 @@
+#include "json_report.h"
+
+#include "progress.h"
+#include "run_job.h"
+
+namespace reshard::cli {
+namespace {
+
+const char* form_name(AttentionForm form) {
+  switch (form) {
+    case AttentionForm::kSeparate: return "separate";
+    case AttentionForm::kFused: return "fused";
+    case AttentionForm::kGroupedQuery: return "grouped query";
+  }
+  return "";
+}
+
+Document attention_document(const AttentionReport& report) {
+  Document json;
+  json["form"] = form_name(report.form);
+  json["num_attention_heads"] = report.heads;
+  json["num_key_value_heads"] = report.kv_heads;
+  json["head_dim"] = report.head_dim;
+  json["fuse_qkv"] = report.joined;
+  if (report.ranks.empty()) return json;
+  json["kv_size_multiplier"] = report.copies;
+  json["ranks"] = Document::array();
+  for (const AttentionReport::RankHeads& rank : report.ranks)
+    json["ranks"].push_back(
+        {{"tp_rank", json["ranks"].size()}, {"query_heads", rank.query}, {"key_value_heads", rank.key_value}});
+  return json;
+}
+
+Document stages_document(const PipelinePartition& partition) {
+  Document stages = Document::array();
+  for (std::uint32_t s = 0; s < partition.stages(); ++s)
+    stages.push_back({{"stage", s},
+                      {"pp_rank", partition.rank_of_stage(s)},
+                      {"first_layer", partition.first[s]},
+                      {"last_layer", partition.first[s + 1] - 1}});
+  return stages;
+}
+
+Document files_document(const Job& job) {
+  Document files = Document::array();
+  const auto add = [&](const std::filesystem::path& path, std::uint64_t bytes, const char* kind) {
+    files.push_back({{"path", path.string()}, {"bytes", bytes}, {"kind", kind}});
+  };
+  for (const TensorFile& file : job.target.files) add(file.path, file.size_bytes, "weights");
+  for (const TextFile& file : job.text_files) add(file.path, file.text.size(), "metadata");
+  for (const CopiedFile& file : job.copied_files) add(file.path, file.size_bytes, "copied");
+  return files;
+}
+
+}  // namespace
+
+Document divergent_document(const std::vector<Divergence>& divergent) {
+  Document all = Document::array();
+  for (const Divergence& one : divergent) {
+    Document entry{{"tensor", one.tensor}, {"text", one.text}, {"drift", one.is_drift}};
+    if (one.is_drift) entry["max_abs_difference"] = one.max_abs, entry["relative_difference"] = one.relative;
+    all.push_back(std::move(entry));
+  }
+  return all;
+}
+
+Document job_document(const Job& job, const OutputSpace& space, const RunResult* result) {
+  Document json;
+  json["command"] = job.command;
+  json["dry_run"] = result == nullptr;
+  json["source"] = job.source_directory.string();
+  json["output"] = job.output_directory.string();
+  json["model_type"] = job.family.empty() ? Document(nullptr) : Document(job.family);
+  json["mesh"] = {{"tp", job.mesh.tp}, {"pp", job.mesh.pp}, {"vpp", job.mesh.vpp}, {"ep", job.mesh.ep}};
+  if (job.partition) {
+    json["pipeline_cuts"] = job.cut_names;
+    json["stages"] = stages_document(*job.partition);
+  }
+  if (job.attention) json["attention"] = attention_document(*job.attention);
+  json["tensors"] = job.source.tensor_count();
+  json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},
+                   {"placed", job.program.read_bytes},
+                   {"compared", job.program.check_bytes},
+                   {"not_read", job.program.skipped_bytes},
+                   {"dropped", job.program.dropped_bytes},
+                   {"written", job.output_bytes()},
+                   {"free", space.free_bytes}};
+  json["files"] = files_document(job);
+  json["notes"] = job.notes;
+  if (result != nullptr) {
+    for (const std::string& note : divergent_notes(result->divergent)) json["notes"].push_back(note);
+    for (const std::string& note : result->notes) json["notes"].push_back(note);
+    json["divergent_replicas"] = divergent_document(result->divergent);
+    json["seconds"] = result->seconds;
+    json["bytes_per_second"] = result->seconds > 0 ? static_cast<double>(result->written_bytes) / result->seconds : 0;
+    json["peak_memory_bytes"] = peak_memory_bytes();
+  }
+  return json;
+}
+
+std::string to_text(const Document& document) {
+  return document.dump(2, ' ', false, Document::error_handler_t::replace) + "\n";
+}
+
+}  // namespace reshard::cli

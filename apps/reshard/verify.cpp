@@ -1,0 +1,186 @@
+#include "reshard/engine/verify.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <memory>
+
+#include "arguments.h"
+#include "commands.h"
+#include "json_report.h"
+#include "print.h"
+#include "progress.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/plan/checkpoint.h"
+#include "reshard/plan/tags.h"
+#include "run_job.h"
+
+namespace reshard::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kShown = 10;  // differences of a kind; --json has them all
+
+struct VerifyArguments : MovingArguments {
+  std::string a;
+  std::string b;
+  std::string rtol;  // empty: not given
+  std::string atol;
+  HeadsArguments heads;
+  ReplicaArguments replicas;
+  SourceArguments source;
+  bool json = false;
+  bool quiet = false;
+};
+
+double parse_tolerance(const std::string& option, const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) || value < 0)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: \"{}\" is not a number that is 0 or more", option, printable(text)));
+  return value;
+}
+
+std::string names_text(const std::vector<std::string>& names, const std::string& what) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i)
+    text += fmt::format("{}: {}\n", what, printable(names[i]));
+  if (names.size() > kShown) text += fmt::format("{}: … and {} more\n", what, names.size() - kShown);
+  return text;
+}
+
+std::string report_text(const Verification& result, const VerifyArguments& arguments) {
+  std::string text = names_text(result.only_a, "only in " + printable(arguments.a)) +
+                     names_text(result.only_b, "only in " + printable(arguments.b)) +
+                     names_text(result.other_form, "other shape or dtype");
+  for (std::size_t i = 0; i < std::min(result.different.size(), kShown); ++i) {
+    const TensorDifference& d = result.different[i];
+    text += fmt::format("differs: {}: {} of {} elements, first at {}: {} and {}; by {:.4g} at most\n",
+                        printable(d.name), d.differing, d.elems, to_string(d.first), d.a, d.b, d.max_abs);
+  }
+  if (result.different.size() > kShown)
+    text += fmt::format("differs: … and {} more tensors\n", result.different.size() - kShown);
+  if (result.same())
+    return text + fmt::format("same: {} tensors, {}\n", result.compared_tensors, format_bytes(result.compared_bytes));
+  const std::size_t wrong =
+      result.only_a.size() + result.only_b.size() + result.other_form.size() + result.different.size();
+  return text +
+         fmt::format("different: {} of {} tensors\n", wrong,
+                     result.compared_tensors + result.only_a.size() + result.only_b.size() + result.other_form.size());
+}
+
+Document document_of(const Verification& result, const VerifyArguments& arguments,
+                     const std::vector<Divergence>& divergent, const std::vector<std::string>& notes) {
+  Document json;
+  json["command"] = "verify";
+  json["a"] = arguments.a;
+  json["b"] = arguments.b;
+  json["same"] = result.same();
+  json["tensors"] = result.compared_tensors;
+  json["bytes"] = result.compared_bytes;
+  json["only_in_a"] = result.only_a;
+  json["only_in_b"] = result.only_b;
+  json["other_shape_or_dtype"] = result.other_form;
+  json["different"] = Document::array();
+  for (const TensorDifference& d : result.different)
+    json["different"].push_back({{"name", d.name},
+                                 {"elements", d.elems},
+                                 {"differing", d.differing},
+                                 {"first_index", d.first},
+                                 {"a", d.a},
+                                 {"b", d.b},
+                                 {"max_abs_difference", d.max_abs}});
+  json["divergent_replicas"] = divergent_document(divergent);
+  json["notes"] = notes;
+  for (const std::string& note : divergent_notes(divergent)) json["notes"].push_back(note);
+  return json;
+}
+
+/// The checkpoint at `path`; of a training run's directory, the one that --tag names or the newest one.
+Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, bool& tag_used) {
+  const bool has_tags = fs::is_directory(path) && !is_checkpoint(path);
+  const FoundCheckpoint found = find_checkpoint(path, has_tags ? arguments.source.tag : std::nullopt);
+  tag_used = tag_used || has_tags;
+  const ConfigChoice config{config_of(arguments.source), true};
+  Checkpoint side =
+      read_checkpoint(found.path, ConfigUse::kLenient, family_spec(arguments), heads_of(arguments.heads), config);
+  side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
+  return side;
+}
+
+int run_verify(const VerifyArguments& arguments) {
+  VerifyOptions how;
+  if (!arguments.rtol.empty() || !arguments.atol.empty()) how.tolerance.emplace();
+  if (!arguments.rtol.empty()) how.tolerance->relative = parse_tolerance("--rtol", arguments.rtol);
+  if (!arguments.atol.empty()) how.tolerance->absolute = parse_tolerance("--atol", arguments.atol);
+  RunOptions options = run_options(arguments, arguments.replicas);
+  bool tag_used = false;
+  const Checkpoint a = read_side(arguments.a, arguments, tag_used);
+  const Checkpoint b = read_side(arguments.b, arguments, tag_used);
+  if (arguments.source.tag && !tag_used)
+    throw Error(ErrorKind::kUsage, "--tag has no effect: A and B are checkpoints themselves")
+        .hint("give the directory that holds the folder of that name");
+  if (arguments.source.config && !a.config_given && !b.config_given)
+    throw Error(ErrorKind::kUsage, "--config has no effect: A and B both have a config.json of their own");
+  for (const Checkpoint* checkpoint : {&a, &b})
+    if (checkpoint->map.logical.empty())
+      throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);
+  std::vector<std::string> notes = a.notes;
+  notes.insert(notes.end(), b.notes.begin(), b.notes.end());
+  if (!arguments.quiet && !arguments.json) print_notes(notes);
+  Progress progress;
+  options.progress = &progress;
+  std::vector<Divergence> divergent;
+  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
+  Verification result;
+  {
+    std::uint64_t bytes = 0;
+    for (const TensorMap* map : {&a.map, &b.map})
+      for (const LogicalTensor& tensor : map->logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+    const ProgressBar bar(progress, bytes, !arguments.quiet);
+    result = verify(a.map, b.map, how, options);
+  }
+  if (arguments.json)
+    print_output(to_text(document_of(result, arguments, divergent, notes)));
+  else if (!arguments.quiet)
+    print_notes(divergent_notes(divergent));
+  if (!arguments.json && !arguments.quiet) print_output(report_text(result, arguments));
+  return result.same() ? 0 : kExitDifferent;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, int& exit_code) {
+  auto arguments = std::make_shared<VerifyArguments>();
+  CLI::App* command = app.add_subcommand(
+      "verify", "Compare two checkpoints, whatever their layouts and file formats: exit code 0 or 1");
+  command->add_option("A", arguments->a, "A file of tensors, a Hugging Face directory or a sharded checkpoint")
+      ->required();
+  command->add_option("B", arguments->b, "The other")->required();
+  command
+      ->add_option(
+          "--rtol", arguments->rtol,
+          "Relative tolerance: |a - b| may be ATOL + RTOL * |b|. With either option, also with 0, values are compared "
+          "and not bytes: dtypes may differ, -0 equals 0, NaN equals NaN")
+      ->type_name("X");
+  command->add_option("--atol", arguments->atol, "Absolute tolerance; the same")->type_name("X");
+  add_replicas(*command, arguments->replicas, false);
+  add_tag(*command, arguments->source);
+  command->get_option("--tag")->description(
+      "Where A or B is a directory with several checkpoints (step_3, checkpoint-10): the one to read (default: the "
+      "newest finished one)");
+  add_config(*command, arguments->source);
+  command->get_option("--config")
+      ->description("The model's config.json, or the directory that holds it, for A or B without one of its own");
+  add_heads(*command, arguments->heads);
+  add_moving(*command, *arguments);
+  command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
+  command->add_flag("--quiet", arguments->quiet, "Print nothing; the exit code tells");
+  command->callback([arguments, &exit_code] { exit_code = run_verify(*arguments); });
+}
+
+}  // namespace reshard::cli

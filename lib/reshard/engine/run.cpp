@@ -1,0 +1,232 @@
+#include "reshard/engine/run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/engine/block_reader.h"
+#include "reshard/engine/block_writer.h"
+#include "reshard/engine/parallel.h"
+#include "reshard/engine/shared_run.h"
+#include "reshard/tensor/numeric.h"
+
+namespace reshard {
+namespace {
+
+/// Buffers: the block, up to two for staging, one for a second copy or after a cast.
+constexpr std::uint64_t kPlainBuffers = 4;
+constexpr unsigned kMaxDefaultThreads = 16;
+
+std::uint64_t first_elem(const Dims& shape, const Box& box) {
+  std::uint64_t elem = 0;
+  for (std::size_t d = 0; d < shape.size(); ++d) elem = elem * shape[d] + box.begin[d];
+  return elem;
+}
+
+/// One thread of a run.
+class Worker {
+ public:
+  Worker(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes)
+      : shared_(shared), number_(number), reader_(shared, buffers_, max_window_bytes), writer_(shared, buffers_) {}
+
+  void run() {
+    BlockQueue::Item item;
+    while (!shared_.failed && shared_.queue.next(number_, item)) {
+      prove_not_stopped(shared_.options);
+      reader_.start_block();
+      try {
+        process(item);
+      } catch (const Error&) {
+        reader_.prove_whole();  // a file that was cut is the reason for what else went wrong
+        throw;
+      }
+      reader_.prove_whole();
+    }
+  }
+
+ private:
+  void process(const BlockQueue::Item& item) {
+    const Transfer& transfer = shared_.program.transfers[item.transfer];
+    const LogicalTensor& tensor = *transfer.tensor;
+    std::vector<Group> targets;
+    if (shared_.program.target && transfer.result)
+      targets = groups_of(*shared_.program.target, transfer.writes, *transfer.result, item.box);
+    if (targets.empty() && shared_.program.target && transfer.result && !shared_.visitor) return;  // of ranks left out
+    std::uint64_t done = 0;
+    if (move(transfer, item.box, targets)) {
+      for (const Group& target : targets) done += target.total_bytes;
+    } else {
+      const auto written_to_bytes = writer_.place_written_to(targets);
+      std::span<const std::byte> block = read(transfer, item.box, written_to_bytes);
+      if (shared_.program.target && transfer.result) {
+        block = cast(transfer, item.box, block, written_to_bytes);
+        done = writer_.store(targets, block);
+      }
+      std::span<const std::byte> against;
+      if (transfer.against)
+        against = reader_.read(*shared_.program.against, shared_.others, *transfer.against, *transfer.result, item.box,
+                               buffers_.against);
+      if (shared_.visitor) {
+        shared_.visitor({item.transfer, item.block, first_elem(tensor.shape, item.box), block, against});
+        done = block.size() + against.size();
+      }
+    }
+    if (shared_.options.progress) shared_.options.progress->done_bytes += done;
+  }
+
+  /// Writes a block without bringing it into one piece, where nobody has to look at it and its parts are long.
+  bool move(const Transfer& transfer, const Box& box, std::span<const Group> targets) {
+    const Program& program = shared_.program;
+    if (!program.target || !transfer.result || !transfer.source || !transfer.more.empty() || shared_.visitor ||
+        transfer.against || !transfer.source->checks.empty() || transfer.tensor->filler ||
+        transfer.tensor->dtype != transfer.result->dtype)
+      return false;
+    for (const Group& target : targets)
+      if (!target.is_one_run()) return false;
+    const std::vector<Group> sources = groups_of(*program.source, transfer.source->reads, *transfer.tensor, box);
+    if (reader_.read_parts(*program.source, shared_.sources, sources, parts_)) {
+      store_parts(targets);
+    } else if (sources.size() != 1 || !sources.front().is_one_run() || !copy_in_kernel(sources.front(), targets)) {
+      return false;
+    }
+    return true;
+  }
+
+  /// A file system lets one thread at a time write to a file. Where another one does, this puts the block together
+  /// meanwhile: then its own turn is short.
+  void store_parts(std::span<const Group> targets) {
+    if (parts_.size() == 1 || std::none_of(targets.begin(), targets.end(),
+                                           [&](const Group& target) { return writer_.has_to_wait(target); })) {
+      for (const Group& target : targets) writer_.store(target, parts_);
+      return;
+    }
+    std::uint64_t bytes = 0;
+    for (const auto part : parts_) bytes += part.size();
+    buffers_.block.make_room(bytes, {{}, writer_.place_written_to(targets)});
+    std::byte* at = buffers_.block.data();
+    for (const auto part : parts_) at = std::copy(part.begin(), part.end(), at);
+    writer_.store(targets, buffers_.block.bytes());
+  }
+
+  /// Has the file system copy the block, where that pays, no checksums are wanted, and each byte goes to one place.
+  bool copy_in_kernel(const Group& source, std::span<const Group> targets) {
+    std::uint64_t bytes = 0;
+    for (const Group& target : targets) bytes += target.total_bytes;
+    if (shared_.checksums.wanted() || bytes > source.total_bytes) return false;
+    const TensorMap& map = *shared_.program.source;
+    const StoredTensor& stored = map.stored[source.stored];
+    const auto file = shared_.open(map, shared_.sources, stored.file);
+    return std::all_of(targets.begin(), targets.end(), [&](const Group& target) {
+      return writer_.copy(target, *file, stored.offset_bytes + source.runs.front().a_begin_bytes);
+    });
+  }
+
+  std::span<const std::byte> read(const Transfer& transfer, const Box& box,
+                                  std::optional<std::uint64_t> written_to_bytes) {
+    if (!transfer.source) {
+      const auto room = buffers_.block.make_room(*num_bytes(transfer.tensor->dtype, box.size), {{}, written_to_bytes});
+      fill_elements(transfer.tensor->dtype, room, transfer.tensor->filler.value_or(0));
+      return room;
+    }
+    const auto block = reader_.read(*shared_.program.source, shared_.sources, *transfer.source, *transfer.tensor, box,
+                                    buffers_.block, written_to_bytes);
+    return transfer.more.empty() ? block : mean(transfer, box, block, written_to_bytes);
+  }
+
+  /// The mean of this tensor's block and others'.
+  std::span<const std::byte> mean(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
+                                  std::optional<std::uint64_t> written_to_bytes) {
+    while (buffers_.terms.size() < transfer.more.size()) buffers_.terms.emplace_back();
+    std::vector<std::span<const std::byte>> terms{block};
+    for (std::size_t i = 0; i < transfer.more.size(); ++i)
+      terms.push_back(reader_.read(*shared_.program.source, shared_.sources, transfer.more[i], *transfer.tensor, box,
+                                   buffers_.terms[i]));
+    const auto result = buffers_.mean.make_room(block.size(), {{}, written_to_bytes});
+    mean_elements(transfer.tensor->dtype, terms, result);
+    return result;
+  }
+
+  /// The block in the dtype that is written.
+  std::span<const std::byte> cast(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
+                                  std::optional<std::uint64_t> written_to_bytes) {
+    const LogicalTensor& tensor = *transfer.tensor;
+    const DType to = transfer.result->dtype;
+    if (tensor.dtype == to) return block;
+    const auto result = buffers_.other.make_room(*num_bytes(to, box.size), {{}, written_to_bytes});
+    const auto overflowed = cast_elements(tensor.dtype, block, to, result, shared_.options.overflow);
+    if (overflowed)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("its element {} does not fit {}", to_string(index_in(box, *overflowed)), name(to)))
+          .in(shared_.program.source->files[shared_.program.source->stored[transfer.source->reads.front().stored].file]
+                  .path)
+          .tensor(tensor.name)
+          .hint("choose a wider dtype, or let such values become the largest of theirs (--overflow saturate)");
+    return result;
+  }
+
+  SharedRun& shared_;
+  unsigned number_;
+  Buffers buffers_;
+  BlockReader reader_;
+  BlockWriter writer_;
+  std::vector<std::span<const std::byte>> parts_;
+};
+
+/// Blocks that one thread holds at once.
+std::uint64_t buffers_per_thread(const Program& program) {
+  std::uint64_t terms = 0;
+  for (const Transfer& transfer : program.transfers) terms = std::max<std::uint64_t>(terms, transfer.more.size() + 1);
+  return kPlainBuffers + (program.against ? 1 : 0) + (terms > 1 ? terms : 0);
+}
+
+void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes) {
+  try {
+    Worker(shared, number, max_window_bytes).run();
+  } catch (...) {
+    shared.fail(std::current_exception());
+  }
+}
+
+}  // namespace
+
+unsigned thread_count(const RunOptions& options) {
+  if (options.threads != 0) return options.threads;
+  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
+}
+
+void prove_not_stopped(const RunOptions& options) {
+  if (options.progress && options.progress->stop) throw Error(ErrorKind::kInterrupted, kStoppedMessage);
+}
+
+std::vector<std::uint32_t> run_program(const Program& program, const std::filesystem::path& target_root,
+                                       const RunOptions& options, const BlockVisitor& visitor,
+                                       std::uint64_t visit_block_bytes) {
+  if (options.max_memory_bytes < kMinMemoryBytes)
+    throw Error(ErrorKind::kUsage,
+                "--max-memory " + format_memory(options.max_memory_bytes) + " is too little to work in")
+        .hint("give at least " + format_memory(kMinMemoryBytes));
+  // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
+  const std::uint64_t visited_bytes = kPlainBuffers * visit_block_bytes * (options.storage->maps() ? 2 : 1);
+  const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, visited_bytes);
+  const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
+      thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
+  const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes;
+  const std::uint64_t window_bytes = options.storage->maps() ? per_thread / 2 : 0;
+  const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(program);
+  const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
+  const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
+  SharedRun shared(program, target_root, options, visitor, threads, block_bytes, strided_bytes);
+  // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
+  for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i), window_bytes); });
+  shared.write_back.clear();
+  shared.sinks.clear();  // which may have a failure to tell
+  if (shared.failure) std::rethrow_exception(shared.failure);
+  for (const TensorMap* map : {program.source, program.against})
+    if (map) std::for_each(map->files.begin(), map->files.end(), prove_unchanged);
+  return shared.checksums.values();
+}
+
+}  // namespace reshard

@@ -1,0 +1,100 @@
+// engine/: runs a program: walks logical tensors block by block, reads each source byte once, writes long runs,
+// publishes the outputs when all are complete.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/io/storage.h"
+#include "reshard/plan/program.h"
+#include "reshard/tensor/cast.h"
+
+namespace reshard {
+
+/// What a run tells others while it goes on, and how others stop it. Thread-safe.
+struct Progress {
+  std::atomic<std::uint64_t> done_bytes{0};  // of Program::write_bytes, or read_bytes where nothing is written
+  std::atomic<bool> flushing{false};         // all bytes are written, the disk has not confirmed them yet
+  std::atomic<bool> stop{false};             // set it to end the run with kInterrupted
+};
+
+/// What pays, as measured (tests/bench). Outputs do not depend on it; tests let small tensors go every way.
+struct Tuning {
+  /// Less is read, unless it lies in a window already mapped.
+  std::uint64_t least_view_bytes = std::uint64_t{64} << 10;
+  /// Shorter runs are put together here; longer ones by the kernel, which saves a copy but takes its time for each.
+  std::uint64_t least_part_bytes = 1024;
+};
+
+/// What becomes of replicas that differ. Tied parameters, padding and rank numbers that differ are an error always.
+enum class Replicas : std::uint8_t {
+  kDrift,  // replicated parameters that drifted apart (ReplicaDistance) are the first rank's; others are an error
+  kExact,  // they are an error
+  kFirst,  // all are the first rank's, but where nothing but replicas proves the map (TensorMap::proved_by_copies)
+};
+
+/// A replica that differs from the first rank's, which was taken.
+struct Divergence {
+  std::string tensor;  // the logical one
+  std::string text;    // a whole sentence that names file, tensor and element
+  bool is_drift = false;
+  double max_abs = 0;   // of drift: as of ReplicaDistance
+  double relative = 0;  // likewise
+};
+
+struct RunOptions {
+  unsigned threads = 0;                                       // 0: as many as there are processors, at most 16
+  std::uint64_t max_memory_bytes = std::uint64_t{256} << 20;  // buffers and mapped windows, over all threads
+  Overflow overflow = Overflow::kSaturate;                    // of casts
+  Progress* progress = nullptr;                               // borrowed; may be null
+  Storage* storage = &local_storage();                        // borrowed
+  bool sync = true;                                           // bring what is written to stable storage
+  Replicas replicas = Replicas::kDrift;
+  /// Called once for each replica that differs where that is allowed; one call at a time.
+  std::function<void(Divergence)> on_divergence;
+  Tuning tuning;
+};
+
+/// The number of threads that options ask for.
+unsigned thread_count(const RunOptions& options);
+
+/// The message of kInterrupted.
+inline constexpr const char* kStoppedMessage = "stopped by a signal; nothing was written under a final name";
+
+/// Throws if the run is to stop.
+/// \throws Error kInterrupted.
+void prove_not_stopped(const RunOptions& options);
+
+/// The least memory a run can work in.
+inline constexpr std::uint64_t kMinMemoryBytes = std::uint64_t{4} << 20;
+
+/// Sees the bytes of one block of a logical tensor, C-ordered, whole. Called from several threads, each block once.
+/// `transfer` is the index into Program::transfers, `block` counts the blocks of that tensor; `against` is the same
+/// block as Program::against has it, in that map's dtype; empty where there is none. Blocks are ranges of C order:
+/// `first_elem` says where this one begins.
+struct VisitedBlock {
+  std::size_t transfer = 0;
+  std::uint64_t block = 0;
+  std::uint64_t first_elem = 0;
+  std::span<const std::byte> bytes;
+  std::span<const std::byte> against;
+};
+using BlockVisitor = std::function<void(const VisitedBlock& block)>;
+
+/// Moves the bytes of `program` into files under `target_root`, which exist with their full size. Output bytes depend
+/// on the program alone, not on threads or memory. A visitor's blocks have `visit_block_bytes` whatever the memory.
+/// \returns the CRC-32 of each stored tensor of the target whose file has need of it, as TensorMap::stored counts them;
+/// nothing where no file has.
+/// \throws Error kBadInput if a check finds different bytes (naming both tensors and the first element that differs);
+/// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is under kMinMemoryBytes.
+std::vector<std::uint32_t> run_program(const Program& program, const std::filesystem::path& target_root,
+                                       const RunOptions& options, const BlockVisitor& visitor = {},
+                                       std::uint64_t visit_block_bytes = 0);
+
+}  // namespace reshard

@@ -1,0 +1,64 @@
+#include "reshard/engine/shared_run.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+
+#include "reshard/base/error.h"
+
+namespace reshard {
+
+std::size_t open_files() {
+  constexpr std::size_t kFewest = 4;
+  constexpr std::size_t kMost = 256;
+  struct rlimit limit {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kMost;
+  return std::clamp<std::size_t>(limit.rlim_cur / 8, kFewest, kMost);
+}
+
+SharedRun::SharedRun(const Program& the_program, const std::filesystem::path& root, const RunOptions& run_options,
+                     const BlockVisitor& block_visitor, unsigned thread_count, std::uint64_t block_bytes,
+                     std::uint64_t strided_block_bytes)
+    : program(the_program),
+      target_root(root),
+      options(run_options),
+      visitor(block_visitor),
+      threads(thread_count),
+      queue(the_program, block_bytes, strided_block_bytes, thread_count),
+      sources(open_files()),
+      others(open_files()),
+      sinks(open_files(),
+            [this](Sink& sink) {
+              if (failed) return;  // all of it will be removed
+              try {
+                sink.finish();
+              } catch (...) {
+                fail(std::current_exception());
+              }
+            }),
+      checksums(the_program.target),
+      write_back(the_program.target ? the_program.target->files.size() : 0, open_files()),
+      writers(the_program.target ? the_program.target->files.size() : 0) {}
+
+std::shared_ptr<Source> SharedRun::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {
+  return files.get(file, [&] {
+    auto source = options.storage->open(map.files[file].path);
+    prove_unchanged(map.files[file]);
+    return source;
+  });
+}
+
+void prove_unchanged(const TensorFile& file) {
+  if (!file.stamp || stamp_of(file.path) == *file.stamp) return;
+  throw Error(ErrorKind::kIo, "was replaced or written to since its header was read")
+      .in(file.path)
+      .hint("run again when nothing writes to it");
+}
+
+void SharedRun::fail(std::exception_ptr why) {
+  const std::lock_guard lock(failure_mutex);
+  if (!failure) failure = std::move(why);
+  failed = true;
+}
+
+}  // namespace reshard

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "reshard/engine/block_queue.h"
+#include "reshard/engine/buffer.h"
+#include "reshard/engine/checksums.h"
+#include "reshard/engine/file_pool.h"
+#include "reshard/engine/run.h"
+#include "reshard/engine/write_back.h"
+
+namespace reshard {
+
+/// How many files each pool of a run keeps open: an eighth of what the process may have, at most 256. There are three
+/// pools; windows and what is on its way to the disk keep about as many each; files past the page cache are open twice.
+std::size_t open_files();
+
+/// A file of a source is still the one that the map is about.
+/// \throws Error kIo.
+void prove_unchanged(const TensorFile& file);
+
+/// What all threads of a run share.
+struct SharedRun {
+  SharedRun(const Program& program, const std::filesystem::path& target_root, const RunOptions& options,
+            const BlockVisitor& visitor, unsigned threads, std::uint64_t block_bytes,
+            std::uint64_t strided_block_bytes);
+
+  /// Keeps the first of several failures, and has all threads stop.
+  void fail(std::exception_ptr why);
+
+  /// File `file` of a map, from its pool.
+  /// \throws Error kBadInput or kIo.
+  std::shared_ptr<Source> open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const;
+
+  const Program& program;
+  const std::filesystem::path& target_root;
+  const RunOptions& options;
+  const BlockVisitor& visitor;
+  unsigned threads;
+  BlockQueue queue;
+  std::atomic<bool> failed{false};
+  std::mutex failure_mutex;
+  std::exception_ptr failure;
+  /// Replicas that differ and may: index of the stored tensor, and of the logical one, of a map.
+  std::set<std::tuple<const TensorMap*, std::uint32_t, std::uint32_t>> divergent;
+  FilePool<Source> sources;
+  FilePool<Source> others;  // of Program::against
+  FilePool<Sink> sinks;
+  Checksums checksums;
+  WriteBack write_back;
+  std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now
+};
+
+/// Of single elements that lie near each other in a file, so much is read at once.
+inline constexpr std::uint64_t kReadAheadBytes = std::uint64_t{256} << 10;
+
+/// One thread's memory, each at most as large as a block; `staging` up to two.
+struct Buffers {
+  Buffer block;
+  Buffer staging;
+  Buffer other;
+  Buffer against;
+  Buffer mean;
+  std::deque<Buffer> terms;       // of a mean, beside `block`
+  std::vector<std::byte> window;  // of kReadAheadBytes at most
+};
+
+}  // namespace reshard

@@ -1,0 +1,91 @@
+#include "reshard/engine/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace reshard {
+namespace {
+
+/// What is known of one tensor so far; blocks come in any order.
+struct Found {
+  std::uint64_t differing = 0;
+  std::uint64_t first_elem = UINT64_MAX;
+  std::string a, b;
+  double max_abs = 0;
+};
+
+Dims index_of(std::uint64_t elem, const Dims& shape) {
+  Dims index(shape.size());
+  for (std::size_t d = shape.size(); d-- > 0; elem /= shape[d]) index[d] = elem % shape[d];
+  return index;
+}
+
+std::string form(const LogicalTensor& tensor) {
+  return fmt::format("{} {}", name(tensor.dtype), to_string(tensor.shape));
+}
+
+bool comparable(const LogicalTensor& a, const LogicalTensor& b, const VerifyOptions& how) {
+  return a.shape == b.shape && (a.dtype == b.dtype || (how.tolerance && can_compare(a.dtype, b.dtype)));
+}
+
+/// Lists what cannot be compared.
+void compare_forms(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, Verification& result) {
+  for (const LogicalTensor& tensor : a.logical) {
+    if (tensor.filler) continue;
+    const auto other = b.find_logical(tensor.name);
+    if (!other) {
+      result.only_a.push_back(tensor.name);
+      continue;
+    }
+    const LogicalTensor& match = b.logical[*other];
+    if (!comparable(tensor, match, how))
+      result.other_form.push_back(fmt::format("{}: {} and {}", tensor.name, form(tensor), form(match)));
+  }
+  for (const LogicalTensor& tensor : b.logical)
+    if (!tensor.filler && !a.find_logical(tensor.name)) result.only_b.push_back(tensor.name);
+}
+
+}  // namespace
+
+Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options) {
+  Verification result;
+  compare_forms(a, b, how, result);
+  Program program = make_comparing_program(a, b);
+  std::erase_if(program.transfers, [&](const Transfer& transfer) {
+    return !transfer.tensor->filler && !comparable(*transfer.tensor, *transfer.result, how);
+  });
+  std::vector<Found> found(program.transfers.size());
+  std::mutex mutex;
+  const auto visit = [&](const VisitedBlock& block) {
+    const Transfer& transfer = program.transfers[block.transfer];
+    if (transfer.tensor->filler) return;  // another number in its place is an error by itself
+    const DType a_dtype = transfer.tensor->dtype;
+    const DType b_dtype = transfer.result->dtype;
+    const DifferenceSummary summary = compare_elements(a_dtype, block.bytes, b_dtype, block.against, how.tolerance, 1);
+    const std::lock_guard lock(mutex);
+    Found& tensor = found[block.transfer];
+    tensor.max_abs = std::max(tensor.max_abs, summary.max_abs_difference);
+    tensor.differing += summary.differing;
+    if (summary.first.empty()) return;
+    const std::uint64_t elem = block.first_elem + summary.first.front().index;
+    if (elem >= tensor.first_elem) return;
+    tensor.first_elem = elem;
+    tensor.a = format_element(a_dtype, block.bytes, summary.first.front().index);
+    tensor.b = format_element(b_dtype, block.against, summary.first.front().index);
+  };
+  run_program(program, {}, options, visit);
+  for (std::size_t t = 0; t < found.size(); ++t) {
+    const LogicalTensor& tensor = *program.transfers[t].tensor;
+    if (tensor.filler) continue;
+    ++result.compared_tensors;
+    result.compared_bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+    if (found[t].differing == 0) continue;
+    result.different.push_back({tensor.name, found[t].differing, num_elems(tensor.shape).value_or(0),
+                                index_of(found[t].first_elem, tensor.shape), found[t].a, found[t].b, found[t].max_abs});
+  }
+  return result;
+}
+
+}  // namespace reshard

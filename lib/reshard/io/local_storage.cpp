@@ -1,0 +1,294 @@
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/direct_io.h"
+#include "reshard/io/storage.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kMaxIoBytes = std::size_t{1} << 30;  // Linux moves at most 2 GiB a call
+
+std::uint32_t file_system_of(int fd) {
+  struct statfs status {};
+  return ::fstatfs(fd, &status) == 0 ? static_cast<std::uint32_t>(status.f_type) : 0;
+}
+
+/// Whether a file's bytes are with another machine, or another process.
+bool is_remote(std::uint32_t file_system) {
+  constexpr std::uint32_t kFuse = 0x65735546, kLustre = 0x0BD00BD0, kGpfs = 0x47504653, kBeeGfs = 0x19830326;
+  constexpr std::uint32_t kRemote[] = {NFS_SUPER_MAGIC,
+                                       SMB_SUPER_MAGIC,
+                                       CIFS_SUPER_MAGIC,
+                                       SMB2_SUPER_MAGIC,
+                                       CEPH_SUPER_MAGIC,
+                                       AFS_SUPER_MAGIC,
+                                       V9FS_MAGIC,
+                                       CODA_SUPER_MAGIC,
+                                       kFuse,
+                                       kLustre,
+                                       kGpfs,
+                                       kBeeGfs};
+  return std::find(std::begin(kRemote), std::end(kRemote), file_system) != std::end(kRemote);
+}
+
+/// Whether two files may have the same blocks.
+bool shares_blocks(std::uint32_t file_system) {
+  constexpr std::uint32_t kBcachefs = 0xCA451A4E;
+  return file_system == XFS_SUPER_MAGIC || file_system == BTRFS_SUPER_MAGIC || file_system == kBcachefs;
+}
+constexpr std::uint64_t kSharedBlockBytes = 4096;
+
+/// The call's result, once no signal cuts it short.
+template <typename Call>
+int uninterrupted(Call&& call) {
+  int result = 0;
+  do result = call();
+  while (result != 0 && errno == EINTR);
+  return result;
+}
+
+/// Owns one descriptor, or two where one goes past the page cache.
+class LocalFile final : public Source, public Sink {
+ public:
+  LocalFile(int fd, std::filesystem::path path, std::uint64_t size_bytes)
+      : fd_(fd), path_(path), size_bytes_(size_bytes) {}
+  LocalFile(const LocalFile&) = delete;
+  LocalFile& operator=(const LocalFile&) = delete;
+  ~LocalFile() override { ::close(fd_); }
+
+  /// Maps what it is asked to.
+  void allow_mapping() { maps_ = true; }
+  /// Goes past the page cache where that is possible; opens the file a second time.
+  void open_direct(int access) { direct_ = DirectFile::open(fd_, access); }
+
+  std::uint64_t size_bytes() const override { return size_bytes_; }
+  int descriptor() const override { return fd_; }
+
+  void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
+    if (direct_) {
+      const std::uint64_t done = direct_->read_at(offset_bytes, out);
+      offset_bytes += done;
+      out = out.subspan(done);
+    }
+    while (!out.empty()) {
+      const ssize_t got = ::pread(fd_, out.data(), std::min(out.size(), kMaxIoBytes), static_cast<off_t>(offset_bytes));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw system_error(errno, "cannot read", path_).at_byte(offset_bytes);
+      if (got == 0)
+        throw Error(ErrorKind::kIo, "the file ends here, though it was longer when it was opened")
+            .in(path_)
+            .at_byte(offset_bytes)
+            .hint("another process has cut it; run again when nothing writes to it");
+      offset_bytes += static_cast<std::uint64_t>(got);
+      out = out.subspan(static_cast<std::size_t>(got));
+    }
+  }
+
+  std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
+    return maps_ && size_bytes > 0 ? MappedRange::make(fd_, path_, offset_bytes, size_bytes) : nullptr;
+  }
+
+  void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) override {
+    if (direct_) return write_direct(offset_bytes, bytes);
+    write_cached(offset_bytes, bytes);
+  }
+
+  void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts) override {
+    if (direct_) return write_gathered_direct(offset_bytes, parts);
+    std::array<iovec, IOV_MAX> vectors;
+    while (!parts.empty()) {
+      const std::size_t count = std::min(parts.size(), vectors.size());
+      for (std::size_t i = 0; i < count; ++i) vectors[i] = {const_cast<std::byte*>(parts[i].data()), parts[i].size()};
+      const ssize_t put = ::pwritev(fd_, vectors.data(), static_cast<int>(count), static_cast<off_t>(offset_bytes));
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) throw system_error(errno, "cannot write", path_).at_byte(offset_bytes);
+      std::size_t left = static_cast<std::size_t>(put);
+      offset_bytes += left;
+      while (!parts.empty() && left >= parts.front().size()) {
+        left -= parts.front().size();
+        parts = parts.subspan(1);
+      }
+      if (left == 0) continue;  // else it stopped inside a part
+      write_cached(offset_bytes, parts.front().subspan(left));
+      offset_bytes += parts.front().size() - left;
+      parts = parts.subspan(1);
+    }
+  }
+
+  bool copy_pays(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes) const override {
+    const bool can = is_remote(file_system_) ||
+                     (shares_blocks(file_system_) && (source_offset_bytes | offset_bytes) % kSharedBlockBytes == 0);
+    return can && !direct_ && source.descriptor() >= 0 && file_system_of(source.descriptor()) == file_system_;
+  }
+
+  bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
+                 std::uint64_t size_bytes) override {
+    if (direct_ || source.descriptor() < 0) return false;
+    auto from = static_cast<off_t>(source_offset_bytes);
+    auto to = static_cast<off_t>(offset_bytes);
+    while (size_bytes > 0) {
+      const ssize_t moved =
+          ::copy_file_range(source.descriptor(), &from, fd_, &to, std::min<std::uint64_t>(size_bytes, kMaxIoBytes), 0);
+      if (moved < 0 && errno == EINTR) continue;
+      // Which pairs of files can do this depends on both file systems and the kernel; what it did not say it cannot do
+      // is for read and write to find out.
+      if (moved <= 0) return false;
+      size_bytes -= static_cast<std::uint64_t>(moved);
+    }
+    return true;
+  }
+
+  void sync() override {
+    if (uninterrupted([&] { return ::fsync(fd_); }) != 0) throw system_error(errno, "cannot flush to disk", path_);
+  }
+
+  void start_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes) override {
+    write_back(offset_bytes, size_bytes, SYNC_FILE_RANGE_WRITE);
+  }
+  void wait_for_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes) override {
+    write_back(offset_bytes, size_bytes, SYNC_FILE_RANGE_WAIT_BEFORE);
+  }
+  void finish() override {
+    if (is_remote(file_system_)) sync();
+  }
+
+ private:
+  /// A file system that knows no writing back does it when it likes.
+  void write_back(std::uint64_t offset_bytes, std::uint64_t size_bytes, unsigned flags) {
+    if (size_bytes == 0) return;  // which would mean: to the file's end
+    const int result = uninterrupted([&] {
+      return ::sync_file_range(fd_, static_cast<off64_t>(offset_bytes), static_cast<off64_t>(size_bytes), flags);
+    });
+    if (result == 0 || errno == ENOSYS || errno == EINVAL || errno == ESPIPE) return;
+    throw system_error(errno, "cannot write back", path_);  // said once only: sync would not hear of it
+  }
+
+  void write_cached(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t put =
+          ::pwrite(fd_, bytes.data(), std::min(bytes.size(), kMaxIoBytes), static_cast<off_t>(offset_bytes));
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) throw system_error(errno, "cannot write", path_).at_byte(offset_bytes);
+      offset_bytes += static_cast<std::uint64_t>(put);
+      bytes = bytes.subspan(static_cast<std::size_t>(put));
+    }
+  }
+
+  /// Whole pages past the cache, the two ends through it: others may write the rest of these pages at the same time.
+  void write_direct(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
+    const std::uint64_t head_bytes =
+        std::min<std::uint64_t>(bytes.size(), direct_pages_up(offset_bytes) - offset_bytes);
+    write_cached(offset_bytes, bytes.first(head_bytes));
+    const std::uint64_t done_bytes =
+        head_bytes + direct_->write_at(offset_bytes + head_bytes, bytes.subspan(head_bytes));
+    write_cached(offset_bytes + done_bytes, bytes.subspan(done_bytes));
+  }
+
+  /// Puts the parts together first, in pieces that end at whole pages: each may be shorter than a page.
+  void write_gathered_direct(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts) {
+    constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
+    thread_local std::vector<std::byte> piece;
+    piece.reserve(kPieceBytes);
+    piece.clear();
+    for (std::span<const std::byte> part : parts)
+      while (!part.empty()) {
+        const std::uint64_t piece_end = (offset_bytes / kPieceBytes + 1) * kPieceBytes;
+        const std::uint64_t room = piece_end - offset_bytes - piece.size();
+        const auto taken = part.first(std::min<std::uint64_t>(part.size(), room));
+        piece.insert(piece.end(), taken.begin(), taken.end());
+        part = part.subspan(taken.size());
+        if (taken.size() < room) continue;
+        write_direct(offset_bytes, piece);
+        offset_bytes = piece_end;
+        piece.clear();
+      }
+    write_direct(offset_bytes, piece);
+  }
+
+  int fd_;
+  std::filesystem::path path_;
+  std::uint64_t size_bytes_;
+  std::uint32_t file_system_ = file_system_of(fd_);
+  bool maps_ = false;
+  std::unique_ptr<DirectFile> direct_;
+};
+
+class LocalStorage final : public Storage {
+ public:
+  explicit LocalStorage(IoMode mode) : mode_(mode) {}
+
+  std::unique_ptr<Source> open(const std::filesystem::path& path) override {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT) throw Error(ErrorKind::kBadInput, "no such file").in(path);
+    if (fd < 0) throw system_error(errno, "cannot open", path);
+    struct stat status {};
+    if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+      ::close(fd);
+      throw Error(ErrorKind::kBadInput, "not a regular file").in(path);
+    }
+    auto file = std::make_unique<LocalFile>(fd, path, static_cast<std::uint64_t>(status.st_size));
+    if (maps()) file->allow_mapping();
+    if (mode_ == IoMode::kDirect) file->open_direct(O_RDONLY);
+    return file;
+  }
+
+  std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) throw system_error(errno, "cannot create", path);
+    auto file = sink(fd, path);
+    if (size_bytes == 0) return file;
+    // Reserving the blocks finds a full disk or a quota before the first byte is moved, and makes writing faster. A
+    // file system that cannot reserve gets a sparse file of the right length instead.
+    if (uninterrupted([&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)); }) == 0) return file;
+    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
+      throw system_error(errno, "cannot reserve " + format_bytes(size_bytes), path);
+    if (uninterrupted([&] { return ::ftruncate(fd, static_cast<off_t>(size_bytes)); }) != 0)
+      throw system_error(errno, "cannot reserve " + format_bytes(size_bytes), path);
+    return file;
+  }
+
+  std::unique_ptr<Sink> reopen(const std::filesystem::path& path) override {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd < 0) throw system_error(errno, "cannot open for writing", path);
+    return sink(fd, path);
+  }
+
+  bool maps() const override { return mode_ == IoMode::kMmap; }
+
+ private:
+  std::unique_ptr<Sink> sink(int fd, const std::filesystem::path& path) const {
+    auto file = std::make_unique<LocalFile>(fd, path, 0);
+    if (mode_ == IoMode::kDirect) file->open_direct(O_WRONLY);
+    return file;
+  }
+
+  IoMode mode_;
+};
+
+}  // namespace
+
+Storage& local_storage(IoMode mode) {
+  static LocalStorage automatic(IoMode::kAuto), mapped(IoMode::kMmap), read(IoMode::kRead), direct(IoMode::kDirect);
+  switch (mode) {
+    case IoMode::kAuto: return automatic;
+    case IoMode::kMmap: return mapped;
+    case IoMode::kRead: return read;
+    case IoMode::kDirect: return direct;
+  }
+  return automatic;
+}
+
+}  // namespace reshard

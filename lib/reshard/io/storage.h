@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "reshard/base/error.h"
+#include "reshard/io/mapped_range.h"
+
+namespace reshard {
+
+/// Bytes to read. Safe to use from several threads at once.
+class Source {
+ public:
+  virtual ~Source() = default;
+  virtual std::uint64_t size_bytes() const = 0;
+  /// Fills `out` from `offset_bytes`.
+  /// \throws Error kIo if the bytes cannot be read or the file ends before them (it was cut while in use).
+  virtual void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const = 0;
+  /// Maps a range that lies inside the file. \returns null where the file cannot be mapped, or is not to be
+  /// (Storage::maps); then there is read_at.
+  virtual std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const;
+  /// The descriptor, for calls that move bytes from file to file; -1 if there is none.
+  virtual int descriptor() const { return -1; }
+};
+
+/// Bytes to write. Safe to use from several threads at once on ranges that do not overlap.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  /// \throws Error kNoSpace or kIo.
+  virtual void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) = 0;
+  /// Writes one range that lies in parts.
+  /// \throws as write_at.
+  virtual void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts);
+  /// Whether copy_from is better than reading and writing: where no bytes move at all, because the file system lets both
+  /// files have the same blocks, or a server does it.
+  virtual bool copy_pays(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes) const;
+  /// Copies a range of a file without bringing it here. \returns false, with nothing said about the range's bytes, where
+  /// the two files cannot do that, and after any failure: read_at and write_at then say which.
+  virtual bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
+                         std::uint64_t size_bytes);
+  /// Starts to bring what has been written of a range to stable storage, and does not wait.
+  /// \throws Error kNoSpace or kIo.
+  virtual void start_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes);
+  /// Returns once what start_writeback has started in a range is done.
+  /// \throws Error kNoSpace or kIo.
+  virtual void wait_for_writeback(std::uint64_t offset_bytes, std::uint64_t size_bytes);
+  /// In place of sync, where nobody waits for the disk: has file systems that tell errors late, as those of a network
+  /// do, tell them now.
+  /// \throws Error kNoSpace or kIo.
+  virtual void finish() {}
+  /// Returns once everything written so far is on stable storage.
+  /// \throws Error kNoSpace or kIo.
+  virtual void sync() = 0;
+};
+
+/// Where sources and sinks come from; crossed once per run of bytes, never per row. The local file system is the one
+/// that exists; tests put a failing one in its place.
+class Storage {
+ public:
+  virtual ~Storage() = default;
+  /// \throws Error kBadInput if there is no such regular file; kIo if it cannot be opened.
+  virtual std::unique_ptr<Source> open(const std::filesystem::path& path) = 0;
+  /// Creates a new file of `size_bytes` (its bytes are undefined until written).
+  /// \throws Error kIo if it exists or cannot be created; kNoSpace if the file system cannot hold it.
+  virtual std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) = 0;
+  /// Opens a file that `create` made, to write more of it.
+  virtual std::unique_ptr<Sink> reopen(const std::filesystem::path& path) = 0;
+  /// Whether its sources may be mapped, and memory is to be kept for that.
+  virtual bool maps() const { return false; }
+};
+
+/// How the local file system is read and written.
+enum class IoMode : std::uint8_t { kAuto, kMmap, kRead, kDirect };
+struct IoModeRow {
+  IoMode mode;
+  const char* name;
+  const char* meaning;
+};
+inline constexpr IoModeRow kIoModes[] = {
+    {IoMode::kAuto, "auto", "what was fastest where it was measured: read"},
+    {IoMode::kMmap, "mmap", "map what is read; pays for files in memory that lie in large pages"},
+    {IoMode::kRead, "read",
+     "large reads and writes; a copy in the kernel where blocks can be shared, or a server copies"},
+    {IoMode::kDirect, "direct", "past the page cache, where the file system can"},
+};
+
+/// The local file system in one of its modes; lives as long as the program. What is mapped comes under MappedRange.
+Storage& local_storage(IoMode mode = IoMode::kAuto);
+
+/// Whether something is there; links are followed. False, too, where nothing of that name can be: a name that is too
+/// long, a loop of links.
+/// \throws Error kIo where it may not be known (a directory that may not be searched).
+bool path_exists(const std::filesystem::path& path);
+
+/// What tells one state of a file from another: which file it is, how long, and when it was last written.
+struct FileStamp {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::uint64_t size_bytes = 0;
+  std::int64_t modified_ns = 0;
+
+  friend bool operator==(const FileStamp&, const FileStamp&) = default;
+};
+
+/// Of the file that has this name now; all zeros if none has.
+FileStamp stamp_of(const std::filesystem::path& path);
+
+/// The path as the file system means it: absolute, links and dots resolved as far as it exists, no slash at its end.
+std::filesystem::path resolved_path(const std::filesystem::path& path);
+
+/// Calls `action`; what std::filesystem throws in it (a loop of links, a directory that may not be read, a name too
+/// long) becomes an Error kIo. The entry points of the library go through it.
+template <typename Action>
+auto with_file_system_errors(Action&& action) {
+  try {
+    return action();
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw system_error(error.code().value(), "cannot look at it", error.path1());
+  }
+}
+
+}  // namespace reshard

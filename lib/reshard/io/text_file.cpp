@@ -1,0 +1,26 @@
+#include "reshard/io/text_file.h"
+
+#include <span>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/storage.h"
+
+namespace reshard {
+
+std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes) {
+  const auto source = local_storage().open(path);
+  if (source->size_bytes() > cap_bytes)
+    throw Error(ErrorKind::kBadInput, "is " + format_bytes(source->size_bytes()) + ", which is more than the " +
+                                          format_bytes(cap_bytes) + " such a file can sensibly have")
+        .in(path);
+  std::string text(source->size_bytes(), '\0');
+  source->read_at(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes, JsonDialect dialect) {
+  return parse_json(read_text_file(path, cap_bytes), path, dialect);
+}
+
+}  // namespace reshard

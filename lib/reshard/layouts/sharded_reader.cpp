@@ -1,0 +1,296 @@
+// Reading a sharded checkpoint from disk: which ranks are there, and whether they agree.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/formats/xser.h"
+#include "reshard/io/storage.h"
+#include "reshard/layouts/master_weights.h"
+#include "reshard/layouts/metadata_proofs.h"
+#include "reshard/layouts/other_stages.h"
+#include "reshard/layouts/rank_record.h"
+#include "reshard/layouts/record_proofs.h"
+#include "reshard/layouts/sharded_layout.h"
+#include "reshard/specs/adapter_metadata.h"
+#include "reshard/specs/metadata.h"
+#include "reshard/specs/torch_metadata.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A rank's place among those of one copy: pp_rank, ep_rank, tp_rank.
+using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;
+
+Place place_of(RankId rank) {
+  return {rank.pp_rank, rank.ep_rank, rank.tp_rank};
+}
+
+/// What stands in a shards folder, by name alone.
+struct Listing {
+  std::map<Place, RankFile> ranks;             // the first copy of each
+  std::vector<RankFile> copies;                // other data-parallel ranks
+  std::map<std::uint32_t, fs::path> metadata;  // pp_rank → file
+};
+
+/// Of a file, or of a tensor in it.
+Error expert_parallel(const fs::path& path, const char* what) {
+  return Error(ErrorKind::kUnsupported, std::string(what) + ", and no metadata says how its experts are spread")
+      .in(path)
+      .hint("save the checkpoint without expert parallelism (one expert-parallel rank)");
+}
+
+Listing list_folder(const ShardsFolder& folder) {
+  Listing listing;
+  for (const RankFile& file : list_rank_files(folder)) {  // lower data-parallel ranks come later only within a tp, pp
+    const auto [found, is_new] = listing.ranks.emplace(place_of(file.rank), file);
+    if (!is_new) listing.copies.push_back(file);
+  }
+  for (const auto& entry : fs::directory_iterator(folder.path))
+    if (const auto pp_rank = metadata_pp_rank(entry.path().filename().string()))
+      if (!listing.metadata.emplace(*pp_rank, entry.path()).second)
+        throw Error(ErrorKind::kBadInput, fmt::format("there are two metadata files of pipeline rank {}", *pp_rank))
+            .in(entry.path())
+            .hint("these are of two checkpoints; move one away");
+  return listing;
+}
+
+void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
+  // Names of files alone make the mesh, so that most of a large one may be missing: the first few are named.
+  constexpr std::size_t kNamed = 7;
+  const std::uint64_t count = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep - listing.ranks.size();
+  if (count == 0) return;
+  std::vector<std::string> missing;
+  for (std::uint32_t p = 0; p < mesh.pp && missing.size() < kNamed; ++p)
+    for (std::uint32_t e = 0; e < mesh.ep && missing.size() < kNamed; ++e)
+      for (std::uint32_t t = 0; t < mesh.tp && missing.size() < kNamed; ++t)
+        if (!listing.ranks.count({p, e, t})) missing.push_back(rank_name(folder.kind, {t, p, 0, e, mesh.ep > 1}));
+  const std::string names = count == missing.size() ? list_names(missing) : join(missing, ", ") + ", …";
+  const std::string ep = mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "";
+  const std::string form =
+      describe(folder.kind).deployed ? "" : fmt::format(" (tp {} × pp {}{})", mesh.tp, mesh.pp, ep);
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("{} of the {} ranks{} {} missing: {}", count, std::uint64_t{mesh.tp} * mesh.pp * mesh.ep,
+                          form, count == 1 ? "is" : "are", names))
+      .in(folder.path)
+      .hint("copy the missing ranks here; a model cannot be put together without them");
+}
+
+void prove_weights_saved(const ShardsFolder& folder, const Listing& listing) {
+  std::vector<RankFile> ranks;
+  for (const auto& [place, file] : listing.ranks) ranks.push_back(file);
+  refuse_weights_in_optimizer(folder, ranks);
+}
+
+/// The ranks of one stage hold the same parameters in the same shapes.
+void prove_ranks_agree(const Container& first, const Container& other) {
+  std::unordered_map<std::string, const TensorEntry*> expected;
+  for (const TensorEntry& tensor : first.tensors) expected.emplace(tensor.name, &tensor);
+  for (const TensorEntry& tensor : other.tensors) {
+    const auto found = expected.find(tensor.name);
+    if (found == expected.end())
+      throw Error(ErrorKind::kBadInput, "this rank holds it, but " + first.path.string() + " does not")
+          .in(other.path)
+          .tensor(tensor.name)
+          .hint("the ranks come from different checkpoints");
+    const TensorEntry& reference = *found->second;
+    if (reference.dtype != tensor.dtype || reference.shape != tensor.shape)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is {} {} on this rank, but {} {} in {}", name(tensor.dtype), to_string(tensor.shape),
+                              name(reference.dtype), to_string(reference.shape), first.path.string()))
+          .in(other.path)
+          .tensor(tensor.name)
+          .hint("the ranks come from different checkpoints");
+    expected.erase(found);
+  }
+  if (!expected.empty()) {
+    // The first in the order of the file, so that the message is the same every time.
+    const auto lost = std::find_if(first.tensors.begin(), first.tensors.end(),
+                                   [&](const TensorEntry& tensor) { return expected.count(tensor.name) > 0; });
+    throw Error(ErrorKind::kBadInput, first.path.string() + " holds it, but this rank does not")
+        .in(other.path)
+        .tensor(lost->name)
+        .hint("the ranks come from different checkpoints");
+  }
+}
+
+/// Parameters that the metadata lists and that were not saved: frozen ones.
+void note_not_saved(const StageMetadata& metadata, const ShardedCheckpoint& checkpoint,
+                    const std::vector<Container>& files, std::vector<std::string>& not_saved) {
+  std::unordered_set<std::string> held;
+  for (std::size_t i = 0; i < files.size(); i += checkpoint.tp)  // one of each expert-parallel rank
+    for (const TensorEntry& tensor : files[i].tensors) held.insert(tensor.name);
+  for (const ParallelParameter& parameter : metadata.parameters)
+    if (!held.count(parameter.name)) not_saved.push_back(parameter.name);
+}
+
+/// Where there are several expert-parallel ranks, the metadata says how experts are spread over so many.
+void prove_experts(const ShardedCheckpoint& checkpoint, const Listing& listing) {
+  bool said = false;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank)
+    for (const ParallelParameter& parameter : checkpoint.metadata[pp_rank].parameters) {
+      if (!parameter.expert_model_parallel()) continue;
+      said = true;
+      if (parameter.expert_rank ? *parameter.expert_rank < checkpoint.ep : parameter.expert_partitions == checkpoint.ep)
+        continue;
+      throw Error(
+          ErrorKind::kBadInput,
+          fmt::format("its experts are on {}, but there {}",
+                      parameter.expert_rank ? fmt::format("expert-parallel rank {}", *parameter.expert_rank)
+                                            : fmt::format("{} expert-parallel ranks", parameter.expert_partitions),
+                      checkpoint.ep == 1 ? "is one" : fmt::format("are {}", checkpoint.ep)))
+          .in(listing.metadata.at(pp_rank))
+          .tensor(parameter.name)
+          .hint("expert-parallel ranks are missing, or of another checkpoint");
+    }
+  if (said) return;
+  for (const auto& [place, file] : listing.ranks)
+    if (file.rank.ep_rank != 0) throw expert_parallel(file.path, "is of an expert-parallel rank");
+}
+
+void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
+  for (const ModuleSpecs& module : metadata.modules)
+    for (const TransformationSpec& spec : module.specs)
+      if (!std::visit([](const auto& s) { return s.peft_type; }, spec).empty())
+        throw Error(ErrorKind::kUnsupported, "describes shards of adapters, which only consolidate reads")
+            .in(path)
+            .hint("reshard consolidate puts them together; then look at adapter_model.safetensors");
+}
+
+bool is_old(const fs::path& metadata) {
+  return metadata.extension() == ".pt";
+}
+
+/// The metadata of every stage; older files leave much to the weights, and are read after those.
+void read_all_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    const auto found = listing.metadata.find(pp_rank);
+    if (found == listing.metadata.end())
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} is missing: nothing says how the parameters of pipeline rank {} are laid out",
+                              metadata_file_name(pp_rank), pp_rank))
+          .in(checkpoint.folder.path);
+    checkpoint.metadata.emplace_back();
+    if (is_old(found->second)) continue;
+    checkpoint.metadata.back() = read_metadata(found->second);
+    if (checkpoint.adapter)
+      checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);
+    else
+      refuse_adapters(checkpoint.metadata.back(), found->second);
+    checkpoint.tp = prove_metadata(checkpoint.metadata.back(), found->second, checkpoint.tp);
+  }
+}
+
+void read_old_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
+    const fs::path& path = listing.metadata.at(pp_rank);
+    if (!is_old(path)) continue;
+    checkpoint.has_old_metadata = true;
+    std::unordered_map<std::string, const TensorEntry*> held;
+    for (const TensorEntry& tensor : checkpoint.files[pp_rank].front().tensors) held.emplace(tensor.name, &tensor);
+    const auto shape = [&](const std::string& tensor_name) -> std::optional<Dims> {
+      const auto found = held.find(tensor_name);
+      if (found == held.end()) return std::nullopt;
+      return found->second->shape;
+    };
+    checkpoint.metadata[pp_rank] = read_torch_metadata(path, checkpoint.tp, shape);
+    checkpoint.tp = prove_metadata(checkpoint.metadata[pp_rank], path, checkpoint.tp);
+  }
+}
+
+void note_warnings(const Container& file, std::vector<std::string>& warnings) {
+  for (const std::string& warning : file.warnings)
+    warnings.push_back(file.path.parent_path().filename().string() + "/" + file.path.filename().string() + ": " +
+                       warning);
+}
+
+/// xser says which tensors are split over expert-parallel ranks, even where the names of the files do not.
+void refuse_experts(const Container& file, RankId rank) {
+  if (rank.has_ep) return;  // whose metadata says more
+  for (const auto& [key, tensor] : file.metadata)
+    if (key == kXserExpertParallel)
+      throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
+}
+
+/// Without a metadata file the first rank's file may say how many ranks there are, so that missing last ranks are found.
+/// \returns that file, for read_all_files; nothing where it was not read.
+std::optional<Container> take_recorded_mesh(const Listing& listing, ShardedCheckpoint& checkpoint) {
+  if (!listing.metadata.empty()) return std::nullopt;
+  const RankFile& rank = listing.ranks.begin()->second;
+  Container first = read_container(rank.path, rank.format);
+  const auto record = read_record(first);
+  if (!record) return first;
+  checkpoint.tp = std::max(checkpoint.tp, record->tp_degree);
+  checkpoint.pp = std::max(checkpoint.pp, record->pp_degree);
+  checkpoint.ep = std::max(checkpoint.ep, record->ep_degree);
+  return first;
+}
+
+/// \param first  The first rank's file if it was read before: xser's would be opened tensor by tensor again.
+void read_all_files(const Listing& listing, std::optional<Container> first, ShardedCheckpoint& checkpoint) {
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
+    auto& files = checkpoint.files.emplace_back();
+    for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {
+      const RankFile& rank = listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp});
+      files.push_back(first ? std::move(*first) : read_container(rank.path, rank.format));
+      first.reset();
+      refuse_experts(files.back(), rank.rank);
+      prove_record(files.back(), rank.rank, checkpoint);
+      if (i % checkpoint.tp > 0) prove_ranks_agree(files[i / checkpoint.tp * checkpoint.tp], files.back());
+      note_warnings(files.back(), checkpoint.warnings);
+    }
+  }
+  for (const RankFile& copy : listing.copies) {
+    checkpoint.copies.push_back({copy.rank, read_container(copy.path, copy.format)});
+    prove_record(checkpoint.copies.back().file, copy.rank, checkpoint);
+    prove_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
+                      checkpoint.copies.back().file);
+  }
+}
+
+}  // namespace
+
+ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std::optional<std::string>& adapter) {
+  const Listing listing = list_folder(folder);
+  ShardedCheckpoint checkpoint;
+  checkpoint.folder = folder;
+  checkpoint.adapter = adapter;
+  checkpoint.format = listing.ranks.begin()->second.format;
+  for (const auto& [place, file] : listing.ranks) {
+    checkpoint.pp = std::max(checkpoint.pp, file.rank.pp_rank + 1);
+    checkpoint.tp = std::max(checkpoint.tp, file.rank.tp_rank + 1);
+    checkpoint.ep = std::max(checkpoint.ep, file.rank.ep_rank + 1);
+  }
+  for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
+  prove_weights_saved(folder, listing);  // before any file is read: they refer to tensors that are not there
+  std::optional<Container> first_file = take_recorded_mesh(listing, checkpoint);
+  if (!listing.metadata.empty()) read_all_metadata(listing, checkpoint);
+  prove_experts(checkpoint, listing);
+  prove_all_ranks_present(folder, listing, checkpoint);
+  read_all_files(listing, std::move(first_file), checkpoint);
+  read_old_metadata(listing, checkpoint);
+  checkpoint.other_stages = remove_other_stages(checkpoint);
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
+    const Container& of_stage = checkpoint.files[pp_rank].front();
+    note_not_saved(checkpoint.metadata[pp_rank], checkpoint, checkpoint.files[pp_rank], checkpoint.not_saved);
+    prove_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), of_stage);
+  }
+  if (!checkpoint.metadata.empty()) prove_all_stages_present(checkpoint);
+  if (path_exists(folder.path / kCheckpointMarker) && !path_exists(folder.path / kDoneMarker))
+    checkpoint.warnings.push_back(folder.path.string() +
+                                  " has no file \"done\": the save that made these shards may have been cut off");
+  return checkpoint;
+}
+
+}  // namespace reshard

@@ -1,0 +1,326 @@
+#include "reshard/layouts/tensor_map.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <string_view>
+
+#include "reshard/base/error.h"
+#include "reshard/tensor/numeric.h"
+#include "reshard/tensor/runs.h"
+
+namespace reshard {
+namespace {
+
+/// A stored tensor's piece seen from the stored side.
+struct Tile {
+  Box box;
+  std::uint32_t logical;
+  std::uint32_t piece;
+};
+
+Error tiling_error(const TensorMap& map, std::uint32_t stored, const std::string& message) {
+  const StoredTensor& tensor = map.stored[stored];
+  return Error(ErrorKind::kBadInput, message).in(map.files[tensor.file].path).tensor(tensor.name);
+}
+
+/// No two tiles overlap. They are sorted by where they begin, so that only neighbours along one dim need comparing.
+void prove_disjoint(const TensorMap& map, std::uint32_t stored, std::vector<Tile>& tiles) {
+  std::size_t dim = 0;  // along which they lie one after the other
+  while (!tiles.empty() && dim + 1 < tiles.front().box.begin.size() &&
+         std::all_of(tiles.begin(), tiles.end(),
+                     [&](const Tile& tile) { return tile.box.begin[dim] == tiles.front().box.begin[dim]; }))
+    ++dim;
+  std::sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) {
+    return a.box.begin.empty() ? false : a.box.begin[dim] < b.box.begin[dim];
+  });
+  for (std::size_t i = 0; i < tiles.size(); ++i) {
+    for (std::size_t j = i + 1; j < tiles.size(); ++j) {
+      const Box& a = tiles[i].box;
+      const Box& b = tiles[j].box;
+      if (a.begin.empty() || b.begin[dim] >= a.begin[dim] + a.size[dim]) break;
+      if (const auto shared = intersect(a, b))
+        throw tiling_error(map, stored, "its box " + to_string(*shared) + " is filled twice");
+    }
+  }
+}
+
+void prove_whole_bytes(const TensorMap& map, const StoredTensor& tensor, const Tile& tile) {
+  if (bits(tensor.dtype) % 8 == 0) return;
+  const LogicalTensor& logical = map.logical[tile.logical];
+  const Piece& piece = map.pieces[tile.logical][tile.piece];
+  if (make_runs(tensor.dtype, piece.box.size, logical.shape, piece.box.begin, tensor.shape, piece.stored_begin)) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("the cut {} of {} goes through a packed byte: elements of {} have {} bits",
+                          to_string(piece.box), to_string(logical.shape), name(tensor.dtype), bits(tensor.dtype)))
+      .tensor(logical.name)
+      .hint("choose a smaller TP degree");
+}
+
+/// ", of which a rank has 25", where the cut says it by itself.
+std::string expected_size(const Cut& cut) {
+  std::uint64_t size = 0;
+  for (const Cut::Part& part : cut.parts) {
+    if (!part.unit_elems) return {};
+    size += *part.unit_elems * part.taken.size();
+  }
+  return cut.parts.empty() ? std::string() : fmt::format(", of which it makes {} for a rank", size);
+}
+
+}  // namespace
+
+void TensorMap::reserve_logical(std::size_t count) {
+  logical.reserve(count);
+  pieces.reserve(count);
+  logical_by_name_.reserve(count);
+}
+
+std::uint32_t TensorMap::add_logical(const LogicalTensor& tensor, const std::filesystem::path& where) {
+  auto& by_name = tensor.filler ? filler_by_name_ : logical_by_name_;
+  const auto [found, is_new] = by_name.try_emplace(tensor.name, static_cast<std::uint32_t>(logical.size()));
+  if (is_new) {
+    logical.push_back(tensor);
+    pieces.emplace_back();
+    return found->second;
+  }
+  const LogicalTensor& known = logical[found->second];
+  if (known.dtype != tensor.dtype || known.shape != tensor.shape)
+    throw Error(ErrorKind::kBadInput, fmt::format("makes it {} {}, but other files make it {} {}", name(tensor.dtype),
+                                                  to_string(tensor.shape), name(known.dtype), to_string(known.shape)))
+        .in(where)
+        .tensor(tensor.name)
+        .hint("the files belong to different checkpoints, or one of them is damaged");
+  return found->second;
+}
+
+std::optional<std::uint32_t> TensorMap::find_logical(const std::string& name) const {
+  const auto found = logical_by_name_.find(name);
+  if (found == logical_by_name_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::size_t TensorMap::tensor_count() const {
+  return static_cast<std::size_t>(
+      std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) { return !tensor.filler; }));
+}
+
+std::vector<LogicalTensor> TensorMap::state_dict() const {
+  std::vector<LogicalTensor> tensors;
+  std::copy_if(logical.begin(), logical.end(), std::back_inserter(tensors),
+               [](const LogicalTensor& tensor) { return !tensor.filler; });
+  return tensors;
+}
+
+std::uint32_t TensorMap::add_stored(StoredTensor tensor) {
+  stored.push_back(std::move(tensor));
+  return static_cast<std::uint32_t>(stored.size() - 1);
+}
+
+std::uint32_t TensorMap::add_files(const Container& container, RankId rank) {
+  const auto first = static_cast<std::uint32_t>(files.size());
+  for (const ContainerFile& file : container.files) {
+    files.push_back({file.path, file.size_bytes, rank.tp_rank, rank.pp_rank, rank.ep_rank});
+    files.back().stamp = file.stamp;
+  }
+  return first;
+}
+
+std::uint32_t TensorMap::add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind) {
+  const std::uint32_t index = add_stored({tensor.name, tensor.dtype, tensor.shape, first_file + tensor.file,
+                                          tensor.offset_bytes, tensor.size_bytes, kind});
+  if (!tensor.strides.empty()) strides.emplace(index, tensor.strides);
+  return index;
+}
+
+void TensorMap::add_cut(std::uint32_t stored_index, const Cut& cut) {
+  const StoredTensor& tensor = stored[stored_index];
+  const auto& path = files[tensor.file].path;
+  auto shapes = logical_shapes(cut, tensor.shape);
+  if (!shapes)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("its shape {} does not fit the way it is said to be cut along dim {}{}",
+                            to_string(tensor.shape), cut.dim, expected_size(cut)))
+        .in(path)
+        .tensor(tensor.name)
+        .hint("what describes the shards (metadata, config.json) belongs to others, or the last ranks are missing");
+  std::vector<Original> originals;
+  originals.reserve(cut.parts.size());
+  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
+    const Cut::Part& part = cut.parts[i];
+    Dims& shape = (*shapes)[i];
+    if (!num_bytes(tensor.dtype, shape))
+      throw Error(ErrorKind::kBadInput, fmt::format("{} would have the shape {}, whose bytes overflow 64 bits",
+                                                    part.logical_name, to_string(shape)))
+          .in(path)
+          .tensor(tensor.name);
+    const std::uint32_t index = add_logical({part.logical_name, tensor.dtype, shape}, path);
+    originals.push_back({index, std::move(shape)});
+  }
+  add_cut(stored_index, cut, originals);
+}
+
+void TensorMap::add_cut(std::uint32_t stored_index, const Cut& cut, std::span<const Original> originals) {
+  if (cut.constant) add_filler(stored_index, whole(cut.constant->shape), cut.constant->bits);
+  if (cut.diagonal_columns != 0) add_zeros_beside(stored_index, cut, originals);
+  std::uint64_t stored_at = 0;
+  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
+    const Cut::Part& part = cut.parts[i];
+    const auto& [index, shape] = originals[i];
+    Box all = whole(shape);  // or, of stacked experts, those that are here
+    if (cut.stacked_parts > 1) {
+      all.size[0] /= cut.stacked_parts;
+      all.begin[0] = all.size[0] * cut.stacked_part;
+    }
+    if (cut.kind == CutKind::kReplicated || shape.empty()) {
+      pieces[index].push_back({stored_index, all, Dims(shape.size(), 0)});
+      continue;
+    }
+    const std::uint64_t unit = shape[cut.dim] / part.units;
+    for (std::size_t t = 0; t < part.taken.size();) {
+      std::size_t end = t + 1;  // neighbours in both tensors make one piece
+      const bool filler = part.taken[t] >= part.units;
+      while (end < part.taken.size() &&
+             (filler ? part.taken[end] >= part.units
+                     : part.taken[end] < part.units && part.taken[end] == part.taken[end - 1] + 1))
+        ++end;
+      Piece piece{stored_index, all, Dims(shape.size(), 0)};
+      piece.box.size[cut.dim] = (end - t) * unit;
+      piece.stored_begin[cut.dim] = stored_at;
+      if (cut.diagonal_columns != 0) piece.stored_begin[1] = part.first_column;
+      stored_at += piece.box.size[cut.dim];
+      if (filler) {
+        add_filler(stored_index, {piece.stored_begin, piece.box.size},
+                   part.lowest ? lowest_bits(stored[stored_index].dtype) : 0);
+      } else {
+        piece.box.begin[cut.dim] = part.taken[t] * unit;
+        pieces[index].push_back(std::move(piece));
+      }
+      t = end;
+    }
+  }
+}
+
+/// Says that a box of a stored tensor is filled with one number.
+void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits) {
+  if (volume(box) == 0) return;
+  const StoredTensor& tensor = stored[stored_index];
+  const bool number = tensor.kind == CutKind::kConstant;
+  const std::string what = number ? fmt::format("rank {}", bits) : bits == 0 ? "zeros" : "lowest numbers";
+  const std::uint32_t index = add_logical(
+      {fmt::format("{} ({})", tensor.name.text(), what), tensor.dtype, tensor.shape, bits}, files[tensor.file].path);
+  pieces[index].push_back({stored_index, box, box.begin});
+}
+
+/// Of a diagonal cut, what lies left and right of each part.
+void TensorMap::add_zeros_beside(std::uint32_t stored_index, const Cut& cut, std::span<const Original> originals) {
+  const Dims& stored_shape = stored[stored_index].shape;
+  std::uint64_t row = 0;
+  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
+    const Cut::Part& part = cut.parts[i];
+    const std::uint64_t rows = originals[i].shape[0] / part.units * part.taken.size();
+    const std::uint64_t end = part.first_column + part.columns;
+    add_filler(stored_index, {{row, 0}, {rows, part.first_column}}, 0);
+    add_filler(stored_index, {{row, end}, {rows, stored_shape[1] - end}}, 0);
+    row += rows;
+  }
+}
+
+void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
+  const auto first_file = static_cast<std::uint32_t>(files.size());
+  const auto first_stored = static_cast<std::uint32_t>(stored.size());
+  for (TensorFile& file : other.files) {
+    file.first_stored += first_stored;
+    files.push_back(std::move(file));
+  }
+  for (StoredTensor& tensor : other.stored) {
+    tensor.file += first_file;
+    stored.push_back(std::move(tensor));
+  }
+  for (auto& [index, tensor_strides] : other.strides) strides.emplace(first_stored + index, std::move(tensor_strides));
+  for (std::size_t l = 0; l < other.logical.size(); ++l) {
+    LogicalTensor& tensor = other.logical[l];
+    tensor.name = logical_prefix + tensor.name;
+    const std::uint32_t index = add_logical(tensor, {});
+    for (Piece& piece : other.pieces[l]) {
+      piece.stored += first_stored;
+      pieces[index].push_back(std::move(piece));
+    }
+  }
+  for (TextFile& file : other.text_files) text_files.push_back(std::move(file));
+}
+
+void TensorMap::rename_logical(const std::vector<std::string>& names) {
+  logical_by_name_.clear();
+  filler_by_name_.clear();
+  for (std::uint32_t i = 0; i < logical.size(); ++i) {
+    logical[i].name = names[i];
+    (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(names[i], i);
+  }
+}
+
+void TensorMap::order_logical(const std::vector<std::string>& names) {
+  std::unordered_map<std::string_view, std::size_t> position;
+  position.reserve(names.size());
+  for (const std::string& name : names) position.emplace(name, position.size());
+  std::vector<std::size_t> key(logical.size());
+  for (std::size_t i = 0; i < logical.size(); ++i) {
+    const auto found = position.find(logical[i].name);
+    key[i] = found == position.end() ? names.size() : found->second;
+  }
+  if (std::is_sorted(key.begin(), key.end())) return;
+  std::vector<std::uint32_t> order(logical.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key[a] < key[b]; });
+  std::vector<LogicalTensor> sorted_logical;
+  std::vector<std::vector<Piece>> sorted_pieces;
+  for (const std::uint32_t index : order) {
+    auto& by_name = logical[index].filler ? filler_by_name_ : logical_by_name_;
+    by_name[logical[index].name] = static_cast<std::uint32_t>(sorted_logical.size());
+    sorted_logical.push_back(std::move(logical[index]));
+    sorted_pieces.push_back(std::move(pieces[index]));
+  }
+  logical = std::move(sorted_logical);
+  pieces = std::move(sorted_pieces);
+}
+
+void prove_tiling(const TensorMap& map) {
+  struct Place {
+    std::uint32_t logical;
+    std::uint32_t piece;
+  };
+  // Those of stored tensor s are places[first[s]] up to first[s + 1].
+  std::vector<std::size_t> first(map.stored.size() + 2);
+  for (const auto& pieces : map.pieces)
+    for (const Piece& piece : pieces) ++first[piece.stored + 2];
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<Place> places(first.back());
+  for (std::uint32_t l = 0; l < map.logical.size(); ++l)
+    for (std::uint32_t p = 0; p < map.pieces[l].size(); ++p) places[first[map.pieces[l][p].stored + 1]++] = {l, p};
+
+  std::vector<Tile> tiles;  // of one stored tensor at a time: there may be millions in all
+  for (std::uint32_t s = 0; s < map.stored.size(); ++s) {
+    const StoredTensor& tensor = map.stored[s];
+    tiles.clear();
+    std::uint64_t filled = 0;
+    for (const Place& place : std::span(places).subspan(first[s], first[s + 1] - first[s])) {
+      const Piece& piece = map.pieces[place.logical][place.piece];
+      const LogicalTensor& logical = map.logical[place.logical];
+      Box stored_box{piece.stored_begin, piece.box.size};
+      if (!contains(logical.shape, piece.box) || !contains(tensor.shape, stored_box) || tensor.dtype != logical.dtype)
+        throw tiling_error(map, s,
+                           fmt::format("the piece {} of {} does not fit it", to_string(piece.box), logical.name));
+      filled += volume(stored_box);
+      tiles.push_back({std::move(stored_box), place.logical, place.piece});
+      prove_whole_bytes(map, tensor, tiles.back());
+    }
+    const std::uint64_t elems = num_elems(tensor.shape).value_or(0);
+    if (filled < elems)
+      throw tiling_error(map, s, fmt::format("{} of its {} elements belong to no tensor", elems - filled, elems));
+    prove_disjoint(map, s, tiles);
+    if (filled > elems) throw tiling_error(map, s, "its pieces overlap");
+  }
+}
+
+}  // namespace reshard

@@ -1,0 +1,157 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "reshard/formats/container.h"
+#include "reshard/formats/torch_plan.h"
+#include "reshard/layouts/cut.h"
+#include "reshard/layouts/rank_record.h"
+#include "reshard/layouts/shards.h"
+#include "reshard/tensor/box.h"
+
+namespace reshard {
+
+/// An entry of the original state dict.
+struct LogicalTensor {
+  std::string name;
+  DType dtype;
+  Dims shape;
+  /// The bits of each element of what is none of the state dict's: what fills the room beside others in a stored
+  /// tensor, or a rank's own number.
+  std::optional<std::uint64_t> filler;
+};
+
+/// One file of a tensor map. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to the
+/// output directory.
+struct TensorFile {
+  enum class Encoding : std::uint8_t { kSafetensors, kTorch, kTorchTensor };
+
+  std::filesystem::path path;
+  std::uint64_t size_bytes = 0;
+  std::uint32_t tp_rank = 0;
+  std::uint32_t pp_rank = 0;
+  std::uint32_t ep_rank = 0;
+  // Of a target: its tensors are stored[first_stored] and the stored_count - 1 after it, in the file's order.
+  std::uint32_t first_stored = 0;
+  std::uint32_t stored_count = 0;
+  Encoding encoding = Encoding::kSafetensors;
+  std::vector<TensorAlias> aliases;
+  std::optional<RankRecord> record;  // of a target that is a rank's: what it says of itself
+  std::optional<FileStamp> stamp;    // of a source: the state of it that the map is about
+};
+
+/// A small file of the output whose content is known before the run.
+struct TextFile {
+  std::filesystem::path path;  // relative to the output directory
+  std::string text;
+  std::filesystem::path source;  // the input's file that it is made from, whose permissions count; empty if none
+};
+
+/// A name that the files of many ranks have: copies share its characters.
+class SharedName {
+ public:
+  SharedName(const char* text) : SharedName(std::string(text)) {}
+  SharedName(std::string text) : text_(std::make_shared<const std::string>(std::move(text))) {}
+  operator const std::string&() const { return *text_; }
+  const std::string& text() const { return *text_; }
+
+ private:
+  std::shared_ptr<const std::string> text_;  // never null
+};
+
+/// An entry of one file. Its elements lie in C order unless TensorMap::strides says otherwise.
+struct StoredTensor {
+  SharedName name;
+  DType dtype;
+  Dims shape;
+  std::uint32_t file = 0;  // index into TensorMap::files
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t size_bytes = 0;
+  CutKind kind = CutKind::kWhole;
+  bool expert_parallel = false;  // of experts that are spread over ranks
+};
+
+/// `box` of a logical tensor is the box of the same size at `stored_begin` of a stored one.
+struct Piece {
+  std::uint32_t stored = 0;  // index into TensorMap::stored
+  Box box;
+  Dims stored_begin;
+};
+
+/// A checkpoint: its files, what they store, and how that maps to the original tensors. `pieces[i]` belong to
+/// `logical[i]`.
+class TensorMap {
+ public:
+  std::vector<TensorFile> files;
+  std::vector<StoredTensor> stored;
+  std::vector<LogicalTensor> logical;
+  std::vector<std::vector<Piece>> pieces;
+  std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
+  std::vector<TextFile> text_files;                 // of a target: files without tensors that belong to its containers
+  /// Of a source whose cuts were told without metadata, so that only copies that are alike show that it is so: what to
+  /// try where they differ. Else empty.
+  std::string proved_by_copies;
+
+  /// Makes room for so many logical tensors.
+  void reserve_logical(std::size_t count);
+  /// The logical tensor's index; made if it is new.
+  /// \throws Error kBadInput if it is known with another dtype or shape; `where` is the file that says so.
+  std::uint32_t add_logical(const LogicalTensor& tensor, const std::filesystem::path& where);
+  /// The logical tensor of that name that is no filler.
+  std::optional<std::uint32_t> find_logical(const std::string& name) const;
+
+  /// Logical tensors, fillers left out.
+  std::size_t tensor_count() const;
+  std::vector<LogicalTensor> state_dict() const;
+
+  std::uint32_t add_stored(StoredTensor tensor);
+  /// Adds the files of a container that was read. \returns the index of its first.
+  std::uint32_t add_files(const Container& container, RankId rank);
+  /// Adds a tensor of it; `first_file` is what add_files returned.
+  std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind);
+
+  /// The originals of a cut's parts.
+  struct Original {
+    std::uint32_t logical = 0;
+    Dims shape;
+  };
+
+  /// Adds the pieces that `cut` says stored tensor `stored` is made of. The cut has one part if it is of a replicated
+  /// tensor.
+  /// \throws Error kBadInput if its shape does not fit.
+  void add_cut(std::uint32_t stored, const Cut& cut);
+  /// The same where the cut is known to fit, and which originals its parts are of.
+  void add_cut(std::uint32_t stored, const Cut& cut, std::span<const Original> originals);
+
+  /// Adds all of another checkpoint, its logical tensors under names that begin with `logical_prefix`.
+  /// \throws Error kBadInput as add_logical does.
+  void append(TensorMap other, const std::string& logical_prefix);
+
+  /// Gives the logical tensors new names, one each, all different.
+  void rename_logical(const std::vector<std::string>& names);
+
+  /// Puts the logical tensors into the order of `names`; those it does not name come last, in their present order.
+  void order_logical(const std::vector<std::string>& names);
+
+ private:
+  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits);
+  void add_zeros_beside(std::uint32_t stored, const Cut& cut, std::span<const Original> originals);
+
+  std::unordered_map<std::string, std::uint32_t> logical_by_name_;
+  std::unordered_map<std::string, std::uint32_t> filler_by_name_;  // whose names a tensor may have too
+};
+
+/// Proves that the pieces of each stored tensor tile it without gap or overlap, lie inside both tensors, and begin and
+/// end at whole bytes.
+/// \throws Error naming the tensor, the box and the file: kBadInput, or kUsage for a cut through a packed byte.
+void prove_tiling(const TensorMap& map);
+
+}  // namespace reshard

@@ -1,0 +1,239 @@
+#include "reshard/plan/convert.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/io/storage.h"
+#include "reshard/layouts/hf_layout.h"
+#include "reshard/plan/checkpoint.h"
+#include "reshard/plan/config_dtype.h"
+#include "reshard/plan/tags.h"
+#include "reshard/plan/target.h"
+#include "reshard/specs/model_config.h"
+#include "reshard/tensor/cast.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The tensors that the target shall have, and those of the source that it shall not.
+struct Selection {
+  std::vector<LogicalTensor> wanted;
+  std::vector<std::string> dropped;
+};
+
+bool is_dropped(const NameRules& rules, const std::string& name) {
+  const auto matches = [&](const NamePattern& pattern) { return pattern.matches(name); };
+  if (std::any_of(rules.drop.begin(), rules.drop.end(), matches)) return true;
+  return !rules.keep.empty() && std::none_of(rules.keep.begin(), rules.keep.end(), matches);
+}
+
+void note_useless_rules(const NameRules& rules, const TensorMap& source, Job& job) {
+  const auto check = [&](const char* option, const NamePattern& pattern) {
+    const bool matches = std::any_of(source.logical.begin(), source.logical.end(),
+                                     [&](const LogicalTensor& tensor) { return pattern.matches(tensor.name); });
+    if (!matches) job.notes.push_back(fmt::format("{} {} matches no tensor", option, printable(pattern.text())));
+  };
+  for (const NamePattern& pattern : rules.drop) check("--drop", pattern);
+  for (const NamePattern& pattern : rules.keep) check("--keep", pattern);
+}
+
+/// Renames the source's tensors; each rule sees what those before it made.
+/// \throws Error kUsage if two would have one name.
+void rename(TensorMap& source, const NameRules& rules, Job& job) {
+  if (rules.renames.empty()) return;
+  std::vector<bool> matched(rules.renames.size());
+  std::unordered_map<std::string, std::string> old_names;
+  std::vector<std::string> new_names;
+  for (const LogicalTensor& tensor : source.logical) {
+    std::string name = tensor.name;
+    if (tensor.filler) {
+      new_names.push_back(std::move(name));
+      continue;
+    }
+    for (std::size_t r = 0; r < rules.renames.size(); ++r) {
+      const auto& [pattern, replacement] = rules.renames[r];
+      if (!pattern.matches(name)) continue;
+      matched[r] = true;
+      name = pattern.replace(name, replacement);
+    }
+    if (name.empty()) throw Error(ErrorKind::kUsage, "--rename leaves nothing of its name").tensor(tensor.name);
+    const auto [found, is_new] = old_names.emplace(name, tensor.name);
+    if (!is_new)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("--rename gives it and {} the same name, {}", printable(found->second), printable(name)))
+          .tensor(tensor.name);
+    new_names.push_back(std::move(name));
+  }
+  for (std::size_t r = 0; r < matched.size(); ++r)
+    if (!matched[r])
+      job.notes.push_back(fmt::format("--rename {} matches no tensor", printable(rules.renames[r].first.text())));
+  source.rename_logical(new_names);
+}
+
+DType dtype_after(const LogicalTensor& tensor, const ConvertRequest& request) {
+  if (!request.dtype) return tensor.dtype;
+  const Integers integers = request.cast_all ? Integers::kAllow : Integers::kRefuse;
+  if (can_cast(tensor.dtype, *request.dtype, integers)) return *request.dtype;
+  if (!request.cast_all && can_cast(tensor.dtype, *request.dtype, Integers::kAllow)) return tensor.dtype;
+  throw Error(ErrorKind::kUnsupported,
+              fmt::format("is {}, which cannot be cast to {}", name(tensor.dtype), name(*request.dtype)))
+      .tensor(tensor.name)
+      .hint("leave it out with --drop, or do without --dtype");
+}
+
+/// The elements of all tensors of a state dict.
+std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
+  std::uint64_t elems = 0;
+  for (const LogicalTensor& tensor : tensors)
+    if (!tensor.filler) elems += num_elems(tensor.shape).value_or(0);
+  return elems;
+}
+
+bool is_scale(const std::string& name) {
+  return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with(".scales");
+}
+
+/// The name of the scales beside a quantised weight, as fp8, compressed-tensors, GPTQ and AWQ call them; empty if there
+/// are none.
+std::string scales_of(const TensorMap& source, const std::string& weight) {
+  const std::string module = weight.substr(0, weight.rfind('.') + 1);
+  for (const std::string& name : {weight + "_scale", weight + "_scale_inv", module + "scale", module + "scales"})
+    if (name != weight && source.find_logical(name)) return name;
+  return {};
+}
+
+/// Refuses to cast a quantised weight: without its scales its numbers mean another model.
+void prove_not_quantized(const TensorMap& source, const std::string& weight, DType from, DType to,
+                         const OrderedJson& config) {
+  const DTypeRow& row = describe(from);
+  const bool small_float = row.kind == DTypeClass::kFloat && row.bits <= 8 && from != DType::kF8E8M0;
+  const bool integer = row.kind == DTypeClass::kSigned || row.kind == DTypeClass::kUnsigned;
+  if (!small_float && (!integer || from == to)) return;
+  const std::string scales = scales_of(source, weight);
+  if (scales.empty() && !is_quantized_config(config)) return;
+  throw Error(
+      ErrorKind::kUnsupported,
+      fmt::format("is quantised ({}, {}), and --dtype does not apply scales: its numbers alone make another model",
+                  row.name, scales.empty() ? "says config.json" : "with " + printable(scales)))
+      .tensor(weight)
+      .hint("do without --dtype, or dequantise the model first with the tool that quantised it");
+}
+
+Selection select(TensorMap& source, const ConvertRequest& request, const OrderedJson& config, Job& job) {
+  if (source.logical.empty()) throw Error(ErrorKind::kBadInput, "holds no tensors").in(job.source_directory);
+  note_useless_rules(request.names, source, job);
+  std::vector<bool> dropped;
+  for (const LogicalTensor& tensor : source.logical) dropped.push_back(is_dropped(request.names, tensor.name));
+  rename(source, request.names, job);
+  Selection selection;
+  bool scaled = false;
+  for (std::size_t i = 0; i < source.logical.size(); ++i) {
+    LogicalTensor tensor = source.logical[i];
+    if (tensor.filler) continue;
+    if (dropped[i]) {
+      selection.dropped.push_back(tensor.name);
+      continue;
+    }
+    const DType dtype = dtype_after(tensor, request);
+    if (request.dtype) prove_not_quantized(source, tensor.name, tensor.dtype, dtype, config);
+    scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
+    tensor.dtype = dtype;
+    selection.wanted.push_back(std::move(tensor));
+  }
+  if (scaled)
+    job.notes.push_back(
+        "the model is quantised: --dtype casts its scales and what is not quantised; quantised weights stay as they "
+        "are");
+  if (selection.wanted.empty()) throw Error(ErrorKind::kUsage, "--drop and --keep leave no tensor");
+  if (!selection.dropped.empty())
+    job.index_metadata = recounted_metadata(job.index_metadata, elems_of(source.logical), elems_of(selection.wanted));
+  return selection;
+}
+
+/// Holds the wanted tensors against the model whose shards they shall be.
+const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request) {
+  if (!checkpoint.model)
+    throw Error(ErrorKind::kBadInput, "has no config.json of a known family, which says how the parameters are split")
+        .in(checkpoint.directory)
+        .hint(checkpoint.config.empty() ? "say with --config where the model's config.json is"
+                                        : "families: " + join(known_model_types(), ", "));
+  TensorMap wanted;
+  for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
+  try {
+    prove_against_model(wanted, *checkpoint.model, request.source);
+  } catch (Error& error) {
+    if (request.names.renames.empty() && selection.dropped.empty()) throw;
+    throw error.hint("with --rename, --drop and --keep, what is left must be the model of config.json");
+  }
+  selection.wanted = std::move(wanted.logical);
+  return *checkpoint.model;
+}
+
+void plan_shards(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request, Job& job) {
+  ShardingRequest sharding = request.sharding;
+  const bool sharded = checkpoint.what == Checkpoint::What::kSharded;
+  if (!request.tp && !sharded)
+    throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
+  sharding.tp = request.tp.value_or(checkpoint.mesh.tp);
+  const bool stages = !describe(*request.to).deployed;
+  if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded && stages) sharding.pp = checkpoint.mesh.pp;
+  if (!sharding.ep && sharded && describe(*request.to).has_metadata) sharding.ep = checkpoint.mesh.ep;
+  const Format format =
+      request.format.value_or(describe(*request.to).torch_only ? Format::kPytorch : Format::kSafetensors);
+  sharding.form.kind = *request.to;
+  sharding.form.format = format;
+  const Model& model = prove_model(checkpoint, selection, request);
+  if (*request.to == ShardsKind::kNxdi && !request.dtype) take_config_dtype(job, checkpoint.config, selection.wanted);
+  plan_sharded_target(job, sharding, model, selection.wanted);
+}
+
+/// Writes config.json with the dtype that loaders shall take, if it names one.
+void update_config(Job& job, const fs::path& file, OrderedJson config, DType dtype) {
+  if (file.empty() || is_in_place(file, job.output_directory)) return;
+  if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", file});
+}
+
+std::unique_ptr<Job> plan(const ConvertRequest& request) {
+  if (!request.to && request.format == Format::kXser)
+    throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
+  const FoundCheckpoint found = find_checkpoint(request.source, request.tag);
+  Checkpoint checkpoint =
+      read_checkpoint(found.path, ConfigUse::kStrict, request.spec, request.heads, {request.config});
+  checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
+  if (checkpoint.what == Checkpoint::What::kFile && fs::is_directory(found.path))
+    throw Error(ErrorKind::kUnsupported, "is a directory of adapters, which convert would not make another of")
+        .in(found.path)
+        .hint("give the file itself, " + checkpoint.path.filename().string() + ", to convert its tensors alone");
+  auto job = start_job("convert", checkpoint, request.output_directory, request.force);
+  prove_outside(request.output_directory, checkpoint);
+  OrderedJson config = request.dtype ? read_ordered_config(checkpoint.config) : OrderedJson();
+  Selection selection = select(job->source, request, config, *job);
+  if (request.to)
+    plan_shards(checkpoint, selection, request, *job);
+  else
+    plan_hf_target(*job, request.format.value_or(Format::kSafetensors), request.max_shard_bytes, selection.wanted);
+  ProgramOptions options;
+  options.check_replicas = request.check_replicas;
+  options.dropped = std::move(selection.dropped);
+  options.partial_target = request.to && request.sharding.form.is_partial();
+  job->program = make_program(job->source, job->target, options);
+  if (request.dtype) update_config(*job, checkpoint.config, std::move(config), *request.dtype);
+  carry_companions(*job, checkpoint, {request.output_directory, checkpoint.path});
+  return job;
+}
+
+}  // namespace
+
+std::unique_ptr<Job> plan_convert(const ConvertRequest& request) {
+  return with_file_system_errors([&] { return plan(request); });
+}
+
+}  // namespace reshard

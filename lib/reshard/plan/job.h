@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/plan/attention_report.h"
+#include "reshard/plan/program.h"
+#include "reshard/specs/adapter_config.h"
+#include "reshard/specs/mesh.h"
+#include "reshard/specs/stage_plan.h"
+
+namespace reshard {
+
+/// A file taken over as it is: config.json, tokenizers, …
+struct CopiedFile {
+  std::filesystem::path source;
+  std::filesystem::path path;  // relative to the output directory
+  std::uint64_t size_bytes = 0;
+};
+
+/// Everything that a run will do, proved, before it does any of it. Made by plan_shard and its like; run by execute;
+/// printed by --dry-run. Not copied or moved once made, since `program` points into it: hold it by the unique_ptr.
+struct Job {
+  std::string command;  // "shard", "consolidate"
+  std::filesystem::path source_directory;
+  std::filesystem::path model_directory;  // of the source: where config.json is, if there is one
+  std::filesystem::path output_directory;
+  bool force = false;
+  std::string family;  // model_type; empty if unknown
+  Mesh mesh;
+  std::optional<PipelinePartition> partition;
+  std::vector<std::string> cut_names;  // "model.layers.3"
+  std::optional<AttentionReport> attention;
+
+  TensorMap source;
+  TensorMap target;
+  Program program;
+  std::vector<TextFile> text_files;
+  std::vector<CopiedFile> copied_files;
+  /// Folders of the output that are replaced as a whole; none inside another.
+  std::vector<std::filesystem::path> whole_folders;
+  /// Other runs may write other files of the same checkpoint into the output directory, also at the same time.
+  bool shares_directory = false;
+  std::vector<std::string> notes;             // what the user should know, whole sentences
+  std::string index_metadata;                 // as of HfIndex, of the source
+  std::filesystem::path index_metadata_file;  // where index_metadata stands; empty if that is empty
+
+  Job() = default;
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  /// Bytes the output takes, all files.
+  std::uint64_t output_bytes() const;
+};
+
+/// Whether a file has a name as weights have it: "….safetensors", "….bin" and the like.
+bool has_weights_ending(std::string_view file_name);
+
+/// The files beside a checkpoint's weights that belong to the model, in sorted order.
+struct Companions {
+  std::vector<CopiedFile> files;
+  std::vector<std::string> notes;  // folders that were left out, whole sentences
+};
+
+/// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about how its shards
+/// are cut, nor what marks the checkpoints of a training run. Folders that are checkpoints of their own stay behind, with a note, and so do folders below `directory`
+/// that may not be read; the folders `left_out` stay behind without one.
+/// \throws std::filesystem::filesystem_error if `directory` itself cannot be read.
+Companions companion_files(const std::filesystem::path& directory,
+                           const std::vector<std::filesystem::path>& left_out = {});
+
+/// How a sharded checkpoint is to be made.
+struct ShardingRequest {
+  std::uint32_t tp = 1;
+  std::optional<std::uint32_t> pp;  // default 1, or what the cuts make
+  std::uint32_t vpp = 1;
+  std::optional<std::uint32_t> ep;         // default 1
+  std::vector<std::string> pipeline_cuts;  // empty: dealt evenly
+  AttentionOptions attention;
+  ShardedForm form;
+  bool pad = false;             // of presharded: sizes that the ranks do not divide are filled up
+  bool vocab_parallel = false;  // as of DeployedForm
+};
+
+struct ShardRequest {
+  std::filesystem::path model_directory;
+  std::shared_ptr<const Family> spec;  // of a model that somebody describes; else its model_type says the family
+  std::filesystem::path output_directory;
+  ShardingRequest sharding;
+  /// LoRA adapters, as PEFT saves them; where there are any, they alone are sharded, and the model's directory (or its
+  /// config.json) only says for which model.
+  std::vector<std::filesystem::path> adapters;
+  LoraFuse lora_fuse = LoraFuse::kMean;
+  bool force = false;
+};
+
+/// A Hugging Face checkpoint into ranks.
+/// \throws Error of every kind but kInternal; nothing has been written then.
+std::unique_ptr<Job> plan_shard(const ShardRequest& request);
+
+/// Tensor bytes in one file of a Hugging Face checkpoint, at most, unless a request says otherwise.
+inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
+
+struct ConsolidateRequest {
+  std::filesystem::path checkpoint_directory;             // the shards folder, its parent, or a directory of tags
+  std::optional<std::string> tag;                         // as of find_checkpoint
+  std::filesystem::path config;                           // as of ConfigChoice
+  std::shared_ptr<const Family> spec;                     // as of ShardRequest
+  AttentionOptions heads;                                 // as of read_sharded
+  std::optional<std::filesystem::path> output_directory;  // default: where the shards folder is
+  std::optional<std::uint64_t> max_shard_bytes;           // default kMaxShardBytes; not of adapters
+  Format format = Format::kSafetensors;                   // or kPytorch
+  bool check_replicas = true;
+  bool force = false;
+};
+
+/// Ranks into a Hugging Face checkpoint.
+/// \throws as plan_shard.
+std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request);
+
+}  // namespace reshard

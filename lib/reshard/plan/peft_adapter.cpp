@@ -1,0 +1,205 @@
+#include "reshard/plan/peft_adapter.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/io/storage.h"
+#include "reshard/layouts/shards.h"
+#include "reshard/specs/adapter_metadata.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kBaseLayer = ".base_layer";
+
+bool is_peft_directory(const fs::path& directory) {
+  return fs::is_directory(directory) && path_exists(directory / kAdapterConfigFile);
+}
+
+PeftAdapter read_one(const std::string& name, const fs::path& directory) {
+  for (std::size_t i = 0; i < name.size(); ++i)
+    if (begins_with_control(std::string_view(name).substr(i)))
+      throw Error(ErrorKind::kBadInput, "holds a control character, which the name of an adapter cannot").in(directory);
+  PeftAdapter adapter{name, directory, read_adapter_config(directory / kAdapterConfigFile), {}};
+  if (path_exists(directory / kAdapterSafetensorsFile))
+    adapter.file = read_container(directory / kAdapterSafetensorsFile, Format::kSafetensors);
+  else if (path_exists(directory / kAdapterPytorchFile))
+    adapter.file = read_container(directory / kAdapterPytorchFile, Format::kPytorch);
+  else
+    throw Error(ErrorKind::kBadInput, fmt::format("holds an adapter_config.json, but neither {} nor {}",
+                                                  kAdapterSafetensorsFile, kAdapterPytorchFile))
+        .in(directory);
+  return adapter;
+}
+
+/// Sorts the tensors of one adapter's file.
+class Sorter {
+ public:
+  Sorter(const PeftAdapter& adapter, const Model& model, const std::vector<FusedLayer>& joined) : adapter_(adapter) {
+    content_.name = adapter.name;
+    for (const ModelParameter& parameter : model.parameters) parameters_.emplace(parameter.name, &parameter);
+    for (const FusedLayer& layer : joined)
+      for (const std::string& linear : layer.linears) joined_.emplace(linear, &layer);
+  }
+
+  AdapterContent run() {
+    for (const TensorEntry& tensor : adapter_.file.tensors) sort(tensor);
+    for (const auto& [module, tensors] : own_) prove_pairs(module, tensors);
+    for (const auto& [module, tensors] : own_) prove_fused(module, tensors);
+    return std::move(content_);
+  }
+
+ private:
+  Error error(const TensorEntry& tensor, ErrorKind kind, const std::string& message) const {
+    return Error(kind, message).in(adapter_.file.path).tensor(tensor.name);
+  }
+
+  void sort(const TensorEntry& tensor) {
+    if (!tensor.name.starts_with(kPeftPrefix))
+      throw error(tensor, ErrorKind::kBadInput, "does not begin with base_model.model., as PEFT names tensors");
+    const std::string name = tensor.name.substr(kPeftPrefix.size());
+    if (const auto lora = lora_name(name)) return sort_lora(tensor, *lora);
+    const std::size_t leaf = std::min(name.rfind('.'), name.size());
+    std::string module = name.substr(0, leaf);
+    const bool wrapped = module.ends_with(kBaseLayer);
+    if (wrapped) module.resize(module.size() - kBaseLayer.size());
+    const auto found = parameters_.find(module + name.substr(leaf));
+    if (found == parameters_.end())
+      throw error(tensor, ErrorKind::kBadInput, "is neither an adapter's nor the model's")
+          .hint("config.json belongs to another model than the adapter");
+    if (joined_.count(module))
+      throw error(tensor, ErrorKind::kUnsupported, "is a copy of a linear that is joined with others");
+    prove_shape(tensor, found->second->shape);
+    if (!wrapped && adapter_.config.saves(module))
+      content_.saved_modules.insert(module);
+    else
+      content_.plain.insert(tensor.name);
+  }
+
+  void sort_lora(const TensorEntry& tensor, const LoraName& name) {
+    const auto found = parameters_.find(name.module + ".weight");
+    if (found == parameters_.end() || found->second->shape.size() != 2)
+      throw error(tensor, ErrorKind::kBadInput, "adapts a module that the model does not have")
+          .hint("config.json belongs to another model than the adapter");
+    const std::string kind = name.component + (name.rest.empty() ? "" : "." + name.rest);
+    const std::uint64_t out = found->second->shape[0];
+    const std::uint64_t in = found->second->shape[1];
+    const std::uint64_t r = adapter_.config.rank_of(name.module);
+    const bool embedding = found->second->plan == TensorParallelPlan::kEmbeddingRowwise;
+    if (!embedding && kind == "lora_A.weight")
+      prove_shape(tensor, {r, in});
+    else if (!embedding && kind == "lora_B.weight")
+      prove_shape(tensor, {out, r});
+    else if (!embedding && (kind == "lora_B.bias" || kind == "lora_magnitude_vector"))
+      prove_shape(tensor, {out});
+    else if (embedding && kind == "lora_embedding_A")
+      prove_shape(tensor, {r, out});
+    else if (embedding && kind == "lora_embedding_B")
+      prove_shape(tensor, {in, r});
+    else
+      throw error(tensor, ErrorKind::kUnsupported, "is of a kind of adapter that is not known");
+    own_[name.module].insert(kind);
+    const auto layer = joined_.find(name.module);
+    content_.lora[layer == joined_.end() ? name.module : layer->second->module].insert(kind);
+  }
+
+  void prove_shape(const TensorEntry& tensor, const Dims& expected) const {
+    if (tensor.shape != expected)
+      throw error(tensor, ErrorKind::kBadInput,
+                  fmt::format("is {}, but the model and the adapter's config make it {}", to_string(tensor.shape),
+                              to_string(expected)))
+          .hint("config.json belongs to another model, or adapter_config.json says another rank");
+  }
+
+  /// lora_A and lora_B come in pairs.
+  void prove_pairs(const std::string& module, const std::set<std::string>& tensors) const {
+    for (const auto& [a, b] : {std::pair("lora_A.weight", "lora_B.weight"), {"lora_embedding_A", "lora_embedding_B"}}) {
+      if (tensors.count(a) == tensors.count(b)) continue;
+      const std::string lost = tensors.count(a) ? b : a;
+      const std::string left = tensors.count(a) ? a : b;
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is missing, though the {} of the module is there", left.substr(0, left.find('.'))))
+          .in(adapter_.file.path)
+          .tensor(std::string(kPeftPrefix) + module + "." + lost)
+          .hint("save the adapter again, or fetch the file again");
+    }
+  }
+
+  /// What is fused is adapted as a whole, and all alike.
+  void prove_fused(const std::string& module, const std::set<std::string>& tensors) const {
+    const auto layer = joined_.find(module);
+    if (layer == joined_.end()) return;
+    std::vector<std::string> missing;
+    for (const std::string& linear : layer->second->linears) {
+      const auto other = own_.find(linear);
+      if (other == own_.end())
+        missing.push_back(linear);
+      else if (other->second != tensors)
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("{} and {} become one linear, but are adapted in different ways", module, linear))
+            .in(adapter_.file.path);
+    }
+    if (!missing.empty())
+      throw Error(ErrorKind::kUnsupported, fmt::format("adapts {}, but not {}, with which it becomes the one linear {}",
+                                                       module, list_names(missing), layer->second->module))
+          .in(adapter_.file.path)
+          .hint("an adapter must take all of them or none");
+  }
+
+  const PeftAdapter& adapter_;
+  std::unordered_map<std::string, const ModelParameter*> parameters_;
+  std::unordered_map<std::string, const FusedLayer*> joined_;  // by linear
+  std::map<std::string, std::set<std::string>> own_;           // module of the model → tensors
+  AdapterContent content_;
+};
+
+}  // namespace
+
+std::vector<PeftAdapter> read_peft_adapters(const std::vector<fs::path>& directories) {
+  std::vector<PeftAdapter> adapters;
+  const auto add = [&](const std::string& name, const fs::path& directory) {
+    for (const PeftAdapter& other : adapters)
+      if (other.name == name)
+        throw Error(ErrorKind::kUsage, fmt::format("is the second adapter called \"{}\", after {}", printable(name),
+                                                   other.directory.string()))
+            .in(directory)
+            .hint("rename its directory");
+    adapters.push_back(read_one(name, directory));
+  };
+  for (const fs::path& directory : directories) {
+    const std::size_t before = adapters.size();
+    const fs::path full = resolved_path(directory);
+    if (is_peft_directory(directory))
+      add(&directory == &directories.front() ? kDefaultAdapter : full.filename().string(), directory);
+    std::vector<fs::path> folders;
+    if (fs::is_directory(directory))
+      for (const auto& entry : fs::directory_iterator(directory))
+        if (is_peft_directory(entry.path()) && !entry.path().filename().string().starts_with("."))
+          folders.push_back(entry.path());
+    std::sort(folders.begin(), folders.end());
+    std::erase_if(folders, [](const fs::path& folder) {  // shards, not an adapter of PEFT's
+      return fs::is_directory(folder / kAdapterShardsFolder);
+    });
+    for (const fs::path& folder : folders) add(folder.filename().string(), folder);
+    if (adapters.size() == before)
+      throw Error(ErrorKind::kBadInput, path_exists(directory)
+                                            ? "holds no adapter: no adapter_config.json, nor folders with one"
+                                            : "no such directory")
+          .in(directory)
+          .hint("give a directory that PEFT has saved an adapter in");
+  }
+  return adapters;
+}
+
+AdapterContent adapter_content(const PeftAdapter& adapter, const Model& model, const std::vector<FusedLayer>& joined) {
+  return Sorter(adapter, model, joined).run();
+}
+
+}  // namespace reshard

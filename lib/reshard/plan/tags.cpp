@@ -1,0 +1,303 @@
+#include "reshard/plan/tags.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/io/storage.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/shards.h"
+#include "reshard/plan/peft_adapter.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMaxLatestBytes = 4096;  // it holds one name of a folder
+constexpr const char* kChoose = "choose one with --tag NAME, or give its own directory";
+
+/// The words that training code makes names of checkpoints from, with numbers between and after them.
+constexpr std::array<std::string_view, 9> kTagWords = {"checkpoint", "ckpt", "epoch", "global", "iter",
+                                                       "iteration",  "step", "steps", "update"};
+/// Of a checkpoint that a trainer has not renamed yet, as it does when it is complete (transformers 4.37 and 4.38).
+constexpr std::string_view kStagingPrefix = "tmp-";
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+/// A name without its numbers: two names are comparable if these are equal. "epoch_1_step_20" → "epoch_#_step_#".
+std::string stem_of(std::string_view name) {
+  std::string stem;
+  for (const char c : name)
+    if (!is_digit(c))
+      stem += c;
+    else if (!stem.ends_with('#'))
+      stem += '#';
+  return stem;
+}
+
+/// The numbers in a name, of any size, without leading zeros.
+std::vector<std::string> numbers_of(std::string_view name) {
+  std::vector<std::string> numbers;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    if (!is_digit(name[i])) continue;
+    std::size_t end = i;
+    while (end < name.size() && is_digit(name[end])) ++end;
+    while (i + 1 < end && name[i] == '0') ++i;
+    numbers.emplace_back(name.substr(i, end - i));
+    i = end;
+  }
+  return numbers;
+}
+
+/// Whether `a` has smaller numbers than `b`, whose stem is the same.
+bool is_older(const std::string& a, const std::string& b) {
+  const auto less = [](const std::string& x, const std::string& y) {
+    return x.size() != y.size() ? x.size() < y.size() : x < y;
+  };
+  const auto x = numbers_of(a), y = numbers_of(b);
+  return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end(), less);
+}
+
+/// Whether it is made of words of kTagWords and numbers, and ends in a number: step_3, epoch=1-step=20, 00100.
+bool is_tag_name(std::string_view name) {
+  if (name.empty() || !is_digit(name.back())) return false;
+  for (std::size_t i = 0; i < name.size();) {
+    std::size_t end = i;
+    while (end < name.size() && name[end] >= 'a' && name[end] <= 'z') ++end;
+    const bool word = end > i;
+    if (word && std::find(kTagWords.begin(), kTagWords.end(), name.substr(i, end - i)) == kTagWords.end()) return false;
+    if (!word && !is_digit(name[i]) && std::string_view("-_=.").find(name[i]) == std::string_view::npos) return false;
+    i = word ? end : i + 1;
+  }
+  return true;
+}
+
+bool is_file(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored);
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;  // of a name that is too long, too
+  return fs::is_directory(path, ignored);
+}
+
+void look_at_markers(const fs::path& folder, Tag& tag) {
+  const bool done = is_file(folder / kDoneMarker);
+  tag.is_cut_off = tag.is_cut_off || (!done && is_file(folder / kCheckpointMarker));
+  tag.is_done = !tag.is_cut_off && (tag.is_done || done);
+}
+
+/// Whether `directory` holds a model or an adapter as Hugging Face's libraries save them.
+bool holds_hugging_face(const fs::path& directory) {
+  return hf_format(directory) || path_exists(directory / kAdapterSafetensorsFile) ||
+         path_exists(directory / kAdapterPytorchFile);
+}
+
+/// What `directory` holds.
+Tag look_at(const fs::path& directory) {
+  Tag tag;
+  tag.name = directory.filename().string();
+  tag.has_trainer_state = is_file(directory / kTrainerStateFile);
+  look_at_markers(directory, tag);
+  try {
+    const auto shards = find_shards_folder(directory);
+    if (shards && shards->path != directory) look_at_markers(shards->path, tag);
+    const auto adapters = find_adapter_folders(directory);
+    for (const AdapterFolder& adapter : adapters) look_at_markers(adapter.shards.path, tag);
+    tag.has_shards = shards.has_value() || !adapters.empty();
+    tag.has_weights = tag.has_shards || holds_hugging_face(directory);
+  } catch (const Error&) {  // which the user is told once it is chosen
+    tag.has_weights = tag.has_shards = true;
+  }
+  return tag;
+}
+
+/// Whether it is a checkpoint by what it holds.
+bool is_marked(const Tag& tag) {
+  return tag.is_cut_off || tag.has_trainer_state || (tag.is_done && tag.has_weights);
+}
+
+/// Whether a link leads to a folder beside it, so that this is another name of it.
+bool is_alias(const fs::directory_entry& entry) {
+  return entry.is_symlink() && resolved_path(entry.path()).parent_path() == resolved_path(entry.path().parent_path());
+}
+
+/// Whether it can be the name of a folder and of nothing outside the directory.
+bool is_plain_name(std::string_view name) {
+  if (name.empty() || name == "." || name == "..") return false;
+  return std::none_of(name.begin(), name.end(),
+                      [](char c) { return c == '/' || static_cast<unsigned char>(c) < ' ' || c == '\x7f'; });
+}
+
+std::string names_text(const std::vector<Tag>& tags) {
+  std::vector<std::string> names;
+  for (const Tag& tag : tags) names.push_back(printable(tag.name));
+  return list_names(names);
+}
+
+/// The tag that `latest` in the run's directory names, if there is such a file or link.
+std::optional<std::string> read_latest(const fs::path& directory) {
+  const fs::path path = directory / kLatestFile;
+  if (is_folder(path)) {
+    const fs::directory_entry entry(path);
+    if (is_alias(entry)) return resolved_path(path).filename().string();
+    return std::nullopt;  // a folder like others
+  }
+  if (!is_file(path)) return std::nullopt;
+  std::string name = read_text_file(path, kMaxLatestBytes);
+  name.erase(
+      std::find_if_not(name.rbegin(), name.rend(), [](char c) { return c == '\n' || c == '\r' || c == ' '; }).base(),
+      name.end());
+  if (is_plain_name(name) && is_folder(directory / name)) return name;
+  throw Error(ErrorKind::kBadInput,
+              is_plain_name(name) ? fmt::format("names the checkpoint {}, which is not beside it", printable(name))
+                                  : fmt::format("holds \"{}\", which is not the name of a folder", printable(name)))
+      .in(path)
+      .hint("choose a checkpoint with --tag NAME, or give its own directory");
+}
+
+/// The folder `name` of the run's directory.
+FoundCheckpoint take_tag(const fs::path& directory, const std::string& name) {
+  if (!is_plain_name(name))
+    throw Error(ErrorKind::kUsage, fmt::format("--tag: \"{}\" is not the name of a folder", printable(name)))
+        .hint("give the name alone, such as step_3, and the directory that holds it as the path");
+  if (!is_folder(directory))
+    throw Error(path_exists(directory) ? ErrorKind::kUsage : ErrorKind::kBadInput,
+                path_exists(directory) ? "is not a directory, so --tag has nothing to choose from"
+                                       : "no such file or directory")
+        .in(directory);
+  if (is_folder(directory / name)) return {directory / name, {}};
+  if (is_checkpoint(directory))
+    throw Error(ErrorKind::kUsage,
+                "--tag has no effect: this is a checkpoint itself, and holds no folder " + printable(name))
+        .in(directory)
+        .hint("leave out --tag, or give the directory that holds the folder of that name");
+  const std::vector<Tag> tags = list_tags(directory);
+  Error error(ErrorKind::kBadInput, fmt::format("holds no folder {}", printable(name)));
+  error.in(directory);
+  if (!tags.empty()) error.hint("the checkpoints in it are " + names_text(tags));
+  throw error;
+}
+
+/// The text after "; " of unfinished tags that a user may have expected instead of `chosen`.
+std::string unfinished_text(const std::vector<Tag>& tags, const std::string& chosen,
+                            const std::optional<std::string>& latest) {
+  std::string text;
+  for (const Tag& tag : tags) {
+    const bool newer = stem_of(tag.name) == stem_of(chosen) && is_older(chosen, tag.name);
+    const auto reason = unfinished_reason(tag, tags);
+    if (!reason || (!newer && tag.name != latest)) continue;
+    text += fmt::format("; {} is {}, but not finished: {}", printable(tag.name),
+                        tag.name == latest ? "named by the file \"latest\"" : "newer", *reason);
+  }
+  return text;
+}
+
+/// The tag with the largest number. A directory of unrelated models has markers, too, but not the names of tags.
+const Tag& newest(const std::vector<Tag>& finished) {
+  const Tag& found = *std::max_element(finished.begin(), finished.end(),
+                                       [](const Tag& a, const Tag& b) { return is_older(a.name, b.name); });
+  const bool told = std::all_of(finished.begin(), finished.end(), [&](const Tag& tag) {
+    return &tag == &found || (stem_of(tag.name) == stem_of(found.name) && is_older(tag.name, found.name));
+  });
+  if (!told)
+    throw Error(ErrorKind::kUsage,
+                "holds several checkpoints, and their names do not tell which is the newest: " + names_text(finished))
+        .hint(kChoose);
+  if (!is_tag_name(found.name))
+    throw Error(ErrorKind::kUsage, "holds checkpoints, but none named like a training run's (step_3, checkpoint-10): " +
+                                       names_text(finished))
+        .hint(kChoose);
+  return found;
+}
+
+}  // namespace
+
+std::vector<Tag> list_tags(const fs::path& directory) {
+  std::vector<Tag> tags;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    try {
+      if (name.starts_with('.') || !entry.is_directory() || is_alias(entry)) continue;
+      Tag tag = look_at(entry.path());
+      if (is_marked(tag) || is_tag_name(name)) tags.push_back(std::move(tag));
+    } catch (const fs::filesystem_error&) {  // a folder that may not be read is none that can be chosen
+    }
+  }
+  std::sort(tags.begin(), tags.end(), [](const Tag& a, const Tag& b) { return natural_less(a.name, b.name); });
+  return tags;
+}
+
+bool is_tag_folder(const fs::path& directory) {
+  const Tag tag = look_at(directory);
+  return is_tag_name(tag.name) ? tag.is_cut_off || tag.has_weights : is_marked(tag) && tag.has_weights;
+}
+
+std::optional<std::string> unfinished_reason(const Tag& tag, const std::vector<Tag>& tags) {
+  if (tag.is_cut_off) return fmt::format("it has no file \"{}\"", kDoneMarker);
+  if (!tag.has_weights) return "it holds no weights";
+  if (tag.name.starts_with(kStagingPrefix)) return "its trainer has not given it its final name";
+  if (tag.is_done || tag.has_trainer_state) return std::nullopt;
+  for (const Tag& other : tags) {
+    if (stem_of(other.name) != stem_of(tag.name)) continue;
+    if (other.is_done || other.has_trainer_state)
+      return fmt::format("it has no file \"{}\", but {} has", other.is_done ? kDoneMarker : kTrainerStateFile,
+                         printable(other.name));
+  }
+  return std::nullopt;
+}
+
+TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::string>& latest) {
+  std::vector<Tag> finished;
+  std::vector<std::string> reasons;
+  for (const Tag& tag : tags)
+    if (const auto reason = unfinished_reason(tag, tags))
+      reasons.push_back(fmt::format("{} ({})", printable(tag.name), *reason));
+    else
+      finished.push_back(tag);
+  const bool any_weights = std::any_of(tags.begin(), tags.end(), [](const Tag& tag) { return tag.has_weights; });
+  if (finished.empty())
+    throw Error(ErrorKind::kBadInput, "holds no finished checkpoint: " + list_names(reasons))
+        .hint(any_weights ? "--tag NAME takes one all the same" : "give the directory of a checkpoint");
+  const auto named = std::find_if(finished.begin(), finished.end(), [&](const Tag& tag) { return tag.name == latest; });
+  const Tag& chosen = named != finished.end() ? *named : newest(finished);
+  std::string why = finished.size() == 1 ? "the only finished checkpoint in it"
+                                         : fmt::format("the newest of {} finished checkpoints in it", finished.size());
+  if (named != finished.end()) why = "which the file \"latest\" names";
+  return {chosen.name,
+          fmt::format("{} is taken, {}{}{}", printable(chosen.name), why, unfinished_text(tags, chosen.name, latest),
+                      tags.size() == 1 ? "" : "; --tag NAME takes another")};
+}
+
+bool is_checkpoint(const fs::path& directory, TagContent content) {
+  if (content == TagContent::kAny && holds_hugging_face(directory)) return true;
+  return find_shards_folder(directory) || !find_adapter_folders(directory).empty();
+}
+
+FoundCheckpoint find_checkpoint(const fs::path& path, const std::optional<std::string>& tag, TagContent content) {
+  if (tag) return take_tag(path, *tag);
+  if (!is_folder(path) || is_checkpoint(path, content)) return {path, {}};
+  std::vector<Tag> tags = list_tags(path);
+  std::erase_if(tags, [&](const Tag& t) { return content == TagContent::kShards && t.has_weights && !t.has_shards; });
+  if (tags.empty()) return {path, {}};
+  try {
+    const auto latest = read_latest(path);
+    const bool listed = std::any_of(tags.begin(), tags.end(), [&](const Tag& t) { return t.name == latest; });
+    if (latest && !listed) tags.push_back(look_at(path / *latest));
+    const TagChoice choice = choose_tag(tags, latest);
+    return {path / choice.name, {path.string() + ": " + choice.note}};
+  } catch (Error& error) {
+    if (error.path().empty()) error.in(path);
+    throw;
+  }
+}
+
+}  // namespace reshard

@@ -1,0 +1,206 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/base/json_fwd.h"
+#include "reshard/specs/expression.h"
+#include "reshard/specs/model_config.h"
+#include "reshard/specs/transformation_specs.h"
+#include "reshard/tensor/shape.h"
+
+namespace reshard {
+
+/// How a module's parameters are split, in the words of Hugging Face's base_model_tp_plan. The words say which dim of
+/// the tensor as it is stored: colwise the last but one, rowwise the last.
+enum class TensorParallelPlan : std::uint8_t {
+  kColwise,           // a linear, along its outputs: weight (out, in) along out, bias as well
+  kRowwise,           // a linear, along its inputs: weight along in, bias whole
+  kPackedColwise,     // as colwise, each of several matrices that stand one under the other on its own
+  kPackedRowwise,     // as rowwise, each of several matrices side by side on its own
+  kEmbeddingRowwise,  // an embedding, along the vocabulary: dim 0
+  kReplicate,         // every rank has all of it
+};
+
+constexpr bool is_packed(TensorParallelPlan plan) {
+  return plan == TensorParallelPlan::kPackedColwise || plan == TensorParallelPlan::kPackedRowwise;
+}
+
+/// Whether a linear's outputs are split, and so its bias as well.
+constexpr bool splits_outputs(TensorParallelPlan plan) {
+  return plan == TensorParallelPlan::kColwise || plan == TensorParallelPlan::kPackedColwise ||
+         plan == TensorParallelPlan::kEmbeddingRowwise;
+}
+
+/// The dim of a weight of `ndim` dims (1 at least) that its plan splits; nothing where every rank has all of it.
+std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t ndim);
+
+/// A word that plans are written in.
+struct PlanWord {
+  const char* word;
+  TensorParallelPlan plan;
+};
+/// The first word for a plan is the one that is printed. The others say what is done with the results, which is
+/// nothing to a checkpoint.
+inline constexpr PlanWord kPlanWords[] = {
+    {"colwise", TensorParallelPlan::kColwise},
+    {"rowwise", TensorParallelPlan::kRowwise},
+    {"packed_colwise", TensorParallelPlan::kPackedColwise},
+    {"packed_rowwise", TensorParallelPlan::kPackedRowwise},
+    {"embedding_rowwise", TensorParallelPlan::kEmbeddingRowwise},
+    {"replicate", TensorParallelPlan::kReplicate},
+    {"colwise_rep", TensorParallelPlan::kColwise},
+    {"colwise_gather_output", TensorParallelPlan::kColwise},
+    {"local_colwise", TensorParallelPlan::kColwise},
+    {"rowwise_rep", TensorParallelPlan::kRowwise},
+    {"rowwise_split_input", TensorParallelPlan::kRowwise},
+    {"local_rowwise", TensorParallelPlan::kRowwise},
+    {"local_packed_rowwise", TensorParallelPlan::kPackedRowwise},
+    {"embedding_colwise", TensorParallelPlan::kRowwise},
+    {"sequence_parallel", TensorParallelPlan::kReplicate},
+    {"replicated_with_grad_allreduce", TensorParallelPlan::kReplicate},
+    {"mla_kv_a_proj", TensorParallelPlan::kReplicate},
+    {"all_reduce", TensorParallelPlan::kReplicate},
+    {"ep_router", TensorParallelPlan::kReplicate},
+    {"grouped_gemm", TensorParallelPlan::kReplicate},  // experts that are spread whole: --ep's
+    {"moe_tp_experts", TensorParallelPlan::kReplicate},
+    {"gather", TensorParallelPlan::kReplicate},
+    {"local", TensorParallelPlan::kReplicate},
+};
+
+/// The plan that a word of kPlanWords means, or nothing.
+std::optional<TensorParallelPlan> plan_of_word(std::string_view word);
+/// All those words, for an error: "colwise, rowwise, …".
+std::string plan_words();
+
+/// A model architecture, as data: lib/reshard/specs/families/*.json are compiled in, others come with --spec. The form of such
+/// a file is lib/reshard/specs/family.schema.json. In a name the first "*" stands for the layer's number, the second for an
+/// expert's.
+struct Family {
+  /// One of the matrices of a packed one, or several alike.
+  struct Packed {
+    Expression size;          // of each, along the dim that is split
+    Expression count;         // how many; nothing: one
+    bool replicated = false;  // every rank has all of it
+  };
+  struct Module {
+    std::string name;       // "model.layers.*.self_attn.q_proj"
+    std::string parameter;  // "weight" but for buffers and biases that are split in another way; "" if the name has it
+    TensorParallelPlan plan = TensorParallelPlan::kReplicate;
+    std::vector<Expression> shape;     // of the parameter; empty: any, of one that is replicated and optional
+    std::optional<std::uint32_t> dim;  // that is split, where it is another than the plan's word says
+    Expression bias;                   // whether there is a bias too
+    Expression when;                   // whether there is such a module, in a layer
+    std::vector<Packed> packed;        // of packed plans; empty: two halves
+    Expression heads;                  // parts that stay whole along the dim that is split
+    Expression experts;                // how many: of the name's second "*", or one under the other in dim 0
+    bool stacked = false;              // the latter
+    bool optional = false;             // a checkpoint may lack it
+    bool on_last_stage = false;        // for modules outside the layers
+    std::string tied_to;               // the module whose weight this one shares where tie_word_embeddings is set
+  };
+  struct Attention {
+    std::string module;  // "model.layers.*.self_attn"
+    std::string query, key, value, output;
+    std::string fused;  // the name of the joined projection
+  };
+  struct Fused {
+    std::string module;
+    std::string name;
+    std::vector<std::string> linears;
+  };
+
+  std::string model_type;
+  std::string layers;       // the prefix of a layer's name: "model.layers"
+  std::string base_prefix;  // that all names in a checkpoint of the model without its head lack: "gpt_neox."
+  Expression num_layers;    // how many there are
+  std::shared_ptr<const Json> defaults;  // an object, for keys that config.json lacks or has as null
+  std::vector<Module> modules;           // in state-dict order
+  std::optional<Attention> attention;
+  std::vector<Fused> fused;
+  /// Modules in that of `attention` which NxD Inference calls otherwise, by name; else it has the names of the
+  /// checkpoint. Nothing where its names are not known.
+  std::optional<std::map<std::string, std::string>> inference_names;
+  std::string json_text;  // what it was read from
+};
+
+/// The built-in family for a model_type.
+/// \throws Error kUnsupported, listing those that there are.
+const Family& find_family(const ModelConfig& config);
+
+/// The built-in family of a name, if there is one.
+const Family* builtin_family(std::string_view model_type);
+
+/// The family with names as a checkpoint has them that was saved without the head's model around it.
+Family without_base_prefix(const Family& family);
+
+/// The model_types of the built-in families, sorted.
+std::vector<std::string> known_model_types();
+
+/// Of a JSON that was made in memory.
+/// \throws Error kBadInput if `json` is not a family description, with the key that is wrong.
+Family parse_family(const Json& json, const std::filesystem::path& path);
+
+/// Of a file's text.
+/// \throws Error kBadInput with the line and the key.
+Family parse_family_text(std::string text, const std::filesystem::path& path);
+
+/// A file that somebody wrote, for --spec.
+/// \throws as parse_family_text.
+std::shared_ptr<const Family> read_family(const std::filesystem::path& path);
+
+/// One parameter of one model: a family's module with its numbers filled in.
+struct ModelParameter {
+  std::string name;    // as in the Hugging Face checkpoint
+  std::string module;  // the name without the last part
+  Dims shape;
+  bool any_shape = false;  // the family does not say it; whole and optional
+  TensorParallelPlan plan = TensorParallelPlan::kReplicate;
+  std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
+  std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
+  std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be cut anywhere
+  bool block_cut = false;                  // of scales: the blocks do not come out even, so it cannot be split
+  bool is_bias = false;
+  bool optional = false;
+  std::optional<std::uint64_t> layer;
+  std::optional<std::uint64_t> expert;  // whose alone it is
+  std::uint64_t experts = 0;            // of its layer, if it is an expert's, or all of theirs stacked in dim 0
+  bool on_last_stage = false;
+  std::string tied_to;  // the parameter whose bytes this one shares; empty if it has its own
+};
+
+/// A hostile config must not make the list of parameters endless.
+inline constexpr std::uint64_t kMaxLayers = 1 << 14;
+
+/// A family with config.json's numbers: every parameter the checkpoint has, in state-dict order.
+struct Model {
+  std::shared_ptr<const Family> family;
+  std::uint64_t layers = 0;
+  std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
+  std::uint64_t kv_heads = 0;  // key/value heads
+  std::uint64_t head_dim = 0;
+  bool quantized = false;       // linears have scales, and are not joined with others
+  bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have
+  std::vector<ModelParameter> parameters;
+};
+
+/// Whether a checkpoint has a tensor of this name.
+using HoldsName = std::function<bool(const std::string& name)>;
+
+/// `family` is borrowed, and lives as long as the program: a built-in one. `holds` says which linears of a quantised
+/// model are; without it, none.
+/// \throws Error kBadInput, naming config.json and the key, where a number is missing or makes no sense.
+Model instantiate(const Family& family, const ModelConfig& config, const HoldsName& holds = {});
+Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config, const HoldsName& holds = {});
+
+/// `pattern` with the layer's number for its "*".
+std::string expand_layer(std::string_view pattern, std::uint64_t layer);
+
+}  // namespace reshard

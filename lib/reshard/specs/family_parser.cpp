@@ -1,0 +1,421 @@
+// From a family's JSON to the type, with every mistake in it told when it is read.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/storage.h"
+#include "reshard/io/text_file.h"
+#include "reshard/specs/family.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What is being read: for errors, where it stands.
+struct Reading {
+  const fs::path& path;
+  const JsonPlaces* places;  // nothing of JSON that was made in memory
+
+  Error error(const std::string& pointer, const std::string& message) const {
+    Error error(ErrorKind::kBadInput, message);
+    error.in(path);
+    if (places) error.at_line(places->line_of(pointer));
+    return error;
+  }
+};
+
+/// One object of the file, of which every key has to be known.
+class SpecObject {
+ public:
+  /// `where` names it for people, and is empty for the whole file.
+  SpecObject(const Json& json, const Reading& reading, std::string pointer, std::string where)
+      : json_(json), reading_(reading), pointer_(std::move(pointer)), where_(std::move(where)) {
+    if (!json.is_object())
+      throw reading.error(pointer_,
+                          (where_.empty() ? "the file" : where_) + " is " + brief(json) + ", expected an object");
+  }
+
+  /// \throws Error for any other key.
+  void prove_keys(const std::vector<std::string>& known) const {
+    for (const auto& [key, value] : json_.items()) {
+      if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+      Error error = reading_.error(pointer_to(key), prefix() + "the key \"" + printable(key) + "\" is not known");
+      const std::string guess = nearest(key, known);
+      throw error.hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean \"" + guess + "\"?");
+    }
+  }
+
+  bool has(const std::string& key) const { return json_.contains(key); }
+  std::string pointer_to(const std::string& key) const { return pointer_ + "/" + pointer_part(key); }
+  const std::string& pointer() const { return pointer_; }
+  const Reading& reading() const { return reading_; }
+
+  const Json& at(const std::string& key) const {
+    const auto found = json_.find(key);
+    if (found == json_.end())
+      throw reading_.error(pointer_, prefix() + "the key \"" + printable(key) + "\" is missing");
+    return *found;
+  }
+
+  [[noreturn]] void fail(const std::string& key, const std::string& expected) const {
+    throw reading_.error(pointer_to(key),
+                         prefix() + "\"" + printable(key) + "\" is " + brief(at(key)) + ", expected " + expected);
+  }
+
+  const std::string& string_at(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_string()) fail(key, "a string");
+    return value.get_ref<const std::string&>();
+  }
+
+  bool bool_at(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_boolean()) fail(key, "true or false");
+    return value.get<bool>();
+  }
+
+  const Json& array_at(const std::string& key) const {
+    const Json& value = at(key);
+    if (!value.is_array()) fail(key, "an array");
+    return value;
+  }
+
+  std::vector<std::string> strings_at(const std::string& key) const {
+    std::vector<std::string> strings;
+    for (const Json& item : array_at(key)) {
+      if (!item.is_string()) fail(key, "an array of strings");
+      strings.push_back(item.get<std::string>());
+    }
+    return strings;
+  }
+
+  Expression expression_at(const std::string& key) const { return expression(string_at(key), pointer_to(key), key); }
+
+  /// The expression `text`, which stands at `pointer` under `key`.
+  Expression expression(const std::string& text, const std::string& pointer, const std::string& key) const {
+    try {
+      return Expression::parse(text);
+    } catch (const Error& error) {
+      throw reading_.error(pointer, prefix() + "\"" + printable(key) + "\": " + error.message());
+    }
+  }
+
+ private:
+  std::string prefix() const { return where_.empty() ? std::string() : where_ + ": "; }
+
+  const Json& json_;
+  const Reading& reading_;
+  std::string pointer_;
+  std::string where_;
+};
+
+TensorParallelPlan plan_at(const SpecObject& object) {
+  if (const auto plan = plan_of_word(object.string_at("plan"))) return *plan;
+  object.fail("plan", "one of " + plan_words());
+}
+
+std::vector<Family::Packed> packed_at(const SpecObject& module) {
+  std::vector<Family::Packed> packed;
+  std::size_t i = 0;
+  for (const Json& item : module.array_at("packed")) {
+    const std::string pointer = module.pointer_to("packed") + "/" + std::to_string(i++);
+    if (item.is_string()) {
+      packed.push_back({module.expression(item.get<std::string>(), pointer, "packed"), {}, false});
+      continue;
+    }
+    const SpecObject part(item, module.reading(), pointer, "packed");
+    part.prove_keys({"size", "count", "plan"});
+    if (part.has("plan") && part.string_at("plan") != "replicate") part.fail("plan", "\"replicate\", or no such key");
+    packed.push_back(
+        {part.expression_at("size"), part.has("count") ? part.expression_at("count") : Expression(), part.has("plan")});
+  }
+  if (packed.empty()) module.fail("packed", "at least one size");
+  return packed;
+}
+
+Family::Module parse_module(const SpecObject& object) {
+  object.prove_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "heads", "experts",
+                     "stacked_experts", "optional", "stage", "tied_to", "dim"});
+  Family::Module module;
+  module.name = object.string_at("name");
+  module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
+  module.plan = plan_at(object);
+  const bool any_shape =
+      !object.has("shape") && object.has("optional") && module.plan == TensorParallelPlan::kReplicate;
+  if (!any_shape)
+    for (const std::string& size : object.strings_at("shape"))
+      module.shape.push_back(object.expression(size, object.pointer_to("shape"), "shape"));
+  if (object.has("bias")) {
+    const bool always = object.string_at("bias") == "always";
+    module.bias = always ? Expression::parse("true") : object.expression_at("bias");
+  }
+  if (object.has("when")) module.when = object.expression_at("when");
+  if (object.has("packed")) module.packed = packed_at(object);
+  if (object.has("heads")) module.heads = object.expression_at("heads");
+  if (object.has("experts")) module.experts = object.expression_at("experts");
+  if (object.has("stacked_experts")) {
+    if (module.experts) object.fail("stacked_experts", "nothing beside \"experts\"");
+    if (module.shape.empty()) object.fail("stacked_experts", "a \"shape\" beside it, whose dim 0 has the experts");
+    module.experts = object.expression_at("stacked_experts");
+    module.stacked = true;
+  }
+  if (object.has("optional")) module.optional = object.bool_at("optional");
+  if (object.has("stage")) {
+    const std::string& stage = object.string_at("stage");
+    if (stage != "first" && stage != "last") object.fail("stage", "\"first\" or \"last\"");
+    module.on_last_stage = stage == "last";
+  }
+  if (object.has("tied_to")) module.tied_to = object.string_at("tied_to");
+
+  const bool rowwise = module.plan == TensorParallelPlan::kRowwise || module.plan == TensorParallelPlan::kPackedRowwise;
+  const std::size_t needed = rowwise ? 2 : module.optional && module.plan == TensorParallelPlan::kReplicate ? 0 : 1;
+  if (module.shape.size() < needed)
+    throw object.reading().error(object.pointer_to("shape"),
+                                 fmt::format("\"shape\" of {} has {} dims, which is too few for its plan",
+                                             printable(module.name), module.shape.size()));
+  if (object.has("dim")) {
+    const Json& dim = object.at("dim");
+    if (!dim.is_number_unsigned() || dim.get<std::uint64_t>() >= module.shape.size() ||
+        module.plan == TensorParallelPlan::kReplicate)
+      object.fail("dim", "the number of one of the dims of \"shape\", counted from 0, of what is split");
+    module.dim = dim.get<std::uint32_t>();
+  }
+  if (!module.packed.empty() && !is_packed(module.plan))
+    object.fail("packed", "a plan of packed_colwise or packed_rowwise");
+  const auto stars = std::count(module.name.begin(), module.name.end(), '*');
+  if (stars > 2 || (stars == 2) != (module.experts && !module.stacked))
+    throw object.reading().error(
+        object.pointer_to("name"),
+        fmt::format(
+            "\"name\" {} has {} stars: the first is the layer's number, and with \"experts\" there is a second, "
+            "the expert's",
+            printable(module.name), stars));
+  return module;
+}
+
+/// The keys that a default refers to, in all its forms.
+std::vector<std::string> keys_of_default(const Json& value) {
+  std::vector<std::string> keys;
+  const auto add = [&](const Json& form) {
+    if (!form.is_string()) return;
+    for (std::string& key : Expression::parse(form.get_ref<const std::string&>()).keys())
+      keys.push_back(std::move(key));
+  };
+  if (!value.is_object()) {
+    add(value);
+  } else {
+    for (const auto& [when, form] : value.items()) add(form);
+  }
+  return keys;
+}
+
+/// No default needs itself, by whatever way, or others in a long row.
+class DefaultProof {
+ public:
+  explicit DefaultProof(const SpecObject& defaults) : defaults_(defaults) {}
+
+  void prove(const std::string& key, std::size_t depth = 0) {
+    if (!defaults_.has(key) || done_.count(key)) return;
+    const auto fail = [&](const char* what) {
+      throw defaults_.reading().error(defaults_.pointer_to(key), "the default of \"" + printable(key) + "\" " + what);
+    };
+    if (!on_the_way_.insert(key).second) fail("depends on itself");
+    if (depth > kMaxDepth) fail("is at the end of a longer row of defaults than any model has");
+    for (const std::string& next : keys_of_default(defaults_.at(key))) prove(next, depth + 1);
+    on_the_way_.erase(key);
+    done_.insert(key);
+  }
+
+ private:
+  static constexpr std::size_t kMaxDepth = 64;
+
+  const SpecObject& defaults_;
+  std::set<std::string> on_the_way_;
+  std::set<std::string> done_;
+};
+
+void prove_defaults(const SpecObject& defaults, const Json& json) {
+  for (const auto& item : json.items()) {
+    const std::string& key = item.key();
+    const Json& value = item.value();
+    const std::string pointer = defaults.pointer_to(key);
+    if (value.is_object() && !(value.size() == 2 && value.contains("absent") && value.contains("null")))
+      throw defaults.reading().error(pointer,
+                                     "the default of \"" + printable(key) + "\" must have \"absent\" and \"null\"");
+    const auto prove_form = [&](const Json& form) {
+      if (form.is_string()) defaults.expression(form.get<std::string>(), pointer, key);
+      if (form.is_object()) defaults.fail(key, "a value, or an expression");
+    };
+    if (!value.is_object())
+      prove_form(value);
+    else
+      for (const auto& [when, form] : value.items()) prove_form(form);
+  }
+  DefaultProof proof(defaults);
+  for (const auto& item : json.items()) proof.prove(item.key());
+}
+
+/// Other names of whole modules in the one of attention.
+std::map<std::string, std::string> inference_names_at(const SpecObject& object, const Family& family) {
+  if (!family.attention) object.fail("nxd_inference", "an \"attention\" beside it, whose heads it places");
+  const Json& json = object.at("nxd_inference");
+  const SpecObject renamed(json, object.reading(), object.pointer_to("nxd_inference"), "nxd_inference");
+  std::map<std::string, std::string> names;
+  for (const auto& item : json.items()) {
+    const std::string name = family.attention->module + "." + item.key();
+    const auto is_it = [&](const Family::Module& module) {
+      return module.name == name && module.plan == TensorParallelPlan::kReplicate;
+    };
+    if (std::none_of(family.modules.begin(), family.modules.end(), is_it))
+      throw object.reading().error(
+          renamed.pointer_to(item.key()),
+          "\"nxd_inference\" names the module " + printable(name) + ", which is not there, or not replicated");
+    names.emplace(item.key(), renamed.string_at(item.key()));
+  }
+  return names;
+}
+
+/// Every module that is spoken of is there.
+void prove_names(const Family& family, const Reading& reading) {
+  const auto prove_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
+    for (const Family::Module& module : family.modules)
+      if (module.name == name) return;
+    throw reading.error(pointer, wanted_by + " names the module " + printable(name) + ", which is not there");
+  };
+  bool after_layers = false;
+  for (std::size_t i = 0; i < family.modules.size(); ++i) {
+    const Family::Module& module = family.modules[i];
+    const std::string pointer = "/modules/" + std::to_string(i);
+    if (!module.tied_to.empty() && module.tied_to == module.name)
+      throw reading.error(pointer + "/tied_to", "\"tied_to\" of " + printable(module.name) + " names itself");
+    if (!module.tied_to.empty())
+      prove_module(module.tied_to, pointer + "/tied_to", "\"tied_to\" of " + printable(module.name));
+    const bool layered = module.name.find('*') != std::string::npos;
+    if (layered && !module.name.starts_with(family.layers + ".*."))
+      throw reading.error(pointer + "/name", fmt::format("\"name\" {} does not begin with \"layers\", {}.*.",
+                                                         printable(module.name), printable(family.layers)));
+    if (layered && after_layers)
+      throw reading.error(
+          pointer + "/name",
+          fmt::format("the modules of the layers do not stand together: {} comes late", printable(module.name)));
+    after_layers = after_layers || (!layered && i > 0 && family.modules[i - 1].name.find('*') != std::string::npos);
+  }
+  for (std::size_t i = 0; i < family.fused.size(); ++i)
+    for (const std::string& linear : family.fused[i].linears)
+      prove_module(family.fused[i].module + "." + linear, fmt::format("/fused/{}/linears", i),
+                   "\"linears\" of " + printable(family.fused[i].name));
+  if (!family.attention) return;
+  const Family::Attention& attention = *family.attention;
+  for (const std::string& linear : {attention.query, attention.key, attention.value, attention.output})
+    prove_module(attention.module + "." + linear, "/attention", "\"attention\"");
+}
+
+/// Whether no module is there twice. Modules of which `when` chooses, and parts of one, may share a name.
+void prove_unique(const Family& family, const Reading& reading) {
+  std::set<std::pair<std::string, std::string>> always;
+  for (std::size_t i = 0; i < family.modules.size(); ++i) {
+    const Family::Module& module = family.modules[i];
+    if (!module.when && !always.emplace(module.name, module.parameter).second)
+      throw reading.error(fmt::format("/modules/{}/name", i), "\"name\" " + printable(module.name) + " is there twice");
+  }
+}
+
+/// What training layouts join are linears that are split along their outputs, under a name that nothing else has.
+void prove_joined(const Family& family, const Reading& reading) {
+  const auto prove_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
+                              const std::string& what) {
+    for (const Family::Module& module : family.modules)
+      if (module.name == name && module.parameter == "weight" && module.plan != plan)
+        throw reading.error(pointer, fmt::format("{} {} needs the plan {}", what, printable(name),
+                                                 plan == TensorParallelPlan::kColwise ? "colwise" : "rowwise"));
+  };
+  const auto prove_new = [&](const std::string& name, const std::string& pointer) {
+    for (const Family::Module& module : family.modules)
+      if (module.name == name)
+        throw reading.error(pointer, "the joined linear cannot be called " + printable(name) + ", as a module is");
+  };
+  for (std::size_t i = 0; i < family.fused.size(); ++i) {
+    const Family::Fused& fused = family.fused[i];
+    const std::string pointer = fmt::format("/fused/{}", i);
+    if (fused.linears.size() < 2 || std::set(fused.linears.begin(), fused.linears.end()).size() != fused.linears.size())
+      throw reading.error(pointer + "/linears",
+                          fmt::format("\"linears\" of {} are not several different ones", printable(fused.name)));
+    for (const std::string& linear : fused.linears)
+      prove_plan(fused.module + "." + linear, TensorParallelPlan::kColwise, pointer + "/linears",
+                 "of \"linears\" to join,");
+    prove_new(fused.module + "." + fused.name, pointer + "/name");
+  }
+  if (!family.attention) return;
+  const Family::Attention& attention = *family.attention;
+  for (const std::string& linear : {attention.query, attention.key, attention.value})
+    prove_plan(attention.module + "." + linear, TensorParallelPlan::kColwise, "/attention", "of \"attention\",");
+  prove_plan(attention.module + "." + attention.output, TensorParallelPlan::kRowwise, "/attention",
+             "the output of \"attention\",");
+  prove_new(attention.module + "." + attention.fused, "/attention/fused");
+}
+
+Family parse(const Json& json, const Reading& reading) {
+  const SpecObject object(json, reading, "", "");
+  object.prove_keys({"$schema", "model_type", "layers", "num_layers", "base_prefix", "defaults", "modules", "attention",
+                     "fused", "nxd_inference"});
+  Family family;
+  family.model_type = object.string_at("model_type");
+  family.layers = object.string_at("layers");
+  if (object.has("base_prefix")) family.base_prefix = object.string_at("base_prefix");
+  family.num_layers =
+      object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
+  family.defaults = std::make_shared<const Json>(object.has("defaults") ? object.at("defaults") : Json::object());
+  prove_defaults(SpecObject(*family.defaults, reading, "/defaults", "defaults"), *family.defaults);
+  std::size_t i = 0;
+  for (const Json& module : object.array_at("modules")) {
+    family.modules.push_back(
+        parse_module(SpecObject(module, reading, fmt::format("/modules/{}", i), fmt::format("modules[{}]", i))));
+    ++i;
+  }
+  if (object.has("attention")) {
+    const SpecObject attention(object.at("attention"), reading, "/attention", "attention");
+    attention.prove_keys({"module", "query", "key", "value", "output", "fused"});
+    family.attention = {attention.string_at("module"), attention.string_at("query"),  attention.string_at("key"),
+                        attention.string_at("value"),  attention.string_at("output"), attention.string_at("fused")};
+  }
+  if (object.has("fused")) {
+    i = 0;
+    for (const Json& item : object.array_at("fused")) {
+      const SpecObject fused(item, reading, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
+      fused.prove_keys({"module", "name", "linears"});
+      family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
+      ++i;
+    }
+  }
+  if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
+  prove_names(family, reading);
+  prove_unique(family, reading);
+  prove_joined(family, reading);
+  return family;
+}
+
+}  // namespace
+
+Family parse_family(const Json& json, const fs::path& path) {
+  return parse(json, {path, nullptr});
+}
+
+Family parse_family_text(std::string text, const fs::path& path) {
+  const LocatedJson located = parse_located_json(text, path);
+  Family family = parse(located.json, {path, &located.places});
+  family.json_text = std::move(text);
+  return family;
+}
+
+std::shared_ptr<const Family> read_family(const fs::path& path) {
+  constexpr std::uint64_t kMaxFamilyBytes = std::uint64_t{1} << 20;
+  return std::make_shared<const Family>(parse_family_text(read_text_file(path, kMaxFamilyBytes), path));
+}
+
+}  // namespace reshard

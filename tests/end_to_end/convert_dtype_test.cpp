@@ -1,0 +1,239 @@
+// Casts on the way from one checkpoint into another.
+
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "reshard/tensor/cast.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/fault_storage.h"
+#include "support/temp_dir.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr DType kTargets[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2};
+
+TensorData cast_whole(const TensorData& tensor, DType to) {
+  TensorData result{to, tensor.shape, std::string(num_bytes(to, tensor.shape).value(), '\0')};
+  cast_elements(tensor.dtype, std::as_bytes(std::span(tensor.bytes)), to,
+                std::as_writable_bytes(std::span(result.bytes)), Overflow::kSaturate);
+  return result;
+}
+
+bool is_float(DType dtype) {
+  return describe(dtype).kind == DTypeClass::kFloat;
+}
+
+/// Floats, integers and booleans, of one dtype where linears may be joined.
+TensorMap mixed_tensors(const TinyModel& model, Random& random) {
+  static constexpr DType kSources[] = {DType::kF32,  DType::kBF16,   DType::kF16, DType::kF64,
+                                       DType::kBool, DType::kF8E4M3, DType::kI64, DType::kU8};
+  std::map<std::string, DType> dtypes;
+  TensorMap tensors;
+  for (const TinyParameter& parameter : parameters_of(model)) {
+    const DType dtype =
+        dtypes.emplace(joined_name(parameter.name), kSources[random() % std::size(kSources)]).first->second;
+    tensors[parameter.name] = random_tensor(random, dtype, parameter.shape);
+  }
+  return tensors;
+}
+
+std::string floats(const std::vector<float>& values) {
+  std::string bytes(values.size() * sizeof(float), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+TEST_CASE("A checkpoint that is cast holds each tensor as it is cast by itself, in any form") {
+  for (const std::uint64_t seed : seeds(60)) {
+    INFO("RESHARD_TEST_SEED=" << seed);
+    Random random(seed);
+    const TempDir temp;
+    const TinyModel model = random_model(random);
+    const TensorMap originals = mixed_tensors(model, random);
+    write_model(temp / "model", model, originals);
+    ConvertRequest request = convert_request(temp / "model", temp / "out");
+    request.dtype = kTargets[seed % std::size(kTargets)];
+    request.cast_all = random() % 2;
+    INFO("to " << name(*request.dtype) << (request.cast_all ? ", integers too" : ""));
+    TensorMap expected;
+    for (const auto& [name, tensor] : originals)
+      expected[name] = is_float(tensor.dtype) || request.cast_all ? cast_whole(tensor, *request.dtype) : tensor;
+    const OracleOptions mesh = legal_options(random, model);
+    if (random() % 3) {
+      request.to = random() % 2 ? ShardsKind::kRanks : ShardsKind::kOptimum;
+      request.format = random() % 2 ? Format::kPytorch : Format::kXser;
+      request.sharding = sharding_of(mesh);
+      request.tp = request.sharding.tp;
+    } else if (random() % 2) {
+      request.format = Format::kPytorch;
+    }
+    FaultStorage storage;
+    const auto job = plan_convert(request);
+    execute(*job, random_run(random, storage));
+    if (request.to)
+      CHECK((read_shards(temp / "out") == expected_ranks(model, expected, mesh)));
+    else
+      CHECK((read_whole(temp / "out") == expected));
+    check_crcs(temp / "out");
+    run_in_blocks(*job, temp / "blocks", one_of(random, {1, 8, 100}), 2);
+    for (const TensorFile& file : job->target.files)
+      CHECK((read_file(temp / "blocks" / file.path) == read_file(temp / "out" / file.path)));
+  }
+}
+
+TEST_CASE("Shards that are cast while they are put together are what their originals are when they are cast") {
+  const TempDir temp;
+  TinyModel model;
+  model.heads = 8;
+  Random random(6);
+  const TensorMap originals = random_tensors(model, random, DType::kF32);
+  write_model(temp / "model", model, originals);
+  ConvertRequest request = convert_request(temp / "model", temp / "shards");
+  request.to = ShardsKind::kOptimum;
+  request.tp = request.sharding.tp = 4;
+  convert(request);
+  for (const DType dtype : kTargets) {
+    INFO(name(dtype));
+    ConvertRequest back = convert_request(temp / "shards", temp / std::string(name(dtype)));
+    back.dtype = dtype;
+    convert(back);
+    const TensorMap whole = read_model(back.output_directory);
+    REQUIRE(whole.size() == originals.size());
+    for (const auto& [tensor_name, tensor] : originals) CHECK((whole.at(tensor_name) == cast_whole(tensor, dtype)));
+  }
+}
+
+TEST_CASE("A value that does not fit is an error with its tensor and index where that is asked for, else saturated") {
+  const TempDir temp;
+  const Dims shape{3, 700, 800};  // several blocks, of whole and of broken rows
+  std::vector<float> values(3 * 700 * 800, 1.5f);
+  values[2 * 700 * 800 + 345 * 800 + 678] = 65520;  // the first that float16 rounds up to infinity
+  values[0] = std::numeric_limits<float>::infinity();
+  values[1] = 65519;
+  write_safetensors(temp / "in/model.safetensors",
+                    {{"big", {DType::kF32, shape, floats(values)}}, {"small", {DType::kF32, {2}, floats({1, -2})}}});
+  ConvertRequest request = convert_request(temp / "in", temp / "out");
+  request.dtype = DType::kF16;
+  RunOptions options;
+  options.max_memory_bytes = kMinMemoryBytes;
+  options.overflow = Overflow::kError;
+  for (const unsigned threads : {1u, 2u, 5u}) {
+    options.threads = threads;
+    const Error error = error_of([&] { convert(request, options); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.tensor() == "big");
+    CHECK_THAT(error.what(), Says("[2, 345, 678] does not fit F16"));
+    CHECK_THAT(error.hint(), Says("--overflow saturate"));
+    CHECK(snapshot(temp.path()).size() == 2);  // the input alone
+  }
+  options.overflow = Overflow::kSaturate;
+  convert(request, options);
+  const TensorMap whole = read_model(temp / "out");
+  CHECK((whole.at("big") == cast_whole({DType::kF32, shape, floats(values)}, DType::kF16)));
+  std::uint16_t largest = 0;
+  std::memcpy(&largest, &whole.at("big").bytes[2 * (2 * 700 * 800 + 345 * 800 + 678)], 2);
+  CHECK(largest == 0x7BFF);
+}
+
+TEST_CASE("A dtype that cannot be cast is unsupported by name, unless it is left out or has that dtype already") {
+  const TempDir temp;
+  Random random(8);
+  write_safetensors(temp / "in/model.safetensors", {{"a", random_tensor(random, DType::kF32, {4})},
+                                                    {"packed", random_tensor(random, DType::kF4, {4})},
+                                                    {"z", random_tensor(random, DType::kC64, {4})}});
+  ConvertRequest request = convert_request(temp / "in", temp / "out");
+  request.dtype = DType::kBF16;
+  const Error error = error_of([&] { plan_convert(request); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.tensor() == "packed");
+  CHECK_THAT(error.what(), Says("is F4, which cannot be cast to BF16"));
+  CHECK_THAT(error.hint(), Says("--drop"));
+  request.names.drop.emplace_back("--drop", "^packed$");
+  CHECK(error_of([&] { plan_convert(request); }).tensor() == "z");
+  request.names.drop.emplace_back("--drop", "z");
+  convert(request);
+  CHECK(read_model(temp / "out").size() == 1);
+}
+
+TEST_CASE("A quantised weight is not cast without its scales, whatever says that it has some") {
+  const TempDir temp;
+  Random random(9);
+  const TensorData scale = random_tensor(random, DType::kF32, {1});
+  const char* const plain = R"({"model_type": "x"})";
+  const char* const quantized = R"({"model_type": "x", "quantization_config": {"quant_method": "fp8", "dtype": "x"}})";
+  struct Case {
+    const char* scale;  // its name; none if empty
+    const char* config;
+    DType dtype;  // of the weight
+    bool cast_all;
+  };
+  const Case cases[] = {
+      {"l.weight_scale", plain, DType::kF8E4M3, false}, {"l.weight_scale_inv", plain, DType::kF8E5M2, false},
+      {"l.scale", plain, DType::kF8E4M3FNUZ, false},    {"", quantized, DType::kF8E4M3, false},
+      {"l.weight_scale", plain, DType::kI8, true},      {"", quantized, DType::kI32, true}};
+  for (const Case& one : cases) {
+    INFO(one.scale << " " << one.config << " " << name(one.dtype));
+    fs::remove_all(temp / "in");
+    TensorMap tensors{{"l.weight", random_tensor(random, one.dtype, {4})},
+                      {"norm", random_tensor(random, DType::kF32, {4})}};
+    if (*one.scale) tensors[one.scale] = scale;
+    write_safetensors(temp / "in/model.safetensors", tensors);
+    write_file(temp / "in/config.json", one.config);
+    ConvertRequest request = convert_request(temp / "in", temp / "out");
+    CHECK_NOTHROW(plan_convert(request));
+    request.cast_all = one.cast_all;
+    for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
+      request.dtype = dtype;
+      const Error error = error_of([&] { plan_convert(request); });
+      CHECK(error.kind() == ErrorKind::kUnsupported);
+      CHECK(error.tensor() == "l.weight");
+      CHECK_THAT(error.what(), Says("is quantised") && Says("scales"));
+      CHECK_THAT(error.hint(), Says("--dtype"));
+    }
+    request.names.drop.emplace_back("--drop", "^l\\.weight$");
+    CHECK_NOTHROW(plan_convert(request));
+    CHECK_FALSE(fs::exists(temp / "out"));
+  }
+}
+
+TEST_CASE("Floats of 8 bits without scales are numbers as others, and are cast") {
+  const TempDir temp;
+  Random random(10);
+  const TensorMap tensors{{"l.weight", random_tensor(random, DType::kF8E4M3, {4})}};
+  write_safetensors(temp / "in/model.safetensors", tensors);
+  write_file(temp / "in/config.json", R"({"model_type": "x", "quantization_config": null})");
+  ConvertRequest request = convert_request(temp / "in", temp / "out");
+  request.dtype = DType::kBF16;
+  convert(request);
+  CHECK((read_model(temp / "out").at("l.weight") == cast_whole(tensors.at("l.weight"), DType::kBF16)));
+}
+
+TEST_CASE("Of a model whose quantised weights are integers the rest is cast, and a note says so") {
+  const TempDir temp;
+  Random random(11);
+  const TensorMap tensors{{"l.weight", random_tensor(random, DType::kI8, {4})},
+                          {"l.weight_scale", random_tensor(random, DType::kF16, {1})},
+                          {"norm", random_tensor(random, DType::kF16, {4})}};
+  write_safetensors(temp / "in/model.safetensors", tensors);
+  ConvertRequest request = convert_request(temp / "in", temp / "out");
+  CHECK(plan_convert(request)->notes.empty());
+  request.dtype = DType::kBF16;
+  const auto notes = plan_convert(request)->notes;
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0], Says("quantised weights stay as they are"));
+  convert(request);
+  const TensorMap whole = read_model(temp / "out");
+  CHECK((whole.at("l.weight") == tensors.at("l.weight")));
+  CHECK((whole.at("norm") == cast_whole(tensors.at("norm"), DType::kBF16)));
+  CHECK((whole.at("l.weight_scale") == cast_whole(tensors.at("l.weight_scale"), DType::kBF16)));
+}
+
+}  // namespace
+}  // namespace reshard::test

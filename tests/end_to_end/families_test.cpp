@@ -1,0 +1,205 @@
+// Every built-in family: a tiny checkpoint of each, names and shapes written down in testdata/families from the
+// architecture, is cut over meshes and put together again.
+
+#include "support/families.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+
+#include "reshard/base/error.h"
+#include "reshard/plan/checkpoint.h"
+#include "reshard/plan/convert.h"
+#include "reshard/specs/stage_plan.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Whether a training layout joins it with others.
+bool is_joined(const FamilyCase& c, const std::string& name) {
+  const std::set<std::string> joins = {"gemma", "gemma2", "gemma3_text", "olmo2"};
+  return joins.count(c.model_type()) > 0 &&
+         (name.find("mlp.gate_proj") != std::string::npos || name.find("mlp.up_proj") != std::string::npos);
+}
+
+TEST_CASE("Every built-in family has a checkpoint here, and the parameters that it has") {
+  std::set<std::string> seen = {"llama", "mistral", "granite", "qwen2", "qwen3"};  // in the golden cases
+  for (const FamilyCase& c : family_cases()) {
+    CAPTURE(c.name);
+    seen.insert(c.model_type());
+    const TempDir temp;
+    write_case(c, temp / "model");
+    const Checkpoint checkpoint = read_hugging_face(temp / "model", ConfigUse::kNeeded);
+    REQUIRE(checkpoint.model);
+    std::vector<std::string> expected, found;
+    for (const auto& tensor : c.json["tensors"])
+      expected.push_back(tensor["name"].get<std::string>() + " " + to_string(tensor["shape"].get<Dims>()));
+    for (const ModelParameter& p : checkpoint.model->parameters) {
+      const auto index = checkpoint.map.find_logical(p.name);
+      if (!p.tied_to.empty() || (p.optional && !index)) continue;
+      REQUIRE(index);
+      found.push_back(p.name + " " + to_string(p.any_shape ? checkpoint.map.logical[*index].shape : p.shape));
+    }
+    CHECK(found == expected);
+  }
+  const std::vector<std::string> known = known_model_types();
+  CHECK(seen == std::set<std::string>(known.begin(), known.end()));
+}
+
+TEST_CASE("Checkpoints of every family are cut over meshes as their architecture says, and put together again") {
+  for (const FamilyCase& c : family_cases()) {
+    const TempDir temp;
+    const TensorMap tensors = write_case(c, temp / "model");
+    for (const std::uint32_t tp : c.degrees())
+      for (const std::uint32_t pp : {1, 2})
+        for (const bool optimum : {false, true}) {
+          CAPTURE(c.name, tp, pp, optimum);
+          const fs::path out = temp / "out";
+          const fs::path whole = temp / "whole";
+          fs::remove_all(out);
+          fs::remove_all(whole);
+          ShardRequest request = shard_request(temp / "model", out, tp, pp);
+          if (optimum) request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+          shard(request);
+          if (!optimum && pp == 1) {
+            const auto ranks = read_ranks(out);
+            REQUIRE(ranks.size() == tp);
+            for (const auto& tensor : c.json["tensors"]) {
+              const auto name = tensor["name"].get<std::string>();
+              if (is_joined(c, name)) continue;
+              CAPTURE(name);
+              std::uint64_t rank = 0;
+              for (const auto& [folder, held] : ranks) {
+                REQUIRE(held.count(name) == 1);
+                CHECK((held.at(name) == rank_part(c, tensor, tensors.at(name), tp, rank++)));
+              }
+            }
+          }
+          ConsolidateRequest back;
+          back.checkpoint_directory = out;
+          back.output_directory = whole;
+          consolidate(back);
+          CHECK((read_tensors(whole / "model.safetensors") == tensors));
+        }
+  }
+}
+
+TEST_CASE("Checkpoints of every family are cut for inference, and put together again") {
+  for (const FamilyCase& c : family_cases()) {
+    const TempDir temp;
+    const TensorMap tensors = write_case(c, temp / "model");
+    for (const std::uint32_t tp : c.degrees()) {
+      CAPTURE(c.name, tp);
+      const fs::path out = temp / ("out" + std::to_string(tp));
+      ShardRequest request = shard_request(temp / "model", out, tp);
+      request.sharding.form.kind = ShardsKind::kPresharded;
+      shard(request);
+      ConsolidateRequest back;
+      back.checkpoint_directory = out;
+      back.output_directory = temp / ("whole" + std::to_string(tp));
+      consolidate(back);
+      CHECK((read_tensors(*back.output_directory / "model.safetensors") == tensors));
+    }
+  }
+}
+
+TEST_CASE("Heads that would be cut are refused with the degrees that work") {
+  for (const char* name : {"phi3", "gpt_neox", "falcon_new", "dbrx", "gpt_oss"}) {
+    const FamilyCase c = family_case(name);
+    CAPTURE(c.name);
+    const TempDir temp;
+    write_case(c, temp / "model");
+    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 8)); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("heads, which 8 ranks do not divide"));
+    CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1, 2"));
+  }
+}
+
+TEST_CASE("Scales that a cut would part from their weights are refused with the degrees that work") {
+  const std::tuple<const char*, const char*, nlohmann::json, int, const char*> cuts[] = {
+      // Blocks of 8 outputs: 20 are two and a half.
+      {"llama_fp8", "intermediate_size", 20, 2, "cut through one"},
+      {"llama_fp8", "intermediate_size", 24, 2, "weight_scale_inv: dim 0 has 3 elements"},
+      {"llama_gptq", "intermediate_size", 24, 2, "dim 1 has 3 elements"},
+      {"llama_awq", "num_key_value_heads", 2, 4, "not repeated"}};
+  for (const auto& [name, key, value, tp, says] : cuts) {
+    CAPTURE(name, key, tp);
+    {
+      FamilyCase c = family_case(name);
+      c.json["config"][key] = value;
+      const Error error = error_of([&, degree = tp] {
+        const ModelConfig config{"config.json", std::make_shared<const Json>(Json::parse(c.json["config"].dump())),
+                                 c.model_type()};
+        // Every linear of the layers is quantised.
+        const Model model = instantiate(find_family(config), config, [](const std::string& held) {
+          return held.find("layers") != std::string::npos;
+        });
+        plan_stages(model, static_cast<std::uint32_t>(degree), partition_evenly(2, {}), {},
+                    [](const std::string&) { return true; });
+      });
+      CHECK(error.kind() == ErrorKind::kUsage);
+      CHECK_THAT(error.what(), Says(says));
+      CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1"));
+    }
+  }
+}
+
+TEST_CASE("A quantization_config that makes no sense is refused with its key") {
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({"quant_method": "fp8", "weight_block_size": []})", "weight_block_size"},
+      {R"({"quant_method": "fp8", "weight_block_size": [128]})", "weight_block_size"},
+      {R"({"quant_method": "fp8", "weight_block_size": [128, 0]})", "weight_block_size"},
+      {R"({"quant_method": "fp8", "weight_block_size": 128})", "weight_block_size"},
+      {R"({"quant_method": "gptq", "bits": 3, "group_size": 128})", "bits"},
+      {R"({"quant_method": "gptq", "bits": 4, "group_size": 0})", "group_size"},
+      {R"({"quant_method": "awq", "group_size": 128})", "bits"},
+      {R"({"quant_method": "compressed-tensors", "config_groups": []})", "config_groups"},
+      {R"({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": null}}})", "weights"}};
+  for (const auto& [text, key] : wrong) {
+    CAPTURE(text);
+    FamilyCase c = family_case("llama_fp8");
+    c.json["config"]["quantization_config"] = nlohmann::json::parse(text);
+    const TempDir temp;
+    write_case(c, temp / "model");
+    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "model/config.json").string());
+    CHECK_THAT(error.what(), Says(key));
+  }
+}
+
+TEST_CASE("A tensor that the family does not name is refused, and so is one that is missing") {
+  for (const FamilyCase& c : family_cases()) {
+    CAPTURE(c.name);
+    const TempDir temp;
+    TensorMap tensors = write_case(c, temp / "model");
+    const TensorMap whole = tensors;
+    tensors["model.layers.0.extra.weight"] = {DType::kBF16, {2}, std::string(4, '\0')};
+    write_safetensors(temp / "model/model.safetensors", tensors);
+    const Error extra = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
+    CHECK(extra.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(extra.what(), Says("model.layers.0.extra.weight"));
+    tensors = whole;
+    std::string lost;
+    for (const auto& [name, tensor] : whole)
+      if (name.ends_with("norm.weight") || name.ends_with("ln_f.weight") || name.ends_with("norm_1.weight"))
+        lost = name;
+    REQUIRE_FALSE(lost.empty());
+    tensors.erase(lost);
+    write_safetensors(temp / "model/model.safetensors", tensors);
+    const Error missing = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
+    CHECK(missing.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(missing.what(), Says(lost));
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,278 @@
+// Checkpoints whose files hold every parameter of the model, as optimum-neuron saves them with several pipeline stages:
+// those of other stages are uninitialised memory.
+
+#include <nlohmann/json.hpp>
+
+#include "reshard/engine/verify.h"
+#include "reshard/plan/checkpoint.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/fault_storage.h"
+#include "support/golden.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/torch_files.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
+/// What uninitialised memory may hold: anything, NaN and the pattern of deleted memory included.
+TensorData junk_like(const TensorData& tensor, Random& random) {
+  TensorData junk = tensor;
+  const std::uint64_t kind = random() % 4;
+  for (char& byte : junk.bytes) byte = static_cast<char>(kind == 0 ? 0 : kind == 1 ? 0xFF : random());
+  return junk;
+}
+
+/// Where the tensors of a file of `pp_rank` come from.
+using Ranks = std::map<std::string, TensorMap>;
+
+std::string rank_key(std::uint64_t tp_rank, std::uint64_t pp_rank) {
+  return "tp_rank_0" + std::to_string(tp_rank) + "_pp_rank_0" + std::to_string(pp_rank);
+}
+
+/// Gives every rank's file in `directory`, the layout optimum, the parameters of all stages. Those of others are junk;
+/// so is a tied embedding on the last stage, which knows the matrix by its second name.
+/// \returns how many tensors of other stages there are then, over all files.
+std::uint64_t add_other_stages(const fs::path& directory, const OracleOptions& options, bool tied, bool xser,
+                               Random& random) {
+  Ranks ranks = read_shards(directory);
+  const std::uint64_t last = options.pp - 1;
+  if (tied) {
+    const fs::path path = directory / "shards" / ("mp_metadata_pp_rank_" + std::to_string(last) + ".json");
+    json metadata = json::parse(read_file(path));
+    metadata["parameters"].erase(kEmbedding);
+    write_file(path, metadata.dump());
+    for (std::uint64_t tp = 0; tp < options.tp; ++tp) ranks.at(rank_key(tp, last)).erase(kEmbedding);
+  }
+  std::uint64_t others = 0;
+  for (std::uint64_t tp = 0; tp < options.tp; ++tp)
+    for (std::uint64_t pp = 0; pp < options.pp; ++pp) {
+      TensorMap all = ranks.at(rank_key(tp, pp));
+      for (std::uint64_t other = 0; other < options.pp; ++other)
+        for (const auto& [name, tensor] : ranks.at(rank_key(tp, other)))
+          if (!all.count(name)) all.emplace(name, junk_like(tensor, random)), ++others;
+      const fs::path file = directory / "shards/model" / ("dp_rank_00_" + rank_key(tp, pp) + ".pt");
+      xser ? write_xser(file, all) : write_torch(file, all);
+    }
+  return others;
+}
+
+std::string note_of(std::uint64_t tensors) {
+  return "ignored " + std::to_string(tensors) + " tensors of other pipeline stages";
+}
+
+std::size_t count_notes(const std::vector<std::string>& notes, const std::string& begin) {
+  return static_cast<std::size_t>(
+      std::count_if(notes.begin(), notes.end(), [&](const std::string& note) { return note.starts_with(begin); }));
+}
+
+TEST_CASE("Files that hold junk under the names of other stages give the model, from any mesh, stages and format") {
+  std::size_t tied = 0, interleaved = 0, xsers = 0;
+  for (const std::uint64_t seed : seeds(60)) {
+    Random random(seed);
+    TinyModel model = random_model(random);
+    model.layers += 3;
+    OracleOptions options = legal_options(random, model);
+    while (options.pp == 1) options = legal_options(random, model);
+    const bool xser = random() % 2;
+    INFO("seed " << seed << " " << model.model_type << " tp " << options.tp << " pp " << options.pp << " vpp "
+                 << options.vpp << " tied " << model.tied << " xser " << xser);
+    const TempDir temp;
+    const TensorMap originals = random_tensors(model, random);
+    write_model(temp / "model", model, originals);
+    ShardRequest request = shard_request(temp / "model", temp / "optimum");
+    request.sharding = sharding_of(options);
+    request.sharding.form = {ShardsKind::kOptimum, xser ? Format::kXser : Format::kPytorch};
+    shard(request);
+    const std::uint64_t others = add_other_stages(temp / "optimum", options, model.tied, xser, random);
+    REQUIRE(others > 0);
+
+    ConsolidateRequest whole;
+    whole.checkpoint_directory = temp / "optimum";
+    whole.output_directory = temp / "whole";
+    const auto job = plan_consolidate(whole);
+    CHECK(count_notes(job->notes, note_of(others)) == 1);
+    execute(*job, unsynced());
+    CHECK((read_model(temp / "whole") == originals));
+    convert(convert_request(temp / "optimum", temp / "converted"));
+    CHECK((read_model(temp / "converted") == originals));
+    const Checkpoint sharded = read_checkpoint(temp / "optimum", ConfigUse::kLenient);
+    CHECK(count_notes(sharded.notes, note_of(others)) == 1);
+    CHECK(verify(sharded.map, read_checkpoint(temp / "model", ConfigUse::kLenient).map, {}, {}).same());
+    tied += model.tied;
+    interleaved += options.vpp > 1;
+    xsers += xser;
+  }
+  if (has_all_seeds()) {
+    CHECK(tied > 10);
+    CHECK(interleaved > 5);
+    CHECK(xsers > 20);
+  }
+}
+
+/// Two stages of a small model on two ranks, with junk.
+struct Shards {
+  TempDir temp;
+  TinyModel model;
+  OracleOptions options;
+  TensorMap originals;
+  Random random{5};
+
+  explicit Shards(bool tied = false) {
+    model.tied = tied;
+    options.tp = options.pp = 2;
+    originals = random_tensors(model, random);
+    write_model(temp / "model", model, originals);
+    ShardRequest request = shard_request(temp / "model", temp / "optimum", 2, 2);
+    request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+    shard(request);
+    add_other_stages(temp / "optimum", options, tied, false, random);
+  }
+
+  fs::path file(std::uint64_t tp_rank, std::uint64_t pp_rank) const {
+    return temp / "optimum/shards/model" / ("dp_rank_00_" + rank_key(tp_rank, pp_rank) + ".pt");
+  }
+  ConsolidateRequest request() const {
+    ConsolidateRequest request;
+    request.checkpoint_directory = temp / "optimum";
+    request.output_directory = temp / "whole";
+    return request;
+  }
+};
+
+TEST_CASE("A name that no stage's metadata lists stays an error beside junk of other stages") {
+  const Shards shards;
+  TensorMap tensors = read_torch_tensors(shards.file(1, 1));
+  for (const std::uint64_t tp_rank : {0, 1}) {
+    tensors = read_torch_tensors(shards.file(tp_rank, 1));
+    tensors.emplace("model.rotary_emb.scale", tensors.begin()->second);
+    write_torch(shards.file(tp_rank, 1), tensors);
+  }
+  const Error error = error_of([&] { consolidate(shards.request()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "model.rotary_emb.scale");
+  CHECK(error.path() == shards.file(0, 1).string());
+  CHECK_THAT(error.what(), Says("mp_metadata_pp_rank_1.json does not list it"));
+  CHECK_FALSE(fs::exists(shards.temp / "whole"));
+}
+
+TEST_CASE("Metadata files of two stages that were swapped are an error, with junk of other stages and without") {
+  for (const bool junk : {false, true}) {
+    for (const bool config : {false, true}) {
+      INFO("junk " << junk << ", config.json " << config);
+      const Shards shards;
+      if (!junk) {
+        fs::remove_all(shards.temp / "optimum");
+        ShardRequest request = shard_request(shards.temp / "model", shards.temp / "optimum", 2, 2);
+        request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+        shard(request);
+      }
+      if (!config) fs::remove(shards.temp / "optimum/config.json");
+      const fs::path folder = shards.temp / "optimum/shards";
+      fs::rename(folder / "mp_metadata_pp_rank_0.json", folder / "aside");
+      fs::rename(folder / "mp_metadata_pp_rank_1.json", folder / "mp_metadata_pp_rank_0.json");
+      fs::rename(folder / "aside", folder / "mp_metadata_pp_rank_1.json");
+      const Error error = error_of([&] { consolidate(shards.request()); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (junk ? folder / "mp_metadata_pp_rank_1.json" : shards.file(0, 0)).string());
+      CHECK_THAT(error.hint(), Says("swapped"));
+      CHECK_FALSE(fs::exists(shards.temp / "whole"));
+    }
+  }
+}
+
+TEST_CASE("A tied head on the last stage that differs from the embedding is an error, junk elsewhere is none") {
+  const Shards shards(true);
+  consolidate(shards.request());
+  CHECK((read_model(shards.temp / "whole") == shards.originals));
+  fs::remove_all(shards.temp / "whole");
+  TensorMap tensors = read_torch_tensors(shards.file(1, 1));
+  tensors.at(kHead).bytes[3] = static_cast<char>(tensors.at(kHead).bytes[3] ^ 1);
+  write_torch(shards.file(1, 1), tensors);
+  const Error error = error_of([&] { consolidate(shards.request()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == kHead);
+  CHECK(error.path() == shards.file(1, 1).string());
+}
+
+TEST_CASE("Tensors of other stages are not read") {
+  const Shards shards;
+  FaultStorage storage;
+  RunOptions options = unsynced();
+  options.storage = &storage;
+  const auto job = plan_consolidate(shards.request());
+  execute(*job, options);
+  std::uint64_t originals = 0;
+  for (const auto& [name, tensor] : shards.originals) originals += tensor.bytes.size();
+  CHECK(job->program.read_bytes == originals);
+  std::uint64_t read = 0;
+  for (const TensorFile& file : job->source.files)
+    for (const FaultStorage::Range& range : storage.reads(file.path)) read += range.end_bytes - range.begin_bytes;
+  CHECK(read == job->program.read_bytes + job->program.check_bytes);
+}
+
+/// The weights are the original's, to the byte.
+void check_original(const fs::path& golden_case, const fs::path& output, const std::string& weights) {
+  CHECK(describe_tensors(read_whole(output)) == golden_of(golden_case).at("original"));
+  if (weights == "model.safetensors")
+    CHECK((read_file(output / weights) == read_file(golden_case / "original" / weights)));
+}
+
+TEST_CASE("Checkpoints that optimum-neuron saved in training consolidate to their originals, byte for byte") {
+  std::size_t found = 0, with_others = 0;
+  for (const fs::path& golden_case : golden_cases("zero1")) {
+    if (!golden_case.filename().string().starts_with("optimum-")) continue;
+    INFO(golden_case.filename());
+    const TempDir temp;
+    ConsolidateRequest request;
+    request.checkpoint_directory = golden_case / "checkpoint";
+    for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
+      request.format = format;
+      request.output_directory = temp / std::string(name(format));
+      const auto job = plan_consolidate(request);
+      with_others += count_notes(job->notes, "ignored ");
+      execute(*job, unsynced());
+      check_original(golden_case, *request.output_directory,
+                     format == Format::kPytorch ? "pytorch_model.bin" : "model.safetensors");
+    }
+    const Checkpoint sharded = read_checkpoint(golden_case / "checkpoint", ConfigUse::kLenient);
+    const Checkpoint original = read_checkpoint(golden_case / "original", ConfigUse::kLenient);
+    CHECK(verify(sharded.map, original.map, {}, {}).same());
+    ConvertRequest other = convert_request(golden_case / "checkpoint", temp / "ranks");
+    other.to = ShardsKind::kRanks;
+    other.tp = 1;
+    convert(other);
+    CHECK(describe_tensors(consolidated(temp / "ranks", temp / "again")) == golden_of(golden_case).at("original"));
+    ++found;
+  }
+  CHECK(found == 3);
+  CHECK(with_others == 2);
+}
+
+TEST_CASE("The tensors that golden.json says are of other stages are those that are ignored") {
+  const fs::path golden_case = testdata("golden/zero1/optimum-llama-dp2-tp2-pp2-xser");
+  const json golden = golden_of(golden_case);
+  std::size_t others = 0;
+  for (const auto& [stage, names] : golden.at("other_stages").items()) others += 2 * names.size();  // two ranks each
+  REQUIRE(others > 0);
+  const Checkpoint checkpoint = read_checkpoint(golden_case / "checkpoint", ConfigUse::kLenient);
+  CHECK(count_notes(checkpoint.notes, note_of(others)) == 1);
+  for (const StoredTensor& tensor : checkpoint.map.stored) {
+    const std::uint32_t pp_rank = checkpoint.map.files[tensor.file].pp_rank;
+    const json& ignored = golden.at("other_stages").at("pp_rank_0" + std::to_string(pp_rank));
+    INFO(tensor.name.text() << " on pp rank " << pp_rank);
+    CHECK(std::find(ignored.begin(), ignored.end(), tensor.name.text()) == ignored.end());
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test

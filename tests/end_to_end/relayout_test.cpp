@@ -1,0 +1,185 @@
+// From ranks to ranks of another mesh, without the whole model in between.
+
+#include "reshard/formats/safetensors.h"
+#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/sharded_layout.h"
+#include "reshard/specs/metadata.h"
+#include "support/catch.h"
+#include "support/models.h"
+#include "support/oracle.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct MeshCase {
+  OracleOptions from;
+  OracleOptions to;
+};
+
+ShardRequest request_of(const OracleOptions& options, const fs::path& model, const fs::path& output) {
+  ShardRequest request =
+      shard_request(model, output, static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp));
+  request.sharding.vpp = static_cast<std::uint32_t>(options.vpp);
+  request.sharding.attention.fuse_qkv = options.fuse_qkv;
+  if (options.kv_size_multiplier) request.sharding.attention.kv_size_multiplier = options.kv_size_multiplier;
+  return request;
+}
+
+/// Moves the ranks under `from` into ranks of another mesh under `to`.
+void relayout(const fs::path& from, const fs::path& to, const OracleOptions& options, std::uint64_t block_bytes) {
+  const ModelConfig config = read_model_config(from);
+  const Model model = instantiate(find_family(config), config);
+  Job job;
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(from));
+  job.source = sharded_source_map(checkpoint, tied_parameters(model));
+  prove_against_model(job.source, model, from);
+  const Mesh mesh{static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp),
+                  static_cast<std::uint32_t>(options.vpp)};
+  AttentionOptions attention{options.fuse_qkv, {}};
+  if (options.kv_size_multiplier) attention.kv_size_multiplier = options.kv_size_multiplier;
+  const auto plans = plan_stages(model, mesh.tp, partition_evenly(model.layers, mesh), attention,
+                                 [&](const std::string& name) { return job.source.find_logical(name).has_value(); });
+  job.target = sharded_target_map(plans, mesh.tp, job.source.logical, {});
+  job.program = make_program(job.source, job.target);
+  run_in_blocks(job, to, block_bytes, 2);
+}
+
+TEST_CASE("Ranks become the ranks of another mesh as if they had been made from the whole model") {
+  const MeshCase cases[] = {
+      {{.tp = 8}, {.tp = 4, .pp = 2}},
+      {{.tp = 2, .pp = 2}, {.tp = 8, .fuse_qkv = true}},
+      {{.tp = 8, .fuse_qkv = true}, {.tp = 1}},
+      {{.tp = 1, .pp = 3}, {.tp = 2, .pp = 1, .vpp = 3}},
+      {{.tp = 8, .kv_size_multiplier = 4}, {.tp = 4, .kv_size_multiplier = 4}},
+      {{.tp = 4, .pp = 4}, {.tp = 4, .pp = 4}},
+  };
+  for (const MeshCase& c : cases)
+    for (const bool tied : {false, true}) {
+      INFO("tp " << c.from.tp << " → " << c.to.tp << (tied ? ", tied" : ""));
+      TinyModel model;
+      model.heads = 8;
+      model.kv_heads = 2;
+      model.layers = 4;
+      model.attention_bias = true;
+      model.tied = tied;
+      REQUIRE(is_legal(model, c.from));
+      REQUIRE(is_legal(model, c.to));
+      const TempDir temp;
+      Random random(5);
+      const TensorMap tensors = random_tensors(model, random);
+      write_model(temp / "model", model, tensors);
+      shard(request_of(c.from, temp / "model", temp / "from"));
+      std::uint64_t block_bytes = 40;
+      for (const char* name : {"small", "large"}) {
+        relayout(temp / "from", temp / name, c.to, block_bytes);
+        CHECK((read_ranks(temp / name) == expected_ranks(model, tensors, c.to)));
+        block_bytes = 100000;
+      }
+    }
+}
+
+/// A cut layout of one tensor "w" for every rank, made of metadata written by hand.
+struct HandMade {
+  StageMetadata metadata;
+  TensorMap originals;
+  std::uint32_t tp;
+};
+
+/// Shards by hand-made metadata through layouts and programs alone, checks each rank against `expected`, and puts the
+/// ranks together again.
+void check_hand_made(const HandMade& hand, const std::vector<TensorMap>& expected, std::uint64_t block_bytes) {
+  const TempDir temp;
+  write_safetensors(temp / "model.safetensors", hand.originals);
+  Job there;
+  there.source = whole_map({read_safetensors(temp / "model.safetensors")});
+  there.target = sharded_target_map({StagePlan{hand.metadata, {}}}, hand.tp, there.source.logical, {});
+  there.program = make_program(there.source, there.target);
+  run_in_blocks(there, temp.path(), block_bytes, 2);
+  for (std::uint32_t t = 0; t < hand.tp; ++t) {
+    INFO("rank " << t);
+    CHECK((read_ranks(temp.path()).at(rank_name(ShardsKind::kRanks, {t, 0})) == expected[t]));
+  }
+  write_file(temp / "tensor_parallel_shards/mp_metadata_pp_rank_0.json", metadata_text(hand.metadata));
+  Job back;
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(temp.path()));
+  back.source = sharded_source_map(checkpoint, {});
+  back.target = hf_target_map(back.source.logical, 1 << 20);
+  back.program = make_program(back.source, back.target);
+  run_in_blocks(back, temp / "back", block_bytes, 2);
+  CHECK((read_tensors(temp / "back/model.safetensors") == hand.originals));
+}
+
+/// Elements of one byte at `index(i, j)` of a matrix of `columns`.
+template <typename Index>
+TensorData pick_elements(const TensorData& from, std::uint64_t rows, std::uint64_t columns, Index&& index) {
+  TensorData tensor{from.dtype, {rows, columns}, {}};
+  for (std::uint64_t i = 0; i < rows; ++i)
+    for (std::uint64_t j = 0; j < columns; ++j) {
+      const auto [row, column] = index(i, j);
+      tensor.bytes += from.bytes[row * from.shape[1] + column];
+    }
+  return tensor;
+}
+
+TEST_CASE("Strided parameters of any dim take the chunks that the formula says, there and back") {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    INFO("seed " << seed);
+    Random random(seed);
+    HandMade hand;
+    hand.tp = static_cast<std::uint32_t>(pick(random, 1, 4));
+    const std::uint64_t stride = pick(random, 1, 3);
+    const auto dim = static_cast<std::uint32_t>(random() % 2);
+    const std::uint64_t chunk = pick(random, 1, 3);
+    Dims shape{pick(random, 1, 5), pick(random, 1, 5)};
+    shape[dim] = chunk * hand.tp * stride;
+    hand.metadata.parameters = {{"w", true, dim, static_cast<std::uint32_t>(stride), hand.tp}};
+    hand.metadata.parameters.push_back({"scalar", false, 0, 1, 1});
+    hand.metadata.parameters.push_back({"empty", true, 0, 1, hand.tp});
+    hand.originals = {{"w", random_tensor(random, DType::kU8, shape)},
+                      {"scalar", random_tensor(random, DType::kF64, {})},
+                      {"empty", {DType::kF32, {0, 3}, {}}}};
+    std::vector<TensorMap> expected;
+    for (std::uint64_t t = 0; t < hand.tp; ++t) {
+      const auto at = [&](std::uint64_t k) { return (t + k / chunk * hand.tp) * chunk + k % chunk; };
+      TensorMap rank = hand.originals;
+      rank["w"] = pick_elements(
+          hand.originals["w"], dim == 0 ? chunk * stride : shape[0], dim == 1 ? chunk * stride : shape[1],
+          [&](std::uint64_t i, std::uint64_t j) { return dim == 0 ? std::pair(at(i), j) : std::pair(i, at(j)); });
+      expected.push_back(rank);
+    }
+    check_hand_made(hand, expected, pick(random, 1, 40));
+  }
+}
+
+TEST_CASE("Linears of different sizes fused along rows are joined column by column, there and back") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    INFO("seed " << seed);
+    Random random(seed);
+    HandMade hand;
+    hand.tp = static_cast<std::uint32_t>(pick(random, 1, 4));
+    const std::uint64_t a = pick(random, 1, 4);
+    const std::uint64_t b = pick(random, 1, 4);
+    const std::uint64_t rows = pick(random, 1, 6);
+    hand.metadata.parameters = {{"m.ab.weight", true, 1, 2, hand.tp}};
+    hand.metadata.modules = {
+        {"m", {FusedLinearsSpec{"ab", {"a", "b"}, false, 1, {a * hand.tp, b * hand.tp}, hand.tp}}}};
+    hand.originals = {{"m.a.weight", random_tensor(random, DType::kI8, {rows, a * hand.tp})},
+                      {"m.b.weight", random_tensor(random, DType::kI8, {rows, b * hand.tp})}};
+    std::vector<TensorMap> expected;
+    for (std::uint64_t t = 0; t < hand.tp; ++t) {
+      TensorData joined{DType::kI8, {rows, a + b}, {}};
+      for (std::uint64_t i = 0; i < rows; ++i) {
+        joined.bytes += hand.originals["m.a.weight"].bytes.substr(i * a * hand.tp + t * a, a);
+        joined.bytes += hand.originals["m.b.weight"].bytes.substr(i * b * hand.tp + t * b, b);
+      }
+      expected.push_back({{"m.ab.weight", joined}});
+    }
+    check_hand_made(hand, expected, pick(random, 1, 40));
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,174 @@
+#include "reshard/io/storage.h"
+
+#include <cstring>
+#include <thread>
+
+#include "reshard/io/text_file.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using test::Says;
+
+std::string read_range(const Source& source, std::uint64_t offset_bytes, std::size_t size_bytes) {
+  std::string text(size_bytes, '?');
+  source.read_at(offset_bytes, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+std::span<const std::byte> bytes(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+TEST_CASE("A source reads any range of its file") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "0123456789");
+  const auto source = local_storage().open(dir / "f");
+  CHECK(source->size_bytes() == 10);
+  CHECK(read_range(*source, 0, 10) == "0123456789");
+  CHECK(read_range(*source, 7, 3) == "789");
+  CHECK(read_range(*source, 10, 0).empty());
+}
+
+TEST_CASE("Reading past the end of a file is an I/O error at the byte where it ends") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "0123456789");
+  const auto source = local_storage().open(dir / "f");
+  const Error error = error_of([&] { read_range(*source, 8, 3); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == (dir / "f").string());
+  CHECK(error.offset_bytes() == 10);
+}
+
+TEST_CASE("A file that is cut while open is an I/O error") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", std::string(100, 'x'));
+  const auto source = local_storage().open(dir / "f");
+  fs::resize_file(dir / "f", 40);
+  const Error error = error_of([&] { read_range(*source, 0, 100); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.offset_bytes() == 40);
+  CHECK_THAT(error.what(), Says("the file ends here"));
+}
+
+TEST_CASE("Opening what is not a regular file is bad input") {
+  const test::TempDir dir;
+  const Error missing = error_of([&] { local_storage().open(dir / "missing"); });
+  CHECK(missing.kind() == ErrorKind::kBadInput);
+  CHECK(missing.path() == (dir / "missing").string());
+  CHECK_THAT(missing.what(), Says("no such file"));
+  const Error directory = error_of([&] { local_storage().open(dir.path()); });
+  CHECK(directory.kind() == ErrorKind::kBadInput);
+  CHECK(directory.path() == dir.path().string());
+  CHECK_THAT(directory.what(), Says("not a regular file"));
+  CHECK(error_of([&] { local_storage().open("/dev/null"); }).kind() == ErrorKind::kBadInput);
+}
+
+TEST_CASE("A file that the system will not open is an I/O error") {
+  const test::TempDir dir;
+  const fs::path path = dir / std::string(300, 'n');
+  const Error error = error_of([&] { local_storage().open(path); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == path.string());
+  CHECK_THAT(error.what(), Says("cannot open"));
+}
+
+TEST_CASE("A created file has its size at once and keeps what is written in any order") {
+  const test::TempDir dir;
+  {
+    const auto sink = local_storage().create(dir / "f", 10);
+    CHECK(fs::file_size(dir / "f") == 10);
+    sink->write_at(5, bytes("56789"));
+    sink->write_at(0, bytes("01234"));
+    sink->sync();
+  }
+  CHECK(test::read_file(dir / "f") == "0123456789");
+}
+
+TEST_CASE("A file of no bytes can be created") {
+  const test::TempDir dir;
+  local_storage().create(dir / "f", 0)->sync();
+  CHECK(fs::file_size(dir / "f") == 0);
+}
+
+TEST_CASE("Creating over an existing file is an I/O error and leaves it as it was") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "keep");
+  const Error error = error_of([&] { local_storage().create(dir / "f", 10); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == (dir / "f").string());
+  CHECK(test::read_file(dir / "f") == "keep");
+}
+
+TEST_CASE("Creating does not follow a link to a file elsewhere") {
+  const test::TempDir dir;
+  fs::create_symlink(dir / "target", dir / "link");
+  CHECK(error_of([&] { local_storage().create(dir / "link", 1); }).kind() == ErrorKind::kIo);
+  CHECK_FALSE(fs::exists(dir / "target"));
+}
+
+TEST_CASE("Creating in a directory that is not there is an I/O error") {
+  const test::TempDir dir;
+  const Error error = error_of([&] { local_storage().create(dir / "no" / "f", 1); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == (dir / "no" / "f").string());
+}
+
+TEST_CASE("A size no file system holds is refused before anything is written") {
+  const test::TempDir dir;
+  const Error error = error_of([&] { local_storage().create(dir / "f", (std::uint64_t{1} << 63) - 1); });
+  CHECK((error.kind() == ErrorKind::kNoSpace || error.kind() == ErrorKind::kIo));
+  CHECK(error.path() == (dir / "f").string());
+  CHECK_THAT(error.what(), Says("cannot reserve"));
+}
+
+TEST_CASE("A reopened file is written without losing what it holds") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "0123456789");
+  local_storage().reopen(dir / "f")->write_at(3, bytes("xyz"));
+  CHECK(test::read_file(dir / "f") == "012xyz6789");
+  const Error error = error_of([&] { local_storage().reopen(dir / "missing"); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == (dir / "missing").string());
+}
+
+TEST_CASE("Several threads write and read one file at once") {
+  constexpr std::size_t kThreads = 4;
+  constexpr std::size_t kPart = 4096;
+  const test::TempDir dir;
+  {
+    const auto sink = local_storage().create(dir / "f", kThreads * kPart);
+    std::vector<std::thread> threads;
+    for (std::size_t t = 0; t < kThreads; ++t)
+      threads.emplace_back(
+          [&, t] { sink->write_at(t * kPart, bytes(std::string(kPart, static_cast<char>('a' + t)))); });
+    for (std::thread& thread : threads) thread.join();
+  }
+  const auto source = local_storage().open(dir / "f");
+  std::vector<std::string> parts(kThreads);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] { parts[t] = read_range(*source, t * kPart, kPart); });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t t = 0; t < kThreads; ++t) CHECK(parts[t] == std::string(kPart, static_cast<char>('a' + t)));
+}
+
+TEST_CASE("A text file is read whole if it is within its cap") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", std::string("a\0b\n", 4));
+  CHECK(read_text_file(dir / "f", 4) == std::string("a\0b\n", 4));
+  const Error large = error_of([&] { read_text_file(dir / "f", 3); });
+  CHECK(large.kind() == ErrorKind::kBadInput);
+  CHECK(large.path() == (dir / "f").string());
+  CHECK_THAT(large.what(), Says("is 4 B, which is more than the 3 B"));
+  CHECK(error_of([&] { read_text_file(dir / "no", 3); }).kind() == ErrorKind::kBadInput);
+}
+
+}  // namespace
+}  // namespace reshard

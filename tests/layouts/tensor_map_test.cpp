@@ -1,0 +1,133 @@
+#include "reshard/layouts/tensor_map.h"
+
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard::test {
+namespace {
+
+/// One file, one logical tensor "w", one stored tensor "s" of the given shape, with pieces to be added.
+TensorMap one_tensor(DType dtype, const Dims& logical, const Dims& stored) {
+  TensorMap map;
+  map.files.push_back({"rank.safetensors", 0});
+  map.add_logical({"w", dtype, logical}, {});
+  map.add_stored({"s", dtype, stored, 0, 0, 0, CutKind::kColumn});
+  return map;
+}
+
+TEST_CASE("Pieces that tile a stored tensor are accepted, in any order") {
+  TensorMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
+  map.pieces[0] = {{0, {{2, 0}, {2, 6}}, {2, 0}}, {0, {{0, 3}, {2, 3}}, {0, 3}}, {0, {{0, 0}, {2, 3}}, {0, 0}}};
+  CHECK_NOTHROW(prove_tiling(map));
+}
+
+TEST_CASE("A hole in a stored tensor is an error that counts the elements") {
+  TensorMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
+  map.pieces[0] = {{0, {{0, 0}, {4, 5}}, {0, 0}}};
+  const Error error = error_of([&] { prove_tiling(map); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "s");
+  CHECK(error.path() == "rank.safetensors");
+  CHECK_THAT(error.what(), Says("4 of its 24 elements"));
+}
+
+TEST_CASE("An overlap is an error that names the box, even where the count of elements is right") {
+  TensorMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
+  map.pieces[0] = {{0, {{0, 0}, {2, 6}}, {0, 0}}, {0, {{0, 0}, {2, 6}}, {1, 0}}};
+  const Error error = error_of([&] { prove_tiling(map); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("[1:2, 0:6]"));
+  map.pieces[0].push_back({0, {{0, 0}, {1, 6}}, {3, 0}});
+  CHECK_THAT(error_of([&] { prove_tiling(map); }).what(), Says("filled twice"));
+}
+
+TEST_CASE("A piece outside its tensors is an error") {
+  TensorMap outside_logical = one_tensor(DType::kF32, {3, 6}, {4, 6});
+  outside_logical.pieces[0] = {{0, {{0, 0}, {4, 6}}, {0, 0}}};
+  CHECK_THAT(error_of([&] { prove_tiling(outside_logical); }).what(), Says("does not fit"));
+  TensorMap outside_stored = one_tensor(DType::kF32, {4, 6}, {4, 6});
+  outside_stored.pieces[0] = {{0, {{0, 0}, {4, 6}}, {UINT64_MAX, 0}}};
+  CHECK(error_of([&] { prove_tiling(outside_stored); }).tensor() == "s");
+  TensorMap other_dtype = one_tensor(DType::kF32, {4, 6}, {4, 6});
+  other_dtype.stored[0].dtype = DType::kI32;
+  other_dtype.pieces[0] = {{0, {{0, 0}, {4, 6}}, {0, 0}}};
+  CHECK(error_of([&] { prove_tiling(other_dtype); }).kind() == ErrorKind::kBadInput);
+}
+
+TEST_CASE("A cut through a packed byte is an error that names dtype and box") {
+  TensorMap map = one_tensor(DType::kF4, {4, 6}, {4, 3});
+  map.pieces[0] = {{0, {{0, 0}, {4, 3}}, {0, 0}}};
+  const Error error = error_of([&] { prove_tiling(map); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK(error.tensor() == "w");
+  CHECK_THAT(error.what(), Says("[0:4, 0:3]"));
+  CHECK_THAT(error.what(), Says("F4 have 4 bits"));
+  TensorMap even = one_tensor(DType::kF4, {4, 8}, {4, 4});
+  even.pieces[0] = {{0, {{0, 4}, {4, 4}}, {0, 0}}};
+  CHECK_NOTHROW(prove_tiling(even));
+}
+
+TEST_CASE("Scalars and tensors without elements are tiled too") {
+  TensorMap scalar = one_tensor(DType::kF32, {}, {});
+  CHECK_THAT(error_of([&] { prove_tiling(scalar); }).what(), Says("1 of its 1 elements"));
+  scalar.add_cut(0, {CutKind::kReplicated, 0, {{"w", 1, {0}, {}}}});
+  CHECK_NOTHROW(prove_tiling(scalar));
+  TensorMap empty = one_tensor(DType::kF4, {0, 3}, {0, 3});
+  empty.add_cut(0, {CutKind::kColumn, 0, {{"w", 2, {1}, {}}}});
+  CHECK_NOTHROW(prove_tiling(empty));
+}
+
+TEST_CASE("Neighbouring chunks make one piece, others one each") {
+  TensorMap map = one_tensor(DType::kF32, {8, 2}, {4, 2});
+  map.add_cut(0, {CutKind::kGroupedQuery, 0, {{"w", 8, {2, 3, 6, 0}, {}}}});
+  REQUIRE(map.pieces[0].size() == 3);
+  CHECK(map.pieces[0][0].box == Box{{2, 0}, {2, 2}});
+  CHECK(map.pieces[0][1].box == Box{{6, 0}, {1, 2}});
+  CHECK(map.pieces[0][1].stored_begin == Dims{2, 0});
+  CHECK(map.pieces[0][2].stored_begin == Dims{3, 0});
+  CHECK_NOTHROW(prove_tiling(map));
+}
+
+TEST_CASE("A cut that does not fit the stored shape is an error with the shape and the dim") {
+  TensorMap map = one_tensor(DType::kF32, {8, 2}, {3, 2});
+  const Error error = error_of([&] { map.add_cut(0, {CutKind::kColumn, 0, {{"w", 4, {0, 2}, {}}}}); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == "rank.safetensors");
+  CHECK(error.tensor() == "s");
+  CHECK_THAT(error.what(), Says("[3, 2]"));
+  CHECK_THAT(error.what(), Says("cut along dim 0"));
+}
+
+TEST_CASE("A logical tensor that two files make differently is an error that shows both") {
+  TensorMap map = one_tensor(DType::kF32, {8, 2}, {8, 2});
+  CHECK(map.add_logical({"w", DType::kF32, {8, 2}}, "b") == 0);
+  const Error error = error_of([&] { map.add_logical({"w", DType::kF16, {8, 2}}, "b"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == "b");
+  CHECK(error.tensor() == "w");
+  CHECK_THAT(error.what(), Says("F16 [8, 2]"));
+  CHECK_THAT(error.what(), Says("F32 [8, 2]"));
+  CHECK_THAT(error_of([&] { map.add_logical({"w", DType::kF32, {8, 3}}, "b"); }).what(), Says("[8, 3]"));
+}
+
+TEST_CASE("Ordering the logical tensors keeps their pieces and finds them by name") {
+  TensorMap map;
+  map.files.push_back({"f", 0});
+  for (const char* name : {"a", "b", "c"}) {
+    map.add_logical({name, DType::kU8, {1}}, {});
+    const auto stored = map.add_stored({name, DType::kU8, {1}, 0, 0, 1, CutKind::kWhole});
+    map.add_cut(stored, {CutKind::kReplicated, 0, {{name, 1, {0}, {}}}});
+  }
+  map.order_logical({"c", "nobody", "a"});
+  REQUIRE(map.logical.size() == 3);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    CHECK(map.find_logical(map.logical[i].name) == i);
+    CHECK(map.stored[map.pieces[i].at(0).stored].name.text() == map.logical[i].name);
+  }
+  CHECK(map.logical[0].name == "c");
+  CHECK(map.logical[1].name == "a");
+  CHECK_FALSE(map.find_logical("nobody"));
+}
+
+}  // namespace
+}  // namespace reshard::test
