@@ -97,40 +97,70 @@ std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
 
 namespace {
 
-constexpr const char* kReplication =
-    "Of the layout nxd: how repeated key/value heads lie, tiled (K0 K1 K0 K1, trn1; the "
-    "default) or adjacent (K0 K0 K1 K1, trn2)";
+using Type = LayoutOption::Type;
 
-KvReplication parse_replication(const std::string& option, const std::string& text) {
-  if (text.empty() || text == "tiled") return KvReplication::kTiled;
-  if (text == "adjacent") return KvReplication::kAdjacent;
-  throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is neither tiled nor adjacent", option, printable(text)));
+/// Each option that one of the layouts has, once, with their names.
+std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> options_of(const LayoutFilter& wanted) {
+  std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> all;
+  for (const Layout* layout : layouts()) {
+    if (!wanted(*layout)) continue;
+    for (const LayoutOption* option : layout->options()) {
+      const auto found = std::find_if(all.begin(), all.end(), [&](const auto& known) {
+        return std::string_view(known.first->name) == option->name;
+      });
+      if (found == all.end())
+        all.push_back({option, {layout}});
+      else
+        found->second.push_back(layout);
+    }
+  }
+  return all;
+}
+
+/// "layouts a, b".
+std::string layouts_text(const std::vector<const Layout*>& all) {
+  std::vector<std::string> names;
+  for (const Layout* layout : all) names.emplace_back(layout->traits().name);
+  return (names.size() == 1 ? "layout " : "layouts ") + join(names, ", ");
+}
+
+void add_layout_option(CLI::App& command, OptionValues& values, const LayoutOption& option, const std::string& prefix,
+                       const std::string& help) {
+  const std::string name = option.name;
+  if (option.type == Type::kFlag) {
+    command.add_flag_callback(
+        prefix + name, [&values, name] { values.set(name); }, help);
+    return;
+  }
+  const char* value = option.type == Type::kSize ? "SIZE" : option.type == Type::kChoice ? "NAME" : "N";
+  CLI::Option* added = command.add_option_function<std::string>(
+      prefix + name, [&values, name](const std::string& text) { values.set(name, text); }, help);
+  added->type_name(value);
+  if (*option.default_value != '\0') added->default_str(option.default_value);
 }
 
 }  // namespace
 
-void add_heads(CLI::App& command, HeadsArguments& arguments, const std::string& prefix) {
-  const std::string of = prefix == "--" ? "Of shards" : "Of SRC";
-  command
-      .add_option(prefix + "kv-replication", arguments.kv_replication,
-                  of + " in the layout nxd: how repeated key/value heads lie, tiled (the default) or adjacent")
-      ->type_name("NAME");
-  command
-      .add_option(prefix + "kv-size-multiplier", arguments.kv_size_multiplier,
-                  of + " in the layout nxd: copies of each key/value head (default: told from the shapes)")
-      ->type_name("N");
-  command.add_flag(prefix + "pad-attn-heads", arguments.pad_heads,
-                   of + " in the layout nxd: heads of zeros fill up (default: told from the shapes)");
+void add_layout_options(CLI::App& command, OptionValues& values, const LayoutFilter& wanted) {
+  const auto all = options_of(wanted);
+  const auto count = static_cast<std::size_t>(
+      std::count_if(layouts().begin(), layouts().end(), [&](const Layout* layout) { return wanted(*layout); }));
+  for (const auto& [option, of] : all)
+    add_layout_option(command, values, *option, "--",
+                      of.size() == count ? option->help : fmt::format("{} ({})", option->help, layouts_text(of)));
 }
 
-AttentionOptions heads_of(const HeadsArguments& arguments, const std::string& prefix) {
-  AttentionOptions heads;
-  heads.replication = parse_replication(prefix + "kv-replication", arguments.kv_replication);
-  heads.pad_heads = arguments.pad_heads;
-  if (!arguments.kv_size_multiplier.empty())
-    heads.kv_size_multiplier =
-        parse_degree(prefix + "kv-size-multiplier", arguments.kv_size_multiplier, kMaxParallelDegree);
-  return heads;
+void add_source_options(CLI::App& command, OptionValues& values, const std::string& prefix) {
+  for (const auto& [option, of] : options_of(any_layout)) {
+    std::vector<const Layout*> sources;
+    const LayoutOption* declared = nullptr;
+    for (const Layout* layout : of)
+      for (const LayoutOption* own : layout->options())
+        if (own->of_source && std::string_view(own->name) == option->name) sources.push_back(layout), declared = own;
+    if (declared != nullptr)
+      add_layout_option(command, values, *declared, prefix,
+                        fmt::format("How a source in {} was made. {}", layouts_text(sources), declared->help));
+  }
 }
 
 void add_tag(CLI::App& command, SourceArguments& arguments) {
@@ -151,12 +181,6 @@ void add_config(CLI::App& command, SourceArguments& arguments) {
 std::string config_of(const SourceArguments& arguments) {
   if (arguments.config == "") throw Error(ErrorKind::kUsage, "--config is empty");
   return arguments.config.value_or("");
-}
-
-void prove_replication(const ShardingArguments& arguments, ShardsKind kind) {
-  if (!arguments.kv_replication.empty() && kind != ShardsKind::kNxd)
-    throw Error(ErrorKind::kUsage,
-                fmt::format("--kv-replication is of the layout nxd alone, and not of {}", describe(kind).name));
 }
 
 void add_common(CLI::App& command, CommonArguments& arguments) {
@@ -229,10 +253,46 @@ Replicas replicas_of(const ReplicaArguments& arguments) {
 
 }  // namespace
 
-CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments) {
+namespace {
+
+Error unknown_layout(const std::string& option, const std::string& text, const LayoutFilter& wanted) {
+  std::vector<std::string> names;
+  for (const Layout* layout : layouts())
+    if (wanted(*layout)) names.emplace_back(layout->traits().name);
+  Error error(ErrorKind::kUsage,
+              fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
+  if (const std::string guess = nearest(text, names); !guess.empty()) error.hint("did you mean " + guess + "?");
+  return error;
+}
+
+}  // namespace
+
+void add_format(CLI::App& command, TargetArguments& arguments, const LayoutFilter& wanted) {
+  std::vector<std::string> names, defaults;
+  for (const FormatRow& row : kFormats) {
+    std::vector<const Layout*> first, having;
+    for (const Layout* layout : layouts()) {
+      const auto formats = layout->traits().formats;
+      if (!wanted(*layout) || std::find(formats.begin(), formats.end(), row.format) == formats.end()) continue;
+      having.push_back(layout);
+      if (formats.front() == row.format) first.push_back(layout);
+    }
+    if (having.empty()) continue;
+    names.emplace_back(row.name);
+    if (!first.empty())
+      defaults.push_back(defaults.empty() ? std::string(row.name)
+                                          : fmt::format("{} for {}", row.name, layouts_text(first)));
+  }
+  command
+      .add_option("-f,--format", arguments.format,
+                  fmt::format("File format: {} (default: {})", join(names, ", "), join(defaults, "; ")))
+      ->type_name("NAME");
+}
+
+CLI::Option* add_mesh(CLI::App& command, TargetArguments& arguments) {
   CLI::Option* tp = command.add_option("--tp", arguments.tp, "Tensor-parallel ranks")->type_name("N");
   command.add_option("--pp", arguments.pp, "Pipeline-parallel ranks (default: 1)")->type_name("N");
-  command.add_option("--vpp", arguments.vpp, "Virtual pipeline stages a rank, interleaved")
+  command.add_option("--vpp", arguments.vpp, "Virtual pipeline stages per rank, interleaved")
       ->type_name("N")
       ->capture_default_str();
   command
@@ -243,82 +303,27 @@ CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments) {
       .add_option("--pipeline-cuts", arguments.pipeline_cuts,
                   "Last layer of each stage but the last, such as model.layers.3,model.layers.7")
       ->type_name("NAMES");
-  command.add_flag("--fuse-qkv", arguments.fuse_qkv, "Join the query, key and value projections where the model can");
-  command
-      .add_option("--kv-size-multiplier", arguments.kv_size_multiplier,
-                  "Copies of each key/value head (default: TP / key-value heads)")
-      ->type_name("N");
-  command.add_option("--kv-replication", arguments.kv_replication, kReplication)->type_name("NAME");
-  command.add_flag("--pad", arguments.pad,
-                   "Of presharded: fill up sizes that the ranks do not divide; nxdi always does it");
-  command.add_flag("--pad-attn-heads", arguments.pad_heads,
-                   "Of nxd: fill up with heads of zeros where the ranks do not divide the heads; nxdi always does it");
-  command.add_flag("--vocab-parallel", arguments.vocab_parallel,
-                   "Of nxdi: cut the embedding along the vocabulary instead of its columns");
-  command
-      .add_option("--start-rank", arguments.start_rank,
-                  "First rank that is written, of presharded and nxdi (default: 0)")
-      ->type_name("N");
-  command
-      .add_option("--end-rank", arguments.end_rank,
-                  "Last rank that is written, of presharded and nxdi (default: TP - 1)")
-      ->type_name("N");
   return tp;
 }
 
-namespace {
-
-std::uint32_t parse_rank(const std::string& option, const std::string& text, std::uint32_t fallback) {
-  if (text.empty()) return fallback;
-  const auto value = parse_unsigned(text, kMaxParallelDegree - 1);
-  if (!value)
-    throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not the number of a rank", option, printable(text)));
-  return static_cast<std::uint32_t>(*value);
-}
-
-}  // namespace
-
-ShardingRequest sharding_request(const ShardingArguments& arguments) {
-  ShardingRequest request;
+TargetRequest target_request(const TargetArguments& arguments, const std::string& option, const LayoutFilter& wanted) {
+  TargetRequest request;
+  request.layout = layout_named(arguments.layout);
+  if (request.layout == nullptr || !wanted(*request.layout)) throw unknown_layout(option, arguments.layout, wanted);
+  if (!arguments.format.empty()) request.format = parse_format("--format", arguments.format);
   if (!arguments.tp.empty()) request.tp = parse_degree("--tp", arguments.tp, kMaxParallelDegree);
   if (!arguments.pp.empty()) request.pp = parse_degree("--pp", arguments.pp, kMaxParallelDegree);
   request.vpp = parse_degree("--vpp", arguments.vpp, kMaxParallelDegree);
   if (!arguments.ep.empty()) request.ep = parse_degree("--ep", arguments.ep, kMaxParallelDegree);
-  request.form.start_rank = parse_rank("--start-rank", arguments.start_rank, 0);
-  request.form.end_rank = parse_rank("--end-rank", arguments.end_rank, UINT32_MAX);
   if (!arguments.pipeline_cuts.empty()) request.pipeline_cuts = split(arguments.pipeline_cuts, ',');
-  request.attention.fuse_qkv = arguments.fuse_qkv;
-  request.pad = arguments.pad;
-  request.vocab_parallel = arguments.vocab_parallel;
-  request.attention.pad_heads = arguments.pad_heads;
-  request.attention.replication = parse_replication("--kv-replication", arguments.kv_replication);
-  if (!arguments.kv_size_multiplier.empty())
-    request.attention.kv_size_multiplier =
-        parse_degree("--kv-size-multiplier", arguments.kv_size_multiplier, kMaxParallelDegree);
+  request.options = arguments.options;
   return request;
 }
 
-ShardsKind parse_shards_kind(const std::string& option, const std::string& text,
-                             const std::vector<std::string>& others) {
-  for (const ShardsKindRow& row : kShardsKinds)
-    if (text == row.name) return row.kind;
-  std::vector<std::string> names = others;
-  for (const ShardsKindRow& row : kShardsKinds) names.emplace_back(row.name);
-  throw Error(ErrorKind::kUsage,
-              fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
-}
-
-ShardedForm parse_form(const std::string& layout, const std::string& format) {
-  const ShardsKind kind = parse_shards_kind("--layout", layout);
-  if (format.empty()) return {kind, describe(kind).torch_only ? Format::kPytorch : Format::kSafetensors};
-  return {kind, parse_format("--format", format, {Format::kSafetensors, Format::kPytorch, Format::kXser})};
-}
-
-Format parse_format(const std::string& option, const std::string& text, const std::vector<Format>& allowed) {
-  const auto format = format_from_name(text);
-  if (format && std::find(allowed.begin(), allowed.end(), *format) != allowed.end()) return *format;
+Format parse_format(const std::string& option, const std::string& text) {
+  if (const auto format = format_from_name(text)) return *format;
   std::vector<std::string> names;
-  for (const Format one : allowed) names.emplace_back(name(one));
+  for (const FormatRow& row : kFormats) names.emplace_back(row.name);
   throw Error(ErrorKind::kUsage,
               fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
 }

@@ -2,12 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "reshard/engine/run.h"
+#include "reshard/layouts/layout.h"
 #include "reshard/plan/job.h"
 
 namespace reshard::cli {
@@ -25,16 +27,21 @@ void add_moving(CLI::App& command, MovingArguments& arguments);
 /// \throws Error kBadInput with the line and the key of a mistake in it.
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments);
 
-/// How heads are placed in shards that are read and have no metadata, as far as shapes do not tell it.
-struct HeadsArguments {
-  std::string kv_replication;
-  std::string kv_size_multiplier;
-  bool pad_heads = false;
-};
-/// `prefix` is that of the options' names: "--", or "--from-".
-void add_heads(CLI::App& command, HeadsArguments& arguments, const std::string& prefix = "--");
-/// \throws Error kUsage, naming the option.
-AttentionOptions heads_of(const HeadsArguments& arguments, const std::string& prefix = "--");
+/// Some of the layouts.
+using LayoutFilter = std::function<bool(const Layout&)>;
+inline bool any_layout(const Layout&) {
+  return true;
+}
+inline bool is_of_ranks(const Layout& layout) {
+  return layout.traits().has_ranks;
+}
+
+/// Adds the options of the layouts that `wanted` holds for; what is given goes into `values`, which must outlive
+/// `command`.
+void add_layout_options(CLI::App& command, OptionValues& values, const LayoutFilter& wanted);
+/// Adds the options that say how a checkpoint that is read was made. `prefix` is that of their names: "--", or
+/// "--from-".
+void add_source_options(CLI::App& command, OptionValues& values, const std::string& prefix = "--");
 
 /// Where a checkpoint is that is read, as far as its path does not say it.
 struct SourceArguments {
@@ -66,40 +73,27 @@ struct ReplicaArguments {
 /// `may_skip`: with --no-check-replicas, too.
 void add_replicas(CLI::App& command, ReplicaArguments& arguments, bool may_skip = true);
 
-/// How shards are made.
-struct ShardingArguments {
+/// What a checkpoint becomes.
+struct TargetArguments {
+  std::string layout;
+  std::string format;
   std::string tp;
   std::string pp;
   std::string vpp = "1";
   std::string ep;
   std::string pipeline_cuts;
-  std::string kv_size_multiplier;
-  std::string kv_replication;
-  std::string start_rank;
-  std::string end_rank;
-  bool fuse_qkv = false;
-  bool pad = false;
-  bool vocab_parallel = false;
-  bool pad_heads = false;
+  OptionValues options;  // of the layout
 };
-/// \returns the option --tp, which some commands require.
-CLI::Option* add_sharding(CLI::App& command, ShardingArguments& arguments);
-/// Everything but its `tp`, where that was not given, and its `form`.
-ShardingRequest sharding_request(const ShardingArguments& arguments);
-/// \throws Error kUsage for an order of heads that is asked of a layout which has its own.
-void prove_replication(const ShardingArguments& arguments, ShardsKind kind);
+/// Adds -f,--format.
+void add_format(CLI::App& command, TargetArguments& arguments, const LayoutFilter& wanted);
+/// Adds the options of the mesh. \returns --tp, which some commands require.
+CLI::Option* add_mesh(CLI::App& command, TargetArguments& arguments);
+/// `option` names the layout, one of those that `wanted` holds for.
+/// \throws Error kUsage.
+TargetRequest target_request(const TargetArguments& arguments, const std::string& option, const LayoutFilter& wanted);
 
-/// The layout of shards that `text` names.
-/// \throws Error kUnsupported for those of later versions, kUsage for others.
-/// \param others What else the option takes, for the error.
-ShardsKind parse_shards_kind(const std::string& option, const std::string& text,
-                             const std::vector<std::string>& others = {});
-/// The form of shards; without `format`, the layout's own.
 /// \throws Error kUsage.
-ShardedForm parse_form(const std::string& layout, const std::string& format);
-/// One of `allowed`.
-/// \throws Error kUsage.
-Format parse_format(const std::string& option, const std::string& text, const std::vector<Format>& allowed);
+Format parse_format(const std::string& option, const std::string& text);
 
 /// \throws Error kUsage, naming the option, for anything that is not a whole number from 1 to `max`.
 std::uint32_t parse_degree(const std::string& option, const std::string& text, std::uint32_t max);

@@ -11,27 +11,27 @@ namespace {
 struct ConsolidateArguments : CommonArguments {
   std::string checkpoint_directory;
   std::string output_directory;
-  std::string max_shard_size = "5GB";
-  std::string format = "safetensors";
-  HeadsArguments heads;
+  TargetArguments target;
+  OptionValues source_options;
   SourceArguments source;
   ReplicaArguments replicas;
 };
 
-ConsolidateRequest request_of(const ConsolidateArguments& arguments, bool max_shard_size_given) {
+/// What consolidating makes.
+bool is_whole(const Layout& layout) {
+  return &layout == &whole_layout();
+}
+
+ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   if (arguments.checkpoint_directory.empty()) throw Error(ErrorKind::kUsage, "CHECKPOINT_DIR is empty");
   prove_is_directory_name("OUT_DIR", arguments.output_directory);
   ConsolidateRequest request;
-  request.format = parse_format("--format", arguments.format, {Format::kSafetensors, Format::kPytorch});
   request.check_replicas = !arguments.replicas.no_check;
-  request.checkpoint_directory = arguments.checkpoint_directory;
-  request.tag = arguments.source.tag;
-  request.config = config_of(arguments.source);
-  request.spec = family_spec(arguments);
-  request.heads = heads_of(arguments.heads);
+  validate_source_options(arguments.source_options);
+  request.source = {arguments.checkpoint_directory, arguments.source.tag, config_of(arguments.source),
+                    family_spec(arguments), arguments.source_options};
+  request.target = target_request(arguments.target, "--to", is_whole);
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
-  const std::uint64_t max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
-  if (max_shard_size_given) request.max_shard_bytes = max_shard_bytes;
   request.force = arguments.force;
   return request;
 }
@@ -40,33 +40,31 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments, bool max_sh
 
 void add_consolidate(CLI::App& app) {
   auto arguments = std::make_shared<ConsolidateArguments>();
+  arguments->target.layout = whole_layout().traits().name;
   CLI::App* command =
       app.add_subcommand("consolidate", "Put a sharded checkpoint together into a Hugging Face directory");
   command
-      ->add_option("CHECKPOINT_DIR", arguments->checkpoint_directory,
-                   "Directory that holds tensor_parallel_shards/, shards/, weights/ or adapter_NAME/ folders, or that "
-                   "folder itself; or a training run's directory, see --tag")
+      ->add_option(
+          "CHECKPOINT_DIR", arguments->checkpoint_directory,
+          "Directory that holds a shards folder or adapter_NAME/ folders, or that folder itself; or a training "
+          "run's directory, see --tag")
       ->required();
   CLI::Option* output = command->add_option("OUT_DIR", arguments->output_directory,
                                             "Directory to write to (default: the one that holds the shards folder)");
-  command->add_option("-f,--format", arguments->format, "File format of the weights: safetensors, pytorch")
-      ->type_name("NAME")
-      ->capture_default_str();
-  command->add_option("--max-shard-size", arguments->max_shard_size, "Tensor bytes in one file at most")
-      ->type_name("SIZE")
-      ->capture_default_str();
+  add_format(*command, arguments->target, is_whole);
+  add_layout_options(*command, arguments->target.options, is_whole);
   add_tag(*command, arguments->source);
   add_config(*command, arguments->source);
-  add_heads(*command, arguments->heads);
+  add_source_options(*command, arguments->source_options);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
-  command->callback([arguments, command, output] {
+  command->callback([arguments, output] {
     // An unset variable of a script must not mean the default.
     if (output->count() > 0 && arguments->output_directory.empty())
       throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write beside the shards folder");
     const RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
-    run_job(*plan_consolidate(request_of(*arguments, command->count("--max-shard-size") > 0)), *arguments, options);
+    run_job(*plan_consolidate(request_of(*arguments)), *arguments, options);
   });
 }
 

@@ -16,13 +16,9 @@ namespace {
 struct ConvertArguments : CommonArguments {
   std::string source;
   std::string output_directory;
-  std::string to = "hf";
-  std::string format;
-  ShardingArguments sharding;
-  HeadsArguments from_heads;
+  TargetArguments target;
+  OptionValues source_options;
   SourceArguments from;
-  std::string max_shard_size = "5GB";
-  bool max_shard_size_given = false;
   std::string dtype;
   std::string overflow = "saturate";
   bool overflow_given = false;
@@ -50,35 +46,34 @@ Overflow parse_overflow(const std::string& text) {
 }
 
 /// An option that would have no effect shows that another was forgotten.
-void prove_options_matter(const ConvertArguments& arguments) {
-  const ShardingArguments& sharding = arguments.sharding;
-  const std::pair<const char*, bool> of_shards[] = {{"--tp", !sharding.tp.empty()},
-                                                    {"--pp", !sharding.pp.empty()},
-                                                    {"--vpp", sharding.vpp != "1"},
-                                                    {"--ep", !sharding.ep.empty()},
-                                                    {"--pipeline-cuts", !sharding.pipeline_cuts.empty()},
-                                                    {"--start-rank", !sharding.start_rank.empty()},
-                                                    {"--end-rank", !sharding.end_rank.empty()},
-                                                    {"--fuse-qkv", sharding.fuse_qkv},
-                                                    {"--pad", sharding.pad},
-                                                    {"--pad-attn-heads", sharding.pad_heads},
-                                                    {"--vocab-parallel", sharding.vocab_parallel},
-                                                    {"--kv-size-multiplier", !sharding.kv_size_multiplier.empty()},
-                                                    {"--kv-replication", !sharding.kv_replication.empty()}};
-  for (const auto& [option, given] : of_shards)
-    if (given && arguments.to == "hf")
-      throw Error(ErrorKind::kUsage, fmt::format("{} is about shards, but --to hf makes a whole model", option))
-          .hint(std::string_view(option) == "--kv-replication" || std::string_view(option) == "--kv-size-multiplier" ||
-                        std::string_view(option) == "--pad-attn-heads"
-                    ? fmt::format("of the heads of SRC, --from{} says it", option + 1)
-                    : "say which: --to ranks, optimum, presharded, nxdi or nxd");
+void validate_options(const ConvertArguments& arguments, const Layout& layout) {
+  const auto options = layout.options();
+  for (const std::string& name : arguments.target.options.names()) {
+    const auto is_it = [&](const LayoutOption* option) { return name == option->name; };
+    const auto of_source = [&](const Layout& other) {
+      const auto all = other.options();
+      return std::any_of(all.begin(), all.end(),
+                         [&](const LayoutOption* option) { return option->of_source && is_it(option); });
+    };
+    if (std::none_of(options.begin(), options.end(), is_it) && !layout_names(of_source).empty())
+      throw Error(ErrorKind::kUsage, fmt::format("layout {} has no option --{}", layout.traits().name, name))
+          .hint(fmt::format("how SRC was made, --from-{} says", name));
+  }
+  const TargetArguments& target = arguments.target;
+  const std::pair<const char*, bool> of_ranks[] = {{"--tp", !target.tp.empty()},
+                                                   {"--pp", !target.pp.empty()},
+                                                   {"--vpp", target.vpp != "1"},
+                                                   {"--ep", !target.ep.empty()},
+                                                   {"--pipeline-cuts", !target.pipeline_cuts.empty()}};
+  for (const auto& [option, given] : of_ranks)
+    if (given && !layout.traits().has_ranks)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{} is about ranks, but layout {} has whole tensors", option, layout.traits().name))
+          .hint("say which layout: --to " + layout_names(is_of_ranks));
   if (arguments.cast_all && arguments.dtype.empty())
     throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
-  if (arguments.overflow_given && arguments.dtype.empty() && arguments.to != describe(ShardsKind::kNxdi).name)
+  if (arguments.overflow_given && arguments.dtype.empty() && !layout.traits().casts_to_config_dtype)
     throw Error(ErrorKind::kUsage, "--overflow needs --dtype: without it nothing is cast");
-  if (arguments.max_shard_size_given && arguments.to != "hf")
-    throw Error(ErrorKind::kUsage,
-                fmt::format("--max-shard-size is about the files of --to hf; {} has one file per rank", arguments.to));
 }
 
 ConvertRequest request_of(const ConvertArguments& arguments) {
@@ -86,21 +81,12 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "DST is empty");
   prove_is_directory_name("DST", arguments.output_directory);
   ConvertRequest request;
-  if (arguments.to != "hf") request.to = parse_shards_kind("--to", arguments.to, {"hf"});
-  prove_options_matter(arguments);
-  request.source = arguments.source;
-  request.tag = arguments.from.tag;
-  request.config = config_of(arguments.from);
-  request.spec = family_spec(arguments);
-  request.heads = heads_of(arguments.from_heads, "--from-");
+  request.target = target_request(arguments.target, "--to", any_layout);
+  validate_options(arguments, *request.target.layout);
+  validate_source_options(arguments.source_options, "--from-");
+  request.source = {arguments.source, arguments.from.tag, config_of(arguments.from), family_spec(arguments),
+                    arguments.source_options};
   request.output_directory = arguments.output_directory;
-  if (request.to) prove_replication(arguments.sharding, *request.to);
-  if (!arguments.format.empty())
-    request.format =
-        parse_format("--format", arguments.format, {Format::kSafetensors, Format::kPytorch, Format::kXser});
-  request.sharding = sharding_request(arguments.sharding);
-  if (!arguments.sharding.tp.empty()) request.tp = request.sharding.tp;
-  request.max_shard_bytes = parse_bytes("--max-shard-size", arguments.max_shard_size);
   if (!arguments.dtype.empty()) request.dtype = parse_dtype(arguments.dtype);
   request.cast_all = arguments.cast_all;
   for (const std::string& text : arguments.renames) request.names.renames.push_back(parse_rename("--rename", text));
@@ -115,22 +101,17 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command.add_option("SRC", arguments.source, "A file of tensors, a Hugging Face directory or a sharded checkpoint")
       ->required();
   command.add_option("DST", arguments.output_directory, "Directory to write to")->required();
-  command.add_option("--to", arguments.to, "Layout to make: hf, ranks, optimum, presharded, nxdi, nxd")
+  command.add_option("--to", arguments.target.layout, "Layout to make: " + layout_names(any_layout))
       ->type_name("NAME")
       ->capture_default_str();
-  command
-      .add_option("-f,--format", arguments.format,
-                  "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum and nxd)")
-      ->type_name("NAME");
+  add_format(command, arguments.target, any_layout);
   add_tag(command, arguments.from);
   add_config(command, arguments.from);
-  add_heads(command, arguments.from_heads, "--from-");
-  add_sharding(command, arguments.sharding)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
+  add_source_options(command, arguments.source_options, "--from-");
+  add_mesh(command, arguments.target)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
   command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");
   command.get_option("--ep")->description("Expert-parallel ranks (default: those of a sharded SRC, or 1)");
-  command.add_option("--max-shard-size", arguments.max_shard_size, "Tensor bytes in one file of hf at most")
-      ->type_name("SIZE")
-      ->capture_default_str();
+  add_layout_options(command, arguments.target.options, any_layout);
   command
       .add_option("--dtype", arguments.dtype,
                   "Cast floating tensors: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, float64. Rounds to "
@@ -139,7 +120,8 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command.add_flag("--cast-all", arguments.cast_all, "With --dtype: cast integers and booleans too");
   command
       .add_option("--overflow", arguments.overflow,
-                  "With --dtype, or --to nxdi: saturate makes values beyond the largest of the dtype that largest, "
+                  "With --dtype, or a layout that casts by itself: saturate makes values beyond the largest of the "
+                  "dtype that largest, "
                   "infinities too where it has none (float8_e4m3fn); error stops there")
       ->type_name("NAME")
       ->capture_default_str();
@@ -158,13 +140,13 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
 
 void add_convert(CLI::App& app) {
   auto arguments = std::make_shared<ConvertArguments>();
+  arguments->target.layout = whole_layout().traits().name;
   CLI::App* command =
       app.add_subcommand("convert", "Turn a checkpoint into another layout, mesh, file format or dtype");
   add_options(*command, *arguments);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
   command->callback([arguments, command] {
-    arguments->max_shard_size_given = command->count("--max-shard-size") > 0;
     arguments->overflow_given = command->count("--overflow") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read

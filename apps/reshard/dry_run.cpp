@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "reshard/base/strings.h"
-#include "reshard/layouts/shards.h"
+#include "reshard/layouts/layout.h"
 #include "table.h"
 
 namespace reshard::cli {
@@ -116,21 +116,49 @@ struct FileRow {
   int digits = 0;             // of the number, at least
 };
 
-/// Takes the number of the tensor-parallel rank out of the path.
-void take_rank(FileRow& row) {
-  constexpr std::string_view kBefore = "tp_rank_";
-  const std::size_t name_at = row.path.rfind('/') + 1;  // npos + 1 is 0
-  std::size_t begin = row.path.find(kBefore);
-  if (begin != std::string::npos)
-    begin += kBefore.size(), row.digits = 2;
-  else if (presharded_rank(std::string_view(row.path).substr(name_at)))
-    begin = name_at + 2;
-  else
-    return;
-  const std::size_t end = std::min(row.path.find_first_not_of("0123456789", begin), row.path.size());
-  row.tp_ranks = {parse_unsigned(row.path.substr(begin, end - begin)).value_or(0)};
-  row.path.erase(begin, end - begin);
-  row.number_at = begin;
+/// A number in a path that may be that of the tensor-parallel rank.
+struct NumberInPath {
+  std::size_t begin = 0;
+  std::size_t size = 0;
+};
+
+/// The numbers in `path` that are `value`.
+std::vector<NumberInPath> numbers_in(const std::string& path, std::uint64_t value) {
+  constexpr const char* kDigits = "0123456789";
+  std::vector<NumberInPath> numbers;
+  for (std::size_t begin = path.find_first_of(kDigits); begin != std::string::npos;) {
+    const std::size_t end = std::min(path.find_first_not_of(kDigits, begin), path.size());
+    if (parse_unsigned(path.substr(begin, end - begin)) == value) numbers.push_back({begin, end - begin});
+    begin = path.find_first_of(kDigits, end);
+  }
+  return numbers;
+}
+
+std::string without(const std::string& path, NumberInPath number) {
+  return path.substr(0, number.begin) + '\0' + path.substr(number.begin + number.size);
+}
+
+/// Takes the number of the tensor-parallel rank out of the paths: of the numbers in one that are the rank's, the one
+/// without which the paths of most ranks are equal.
+void take_ranks(std::vector<FileRow>& rows) {
+  std::map<std::string, std::size_t> paths;
+  for (const FileRow& row : rows)
+    if (!row.tp_ranks.empty())
+      for (const NumberInPath number : numbers_in(row.path, row.tp_ranks.front())) ++paths[without(row.path, number)];
+  for (FileRow& row : rows) {
+    if (row.tp_ranks.empty()) continue;
+    std::size_t most = 1;  // a path of its own keeps its number
+    std::optional<NumberInPath> best;
+    for (const NumberInPath number : numbers_in(row.path, row.tp_ranks.front()))
+      if (const std::size_t count = paths.at(without(row.path, number)); count > most) most = count, best = number;
+    if (!best) {
+      row.tp_ranks.clear();
+      continue;
+    }
+    row.number_at = best->begin;
+    row.digits = static_cast<int>(best->size);
+    row.path.erase(best->begin, best->size);
+  }
 }
 
 /// Every output file of weights or text, those of one rank's xser folder together.
@@ -142,7 +170,10 @@ std::vector<FileRow> file_rows(const Job& job) {
     const TensorFile& file = job.target.files[f];
     const bool one_of_many = file.encoding == TensorFile::Encoding::kTorchTensor;
     const std::string path = one_of_many ? file.path.parent_path().string() + "/" : file.path.string();
-    if (!one_of_many || rows.empty() || rows.back().path != path) rows.push_back({path});
+    if (!one_of_many || rows.empty() || rows.back().path != path) {
+      rows.push_back({path});
+      if (job.layout->traits().has_ranks) rows.back().tp_ranks = {file.tp_rank};
+    }
     rows.back().tensors += tensors[f];
     rows.back().bytes += file.size_bytes;
     ++rows.back().files;
@@ -156,12 +187,13 @@ Table file_table(const Job& job, bool folders) {
   Table table({{"file", Table::Align::kLeft}, {"tensors", Table::Align::kRight}, {"bytes", Table::Align::kRight}});
   std::vector<FileRow> folded;
   std::map<std::tuple<std::string, std::uint64_t, std::uint64_t>, std::size_t> by_pattern;
-  for (FileRow& row : file_rows(job)) {
-    take_rank(row);
+  std::vector<FileRow> rows = file_rows(job);
+  take_ranks(rows);
+  for (FileRow& row : rows) {
     const auto [found, is_new] = by_pattern.emplace(std::tuple(row.path, row.bytes, row.files), folded.size());
     if (is_new)
       folded.push_back(std::move(row));
-    else
+    else if (!row.tp_ranks.empty())
       folded[found->second].tp_ranks.push_back(row.tp_ranks.front());
   }
   for (const FileRow& row : folded) {

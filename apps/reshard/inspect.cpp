@@ -23,7 +23,7 @@ struct InspectArguments : MovingArguments {
   std::string path;
   std::string print_spec;
   std::string filter;
-  HeadsArguments heads;
+  OptionValues source_options;
   SourceArguments source;
   bool tensors = false;
   bool stats = false;
@@ -80,11 +80,13 @@ void inspect(const InspectArguments& arguments) {
   if (!arguments.print_spec.empty()) return print_spec(arguments.print_spec);
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
+  validate_source_options(arguments.source_options);
   const RunOptions options = run_options(arguments);
   const FoundCheckpoint found = find_checkpoint(arguments.path, arguments.source.tag);
   const std::string path = arguments.path == found.path ? arguments.path : found.path.string();
-  Checkpoint inspection = read_checkpoint(found.path, ConfigUse::kLenient, family_spec(arguments),
-                                          heads_of(arguments.heads), {config_of(arguments.source)});
+  Checkpoint inspection = read_checkpoint(
+      found.path,
+      {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, {config_of(arguments.source)}});
   inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
   std::vector<TensorRow> rows = tensor_rows(inspection.map, matching_tensors(inspection.map, arguments.filter));
   if (arguments.stats) add_stats(inspection, arguments, options, rows);
@@ -112,7 +114,7 @@ void add_inspect(CLI::App& app) {
   command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
   add_tag(*command, arguments->source);
   add_config(*command, arguments->source);
-  add_heads(*command, arguments->heads);
+  add_source_options(*command, arguments->source_options);
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
   command->add_flag("--quiet", arguments->quiet, "No progress bar or notes; errors only");

@@ -30,19 +30,14 @@ std::string what_text(const Checkpoint& inspection) {
   const std::size_t files = inspection.map.files.size();
   const std::string_view format = name(inspection.format);
   const std::string model = inspection.model_type.empty() ? "" : " of a " + printable(inspection.model_type) + " model";
-  switch (inspection.what) {
-    case Checkpoint::What::kFile: return fmt::format("{} file", format);
-    case Checkpoint::What::kHuggingFace:
-      return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");
-    case Checkpoint::What::kSharded: {
-      const Mesh& mesh = inspection.mesh;
-      const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
-      return fmt::format("sharded checkpoint{} ({}, {}), tp {} × pp {}{}, {} rank{}", model,
-                         describe(inspection.shards_kind).name, format, mesh.tp, mesh.pp,
-                         mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks, ranks == 1 ? "" : "s");
-    }
-  }
-  return "";
+  if (inspection.layout == nullptr) return fmt::format("{} file", format);
+  if (!inspection.has_ranks())
+    return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");
+  const Mesh& mesh = inspection.mesh;
+  const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
+  return fmt::format("sharded checkpoint{} ({}, {}), tp {} × pp {}{}, {} rank{}", model,
+                     inspection.layout->traits().name, format, mesh.tp, mesh.pp,
+                     mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks, ranks == 1 ? "" : "s");
 }
 
 /// The rows of one line of the table, put together.
@@ -85,7 +80,7 @@ std::vector<Line> make_lines(const TensorMap& map, const std::vector<TensorRow>&
 
 /// The table of tensors; `full` says more about each than may fit a narrow terminal.
 Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines, bool full) {
-  const bool ranks = inspection.what == Checkpoint::What::kSharded;
+  const bool ranks = inspection.has_ranks();
   std::vector<std::pair<std::string, Align>> columns{{"tensor", Align::kLeft}};
   if (full) columns.push_back({"dtype", Align::kLeft});
   columns.push_back({"shape", Align::kLeft});
@@ -201,7 +196,7 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
   if (!rows.empty())
     text += "\n" +
             (rows.front().values ? stats_table(inspection, rows, each) : fitting_tensor_table(inspection, rows, each));
-  if (inspection.what == Checkpoint::What::kSharded) text += "\n" + ranks_table(inspection);
+  if (inspection.has_ranks()) text += "\n" + ranks_table(inspection);
   return text;
 }
 

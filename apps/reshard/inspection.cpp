@@ -18,7 +18,7 @@ std::string short_stored_name(const std::string& stored, const std::string& logi
   const std::size_t last = stored.rfind('.');
   const std::size_t before = last == std::string::npos ? last : stored.rfind('.', last - 1);
   if (before == std::string::npos) return stored;
-  // NxD Inference's names lack the base model's prefix, and have one part more before the last two.
+  // Some layouts' names lack the base model's prefix, and have one part more before the last two.
   const std::size_t module = stored.rfind('.', before - 1);
   const auto begins = [&](std::size_t size) {
     const std::string prefix = stored.substr(0, size) + ".";
@@ -69,12 +69,7 @@ std::string number_text(double value) {
 }
 
 const char* what_name(const Checkpoint& checkpoint) {
-  switch (checkpoint.what) {
-    case Checkpoint::What::kFile: return "file";
-    case Checkpoint::What::kHuggingFace: return "huggingface";
-    case Checkpoint::What::kSharded: return describe(checkpoint.shards_kind).name;
-  }
-  return "";
+  return checkpoint.layout == nullptr ? "file" : checkpoint.layout->traits().reported_as;
 }
 
 std::vector<TensorRow> tensor_rows(const TensorMap& map, const std::vector<std::uint32_t>& wanted) {

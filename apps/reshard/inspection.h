@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard::cli {
@@ -43,7 +43,7 @@ struct RankBytes {
 };
 std::vector<RankBytes> rank_bytes(const TensorMap& map);
 
-/// What a directory or file turned out to be: "file", "huggingface", "ranks".
+/// What a directory or file turned out to be: "file", or LayoutTraits::reported_as.
 const char* what_name(const Checkpoint& checkpoint);
 
 /// Four digits, or nan, inf, -inf.

@@ -12,9 +12,7 @@ namespace {
 struct ShardArguments : CommonArguments {
   std::string model_directory;
   std::string output_directory;
-  ShardingArguments sharding;
-  std::string layout = "ranks";
-  std::string format;
+  TargetArguments target;
   std::vector<std::string> adapters;
   std::string lora_fuse = "mean";
   bool lora_fuse_given = false;
@@ -41,18 +39,19 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "OUT_DIR is empty");
   prove_is_directory_name("OUT_DIR", arguments.output_directory);
   ShardRequest request;
-  request.model_directory = arguments.model_directory;
-  request.spec = family_spec(arguments);
+  request.source.path = arguments.model_directory;
+  request.source.family = family_spec(arguments);
   request.output_directory = arguments.output_directory;
-  request.sharding = sharding_request(arguments.sharding);
   add_adapters(arguments, request);
-  if (!request.adapters.empty() && layout_given && arguments.layout != "optimum")
-    throw Error(ErrorKind::kUsage, "--layout " + printable(arguments.layout) + " has no place for adapters")
-        .hint("--adapter writes the layout optimum");
-  const ShardedForm form = parse_form(request.adapters.empty() ? arguments.layout : "optimum", arguments.format);
-  prove_replication(arguments.sharding, form.kind);
-  request.sharding.form.kind = form.kind;
-  request.sharding.form.format = form.format;
+  TargetArguments target = arguments.target;
+  if (!request.adapters.empty()) {
+    const std::string only = adapter_layout().traits().name;
+    if (layout_given && target.layout != only)
+      throw Error(ErrorKind::kUsage, "--layout " + printable(target.layout) + " has no place for adapters")
+          .hint("--adapter writes layout " + only);
+    target.layout = only;
+  }
+  request.target = target_request(target, "--layout", is_of_ranks);
   request.force = arguments.force;
   return request;
 }
@@ -61,24 +60,24 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
 
 void add_shard(CLI::App& app) {
   auto arguments = std::make_shared<ShardArguments>();
+  arguments->target.layout = default_rank_layout().traits().name;
   CLI::App* command =
       app.add_subcommand("shard", "Cut a Hugging Face checkpoint, or LoRA adapters, into one file a rank");
   command->add_option("MODEL_DIR", arguments->model_directory, "Directory with config.json and the weights")
       ->required();
   command->add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into")->required();
-  add_sharding(*command, arguments->sharding)->required();
-  command->add_option("--layout", arguments->layout, "Layout of the shards: ranks, optimum, presharded, nxdi, nxd")
+  add_mesh(*command, arguments->target)->required();
+  command->add_option("--layout", arguments->target.layout, "Layout of the shards: " + layout_names(is_of_ranks))
       ->type_name("NAME")
       ->capture_default_str();
-  command
-      ->add_option("-f,--format", arguments->format,
-                   "File format: safetensors, pytorch, xser (default: safetensors; pytorch for optimum and nxd)")
-      ->type_name("NAME");
+  add_format(*command, arguments->target, is_of_ranks);
+  add_layout_options(*command, arguments->target.options, is_of_ranks);
   command
       ->add_option(
           "--adapter", arguments->adapters,
-          "LoRA adapter saved by PEFT, and those in its folders. Only adapters are written then, in the layout "
-          "optimum; of MODEL_DIR config.json is enough")
+          std::string(
+              "LoRA adapter saved by PEFT, and those in its folders. Only adapters are written then, in layout ") +
+              adapter_layout().traits().name + "; of MODEL_DIR config.json is enough")
       ->type_name("DIR")
       ->allow_extra_args(false);
   command

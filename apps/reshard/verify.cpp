@@ -13,7 +13,7 @@
 #include "progress.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "reshard/plan/tags.h"
 #include "run_job.h"
 
@@ -29,7 +29,7 @@ struct VerifyArguments : MovingArguments {
   std::string b;
   std::string rtol;  // empty: not given
   std::string atol;
-  HeadsArguments heads;
+  OptionValues source_options;
   ReplicaArguments replicas;
   SourceArguments source;
   bool json = false;
@@ -107,7 +107,7 @@ Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, 
   tag_used = tag_used || has_tags;
   const ConfigChoice config{config_of(arguments.source), true};
   Checkpoint side =
-      read_checkpoint(found.path, ConfigUse::kLenient, family_spec(arguments), heads_of(arguments.heads), config);
+      read_checkpoint(found.path, {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config});
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;
 }
@@ -117,6 +117,7 @@ int run_verify(const VerifyArguments& arguments) {
   if (!arguments.rtol.empty() || !arguments.atol.empty()) how.tolerance.emplace();
   if (!arguments.rtol.empty()) how.tolerance->relative = parse_tolerance("--rtol", arguments.rtol);
   if (!arguments.atol.empty()) how.tolerance->absolute = parse_tolerance("--atol", arguments.atol);
+  validate_source_options(arguments.source_options);
   RunOptions options = run_options(arguments, arguments.replicas);
   bool tag_used = false;
   const Checkpoint a = read_side(arguments.a, arguments, tag_used);
@@ -176,7 +177,7 @@ void add_verify(CLI::App& app, int& exit_code) {
   add_config(*command, arguments->source);
   command->get_option("--config")
       ->description("The model's config.json, or the directory that holds it, for A or B without one of its own");
-  add_heads(*command, arguments->heads);
+  add_source_options(*command, arguments->source_options);
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
   command->add_flag("--quiet", arguments->quiet, "Print nothing; the exit code tells");

@@ -18,8 +18,9 @@
 
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/hf.h"
 #include "reshard/layouts/target_file.h"
+#include "reshard/layouts/whole_map.h"
 #include "reshard/plan/job.h"
 
 namespace {
@@ -74,12 +75,12 @@ struct ShardOptions {
 
 void make_shards(const ShardOptions& options) {
   reshard::ShardRequest request;
-  request.model_directory = options.model_dir;
+  request.source.path = options.model_dir;
   request.output_directory = options.out_dir;
-  request.sharding.tp = options.tp;
-  request.sharding.pp = options.pp;
-  if (options.format == "pytorch") request.sharding.form.format = reshard::Format::kPytorch;
-  if (options.format == "xser") request.sharding.form.format = reshard::Format::kXser;
+  request.target.tp = options.tp;
+  request.target.pp = options.pp;
+  if (options.format == "pytorch") request.target.format = reshard::Format::kPytorch;
+  if (options.format == "xser") request.target.format = reshard::Format::kXser;
   const auto job = reshard::plan_shard(request);
   write_layout(job->target, job->text_files, options.out_dir);
   for (const reshard::CopiedFile& file : job->copied_files) fs::copy_file(file.source, options.out_dir / file.path);

@@ -24,8 +24,9 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/hf.h"
 #include "reshard/layouts/target_file.h"
+#include "reshard/layouts/whole_map.h"
 
 namespace {
 

@@ -86,14 +86,14 @@ TEST_CASE("numbers and sizes are taken strictly") {
 
 TEST_CASE("names that no version knows are usage errors, which list those that there are") {
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimun"}), 2,
-              {"optimun", "ranks, optimum, presharded, nxdi, nxd"});
+              {"optimun", "ranks, optimum, nxd, nxdi, presharded", "did you mean optimum?"});
   check_error(run_reshard({"convert", kModel, "o", "--to", "nxdx", "--tp", "2"}), 2,
-              {"--to: \"nxdx\" is not one of hf, ranks, optimum, presharded, nxdi, nxd"});
+              {"--to: \"nxdx\" is not one of hf, ranks, optimum, nxd, nxdi, presharded"});
   check_error(run_reshard({"consolidate", kModel, "o", "--kv-replication", "tilde"}), 2,
               {"tilde", "tiled", "adjacent"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--format", "gguf"}), 2, {"gguf"});
   check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--layout", "optimum", "--format", "safetensors"}), 2,
-              {"optimum has no safetensors form"});
+              {"layout optimum does not support --format safetensors", "pytorch, xser"});
   check_error(run_reshard({"consolidate", "x", "-f", "xser"}), 2, {"xser", "safetensors, pytorch"});
 }
 
@@ -104,12 +104,16 @@ TEST_CASE("options of convert that would have no effect are usage errors, since 
                                                        {"--vpp", "2"},
                                                        {"--pipeline-cuts", "model.layers.1"},
                                                        {"--fuse-qkv"},
-                                                       {"--pad"},
-                                                       {"--vocab-parallel"}}) {
+                                                       {"--pad-attn-heads"}}) {
     std::vector<std::string> arguments{"convert", kModel, "o"};
     arguments.insert(arguments.end(), option.begin(), option.end());
-    check_error(run_reshard(arguments), 2, {option[0].c_str(), "--to hf makes a whole model", "--to ranks"});
+    check_error(run_reshard(arguments), 2, {option[0].c_str(), "layout hf"});
   }
+  check_error(run_reshard({"convert", kModel, "o", "--tp", "2"}), 2, {"--to ranks, optimum"});
+  check_error(run_reshard({"convert", kModel, "o", "--pad"}), 2, {"layouts with --pad: nxdi, presharded"});
+  check_error(run_reshard({"convert", kModel, "o", "--pad-attn-heads"}), 2, {"--from-pad-attn-heads"});
+  check_error(run_reshard({"convert", kModel, "o", "--from-kv-size-multiplier", "x"}), 2,
+              {"--from-kv-size-multiplier: \"x\""});
   check_error(run_reshard({"convert", kModel, "o", "--cast-all"}), 2, {"--cast-all needs --dtype"});
   for (const char* overflow : {"saturate", "error"}) {
     check_error(run_reshard({"convert", kModel, "o", "--overflow", overflow}), 2, {"--overflow needs --dtype"});
@@ -118,7 +122,7 @@ TEST_CASE("options of convert that would have no effect are usage errors, since 
   }
   for (const char* layout : {"ranks", "optimum", "presharded", "nxdi", "nxd"})
     check_error(run_reshard({"convert", kModel, "o", "--to", layout, "--tp", "2", "--max-shard-size", "5GB"}), 2,
-                {"--max-shard-size", "hf", layout});
+                {"layout", layout, "has no option --max-shard-size", "hf"});
 }
 
 TEST_CASE("layout nxdi casts to the dtype of config.json, so --overflow has a meaning there") {

@@ -1,6 +1,7 @@
 // Random adapters of random models through all that shards and consolidates them.
 
 #include "end_to_end/random_adapters.h"
+#include "support/layouts.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -46,13 +47,14 @@ TEST_CASE("Random adapters come back from their shards: exactly, or with the mea
     write_file(temp / "peft/adapter_config.json", s.config.dump(2));
     ShardRequest request = shard_request(temp / "model", temp / "shards", static_cast<std::uint32_t>(s.mesh.tp),
                                          static_cast<std::uint32_t>(s.mesh.pp));
-    request.sharding.attention.fuse_qkv = s.mesh.fuse_qkv;
-    request.sharding.form = {ShardsKind::kOptimum, pick(random, 0, 3) == 0 ? Format::kXser : Format::kPytorch};
+    request.target.options.set_flag("fuse-qkv", s.mesh.fuse_qkv);
+    request.target.layout = layout("optimum"),
+    request.target.format = pick(random, 0, 3) == 0 ? Format::kXser : Format::kPytorch;
     request.adapters = {temp / "peft"};
     request.lora_fuse = s.fuse;
     shard(request);
     ConsolidateRequest back;
-    back.checkpoint_directory = temp / "shards";
+    back.source.path = temp / "shards";
     back.output_directory = temp / "again";
     const auto job = plan_consolidate(back);
     CHECK(job->notes.empty());

@@ -5,6 +5,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/golden.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
@@ -26,9 +27,9 @@ fs::path folder_of(const std::string& adapter) {
 ConsolidateRequest consolidate_request(const fs::path& checkpoint, const fs::path& output,
                                        Format format = Format::kSafetensors) {
   ConsolidateRequest request;
-  request.checkpoint_directory = checkpoint;
+  request.source.path = checkpoint;
   request.output_directory = output;
-  request.format = format;
+  request.target.format = format;
   return request;
 }
 
@@ -71,8 +72,8 @@ ShardRequest shard_request_of(const fs::path& golden_case, const TempDir& temp, 
   const json options = golden_of(golden_case).at("case");
   write_base_config(temp / "model", options.at("config"));
   ShardRequest request = shard_request(temp / "model", temp / "out", options.at("tp"), options.at("pp"));
-  request.sharding.attention.fuse_qkv = options.at("fuse_qkv");
-  request.sharding.form = {ShardsKind::kOptimum, format};
+  request.target.options.set_flag("fuse-qkv", options.at("fuse_qkv"));
+  request.target.layout = layout("optimum"), request.target.format = format;
   request.adapters = {golden_case / "original"};
   return request;
 }

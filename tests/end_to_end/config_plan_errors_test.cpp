@@ -2,10 +2,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/planned.h"
 #include "support/temp_dir.h"
@@ -107,8 +108,8 @@ TEST_CASE("A planned model that is quantised is not cut") {
 
   const TempDir temp;  // nor is it where sizes are filled up
   write_planned(temp / "model", tensors_of("model.", true), config);
-  ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 2);
-  request.sharding.pad = true;
+  ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", 2);
+  request.target.options.set_flag("pad", true);
   CHECK(error_of([&] { plan_shard(request); }).kind() == ErrorKind::kUnsupported);
 }
 
@@ -120,7 +121,7 @@ TEST_CASE("A name of layers in layers without end takes no time, and tensors nam
   for (int i = 0; i < 20000; ++i) name += "layers.0.";
   tensors[name + "weight"] = {DType::kBF16, {1}, "ab"};
   write_safetensors(temp / "model/model.safetensors", tensors);
-  CHECK(read_checkpoint(temp / "model", ConfigUse::kLenient).model);
+  CHECK(read_checkpoint(temp / "model", {ConfigUse::kLenient}).model);
 
   tensors.clear();
   tensors["model.layers.0.w.weight"] = {DType::kBF16, {5, 4}, std::string(40, 'w')};
@@ -128,8 +129,8 @@ TEST_CASE("A name of layers in layers without end takes no time, and tensors nam
   config = {{"model_type", "newcomer"}, {"num_hidden_layers", 1}, {"base_model_tp_plan", {{"layers.*.w", "colwise"}}}};
   write_file(temp / "model/config.json", config.dump());
   write_safetensors(temp / "model/model.safetensors", tensors);
-  ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 2);
-  request.sharding.pad = true;
+  ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", 2);
+  request.target.options.set_flag("pad", true);
   shard(request);
   CHECK(
       read_weights(temp / "out").at("weights/tp1_sharded_checkpoint.safetensors").at("model.layers.0.w.weight").bytes ==
@@ -147,8 +148,8 @@ TEST_CASE("Many sizes that no model has are refused before they take memory") {
   fs::create_directories(temp / "model");
   write_file(temp / "model/config.json", config.dump());
   write_safetensors(temp / "model/model.safetensors", tensors);
-  ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 4);
-  request.sharding.pad = true;
+  ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", 4);
+  request.target.options.set_flag("pad", true);
   const Error error = error_of([&] { plan_shard(request); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(error.tensor(), Says(".w.weight"));
@@ -157,8 +158,8 @@ TEST_CASE("Many sizes that no model has are refused before they take memory") {
 TEST_CASE("Of a planned model, what cannot be filled up is refused") {
   const TempDir temp;
   write_planned(temp / "model", tensors_of("model.", true), json::parse(kPlannedConfig));
-  ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 5);
-  request.sharding.pad = true;
+  ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", 5);
+  request.target.options.set_flag("pad", true);
   const Error error = error_of([&] { plan_shard(request); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK_THAT(error.what(), Says("cannot be filled up"));  // a matrix packed with another

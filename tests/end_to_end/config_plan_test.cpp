@@ -3,10 +3,11 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/planned.h"
 #include "support/temp_dir.h"
@@ -34,26 +35,30 @@ TensorData rank_part(const Planned& planned, const TensorData& whole, std::uint6
 }
 
 TEST_CASE("A model that only its config.json's plan describes is cut over meshes and put together again") {
-  const ShardedForm forms[] = {
-      {ShardsKind::kRanks, Format::kSafetensors}, {ShardsKind::kRanks, Format::kPytorch},
-      {ShardsKind::kRanks, Format::kXser},        {ShardsKind::kOptimum, Format::kPytorch},
-      {ShardsKind::kOptimum, Format::kXser},      {ShardsKind::kPresharded, Format::kSafetensors}};
+  struct Form {
+    const Layout* kind;
+    Format format;
+  };
+  const Form forms[] = {{layout("ranks"), Format::kSafetensors}, {layout("ranks"), Format::kPytorch},
+                        {layout("ranks"), Format::kXser},        {layout("optimum"), Format::kPytorch},
+                        {layout("optimum"), Format::kXser},      {layout("presharded"), Format::kSafetensors}};
   for (const std::string prefix : {"model.", "transformer.decoder.", ""}) {
     const TempDir temp;
     const std::vector<Planned> all = tensors_of(prefix, true);
     const TensorMap tensors = write_planned(temp / "model", all, json::parse(kPlannedConfig));
-    for (const ShardedForm& form : forms)
+    for (const Form& form : forms)
       for (const std::uint32_t tp : {1, 2, 4})
         for (const std::uint32_t pp : {1, 2, 3}) {
-          if (form.kind == ShardsKind::kPresharded && pp > 1) continue;
+          if (form.kind == layout("presharded") && pp > 1) continue;
           if (prefix != "model." && form.format == Format::kXser) continue;  // many files
-          CAPTURE(prefix, describe(form.kind).name, static_cast<int>(form.format), tp, pp);
+          CAPTURE(prefix, form.kind->traits().name, static_cast<int>(form.format), tp, pp);
           fs::remove_all(temp / "out");
           ShardRequest request = shard_request(temp / "model", temp / "out", tp, pp);
-          request.sharding.form = form;
+          request.target.layout = form.kind;
+          request.target.format = form.format;
           shard(request);
           CHECK((consolidated(temp / "out", temp / "whole") == tensors));
-          if (form.kind != ShardsKind::kRanks || form.format != Format::kSafetensors) continue;
+          if (form.kind != layout("ranks") || form.format != Format::kSafetensors) continue;
 
           std::size_t held_once = 0;
           for (const auto& [folder, held] : read_ranks(temp / "out")) {
@@ -102,9 +107,9 @@ TEST_CASE("A planned model goes from one mesh to another") {
   write_planned(temp / "model", tensors_of("model.", true), json::parse(kPlannedConfig));
   shard(shard_request(temp / "model", temp / "four", 4, 1));
   ConvertRequest request = convert_request(temp / "four", temp / "two");
-  request.to = ShardsKind::kRanks;
-  request.tp = 2;
-  request.sharding.pp = 3;
+  request.target.layout = layout("ranks");
+  request.target.tp = 2;
+  request.target.pp = 3;
   convert(request);
   shard(shard_request(temp / "model", temp / "direct", 2, 3));
   CHECK((read_ranks(temp / "two") == read_ranks(temp / "direct")));
@@ -138,11 +143,12 @@ TEST_CASE("A tied head shares the embedding's matrix on the last stage, and is p
       tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight");
       write_safetensors(temp / "model/model.safetensors", tensors);
     }
-    for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum}) {
-      CAPTURE(second_copy, describe(kind).name);
+    for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
+      CAPTURE(second_copy, kind->traits().name);
       fs::remove_all(temp / "out");
       ShardRequest request = shard_request(temp / "model", temp / "out", 2, 2);
-      request.sharding.form = {kind, kind == ShardsKind::kOptimum ? Format::kPytorch : Format::kSafetensors};
+      request.target.layout = kind,
+      request.target.format = kind == layout("optimum") ? Format::kPytorch : Format::kSafetensors;
       shard(request);
       const auto ranks = read_shards(temp / "out");
       const TensorMap& last = ranks.at("tp_rank_01_pp_rank_01");
@@ -159,7 +165,7 @@ TEST_CASE("That the plan was used is noted, and so are its keys that split nothi
   config["base_model_tp_plan"]["layers.*.mlp.dwn_proj"] = "rowwise";
   config["base_model_tp_plan"]["layers.*.mlp"] = "gather";
   write_planned(temp / "model", tensors_of("model.", true), config);
-  const Checkpoint checkpoint = read_checkpoint(temp / "model", ConfigUse::kLenient);
+  const Checkpoint checkpoint = read_checkpoint(temp / "model", {ConfigUse::kLenient});
   REQUIRE(checkpoint.model);
   CHECK(checkpoint.model->layers == 3);
   REQUIRE(checkpoint.notes.size() == 2);
@@ -175,11 +181,11 @@ TEST_CASE("A known model_type and a description go before the plan in config.jso
   json config = json::parse(read_file(temp / "llama/config.json"));
   config["base_model_tp_plan"] = {{"layers.*.mlp.up_proj", "no such word"}};
   write_file(temp / "llama/config.json", config.dump());
-  CHECK_FALSE(read_checkpoint(temp / "llama", ConfigUse::kStrict).model->by_config_plan);
+  CHECK_FALSE(read_checkpoint(temp / "llama", {ConfigUse::kStrict}).model->by_config_plan);
   config["model_type"] = "newcomer";
   write_file(temp / "llama/config.json", config.dump());
   const FamilySpec spec(std::shared_ptr<const void>(), builtin_family("llama"));
-  CHECK_FALSE(read_checkpoint(temp / "llama", ConfigUse::kStrict, spec).model->by_config_plan);
+  CHECK_FALSE(read_checkpoint(temp / "llama", {ConfigUse::kStrict, spec}).model->by_config_plan);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
+#include "support/layouts.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
 
@@ -67,17 +68,16 @@ TEST_CASE("A checkpoint that is cast holds each tensor as it is cast by itself, 
       expected[name] = is_float(tensor.dtype) || request.cast_all ? cast_whole(tensor, *request.dtype) : tensor;
     const OracleOptions mesh = legal_options(random, model);
     if (random() % 3) {
-      request.to = random() % 2 ? ShardsKind::kRanks : ShardsKind::kOptimum;
-      request.format = random() % 2 ? Format::kPytorch : Format::kXser;
-      request.sharding = sharding_of(mesh);
-      request.tp = request.sharding.tp;
+      request.target.layout = random() % 2 ? layout("ranks") : layout("optimum");
+      request.target.format = random() % 2 ? Format::kPytorch : Format::kXser;
+      set_target(request.target, mesh);
     } else if (random() % 2) {
-      request.format = Format::kPytorch;
+      request.target.format = Format::kPytorch;
     }
     FaultStorage storage;
     const auto job = plan_convert(request);
     execute(*job, random_run(random, storage));
-    if (request.to)
+    if (request.target.layout)
       CHECK((read_shards(temp / "out") == expected_ranks(model, expected, mesh)));
     else
       CHECK((read_whole(temp / "out") == expected));
@@ -96,8 +96,8 @@ TEST_CASE("Shards that are cast while they are put together are what their origi
   const TensorMap originals = random_tensors(model, random, DType::kF32);
   write_model(temp / "model", model, originals);
   ConvertRequest request = convert_request(temp / "model", temp / "shards");
-  request.to = ShardsKind::kOptimum;
-  request.tp = request.sharding.tp = 4;
+  request.target.layout = layout("optimum");
+  request.target.tp = 4;
   convert(request);
   for (const DType dtype : kTargets) {
     INFO(name(dtype));

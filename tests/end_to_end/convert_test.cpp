@@ -8,6 +8,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
+#include "support/layouts.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
 
@@ -17,18 +18,17 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Form {
-  std::optional<ShardsKind> to;  // nothing: a Hugging Face directory
+  const Layout* to;  // null: a Hugging Face directory
   Format format;
 };
-constexpr Form kForms[] = {
-    {std::nullopt, Format::kSafetensors},       {std::nullopt, Format::kPytorch},
-    {ShardsKind::kRanks, Format::kSafetensors}, {ShardsKind::kRanks, Format::kPytorch},
-    {ShardsKind::kRanks, Format::kXser},        {ShardsKind::kOptimum, Format::kPytorch},
-    {ShardsKind::kOptimum, Format::kXser},
+const Form kForms[] = {
+    {nullptr, Format::kSafetensors},     {nullptr, Format::kPytorch},      {layout("ranks"), Format::kSafetensors},
+    {layout("ranks"), Format::kPytorch}, {layout("ranks"), Format::kXser}, {layout("optimum"), Format::kPytorch},
+    {layout("optimum"), Format::kXser},
 };
 
 std::string describe(const Form& form) {
-  return std::string(form.to ? reshard::describe(*form.to).name : "hf") + " " + std::string(name(form.format));
+  return std::string(form.to ? form.to->traits().name : "hf") + " " + std::string(name(form.format));
 }
 
 /// Dtypes of whole bytes, one for linears that may be joined.
@@ -63,11 +63,10 @@ Trial random_trial(Random& random, const TempDir& temp) {
 ConvertRequest request_to(const Form& form, const OracleOptions& options, const fs::path& source,
                           const fs::path& output) {
   ConvertRequest request = convert_request(source, output);
-  request.to = form.to;
-  request.format = form.format;
+  request.target.layout = form.to;
+  request.target.format = form.format;
   if (!form.to) return request;
-  request.sharding = sharding_of(options);
-  request.tp = request.sharding.tp;
+  set_target(request.target, options);
   return request;
 }
 
@@ -106,7 +105,7 @@ TEST_CASE("Any form of a checkpoint becomes any other, and the original again, w
                          << " → " << second_mesh.tp << " pp " << first_mesh.pp << " → " << second_mesh.pp);
     FaultStorage storage;  // spares the disk the syncs
     ConvertRequest there = request_to(first, first_mesh, temp / "model", temp / "first");
-    if (random() % 2) there.max_shard_bytes = pick(random, 1, 5000);
+    if (random() % 2 && !first.to) there.target.options.set_number("max-shard-size", pick(random, 1, 5000));
     convert(there, random_run(random, storage));
     check_form(first, trial, first_mesh, temp / "first");
 
@@ -133,10 +132,10 @@ TEST_CASE("Without a mesh the shards keep that of their source, in any layout an
   const TensorMap originals = random_tensors(model, random);
   write_model(temp / "model", model, originals);
   const OracleOptions mesh{.tp = 4, .pp = 2};
-  ConvertRequest request = request_to({ShardsKind::kOptimum, Format::kXser}, mesh, temp / "model", temp / "a");
+  ConvertRequest request = request_to({layout("optimum"), Format::kXser}, mesh, temp / "model", temp / "a");
   convert(request);
   request = convert_request(temp / "a", temp / "b");
-  request.to = ShardsKind::kRanks;
+  request.target.layout = layout("ranks");
   const auto job = plan_convert(request);
   CHECK(job->mesh.tp == 4);
   CHECK(job->mesh.pp == 2);
@@ -144,8 +143,8 @@ TEST_CASE("Without a mesh the shards keep that of their source, in any layout an
   CHECK(fs::exists(temp / "b/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors"));
   CHECK((read_shards(temp / "b") == expected_ranks(model, originals, mesh)));
 
-  request.tp = 2;  // the pipeline's is still the source's
-  request.sharding.tp = 2;
+  request.target.tp = 2;  // the pipeline's is still the source's
+  request.target.tp = 2;
   request.output_directory = temp / "c";
   convert(request);
   CHECK((read_shards(temp / "c") == expected_ranks(model, originals, {.tp = 2, .pp = 2})));
@@ -156,11 +155,11 @@ TEST_CASE("Without a format, optimum is written in torch's and all else in safet
   Random random(4);
   write_model(temp / "model", {}, random_tensors({}, random));
   ConvertRequest request = convert_request(temp / "model", temp / "optimum");
-  request.to = ShardsKind::kOptimum;
-  request.tp = request.sharding.tp = 2;
+  request.target.layout = layout("optimum");
+  request.target.tp = 2;
   convert(request);
   CHECK(fs::exists(temp / "optimum/shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt"));
-  request.to = ShardsKind::kRanks;
+  request.target.layout = layout("ranks");
   request.output_directory = temp / "ranks";
   convert(request);
   CHECK(fs::exists(temp / "ranks/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors"));
@@ -178,8 +177,7 @@ TEST_CASE("Rank 100 comes after rank 99, in both layouts") {
   Random random(104);
   const TensorMap originals = random_tensors(model, random);
   write_model(temp / "model", model, originals);
-  for (const Form& form :
-       {Form{ShardsKind::kRanks, Format::kSafetensors}, Form{ShardsKind::kOptimum, Format::kPytorch}}) {
+  for (const Form& form : {Form{layout("ranks"), Format::kSafetensors}, Form{layout("optimum"), Format::kPytorch}}) {
     INFO(describe(form));
     const fs::path out = temp / describe(form);
     FaultStorage storage;

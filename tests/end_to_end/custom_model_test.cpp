@@ -76,7 +76,7 @@ TEST_CASE("Ranks of a custom model are put together by metadata that the library
   write_file(folder / metadata_file_name(0), metadata_text(metadata));
 
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "mine";
+  request.source.path = temp / "mine";
   request.output_directory = temp / "whole";
   consolidate(request);
   CHECK((read_tensors(temp / "whole/model.safetensors") == whole));

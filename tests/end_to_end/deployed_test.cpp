@@ -4,13 +4,14 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/engine/verify.h"
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "reshard/plan/convert.h"
 #include "reshard/specs/head_slots.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/golden.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
@@ -28,9 +29,9 @@ TEST_CASE("Every case of NxD Inference is made tensor by tensor, and put togethe
     const TempDir temp;
     const json golden = golden_of(golden_case);
     const json& options = golden.at("case");
-    ShardRequest request = deployed_request(ShardsKind::kNxdi, golden_case / "original", temp / "out",
-                                            options.at("tp").get<std::uint32_t>());
-    request.sharding.attention.fuse_qkv = options.at("fused_qkv").get<bool>();
+    ShardRequest request =
+        deployed_request(layout("nxdi"), golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>());
+    request.target.options.set_flag("fuse-qkv", options.at("fused_qkv").get<bool>());
     shard(request);
     json found = json::object();
     for (const auto& [file, tensors] : read_weights(temp / "out")) found[file] = describe_tensors(tensors);
@@ -41,8 +42,8 @@ TEST_CASE("Every case of NxD Inference is made tensor by tensor, and put togethe
     fs::copy(golden_case / "weights", temp / "reference/weights");
     fs::copy_file(golden_case / "original/config.json", temp / "reference/config.json");
     CHECK((consolidated(temp / "reference", temp / "whole") == read_model(golden_case / "original")));
-    const Checkpoint a = read_checkpoint(golden_case / "original", ConfigUse::kStrict);
-    const Checkpoint b = read_checkpoint(temp / "reference", ConfigUse::kStrict);
+    const Checkpoint a = read_checkpoint(golden_case / "original", {ConfigUse::kStrict});
+    const Checkpoint b = read_checkpoint(temp / "reference", {ConfigUse::kStrict});
     for (const auto& [left, right] : {std::pair(&a, &b), std::pair(&b, &a)}) {
       const Verification result = verify(left->map, right->map, {}, {});
       CHECK(result.same());
@@ -162,9 +163,9 @@ TEST_CASE("Random models become NxD Inference's tensors, whatever divides, and c
     INFO(model.config().dump() << " tp " << tp << " fused " << fused << " vocab_parallel " << vocab_parallel);
     const TensorMap tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors, pick(random, 1, 3));
-    ShardRequest request = deployed_request(ShardsKind::kNxdi, temp / "model", temp / "out", tp);
-    request.sharding.attention.fuse_qkv = fused;
-    request.sharding.vocab_parallel = vocab_parallel;
+    ShardRequest request = deployed_request(layout("nxdi"), temp / "model", temp / "out", tp);
+    request.target.options.set_flag("fuse-qkv", fused);
+    request.target.options.set_flag("vocab-parallel", vocab_parallel);
     const auto job = plan_shard(request);
     for (const LogicalTensor& tensor : job->target.logical) padded += tensor.filler && tensor.dtype == DType::kBF16;
     execute(*job, unsynced());
@@ -188,8 +189,8 @@ TEST_CASE("Any family is filled up where the ranks do not divide, and comes back
     INFO(model.config().dump() << " tp " << tp);
     const TensorMap tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
-    ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", tp);
-    request.sharding.pad = true;
+    ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
+    request.target.options.set_flag("pad", true);
     shard(request);
     const auto ranks = read_weights(temp / "out");
     REQUIRE(ranks.size() == tp);
@@ -216,7 +217,7 @@ TEST_CASE("Any family is filled up where the ranks do not divide, and comes back
 /// The case 6q2kv-tp4, made anew in `temp`/out.
 void make_case(const TempDir& temp) {
   const fs::path model = testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original");
-  shard(deployed_request(ShardsKind::kNxdi, model, temp / "out", 4));
+  shard(deployed_request(layout("nxdi"), model, temp / "out", 4));
 }
 
 TEST_CASE("Numbers where zeros should be, and a rank's file under another's name, are refused") {
@@ -232,9 +233,9 @@ TEST_CASE("Numbers where zeros should be, and a rank's file under another's name
       write_safetensors(temp / ("out/" + name), others);
     const Error error = error_of([&] { consolidated(temp / "out", temp / "whole"); });
     CHECK_FALSE(fs::exists(temp / "whole"));
-    const Checkpoint a = read_checkpoint(temp / "out", ConfigUse::kStrict);
+    const Checkpoint a = read_checkpoint(temp / "out", {ConfigUse::kStrict});
     const Checkpoint b =
-        read_checkpoint(testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original"), ConfigUse::kStrict);
+        read_checkpoint(testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original"), {ConfigUse::kStrict});
     CHECK(error_of([&] { verify(a.map, b.map, {}, {}); }).kind() == ErrorKind::kBadInput);
     CHECK(error_of([&] { verify(b.map, a.map, {}, {}); }).kind() == ErrorKind::kBadInput);
     CHECK(error.kind() == ErrorKind::kBadInput);
@@ -258,13 +259,13 @@ TEST_CASE("Ranks that have nothing but what fills up are written by a run of the
   Random random(5);
   const TensorMap tensors = random_tensors(model, random);
   write_model(temp / "model", model, tensors);
-  for (const ShardsKind kind : {ShardsKind::kNxdi, ShardsKind::kPresharded}) {
-    ShardRequest request = deployed_request(kind, temp / "model", temp / describe(kind).name, 4);
-    request.sharding.pad = true;
+  for (const Layout* const kind : {layout("nxdi"), layout("presharded")}) {
+    ShardRequest request = deployed_request(kind, temp / "model", temp / kind->traits().name, 4);
+    request.target.options.set_flag("pad", true);
     shard(request);
     const auto all = read_weights(request.output_directory);
-    request.output_directory = temp / (std::string(describe(kind).name) + "-last");
-    request.sharding.form.start_rank = request.sharding.form.end_rank = 3;
+    request.output_directory = temp / (std::string(kind->traits().name) + "-last");
+    request.target.options.set_number("start-rank", 3), request.target.options.set_number("end-rank", 3);
     shard(request);
     const std::string last = "weights/tp3_sharded_checkpoint.safetensors";
     CHECK((read_weights(request.output_directory).at(last) == all.at(last)));
@@ -273,9 +274,8 @@ TEST_CASE("Ranks that have nothing but what fills up are written by a run of the
 
 TEST_CASE("That projections are joined is no option without effect") {
   const TempDir temp;
-  ShardRequest request =
-      deployed_request(ShardsKind::kNxdi, testdata("golden/nxdi/llama-tp4/original"), temp / "out", 2);
-  request.sharding.attention.fuse_qkv = true;
+  ShardRequest request = deployed_request(layout("nxdi"), testdata("golden/nxdi/llama-tp4/original"), temp / "out", 2);
+  request.target.options.set_flag("fuse-qkv", true);
   const auto job = plan_shard(request);
   REQUIRE(job->attention);
   CHECK(job->attention->joined);
@@ -288,19 +288,19 @@ TEST_CASE("A described model takes NxD Inference's names where its description s
   json family = json::parse(builtin_family("qwen3")->json_text);
   const auto request_by = [&](const json& description) {
     write_file(temp / "spec.json", description.dump(2));
-    ShardRequest request = deployed_request(ShardsKind::kNxdi, model, temp / "out", 4);
-    request.spec = read_family(temp / "spec.json");
+    ShardRequest request = deployed_request(layout("nxdi"), model, temp / "out", 4);
+    request.source.family = read_family(temp / "spec.json");
     return request;
   };
   shard(request_by(family));
-  shard(deployed_request(ShardsKind::kNxdi, model, temp / "built-in", 4));
+  shard(deployed_request(layout("nxdi"), model, temp / "built-in", 4));
   CHECK((read_weights(temp / "out") == read_weights(temp / "built-in")));
   family["nxd_inference"]["q_norm"] = "norm_of_q";
   fs::remove_all(temp / "out");
   const ShardRequest renamed = request_by(family);
   shard(renamed);
   CHECK(read_weights(temp / "out").begin()->second.count("layers.1.self_attn.norm_of_q.weight") == 1);
-  CHECK((consolidated(temp / "out", temp / "whole", renamed.spec) == read_model(model)));
+  CHECK((consolidated(temp / "out", temp / "whole", renamed.source.family) == read_model(model)));
 
   family["nxd_inference"] = {{"q_proj", "query"}};
   const Error split = error_of([&] { request_by(family); });
@@ -319,10 +319,11 @@ TEST_CASE("A described model without attention, and sizes that no model has, are
   family.erase("attention");
   family.erase("nxd_inference");
   write_file(temp / "spec.json", family.dump());
-  ShardRequest request = deployed_request(ShardsKind::kNxdi, testdata("golden/nxdi/llama-tp4/original"), temp / "o", 4);
-  request.spec = read_family(temp / "spec.json");
+  ShardRequest request = deployed_request(layout("nxdi"), testdata("golden/nxdi/llama-tp4/original"), temp / "o", 4);
+  request.source.family = read_family(temp / "spec.json");
   CHECK(error_of([&] { plan_shard(request); }).kind() == ErrorKind::kUnsupported);
-  CHECK(error_of([&] { consolidated(temp / "out", temp / "whole", request.spec); }).kind() == ErrorKind::kUnsupported);
+  CHECK(error_of([&] { consolidated(temp / "out", temp / "whole", request.source.family); }).kind() ==
+        ErrorKind::kUnsupported);
   json config = json::parse(read_file(temp / "out/config.json"));
   config["vocab_size"] = 274877906945;
   write_file(temp / "out/config.json", config.dump());
@@ -338,19 +339,19 @@ TEST_CASE("Floating tensors take the dtype of config.json, as NxD Inference give
   json config = json::parse(read_file(temp / "model/config.json"));
   config["torch_dtype"] = "bfloat16";
   write_file(temp / "model/config.json", config.dump());
-  const auto job = plan_shard(deployed_request(ShardsKind::kNxdi, temp / "model", temp / "out", 2));
+  const auto job = plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2));
   CHECK(std::any_of(job->notes.begin(), job->notes.end(),
                     [](const std::string& note) { return note.find("are cast to BF16") != note.npos; }));
   execute(*job, unsynced());
   ConvertRequest cast;
-  cast.source = temp / "model";
+  cast.source.path = temp / "model";
   cast.output_directory = temp / "cast";
   cast.dtype = DType::kBF16;
   execute(*plan_convert(cast), unsynced());
   CHECK((consolidated(temp / "out", temp / "whole") == read_model(temp / "cast")));
   ConvertRequest to_nxdi = convert_request(temp / "model", temp / "converted");
-  to_nxdi.to = ShardsKind::kNxdi;
-  to_nxdi.tp = 2;
+  to_nxdi.target.layout = layout("nxdi");
+  to_nxdi.target.tp = 2;
   execute(*plan_convert(to_nxdi), unsynced());
   CHECK((read_weights(temp / "converted") == read_weights(temp / "out")));
 }
@@ -374,10 +375,10 @@ TEST_CASE("A dtype in config.json that is none is refused where it is needed, wi
     patched.update(json::parse(patch));
     write_file(path, patched.dump());
     ConvertRequest convert = convert_request(temp / "model", temp / "out");
-    convert.to = ShardsKind::kNxdi;
-    convert.tp = 2;
+    convert.target.layout = layout("nxdi");
+    convert.target.tp = 2;
     for (const Error& error :
-         {error_of([&] { plan_shard(deployed_request(ShardsKind::kNxdi, temp / "model", temp / "out", 2)); }),
+         {error_of([&] { plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2)); }),
           error_of([&] { plan_convert(convert); })}) {
       CHECK(error.kind() == ErrorKind::kBadInput);
       CHECK(error.path() == path);
@@ -385,50 +386,49 @@ TEST_CASE("A dtype in config.json that is none is refused where it is needed, wi
     }
     convert.dtype = DType::kBF16;  // then it is not needed
     CHECK_NOTHROW(plan_convert(convert));
-    CHECK_NOTHROW(plan_shard(deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", 2)));
+    CHECK_NOTHROW(plan_shard(deployed_request(layout("presharded"), temp / "model", temp / "out", 2)));
   }
   json both = config;
   both.update({{"dtype", "bfloat16"}, {"torch_dtype", "float16"}});  // transformers takes dtype
   write_file(path, both.dump());
-  const auto job = plan_shard(deployed_request(ShardsKind::kNxdi, temp / "model", temp / "out", 2));
+  const auto job = plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2));
   CHECK(std::any_of(job->notes.begin(), job->notes.end(),
                     [](const std::string& note) { return note.find("are cast to BF16") != note.npos; }));
   both["dtype"] = both["torch_dtype"] = nullptr;
   write_file(path, both.dump());
-  CHECK_NOTHROW(plan_shard(deployed_request(ShardsKind::kNxdi, temp / "model", temp / "out", 2)));
+  CHECK_NOTHROW(plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2)));
 }
 
 TEST_CASE("What these layouts do not have is refused, with what has it") {
   const fs::path model = testdata("golden/nxdi/llama-tp4/original");
   const TempDir temp;
-  const auto refused = [&](ShardsKind kind, const std::function<void(ShardingRequest&)>& change, const char* says) {
+  const auto refused = [&](const Layout* kind, const std::function<void(TargetRequest&)>& change, const char* says) {
     ShardRequest request = deployed_request(kind, model, temp / "out", 4);
-    change(request.sharding);
+    change(request.target);
     const Error error = error_of([&] { plan_shard(request); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says(says));
   };
   refused(
-      ShardsKind::kNxdi, [](ShardingRequest& s) { s.pp = 2; }, "the layout nxdi has no pipeline stages");
+      layout("nxdi"), [](TargetRequest& s) { s.pp = 2; }, "layout nxdi has no pipeline stages");
   refused(
-      ShardsKind::kNxdi, [](ShardingRequest& s) { s.form.format = Format::kPytorch; }, "safetensors");
+      layout("nxdi"), [](TargetRequest& s) { s.format = Format::kPytorch; }, "does not support --format pytorch");
   refused(
-      ShardsKind::kNxdi, [](ShardingRequest& s) { s.attention.kv_size_multiplier = 2; }, "--kv-size-multiplier");
+      layout("nxdi"), [](TargetRequest& s) { s.options.set_number("kv-size-multiplier", 2); }, "--kv-size-multiplier");
   refused(
-      ShardsKind::kPresharded, [](ShardingRequest& s) { s.vocab_parallel = true; }, "--vocab-parallel");
+      layout("presharded"), [](TargetRequest& s) { s.options.set_flag("vocab-parallel", true); }, "--vocab-parallel");
   refused(
-      ShardsKind::kRanks, [](ShardingRequest& s) { s.pad = true; }, "--pad");
+      layout("ranks"), [](TargetRequest& s) { s.options.set_flag("pad", true); }, "--pad");
   refused(
-      ShardsKind::kRanks, [](ShardingRequest& s) { s.attention.replication = KvReplication::kAdjacent; },
-      "--kv-replication adjacent");
+      layout("ranks"), [](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "--kv-replication");
   refused(
-      ShardsKind::kNxdi, [](ShardingRequest& s) { s.attention.replication = KvReplication::kAdjacent; },
-      "--kv-replication adjacent");
+      layout("nxdi"), [](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "--kv-replication");
   refused(
-      ShardsKind::kNxd, [](ShardingRequest& s) { s.form.format = Format::kSafetensors; }, "safetensors");
+      layout("nxd"), [](TargetRequest& s) { s.format = Format::kSafetensors; },
+      "does not support --format safetensors");
   const Error family = error_of([&] {
     plan_shard(
-        deployed_request(ShardsKind::kNxdi, testdata("golden/preshard/granite-tied-tp2/original"), temp / "out", 2));
+        deployed_request(layout("nxdi"), testdata("golden/preshard/granite-tied-tp2/original"), temp / "out", 2));
   });
   CHECK(family.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(family.hint(), Says("presharded"));

@@ -9,6 +9,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/families.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -34,8 +35,9 @@ TEST_CASE("Experts are spread over expert-parallel ranks, all else is on each of
         fs::remove_all(out);
         fs::remove_all(whole);
         ShardRequest request = shard_request(temp / "model", out, tp, pp);
-        request.sharding.ep = ep;
-        request.sharding.form = {format == Format::kSafetensors ? ShardsKind::kRanks : ShardsKind::kOptimum, format};
+        request.target.ep = ep;
+        request.target.layout = format == Format::kSafetensors ? layout("ranks") : layout("optimum"),
+        request.target.format = format;
         shard(request);
         if (format == Format::kSafetensors && pp == 1) {
           const auto ranks = read_ranks(out);
@@ -61,7 +63,7 @@ TEST_CASE("Experts are spread over expert-parallel ranks, all else is on each of
                            ("dp_rank_00_ep_rank_" + two_digits(ep - 1) + "_tp_rank_00_pp_rank_00.pt")));
         }
         ConsolidateRequest back;
-        back.checkpoint_directory = out;
+        back.source.path = out;
         back.output_directory = whole;
         consolidate(back);
         CHECK((read_tensors(whole / "model.safetensors") == tensors));
@@ -74,18 +76,18 @@ TEST_CASE("Expert-parallel ranks become other ranks, and those of another mesh a
   const FamilyCase c = with_six_experts("qwen3_moe");
   const TensorMap tensors = write_case(c, temp / "model");
   ShardRequest request = shard_request(temp / "model", temp / "six", 2, 2);
-  request.sharding.ep = 6;
+  request.target.ep = 6;
   shard(request);
   ConvertRequest convert;
-  convert.source = temp / "six";
+  convert.source.path = temp / "six";
   convert.output_directory = temp / "three";
-  convert.to = ShardsKind::kRanks;
-  convert.tp = 1;
-  convert.sharding.pp = 1;
-  convert.sharding.ep = 3;
+  convert.target.layout = layout("ranks");
+  convert.target.tp = 1;
+  convert.target.pp = 1;
+  convert.target.ep = 3;
   execute(*plan_convert(convert), unsynced());
   request = shard_request(temp / "model", temp / "direct", 1, 1);
-  request.sharding.ep = 3;
+  request.target.ep = 3;
   shard(request);
   CHECK((read_ranks(temp / "three") == read_ranks(temp / "direct")));
   CHECK(read_file(temp / "three/tensor_parallel_shards/mp_metadata_pp_rank_0.json") ==
@@ -109,8 +111,8 @@ TEST_CASE("Experts stacked along the dim that is split have to be matrices packe
     }
   write_file(temp / "spec.json", family.dump());
   ShardRequest request = shard_request(temp / "model", temp / "out", 1);
-  request.spec = read_family(temp / "spec.json");
-  request.sharding.ep = 2;
+  request.source.family = read_family(temp / "spec.json");
+  request.target.ep = 2;
   const Error error = error_of([&] { plan_shard(request); });
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(error.what(), Says("not each a packed matrix"));
@@ -121,27 +123,27 @@ TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts th
   const FamilyCase c = with_six_experts("mixtral");
   write_case(c, temp / "model");
   ShardRequest request = shard_request(temp / "model", temp / "out", 1);
-  const auto refused = [&](std::uint32_t ep, ShardsKind kind, const char* says) {
-    request.sharding.ep = ep;
-    request.sharding.form = {kind, Format::kSafetensors};
+  const auto refused = [&](std::uint32_t ep, const Layout* kind, const char* says) {
+    request.target.ep = ep;
+    request.target.layout = kind, request.target.format = Format::kSafetensors;
     const Error error = error_of([&] { plan_shard(request); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says(says));
     return error;
   };
-  CHECK_THAT(refused(4, ShardsKind::kRanks, "6 experts cannot be shared by 4").hint(), Says("1, 2, 3, 6"));
-  refused(2, ShardsKind::kPresharded, "--ep");
-  refused(0, ShardsKind::kRanks, "--ep 0");
+  CHECK_THAT(refused(4, layout("ranks"), "6 experts cannot be shared by 4").hint(), Says("1, 2, 3, 6"));
+  refused(2, layout("presharded"), "--ep");
+  refused(0, layout("ranks"), "--ep 0");
   write_case(family_case("olmo2"), temp / "dense");
-  request.model_directory = temp / "dense";
-  refused(2, ShardsKind::kRanks, "has no experts");
+  request.source.path = temp / "dense";
+  refused(2, layout("ranks"), "has no experts");
 
   request = shard_request(temp / "model", temp / "out", 1);
-  request.sharding.ep = 3;
+  request.target.ep = 3;
   shard(request);
   const fs::path shards = temp / "out/tensor_parallel_shards";
   ConsolidateRequest back;
-  back.checkpoint_directory = temp / "out";
+  back.source.path = temp / "out";
   back.output_directory = temp / "whole";
   fs::rename(shards / "ep_rank_01_tp_rank_00_pp_rank_00", temp / "aside");
   CHECK_THAT(error_of([&] { plan_consolidate(back); }).what(), Says("ep_rank_01_tp_rank_00_pp_rank_00"));
@@ -170,10 +172,10 @@ TEST_CASE("Ranks of experts are put together by their metadata where only a plan
   const TensorMap tensors = write_case(c, temp / "model");
   write_file(temp / "spec.json", family.dump());
   ShardRequest request = shard_request(temp / "model", temp / "out", 2, 2);
-  request.spec = read_family(temp / "spec.json");
-  request.sharding.ep = 3;
+  request.source.family = read_family(temp / "spec.json");
+  request.target.ep = 3;
   shard(request);
-  CHECK((consolidated(temp / "out", temp / "whole", request.spec) == tensors));
+  CHECK((consolidated(temp / "out", temp / "whole", request.source.family) == tensors));
   CHECK((consolidated(temp / "out", temp / "whole") == tensors));
 }
 

@@ -9,11 +9,12 @@
 #include <tuple>
 
 #include "reshard/base/error.h"
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "reshard/plan/convert.h"
 #include "reshard/specs/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -36,7 +37,7 @@ TEST_CASE("Every built-in family has a checkpoint here, and the parameters that 
     seen.insert(c.model_type());
     const TempDir temp;
     write_case(c, temp / "model");
-    const Checkpoint checkpoint = read_hugging_face(temp / "model", ConfigUse::kNeeded);
+    const Checkpoint checkpoint = reshard::read_whole(temp / "model", {ConfigUse::kNeeded});
     REQUIRE(checkpoint.model);
     std::vector<std::string> expected, found;
     for (const auto& tensor : c.json["tensors"])
@@ -66,7 +67,7 @@ TEST_CASE("Checkpoints of every family are cut over meshes as their architecture
           fs::remove_all(out);
           fs::remove_all(whole);
           ShardRequest request = shard_request(temp / "model", out, tp, pp);
-          if (optimum) request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+          if (optimum) request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
           shard(request);
           if (!optimum && pp == 1) {
             const auto ranks = read_ranks(out);
@@ -83,7 +84,7 @@ TEST_CASE("Checkpoints of every family are cut over meshes as their architecture
             }
           }
           ConsolidateRequest back;
-          back.checkpoint_directory = out;
+          back.source.path = out;
           back.output_directory = whole;
           consolidate(back);
           CHECK((read_tensors(whole / "model.safetensors") == tensors));
@@ -99,10 +100,10 @@ TEST_CASE("Checkpoints of every family are cut for inference, and put together a
       CAPTURE(c.name, tp);
       const fs::path out = temp / ("out" + std::to_string(tp));
       ShardRequest request = shard_request(temp / "model", out, tp);
-      request.sharding.form.kind = ShardsKind::kPresharded;
+      request.target.layout = layout("presharded");
       shard(request);
       ConsolidateRequest back;
-      back.checkpoint_directory = out;
+      back.source.path = out;
       back.output_directory = temp / ("whole" + std::to_string(tp));
       consolidate(back);
       CHECK((read_tensors(*back.output_directory / "model.safetensors") == tensors));

@@ -78,9 +78,9 @@ TEST_CASE("Whichever operation fails while consolidating, nothing is left") {
   const Model model;
   shard(model.request);
   ConsolidateRequest request;
-  request.checkpoint_directory = model.temp / "new/deep/out";
+  request.source.path = model.temp / "new/deep/out";
   request.output_directory = model.temp / "a/b/whole";
-  request.max_shard_bytes = 2000;
+  request.target.options.set_number("max-shard-size", 2000);
   fail_everywhere(
       model, [&] { return plan_consolidate(request); }, ErrorKind::kIo);
 }

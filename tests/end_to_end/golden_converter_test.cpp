@@ -7,6 +7,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/golden.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -26,7 +27,7 @@ ConsolidateRequest request_of(const fs::path& golden_case, const TempDir& temp) 
   fs::copy(golden_case / "model", temp / "nxd/model", fs::copy_options::recursive);
   fs::copy_file(golden_case / "original/config.json", temp / "nxd/config.json");
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "nxd";
+  request.source.path = temp / "nxd";
   request.output_directory = temp / "whole";
   return request;
 }
@@ -65,17 +66,18 @@ TEST_CASE("The layout nxd is what the converter makes, tensor by tensor, and com
     const json& options = golden.at("case");
     ShardRequest request = shard_request(golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>(),
                                          options.at("pp").get<std::uint32_t>());
-    request.sharding.vpp = options.at("vpp").get<std::uint32_t>();
-    request.sharding.form = {ShardsKind::kNxd, options.at("xser").is_null() ? Format::kPytorch : Format::kXser};
-    request.sharding.attention.fuse_qkv = options.at("fuse_qkv") || options.at("coalesce_qkv");
+    request.target.vpp = options.at("vpp").get<std::uint32_t>();
+    request.target.layout = layout("nxd"),
+    request.target.format = options.at("xser").is_null() ? Format::kPytorch : Format::kXser;
+    request.target.options.set_flag("fuse-qkv", options.at("fuse_qkv") || options.at("coalesce_qkv"));
     if (options.at("qkv_linear"))
-      request.sharding.attention.kv_size_multiplier = options.at("kv_size_multiplier").get<std::uint64_t>();
+      request.target.options.set_number("kv-size-multiplier", options.at("kv_size_multiplier").get<std::uint64_t>());
     shard(request);
     json found = json::object();
     for (const auto& [file, tensors] : read_torch_ranks(temp / "out")) found[file] = describe_tensors(tensors);
     CHECK(found == golden.at("files"));
     ConsolidateRequest back;
-    back.checkpoint_directory = temp / "out";
+    back.source.path = temp / "out";
     back.output_directory = temp / "whole";
     consolidate(back);
     CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
@@ -94,8 +96,8 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
   const TensorMap tensors = read_model(model);
   const TempDir temp;
   ShardRequest request = shard_request(model, temp / "out", 8);
-  request.sharding.form = {ShardsKind::kNxd, Format::kPytorch};
-  request.sharding.attention.replication = KvReplication::kAdjacent;
+  request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
+  request.target.options.set("kv-replication", "adjacent");
   shard(request);
   const auto ranks = read_torch_ranks(temp / "out");
   REQUIRE(ranks.size() == 8);
@@ -111,16 +113,16 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
     CHECK((held.at(prefix + "k").bytes == key.bytes.substr(rank / 2 * head_bytes, head_bytes)));
   }
   ConsolidateRequest back;
-  back.checkpoint_directory = temp / "out";
+  back.source.path = temp / "out";
   back.output_directory = temp / "whole";
   const Error tiled = error_of([&] { consolidate(back); });
   CHECK_THAT(tiled.hint(), Says("--kv-replication"));
-  back.heads.replication = KvReplication::kAdjacent;
+  back.source.options.set("kv-replication", "adjacent");
   consolidate(back);
   CHECK((read_model(temp / "whole") == tensors));
   ConvertRequest to_ranks = convert_request(temp / "out", temp / "ranks");
-  to_ranks.to = ShardsKind::kRanks;
-  to_ranks.heads.replication = KvReplication::kAdjacent;
+  to_ranks.target.layout = layout("ranks");
+  to_ranks.source.options.set("kv-replication", "adjacent");
   convert(to_ranks);
   shard(shard_request(model, temp / "direct", 8));
   CHECK((read_shards(temp / "ranks") == read_shards(temp / "direct")));

@@ -7,6 +7,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/golden.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -27,11 +28,12 @@ bool is_xser_case(const json& golden) {
 ShardRequest request_of(const fs::path& golden_case, const json& golden, const fs::path& output) {
   const json& options = golden.at("case");
   ShardRequest request = shard_request(golden_case / "original", output, options.at("tp"), options.at("pp"));
-  request.sharding.vpp = options.at("vpp");
-  request.sharding.attention.fuse_qkv = options.at("fuse_qkv");
+  request.target.vpp = options.at("vpp");
+  request.target.options.set_flag("fuse-qkv", options.at("fuse_qkv"));
   if (!options.at("kv_multiplier").is_null())
-    request.sharding.attention.kv_size_multiplier = options.at("kv_multiplier");
-  request.sharding.form = {ShardsKind::kOptimum, is_xser_case(golden) ? Format::kXser : Format::kPytorch};
+    request.target.options.set_number("kv-size-multiplier", options.at("kv_multiplier"));
+  request.target.layout = layout("optimum"),
+  request.target.format = is_xser_case(golden) ? Format::kXser : Format::kPytorch;
   return request;
 }
 
@@ -44,9 +46,10 @@ std::vector<std::string> names_under(const fs::path& directory) {
 
 ConsolidateRequest consolidate_request(const fs::path& checkpoint, const json& golden, const fs::path& output) {
   ConsolidateRequest request;
-  request.checkpoint_directory = checkpoint;
+  request.source.path = checkpoint;
   request.output_directory = output;
-  if (const std::uint64_t bytes = golden.at("case").at("shard_original")) request.max_shard_bytes = bytes;
+  if (const std::uint64_t bytes = golden.at("case").at("shard_original"))
+    request.target.options.set_number("max-shard-size", bytes);
   return request;
 }
 
@@ -167,7 +170,7 @@ TEST_CASE("The layout optimum with the reference's shards in its place is a whol
   fs::copy(golden_case / "sharded", temp / "out", fs::copy_options::recursive);
   ShardRequest request = request_of(golden_case, golden, temp / "out");
   request.force = true;
-  request.sharding.form.format = Format::kPytorch;
+  request.target.format = Format::kPytorch;
   shard(request);
   CHECK_FALSE(fs::exists(temp / "out/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors"));
   consolidate(consolidate_request(temp / "out", golden, temp / "whole"));

@@ -22,13 +22,13 @@ std::vector<fs::path> cases() {
 ShardRequest request_of(const fs::path& golden_case, const json& golden, const fs::path& output, bool cuts_by_hand) {
   const json& options = golden.at("case");
   ShardRequest request = shard_request(golden_case / "original", output, options.at("tp"), options.at("pp"));
-  request.sharding.vpp = options.at("vpp");
-  request.sharding.attention.fuse_qkv = options.at("fuse_qkv");
+  request.target.vpp = options.at("vpp");
+  request.target.options.set_flag("fuse-qkv", options.at("fuse_qkv"));
   if (!options.at("kv_multiplier").is_null())
-    request.sharding.attention.kv_size_multiplier = options.at("kv_multiplier");
+    request.target.options.set_number("kv-size-multiplier", options.at("kv_multiplier"));
   if (cuts_by_hand) {
-    request.sharding.pp.reset();  // what the cuts make
-    request.sharding.pipeline_cuts = golden.at("pipeline_cuts").get<std::vector<std::string>>();
+    request.target.pp.reset();  // what the cuts make
+    request.target.pipeline_cuts = golden.at("pipeline_cuts").get<std::vector<std::string>>();
   }
   return request;
 }
@@ -90,10 +90,10 @@ TEST_CASE("Consolidating a sharded golden case gives the original back, byte for
     const TempDir temp;
     shard(request_of(golden_case, golden, temp / "ranks", false));
     ConsolidateRequest request;
-    request.checkpoint_directory = temp / "ranks";
+    request.source.path = temp / "ranks";
     request.output_directory = temp / "whole";
     const bool several_files = fs::exists(golden_case / "original/model.safetensors.index.json");
-    if (several_files) request.max_shard_bytes = golden.at("case").at("shard_original");
+    if (several_files) request.target.options.set_number("max-shard-size", golden.at("case").at("shard_original"));
     consolidate(request);
 
     CHECK(describe_tensors(read_model(temp / "whole")) == golden.at("original"));
@@ -116,9 +116,9 @@ TEST_CASE("A golden case of three files comes back in the same three files and i
   const TempDir temp;
   shard(shard_request(golden_case / "original", temp / "ranks", 2, 2));
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "ranks/tensor_parallel_shards";
+  request.source.path = temp / "ranks/tensor_parallel_shards";
   request.output_directory = temp / "whole";
-  request.max_shard_bytes = 30000;
+  request.target.options.set_number("max-shard-size", 30000);
   CHECK(consolidate(request).files == 5);
   for (int i = 1; i <= 3; ++i) {
     const std::string name = "model-0000" + std::to_string(i) + "-of-00003.safetensors";
@@ -132,7 +132,7 @@ TEST_CASE("Consolidating into the default place puts the model beside the shards
   const TempDir temp;
   shard(shard_request(golden_case / "original", temp / "out", 4, 3));
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "out/tensor_parallel_shards/";
+  request.source.path = temp / "out/tensor_parallel_shards/";
   consolidate(request);
   CHECK((read_file(temp / "out/model.safetensors") == read_file(golden_case / "original/model.safetensors")));
 }

@@ -2,7 +2,7 @@
 
 #include "reshard/layouts/master_weights.h"
 
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
@@ -27,10 +27,10 @@ struct WithoutWeights {
   }
   Error error() const {
     ConsolidateRequest request;
-    request.checkpoint_directory = step;
+    request.source.path = step;
     request.output_directory = temp / "out";
     const Error result = error_of([&] { plan_consolidate(request); });
-    CHECK(error_of([&] { read_checkpoint(step, ConfigUse::kLenient); }).kind() == result.kind());
+    CHECK(error_of([&] { read_checkpoint(step, {ConfigUse::kLenient}); }).kind() == result.kind());
     return result;
   }
   void check_says_where() const {
@@ -60,9 +60,9 @@ TEST_CASE("Such a checkpoint is refused by that name in its run's directory too,
   const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp3-xser-weights-in-master");
   const TempDir temp;
   ConsolidateRequest request;
-  request.checkpoint_directory = golden_case / "checkpoint";
+  request.source.path = golden_case / "checkpoint";
   request.output_directory = temp / "out";
-  request.config = golden_case / "original";
+  request.source.config = golden_case / "original";
   const Error error = error_of([&] { plan_consolidate(request); });
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK(error.path() == (golden_case / "checkpoint/step_3/model").string());

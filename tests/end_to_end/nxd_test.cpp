@@ -6,6 +6,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
@@ -27,13 +28,14 @@ TEST_CASE("Random models come back from the layout nxd in either order of heads,
     const auto tp = static_cast<std::uint32_t>(one_of(random, {2, 3, 4, 6, 8, 12}));
     const auto pp = static_cast<std::uint32_t>(pick(random, 1, std::min<std::uint64_t>(2, model.layers)));
     ShardRequest request = shard_request(temp / "model", temp / "out", tp, pp);
-    request.sharding.form = {ShardsKind::kNxd, random() % 3 ? Format::kPytorch : Format::kXser};
-    request.sharding.attention.pad_heads = random() % 2;
+    request.target.layout = layout("nxd"), request.target.format = random() % 3 ? Format::kPytorch : Format::kXser;
+    request.target.options.set_flag("pad-attn-heads", random() % 2);
     const bool is_adjacent = random() % 2;
-    request.sharding.attention.replication = is_adjacent ? KvReplication::kAdjacent : KvReplication::kTiled;
-    request.sharding.attention.fuse_qkv = random() % 2;
-    INFO(model.config().dump() << " tp " << tp << " pp " << pp << " pad " << request.sharding.attention.pad_heads
-                               << " adjacent " << is_adjacent << " fused " << request.sharding.attention.fuse_qkv);
+    request.target.options.set("kv-replication", is_adjacent ? "adjacent" : "tiled");
+    request.target.options.set_flag("fuse-qkv", random() % 2);
+    INFO(model.config().dump() << " tp " << tp << " pp " << pp << " pad "
+                               << request.target.options.flag("pad-attn-heads") << " adjacent " << is_adjacent
+                               << " fused " << request.target.options.flag("fuse-qkv"));
     const TensorMap tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
     std::unique_ptr<Job> job;
@@ -43,14 +45,14 @@ TEST_CASE("Random models come back from the layout nxd in either order of heads,
       INFO(error.what());
       CHECK(error.kind() == ErrorKind::kUsage);
       // With heads of zeros nothing of attention is in the way, but that the copies are as many on each rank.
-      if (request.sharding.attention.pad_heads) CHECK_THAT(error.what(), Says("is not a multiple of"));
+      if (request.target.options.flag("pad-attn-heads")) CHECK_THAT(error.what(), Says("is not a multiple of"));
       continue;
     }
     execute(*job, unsynced());
     ConsolidateRequest back;
-    back.checkpoint_directory = temp / "out";
+    back.source.path = temp / "out";
     back.output_directory = temp / "whole";
-    back.heads.replication = request.sharding.attention.replication;
+    back.source.options.set("kv-replication", is_adjacent ? "adjacent" : "tiled");
     consolidate(back);
     CHECK((read_model(temp / "whole") == tensors));
     ++done;
@@ -79,10 +81,10 @@ TEST_CASE("With adjacent copies every projection is what the hardware takes: que
       Random random(3);
       write_model(temp / "model", model, random_tensors(model, random));
       ShardRequest request = shard_request(temp / "model", temp / "out", tp);
-      request.sharding.form = {ShardsKind::kNxd, Format::kPytorch};
-      request.sharding.attention.fuse_qkv = fused;
-      request.sharding.attention.kv_size_multiplier = tp;  // slots for two heads on each rank
-      request.sharding.attention.replication = KvReplication::kAdjacent;
+      request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
+      request.target.options.set_flag("fuse-qkv", fused);
+      request.target.options.set_number("kv-size-multiplier", tp);  // slots for two heads on each rank
+      request.target.options.set("kv-replication", "adjacent");
       const TensorMap whole = read_model(temp / "model");
       shard(request);
       const auto ranks = read_shards(temp / "out");
@@ -137,16 +139,16 @@ TEST_CASE("Joined projections with heads of zeros are told by the output project
     const TensorMap tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
     ShardRequest request = shard_request(temp / "model", temp / "out", tp);
-    request.sharding.form = {ShardsKind::kNxd, Format::kPytorch};
-    request.sharding.attention.fuse_qkv = fused;
-    request.sharding.attention.pad_heads = true;
-    request.sharding.attention.kv_size_multiplier = multiplier;
+    request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
+    request.target.options.set_flag("fuse-qkv", fused);
+    request.target.options.set_flag("pad-attn-heads", true);
+    if (multiplier) request.target.options.set_number("kv-size-multiplier", *multiplier);
     shard(request);
     ConsolidateRequest back;
-    back.checkpoint_directory = temp / "out";
+    back.source.path = temp / "out";
     back.output_directory = temp / "whole";
-    back.heads.pad_heads = said;
-    if (said) back.heads.kv_size_multiplier = multiplier;
+    back.source.options.set_flag("pad-attn-heads", said);
+    if (said && multiplier) back.source.options.set_number("kv-size-multiplier", *multiplier);
     consolidate(back);
     CHECK((read_model(temp / "whole") == tensors));
   };
@@ -167,11 +169,11 @@ TEST_CASE("Heads of zeros stand after those of each key/value head") {
   const TensorMap tensors = random_tensors(model, random);
   write_model(temp / "model", model, tensors);
   ShardRequest request = shard_request(temp / "model", temp / "out", 4);
-  request.sharding.form = {ShardsKind::kNxd, Format::kPytorch};
+  request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
   const Error without = error_of([&] { plan_shard(request); });
   CHECK_THAT(without.what(), Says("do not divide over its 2 copies"));
   CHECK_THAT(without.hint(), Says("--pad-attn-heads fills up what 4 ranks do not divide"));
-  request.sharding.attention.pad_heads = true;
+  request.target.options.set_flag("pad-attn-heads", true);
   shard(request);
   const std::string& query = tensors.at("model.layers.0.self_attn.q_proj.weight").bytes;
   const std::size_t head_bytes = 2 * model.hidden * 2;

@@ -18,11 +18,12 @@ struct Case {
 ShardRequest request_of(const Case& c, const TempDir& temp) {
   ShardRequest request = shard_request(temp / "model", temp / "out", static_cast<std::uint32_t>(c.options.tp),
                                        static_cast<std::uint32_t>(c.options.pp));
-  request.sharding.vpp = static_cast<std::uint32_t>(c.options.vpp);
-  request.sharding.attention.fuse_qkv = c.options.fuse_qkv;
-  if (c.options.kv_size_multiplier) request.sharding.attention.kv_size_multiplier = c.options.kv_size_multiplier;
+  request.target.vpp = static_cast<std::uint32_t>(c.options.vpp);
+  request.target.options.set_flag("fuse-qkv", c.options.fuse_qkv);
+  if (c.options.kv_size_multiplier)
+    request.target.options.set_number("kv-size-multiplier", c.options.kv_size_multiplier);
   for (const std::uint64_t cut : c.options.cuts)
-    request.sharding.pipeline_cuts.push_back("model.layers." + std::to_string(cut));
+    request.target.pipeline_cuts.push_back("model.layers." + std::to_string(cut));
   return request;
 }
 

@@ -4,12 +4,13 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/engine/verify.h"
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/golden.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
@@ -90,14 +91,14 @@ TEST_CASE("Files that hold junk under the names of other stages give the model, 
     const TensorMap originals = random_tensors(model, random);
     write_model(temp / "model", model, originals);
     ShardRequest request = shard_request(temp / "model", temp / "optimum");
-    request.sharding = sharding_of(options);
-    request.sharding.form = {ShardsKind::kOptimum, xser ? Format::kXser : Format::kPytorch};
+    set_target(request.target, options);
+    request.target.layout = layout("optimum"), request.target.format = xser ? Format::kXser : Format::kPytorch;
     shard(request);
     const std::uint64_t others = add_other_stages(temp / "optimum", options, model.tied, xser, random);
     REQUIRE(others > 0);
 
     ConsolidateRequest whole;
-    whole.checkpoint_directory = temp / "optimum";
+    whole.source.path = temp / "optimum";
     whole.output_directory = temp / "whole";
     const auto job = plan_consolidate(whole);
     CHECK(count_notes(job->notes, note_of(others)) == 1);
@@ -105,9 +106,9 @@ TEST_CASE("Files that hold junk under the names of other stages give the model, 
     CHECK((read_model(temp / "whole") == originals));
     convert(convert_request(temp / "optimum", temp / "converted"));
     CHECK((read_model(temp / "converted") == originals));
-    const Checkpoint sharded = read_checkpoint(temp / "optimum", ConfigUse::kLenient);
+    const Checkpoint sharded = read_checkpoint(temp / "optimum", {ConfigUse::kLenient});
     CHECK(count_notes(sharded.notes, note_of(others)) == 1);
-    CHECK(verify(sharded.map, read_checkpoint(temp / "model", ConfigUse::kLenient).map, {}, {}).same());
+    CHECK(verify(sharded.map, read_checkpoint(temp / "model", {ConfigUse::kLenient}).map, {}, {}).same());
     tied += model.tied;
     interleaved += options.vpp > 1;
     xsers += xser;
@@ -133,7 +134,7 @@ struct Shards {
     originals = random_tensors(model, random);
     write_model(temp / "model", model, originals);
     ShardRequest request = shard_request(temp / "model", temp / "optimum", 2, 2);
-    request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+    request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
     shard(request);
     add_other_stages(temp / "optimum", options, tied, false, random);
   }
@@ -143,7 +144,7 @@ struct Shards {
   }
   ConsolidateRequest request() const {
     ConsolidateRequest request;
-    request.checkpoint_directory = temp / "optimum";
+    request.source.path = temp / "optimum";
     request.output_directory = temp / "whole";
     return request;
   }
@@ -173,7 +174,7 @@ TEST_CASE("Metadata files of two stages that were swapped are an error, with jun
       if (!junk) {
         fs::remove_all(shards.temp / "optimum");
         ShardRequest request = shard_request(shards.temp / "model", shards.temp / "optimum", 2, 2);
-        request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+        request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
         shard(request);
       }
       if (!config) fs::remove(shards.temp / "optimum/config.json");
@@ -234,9 +235,9 @@ TEST_CASE("Checkpoints that optimum-neuron saved in training consolidate to thei
     INFO(golden_case.filename());
     const TempDir temp;
     ConsolidateRequest request;
-    request.checkpoint_directory = golden_case / "checkpoint";
+    request.source.path = golden_case / "checkpoint";
     for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
-      request.format = format;
+      request.target.format = format;
       request.output_directory = temp / std::string(name(format));
       const auto job = plan_consolidate(request);
       with_others += count_notes(job->notes, "ignored ");
@@ -244,12 +245,12 @@ TEST_CASE("Checkpoints that optimum-neuron saved in training consolidate to thei
       check_original(golden_case, *request.output_directory,
                      format == Format::kPytorch ? "pytorch_model.bin" : "model.safetensors");
     }
-    const Checkpoint sharded = read_checkpoint(golden_case / "checkpoint", ConfigUse::kLenient);
-    const Checkpoint original = read_checkpoint(golden_case / "original", ConfigUse::kLenient);
+    const Checkpoint sharded = read_checkpoint(golden_case / "checkpoint", {ConfigUse::kLenient});
+    const Checkpoint original = read_checkpoint(golden_case / "original", {ConfigUse::kLenient});
     CHECK(verify(sharded.map, original.map, {}, {}).same());
     ConvertRequest other = convert_request(golden_case / "checkpoint", temp / "ranks");
-    other.to = ShardsKind::kRanks;
-    other.tp = 1;
+    other.target.layout = layout("ranks");
+    other.target.tp = 1;
     convert(other);
     CHECK(describe_tensors(consolidated(temp / "ranks", temp / "again")) == golden_of(golden_case).at("original"));
     ++found;
@@ -264,7 +265,7 @@ TEST_CASE("The tensors that golden.json says are of other stages are those that 
   std::size_t others = 0;
   for (const auto& [stage, names] : golden.at("other_stages").items()) others += 2 * names.size();  // two ranks each
   REQUIRE(others > 0);
-  const Checkpoint checkpoint = read_checkpoint(golden_case / "checkpoint", ConfigUse::kLenient);
+  const Checkpoint checkpoint = read_checkpoint(golden_case / "checkpoint", {ConfigUse::kLenient});
   CHECK(count_notes(checkpoint.notes, note_of(others)) == 1);
   for (const StoredTensor& tensor : checkpoint.map.stored) {
     const std::uint32_t pp_rank = checkpoint.map.files[tensor.file].pp_rank;

@@ -8,6 +8,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/families.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
@@ -41,50 +42,58 @@ Sample random_sample(Random& random, const fs::path& directory) {
 }
 
 /// A placement that knows of no model: many do not fit.
-ShardingRequest random_placement(Random& random, bool experts) {
-  ShardingRequest request;
+TargetRequest random_placement(Random& random, bool experts) {
+  TargetRequest request;
+  std::vector<const Layout*> sharded;
   const bool spread = experts && random() % 2 == 0;
-  const ShardsKindRow& row = kShardsKinds[pick(random, 0, spread ? 1 : std::size(kShardsKinds) - 1)];
-  request.form.kind = row.kind;
-  request.form.format = row.deployed                          ? Format::kSafetensors
-                        : row.torch_only && random() % 2 == 0 ? Format::kPytorch
-                        : row.torch_only                      ? Format::kXser
-                                                              : static_cast<Format>(random() % 3);
+  for (const Layout* one : layouts())
+    if (one->traits().has_ranks && (!spread || one->traits().has_experts)) sharded.push_back(one);
+  request.layout = sharded[pick(random, 0, sharded.size() - 1)];
+  const LayoutTraits& traits = request.layout->traits();
+  request.format = traits.formats[pick(random, 0, traits.formats.size() - 1)];
   request.tp = static_cast<std::uint32_t>(spread ? pick(random, 1, 2) : one_of(random, {1, 2, 2, 3, 4, 6, 8}));
-  request.pp = row.deployed ? 1 : static_cast<std::uint32_t>(pick(random, 1, 2));
-  request.ep = row.has_metadata && experts ? static_cast<std::uint32_t>(one_of(random, {1, 2, 3, 6})) : 1;
-  request.pad = row.deployed && random() % 2;
-  request.vocab_parallel = row.kind == ShardsKind::kNxdi && random() % 2;
-  request.attention.fuse_qkv = row.kind != ShardsKind::kPresharded && random() % 2;
-  request.attention.pad_heads = row.kind == ShardsKind::kNxd && random() % 2;
-  if (row.kind == ShardsKind::kNxd && random() % 2) request.attention.replication = KvReplication::kAdjacent;
-  if (!row.deployed && random() % 3 == 0) request.attention.kv_size_multiplier = one_of(random, {1, 2, 3, 4});
+  request.pp = traits.has_stages ? static_cast<std::uint32_t>(pick(random, 1, 2)) : 1;
+  request.ep = traits.has_experts && experts ? static_cast<std::uint32_t>(one_of(random, {1, 2, 3, 6})) : 1;
+  for (const LayoutOption* option : request.layout->options()) {
+    const std::string name = option->name;
+    if (option->type == LayoutOption::Type::kFlag) request.options.set_flag(name, random() % 2);
+    if (option->type == LayoutOption::Type::kChoice && random() % 2)
+      request.options.set(name, option->choices[pick(random, 0, option->choices.size() - 1)]);
+    if (option->type == LayoutOption::Type::kCount && random() % 3 == 0)
+      request.options.set_number(name, one_of(random, {1, 2, 3, 4}));
+  }
   return request;
 }
 
-std::string text_of(const ShardingRequest& request) {
-  return std::string(describe(request.form.kind).name) + " " + std::string(name(request.form.format)) + " tp " +
-         std::to_string(request.tp) + " pp " + std::to_string(*request.pp) + " ep " + std::to_string(*request.ep) +
-         (request.pad ? " pad" : "") + (request.vocab_parallel ? " vocab-parallel" : "") +
-         (request.attention.fuse_qkv ? " fuse-qkv" : "") + (request.attention.pad_heads ? " pad-attn-heads" : "") +
-         (request.attention.kv_size_multiplier ? " x" + std::to_string(*request.attention.kv_size_multiplier) : "") +
-         (request.attention.replication == KvReplication::kAdjacent ? " adjacent" : "");
+std::string text_of(const TargetRequest& request) {
+  std::string text = std::string(request.layout->traits().name) + " " + std::string(name(*request.format)) + " tp " +
+                     std::to_string(*request.tp) + " pp " + std::to_string(*request.pp) + " ep " +
+                     std::to_string(*request.ep);
+  for (const LayoutOption* option : request.layout->options())
+    if (request.options.has(option->name))
+      text +=
+          std::string(" ") + option->name +
+          (option->type == LayoutOption::Type::kCount ? " " + std::to_string(*request.options.number(*option)) : "");
+  return text;
 }
 
-/// What has to be said of the heads where the placement is read again.
-AttentionOptions heads_of(const ShardingRequest& placement) {
-  AttentionOptions heads;
-  if (placement.form.kind != ShardsKind::kNxd) return heads;
-  heads.replication = placement.attention.replication;
-  heads.kv_size_multiplier = placement.attention.kv_size_multiplier;
-  heads.pad_heads = placement.attention.pad_heads;
-  return heads;
+/// What has to be said of the source where the placement is read again.
+OptionValues source_options_of(const TargetRequest& placement) {
+  OptionValues values = placement.options;
+  for (const std::string& name : values.names()) {
+    const auto options = placement.layout->options();
+    const bool of_source = std::any_of(options.begin(), options.end(), [&](const LayoutOption* option) {
+      return option->of_source && name == option->name;
+    });
+    if (!of_source) values.erase(name);
+  }
+  return values;
 }
 
 /// \returns false if the model cannot be placed so.
-bool place(const fs::path& model, const fs::path& output, const ShardingRequest& placement) {
+bool place(const fs::path& model, const fs::path& output, const TargetRequest& placement) {
   ShardRequest request = shard_request(model, output);
-  request.sharding = placement;
+  request.target = placement;
   std::unique_ptr<Job> job;
   try {
     job = plan_shard(request);
@@ -99,53 +108,51 @@ bool place(const fs::path& model, const fs::path& output, const ShardingRequest&
   return true;
 }
 
-TensorMap put_together(const fs::path& shards, const fs::path& output, const ShardingRequest& placement) {
+TensorMap put_together(const fs::path& shards, const fs::path& output, const TargetRequest& placement) {
   fs::remove_all(output);
   ConsolidateRequest request;
-  request.checkpoint_directory = shards;
+  request.source.path = shards;
   request.output_directory = output;
-  request.heads = heads_of(placement);
+  request.source.options = source_options_of(placement);
   consolidate(request);
   return read_model(output);
 }
 
 TEST_CASE("Any model comes back from any placement, and from one to another it is as if it had been made directly") {
   std::set<std::string> families;
-  std::map<ShardsKind, std::size_t> placed, converted;
+  std::map<const Layout*, std::size_t> placed, converted;
   std::size_t padded = 0, adjacent = 0, spread = 0;
   for (const std::uint64_t seed : seeds(250)) {
     Random random(seed);
     const TempDir temp;
     const Sample sample = random_sample(random, temp / "model");
-    const ShardingRequest first = random_placement(random, sample.experts);
-    const ShardingRequest second = random_placement(random, sample.experts);
+    const TargetRequest first = random_placement(random, sample.experts);
+    const TargetRequest second = random_placement(random, sample.experts);
     INFO("RESHARD_TEST_SEED=" << seed << " " << sample.name << "\n" << text_of(first) << "\n" << text_of(second));
     if (!place(temp / "model", temp / "first", first)) continue;
     CHECK((put_together(temp / "first", temp / "whole", first) == sample.tensors));
     families.insert(sample.name.substr(0, sample.name.find(' ')));
-    ++placed[first.form.kind];
-    padded += first.pad || first.attention.pad_heads;
-    adjacent += first.attention.replication == KvReplication::kAdjacent;
+    ++placed[first.layout];
+    padded += first.options.has("pad") || first.options.has("pad-attn-heads");
+    adjacent += source_options_of(first).has("kv-replication");
     spread += *first.ep > 1;
 
     if (!place(temp / "model", temp / "second", second)) continue;
     ConvertRequest request = convert_request(temp / "first", temp / "converted");
-    request.heads = heads_of(first);
-    request.to = second.form.kind;
-    request.format = second.form.format;
-    request.tp = second.tp;
-    request.sharding = second;
+    request.source.options = source_options_of(first);
+    request.target = second;
     convert(request);
     CHECK((read_shards(temp / "converted") == read_shards(temp / "second")));
     CHECK((put_together(temp / "converted", temp / "whole", second) == sample.tensors));
-    ++converted[second.form.kind];
+    ++converted[second.layout];
   }
   if (!has_all_seeds()) return;
   CHECK(families.size() > 25);
-  for (const ShardsKindRow& row : kShardsKinds) {
-    CAPTURE(row.name);
-    CHECK(placed[row.kind] > 5);
-    CHECK(converted[row.kind] > 2);
+  for (const Layout* one : layouts()) {
+    if (!one->traits().has_ranks) continue;
+    CAPTURE(one->traits().name);
+    CHECK(placed[one] > 5);
+    CHECK(converted[one] > 2);
   }
   CHECK(padded > 10);
   CHECK(adjacent > 5);
@@ -160,9 +167,9 @@ TEST_CASE("Every family is filled up where the ranks do not divide and it may be
     for (const std::uint32_t tp : {2u, 3u, 5u, 7u}) {
       CAPTURE(c.name, tp);
       fs::remove_all(temp / "out");
-      ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", tp);
-      request.sharding.pad = true;
-      if (!place(temp / "model", temp / "out", request.sharding)) {
+      ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
+      request.target.options.set_flag("pad", true);
+      if (!place(temp / "model", temp / "out", request.target)) {
         ++refused;
         continue;
       }

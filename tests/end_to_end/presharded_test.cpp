@@ -7,6 +7,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/golden.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 ShardRequest presharded_request(const fs::path& model, const fs::path& output, std::uint32_t tp) {
-  return deployed_request(ShardsKind::kPresharded, model, output, tp);
+  return deployed_request(layout("presharded"), model, output, tp);
 }
 
 bool is_padded(const fs::path& golden_case) {
@@ -33,10 +34,10 @@ TEST_CASE("Every case of the reference is pre-sharded into its tensors") {
     const json& options = golden.at("case");
     ShardRequest request =
         presharded_request(golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>());
-    request.sharding.pad = is_padded(golden_case);
+    request.target.options.set_flag("pad", is_padded(golden_case));
     if (!options.at("start_rank").is_null()) {
-      request.sharding.form.start_rank = options.at("start_rank").get<std::uint32_t>();
-      request.sharding.form.end_rank = options.at("end_rank").get<std::uint32_t>();
+      request.target.options.set_number("start-rank", options.at("start_rank").get<std::uint32_t>());
+      request.target.options.set_number("end-rank", options.at("end_rank").get<std::uint32_t>());
     }
     shard(request);
     json found = json::object();
@@ -65,7 +66,7 @@ TEST_CASE("What the reference has pre-sharded is put together again, byte for by
     fs::copy(golden_case / "weights", temp / "nxd/weights");
     fs::copy_file(golden_case / "original/config.json", temp / "nxd/config.json");
     ConsolidateRequest back;
-    back.checkpoint_directory = temp / "nxd";
+    back.source.path = temp / "nxd";
     back.output_directory = temp / "whole";
     consolidate(back);
     CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
@@ -79,18 +80,18 @@ TEST_CASE("Ranks are pre-sharded by several runs into one directory, and are the
   const TempDir temp;
   shard(presharded_request(model, temp / "one", 4));
   ShardRequest request = presharded_request(model, temp / "several", 4);
-  request.sharding.form.end_rank = 0;
+  request.target.options.set_number("end-rank", 0);
   shard(request);
-  request.sharding.form.start_rank = 1;
-  request.sharding.form.end_rank = 2;
+  request.target.options.set_number("start-rank", 1);
+  request.target.options.set_number("end-rank", 2);
   shard(request);  // config.json is there already, and the same
-  request.sharding.form.start_rank = request.sharding.form.end_rank = 3;
+  request.target.options.set_number("start-rank", 3), request.target.options.set_number("end-rank", 3);
   shard(request);
   CHECK((snapshot(temp / "several") == snapshot(temp / "one")));
 
   fs::remove(temp / "several/weights/tp1_sharded_checkpoint.safetensors");
   ConsolidateRequest back;
-  back.checkpoint_directory = temp / "several";
+  back.source.path = temp / "several";
   back.output_directory = temp / "whole";
   const Error missing = error_of([&] { plan_consolidate(back); });
   CHECK(missing.kind() == ErrorKind::kBadInput);
@@ -107,7 +108,7 @@ TEST_CASE("Of a part of the ranks, the bytes that are said to be read are those 
   }
   const TempDir temp;
   ShardRequest request = presharded_request(model, temp / "out", 4);
-  request.sharding.form.start_rank = request.sharding.form.end_rank = 2;
+  request.target.options.set_number("start-rank", 2), request.target.options.set_number("end-rank", 2);
   CHECK(plan_shard(request)->program.read_bytes == expected);
 }
 
@@ -117,16 +118,16 @@ TEST_CASE("Heads and packed matrices do not keep a model from being pre-sharded"
   const TempDir temp;
   shard(presharded_request(model, temp / "eight", 8));
   ConsolidateRequest back;
-  back.checkpoint_directory = temp / "eight/weights";
+  back.source.path = temp / "eight/weights";
   back.output_directory = temp / "whole";
   consolidate(back);
   CHECK((read_model(temp / "whole") == read_model(model)));
 
   ConvertRequest convert;
-  convert.source = temp / "eight";
+  convert.source.path = temp / "eight";
   convert.output_directory = temp / "ranks";
-  convert.to = ShardsKind::kRanks;
-  convert.tp = 2;
+  convert.target.layout = layout("ranks");
+  convert.target.tp = 2;
   execute(*plan_convert(convert), unsynced());
   shard(shard_request(model, temp / "direct", 2));
   CHECK((read_ranks(temp / "ranks") == read_ranks(temp / "direct")));
@@ -135,22 +136,23 @@ TEST_CASE("Heads and packed matrices do not keep a model from being pre-sharded"
 TEST_CASE("What the layout presharded does not have is refused") {
   const fs::path model = testdata("golden/preshard/llama-tp4/original");
   const TempDir temp;
-  const auto refused = [&](const std::function<void(ShardingRequest&)>& change, const char* says) {
+  const auto refused = [&](const std::function<void(TargetRequest&)>& change, const char* says) {
     ShardRequest request = presharded_request(model, temp / "out", 4);
-    change(request.sharding);
+    change(request.target);
     const Error error = error_of([&] { plan_shard(request); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says(says));
   };
-  refused([](ShardingRequest& s) { s.pp = 2; }, "pipeline stages");
-  refused([](ShardingRequest& s) { s.form.format = Format::kPytorch; }, "safetensors");
-  refused([](ShardingRequest& s) { s.attention.fuse_qkv = true; }, "--fuse-qkv");
-  refused([](ShardingRequest& s) { s.attention.kv_size_multiplier = 2; }, "--kv-size-multiplier");
-  refused([](ShardingRequest& s) { s.form.end_rank = 4; }, "the ranks are 0 to 3");
-  refused([](ShardingRequest& s) { s.form.start_rank = 4; }, "the ranks are 0 to 3");
-  refused([](ShardingRequest& s) { s.form.start_rank = 2, s.form.end_rank = 1; }, "--start-rank 2 --end-rank 1");
-  refused([](ShardingRequest& s) { s.form.kind = ShardsKind::kRanks, s.form.end_rank = 1; },
-          "presharded and nxdi alone");
+  refused([](TargetRequest& s) { s.pp = 2; }, "pipeline stages");
+  refused([](TargetRequest& s) { s.format = Format::kPytorch; }, "does not support --format pytorch");
+  refused([](TargetRequest& s) { s.options.set_flag("fuse-qkv", true); }, "--fuse-qkv");
+  refused([](TargetRequest& s) { s.options.set_number("kv-size-multiplier", 2); }, "--kv-size-multiplier");
+  refused([](TargetRequest& s) { s.options.set_number("end-rank", 4); }, "the ranks are 0 to 3");
+  refused([](TargetRequest& s) { s.options.set_number("start-rank", 4); }, "the ranks are 0 to 3");
+  refused([](TargetRequest& s) { s.options.set_number("start-rank", 2), s.options.set_number("end-rank", 1); },
+          "--start-rank 2 --end-rank 1");
+  refused([](TargetRequest& s) { s.layout = layout("ranks"), s.options.set_number("end-rank", 1); },
+          "layout ranks has no option --end-rank");
 }
 
 }  // namespace

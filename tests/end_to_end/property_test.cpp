@@ -49,9 +49,9 @@ Trial random_trial(Random& random, const TempDir& temp) {
     trial.options = random_options(random, trial.model);
   }
   trial.tensors = random_dtypes(trial.model, random);
-  trial.request.model_directory = temp / "model";
+  trial.request.source.path = temp / "model";
   trial.request.output_directory = temp / "ranks";
-  trial.request.sharding = sharding_of(trial.options);
+  set_target(trial.request.target, trial.options);
   TensorMap written = trial.tensors;
   if (trial.model.tied && random() % 2) written["lm_head.weight"] = written["model.embed_tokens.weight"];
   write_model(temp / "model", trial.model, written, pick(random, 1, 3));
@@ -77,9 +77,9 @@ void check_there_and_back(const Trial& trial, Random& random, const TempDir& tem
   CHECK((weights_of(temp / "small-blocks") == weights_of(temp / "ranks")));
 
   ConsolidateRequest back;
-  back.checkpoint_directory = temp / "ranks";
+  back.source.path = temp / "ranks";
   back.output_directory = temp / "whole";
-  if (random() % 2) back.max_shard_bytes = pick(random, 1, 5000);
+  if (random() % 2) back.target.options.set_number("max-shard-size", pick(random, 1, 5000));
   const auto back_job = plan_consolidate(back);
   execute(*back_job, random_run(random, storage));
   CHECK((read_model(temp / "whole") == trial.tensors));
@@ -143,7 +143,7 @@ TEST_CASE("Threads and memory do not change a byte of any output") {
     const std::string name = std::to_string(threads);
     shard(shard_request(temp / "model", temp / ("ranks" + name), 4, 2), options);
     ConsolidateRequest back;
-    back.checkpoint_directory = temp / ("ranks" + name);
+    back.source.path = temp / ("ranks" + name);
     back.output_directory = temp / ("whole" + name);
     consolidate(back, options);
     const auto ranks = snapshot(temp / ("ranks" + name));

@@ -3,9 +3,11 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/formats/read_container.h"
+#include "reshard/layouts/rank_layout.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
@@ -17,13 +19,12 @@ namespace fs = std::filesystem;
 using Metadata = std::map<std::string, std::string>;
 
 struct Form {
-  ShardsKind kind;
+  const char* layout_name;
   Format format;
 };
-constexpr Form kForms[] = {{ShardsKind::kRanks, Format::kSafetensors}, {ShardsKind::kRanks, Format::kPytorch},
-                           {ShardsKind::kRanks, Format::kXser},        {ShardsKind::kOptimum, Format::kPytorch},
-                           {ShardsKind::kOptimum, Format::kXser},      {ShardsKind::kNxd, Format::kPytorch},
-                           {ShardsKind::kNxd, Format::kXser}};
+constexpr Form kForms[] = {{"ranks", Format::kSafetensors}, {"ranks", Format::kPytorch}, {"ranks", Format::kXser},
+                           {"optimum", Format::kPytorch},   {"optimum", Format::kXser},  {"nxd", Format::kPytorch},
+                           {"nxd", Format::kXser}};
 
 Metadata metadata_of(const fs::path& file, Format format) {
   const auto metadata = read_container(file, format).metadata;
@@ -38,6 +39,10 @@ TinyModel without_replicas() {
 }
 
 /// A sharded model; unless said otherwise without_replicas() on 2 × 2 ranks.
+std::filesystem::path path_of(const Form& form, RankId rank) {
+  return static_cast<const RankLayout*>(layout(form.layout_name))->rank_path(form.format, rank);
+}
+
 struct Case {
   TempDir temp;
   Form form;
@@ -50,12 +55,12 @@ struct Case {
     tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
     ShardRequest request = shard_request(temp / "model", temp / "out", tp, pp);
-    request.sharding.vpp = vpp;
-    request.sharding.form = {form.kind, form.format};
+    request.target.vpp = vpp;
+    request.target.layout = layout(form.layout_name), request.target.format = form.format;
     shard(request);
   }
   fs::path rank(std::uint32_t tp_rank, std::uint32_t pp_rank = 0) const {
-    return temp / "out" / rank_path(form.kind, form.format, {tp_rank, pp_rank});
+    return temp / "out" / path_of(form, {tp_rank, pp_rank});
   }
   /// What stands beside a file of xser belongs to it.
   std::vector<fs::path> entries(const fs::path& rank) const {
@@ -79,7 +84,7 @@ struct Case {
 
 TEST_CASE("Every rank's file says which rank it is of, whatever its layout and format") {
   for (const Form& form : kForms) {
-    CAPTURE(describe(form.kind).name, name(form.format));
+    CAPTURE(form.layout_name, name(form.format));
     const Case c(form);
     for (std::uint32_t pp_rank : {0u, 1u})
       for (std::uint32_t tp_rank : {0u, 1u}) {
@@ -98,7 +103,7 @@ TEST_CASE("Every rank's file says which rank it is of, whatever its layout and f
 
 TEST_CASE("Ranks that were swapped or copied over each other are errors that name the file, in every layout") {
   for (const Form& form : kForms) {
-    CAPTURE(describe(form.kind).name, name(form.format));
+    CAPTURE(form.layout_name, name(form.format));
     const Case c(form);
     c.swap(c.rank(0, 1), c.rank(1, 1));
     const Error swapped = c.error();
@@ -132,7 +137,7 @@ TEST_CASE("Swapped ranks are errors with repeated key/value heads, tied embeddin
   for (const Variant& variant : {Variant{"repeated heads", repeated, 4, 1, 1}, Variant{"tied", tied, 2, 2, 1},
                                  Variant{"virtual stages", interleaved, 2, 2, 2}})
     for (const Form& form : kForms) {
-      CAPTURE(variant.what, describe(form.kind).name, name(form.format));
+      CAPTURE(variant.what, form.layout_name, name(form.format));
       const Case c(form, variant.model, variant.tp, variant.pp, variant.vpp);
       CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
       fs::remove_all(c.temp / "whole");
@@ -145,8 +150,8 @@ TEST_CASE("Swapped ranks are errors with repeated key/value heads, tied embeddin
 }
 
 TEST_CASE("Folders of xser's tensors that were swapped alone are an error that names one of their files") {
-  for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum, ShardsKind::kNxd}) {
-    CAPTURE(describe(kind).name);
+  for (const char* const kind : {"ranks", "optimum", "nxd"}) {
+    CAPTURE(kind);
     const Case c({kind, Format::kXser});
     fs::rename(c.rank(0).string() + ".tensors", c.temp / "aside");
     fs::rename(c.rank(1).string() + ".tensors", c.rank(0).string() + ".tensors");
@@ -158,7 +163,7 @@ TEST_CASE("Folders of xser's tensors that were swapped alone are an error that n
 }
 
 TEST_CASE("Files that another program has written again say nothing: all of them are read, some of them are an error") {
-  const Case c({ShardsKind::kOptimum, Format::kPytorch});
+  const Case c({"optimum", Format::kPytorch});
   write_torch(c.rank(1, 1), read_torch_tensors(c.rank(1, 1)));
   const Error last = c.error();
   CHECK(last.path() == c.rank(1, 1).string());
@@ -173,8 +178,8 @@ TEST_CASE("Files that another program has written again say nothing: all of them
 }
 
 TEST_CASE("A rank of a mesh of another size is an error, and without metadata the ranks that lack are named") {
-  const Case two({ShardsKind::kNxd, Format::kPytorch});
-  const Case one({ShardsKind::kNxd, Format::kPytorch}, 1);
+  const Case two({"nxd", Format::kPytorch});
+  const Case one({"nxd", Format::kPytorch}, 1);
   fs::remove(two.rank(1, 1));
   fs::remove(two.rank(0, 1));
   CHECK_THAT(two.error().what(), Says("2 of the 4 ranks (tp 2 × pp 2) are missing: dp_rank_00_tp_rank_00_pp_rank_01"));
@@ -182,14 +187,14 @@ TEST_CASE("A rank of a mesh of another size is an error, and without metadata th
     fs::copy_file(one.rank(tp_rank), two.rank(tp_rank), fs::copy_options::overwrite_existing);
   CHECK((consolidated(two.temp / "out", two.temp / "whole") == one.tensors));
 
-  const Case stages({ShardsKind::kOptimum, Format::kPytorch});
-  const Case stage({ShardsKind::kOptimum, Format::kPytorch}, 1);
+  const Case stages({"optimum", Format::kPytorch});
+  const Case stage({"optimum", Format::kPytorch}, 1);
   fs::copy_file(stage.rank(0), stages.rank(0), fs::copy_options::overwrite_existing);
   CHECK_THAT(stages.error().what(), Says("its metadata says that there is 1 pipeline rank, but the folder holds 2"));
 }
 
 TEST_CASE("Other data-parallel copies of ranks are held to what they say, too") {
-  const Case c({ShardsKind::kOptimum, Format::kPytorch}, 1);
+  const Case c({"optimum", Format::kPytorch}, 1);
   const fs::path copy = c.rank(0).parent_path() / "dp_rank_01_tp_rank_00_pp_rank_00.pt";
   fs::copy_file(c.rank(0), copy);
   CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
@@ -207,14 +212,14 @@ TEST_CASE("Ranks of two digits, whose labels are longer, come back in every layo
   Random random(8);
   const TensorMap tensors = random_tensors(model, random);
   for (const Form& form : kForms) {
-    CAPTURE(describe(form.kind).name, name(form.format));
+    CAPTURE(form.layout_name, name(form.format));
     const TempDir temp;
     write_model(temp / "model", model, tensors);
     ShardRequest request = shard_request(temp / "model", temp / "out", 16);
-    request.sharding.form = {form.kind, form.format};
+    request.target.layout = layout(form.layout_name), request.target.format = form.format;
     shard(request);
     for (std::uint32_t rank = 0; rank < 16; ++rank)
-      CHECK(metadata_of(temp / "out" / rank_path(form.kind, form.format, {rank}), form.format).at("reshard.tp_rank") ==
+      CHECK(metadata_of(temp / "out" / path_of(form, {rank}), form.format).at("reshard.tp_rank") ==
             std::to_string(rank));
     CHECK((consolidated(temp / "out", temp / "whole") == tensors));
   }
@@ -232,11 +237,11 @@ TEST_CASE("Ranks of an adapter that were swapped are an error") {
                             {down + "lora_B.weight", random_tensor(random, DType::kF32, {model.hidden, 1})}};
     write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
     ShardRequest request = shard_request(temp / "model", temp / "out", 2);
-    request.sharding.form = {ShardsKind::kOptimum, format};
+    request.target.layout = layout("optimum"), request.target.format = format;
     request.adapters = {temp / "peft"};
     shard(request);
     ConsolidateRequest back;
-    back.checkpoint_directory = temp / "out";
+    back.source.path = temp / "out";
     back.output_directory = temp / "again";
     consolidate(back);
     CHECK((read_tensors(temp / "again/adapter_model.safetensors") == tensors));

@@ -9,6 +9,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/golden.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/planned.h"
 #include "support/temp_dir.h"
@@ -56,8 +57,8 @@ Error consolidate_error(const TempDir& temp) {
 /// 509 words and an intermediate size of 96 over 5 ranks.
 void make_padded(const TempDir& temp) {
   ShardRequest request =
-      deployed_request(ShardsKind::kPresharded, testdata("golden/preshard/qwen3-tp5-padded/original"), temp / "out", 5);
-  request.sharding.pad = true;
+      deployed_request(layout("presharded"), testdata("golden/preshard/qwen3-tp5-padded/original"), temp / "out", 5);
+  request.target.options.set_flag("pad", true);
   shard(request);
 }
 
@@ -87,12 +88,12 @@ TEST_CASE("Each file says which rank it is, of how many, and how large what was 
   }
 
   const fs::path even = testdata("golden/preshard/llama-tp4/original");
-  shard(deployed_request(ShardsKind::kPresharded, even, temp / "even", 4));
+  shard(deployed_request(layout("presharded"), even, temp / "even", 4));
   CHECK(metadata_of(rank_file(temp / "even", 2)) ==
         Metadata{{"format", "pt"}, {"reshard.tp_rank", "2"}, {"reshard.tp_degree", "4"}});
 
   const fs::path heads = testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original");
-  shard(deployed_request(ShardsKind::kNxdi, heads, temp / "heads", 4));
+  shard(deployed_request(layout("nxdi"), heads, temp / "heads", 4));
   const json filled = json::parse(metadata_of(rank_file(temp / "heads", 0)).at("reshard.original_shapes"));
   CHECK(filled.contains("model.layers.0.self_attn.q_proj.weight"));
   CHECK(filled.contains("model.layers.1.self_attn.o_proj.weight"));
@@ -103,14 +104,14 @@ TEST_CASE("Each file says which rank it is, of how many, and how large what was 
 TEST_CASE("Files of more than ten ranks say their numbers too") {
   const TempDir temp;
   const fs::path model = testdata("golden/preshard/llama-tp4/original");
-  shard(deployed_request(ShardsKind::kPresharded, model, temp / "out", 16));
+  shard(deployed_request(layout("presharded"), model, temp / "out", 16));
   for (std::uint32_t rank = 0; rank < 16; ++rank)
     CHECK(metadata_of(rank_file(temp / "out", rank)).at("reshard.tp_rank") == std::to_string(rank));
   CHECK((consolidated(temp / "out", temp / "whole") == read_model(model)));
 }
 
 TEST_CASE("Files of ranks that were swapped are told by what they say, and else by their numbers in rank_util") {
-  for (const ShardsKind kind : {ShardsKind::kPresharded, ShardsKind::kNxdi}) {
+  for (const Layout* const kind : {layout("presharded"), layout("nxdi")}) {
     const TempDir temp;
     shard(deployed_request(kind, testdata("golden/nxdi/llama-tp4/original"), temp / "out", 4));  // nothing is repeated
     swap_files(rank_file(temp / "out", 1), rank_file(temp / "out", 2));
@@ -118,7 +119,7 @@ TEST_CASE("Files of ranks that were swapped are told by what they say, and else 
     CHECK(error.path() == rank_file(temp / "out", 1).string());
     CHECK_THAT(error.what(), Says("its name says tensor-parallel rank 1, its metadata rank 2"));
     CHECK_THAT(error.hint(), Says("swapped"));
-    if (kind != ShardsKind::kNxdi) continue;
+    if (kind != layout("nxdi")) continue;
     for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(rank_file(temp / "out", rank), {});  // as NxD's
     CHECK_THAT(consolidate_error(temp).what(), Says("rank_util.rank: is the number of another rank than "));
   }
@@ -127,8 +128,8 @@ TEST_CASE("Files of ranks that were swapped are told by what they say, and else 
 TEST_CASE("A rank that is missing at the end is missed, and ranks of a larger mesh are in the way") {
   const TempDir temp;
   const fs::path model = testdata("golden/nxdi/llama-tp4/original");
-  shard(deployed_request(ShardsKind::kNxdi, model, temp / "out", 4));
-  ShardRequest smaller = deployed_request(ShardsKind::kNxdi, model, temp / "out", 2);
+  shard(deployed_request(layout("nxdi"), model, temp / "out", 4));
+  ShardRequest smaller = deployed_request(layout("nxdi"), model, temp / "out", 2);
   smaller.force = true;
   const Error leftover = error_of([&] { plan_shard(smaller); });
   CHECK(leftover.kind() == ErrorKind::kBadInput);
@@ -164,8 +165,7 @@ TEST_CASE("A config.json of other sizes is refused by what the files say of the 
   refused(padded, "vocab_size", 71, "lm_head.weight", "of which it makes 15 for a rank");
 
   const TempDir repeated;  // 2 key/value heads over 8 ranks
-  shard(
-      deployed_request(ShardsKind::kNxdi, testdata("golden/nxdi/llama-tp8-replicated/original"), repeated / "out", 8));
+  shard(deployed_request(layout("nxdi"), testdata("golden/nxdi/llama-tp8-replicated/original"), repeated / "out", 8));
   const json config = json::parse(read_file(repeated / "out/config.json"));
   const auto heads = config.at("num_key_value_heads").get<std::uint64_t>();
   REQUIRE(heads < 8);
@@ -174,7 +174,7 @@ TEST_CASE("A config.json of other sizes is refused by what the files say of the 
       refused(repeated, "num_key_value_heads", other, "k_proj.weight", "the file says that the original has the shape");
 
   const TempDir even;  // nothing is repeated over 4 ranks, or with another config.json
-  shard(deployed_request(ShardsKind::kNxdi, testdata("golden/nxdi/llama-tp4/original"), even / "out", 4));
+  shard(deployed_request(layout("nxdi"), testdata("golden/nxdi/llama-tp4/original"), even / "out", 4));
   refused(even, "num_key_value_heads", 2, "k_proj.weight", "the file does not say that it is filled up or repeated");
 }
 
@@ -202,13 +202,14 @@ TEST_CASE("Ranks that say other things of the originals do not belong together, 
 TEST_CASE("Runs that each write some ranks share a directory: no --force for the model's files, and no other ranks") {
   const fs::path model = testdata("golden/nxdi/llama-tp4/original");
   const TempDir temp;
-  const auto run = [&](ShardsKind kind, const fs::path& of, std::uint32_t tp, std::uint32_t first, std::uint32_t last) {
+  const auto run = [&](const Layout* kind, const fs::path& of, std::uint32_t tp, std::uint32_t first,
+                       std::uint32_t last) {
     ShardRequest request = deployed_request(kind, of, temp / "out", tp);
-    request.sharding.form.start_rank = first;
-    request.sharding.form.end_rank = last;
+    request.target.options.set_number("start-rank", first);
+    request.target.options.set_number("end-rank", last);
     return request;
   };
-  shard(run(ShardsKind::kNxdi, model, 4, 0, 1));
+  shard(run(layout("nxdi"), model, 4, 0, 1));
   const auto refused = [&](ShardRequest request) {
     request.force = true;
     const auto before = snapshot(temp / "out");
@@ -217,23 +218,23 @@ TEST_CASE("Runs that each write some ranks share a directory: no --force for the
     CHECK_THAT(error.what(), Says("of another checkpoint, or of one that was cut in another way: tp0_sharded"));
     CHECK((snapshot(temp / "out") == before));
   };
-  refused(run(ShardsKind::kNxdi, model, 8, 2, 3));
-  refused(run(ShardsKind::kNxdi, testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original"), 4, 2, 3));
+  refused(run(layout("nxdi"), model, 8, 2, 3));
+  refused(run(layout("nxdi"), testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original"), 4, 2, 3));
   {
-    const auto job = plan_shard(run(ShardsKind::kNxdi, model, 4, 2, 2));  // two that overlap in time
+    const auto job = plan_shard(run(layout("nxdi"), model, 4, 2, 2));  // two that overlap in time
     const Staging other(*job);
-    shard(run(ShardsKind::kNxdi, model, 4, 3, 3));
-    ShardRequest whole = deployed_request(ShardsKind::kNxdi, model, temp / "out", 4);
+    shard(run(layout("nxdi"), model, 4, 3, 3));
+    ShardRequest whole = deployed_request(layout("nxdi"), model, temp / "out", 4);
     whole.force = true;
     CHECK_THAT(error_of([&] { shard(whole); }).what(), Says("another run is writing here"));
   }
-  shard(run(ShardsKind::kNxdi, model, 4, 2, 2));
+  shard(run(layout("nxdi"), model, 4, 2, 2));
   CHECK((consolidated(temp / "out", temp / "whole") == read_model(model)));
-  CHECK_THAT(error_of([&] { shard(run(ShardsKind::kNxdi, model, 4, 2, 2)); }).what(),
+  CHECK_THAT(error_of([&] { shard(run(layout("nxdi"), model, 4, 2, 2)); }).what(),
              Says("would be replaced: weights/tp2_"));
   write_file(temp / "out/config.json", read_file(temp / "out/config.json") + " ");
   fs::remove(rank_file(temp / "out", 2));
-  CHECK_THAT(error_of([&] { shard(run(ShardsKind::kNxdi, model, 4, 2, 2)); }).what(),
+  CHECK_THAT(error_of([&] { shard(run(layout("nxdi"), model, 4, 2, 2)); }).what(),
              Says("would be replaced: config.json"));
 }
 
@@ -245,8 +246,8 @@ TEST_CASE("Two runs that begin in a directory that is not there yet, each with s
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     runs.emplace_back([&, rank] {
       try {
-        ShardRequest request = deployed_request(ShardsKind::kPresharded, model, temp / "out", 4);
-        request.sharding.form.start_rank = request.sharding.form.end_rank = rank;
+        ShardRequest request = deployed_request(layout("presharded"), model, temp / "out", 4);
+        request.target.options.set_number("start-rank", rank), request.target.options.set_number("end-rank", rank);
         shard(request);
       } catch (const Error& error) {
         errors[rank] = error.what();
@@ -295,8 +296,8 @@ TEST_CASE("A model that only its config.json's plan describes is filled up, and 
   for (const std::uint32_t tp : {3u, 5u, 7u}) {
     CAPTURE(tp);
     fs::remove_all(temp / "out");
-    ShardRequest request = deployed_request(ShardsKind::kPresharded, temp / "model", temp / "out", tp);
-    request.sharding.pad = true;
+    ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
+    request.target.options.set_flag("pad", true);
     shard(request);
     CHECK(read_weights(temp / "out").begin()->second.at("lm_head.weight").shape == Dims{(40 + tp - 1) / tp, 16});
     CHECK((consolidated(temp / "out", temp / "whole") == tensors));

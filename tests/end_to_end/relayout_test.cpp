@@ -1,10 +1,13 @@
 // From ranks to ranks of another mesh, without the whole model in between.
 
 #include "reshard/formats/safetensors.h"
-#include "reshard/layouts/hf_layout.h"
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/hf.h"
+#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/training_layout.h"
+#include "reshard/layouts/whole_map.h"
 #include "reshard/specs/metadata.h"
 #include "support/catch.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/oracle.h"
 #include "support/temp_dir.h"
@@ -22,9 +25,9 @@ struct MeshCase {
 ShardRequest request_of(const OracleOptions& options, const fs::path& model, const fs::path& output) {
   ShardRequest request =
       shard_request(model, output, static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp));
-  request.sharding.vpp = static_cast<std::uint32_t>(options.vpp);
-  request.sharding.attention.fuse_qkv = options.fuse_qkv;
-  if (options.kv_size_multiplier) request.sharding.attention.kv_size_multiplier = options.kv_size_multiplier;
+  request.target.vpp = static_cast<std::uint32_t>(options.vpp);
+  request.target.options.set_flag("fuse-qkv", options.fuse_qkv);
+  if (options.kv_size_multiplier) request.target.options.set_number("kv-size-multiplier", options.kv_size_multiplier);
   return request;
 }
 
@@ -33,16 +36,18 @@ void relayout(const fs::path& from, const fs::path& to, const OracleOptions& opt
   const ModelConfig config = read_model_config(from);
   const Model model = instantiate(find_family(config), config);
   Job job;
-  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(from));
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards(from));
   job.source = sharded_source_map(checkpoint, tied_parameters(model));
   prove_against_model(job.source, model, from);
   const Mesh mesh{static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp),
                   static_cast<std::uint32_t>(options.vpp)};
-  AttentionOptions attention{options.fuse_qkv, {}};
+  PartitionOptions attention{options.fuse_qkv, {}};
   if (options.kv_size_multiplier) attention.kv_size_multiplier = options.kv_size_multiplier;
   const auto plans = plan_stages(model, mesh.tp, partition_evenly(model.layers, mesh), attention,
                                  [&](const std::string& name) { return job.source.find_logical(name).has_value(); });
-  job.target = sharded_target_map(plans, mesh.tp, job.source.logical, {});
+  const auto& ranks = static_cast<const TrainingLayout&>(*layout("ranks"));
+  job.target = sharded_target_map(plans, mesh.tp, job.source.logical, {&ranks});
+  job.target.text_files = ranks.stage_files(plans);
   job.program = make_program(job.source, job.target);
   run_in_blocks(job, to, block_bytes, 2);
 }
@@ -95,16 +100,17 @@ void check_hand_made(const HandMade& hand, const std::vector<TensorMap>& expecte
   write_safetensors(temp / "model.safetensors", hand.originals);
   Job there;
   there.source = whole_map({read_safetensors(temp / "model.safetensors")});
-  there.target = sharded_target_map({StagePlan{hand.metadata, {}}}, hand.tp, there.source.logical, {});
+  there.target = sharded_target_map({StagePlan{hand.metadata, {}}}, hand.tp, there.source.logical,
+                                    {static_cast<const RankLayout*>(layout("ranks"))});
   there.program = make_program(there.source, there.target);
   run_in_blocks(there, temp.path(), block_bytes, 2);
   for (std::uint32_t t = 0; t < hand.tp; ++t) {
     INFO("rank " << t);
-    CHECK((read_ranks(temp.path()).at(rank_name(ShardsKind::kRanks, {t, 0})) == expected[t]));
+    CHECK((read_ranks(temp.path()).at(rank_name({t, 0}, false)) == expected[t]));
   }
   write_file(temp / "tensor_parallel_shards/mp_metadata_pp_rank_0.json", metadata_text(hand.metadata));
   Job back;
-  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(temp.path()));
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards(temp.path()));
   back.source = sharded_source_map(checkpoint, {});
   back.target = hf_target_map(back.source.logical, 1 << 20);
   back.program = make_program(back.source, back.target);

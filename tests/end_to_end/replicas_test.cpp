@@ -7,12 +7,13 @@
 #include <set>
 
 #include "reshard/engine/verify.h"
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "reshard/tensor/cast.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/rewrite.h"
 #include "support/temp_dir.h"
@@ -89,7 +90,7 @@ struct Shards {
   }
   ConsolidateRequest request() const {
     ConsolidateRequest request;
-    request.checkpoint_directory = temp / "shards";
+    request.source.path = temp / "shards";
     request.output_directory = temp / "whole";
     return request;
   }
@@ -255,7 +256,7 @@ TEST_CASE("Norms of float32 do not drift") {
   tensors.at(kNorm).bytes[0] = static_cast<char>(tensors.at(kNorm).bytes[0] ^ 1);
   rewrite_safetensors(rank, tensors);
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "shards";
+  request.source.path = temp / "shards";
   request.output_directory = temp / "whole";
   CHECK(error_of([&] { consolidate(request); }).tensor() == kNorm);
 }
@@ -312,7 +313,7 @@ TEST_CASE("Random drift of random norms on random ranks: the first rank's values
       if (is_norm(name)) tensor = random_weights(random, tensor.dtype, tensor.shape);
     write_model(temp / "model", model, originals);
     ShardRequest request = shard_request(temp / "model", temp / "shards");
-    request.sharding = sharding_of(options);
+    set_target(request.target, options);
     shard(request);
     const double by = std::pow(10.0, -static_cast<double>(random() % 6) - 1.2);
     std::set<std::string> expected;
@@ -325,7 +326,7 @@ TEST_CASE("Random drift of random norms on random ranks: the first rank's values
       rewrite_safetensors(entry.path() / "model.safetensors", tensors);
     }
     ConsolidateRequest whole;
-    whole.checkpoint_directory = temp / "shards";
+    whole.source.path = temp / "shards";
     whole.output_directory = temp / "whole";
     const RunResult result = consolidate(whole, random_run(random, local_storage()));
     CHECK((read_model(temp / "whole") == originals));
@@ -375,11 +376,11 @@ TEST_CASE("Converting trusts, checks and allows as consolidating does") {
 TEST_CASE("Verifying compares the copies inside either side, too") {
   const Shards shards;
   shards.spoil(3, 1, kNorm);
-  const Checkpoint model = read_checkpoint(shards.temp / "model", ConfigUse::kLenient);
-  const Checkpoint sharded = read_checkpoint(shards.temp / "shards", ConfigUse::kLenient);
+  const Checkpoint model = read_checkpoint(shards.temp / "model", {ConfigUse::kLenient});
+  const Checkpoint sharded = read_checkpoint(shards.temp / "shards", {ConfigUse::kLenient});
   for (const bool sharded_first : {false, true}) {
-    const TensorMap& a = sharded_first ? sharded.map : model.map;
-    const TensorMap& b = sharded_first ? model.map : sharded.map;
+    const reshard::TensorMap& a = sharded_first ? sharded.map : model.map;
+    const reshard::TensorMap& b = sharded_first ? model.map : sharded.map;
     const Error error = error_of([&] { verify(a, b, {}, {}); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.tensor() == kNorm);
@@ -405,7 +406,7 @@ struct Copies {
     originals = random_tensors(model, random);
     write_model(temp / "model", model, originals);
     ShardRequest request = shard_request(temp / "model", temp / "optimum", 2);
-    request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+    request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
     shard(request);
     for (const char* rank : {"_tp_rank_00_pp_rank_00.pt", "_tp_rank_01_pp_rank_00.pt"})
       fs::copy_file(ranks / ("dp_rank_00" + std::string(rank)), ranks / ("dp_rank_01" + std::string(rank)));
@@ -427,7 +428,7 @@ TEST_CASE("Other data-parallel ranks are read and compared, and one that differs
   const fs::path second = copies.ranks / "dp_rank_01_tp_rank_01_pp_rank_00.pt";
   const TensorData original = copies.originals.at("model.layers.0.mlp.down_proj.weight");
   std::string content = read_file(second);
-  const Checkpoint checkpoint = read_checkpoint(second, ConfigUse::kLenient);
+  const Checkpoint checkpoint = read_checkpoint(second, {ConfigUse::kLenient});
   for (const StoredTensor& tensor : checkpoint.map.stored)
     if (tensor.name.text() == "model.layers.0.mlp.down_proj.weight") content[tensor.offset_bytes] ^= 1;
   write_file(second, content);

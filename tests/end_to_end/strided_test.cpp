@@ -6,10 +6,11 @@
 #include <numeric>
 
 #include "reshard/engine/verify.h"
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
+#include "support/layouts.h"
 #include "support/pickles.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
@@ -153,9 +154,8 @@ TEST_CASE("Views of any strides become C-ordered tensors in every form, in block
 
     const OracleOptions mesh = legal_options(random, model);
     request = convert_request(temp / "model", temp / "shards");
-    request.to = ShardsKind::kOptimum;
-    request.sharding = sharding_of(mesh);
-    request.tp = request.sharding.tp;
+    request.target.layout = layout("optimum");
+    set_target(request.target, mesh);
     const auto cut = plan_convert(request);
     execute(*cut, random_run(random, storage));
     CHECK((read_shards(temp / "shards") == expected_ranks(model, file.tensors, mesh)));
@@ -163,8 +163,8 @@ TEST_CASE("Views of any strides become C-ordered tensors in every form, in block
     for (const TensorFile& target : cut->target.files)
       CHECK((read_file(temp / "cut" / target.path) == read_file(temp / "shards" / target.path)));
 
-    const Checkpoint views = read_checkpoint(temp / "model", ConfigUse::kLenient);
-    const Checkpoint whole = read_checkpoint(temp / "whole", ConfigUse::kLenient);
+    const Checkpoint views = read_checkpoint(temp / "model", {ConfigUse::kLenient});
+    const Checkpoint whole = read_checkpoint(temp / "whole", {ConfigUse::kLenient});
     CHECK(verify(views.map, whole.map, {}, random_run(random, storage)).same());
     CHECK(verify(whole.map, views.map, {}, random_run(random, storage)).same());
   }
@@ -185,7 +185,7 @@ TEST_CASE("Two names of one storage are two tensors of the same bytes, and a row
   file.write(temp / "in/pytorch_model.bin");
   for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
     ConvertRequest request = convert_request(temp / "in", temp / std::string(name(format)));
-    request.format = format;
+    request.target.format = format;
     convert(request);
     CHECK((read_whole(request.output_directory) == file.tensors));
   }

@@ -4,12 +4,13 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "reshard/plan/convert.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/golden.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
@@ -33,7 +34,7 @@ void copy_run(const std::string& name, const fs::path& to) {
 
 ConsolidateRequest request_of(const fs::path& checkpoint, const fs::path& output) {
   ConsolidateRequest request;
-  request.checkpoint_directory = checkpoint;
+  request.source.path = checkpoint;
   request.output_directory = output;
   return request;
 }
@@ -57,7 +58,7 @@ TEST_CASE("A training run's directory is consolidated with a config.json from el
     const TempDir temp;
     ConsolidateRequest request = request_of(golden(name) / "checkpoint", temp / "out");
     for (const fs::path& config : {golden(name) / "original", golden(name) / "original/config.json"}) {
-      request.config = config;
+      request.source.config = config;
       request.force = true;
       const auto job = plan_consolidate(request);
       CHECK_THAT(joined(job->notes), Says("checkpoint: step_3 is taken"));
@@ -66,7 +67,7 @@ TEST_CASE("A training run's directory is consolidated with a config.json from el
       CHECK((read_model(temp / "out") == read_model(golden(name) / "original")));
       CHECK(read_file(temp / "out/config.json") == read_file(golden(name) / "original/config.json"));
     }
-    request.config.clear();
+    request.source.config.clear();
     const Error error = error_of([&] { plan_consolidate(request); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (golden(name) / "checkpoint/step_3").string());
@@ -81,15 +82,15 @@ TEST_CASE("Of several tags the newest finished one is consolidated, or the one t
   fs::remove(temp / "run/step_20/done");
   fs::copy(temp / "run/step_3", temp / "run/step_10", fs::copy_options::recursive);
   ConsolidateRequest request = request_of(temp / "run", temp / "out");
-  request.config = golden(kNxdCases[0]) / "original";
+  request.source.config = golden(kNxdCases[0]) / "original";
   const auto newest = plan_consolidate(request);
   CHECK(newest->source_directory == temp / "run/step_10");
   CHECK_THAT(joined(newest->notes), Says("step_20 is newer, but not finished"));
-  request.tag = "step_20";
+  request.source.tag = "step_20";
   const auto asked = plan_consolidate(request);
   CHECK(asked->source_directory == temp / "run/step_20");
   CHECK_THAT(joined(asked->notes), Says("has no file \"done\""));
-  request.tag = {};
+  request.source.tag = {};
   write_file(temp / "run/latest", "step_3");
   CHECK(plan_consolidate(request)->source_directory == temp / "run/step_3");
 }
@@ -102,9 +103,9 @@ TEST_CASE("Without OUT_DIR the outputs go into the folder of the tag, wherever c
     fs::copy(temp / "run/step_3", temp / "run/step_1", fs::copy_options::recursive);
     const fs::path config = golden(kNxdCases[0]) / "original/config.json";
     ConsolidateRequest request;
-    request.checkpoint_directory = temp / "run";
+    request.source.path = temp / "run";
     if (std::string(config_at).empty())
-      request.config = config;
+      request.source.config = config;
     else
       fs::copy(config, temp / config_at / "config.json");
     write_file(temp / "run/tokenizer.json", "{}");
@@ -143,12 +144,12 @@ TEST_CASE("A trainer's directory of checkpoints is read, the newest that has all
     fs::copy(from / "checkpoint", temp / "run" / name, fs::copy_options::recursive);
   fs::remove(temp / "run/checkpoint-11/shards/done");
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "run";
+  request.source.path = temp / "run";
   consolidate(request);
   CHECK((read_model(temp / "run/checkpoint-10") == read_model(from / "original")));
   const FoundCheckpoint found = find_checkpoint(temp / "run", {});
   CHECK(found.path == temp / "run/checkpoint-10");
-  CHECK(read_checkpoint(found.path, ConfigUse::kLenient).map.tensor_count() == 12);
+  CHECK(read_checkpoint(found.path, {ConfigUse::kLenient}).map.tensor_count() == 12);
 }
 
 TEST_CASE("A model is read and converted beside an adapter's folder that may not be read") {
@@ -160,7 +161,7 @@ TEST_CASE("A model is read and converted beside an adapter's folder that may not
   fs::permissions(temp / "m/adapter_x", fs::perms::none);
   const FoundCheckpoint found = find_checkpoint(temp / "m", {});
   CHECK(found.path == temp / "m");
-  CHECK(read_checkpoint(found.path, ConfigUse::kLenient).map.tensor_count() == tensors.size());
+  CHECK(read_checkpoint(found.path, {ConfigUse::kLenient}).map.tensor_count() == tensors.size());
   convert(convert_request(temp / "m", temp / "out"));
   CHECK((read_model(temp / "out") == tensors));
   fs::permissions(temp / "m/adapter_x", fs::perms::owner_all);
@@ -175,7 +176,7 @@ TEST_CASE("The config.json that is given goes before the one beside the weights,
   write_file(temp / "other.json", config.dump());
   write_file(temp / "run/tokenizer.json", "{}");
   ConsolidateRequest request = request_of(temp / "run", temp / "out");
-  request.config = temp / "other.json";
+  request.source.config = temp / "other.json";
   consolidate(request);
   CHECK(read_file(temp / "out/config.json") == config.dump());
   CHECK(fs::exists(temp / "out/tokenizer.json"));
@@ -186,14 +187,14 @@ TEST_CASE("The config.json that is given goes before the one beside the weights,
   CHECK(in_place.kind() == ErrorKind::kBadInput);
   CHECK_THAT(in_place.what(), Says("config.json"));
   CHECK_FALSE(fs::exists(temp / "run/model.safetensors"));
-  request.config = temp / "run";
+  request.source.config = temp / "run";
   consolidate(request);
   CHECK(fs::exists(temp / "run/model.safetensors"));
   CHECK(read_file(temp / "run/config.json") == read_file(from / "checkpoint/config.json"));
   config["num_hidden_layers"] = 7;
   write_file(temp / "other.json", config.dump());
   ConsolidateRequest wrong = request_of(temp / "run/shards", temp / "none");
-  wrong.config = temp / "other.json";
+  wrong.source.config = temp / "other.json";
   CHECK(error_of([&] { consolidate(wrong); }).kind() == ErrorKind::kBadInput);
   CHECK_FALSE(fs::exists(temp / "none"));
 }
@@ -204,7 +205,7 @@ TEST_CASE("What is wrong with the config.json that is given is an error, also wh
   fs::create_directories(temp / "empty");
   write_file(temp / "broken.json", "{");
   const auto refused = [&](const fs::path& config) {
-    const Error error = error_of([&] { read_checkpoint(checkpoint, ConfigUse::kLenient, {}, {}, {config}); });
+    const Error error = error_of([&] { read_checkpoint(checkpoint, {ConfigUse::kLenient, {}, {}, {config}}); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == config.string());
     return error;
@@ -214,16 +215,16 @@ TEST_CASE("What is wrong with the config.json that is given is an error, also wh
   CHECK_THAT(refused(temp / "broken.json").what(), Says("JSON"));
   // Where one of its own goes before it, it is not even looked at.
   const ConfigChoice choice{temp / "nowhere", true};
-  CHECK_FALSE(read_checkpoint(checkpoint, ConfigUse::kLenient, {}, {}, choice).config_given);
+  CHECK_FALSE(read_checkpoint(checkpoint, {ConfigUse::kLenient, {}, {}, choice}).config_given);
 }
 
 TEST_CASE("A run's directory is converted, its dtype in a copy of the config.json that is given") {
   const TempDir temp;
   const fs::path from = golden(kNxdCases[0]);
   ConvertRequest request = convert_request(from / "checkpoint", temp / "out");
-  request.config = from / "original";
-  request.tag = "step_3";
-  request.to = ShardsKind::kOptimum;
+  request.source.config = from / "original";
+  request.source.tag = "step_3";
+  request.target.layout = layout("optimum");
   request.dtype = DType::kF32;
   const auto job = plan_convert(request);
   CHECK(job->source_directory == from / "checkpoint/step_3");
@@ -233,8 +234,8 @@ TEST_CASE("A run's directory is converted, its dtype in a copy of the config.jso
   for (const char* key : {"dtype", "torch_dtype"})
     if (expected.contains(key)) expected[key] = "float32";
   CHECK(config == expected);
-  CHECK(read_checkpoint(temp / "out", ConfigUse::kStrict).map.tensor_count() == 21);
-  request.config.clear();
+  CHECK(read_checkpoint(temp / "out", {ConfigUse::kStrict}).map.tensor_count() == 21);
+  request.source.config.clear();
   request.output_directory = temp / "none";
   CHECK_THAT(error_of([&] { plan_convert(request); }).hint(), Says("--config"));
 }
@@ -249,12 +250,12 @@ TEST_CASE("Files of tensors and whole models take a config.json from elsewhere w
     ConvertRequest request = convert_request(temp / source, temp / (std::string(source) + "-out"));
     request.output_directory = temp / "out";
     request.force = true;
-    request.to = ShardsKind::kRanks;
-    request.tp = 2;
+    request.target.layout = layout("ranks");
+    request.target.tp = 2;
     const Error error = error_of([&] { plan_convert(request); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK_THAT(error.hint(), Says("--config"));
-    request.config = from;
+    request.source.config = from;
     convert(request);
     CHECK((consolidated(temp / "out", temp / "whole") == read_model(from)));
   }

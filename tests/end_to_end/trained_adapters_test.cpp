@@ -5,6 +5,7 @@
 
 #include "end_to_end/random_adapters.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
 
@@ -105,8 +106,8 @@ void shard_scenario(const Scenario& s, const fs::path& work, Format format) {
   write_file(work / "peft/adapter_config.json", s.config.dump(2));
   ShardRequest request = shard_request(work / "model", work / "shards", static_cast<std::uint32_t>(s.mesh.tp),
                                        static_cast<std::uint32_t>(s.mesh.pp));
-  request.sharding.attention.fuse_qkv = s.mesh.fuse_qkv;
-  request.sharding.form = {ShardsKind::kOptimum, format};
+  request.target.options.set_flag("fuse-qkv", s.mesh.fuse_qkv);
+  request.target.layout = layout("optimum"), request.target.format = format;
   request.adapters = {work / "peft"};
   request.lora_fuse = s.fuse;
   shard(request);
@@ -138,7 +139,7 @@ TEST_CASE("What PEFT makes of an exact adapter that was trained further is what 
       write_file(adapter / "adapter_config.json", json::parse(fused.dump()).dump(2));
 
     ConsolidateRequest back;
-    back.checkpoint_directory = temp / "exact/shards";
+    back.source.path = temp / "exact/shards";
     back.output_directory = temp / "again";
     consolidate(back);
     const TensorMap again = read_tensors(temp / "again/adapter_model.safetensors");

@@ -12,6 +12,7 @@
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
@@ -143,7 +144,7 @@ TEST_CASE("One private file among the weights makes all outputs private, and so 
   for (const fs::path& folder : {fs::path(), kRank.parent_path(), kRank}) {
     fs::permissions(model.temp / "out" / folder, mode(0750));
     ConsolidateRequest request;
-    request.checkpoint_directory = model.temp / "out";
+    request.source.path = model.temp / "out";
     request.output_directory = model.temp / "whole";
     consolidate(request);
     CHECK(mode_of(model.temp / "whole") == 0750);
@@ -158,7 +159,7 @@ TEST_CASE("A config.json that is written anew is as private as the one it is mad
   const Model model;
   fs::permissions(model.temp / "model/config.json", mode(0600));
   ConvertRequest request;
-  request.source = model.temp / "model";
+  request.source.path = model.temp / "model";
   request.output_directory = model.temp / "out";
   request.dtype = DType::kF32;
   execute(*plan_convert(request), unsynced());
@@ -187,9 +188,9 @@ TEST_CASE("A config.json from elsewhere hides what it and its directory hide, wh
       fs::permissions(model.temp / "other", mode(one.folder));
       if (one.existing) fs::create_directories(model.temp / "out");
       ConvertRequest request;
-      request.source = model.temp / "model";
+      request.source.path = model.temp / "model";
       request.output_directory = model.temp / "out";
-      request.config = model.temp / "other";
+      request.source.config = model.temp / "other";
       if (anew) request.dtype = DType::kF32;
       const auto job = plan_convert(request);
       REQUIRE(job->copied_files.size() == (anew ? 0 : 1));
@@ -217,7 +218,7 @@ TEST_CASE("An adapter_config.json that is written anew in another folder is as p
     "rank_pattern": {"up_proj": 2}, "alpha_pattern": {"up_proj": 8}})");
   fs::permissions(temp / "peft/adapter_config.json", mode(0600));
   ShardRequest request = shard_request(temp / "model", temp / "out", 2);
-  request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+  request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
   request.adapters = {temp / "peft"};
   request.lora_fuse = LoraFuse::kExact;
   shard(request);
@@ -229,7 +230,7 @@ TEST_CASE("An adapter_config.json that is written anew in another folder is as p
 
   fs::remove(fused / "adapter_config.unfused.json");  // as after training
   ConsolidateRequest back;
-  back.checkpoint_directory = temp / "out";
+  back.source.path = temp / "out";
   back.output_directory = temp / "whole";
   consolidate(back);
   CHECK_THAT(read_file(temp / "whole/adapter_config.json"), !Says("gate_up_proj"));
@@ -249,10 +250,10 @@ TEST_CASE("What a private index says stays private beside shards, and in the ind
   CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == 0644);
 
   ConsolidateRequest request;
-  request.checkpoint_directory = model.temp / "out";
+  request.source.path = model.temp / "out";
   request.output_directory = model.temp / "whole";
-  request.max_shard_bytes = 4000;
-  request.format = Format::kPytorch;
+  request.target.options.set_number("max-shard-size", 4000);
+  request.target.format = Format::kPytorch;
   consolidate(request);
   CHECK_THAT(read_file(model.temp / "whole/pytorch_model.bin.index.json"), Says("somebody"));
   CHECK(mode_of(model.temp / "whole/pytorch_model.bin.index.json") == 0600);

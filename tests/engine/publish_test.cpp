@@ -199,7 +199,7 @@ TEST_CASE("Weights and config.json that are links, as in a download cache, are f
   shard(model.request());
   CHECK_FALSE(fs::is_symlink(model.temp / "out/config.json"));
   ConsolidateRequest request;
-  request.checkpoint_directory = model.temp / "out";
+  request.source.path = model.temp / "out";
   request.output_directory = model.temp / "whole";
   consolidate(request);
   CHECK((read_model(model.temp / "whole") == model.tensors));

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
@@ -32,8 +32,8 @@ class Sharded {
     tensors = random_tensors(model, random);
     write_model(temp / "model", model, tensors);
     request = shard_request(temp / "model", temp / "ranks", 8);
-    request.sharding.attention.fuse_qkv = fuse_qkv;
-    back.checkpoint_directory = temp / "ranks";
+    request.target.options.set_flag("fuse-qkv", fuse_qkv);
+    back.source.path = temp / "ranks";
     back.output_directory = temp / "whole";
   }
   TempDir temp;
@@ -137,7 +137,7 @@ TEST_CASE("Progress ends at the bytes that the program writes") {
 TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threads") {
   const Sharded sharded;
   shard(sharded.request);
-  const auto inspection = read_checkpoint(sharded.temp / "ranks", ConfigUse::kLenient);
+  const auto inspection = read_checkpoint(sharded.temp / "ranks", {ConfigUse::kLenient});
   const Program program = make_reading_program(inspection.map);
   std::vector<std::map<std::uint64_t, std::string>> blocks(program.transfers.size());
   std::mutex mutex;
@@ -167,7 +167,7 @@ TEST_CASE("What lies in one piece is copied from file to file, where no checksum
   for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
     const Sharded sharded;
     ShardRequest request = sharded.request;
-    request.sharding.form.format = format;
+    request.target.format = format;
     std::uint64_t companions_bytes = 0;
     const auto job = plan_shard(request);
     for (const CopiedFile& file : job->copied_files) companions_bytes += fs::file_size(file.source);
@@ -263,7 +263,7 @@ TEST_CASE("Rows larger than a block are moved in parts") {
     longest = std::max(longest, range.end_bytes - range.begin_bytes);
   CHECK(longest <= kMinMemoryBytes / 4);
   ConsolidateRequest back;
-  back.checkpoint_directory = temp / "ranks";
+  back.source.path = temp / "ranks";
   back.output_directory = temp / "whole";
   consolidate(back, options);
   CHECK((read_model(temp / "whole") == tensors));
@@ -280,10 +280,10 @@ TEST_CASE("A source that is replaced or written to after its header was read is 
         TinyModel model;
         write_model(temp / "model", model, random_tensors(model, random), 2);
         ShardRequest request = shard_request(temp / "model", temp / "shards", 2);
-        request.sharding.form.format = format;
+        request.target.format = format;
         shard(request);
         ConsolidateRequest back;
-        back.checkpoint_directory = temp / "shards";
+        back.source.path = temp / "shards";
         back.output_directory = temp / "whole";
         const auto job = plan_consolidate(back);
         const fs::path changed = job->source.files.back().path;
@@ -358,7 +358,7 @@ TEST_CASE("A source that is cut while it is mapped is an I/O error that names it
 TEST_CASE("Looking at a source that is cut while it is mapped is an I/O error that names it") {
   const Sharded sharded;
   const fs::path file = sharded.temp / "model/model.safetensors";
-  const auto inspection = read_checkpoint(sharded.temp / "model", ConfigUse::kLenient);
+  const auto inspection = read_checkpoint(sharded.temp / "model", {ConfigUse::kLenient});
   const Program program = make_reading_program(inspection.map);
   FaultStorage storage;
   storage.lets_map = true;

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
@@ -25,8 +25,8 @@ TEST_CASE("Statistics cover every value of tensors that take several blocks, a s
   write_safetensors(temp / "m.safetensors", {{"big", {DType::kF32, {1200, 1000}, floats(count)}},
                                              {"empty", {DType::kF32, {0, 3}, ""}},
                                              {"one", {DType::kI8, {}, "\x85"}}});
-  const auto inspection = read_checkpoint(temp / "m.safetensors", ConfigUse::kLenient);
-  const TensorMap& map = inspection.map;
+  const auto inspection = read_checkpoint(temp / "m.safetensors", {ConfigUse::kLenient});
+  const reshard::TensorMap& map = inspection.map;
   for (const unsigned threads : {1u, 3u}) {
     RunOptions options;
     options.threads = threads;

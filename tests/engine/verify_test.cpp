@@ -4,11 +4,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
+#include "support/layouts.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
 
@@ -18,8 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 
 Verification verify_paths(const fs::path& a, const fs::path& b, Tolerance tolerance = {}, RunOptions options = {}) {
-  const Checkpoint one = read_checkpoint(a, ConfigUse::kLenient);
-  const Checkpoint other = read_checkpoint(b, ConfigUse::kLenient);
+  const Checkpoint one = read_checkpoint(a, {ConfigUse::kLenient});
+  const Checkpoint other = read_checkpoint(b, {ConfigUse::kLenient});
   return verify(one.map, other.map, {tolerance.is_zero() ? std::nullopt : std::optional(tolerance)}, options);
 }
 
@@ -53,12 +54,11 @@ TEST_CASE("A checkpoint is the same in every form, and so it is to itself") {
     const TensorMap originals = random_tensors(model, random);
     write_model(temp / "model", model, originals, pick(random, 1, 3));
     FaultStorage storage;
-    for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum}) {
-      ConvertRequest request = convert_request(temp / "model", temp / describe(kind).name);
-      request.to = kind;
-      request.format = random() % 2 ? Format::kPytorch : Format::kXser;
-      request.sharding = sharding_of(legal_options(random, model));
-      request.tp = request.sharding.tp;
+    for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
+      ConvertRequest request = convert_request(temp / "model", temp / kind->traits().name);
+      request.target.layout = kind;
+      request.target.format = random() % 2 ? Format::kPytorch : Format::kXser;
+      set_target(request.target, legal_options(random, model));
       convert(request, random_run(random, storage));
     }
     std::uint64_t bytes = 0;
@@ -180,9 +180,8 @@ TEST_CASE("A single element of any dtype that differs is found where it is, in a
     changed->second.bytes[at] ^= 4;
     write_model(temp / "changed", model, tensors);
     ConvertRequest request = convert_request(temp / "changed", temp / "shards");
-    request.to = random() % 2 ? ShardsKind::kRanks : ShardsKind::kOptimum;
-    request.sharding = sharding_of(legal_options(random, model));
-    request.tp = request.sharding.tp;
+    request.target.layout = random() % 2 ? layout("ranks") : layout("optimum");
+    set_target(request.target, legal_options(random, model));
     FaultStorage storage;
     convert(request, random_run(random, storage));
     const bool swapped = random() % 2;

@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "reshard/formats/xser.h"
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/plan/job.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -27,7 +28,7 @@ struct Optimum {
     model.layers = 4;
     write_model(temp / "model", model, random_tensors(model, random));
     ShardRequest request = shard_request(temp / "model", temp / "out", 2, 2);
-    request.sharding.form = {ShardsKind::kOptimum, format};
+    request.target.layout = layout("optimum"), request.target.format = format;
     shard(request);
   }
   fs::path rank(int tp_rank, int pp_rank) const {
@@ -36,7 +37,7 @@ struct Optimum {
   }
   ConsolidateRequest request() const {
     ConsolidateRequest request;
-    request.checkpoint_directory = temp / "out";
+    request.source.path = temp / "out";
     request.output_directory = temp / "whole";
     return request;
   }
@@ -129,7 +130,7 @@ TEST_CASE("Two checkpoints in one directory are refused, but either folder can b
   CHECK_THAT(error.what(), Says("holds two sharded checkpoints"));
   for (const char* folder : {"shards", "tensor_parallel_shards"}) {
     ConsolidateRequest request = optimum.request();
-    request.checkpoint_directory = optimum.temp / "out" / folder;
+    request.source.path = optimum.temp / "out" / folder;
     CHECK_NOTHROW(plan_consolidate(request));
   }
 }

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"
@@ -45,7 +45,7 @@ class Ranks {
   }
   ConsolidateRequest request() const {
     ConsolidateRequest request;
-    request.checkpoint_directory = temp_ / "out";
+    request.source.path = temp_ / "out";
     request.output_directory = temp_ / "whole";
     return request;
   }
@@ -67,7 +67,7 @@ const std::string kUp = "model.layers.2.mlp.gate_up_proj.weight";
 
 TEST_CASE("A whole set of ranks is read with its numbers") {
   const Ranks ranks;
-  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(ranks.shards()));
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards(ranks.shards()));
   CHECK(checkpoint.tp == 4);
   CHECK(checkpoint.pp == 3);
   CHECK(checkpoint.files.at(2).at(3).path == ranks.rank("tp_rank_03_pp_rank_02") / "model.safetensors");

@@ -2,9 +2,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -29,7 +30,7 @@ Error error_after(const TempDir& temp, Change&& change) {
   change(metadata);
   write_file(path, metadata.dump());
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "out";
+  request.source.path = temp / "out";
   return error_of([&] { plan_consolidate(request); });
 }
 
@@ -117,20 +118,20 @@ TEST_CASE("Bias rows that contradict the spec are refused as those of weights ar
     write_safetensors(file, tensors);
   }
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "out";
+  request.source.path = temp / "out";
   const Error error = error_of([&] { plan_consolidate(request); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.tensor() == "model.layers.0.self_attn.qkv_proj.bias_q");
 }
 
 TEST_CASE("Rank folders are named with two digits or more and read as numbers") {
-  CHECK(rank_name(ShardsKind::kRanks, {3, 0}) == "tp_rank_03_pp_rank_00");
-  CHECK(rank_name(ShardsKind::kRanks, {128, 100}) == "tp_rank_128_pp_rank_100");
+  CHECK(rank_name({3, 0}, false) == "tp_rank_03_pp_rank_00");
+  CHECK(rank_name({128, 100}, false) == "tp_rank_128_pp_rank_100");
   const auto rank = rank_of_name("tp_rank_128_pp_rank_007");
   REQUIRE(rank);
   CHECK(rank->tp_rank == 128);
   CHECK(rank->pp_rank == 7);
-  CHECK(rank_name(ShardsKind::kOptimum, {3, 100}) == "dp_rank_00_tp_rank_03_pp_rank_100");
+  CHECK(rank_name({3, 100}, true) == "dp_rank_00_tp_rank_03_pp_rank_100");
   CHECK((rank_of_name("dp_rank_04_ep_rank_03_tp_rank_02_pp_rank_01") == RankId{2, 1, 4, 3, true}));
   CHECK((rank_of_name("tp_rank_02_pp_rank_01_dp_rank_04") == RankId{2, 1, 4, 0}));
   for (const char* name :
@@ -172,12 +173,12 @@ TEST_CASE("Ranks from 100 on are read in the order of their numbers") {
   write_model(temp / "model", model, tensors);
   shard(shard_request(temp / "model", temp / "out", 104));
   CHECK(fs::exists(temp / "out/tensor_parallel_shards/tp_rank_103_pp_rank_00/model.safetensors"));
-  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards_folder(temp / "out"));
+  const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards(temp / "out"));
   REQUIRE(checkpoint.tp == 104);
   CHECK(checkpoint.files[0][100].path.parent_path().filename() == "tp_rank_100_pp_rank_00");
   CHECK(checkpoint.files[0][11].path.parent_path().filename() == "tp_rank_11_pp_rank_00");
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "out";
+  request.source.path = temp / "out";
   request.output_directory = temp / "whole";
   consolidate(request);
   CHECK((read_model(temp / "whole") == tensors));

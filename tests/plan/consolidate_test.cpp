@@ -22,7 +22,7 @@ class Sharded {
   }
   ConsolidateRequest request(const fs::path& output = {}) const {
     ConsolidateRequest request;
-    request.checkpoint_directory = temp / "out";
+    request.source.path = temp / "out";
     if (!output.empty()) request.output_directory = temp / output;
     return request;
   }
@@ -53,7 +53,7 @@ TEST_CASE("A checkpoint directory that is none is refused") {
   fs::create_directories(temp / "empty");
   ConsolidateRequest request;
   for (const char* name : {"nowhere", "file", "empty"}) {
-    request.checkpoint_directory = temp / name;
+    request.source.path = temp / name;
     const Error error = error_of([&] { plan_consolidate(request); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (temp / name).string());
@@ -91,7 +91,7 @@ TEST_CASE("Weights of another checkpoint in the output directory are refused, ev
   write_file(sharded.temp / "whole/model.safetensors", "old");
   ConsolidateRequest request = sharded.request("whole");
   request.force = true;
-  request.max_shard_bytes = 4000;  // several files: the single one would stay
+  request.target.options.set_number("max-shard-size", 4000);  // several files: the single one would stay
   CHECK_THAT(sharded.planning_error(request).what(), Says("model.safetensors"));
 }
 
@@ -201,7 +201,7 @@ TEST_CASE("The companions of a checkpoint come along into another directory, the
   write_file(sharded.temp / "out/tokenizer/vocab.txt", "a b");
   fs::rename(sharded.temp / "out/tensor_parallel_shards", sharded.temp / "out/ranks");
   ConsolidateRequest request = sharded.request("whole");
-  request.checkpoint_directory = sharded.temp / "out/ranks";
+  request.source.path = sharded.temp / "out/ranks";
   consolidate(request);
   const auto whole = snapshot(sharded.temp / "whole");
   std::vector<std::string> names;

@@ -5,6 +5,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/oracle.h"
 #include "support/temp_dir.h"
@@ -122,8 +123,8 @@ TEST_CASE("What is dropped from shards is counted as often as ranks hold it") {
   TinyModel model;
   write_model(temp / "model", model, random_tensors(model, random));
   ConvertRequest request = convert_request(temp / "model", temp / "ranks");
-  request.to = ShardsKind::kRanks;
-  request.tp = request.sharding.tp = 2;
+  request.target.layout = layout("ranks");
+  request.target.tp = 2;
   convert(request);
   request = convert_request(temp / "ranks", temp / "whole");
   request.names.drop.emplace_back("--drop", "^model.norm.weight$");
@@ -199,8 +200,8 @@ TEST_CASE("A checkpoint of other names is sharded once they are renamed to the f
   prefixed["vision.w"] = random_tensor(random, DType::kF32, {3});
   write_model(temp / "in", model, prefixed);
   ConvertRequest request = convert_request(temp / "in", temp / "out");
-  request.to = ShardsKind::kRanks;
-  request.tp = request.sharding.tp = 2;
+  request.target.layout = layout("ranks");
+  request.target.tp = 2;
   CHECK(error_of([&] { plan_convert(request); }).kind() == ErrorKind::kBadInput);
   add_rename(request, "^language_=");
   request.names.drop.emplace_back("--drop", "^vision");

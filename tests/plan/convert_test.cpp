@@ -7,6 +7,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -25,14 +26,14 @@ struct Checkpoints {
     Random random(7);
     originals = random_tensors(model, random);
     write_model(temp / "model", model, originals);
-    for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum})
-      convert(to_shards(temp / "model", temp / describe(kind).name, kind));
+    for (const Layout* const kind : {layout("ranks"), layout("optimum")})
+      convert(to_shards(temp / "model", temp / kind->traits().name, kind));
   }
 
-  static ConvertRequest to_shards(const fs::path& source, const fs::path& output, ShardsKind kind) {
+  static ConvertRequest to_shards(const fs::path& source, const fs::path& output, const Layout* kind) {
     ConvertRequest request = convert_request(source, output);
-    request.to = kind;
-    request.tp = request.sharding.tp = 2;
+    request.target.layout = kind;
+    request.target.tp = 2;
     return request;
   }
 };
@@ -49,8 +50,8 @@ Error refused(const ConvertRequest& request, const fs::path& root) {
 TEST_CASE("Shards of what is no shards need a number of ranks") {
   const Checkpoints all;
   ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
-  for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum}) {
-    request.to = kind;
+  for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
+    request.target.layout = kind;
     const Error error = refused(request, all.temp.path());
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("--tp is needed"));
@@ -65,7 +66,7 @@ TEST_CASE("Shards need a model of a known family, whatever the source") {
     config["model_type"] = "mamba";
     write_file(all.temp / source / "config.json", config.dump());
     const Error error =
-        refused(Checkpoints::to_shards(all.temp / source, all.temp / "out", ShardsKind::kRanks), all.temp.path());
+        refused(Checkpoints::to_shards(all.temp / source, all.temp / "out", layout("ranks")), all.temp.path());
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (all.temp / source).string());
     CHECK_THAT(error.what(), Says("of a known family"));
@@ -79,13 +80,13 @@ TEST_CASE("Shards need a model of a known family, whatever the source") {
 TEST_CASE("A format that the layout has not is a usage error") {
   const Checkpoints all;
   ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
-  request.format = Format::kXser;
-  CHECK_THAT(refused(request, all.temp.path()).what(), Says("has no xser form"));
-  request = Checkpoints::to_shards(all.temp / "model", all.temp / "out", ShardsKind::kOptimum);
-  request.format = Format::kSafetensors;
+  request.target.format = Format::kXser;
+  CHECK_THAT(refused(request, all.temp.path()).what(), Says("layout hf does not support --format xser"));
+  request = Checkpoints::to_shards(all.temp / "model", all.temp / "out", layout("optimum"));
+  request.target.format = Format::kSafetensors;
   const Error error = refused(request, all.temp.path());
   CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("optimum has no safetensors form"));
+  CHECK_THAT(error.what(), Says("layout optimum does not support --format safetensors"));
 }
 
 TEST_CASE("Packed dtypes cannot become files of torch, and the tensor is named") {
@@ -93,7 +94,7 @@ TEST_CASE("Packed dtypes cannot become files of torch, and the tensor is named")
   Random random(1);
   write_safetensors(temp / "in/model.safetensors", {{"experts.w", random_tensor(random, DType::kF4, {4})}});
   ConvertRequest request = convert_request(temp / "in", temp / "out");
-  request.format = Format::kPytorch;
+  request.target.format = Format::kPytorch;
   const Error error = refused(request, temp.path());
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK(error.tensor() == "experts.w");
@@ -110,7 +111,7 @@ TEST_CASE("The source's own files are never written, with force or without") {
     CHECK(error.path() == (all.temp / "model/model.safetensors").string());
     CHECK_THAT(error.what(), Says("is an input and would be written"));
 
-    request.format = Format::kPytorch;  // another name, but loaders would mix the two
+    request.target.format = Format::kPytorch;  // another name, but loaders would mix the two
     CHECK(refused(request, all.temp.path()).kind() == ErrorKind::kBadInput);
 
     request = convert_request(all.temp / "model/model.safetensors", all.temp / "model/.");
@@ -121,9 +122,9 @@ TEST_CASE("The source's own files are never written, with force or without") {
 
 TEST_CASE("A shards folder is not replaced by what is read from it") {
   const Checkpoints all;
-  for (const ShardsKind kind : {ShardsKind::kRanks, ShardsKind::kOptimum}) {
-    const fs::path source = all.temp / describe(kind).name;
-    for (const fs::path& path : {source, source / describe(kind).folder}) {
+  for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
+    const fs::path source = all.temp / kind->traits().name;
+    for (const fs::path& path : {source, source / kind->traits().folder}) {
       ConvertRequest request = Checkpoints::to_shards(path, source, kind);
       request.force = true;
       const Error error = refused(request, all.temp.path());
@@ -131,8 +132,8 @@ TEST_CASE("A shards folder is not replaced by what is read from it") {
       CHECK_THAT(error.what(), Says("is an input and would be written"));
     }
   }
-  ConvertRequest request = Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", ShardsKind::kRanks);
-  request.format = Format::kPytorch;  // in files of other names
+  ConvertRequest request = Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", layout("ranks"));
+  request.target.format = Format::kPytorch;  // in files of other names
   for (const bool force : {false, true}) {
     request.force = force;
     const Error error = refused(request, all.temp.path());
@@ -178,7 +179,7 @@ TEST_CASE("An output directory inside a model's own is neither copied nor in the
 
 TEST_CASE("Shards of another layout may be made beside those that are read, and are told apart afterwards") {
   const Checkpoints all;
-  convert(Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", ShardsKind::kOptimum));
+  convert(Checkpoints::to_shards(all.temp / "ranks", all.temp / "ranks", layout("optimum")));
   const Error error = refused(convert_request(all.temp / "ranks", all.temp / "whole"), all.temp.path());
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(error.what(), Says("holds two sharded checkpoints"));
@@ -199,7 +200,7 @@ TEST_CASE("One file is converted by itself, whatever its format") {
     CHECK((read_model(all.temp / "whole") == all.originals));
     fs::remove_all(all.temp / "whole");
     request = convert_request(all.temp / file, all.temp / "bin");
-    request.format = Format::kPytorch;
+    request.target.format = Format::kPytorch;
     if (!fs::exists(all.temp / "bin")) convert(request);
   }
   const ConvertRequest rank =
@@ -211,11 +212,11 @@ TEST_CASE("One file is converted by itself, whatever its format") {
 TEST_CASE("One file is split if its config.json is beside it, and not without") {
   const Checkpoints all;
   const fs::path file = all.temp / "model/model.safetensors";
-  const auto job = plan_convert(Checkpoints::to_shards(file, all.temp / "again", ShardsKind::kRanks));
+  const auto job = plan_convert(Checkpoints::to_shards(file, all.temp / "again", layout("ranks")));
   CHECK(job->family == "llama");
   CHECK(job->target.logical.size() == job->source.logical.size());
   fs::rename(all.temp / "model/config.json", all.temp / "model/config.old");
-  const Error error = refused(Checkpoints::to_shards(file, all.temp / "again", ShardsKind::kRanks), all.temp.path());
+  const Error error = refused(Checkpoints::to_shards(file, all.temp / "again", layout("ranks")), all.temp.path());
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == (all.temp / "model").string());
   CHECK_THAT(error.what(), Says("no config.json"));
@@ -225,7 +226,7 @@ TEST_CASE("A tied matrix in the shards of many ranks is noted once when they are
   TinyModel model;
   model.tied = true;
   const Checkpoints all(model);
-  const ConvertRequest request = Checkpoints::to_shards(all.temp / "ranks", all.temp / "again", ShardsKind::kOptimum);
+  const ConvertRequest request = Checkpoints::to_shards(all.temp / "ranks", all.temp / "again", layout("optimum"));
   std::set<std::string> unique;
   const auto job = plan_convert(request);
   for (const std::string& note : job->notes) CHECK(unique.insert(note).second);
@@ -243,13 +244,13 @@ TEST_CASE("A tied matrix is said to be left out where it is: of a whole model, n
     });
   };
   CHECK(says_left_out(convert_request(all.temp / "ranks", all.temp / "whole")) == 1);
-  CHECK(says_left_out(Checkpoints::to_shards(all.temp / "ranks", all.temp / "again", ShardsKind::kOptimum)) == 0);
+  CHECK(says_left_out(Checkpoints::to_shards(all.temp / "ranks", all.temp / "again", layout("optimum"))) == 0);
 }
 
 TEST_CASE("Of safetensors and torch's files side by side the safetensors are taken, as transformers does") {
   const Checkpoints all;
   ConvertRequest request = convert_request(all.temp / "model", all.temp / "bin");
-  request.format = Format::kPytorch;
+  request.target.format = Format::kPytorch;
   convert(request);
   TensorMap changed = all.originals;
   changed.at("model.norm.weight").bytes[0] ^= 1;
@@ -385,7 +386,7 @@ TEST_CASE("Copies of other data-parallel ranks are not this program's to delete"
   const Checkpoints all;
   const fs::path folder = all.temp / "optimum/shards/model";
   fs::copy_file(folder / "dp_rank_00_tp_rank_00_pp_rank_00.pt", folder / "dp_rank_01_tp_rank_00_pp_rank_00.pt");
-  ConvertRequest request = Checkpoints::to_shards(all.temp / "model", all.temp / "optimum", ShardsKind::kOptimum);
+  ConvertRequest request = Checkpoints::to_shards(all.temp / "model", all.temp / "optimum", layout("optimum"));
   request.force = true;
   const Error error = refused(request, all.temp.path());
   CHECK(error.kind() == ErrorKind::kBadInput);

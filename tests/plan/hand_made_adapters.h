@@ -81,7 +81,7 @@ inline TensorData bytes(const Dims& shape, const std::string& values) {
 inline ConsolidateRequest request_of(const std::filesystem::path& checkpoint,
                                      const std::filesystem::path& output = {}) {
   ConsolidateRequest request;
-  request.checkpoint_directory = checkpoint;
+  request.source.path = checkpoint;
   if (!output.empty()) request.output_directory = output;
   return request;
 }

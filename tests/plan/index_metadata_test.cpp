@@ -5,6 +5,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -43,14 +44,15 @@ struct IndexedModel {
 
   ConvertRequest request(const std::string& from, const std::string& to) const {
     ConvertRequest request = convert_request(temp / from, temp / to);
-    request.max_shard_bytes = kFileBytes;
+    request.target.options.set_number("max-shard-size", kFileBytes);
     return request;
   }
   void to_hf(const std::string& from, const std::string& to) const { convert(request(from, to)); }
-  void to_shards(const std::string& from, const std::string& to, ShardsKind kind, std::uint32_t tp = 2) const {
+  void to_shards(const std::string& from, const std::string& to, const Layout* kind, std::uint32_t tp = 2) const {
     ConvertRequest shards = request(from, to);
-    shards.to = kind;
-    shards.tp = shards.sharding.tp = tp;
+    shards.target.layout = kind;
+    shards.target.options.erase("max-shard-size");
+    shards.target.tp = tp;
     convert(shards);
   }
 };
@@ -59,21 +61,21 @@ const std::string kCount = "    \"total_parameters\": COUNT,\n";
 
 TEST_CASE("What an index says beside the size comes back with the files, byte for byte, by way of any layout") {
   const IndexedModel model(kCount);
-  for (const ShardsKind kind :
-       {ShardsKind::kRanks, ShardsKind::kOptimum, ShardsKind::kPresharded, ShardsKind::kNxdi, ShardsKind::kNxd}) {
-    const std::string layout = describe(kind).name;
+  for (const Layout* const kind :
+       {layout("ranks"), layout("optimum"), layout("presharded"), layout("nxdi"), layout("nxd")}) {
+    const std::string layout = kind->traits().name;
     INFO(layout);
     model.to_shards("model", layout, kind);
     CHECK(model.keeps(layout));
     ConsolidateRequest request;
-    request.checkpoint_directory = model.temp / layout;
+    request.source.path = model.temp / layout;
     request.output_directory = model.temp / (layout + "-whole");
-    request.max_shard_bytes = kFileBytes;
+    request.target.options.set_number("max-shard-size", kFileBytes);
     execute(*plan_consolidate(request), unsynced());
     CHECK((snapshot(*request.output_directory) == snapshot(model.temp / "model")));
   }
   execute(*plan_shard(shard_request(model.temp / "model", model.temp / "s", 4)), unsynced());
-  model.to_shards("s", "t", ShardsKind::kOptimum, 1);
+  model.to_shards("s", "t", layout("optimum"), 1);
   model.to_hf("t", "u");
   CHECK((snapshot(model.temp / "u") == snapshot(model.temp / "model")));
   model.to_hf("model", "again");
@@ -84,7 +86,7 @@ TEST_CASE("Any members of an index's metadata are kept, as Python writes them") 
   const IndexedModel model(
       "    \"a\": {\n      \"b\": [\n        NaN,\n        1.5\n      ]\n    },\n"
       "    \"mergekit \\u00e9\": \"0.1\",\n");
-  model.to_shards("model", "shards", ShardsKind::kRanks);
+  model.to_shards("model", "shards", layout("ranks"));
   model.to_hf("shards", "whole");
   CHECK(model.index("whole") == model.index("model"));
   CHECK_FALSE(model.keeps("whole"));
@@ -94,7 +96,7 @@ TEST_CASE("An index that says nothing but the size leaves nothing in the shards,
   const IndexedModel model("");
   for (const char* from : {"model", "one"}) {
     const std::string to = std::string(from) + "-shards";
-    model.to_shards(from, to, ShardsKind::kRanks);
+    model.to_shards(from, to, layout("ranks"));
     CHECK_FALSE(model.keeps(to));
     model.to_hf(to, std::string(from) + "-whole");
     CHECK(model.index(std::string(from) + "-whole") == model.index("model"));
@@ -103,7 +105,7 @@ TEST_CASE("An index that says nothing but the size leaves nothing in the shards,
 
 TEST_CASE("One file in place of several has no index, and takes nothing of it along") {
   const IndexedModel model(kCount);
-  model.to_shards("model", "shards", ShardsKind::kRanks);
+  model.to_shards("model", "shards", layout("ranks"));
   convert(convert_request(model.temp / "shards", model.temp / "whole"));
   CHECK((read_model(model.temp / "whole") == model.originals));
   CHECK(snapshot(model.temp / "whole").size() == 2);  // with config.json
@@ -118,7 +120,7 @@ TEST_CASE("The size in an index is that of the tensors, and a number with a poin
     changed.insert(end, right ? ".0" : "7.0");
     write_file(model.temp / "model" / kIndex, changed);
     const std::string shards = right ? "right" : "wrong";
-    model.to_shards("model", shards, ShardsKind::kRanks);
+    model.to_shards("model", shards, layout("ranks"));
     model.to_hf(shards, shards + "-whole");
     CHECK(model.index(shards + "-whole") == (right ? changed : text));
   }
@@ -128,7 +130,7 @@ TEST_CASE("The number of parameters is counted anew where tensors are left out")
   for (const bool counted : {true, false}) {
     INFO(counted);
     const IndexedModel model(counted ? kCount : "    \"total_parameters\": 77,\n");
-    model.to_shards("model", "shards", ShardsKind::kRanks);
+    model.to_shards("model", "shards", layout("ranks"));
     for (const char* from : {"model", "shards"}) {
       const std::string to = std::string(from) + "-less";
       ConvertRequest request = model.request(from, to);
@@ -148,9 +150,10 @@ TEST_CASE("Runs that share a directory write what the index says once") {
   const IndexedModel model(kCount);
   for (const std::uint32_t rank : {1u, 0u}) {
     ConvertRequest part = model.request("model", "shards");
-    part.to = ShardsKind::kPresharded;
-    part.tp = part.sharding.tp = 2;
-    part.sharding.form.start_rank = part.sharding.form.end_rank = rank;
+    part.target.layout = layout("presharded");
+    part.target.options.erase("max-shard-size");
+    part.target.tp = 2;
+    part.target.options.set_number("start-rank", rank), part.target.options.set_number("end-rank", rank);
     convert(part);
     CHECK(model.keeps("shards") == (rank == 0));
   }
@@ -160,7 +163,7 @@ TEST_CASE("Runs that share a directory write what the index says once") {
 
 TEST_CASE("A file of the index's metadata that is none is refused by name") {
   const IndexedModel model(kCount);
-  model.to_shards("model", "shards", ShardsKind::kRanks);
+  model.to_shards("model", "shards", layout("ranks"));
   for (const char* text : {"", "[]", "{\"total_parameters\": 1"}) {
     write_file(model.temp / "shards" / kKept, text);
     const Error error = error_of([&] { model.to_hf("shards", "whole"); });

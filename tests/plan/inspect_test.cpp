@@ -1,6 +1,7 @@
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -25,8 +26,8 @@ class Model {
 
 TEST_CASE("A Hugging Face directory is inspected in state-dict order") {
   const Model model;
-  const auto inspection = read_checkpoint(model.temp / "model", ConfigUse::kLenient);
-  CHECK(inspection.what == Checkpoint::What::kHuggingFace);
+  const auto inspection = read_checkpoint(model.temp / "model", {ConfigUse::kLenient});
+  CHECK(inspection.layout == layout("hf"));
   CHECK(inspection.model_type == "llama");
   CHECK(inspection.map.files.size() == 2);
   REQUIRE(inspection.map.logical.size() == model.tensors.size());
@@ -38,8 +39,8 @@ TEST_CASE("A Hugging Face directory is inspected in state-dict order") {
 TEST_CASE("A file alone is inspected without a model") {
   const Model model;
   const auto inspection = read_checkpoint(
-      model.temp / "out/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors", ConfigUse::kLenient);
-  CHECK(inspection.what == Checkpoint::What::kFile);
+      model.temp / "out/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors", {ConfigUse::kLenient});
+  CHECK(inspection.layout == nullptr);
   CHECK(inspection.map.files.size() == 1);
   REQUIRE(inspection.file_metadata.size() == 5);  // and which rank it is of
   CHECK(inspection.file_metadata[0] == std::pair<std::string, std::string>("format", "pt"));
@@ -48,8 +49,8 @@ TEST_CASE("A file alone is inspected without a model") {
 TEST_CASE("Ranks are inspected as what they are parts of, from the folder or its parent") {
   const Model model;
   for (const char* path : {"out", "out/tensor_parallel_shards"}) {
-    const auto inspection = read_checkpoint(model.temp / path, ConfigUse::kLenient);
-    CHECK(inspection.what == Checkpoint::What::kSharded);
+    const auto inspection = read_checkpoint(model.temp / path, {ConfigUse::kLenient});
+    CHECK(inspection.has_ranks());
     CHECK(inspection.mesh.tp == 4);
     CHECK(inspection.mesh.pp == 2);
     REQUIRE(inspection.map.logical.size() == model.tensors.size());
@@ -61,29 +62,30 @@ TEST_CASE("Ranks are inspected as what they are parts of, from the folder or its
 TEST_CASE("A directory with both says so") {
   const Model model;
   ConsolidateRequest request;
-  request.checkpoint_directory = model.temp / "out";
+  request.source.path = model.temp / "out";
   consolidate(request);
-  const auto inspection = read_checkpoint(model.temp / "out", ConfigUse::kLenient);
-  CHECK(inspection.what == Checkpoint::What::kHuggingFace);
+  const auto inspection = read_checkpoint(model.temp / "out", {ConfigUse::kLenient});
+  CHECK(inspection.layout == layout("hf"));
   REQUIRE(inspection.notes.size() == 1);
   CHECK_THAT(inspection.notes[0], Says("also a sharded checkpoint"));
 }
 
 TEST_CASE("What cannot be inspected is refused with its path") {
   const Model model;
-  CHECK(error_of([&] { read_checkpoint(model.temp / "nowhere", ConfigUse::kLenient); }).kind() == ErrorKind::kBadInput);
+  CHECK(error_of([&] { read_checkpoint(model.temp / "nowhere", {ConfigUse::kLenient}); }).kind() ==
+        ErrorKind::kBadInput);
   fs::create_directories(model.temp / "empty");
-  const Error empty = error_of([&] { read_checkpoint(model.temp / "empty", ConfigUse::kLenient); });
+  const Error empty = error_of([&] { read_checkpoint(model.temp / "empty", {ConfigUse::kLenient}); });
   CHECK(empty.kind() == ErrorKind::kBadInput);
   CHECK(empty.path() == (model.temp / "empty").string());
   write_file(model.temp / "bin/pytorch_model.bin", "PK");
-  CHECK(error_of([&] { read_checkpoint(model.temp / "bin", ConfigUse::kLenient); }).kind() == ErrorKind::kBadInput);
+  CHECK(error_of([&] { read_checkpoint(model.temp / "bin", {ConfigUse::kLenient}); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("A config.json that cannot be used is noted and does not keep one from looking") {
   const Model model;
   write_file(model.temp / "model/config.json", R"({"model_type": "llama", "hidden_size": "many"})");
-  const auto inspection = read_checkpoint(model.temp / "model", ConfigUse::kLenient);
+  const auto inspection = read_checkpoint(model.temp / "model", {ConfigUse::kLenient});
   CHECK(inspection.map.logical.size() == model.tensors.size());
   REQUIRE(inspection.notes.size() == 1);
   CHECK_THAT(inspection.notes[0], Says("config.json"));
@@ -92,13 +94,13 @@ TEST_CASE("A config.json that cannot be used is noted and does not keep one from
 TEST_CASE("A directory of PEFT is inspected as its one file, and shards of adapters are said to be for consolidate") {
   const TempDir temp;
   const fs::path golden = testdata("golden/lora/llama-tp2-two-adapters");
-  const Checkpoint adapter = read_checkpoint(golden / "original", ConfigUse::kLenient);
-  CHECK(adapter.what == Checkpoint::What::kFile);
+  const Checkpoint adapter = read_checkpoint(golden / "original", {ConfigUse::kLenient});
+  CHECK(adapter.layout == nullptr);
   CHECK(adapter.path == golden / "original/adapter_model.safetensors");
   CHECK(adapter.map.logical.size() == 56);
   for (const char* path : {"sharded", "sharded/adapter_test", "sharded/adapter_test/adapter_shards"}) {
     INFO(path);
-    const Error error = error_of([&] { read_checkpoint(golden / path, ConfigUse::kLenient); });
+    const Error error = error_of([&] { read_checkpoint(golden / path, {ConfigUse::kLenient}); });
     CHECK(error.kind() == ErrorKind::kUnsupported);
     CHECK_THAT(error.what(), Says("only consolidate reads"));
   }

@@ -1,6 +1,6 @@
 #include "reshard/plan/program.h"
 
-#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/whole_map.h"
 #include "support/catch.h"
 #include "support/errors.h"
 

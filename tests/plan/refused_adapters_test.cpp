@@ -111,7 +111,7 @@ TEST_CASE("Adapters go beside their shards unless told otherwise, and never over
     CHECK(error.kind() == ErrorKind::kUsage);
   }
   ConsolidateRequest other = request_of(temp / "in");
-  other.format = Format::kPytorch;
+  other.target.format = Format::kPytorch;
   other.force = true;
   CHECK_THAT(planning_error(temp, other).what(), Says("adapter_model.safetensors"));
 }

@@ -3,6 +3,7 @@
 #include "reshard/specs/adapter_config.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
@@ -49,7 +50,7 @@ struct Case {
     write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
     write_file(temp / "peft/adapter_config.json", config.dump(2));
     ShardRequest request = shard_request(temp / "model", temp / "out", tp);
-    request.sharding.form = {ShardsKind::kOptimum, Format::kPytorch};
+    request.target.layout = layout("optimum"), request.target.format = Format::kPytorch;
     request.adapters = {temp / "peft"};
     request.lora_fuse = fuse;
     return request;
@@ -122,16 +123,16 @@ TEST_CASE("Options that shards of adapters have no room for are refused") {
   Case c;
   c.adapt("self_attn.o_proj", 4, 8);
   CHECK_NOTHROW(plan_shard(c.request()));
-  const std::pair<std::function<void(ShardingRequest&)>, const char*> options[] = {
-      {[](ShardingRequest& s) { s.attention.replication = KvReplication::kAdjacent; }, "--kv-replication adjacent"},
-      {[](ShardingRequest& s) { s.attention.pad_heads = true; }, "--pad-attn-heads"},
-      {[](ShardingRequest& s) { s.pad = true; }, "--pad"},
-      {[](ShardingRequest& s) { s.vocab_parallel = true; }, "--vocab-parallel"},
-      {[](ShardingRequest& s) { s.form.start_rank = 1; }, "--start-rank"},
-      {[](ShardingRequest& s) { s.ep = 2; }, "--ep"}};
+  const std::pair<std::function<void(TargetRequest&)>, const char*> options[] = {
+      {[](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "--kv-replication"},
+      {[](TargetRequest& s) { s.options.set_flag("pad-attn-heads", true); }, "--pad-attn-heads"},
+      {[](TargetRequest& s) { s.options.set_flag("pad", true); }, "--pad"},
+      {[](TargetRequest& s) { s.options.set_flag("vocab-parallel", true); }, "--vocab-parallel"},
+      {[](TargetRequest& s) { s.options.set_number("start-rank", 1); }, "--start-rank"},
+      {[](TargetRequest& s) { s.ep = 2; }, "--ep"}};
   for (const auto& [change, says] : options) {
     ShardRequest request = c.request();
-    change(request.sharding);
+    change(request.target);
     const Error error = error_of([&] { plan_shard(request); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says(says));
@@ -152,7 +153,7 @@ TEST_CASE("A joined linear is adapted as a whole or not at all") {
   c.adapt("self_attn.q_proj", 8, 4);  // is not joined here
   CHECK_NOTHROW(plan_shard(c.request()));
   ShardRequest fused = c.request();
-  fused.sharding.attention.fuse_qkv = true;
+  fused.target.options.set_flag("fuse-qkv", true);
   CHECK_THAT(error_of([&] { plan_shard(fused); }).what(), Says("k_proj, model.layers.0.self_attn.v_proj"));
 }
 
@@ -250,10 +251,10 @@ TEST_CASE("Directories that hold no adapter, no model or two adapters of one nam
   request.adapters = {c.temp / "nowhere"};
   refused(request, ErrorKind::kBadInput, "no such directory");
   request = c.request();
-  request.model_directory = c.temp / "peft/adapter_config.json";
+  request.source.path = c.temp / "peft/adapter_config.json";
   refused(request, ErrorKind::kBadInput, "is not a directory");
   request = c.request();
-  request.sharding.form.format = Format::kSafetensors;
+  request.target.format = Format::kSafetensors;
   refused(request, ErrorKind::kUsage, "no safetensors form");
   request = c.request();
   fs::create_directories(c.temp / "peft/default");
@@ -275,14 +276,14 @@ TEST_CASE("Further adapters are called as their folders are, and config.json its
     for (const char* file : {"adapter_config.json", "adapter_model.safetensors"})
       fs::copy(c.temp / "peft" / file, c.temp / place / file);
   request.adapters.push_back(c.temp / "second/");
-  request.model_directory = c.temp / "model/config.json";
+  request.source.path = c.temp / "model/config.json";
   shard(request);
   for (const char* name : {"default", "second", "third.x"})
     CHECK(fs::exists(c.temp / "out" / ("adapter_" + std::string(name)) / "adapter_shards/done"));
   request.force = true;
   CHECK_NOTHROW(shard(request));
   ConsolidateRequest back;
-  back.checkpoint_directory = c.temp / "out";
+  back.source.path = c.temp / "out";
   back.output_directory = c.temp / "again";
   consolidate(back);
   for (const char* folder : {"", "second", "third.x"})
@@ -305,7 +306,7 @@ TEST_CASE("An exact adapter is consolidated elsewhere, is checked for its zeros,
   c.adapt_mlp();
   shard(c.request(2, LoraFuse::kExact));
   ConsolidateRequest back;
-  back.checkpoint_directory = c.temp / "out/adapter_default";
+  back.source.path = c.temp / "out/adapter_default";
   CHECK(error_of([&] { plan_consolidate(back); }).kind() == ErrorKind::kUsage);
   back.output_directory = c.temp / "again";
   const fs::path rank = c.temp / "out/adapter_default/adapter_shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt";
@@ -341,7 +342,7 @@ TEST_CASE("A config with other ranks than the files is left as it is, and the sc
   write_file(c.temp / "out/adapter_default/adapter_config.json", c.config.dump());
   fs::remove(c.temp / "out/adapter_default/adapter_config.unfused.json");
   ConsolidateRequest back;
-  back.checkpoint_directory = c.temp / "out/adapter_default";
+  back.source.path = c.temp / "out/adapter_default";
   back.output_directory = c.temp / "again";
   const auto job = plan_consolidate(back);
   REQUIRE(job->notes.size() == 1);

@@ -17,7 +17,7 @@ struct GoldenCase {
   Json json;
   Model model;
   Mesh mesh;
-  AttentionOptions options;
+  PartitionOptions options;
 
   explicit GoldenCase(const fs::path& at) : directory(at), json(Json::parse(test::read_file(at / "golden.json"))) {
     const ModelConfig config = read_model_config(at / "original");

@@ -37,7 +37,7 @@ bool none(const std::string&) {
 }
 
 std::vector<StagePlan> plan(const Sizes& sizes, std::uint32_t tp, const Mesh& mesh = {},
-                            const AttentionOptions& options = {}) {
+                            const PartitionOptions& options = {}) {
   return plan_stages(model_of(sizes), tp, partition_evenly(sizes.layers, mesh), options, none);
 }
 
@@ -67,10 +67,10 @@ TEST_CASE("Where sizes are filled up, the degrees that work are those that leave
   sizes.vocab = 7;
   sizes.intermediate = 10;
   const Model model = model_of(sizes);
-  AttentionOptions options;
-  options.apart = true;
+  PartitionOptions options;
+  options.separate = true;
   CHECK(legal_tp_degrees(model, options) == std::vector<std::uint64_t>{1});
-  options.fill_up = true;
+  options.pad = true;
   CHECK(legal_tp_degrees(model, options).size() == 512);
   CHECK_FALSE(tensor_parallel_problem(model, 509, options));
 }
@@ -102,7 +102,7 @@ TEST_CASE("The legal degrees are those that divide every size, for random models
     s.kv_heads = pick({1, 2, 3, 4, 8});
     s.heads = s.kv_heads * pick({1, 2, 3, 4, 8});
     s.head_dim = pick({2, 6, 8, 64});
-    AttentionOptions options{random() % 2 == 0, {}};
+    PartitionOptions options{random() % 2 == 0, {}};
     if (random() % 2) options.kv_size_multiplier = pick({0, 1, 2, 3, 4, 8});
     const Model model = model_of(s);
     std::vector<std::uint64_t> expected;

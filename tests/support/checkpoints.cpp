@@ -6,8 +6,10 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/zip.h"
-#include "reshard/layouts/shards.h"
+#include "reshard/layouts/hf.h"
+#include "reshard/layouts/rank_layout.h"
 #include "support/catch.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/strided.h"
 
@@ -40,25 +42,25 @@ std::map<std::string, TensorMap> read_weights(const fs::path& directory) {
 TensorMap consolidated(const fs::path& checkpoint, const fs::path& output, std::shared_ptr<const Family> spec) {
   fs::remove_all(output);
   ConsolidateRequest request;
-  request.checkpoint_directory = checkpoint;
+  request.source.path = checkpoint;
   request.output_directory = output;
-  request.spec = std::move(spec);
+  request.source.family = std::move(spec);
   consolidate(request);
   return read_model(output);
 }
 
-ShardRequest deployed_request(ShardsKind kind, const fs::path& model, const fs::path& output, std::uint32_t tp) {
+ShardRequest deployed_request(const Layout* kind, const fs::path& model, const fs::path& output, std::uint32_t tp) {
   ShardRequest request = shard_request(model, output, tp);
-  request.sharding.form.kind = kind;
+  request.target.layout = kind;
   return request;
 }
 
 std::map<std::string, TensorMap> read_shards(const fs::path& directory) {
-  const auto folder = find_shards_folder(directory);
+  const auto folder = find_shards(directory);
   REQUIRE(folder);
   std::map<std::string, TensorMap> ranks;
   for (const RankFile& file : list_rank_files(*folder))
-    ranks[rank_name(ShardsKind::kRanks, file.rank)] = tensors_of(read_container(file.path, file.format));
+    ranks[rank_name(file.rank, false)] = tensors_of(read_container(file.path, file.format));
   return ranks;
 }
 
@@ -93,7 +95,7 @@ RunResult convert(const ConvertRequest& request, const RunOptions& options) {
 
 ConvertRequest convert_request(const fs::path& source, const fs::path& output) {
   ConvertRequest request;
-  request.source = source;
+  request.source.path = source;
   request.output_directory = output;
   return request;
 }

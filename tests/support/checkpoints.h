@@ -42,8 +42,8 @@ std::size_t check_crcs(const std::filesystem::path& directory);
 RunResult convert(const ConvertRequest& request, const RunOptions& options = unsynced());
 
 /// Requests without the many defaults; that of shard is about `tp` ranks of one stage.
-ShardRequest deployed_request(ShardsKind kind, const std::filesystem::path& model, const std::filesystem::path& output,
-                              std::uint32_t tp);
+ShardRequest deployed_request(const Layout* kind, const std::filesystem::path& model,
+                              const std::filesystem::path& output, std::uint32_t tp);
 ConvertRequest convert_request(const std::filesystem::path& source, const std::filesystem::path& output);
 
 }  // namespace reshard::test

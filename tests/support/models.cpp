@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "reshard/layouts/hf_layout.h"
 #include "reshard/layouts/target_file.h"
+#include "reshard/layouts/whole_map.h"
+#include "support/layouts.h"
 
 namespace reshard::test {
 
@@ -126,10 +127,11 @@ RunResult consolidate(const ConsolidateRequest& request, const RunOptions& optio
 
 ShardRequest shard_request(const fs::path& model, const fs::path& output, std::uint32_t tp, std::uint32_t pp) {
   ShardRequest request;
-  request.model_directory = model;
+  request.source.path = model;
   request.output_directory = output;
-  request.sharding.tp = tp;
-  request.sharding.pp = pp;
+  request.target.layout = layout("ranks");
+  request.target.tp = tp;
+  request.target.pp = pp;
   return request;
 }
 

@@ -62,15 +62,13 @@ OracleOptions legal_options(Random& random, const TinyModel& model) {
   return {};
 }
 
-ShardingRequest sharding_of(const OracleOptions& options) {
-  ShardingRequest request;
+void set_target(TargetRequest& request, const OracleOptions& options) {
   request.tp = static_cast<std::uint32_t>(options.tp);
   request.pp = static_cast<std::uint32_t>(options.pp);
   request.vpp = static_cast<std::uint32_t>(options.vpp);
-  request.attention.fuse_qkv = options.fuse_qkv;
-  if (options.kv_size_multiplier) request.attention.kv_size_multiplier = options.kv_size_multiplier;
+  request.options.set_flag("fuse-qkv", options.fuse_qkv);
+  if (options.kv_size_multiplier) request.options.set_number("kv-size-multiplier", options.kv_size_multiplier);
   for (const std::uint64_t cut : options.cuts) request.pipeline_cuts.push_back("model.layers." + std::to_string(cut));
-  return request;
 }
 
 std::string joined_name(std::string name) {

@@ -30,7 +30,7 @@ OracleOptions random_options(Random& random, const TinyModel& model);
 OracleOptions legal_options(Random& random, const TinyModel& model);
 
 /// The request for a mesh, of no form yet.
-ShardingRequest sharding_of(const OracleOptions& options);
+void set_target(TargetRequest& request, const OracleOptions& options);
 
 /// The name of a parameter, the same for those that may be joined into one.
 std::string joined_name(std::string name);

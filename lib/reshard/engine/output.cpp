@@ -16,7 +16,7 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/storage.h"
-#include "reshard/layouts/shards.h"
+#include "reshard/layouts/layout.h"
 
 namespace reshard {
 namespace {
@@ -94,8 +94,8 @@ std::vector<fs::path> output_files(const Job& job) {
   return files;
 }
 
-void prove_only_ours(const fs::path& folder, const fs::path& shown_as) {
-  const std::vector<std::string> foreign = foreign_entries(folder);
+void prove_only_ours(const Layout& layout, const fs::path& folder, const fs::path& shown_as) {
+  const std::vector<std::string> foreign = layout.foreign_entries(folder);
   if (!foreign.empty())
     throw Error(ErrorKind::kBadInput,
                 "would be replaced as a whole, but holds what this program did not write: " + list_names(foreign))
@@ -142,7 +142,7 @@ void prove_output(const Job& job) {
       throw Error(ErrorKind::kBadInput, "is not a folder that this program made").in(directory / folder);
     prove_no_input_inside(job, directory / folder);
     present.push_back(folder.string() + "/");
-    if (job.force) prove_only_ours(directory / folder, directory / folder);
+    if (job.force) prove_only_ours(*job.layout, directory / folder, directory / folder);
   }
   if (!present.empty() && !job.force)
     throw Error(ErrorKind::kBadInput,

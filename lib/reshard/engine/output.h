@@ -24,7 +24,7 @@ bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 /// Proves that everything in a shards folder has a name that this program writes. `shown_as` is the folder's name for
 /// errors.
 /// \throws Error kBadInput.
-void prove_only_ours(const std::filesystem::path& folder, const std::filesystem::path& shown_as);
+void prove_only_ours(const Layout& layout, const std::filesystem::path& folder, const std::filesystem::path& shown_as);
 
 /// Room for a job's outputs, as far as the file system says.
 struct OutputSpace {

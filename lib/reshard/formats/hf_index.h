@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/formats/container.h"
 #include "reshard/formats/format.h"
 
 namespace reshard {
@@ -52,17 +51,5 @@ std::string hf_file_name(Format format, std::size_t number, std::size_t count);
 bool is_hf_weights_name(std::string_view name);
 /// "model.safetensors.index.json" or "pytorch_model.bin.index.json".
 std::string hf_index_name(Format format);
-
-/// The format of the weights in a Hugging Face directory: safetensors where both are there, as transformers has it;
-/// nothing if neither is.
-std::optional<Format> hf_format(const std::filesystem::path& directory);
-
-/// The files of the Hugging Face checkpoint in `directory`, each read and proved, and together held against the index:
-/// every named file exists and holds the tensors said to be in it, and no others. `warnings` get what is odd but
-/// harmless.
-/// \param index_metadata  If given, gets HfIndex::metadata.
-/// \throws Error kBadInput; kUnsupported.
-std::vector<Container> read_hf_checkpoint(const std::filesystem::path& directory,
-                                          std::string* index_metadata = nullptr);
 
 }  // namespace reshard

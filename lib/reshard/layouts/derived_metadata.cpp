@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "reshard/base/error.h"
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 
 namespace reshard {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 /// One stage's state dict, explained name by name.
 class Derivation {
  public:
-  Derivation(const Model& model, std::uint32_t tp, const AttentionOptions& heads, const Container& file)
+  Derivation(const Model& model, std::uint32_t tp, const PartitionOptions& heads, const Container& file)
       : model_(model), tp_(tp), heads_(heads), file_(file) {
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
     for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_joined_names(layer);
@@ -177,7 +177,7 @@ class Derivation {
       if (columns && *columns != q) return false;  // of the output projection, which takes the same heads
       return fused ? rows == q + 2 * kv : rows == q && rows_held(prefix + "k") == kv;
     };
-    AttentionOptions options = heads_;
+    PartitionOptions options = heads_;
     options.fuse_qkv = fused;
     for (const bool pad : {false, true}) {
       if (heads_.pad_heads && !pad) continue;
@@ -208,7 +208,7 @@ class Derivation {
 
   const Model& model_;
   std::uint32_t tp_;
-  AttentionOptions heads_;
+  PartitionOptions heads_;
   const Container& file_;
   std::unordered_map<std::string, const ModelParameter*> by_name_;
   std::unordered_map<std::string, Joined> joined_;
@@ -219,7 +219,7 @@ class Derivation {
 
 }  // namespace
 
-void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, const AttentionOptions& heads) {
+void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads) {
   checkpoint.metadata.clear();
   for (const auto& files : checkpoint.files)
     checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, heads, files.front()).run());

@@ -61,9 +61,9 @@ bool has_master_weights(const Pickle& pickle) {
 
 }  // namespace
 
-void refuse_weights_in_optimizer(const ShardsFolder& folder, std::span<const RankFile> ranks) {
-  if (folder.kind != ShardsKind::kOptimum || ranks.empty()) return;
-  const std::set<fs::path> states = optimizer_files(folder.path / kOptimizerFolder);
+void refuse_weights_in_optimizer(const fs::path& folder, std::span<const RankFile> ranks) {
+  if (ranks.empty()) return;
+  const std::set<fs::path> states = optimizer_files(folder);
   if (states.empty()) return;
   if (std::any_of(ranks.begin(), ranks.end(), [](const RankFile& rank) { return has_tensor_files(rank.path); })) return;
   // A checkpoint is all xser or not at all. Empty folders may be lost in a copy.

@@ -1,8 +1,9 @@
 #pragma once
 
+#include <filesystem>
 #include <span>
 
-#include "reshard/layouts/shards.h"
+#include "reshard/layouts/rank_folder.h"
 
 namespace reshard {
 
@@ -10,8 +11,8 @@ namespace reshard {
 inline constexpr const char* kOptimizerFolder = "optim";
 
 /// NxD may save a checkpoint without its weights (avoid_saving_lower_precision_weights): then no tensor that the xser
-/// files of `ranks` refer to is there, and the optimizer's files have the weights in fp32.
+/// files of `ranks` refer to is there, and the optimizer's files in `folder` have the weights in fp32.
 /// \throws Error kUnsupported if that is so; nothing for files that cannot be read, whose readers say why.
-void refuse_weights_in_optimizer(const ShardsFolder& folder, std::span<const RankFile> ranks);
+void refuse_weights_in_optimizer(const std::filesystem::path& folder, std::span<const RankFile> ranks);
 
 }  // namespace reshard

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "reshard/formats/container.h"
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/specs/transformation_specs.h"
 
 namespace reshard {

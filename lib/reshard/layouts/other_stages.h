@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/specs/stage_plan.h"
 
 namespace reshard {

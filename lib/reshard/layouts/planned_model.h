@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "reshard/formats/container.h"
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/specs/config_plan.h"
 
 namespace reshard {

@@ -22,7 +22,7 @@ struct RankKeys {
   std::uint32_t RankRecord::*degree;
   bool always;  // else only where there are several
 };
-constexpr RankKeys kRanks[] = {
+constexpr RankKeys kRankKeys[] = {
     {"tensor-parallel", "reshard.tp_rank", "reshard.tp_degree", &RankRecord::tp_rank, &RankRecord::tp_degree, true},
     {"pipeline", "reshard.pp_rank", "reshard.pp_degree", &RankRecord::pp_rank, &RankRecord::pp_degree, false},
     {"expert-parallel", "reshard.ep_rank", "reshard.ep_degree", &RankRecord::ep_rank, &RankRecord::ep_degree, false},
@@ -64,7 +64,7 @@ OriginalShapes parse_originals(const Container& file, const std::string& text) {
 
 FileMetadata record_metadata(const RankRecord& record) {
   FileMetadata metadata;
-  for (const RankKeys& keys : kRanks) {
+  for (const RankKeys& keys : kRankKeys) {
     if (!keys.always && record.*keys.degree == 1) continue;
     metadata.emplace_back(keys.rank_key, std::to_string(record.*keys.rank));
     metadata.emplace_back(keys.degree_key, std::to_string(record.*keys.degree));
@@ -89,7 +89,7 @@ std::optional<RankRecord> read_record(const Container& file) {
       originals = parse_originals(file, value);
       any = true;
     }
-    for (const RankKeys& keys : kRanks) {
+    for (const RankKeys& keys : kRankKeys) {
       const bool is_rank = key == keys.rank_key;
       if (!is_rank && key != keys.degree_key) continue;
       const auto number = parse_unsigned(value, kMaxParallelDegree);
@@ -99,7 +99,7 @@ std::optional<RankRecord> read_record(const Container& file) {
     }
   }
   if (!any) return std::nullopt;
-  for (const RankKeys& keys : kRanks)
+  for (const RankKeys& keys : kRankKeys)
     if (record.*keys.rank >= record.*keys.degree)
       throw Error(ErrorKind::kBadInput, fmt::format("its metadata claims {} rank {} of {}", keys.kind,
                                                     record.*keys.rank, record.*keys.degree))

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 
 namespace reshard {
 

@@ -13,8 +13,8 @@
 #include "reshard/formats/container.h"
 #include "reshard/formats/torch_plan.h"
 #include "reshard/layouts/cut.h"
+#include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/rank_record.h"
-#include "reshard/layouts/shards.h"
 #include "reshard/tensor/box.h"
 
 namespace reshard {

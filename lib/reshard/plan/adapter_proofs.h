@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 
 namespace reshard {
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "reshard/layouts/shards.h"
+#include "reshard/layouts/adapter_folders.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/peft_adapter.h"
 
@@ -22,7 +22,7 @@ void note_adapters_left(Job& job, const std::filesystem::path& directory);
 std::unique_ptr<Job> plan_consolidate_adapters(const ConsolidateRequest& request,
                                                const std::vector<AdapterFolder>& adapters);
 
-/// PEFT's adapters into ranks of the layout optimum: adapter_NAME/adapter_shards.
+/// PEFT's adapters into ranks of adapter_layout(): adapter_NAME/adapter_shards.
 /// \throws as plan_shard.
 std::unique_ptr<Job> plan_shard_adapters(const ShardRequest& request);
 

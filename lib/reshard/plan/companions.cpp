@@ -10,8 +10,9 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/storage.h"
-#include "reshard/layouts/master_weights.h"
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/rank_folder.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/tags.h"
 #include "reshard/specs/adapter_config.h"
@@ -46,17 +47,15 @@ bool is_weights(const std::string& file_name) {
 
 /// A folder of this name can only be one of shards. Anything may be called "model": that is told by what is in it.
 bool is_shards_name(const std::string& name) {
-  return std::any_of(std::begin(kShardsKinds), std::end(kShardsKinds), [&](const ShardsKindRow& row) {
-    return row.whole && row.kind != ShardsKind::kNxd && name == row.folder;
-  });
+  return std::any_of(layouts().begin(), layouts().end(),
+                     [&](const Layout* layout) { return layout->owns_folder_name(name); });
 }
 
-/// What a save of NxD puts into the folder of a tag beside `model`.
-bool is_part_of_save(const fs::path& directory, const std::string& name) {
-  std::error_code ignored;
-  if (name == kCheckpointMarker || name == kDoneMarker || name == kOptimizerFolder)
-    return fs::is_directory(directory / describe(ShardsKind::kNxd).folder, ignored);
-  return name == kLatestFile && !list_tags(directory).empty();
+/// What is about the shards in a checkpoint's directory, or marks it among those of a run.
+bool is_of_shards(const fs::path& directory, const std::string& name) {
+  return std::any_of(layouts().begin(), layouts().end(),
+                     [&](const Layout* layout) { return layout->owns(directory, name); }) ||
+         (name == kLatestFile && !list_tags(directory).empty());
 }
 
 using Entries = std::set<fs::directory_entry>;  // sorted: the order must not be the file system's
@@ -70,24 +69,26 @@ Entries entries_of(const fs::path& folder) {
 /// Whether a folder is a checkpoint of its own: a model's or an adapter's config with weights beside it, weights with an
 /// index, shards of any layout, or what a trainer saves at a step (NxD: model/ and optim/, with marker files).
 bool holds_checkpoint(const fs::path& folder, const Entries& entries) {
-  bool config = false, tensors = false, model = false, optimizer = false, marker = false;
+  bool config = false, tensors = false;
+  std::set<std::string> files, folders;
   for (const fs::directory_entry& entry : entries) {
     const std::string name = entry.path().filename().string();
     std::error_code broken_link;
     if (entry.is_directory(broken_link)) {
       if (is_shards_name(name) || rank_of_name(name)) return true;
-      model = model || name == describe(ShardsKind::kNxd).folder;
-      optimizer = optimizer || name == kOptimizerFolder;
+      folders.insert(name);
     } else {
       if (is_tensor_index(name)) return true;
       config = config || name == kConfigFile || name == kAdapterConfigFile;
       tensors = tensors || holds_tensors(name);
-      marker = marker || name == kCheckpointMarker || name == kDoneMarker;
+      files.insert(name);
     }
   }
-  if ((config && tensors) || (model && optimizer) || (marker && (model || optimizer))) return true;
+  if (config && tensors) return true;
+  for (const Layout* layout : layouts())
+    if (layout->is_checkpoint(files, folders)) return true;
   try {
-    return find_shards_folder(folder).has_value();
+    return find_shards(folder).has_value();
   } catch (const Error&) {
     return true;  // two in one place
   }
@@ -132,7 +133,7 @@ class Collector {
     for (const auto& entry : entries) {
       const std::string name = entry.path().filename().string();
       std::error_code broken_link;
-      if (name.starts_with(".") || name == kTrainingConfigFile || is_part_of_save(directory, name)) continue;
+      if (name.starts_with(".") || is_of_shards(directory, name)) continue;
       if (entry.is_directory(broken_link)) {
         // A linked folder may lead anywhere, even back here.
         if (!entry.is_symlink()) try_folder(directory / name, relative / name);

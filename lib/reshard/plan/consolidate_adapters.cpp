@@ -9,8 +9,9 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/storage.h"
 #include "reshard/io/text_file.h"
+#include "reshard/layouts/hf.h"
 #include "reshard/layouts/other_stages.h"
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/plan/adapter_proofs.h"
 #include "reshard/plan/adapters.h"
@@ -100,7 +101,7 @@ std::vector<AdaptedModule> adapted_modules(const TensorMap& source, const std::v
 void prove_folder_name(const AdapterFolder& adapter) {
   if (!adapter.name.empty() && adapter.name != "." && adapter.name != "..") return;
   throw Error(ErrorKind::kBadInput, "is not called adapter_NAME with a name that a folder can have")
-      .in(adapter.shards.parent);
+      .in(adapter.shards.directory);
 }
 
 class AdapterPlanner {
@@ -111,8 +112,9 @@ class AdapterPlanner {
   std::unique_ptr<Job> plan() {
     const bool single = adapters_.front().alone;
     job_->command = "consolidate";
-    job_->source_directory = single ? adapters_.front().shards.path : request_.checkpoint_directory;
-    job_->model_directory = single ? adapters_.front().shards.parent : request_.checkpoint_directory;
+    job_->layout = &whole_layout();
+    job_->source_directory = single ? adapters_.front().shards.path : request_.source.path;
+    job_->model_directory = single ? adapters_.front().shards.directory : request_.source.path;
     job_->output_directory = request_.output_directory.value_or(job_->model_directory);
     job_->force = request_.force;
     for (const AdapterFolder& adapter : adapters_) {
@@ -148,8 +150,8 @@ class AdapterPlanner {
   /// before; where their lora_A are stacked, the metadata comes to say so. After training the entries count.
   fs::path config_of(const AdapterFolder& adapter, ShardedCheckpoint& checkpoint,
                      const std::vector<FusedLayer>& fused) {
-    const fs::path config = adapter.shards.parent / kAdapterConfigFile;
-    const fs::path before = adapter.shards.parent / kUnfusedConfigFile;
+    const fs::path config = adapter.shards.directory / kAdapterConfigFile;
+    const fs::path before = adapter.shards.directory / kUnfusedConfigFile;
     if (!path_exists(config) || !path_exists(before)) return config;
     const AdapterConfig unfused = read_adapter_config(before);
     if (read_adapter_config(config).text == unfused.text) return config;  // joined anew, without entries
@@ -179,7 +181,7 @@ class AdapterPlanner {
             .in(job_->output_directory / folder)
             .hint("choose another OUT_DIR");
     // PEFT takes safetensors where both are there.
-    const bool pytorch = request_.format == Format::kPytorch;
+    const bool pytorch = format_ == Format::kPytorch;
     const fs::path other = job_->output_directory / folder / (pytorch ? kAdapterSafetensorsFile : kAdapterPytorchFile);
     if (path_exists(other))
       throw Error(ErrorKind::kBadInput,
@@ -190,8 +192,8 @@ class AdapterPlanner {
 
   void add_target(const TensorMap& source, const fs::path& folder, const std::string& prefix) {
     TargetContainer container;
-    container.format = request_.format;
-    container.path = folder / (request_.format == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile);
+    container.format = format_;
+    container.path = folder / (format_ == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile);
     for (const LogicalTensor& tensor : source.logical)
       if (!tensor.filler) {
         container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, 0, 0, 0, CutKind::kWhole});
@@ -258,6 +260,7 @@ class AdapterPlanner {
   }
 
   const ConsolidateRequest& request_;
+  const Format format_ = request_.target.format.value_or(Format::kSafetensors);
   const std::vector<AdapterFolder>& adapters_;
   std::unique_ptr<Job> job_;
 };
@@ -267,7 +270,7 @@ class AdapterPlanner {
 std::vector<AdapterFolder> adapters_to_consolidate(const fs::path& path) {
   std::vector<AdapterFolder> adapters = find_adapter_folders(path);
   if (adapters.empty()) return adapters;
-  const auto shards = find_shards_folder(path);
+  const auto shards = find_shards(path);
   const bool model = shards && std::none_of(adapters.begin(), adapters.end(), [&](const AdapterFolder& adapter) {
                        return adapter.shards.path == shards->path;
                      });
@@ -278,7 +281,7 @@ std::vector<AdapterFolder> adapters_to_consolidate(const fs::path& path) {
 void note_adapters_left(Job& job, const fs::path& directory) {
   std::vector<std::string> folders;
   for (const AdapterFolder& adapter : find_adapter_folders(directory))
-    folders.push_back(adapter.shards.parent.filename().string());
+    folders.push_back(adapter.shards.directory.filename().string());
   if (!folders.empty())
     job.notes.push_back(
         fmt::format("the model is consolidated, the adapters beside it are not: {}; give {} to consolidate one",

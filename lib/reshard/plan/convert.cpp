@@ -10,8 +10,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/io/storage.h"
-#include "reshard/layouts/hf_layout.h"
-#include "reshard/plan/checkpoint.h"
+#include "reshard/layouts/whole_map.h"
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
@@ -168,7 +167,7 @@ const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, con
   TensorMap wanted;
   for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
   try {
-    prove_against_model(wanted, *checkpoint.model, request.source);
+    prove_against_model(wanted, *checkpoint.model, request.source.path);
   } catch (Error& error) {
     if (request.names.renames.empty() && selection.dropped.empty()) throw;
     throw error.hint("with --rename, --drop and --keep, what is left must be the model of config.json");
@@ -177,22 +176,20 @@ const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, con
   return *checkpoint.model;
 }
 
-void plan_shards(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request, Job& job) {
-  ShardingRequest sharding = request.sharding;
-  const bool sharded = checkpoint.what == Checkpoint::What::kSharded;
-  if (!request.tp && !sharded)
+/// Makes the target; ranks that the request leaves open are the source's.
+void plan_converted(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request, Job& job) {
+  TargetRequest target = request.target;
+  const LayoutTraits& traits = target.layout->traits();
+  if (!traits.has_ranks) return plan_target(job, target, nullptr, selection.wanted);
+  const bool from_ranks = checkpoint.has_ranks();
+  if (!target.tp && !from_ranks)
     throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
-  sharding.tp = request.tp.value_or(checkpoint.mesh.tp);
-  const bool stages = !describe(*request.to).deployed;
-  if (!sharding.pp && sharding.pipeline_cuts.empty() && sharded && stages) sharding.pp = checkpoint.mesh.pp;
-  if (!sharding.ep && sharded && describe(*request.to).has_metadata) sharding.ep = checkpoint.mesh.ep;
-  const Format format =
-      request.format.value_or(describe(*request.to).torch_only ? Format::kPytorch : Format::kSafetensors);
-  sharding.form.kind = *request.to;
-  sharding.form.format = format;
+  if (!target.tp) target.tp = checkpoint.mesh.tp;
+  if (!target.pp && target.pipeline_cuts.empty() && from_ranks && traits.has_stages) target.pp = checkpoint.mesh.pp;
+  if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;
   const Model& model = prove_model(checkpoint, selection, request);
-  if (*request.to == ShardsKind::kNxdi && !request.dtype) take_config_dtype(job, checkpoint.config, selection.wanted);
-  plan_sharded_target(job, sharding, model, selection.wanted);
+  if (!request.dtype) take_config_dtype(job, *target.layout, checkpoint.config, selection.wanted);
+  plan_target(job, target, &model, selection.wanted);
 }
 
 /// Writes config.json with the dtype that loaders shall take, if it names one.
@@ -201,14 +198,13 @@ void update_config(Job& job, const fs::path& file, OrderedJson config, DType dty
   if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", file});
 }
 
-std::unique_ptr<Job> plan(const ConvertRequest& request) {
-  if (!request.to && request.format == Format::kXser)
-    throw Error(ErrorKind::kUsage, "a Hugging Face directory has no xser form").hint("choose safetensors or pytorch");
-  const FoundCheckpoint found = find_checkpoint(request.source, request.tag);
-  Checkpoint checkpoint =
-      read_checkpoint(found.path, ConfigUse::kStrict, request.spec, request.heads, {request.config});
+std::unique_ptr<Job> plan(ConvertRequest request) {
+  if (request.target.layout == nullptr) request.target.layout = &whole_layout();
+  validate_request(request.target);
+  const FoundCheckpoint found = find_checkpoint(request.source.path, request.source.tag);
+  Checkpoint checkpoint = read_checkpoint(found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
-  if (checkpoint.what == Checkpoint::What::kFile && fs::is_directory(found.path))
+  if (checkpoint.layout == nullptr && fs::is_directory(found.path))
     throw Error(ErrorKind::kUnsupported, "is a directory of adapters, which convert would not make another of")
         .in(found.path)
         .hint("give the file itself, " + checkpoint.path.filename().string() + ", to convert its tensors alone");
@@ -216,14 +212,11 @@ std::unique_ptr<Job> plan(const ConvertRequest& request) {
   prove_outside(request.output_directory, checkpoint);
   OrderedJson config = request.dtype ? read_ordered_config(checkpoint.config) : OrderedJson();
   Selection selection = select(job->source, request, config, *job);
-  if (request.to)
-    plan_shards(checkpoint, selection, request, *job);
-  else
-    plan_hf_target(*job, request.format.value_or(Format::kSafetensors), request.max_shard_bytes, selection.wanted);
+  plan_converted(checkpoint, selection, request, *job);
   ProgramOptions options;
   options.check_replicas = request.check_replicas;
   options.dropped = std::move(selection.dropped);
-  options.partial_target = request.to && request.sharding.form.is_partial();
+  options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   if (request.dtype) update_config(*job, checkpoint.config, std::move(config), *request.dtype);
   carry_companions(*job, checkpoint, {request.output_directory, checkpoint.path});

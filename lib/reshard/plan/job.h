@@ -8,9 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/layouts/sharded_layout.h"
-#include "reshard/layouts/tensor_map.h"
-#include "reshard/plan/attention_report.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/layout.h"
 #include "reshard/plan/program.h"
 #include "reshard/specs/adapter_config.h"
 #include "reshard/specs/mesh.h"
@@ -51,6 +50,7 @@ struct Job {
   std::vector<std::string> notes;             // what the user should know, whole sentences
   std::string index_metadata;                 // as of HfIndex, of the source
   std::filesystem::path index_metadata_file;  // where index_metadata stands; empty if that is empty
+  const Layout* layout = nullptr;             // of the target
 
   Job() = default;
   Job(const Job&) = delete;
@@ -76,24 +76,20 @@ struct Companions {
 Companions companion_files(const std::filesystem::path& directory,
                            const std::vector<std::filesystem::path>& left_out = {});
 
-/// How a sharded checkpoint is to be made.
-struct ShardingRequest {
-  std::uint32_t tp = 1;
-  std::optional<std::uint32_t> pp;  // default 1, or what the cuts make
-  std::uint32_t vpp = 1;
-  std::optional<std::uint32_t> ep;         // default 1
-  std::vector<std::string> pipeline_cuts;  // empty: dealt evenly
-  AttentionOptions attention;
-  ShardedForm form;
-  bool pad = false;             // of presharded: sizes that the ranks do not divide are filled up
-  bool vocab_parallel = false;  // as of DeployedForm
+/// A checkpoint to be read.
+struct SourceRequest {
+  std::filesystem::path path;      // what read_checkpoint takes, or a directory of tags
+  std::optional<std::string> tag;  // as of find_checkpoint
+  std::filesystem::path config;    // as of ConfigChoice
+  FamilySpec family;               // of a model that somebody describes; else its model_type says it
+  OptionValues options;            // that say how it was made, as of ReadContext
 };
 
+/// A Hugging Face checkpoint, or adapters, to be sharded.
 struct ShardRequest {
-  std::filesystem::path model_directory;
-  std::shared_ptr<const Family> spec;  // of a model that somebody describes; else its model_type says the family
+  SourceRequest source;
   std::filesystem::path output_directory;
-  ShardingRequest sharding;
+  TargetRequest target;  // of default_rank_layout() where its `layout` is null
   /// LoRA adapters, as PEFT saves them; where there are any, they alone are sharded, and the model's directory (or its
   /// config.json) only says for which model.
   std::vector<std::filesystem::path> adapters;
@@ -101,27 +97,20 @@ struct ShardRequest {
   bool force = false;
 };
 
-/// A Hugging Face checkpoint into ranks.
+/// Ranks out of a Hugging Face checkpoint.
 /// \throws Error of every kind but kInternal; nothing has been written then.
 std::unique_ptr<Job> plan_shard(const ShardRequest& request);
 
-/// Tensor bytes in one file of a Hugging Face checkpoint, at most, unless a request says otherwise.
-inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
-
+/// Ranks to be consolidated.
 struct ConsolidateRequest {
-  std::filesystem::path checkpoint_directory;             // the shards folder, its parent, or a directory of tags
-  std::optional<std::string> tag;                         // as of find_checkpoint
-  std::filesystem::path config;                           // as of ConfigChoice
-  std::shared_ptr<const Family> spec;                     // as of ShardRequest
-  AttentionOptions heads;                                 // as of read_sharded
+  SourceRequest source;
   std::optional<std::filesystem::path> output_directory;  // default: where the shards folder is
-  std::optional<std::uint64_t> max_shard_bytes;           // default kMaxShardBytes; not of adapters
-  Format format = Format::kSafetensors;                   // or kPytorch
+  TargetRequest target;                                   // of whole_layout(), which its `layout` may leave out
   bool check_replicas = true;
   bool force = false;
 };
 
-/// Ranks into a Hugging Face checkpoint.
+/// A Hugging Face checkpoint out of ranks.
 /// \throws as plan_shard.
 std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request);
 

@@ -9,7 +9,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/io/storage.h"
-#include "reshard/layouts/shards.h"
+#include "reshard/layouts/adapter_folders.h"
 #include "reshard/specs/adapter_metadata.h"
 
 namespace reshard {

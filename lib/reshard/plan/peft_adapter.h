@@ -11,8 +11,6 @@
 
 namespace reshard {
 
-inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
-inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
 inline constexpr const char* kDefaultAdapter = "default";
 
 /// An adapter as PEFT saves it.

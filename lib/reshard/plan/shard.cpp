@@ -1,8 +1,8 @@
 #include "reshard/base/error.h"
 #include "reshard/io/storage.h"
-#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/training_layout.h"
+#include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"
-#include "reshard/plan/checkpoint.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/target.h"
 
@@ -11,22 +11,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::unique_ptr<Job> plan(const ShardRequest& request) {
+std::unique_ptr<Job> plan(ShardRequest request) {
+  if (request.target.layout == nullptr) request.target.layout = &default_rank_layout();
   if (!request.adapters.empty()) return plan_shard_adapters(request);
-  mesh_of(request.sharding);  // a wrong one is told before anything is read
+  mesh_of(request.target);  // what is wrong with the request is told before anything is read
+  validate_request(request.target);
   std::error_code ignored;
-  if (fs::equivalent(request.model_directory, request.output_directory, ignored))
+  if (fs::equivalent(request.source.path, request.output_directory, ignored))
     throw Error(ErrorKind::kUsage, "the output directory is the model's own")
         .in(request.output_directory)
         .hint("choose another OUT_DIR");
-  Checkpoint checkpoint = read_hugging_face(request.model_directory, ConfigUse::kNeeded, request.spec);
+  Checkpoint checkpoint = read_whole(request.source.path, context_of(request.source, ConfigUse::kNeeded));
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
-  prove_against_model(job->source, *checkpoint.model, request.model_directory);
+  prove_against_model(job->source, *checkpoint.model, request.source.path);
   std::vector<LogicalTensor> logical = job->source.state_dict();
-  if (request.sharding.form.kind == ShardsKind::kNxdi) take_config_dtype(*job, checkpoint.config, logical);
-  plan_sharded_target(*job, request.sharding, *checkpoint.model, logical);
+  take_config_dtype(*job, *request.target.layout, checkpoint.config, logical);
+  plan_target(*job, request.target, &*checkpoint.model, logical);
   ProgramOptions options;
-  options.partial_target = request.sharding.form.is_partial();
+  options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   carry_companions(*job, checkpoint, {request.output_directory});
   return job;

@@ -8,8 +8,10 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/io/storage.h"
+#include "reshard/layouts/hf.h"
 #include "reshard/layouts/planned_model.h"
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/training_layout.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/target.h"
 #include "reshard/specs/adapter_metadata.h"
@@ -57,7 +59,9 @@ class AdapterSharder {
   explicit AdapterSharder(const ShardRequest& request) : request_(request), job_(std::make_unique<Job>()) {}
 
   std::unique_ptr<Job> plan() {
-    mesh_of(request_.sharding);  // a wrong one is told before anything is read
+    TargetRequest target = request_.target;
+    target.layout = &layout_;
+    mesh_of(target);  // what is wrong with the request is told before anything is read
     const ModelConfig config = read_model_config(config_directory());
     const Model model = model_of(config);
     job_->command = "shard";
@@ -65,13 +69,16 @@ class AdapterSharder {
     job_->output_directory = request_.output_directory;
     job_->force = request_.force;
     job_->family = config.model_type;
-    if (request_.sharding.ep.value_or(1) != 1)
+    if (target.ep.value_or(1) != 1)
       throw Error(ErrorKind::kUsage, "--ep: adapters are not spread over expert-parallel ranks");
-    ShardingRequest sharding = request_.sharding;
-    sharding.form.kind = ShardsKind::kOptimum;
-    prove_sharding_options(sharding);
-    plan_mesh(*job_, request_.sharding, model);
-    const auto base = plan_stages(model, job_->mesh.tp, *job_->partition, request_.sharding.attention,
+    validate_request(target);
+    job_->layout = &layout_;
+    TargetPlan mesh;
+    plan_mesh(mesh, target, model);
+    job_->mesh = mesh.mesh;
+    job_->partition = mesh.partition;
+    job_->cut_names = mesh.cut_names;
+    const auto base = plan_stages(model, job_->mesh.tp, *job_->partition, layout_.options_of(target.options),
                                   [](const std::string&) { return false; });
     for (const StagePlan& stage : base)
       for (FusedLayer& layer : fused_layers(stage.metadata)) joined_.push_back(std::move(layer));
@@ -90,7 +97,7 @@ class AdapterSharder {
 
  private:
   fs::path config_directory() const {
-    const fs::path& given = request_.model_directory;
+    const fs::path& given = request_.source.path;
     if (fs::is_directory(given)) return given;
     if (fs::is_regular_file(given) && given.filename() == kConfigFile)
       return given.has_parent_path() ? given.parent_path() : fs::path(".");
@@ -101,7 +108,7 @@ class AdapterSharder {
 
   /// Only a plan in config.json, which knows no shapes, needs the base model's weights.
   Model model_of(const ModelConfig& config) {
-    if (request_.spec) return instantiate(request_.spec, config);
+    if (request_.source.family) return instantiate(request_.source.family, config);
     if (builtin_family(config.model_type) == nullptr && has_config_plan(config))
       return planned_model(config, read_hf_checkpoint(config_directory()), job_->notes);
     return instantiate(find_family(config), config);
@@ -120,7 +127,8 @@ class AdapterSharder {
     prove_placed(adapter, plans);
     TensorMap source = source_layout(adapter.file, fuse);
     TensorMap target = sharded_target_map(plans, job_->mesh.tp, target_tensors(source, fuse),
-                                          {ShardsKind::kOptimum, request_.sharding.form.format});
+                                          {&layout_, request_.target.format.value_or(Format::kPytorch)});
+    for (TextFile& file : layout_.stage_files(plans)) target.text_files.push_back(std::move(file));
     relocate(target, folder / kAdapterShardsFolder);
     // Adapters hold tensors of the same names.
     const std::string prefix = adapter.name == kDefaultAdapter ? "" : adapter.name + "/";
@@ -218,11 +226,9 @@ class AdapterSharder {
     return tensors;
   }
 
-  /// Puts a target of the layout optimum into the adapter's folder; its metadata becomes that of the whole model.
+  /// Puts a target of the layout into the adapter's folder; its metadata becomes that of the whole model.
   void relocate(TensorMap& target, const fs::path& folder) const {
-    const auto move = [&](fs::path& path) {
-      path = folder / path.lexically_relative(describe(ShardsKind::kOptimum).folder);
-    };
+    const auto move = [&](fs::path& path) { path = folder / path.lexically_relative(layout_.traits().folder); };
     for (TensorFile& file : target.files) move(file.path);
     for (TextFile& file : target.text_files) {
       if (const auto pp_rank = metadata_pp_rank(file.path.filename().string()))
@@ -241,6 +247,7 @@ class AdapterSharder {
   }
 
   const ShardRequest& request_;
+  const TrainingLayout& layout_ = static_cast<const TrainingLayout&>(adapter_layout());
   std::unique_ptr<Job> job_;
   std::vector<FusedLayer> joined_;  // of all stages
   std::vector<AdapterContent> contents_;
@@ -251,7 +258,7 @@ class AdapterSharder {
 }  // namespace
 
 std::unique_ptr<Job> plan_shard_adapters(const ShardRequest& request) {
-  if (request.sharding.form.format == Format::kSafetensors)
+  if (request.target.format == Format::kSafetensors)
     throw Error(ErrorKind::kUsage, "sharded adapters have no safetensors form").hint("choose pytorch or xser");
   return AdapterSharder(request).plan();
 }

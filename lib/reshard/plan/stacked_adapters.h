@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "reshard/layouts/sharded_layout.h"
+#include "reshard/layouts/sharded_checkpoint.h"
 
 namespace reshard {
 

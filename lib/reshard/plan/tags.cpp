@@ -7,11 +7,11 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/hf_index.h"
 #include "reshard/io/storage.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/shards.h"
-#include "reshard/plan/peft_adapter.h"
+#include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/rank_folder.h"
 
 namespace reshard {
 namespace {
@@ -97,7 +97,7 @@ void look_at_markers(const fs::path& folder, Tag& tag) {
 
 /// Whether `directory` holds a model or an adapter as Hugging Face's libraries save them.
 bool holds_hugging_face(const fs::path& directory) {
-  return hf_format(directory) || path_exists(directory / kAdapterSafetensorsFile) ||
+  return find_whole(directory) || path_exists(directory / kAdapterSafetensorsFile) ||
          path_exists(directory / kAdapterPytorchFile);
 }
 
@@ -108,7 +108,7 @@ Tag look_at(const fs::path& directory) {
   tag.has_trainer_state = is_file(directory / kTrainerStateFile);
   look_at_markers(directory, tag);
   try {
-    const auto shards = find_shards_folder(directory);
+    const auto shards = find_shards(directory);
     if (shards && shards->path != directory) look_at_markers(shards->path, tag);
     const auto adapters = find_adapter_folders(directory);
     for (const AdapterFolder& adapter : adapters) look_at_markers(adapter.shards.path, tag);
@@ -279,7 +279,7 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
 
 bool is_checkpoint(const fs::path& directory, TagContent content) {
   if (content == TagContent::kAny && holds_hugging_face(directory)) return true;
-  return find_shards_folder(directory) || !find_adapter_folders(directory).empty();
+  return find_shards(directory) || !find_adapter_folders(directory).empty();
 }
 
 FoundCheckpoint find_checkpoint(const fs::path& path, const std::optional<std::string>& tag, TagContent content) {

@@ -13,16 +13,16 @@ namespace {
 
 constexpr std::uint64_t kMaxTriedDegree = 512;
 
-std::uint64_t multiplier_for(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
+std::uint64_t multiplier_for(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
   return options.kv_size_multiplier.value_or(std::max<std::uint64_t>(1, tp / model.kv_heads));
 }
 
-AttentionOptions with_multiplier(AttentionOptions options, std::uint64_t multiplier) {
+PartitionOptions with_multiplier(PartitionOptions options, std::uint64_t multiplier) {
   options.kv_size_multiplier = multiplier;
   return options;
 }
 
-Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptions& options,
+Error attention_error(const Model& model, std::uint64_t tp, const PartitionOptions& options,
                       const std::string& problem) {
   const std::uint64_t multiplier = multiplier_for(model, tp, options);
   Error error(ErrorKind::kUsage,
@@ -40,10 +40,10 @@ Error attention_error(const Model& model, std::uint64_t tp, const AttentionOptio
 /// Walks the state dict of one pipeline rank and puts each parameter, or the joined one it becomes, into the metadata.
 class StageBuilder {
  public:
-  StageBuilder(const Model& model, std::uint32_t tp, std::uint32_t ep, const AttentionOptions& options)
+  StageBuilder(const Model& model, std::uint32_t tp, std::uint32_t ep, const PartitionOptions& options)
       : model_(model), tp_(tp), ep_(ep), form_(attention_form(model, tp, options)) {
     const Family& family = *model.family;
-    if (!model.quantized && !options.apart) fused_ = family.fused;
+    if (!model.quantized && !options.separate) fused_ = family.fused;
     if (form_ == AttentionForm::kFused && family.attention) {
       const auto& a = *family.attention;
       fused_.push_back({a.module, a.fused, {a.query, a.key, a.value}});
@@ -221,13 +221,13 @@ bool can_fill_up(const Model& model, const ModelParameter& parameter) {
   return parameter.packed.empty() && !parameter.block_cut && !model.quantized;
 }
 
-AttentionForm attention_form(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
-  if (!model.family->attention || model.quantized || options.apart) return AttentionForm::kSeparate;
+AttentionForm attention_form(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
+  if (!model.family->attention || model.quantized || options.separate) return AttentionForm::kSeparate;
   if (needs_gqa_qkv(model.kv_heads, tp)) return AttentionForm::kGroupedQuery;
   return options.fuse_qkv && model.heads == model.kv_heads ? AttentionForm::kFused : AttentionForm::kSeparate;
 }
 
-GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
+GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
   const auto& names = *model.family->attention;
   GQAQKVColumnParallelLinearSpec spec;
   spec.gqa_qkv_projection_name = names.fused;
@@ -247,13 +247,13 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
   return spec;
 }
 
-std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
+std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
   if (attention_form(model, tp, options) == AttentionForm::kGroupedQuery) {
     const std::string problem =
         multiplier_problem(model.heads, model.kv_heads, tp, multiplier_for(model, tp, options), options.pad_heads);
     if (!problem.empty()) return attention_error(model, tp, options, problem);
   }
-  if (model.quantized && !options.apart && model.family->attention && model.kv_heads % tp != 0)
+  if (model.quantized && !options.separate && model.family->attention && model.kv_heads % tp != 0)
     return Error(ErrorKind::kUsage, fmt::format("{} key/value heads cannot be shared by {} ranks: heads of quantised "
                                                 "linears are not repeated",
                                                 model.kv_heads, tp));
@@ -264,8 +264,8 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   }
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
-    const auto problem = split_problem(parameter, tp, !options.apart);
-    if (!problem || (options.fill_up && can_fill_up(model, parameter))) continue;
+    const auto problem = split_problem(parameter, tp, !options.separate);
+    if (!problem || (options.pad && can_fill_up(model, parameter))) continue;
     if (gqa && parameter.layer) {  // repeated, not cut
       const auto& a = *model.family->attention;
       const std::string module = expand_layer(a.module, *parameter.layer);
@@ -274,7 +274,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
           (parameter.module == module + "." + a.query || parameter.module == module + "." + a.output))
         continue;  // filled up
     }
-    Error error(ErrorKind::kUsage, *problem + (options.fill_up ? ", and it cannot be filled up" : ""));
+    Error error(ErrorKind::kUsage, *problem + (options.pad ? ", and it cannot be filled up" : ""));
     error.tensor(parameter.name);
     if (model.by_config_plan && parameter.heads % tp != 0)
       error.hint("heads are not repeated for a model that only its config.json's plan describes");
@@ -283,7 +283,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   return std::nullopt;
 }
 
-std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const AttentionOptions& options) {
+std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionOptions& options) {
   // Most layers are alike, and all experts: each kind of them once, so that a large model is still answered at once.
   Model kinds = model;
   std::set<std::pair<std::string, Dims>> seen;
@@ -333,7 +333,7 @@ void prove_experts(const Model& model, std::uint64_t ep) {
 
 }  // namespace
 
-void prove_split(const Model& model, std::uint64_t tp, const AttentionOptions& options) {
+void prove_split(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
   auto problem = tensor_parallel_problem(model, tp, options);
   if (!problem) return;
   const std::string degrees =
@@ -342,7 +342,7 @@ void prove_split(const Model& model, std::uint64_t tp, const AttentionOptions& o
 }
 
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
-                                   const AttentionOptions& options,
+                                   const PartitionOptions& options,
                                    const std::function<bool(const std::string&)>& holds, std::uint32_t ep) {
   prove_split(model, tp, options);
   prove_experts(model, ep);

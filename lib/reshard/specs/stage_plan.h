@@ -12,12 +12,12 @@
 
 namespace reshard {
 
-/// What the user, or the layout, asks of attention, and of other linears where it is `apart`.
-struct AttentionOptions {
+/// How a model's parameters are partitioned, as far as that is a choice.
+struct PartitionOptions {
   bool fuse_qkv = false;                            // one projection for q, k and v
   std::optional<std::uint64_t> kv_size_multiplier;  // default: max(1, T / key-value heads)
-  bool apart = false;    // nothing is joined, and no heads are repeated or kept whole: for inference
-  bool fill_up = false;  // of `apart`: a size that the ranks do not divide is no problem, if it can be filled up
+  bool separate = false;  // nothing is fused, no heads are replicated or kept whole: for inference
+  bool pad = false;       // with `separate`: sizes that the ranks do not divide are padded where that can be
   KvReplication replication = KvReplication::kTiled;
   bool pad_heads = false;  // as of GQAQKVColumnParallelLinearSpec
 };
@@ -42,11 +42,11 @@ enum class AttentionForm {
 };
 
 /// The form that the reference's model classes take for these options.
-AttentionForm attention_form(const Model& model, std::uint64_t tp, const AttentionOptions& options);
+AttentionForm attention_form(const Model& model, std::uint64_t tp, const PartitionOptions& options);
 
 /// The spec of a GQA attention module. Call only if attention_form says kGroupedQuery and tensor_parallel_problem
 /// nothing.
-GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const AttentionOptions& options);
+GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const PartitionOptions& options);
 
 /// What metadata says of a parameter that is split over `tp` ranks, and experts over `ep`, stored under its own name.
 ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp, std::uint32_t ep = 1);
@@ -59,20 +59,20 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
 bool can_fill_up(const Model& model, const ModelParameter& parameter);
 
 /// Why the model cannot be split over `tp` ranks, or nothing. The error names the tensor, the dim and the sizes.
-std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const AttentionOptions& options);
+std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const PartitionOptions& options);
 
 /// The TP degrees up to 512 for which there is no problem, ascending.
-std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const AttentionOptions& options);
+std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionOptions& options);
 
 /// That the model can be split over `tp` ranks.
 /// \throws Error kUsage or kUnsupported, with the degrees that work, if it cannot.
-void prove_split(const Model& model, std::uint64_t tp, const AttentionOptions& options);
+void prove_split(const Model& model, std::uint64_t tp, const PartitionOptions& options);
 
 /// The metadata of every pipeline rank. `holds` says whether the checkpoint has a parameter that the family calls
 /// optional; `ep` is the number of expert-parallel ranks.
 /// \throws as prove_split, and Error kUsage for experts that cannot be shared.
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
-                                   const AttentionOptions& options,
+                                   const PartitionOptions& options,
                                    const std::function<bool(const std::string&)>& holds, std::uint32_t ep = 1);
 
 }  // namespace reshard

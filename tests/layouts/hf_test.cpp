@@ -1,8 +1,9 @@
-#include "reshard/formats/hf_index.h"
+#include "reshard/layouts/hf.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reshard/formats/hf_index.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

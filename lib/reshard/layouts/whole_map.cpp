@@ -1,4 +1,4 @@
-#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/whole_map.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/target_file.h"
 
 namespace reshard {
 namespace {
@@ -121,46 +120,6 @@ void prove_against_model(TensorMap& map, const Model& model, const std::filesyst
         .tensor(missing.front())
         .hint(missing_hint(missing));
   map.order_logical(order);
-}
-
-TensorMap hf_target_map(const std::vector<LogicalTensor>& logical, std::uint64_t max_file_bytes, Format format) {
-  std::vector<std::vector<StoredTensor>> files;
-  std::vector<StoredTensor> open;
-  std::uint64_t open_bytes = 0;
-  for (const LogicalTensor& tensor : logical) {
-    const std::uint64_t bytes = num_bytes(tensor.dtype, tensor.shape).value_or(0);
-    StoredTensor stored{tensor.name, tensor.dtype, tensor.shape, 0, 0, 0, CutKind::kWhole};
-    if (bytes > max_file_bytes) {
-      files.push_back({std::move(stored)});
-      continue;
-    }
-    if (open_bytes + bytes > max_file_bytes) {
-      files.push_back(std::exchange(open, {}));
-      open_bytes = 0;
-    }
-    open.push_back(std::move(stored));
-    open_bytes += bytes;
-  }
-  if (!open.empty() || files.empty()) files.push_back(std::move(open));
-
-  TensorMap map;
-  map.reserve_logical(logical.size());
-  for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
-  for (std::size_t f = 0; f < files.size(); ++f) {
-    const auto indices = add_target_container(
-        map, {format, hf_file_name(format, f + 1, files.size()), 0, 0, 0, std::move(files[f]), {}});
-    for (const std::uint32_t stored : indices) map.add_cut(stored, whole_cut(map.stored[stored].name));
-  }
-  return map;
-}
-
-HfIndex index_of(const TensorMap& target) {
-  HfIndex index;
-  for (const StoredTensor& tensor : target.stored) {
-    index.total_size_bytes += tensor.size_bytes;
-    index.weight_map.emplace_back(tensor.name, target.files[tensor.file].path.string());
-  }
-  return index;
 }
 
 }  // namespace reshard

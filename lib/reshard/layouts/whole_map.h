@@ -4,8 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "reshard/formats/format.h"
-#include "reshard/formats/hf_index.h"
+#include "reshard/formats/container.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/stage_plan.h"
@@ -25,14 +24,5 @@ std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model);
 /// \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another shape;
 /// `where` is the checkpoint's directory.
 void prove_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where);
-
-/// The Hugging Face checkpoint that holds `logical`, in its order, in files of at most `max_file_bytes` of tensors (a
-/// larger tensor gets a file to itself), as huggingface_hub's split_torch_state_dict_into_shards cuts it. Paths are
-/// file names. `format` is not xser.
-TensorMap hf_target_map(const std::vector<LogicalTensor>& logical, std::uint64_t max_file_bytes,
-                        Format format = Format::kSafetensors);
-
-/// The index of such a map.
-HfIndex index_of(const TensorMap& target);
 
 }  // namespace reshard

@@ -3,39 +3,39 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "reshard/layouts/cut.h"
+#include "reshard/layouts/layout.h"
 #include "reshard/layouts/rank_record.h"
-#include "reshard/layouts/shards.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/mesh.h"
 #include "reshard/specs/stage_plan.h"
 
 namespace reshard {
 
-/// What a sharded checkpoint to be written looks like on disk.
-struct ShardedForm {
-  ShardsKind kind = ShardsKind::kRanks;
-  Format format = Format::kSafetensors;
-  /// The tensor-parallel ranks that are written, first and last.
-  std::uint32_t start_rank = 0;
-  std::uint32_t end_rank = UINT32_MAX;
+class RankLayout;
 
-  bool is_partial() const { return start_rank != 0 || end_rank != UINT32_MAX; }
+/// The files of ranks that are to be written.
+struct RankTarget {
+  const RankLayout* layout = nullptr;
+  Format format = Format::kSafetensors;
+  std::uint32_t first_rank = 0;  // of the tensor-parallel ranks
+  std::uint32_t last_rank = UINT32_MAX;
+  bool stores_tied = true;  // else whoever loads the files ties parameters by itself
 };
 
-/// The checkpoint that `plans` describe (one a pipeline rank), over `tp` tensor-parallel and `ep` expert-parallel
-/// ranks, of the tensors `logical`. Paths are relative to the output directory; metadata and marker files are among the
-/// text files.
-/// \throws Error kBadInput if the originals of one joined tensor differ in dtype.
+/// The checkpoint that `plans` describe (one per pipeline rank), over `tp` tensor-parallel and `ep` expert-parallel
+/// ranks, of the tensors `logical`. Paths are relative to the output directory.
+/// \throws Error kBadInput if the originals of one fused tensor differ in dtype.
 TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
-                             const std::vector<LogicalTensor>& logical, ShardedForm form, std::uint32_t ep = 1);
+                             std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep = 1);
 
-/// The same of one stage whose ranks have the tensors of `rules`, and of a form without metadata.
+/// The same for one stage whose ranks have the tensors of `rules`.
 TensorMap sharded_target_map(const std::vector<CutRule>& rules, std::uint32_t tp,
-                             const std::vector<LogicalTensor>& logical, ShardedForm form);
+                             std::span<const LogicalTensor> logical, const RankTarget& target);
 
 /// A sharded checkpoint as it stands on disk: complete, and alike over the tensor-parallel ranks of each stage.
 struct ShardedCheckpoint {
@@ -44,7 +44,7 @@ struct ShardedCheckpoint {
     Container file;
   };
 
-  ShardsFolder folder;
+  FoundLayout folder;
   std::optional<std::string> adapter;    // the one whose shards these are; nothing for a model's
   Format format = Format::kSafetensors;  // of its first rank
   std::uint32_t tp = 0;
@@ -66,13 +66,13 @@ struct ShardedCheckpoint {
 /// adapter of that name, and the metadata becomes that of its files (adapter_metadata).
 /// \throws Error kBadInput; kUnsupported for expert-parallel ranks whose metadata does not say how the experts are
 /// spread, and for adapters that are taken for a model.
-ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std::optional<std::string>& adapter = {});
+ShardedCheckpoint read_sharded_checkpoint(const FoundLayout& folder, const std::optional<std::string>& adapter = {});
 
 /// Fills the metadata of a checkpoint that has none, from its tensors' names and shapes and the model that config.json
 /// describes. `heads` says of attention what the shapes may not: the order of heads, and where it is given the
 /// multiplier, or that heads of zeros fill up.
 /// \throws Error kBadInput for a tensor that the model does not explain.
-void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, const AttentionOptions& heads = {});
+void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads = {});
 
 /// Its tensor map. `tied` says which parameters may be second copies of others; one that the metadata does not list and
 /// that is not tied either is an error, and so is one that the files say was larger or smaller. `checkpoint` is

@@ -1,4 +1,4 @@
-#include "reshard/plan/attention_report.h"
+#include "reshard/layouts/attention_report.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 
 namespace reshard {
 
-AttentionReport attention_report(const Model& model, std::uint32_t tp, const AttentionOptions& options) {
+AttentionReport attention_report(const Model& model, std::uint32_t tp, const PartitionOptions& options) {
   AttentionReport report{attention_form(model, tp, options), model.heads, model.kv_heads, model.head_dim, false, 1, {}};
   report.joined = report.form != AttentionForm::kSeparate && options.fuse_qkv;
   if (report.form != AttentionForm::kGroupedQuery) return report;
@@ -17,7 +17,7 @@ AttentionReport attention_report(const Model& model, std::uint32_t tp, const Att
   return report;
 }
 
-AttentionReport inference_report(const Model& model, std::uint32_t tp, const AttentionOptions& options) {
+AttentionReport inference_report(const Model& model, std::uint32_t tp, const PartitionOptions& options) {
   const HeadSlots slots =
       inference_head_slots(static_cast<std::uint32_t>(model.heads), static_cast<std::uint32_t>(model.kv_heads), tp);
   AttentionReport report{

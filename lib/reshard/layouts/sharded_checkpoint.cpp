@@ -1,4 +1,5 @@
 // Reading a sharded checkpoint from disk: which ranks are there, and whether they agree.
+#include "reshard/layouts/sharded_checkpoint.h"
 
 #include <fmt/format.h>
 
@@ -18,9 +19,9 @@
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/metadata_proofs.h"
 #include "reshard/layouts/other_stages.h"
+#include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/record_proofs.h"
-#include "reshard/layouts/sharded_layout.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/torch_metadata.h"
@@ -51,7 +52,7 @@ Error expert_parallel(const fs::path& path, const char* what) {
       .hint("save the checkpoint without expert parallelism (one expert-parallel rank)");
 }
 
-Listing list_folder(const ShardsFolder& folder) {
+Listing list_folder(const FoundLayout& folder) {
   Listing listing;
   for (const RankFile& file : list_rank_files(folder)) {  // lower data-parallel ranks come later only within a tp, pp
     const auto [found, is_new] = listing.ranks.emplace(place_of(file.rank), file);
@@ -66,7 +67,7 @@ Listing list_folder(const ShardsFolder& folder) {
   return listing;
 }
 
-void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
+void prove_all_ranks_present(const FoundLayout& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
   // Names of files alone make the mesh, so that most of a large one may be missing: the first few are named.
   constexpr std::size_t kNamed = 7;
   const std::uint64_t count = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep - listing.ranks.size();
@@ -75,11 +76,11 @@ void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing,
   for (std::uint32_t p = 0; p < mesh.pp && missing.size() < kNamed; ++p)
     for (std::uint32_t e = 0; e < mesh.ep && missing.size() < kNamed; ++e)
       for (std::uint32_t t = 0; t < mesh.tp && missing.size() < kNamed; ++t)
-        if (!listing.ranks.count({p, e, t})) missing.push_back(rank_name(folder.kind, {t, p, 0, e, mesh.ep > 1}));
+        if (!listing.ranks.count({p, e, t})) missing.push_back(ranks_of(folder).name_of({t, p, 0, e, mesh.ep > 1}));
   const std::string names = count == missing.size() ? list_names(missing) : join(missing, ", ") + ", …";
   const std::string ep = mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "";
   const std::string form =
-      describe(folder.kind).deployed ? "" : fmt::format(" (tp {} × pp {}{})", mesh.tp, mesh.pp, ep);
+      folder.layout->traits().has_stages ? fmt::format(" (tp {} × pp {}{})", mesh.tp, mesh.pp, ep) : "";
   throw Error(ErrorKind::kBadInput,
               fmt::format("{} of the {} ranks{} {} missing: {}", count, std::uint64_t{mesh.tp} * mesh.pp * mesh.ep,
                           form, count == 1 ? "is" : "are", names))
@@ -87,10 +88,11 @@ void prove_all_ranks_present(const ShardsFolder& folder, const Listing& listing,
       .hint("copy the missing ranks here; a model cannot be put together without them");
 }
 
-void prove_weights_saved(const ShardsFolder& folder, const Listing& listing) {
+void prove_weights_saved(const FoundLayout& folder, const Listing& listing) {
   std::vector<RankFile> ranks;
   for (const auto& [place, file] : listing.ranks) ranks.push_back(file);
-  refuse_weights_in_optimizer(folder, ranks);
+  if (ranks_of(folder).weights_folder(folder.path) != folder.path)  // else nothing lies beside them
+    refuse_weights_in_optimizer(folder.path / kOptimizerFolder, ranks);
 }
 
 /// The ranks of one stage hold the same parameters in the same shapes.
@@ -261,7 +263,7 @@ void read_all_files(const Listing& listing, std::optional<Container> first, Shar
 
 }  // namespace
 
-ShardedCheckpoint read_sharded_checkpoint(const ShardsFolder& folder, const std::optional<std::string>& adapter) {
+ShardedCheckpoint read_sharded_checkpoint(const FoundLayout& folder, const std::optional<std::string>& adapter) {
   const Listing listing = list_folder(folder);
   ShardedCheckpoint checkpoint;
   checkpoint.folder = folder;

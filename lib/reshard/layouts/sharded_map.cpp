@@ -1,4 +1,4 @@
-#include "reshard/layouts/sharded_layout.h"
+// Tensor maps of files of ranks, from rules: of a target, and of a source.
 
 #include <fmt/format.h>
 
@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/specs/metadata.h"
@@ -122,10 +123,10 @@ bool copy_rank(TensorMap& map, RankInMap& rank, const TargetContainer& container
 }
 
 /// The file of one rank.
-TargetContainer container_of(RankId rank, ShardedForm form) {
+TargetContainer container_of(RankId rank, const RankTarget& target) {
   TargetContainer container;
-  container.format = form.format;
-  container.path = rank_path(form.kind, form.format, rank);
+  container.format = target.format;
+  container.path = target.layout->rank_path(target.format, rank);
   container.tp_rank = rank.tp_rank;
   container.pp_rank = rank.pp_rank;
   container.ep_rank = rank.ep_rank;
@@ -162,12 +163,13 @@ RankInMap add_rank(TensorMap& map, const std::vector<NamedRule>& rules, TargetCo
 /// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`, which is what the files
 /// say of themselves.
 void add_tensor_parallel_ranks(TensorMap& map, const std::vector<NamedRule>& rules,
-                               const std::vector<TensorAlias>& aliases, RankRecord record, ShardedForm form) {
+                               const std::vector<TensorAlias>& aliases, RankRecord record, const RankTarget& target) {
   std::optional<RankInMap> rank;  // the one before, which others are as, if one file has all of it
   const std::uint32_t tp = record.tp_degree;
-  for (std::uint32_t tp_rank = form.start_rank; tp_rank < tp && tp_rank <= form.end_rank; ++tp_rank) {
+  for (std::uint32_t tp_rank = target.first_rank; tp_rank < tp && tp_rank <= target.last_rank; ++tp_rank) {
     record.tp_rank = tp_rank;
-    TargetContainer container = container_of({tp_rank, record.pp_rank, 0, record.ep_rank, record.ep_degree > 1}, form);
+    TargetContainer container =
+        container_of({tp_rank, record.pp_rank, 0, record.ep_rank, record.ep_degree > 1}, target);
     container.aliases = aliases;
     container.record = record;
     if (rank && copy_rank(map, *rank, container)) {
@@ -176,14 +178,14 @@ void add_tensor_parallel_ranks(TensorMap& map, const std::vector<NamedRule>& rul
       continue;
     }
     RankInMap added = add_rank(map, rules, std::move(container), tp);
-    if (form.format != Format::kXser) rank = std::move(added);
+    if (target.format != Format::kXser) rank = std::move(added);
   }
 }
 
 /// Adds the files of one stage's ranks. A tied parameter is a second name where the format can say so, and a second
 /// copy elsewhere.
 void add_stage(TensorMap& map, const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied,
-               const Mesh& mesh, std::uint32_t pp_rank, ShardedForm form) {
+               const Mesh& mesh, std::uint32_t pp_rank, const RankTarget& target) {
   RankRecord record;
   record.tp_degree = mesh.tp;
   record.pp_rank = pp_rank;
@@ -196,41 +198,34 @@ void add_stage(TensorMap& map, const std::vector<CutRule>& rules, const std::vec
     std::vector<TensorAlias> aliases;
     for (NamedRule& rule : named_rules(rules, tied)) {
       if (!rule.rule->is_on(ep_rank)) continue;
-      if (rule.tied_to.empty() || (!describe(form.kind).deployed && form.format == Format::kSafetensors))
+      if (rule.tied_to.empty() || (target.stores_tied && target.format == Format::kSafetensors))
         stored_rules.push_back(std::move(rule));
-      else if (!describe(form.kind).deployed)  // whose reader ties them itself
+      else if (target.stores_tied)
         aliases.push_back({rule.stored_name, rule.tied_to});
     }
-    add_tensor_parallel_ranks(map, stored_rules, aliases, record, form);
+    add_tensor_parallel_ranks(map, stored_rules, aliases, record, target);
   }
 }
 
 }  // namespace
 
 TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
-                             const std::vector<LogicalTensor>& logical, ShardedForm form, std::uint32_t ep) {
+                             std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep) {
   TensorMap map;
-  const std::filesystem::path folder = describe(form.kind).folder;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
   const Mesh mesh{tp, static_cast<std::uint32_t>(plans.size()), 1, ep};
-  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
-    const StagePlan& plan = plans[pp_rank];
-    add_stage(map, cut_rules(plan.metadata), plan.tied, mesh, pp_rank, form);
-    if (!describe(form.kind).has_metadata) continue;
-    map.text_files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plan.metadata)});
-  }
-  if (form.kind == ShardsKind::kOptimum)
-    for (const char* marker : {kCheckpointMarker, kDoneMarker}) map.text_files.push_back({folder / marker, "1"});
+  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank)
+    add_stage(map, cut_rules(plans[pp_rank].metadata), plans[pp_rank].tied, mesh, pp_rank, target);
   return map;
 }
 
 TensorMap sharded_target_map(const std::vector<CutRule>& rules, std::uint32_t tp,
-                             const std::vector<LogicalTensor>& logical, ShardedForm form) {
+                             std::span<const LogicalTensor> logical, const RankTarget& target) {
   TensorMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
-  add_stage(map, rules, {}, {tp, 1, 1, 1}, 0, form);
+  add_stage(map, rules, {}, {tp, 1, 1, 1}, 0, target);
   return map;
 }
 

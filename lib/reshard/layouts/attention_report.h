@@ -26,9 +26,9 @@ struct AttentionReport {
 };
 
 /// In the layouts of training. Call only for a family with attention.
-AttentionReport attention_report(const Model& model, std::uint32_t tp, const AttentionOptions& options);
+AttentionReport attention_report(const Model& model, std::uint32_t tp, const PartitionOptions& options);
 
 /// As NxD Inference places heads (inference_head_slots).
-AttentionReport inference_report(const Model& model, std::uint32_t tp, const AttentionOptions& options);
+AttentionReport inference_report(const Model& model, std::uint32_t tp, const PartitionOptions& options);
 
 }  // namespace reshard

@@ -1,5 +1,6 @@
-#include "reshard/layouts/hf_layout.h"
+#include "reshard/layouts/whole_map.h"
 
+#include "reshard/layouts/hf.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/plan/job.h"
 #include "support/catch.h"
@@ -10,7 +11,7 @@
 namespace reshard::test {
 namespace {
 
-std::vector<std::string> names_of(const TensorMap& map, std::uint32_t file) {
+std::vector<std::string> names_of(const reshard::TensorMap& map, std::uint32_t file) {
   std::vector<std::string> names;
   for (const StoredTensor& tensor : map.stored)
     if (tensor.file == file) names.push_back(tensor.name);
@@ -20,7 +21,7 @@ std::vector<std::string> names_of(const TensorMap& map, std::uint32_t file) {
 TEST_CASE("Tensors are dealt into files in order, a new one where the next would not fit") {
   const std::vector<LogicalTensor> tensors{
       {"a", DType::kU8, {40}}, {"b", DType::kU8, {60}}, {"c", DType::kU8, {1}}, {"d", DType::kU8, {99}}};
-  const TensorMap map = hf_target_map(tensors, 100);
+  const reshard::TensorMap map = hf_target_map(tensors, 100);
   REQUIRE(map.files.size() == 2);
   CHECK(map.files[0].path == "model-00001-of-00002.safetensors");
   CHECK(names_of(map, 0) == std::vector<std::string>{"a", "b"});  // exactly full
@@ -31,7 +32,7 @@ TEST_CASE("Tensors are dealt into files in order, a new one where the next would
 TEST_CASE("A tensor larger than a file gets one to itself, before the one that is being filled") {
   const std::vector<LogicalTensor> tensors{
       {"a", DType::kU8, {40}}, {"big", DType::kU8, {101}}, {"c", DType::kU8, {60}}, {"d", DType::kU8, {1}}};
-  const TensorMap map = hf_target_map(tensors, 100);
+  const reshard::TensorMap map = hf_target_map(tensors, 100);
   REQUIRE(map.files.size() == 3);
   CHECK(names_of(map, 0) == std::vector<std::string>{"big"});
   CHECK(names_of(map, 1) == std::vector<std::string>{"a", "c"});
@@ -39,7 +40,8 @@ TEST_CASE("A tensor larger than a file gets one to itself, before the one that i
 }
 
 TEST_CASE("One file needs no number, and the index counts tensors' bytes alone") {
-  const TensorMap map = hf_target_map({{"a", DType::kF32, {4}}, {"b", DType::kF4, {6}}}, 1000);
+  const reshard::TensorMap map =
+      hf_target_map(std::vector<LogicalTensor>{{"a", DType::kF32, {4}}, {"b", DType::kF4, {6}}}, 1000);
   REQUIRE(map.files.size() == 1);
   CHECK(map.files[0].path == "model.safetensors");
   const HfIndex index = index_of(map);

@@ -1,0 +1,46 @@
+#include "reshard/layouts/adapter_folders.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "reshard/layouts/rank_layout.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+}  // namespace
+
+std::vector<AdapterFolder> find_adapter_folders(const fs::path& path) {
+  const auto& layout = static_cast<const RankLayout&>(adapter_layout());
+  std::vector<AdapterFolder> found;
+  const auto add = [&](const fs::path& parent, const fs::path& shards) {
+    if (!layout.looks_like(shards)) return;
+    std::string name = directory_above(shards).filename().string();
+    const bool named = name.starts_with(kAdapterFolderPrefix);
+    found.push_back({named ? name.substr(kAdapterFolderPrefix.size()) : "", {&layout, shards, parent}});
+  };
+  if (!fs::is_directory(path)) return found;
+  if (own_name(path) == kAdapterShardsFolder) add(directory_above(path), path);
+  if (found.empty()) add(path, path / kAdapterShardsFolder);
+  if (!found.empty()) {
+    found.front().alone = true;
+    return found;
+  }
+  std::optional<fs::filesystem_error> denied;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    if (!entry.path().filename().string().starts_with(kAdapterFolderPrefix)) continue;
+    try {
+      add(entry.path(), entry.path() / kAdapterShardsFolder);
+    } catch (const fs::filesystem_error& error) {
+      if (error.code() != std::errc::permission_denied) throw;
+      denied = error;
+    }
+  }
+  if (denied && !found.empty()) throw *denied;  // else one of several adapters would silently be left out
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return found;
+}
+
+}  // namespace reshard

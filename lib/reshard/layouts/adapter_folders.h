@@ -1,0 +1,31 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/layouts/layout.h"
+
+namespace reshard {
+
+/// An adapter as PEFT saves it: one file beside its adapter_config.json.
+inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
+inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
+
+/// Shards of adapters, beside each other in a checkpoint's directory: adapter_NAME/adapter_shards (optimum-neuron).
+inline constexpr std::string_view kAdapterFolderPrefix = "adapter_";
+inline constexpr const char* kAdapterShardsFolder = "adapter_shards";
+
+/// The shards of one LoRA adapter.
+struct AdapterFolder {
+  std::string name;    // as its folder says; empty if that is not called adapter_NAME
+  FoundLayout shards;  // `directory` is where adapter_config.json is
+  bool alone = false;  // the path that was given is this one adapter's
+};
+
+/// The adapters meant by `path`: its own if it is adapter_NAME or adapter_shards, else those of all its adapter_NAME
+/// folders, sorted by name. Empty if there are none.
+std::vector<AdapterFolder> find_adapter_folders(const std::filesystem::path& path);
+
+}  // namespace reshard

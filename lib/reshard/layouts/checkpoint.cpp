@@ -1,0 +1,242 @@
+#include "reshard/layouts/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/io/storage.h"
+#include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/planned_model.h"
+#include "reshard/layouts/whole_map.h"
+#include "reshard/specs/model_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+void order_naturally(TensorMap& map) {
+  std::vector<std::string> names;
+  for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);
+  std::sort(names.begin(), names.end(), natural_less);
+  map.order_logical(names);
+}
+
+/// The family that a checkpoint is of, if anybody knows it.
+FamilySpec family_of(const ModelConfig& config, const FamilySpec& spec) {
+  return spec ? spec : FamilySpec(std::shared_ptr<const void>(), builtin_family(config.model_type));
+}
+
+void add_names(const Container& file, std::unordered_set<std::string_view>& names) {
+  for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
+}
+
+void note_warnings(const Container& file, std::vector<std::string>& notes) {
+  for (const std::string& warning : file.warnings) notes.push_back(file.path.filename().string() + ": " + warning);
+}
+
+}  // namespace
+
+void find_config(Checkpoint& checkpoint, const ConfigChoice& choice) {
+  const fs::path own = checkpoint.directory / kConfigFile;
+  const bool has_own = path_exists(own);
+  checkpoint.config_given = !choice.path.empty() && !(choice.where_missing && has_own);
+  if (checkpoint.config_given)
+    checkpoint.config = fs::is_directory(choice.path) ? choice.path / kConfigFile : choice.path;
+  else if (has_own)
+    checkpoint.config = own;
+  if (checkpoint.config_given && !path_exists(checkpoint.config))
+    throw Error(ErrorKind::kBadInput,
+                fs::is_directory(choice.path) ? "holds no config.json" : "no such file or directory")
+        .in(choice.path)
+        .hint("--config takes the model's config.json, or the directory that holds it");
+}
+
+void read_model(Checkpoint& checkpoint, const ReadContext& context, const std::unordered_set<std::string_view>& names,
+                const PlannedModel& planned) {
+  const FamilySpec& spec = context.family;
+  const ConfigUse use = context.use;
+  if (use != ConfigUse::kNeeded && checkpoint.config.empty()) {
+    if (use == ConfigUse::kStrict && checkpoint.has_ranks())
+      checkpoint.notes.push_back(
+          "there is no config.json in " + checkpoint.directory.string() +
+          ", so whether the checkpoint has every tensor of its model is not known; --config names one "
+          "that is elsewhere");
+    return;
+  }
+  try {
+    const ModelConfig config =
+        checkpoint.config.empty() ? read_model_config(checkpoint.directory) : read_model_config_file(checkpoint.config);
+    checkpoint.model_type = config.model_type;
+    FamilySpec family = family_of(config, spec);
+    if (!family && has_config_plan(config)) {
+      checkpoint.model = planned(config, checkpoint.notes);
+      return;
+    }
+    if (!family) {
+      if (use == ConfigUse::kStrict && checkpoint.has_ranks())
+        checkpoint.notes.push_back(
+            fmt::format("the model_type \"{}\" is not known, so the metadata alone says what the tensors are",
+                        printable(config.model_type)));
+      return;
+    }
+    if (spec && spec->model_type != config.model_type)
+      checkpoint.notes.push_back(fmt::format("--spec describes the model_type \"{}\", but {} says \"{}\"",
+                                             printable(spec->model_type), config.path.string(),
+                                             printable(config.model_type)));
+    const auto has_prefix = [&](std::string_view name) { return name.starts_with(family->base_prefix); };
+    if (!family->base_prefix.empty() && std::none_of(names.begin(), names.end(), has_prefix))
+      family = std::make_shared<const Family>(without_base_prefix(*family));
+    checkpoint.model =
+        instantiate(std::move(family), config, [&](const std::string& name) { return names.count(name) > 0; });
+  } catch (Error& error) {
+    if (spec) error.hint("--spec and config.json have to fit: one of the two names a key that the other does not have");
+    if (use != ConfigUse::kLenient || checkpoint.config_given) throw;
+    checkpoint.notes.push_back(error.what());
+  }
+}
+
+void order_tensors(Checkpoint& checkpoint) {
+  if (!checkpoint.model) {
+    if (checkpoint.has_ranks()) order_naturally(checkpoint.map);
+    return;
+  }
+  std::vector<std::string> names;
+  for (const ModelParameter& parameter : checkpoint.model->parameters) names.push_back(parameter.name);
+  checkpoint.map.order_logical(names);
+}
+
+std::string hint_for_model(const Checkpoint& checkpoint) {
+  if (!checkpoint.model_type.empty())
+    return fmt::format("{} has the model_type \"{}\", which is not known: describe the model with --spec FILE",
+                       checkpoint.config.string(), printable(checkpoint.model_type));
+  return "copy the model's config.json into " + checkpoint.directory.string() + ", or say with --config where it is";
+}
+
+Checkpoint read_whole_files(Checkpoint checkpoint, const std::vector<Container>& files, const ReadContext& context) {
+  std::unordered_set<std::string_view> names;
+  for (const Container& file : files) add_names(file, names);
+  read_model(checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, files, notes);
+  });
+  const std::optional<Model>& model = checkpoint.model;
+  checkpoint.map = whole_map(files, model ? tied_parameters(model) : std::vector<TiedParameter>{});
+  if (files.size() == 1) checkpoint.file_metadata = files.front().metadata;
+  for (const Container& file : files) note_warnings(file, checkpoint.notes);
+  order_tensors(checkpoint);
+  return checkpoint;
+}
+
+namespace {
+
+Checkpoint read_file(const fs::path& path, const ReadContext& context) {
+  Checkpoint checkpoint;
+  checkpoint.path = path;
+  checkpoint.directory = fs::absolute(path).parent_path();
+  find_config(checkpoint, context.config);
+  checkpoint.format = format_of_file(path);
+  ReadContext lenient = context;
+  lenient.use = ConfigUse::kLenient;
+  return read_whole_files(std::move(checkpoint), {read_container(path, checkpoint.format)}, lenient);
+}
+
+/// PEFT saves further adapters in folders beside the first.
+Checkpoint read_adapter_file(const fs::path& directory, const fs::path& file, const ReadContext& context) {
+  Checkpoint checkpoint = read_file(file, context);
+  std::vector<std::string> others;
+  for (const auto& entry : fs::directory_iterator(directory))
+    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+      if (entry.is_directory() && path_exists(entry.path() / name)) others.push_back(entry.path().filename().string());
+  std::sort(others.begin(), others.end());
+  if (!others.empty())
+    checkpoint.notes.push_back("this is about " + file.string() +
+                               " alone; the adapters in its folders are not looked at: " + list_names(others));
+  return checkpoint;
+}
+
+/// Options that say how ranks were made, and that this checkpoint's layout does not have.
+void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
+  for (const std::string& name : values.names()) {
+    const auto has = [&](const Layout& layout) {
+      const auto options = layout.options();
+      return std::any_of(options.begin(), options.end(),
+                         [&](const LayoutOption* option) { return option->of_source && name == option->name; });
+    };
+    if (checkpoint.layout == nullptr || !has(*checkpoint.layout))
+      checkpoint.notes.push_back(fmt::format("the option {} has no effect on {}: it is for sources in layout {}", name,
+                                             checkpoint.path.string(), layout_names(has)));
+  }
+}
+
+Checkpoint read(const FoundLayout& found, const ReadContext& context) {
+  Checkpoint checkpoint = found.layout->read(found, context);
+  note_idle_options(checkpoint, context.options);
+  return checkpoint;
+}
+
+/// The folders that the layouts of ranks write to.
+std::string shards_folders() {
+  std::vector<std::string> folders;
+  for (const Layout* layout : layouts()) {
+    const LayoutTraits& traits = layout->traits();
+    const std::string folder = std::string(traits.folder) + "/";
+    if (traits.has_ranks && *traits.folder != '\0' &&
+        std::find(folders.begin(), folders.end(), folder) == folders.end())
+      folders.push_back(folder);
+  }
+  return join(folders, " nor ");
+}
+
+}  // namespace
+
+Checkpoint read_sharded(const fs::path& path, const ReadContext& context) {
+  if (!fs::is_directory(path))
+    throw Error(ErrorKind::kBadInput, path_exists(path) ? "is not a directory" : "no such directory").in(path);
+  if (const auto shards = find_shards(path)) return read(*shards, context);
+  throw Error(ErrorKind::kBadInput, fmt::format("holds neither {} nor files of ranks", shards_folders()))
+      .in(path)
+      .hint("give the directory that holds the shards folder, or that folder itself");
+}
+
+Checkpoint read_whole(const fs::path& directory, const ReadContext& context) {
+  if (!fs::is_directory(directory))
+    throw Error(ErrorKind::kBadInput, path_exists(directory) ? "is not a directory" : "no such directory")
+        .in(directory)
+        .hint("give the directory that holds config.json and the weights");
+  return read({&whole_layout(), directory, directory}, context);
+}
+
+Checkpoint read_checkpoint(const fs::path& path, const ReadContext& context) {
+  return with_file_system_errors([&] {
+    if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
+    if (!fs::is_directory(path)) {
+      Checkpoint checkpoint = read_file(path, context);
+      note_idle_options(checkpoint, context.options);
+      return checkpoint;
+    }
+    const auto whole = find_whole(path);
+    const auto shards = find_shards(path);
+    if (shards && !whole) return read(*shards, context);
+    if (!shards && !whole) {
+      for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+        if (path_exists(path / name)) return read_adapter_file(path, path / name, context);
+      if (!find_adapter_folders(path).empty())
+        throw Error(ErrorKind::kUnsupported, "holds shards of adapters, which only consolidate reads")
+            .in(path)
+            .hint("reshard consolidate puts them together; what comes out can be looked at, converted and compared");
+    }
+    Checkpoint checkpoint = read_whole(path, context);
+    if (shards)
+      checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +
+                                 "; this is about the Hugging Face weights, give that folder to have the shards");
+    return checkpoint;
+  });
+}
+
+}  // namespace reshard

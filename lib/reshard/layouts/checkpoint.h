@@ -1,0 +1,76 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "reshard/formats/container.h"
+#include "reshard/formats/format.h"
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/specs/family.h"
+#include "reshard/specs/mesh.h"
+#include "reshard/specs/model_config.h"
+
+namespace reshard {
+
+/// What stands on disk, whatever it is: a file of tensors, or a directory of some layout. PEFT's directory of an
+/// adapter counts as its one file.
+struct Checkpoint {
+  const Layout* layout = nullptr;        // null: a single file
+  Format format = Format::kSafetensors;  // of its first file
+  std::filesystem::path path;            // the file, the model's directory, or the shards folder
+  std::filesystem::path directory;       // the checkpoint's own, with its config.json, if there is one
+  std::filesystem::path config;          // the config.json that was read; empty if there is none
+  bool config_given = false;             // it is the one of ConfigChoice
+  std::string model_type;                // empty if unknown
+  std::optional<Model> model;            // of a known family, or as the plan in config.json says
+  TensorMap map;
+  Mesh mesh;
+  std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
+  std::string index_metadata;                                      // as of HfIndex
+  std::filesystem::path index_metadata_file;                       // where it stands; empty if it is empty
+  std::vector<std::string> notes;                                  // what the user should know, whole sentences
+
+  bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks; }
+  FoundLayout found() const { return {layout, path, directory}; }
+};
+
+/// Looks at `path`, reads all headers and metadata and validates them; the logical tensors come in the model's order
+/// where the model is known. The model's family is that of the context, else the built-in one of its model_type, else
+/// what the plan in config.json says (ConfigPlan).
+/// \throws Error kBadInput, kUnsupported or kIo.
+Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadContext& context);
+/// The same for a path that must be a sharded checkpoint.
+Checkpoint read_sharded(const std::filesystem::path& path, const ReadContext& context);
+/// The same for a path that must be a directory of whole tensors.
+Checkpoint read_whole(const std::filesystem::path& directory, const ReadContext& context);
+
+// What layouts read a checkpoint with.
+
+/// Sets the config.json of `checkpoint`, whose directory is known.
+/// \throws Error kBadInput if the chosen one is not there.
+void find_config(Checkpoint& checkpoint, const ConfigChoice& choice);
+
+/// The model of a checkpoint whose config.json says by itself how it is split. What to know of it joins `notes`.
+using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;
+
+/// Reads the model of its config.json, if there is one and its family is known, or `planned` can make it.
+/// `names` are those of the weights' tensors.
+void read_model(Checkpoint& checkpoint, const ReadContext& context, const std::unordered_set<std::string_view>& names,
+                const PlannedModel& planned);
+
+/// Puts the logical tensors into the model's order, or those of ranks without a model into a natural one.
+void order_tensors(Checkpoint& checkpoint);
+
+/// A checkpoint of whole tensors, in these files.
+Checkpoint read_whole_files(Checkpoint checkpoint, const std::vector<Container>& files, const ReadContext& context);
+
+/// What to try where there is no model to read shards by.
+std::string hint_for_model(const Checkpoint& checkpoint);
+
+}  // namespace reshard

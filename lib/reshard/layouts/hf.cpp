@@ -1,0 +1,246 @@
+// A Hugging Face directory: config.json beside whole tensors in one file or several with an index.
+#include "reshard/layouts/hf.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/io/storage.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/target_file.h"
+#include "reshard/specs/config_plan.h"
+#include "reshard/specs/model_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+Error no_weights(const fs::path& directory) {
+  std::error_code cannot_list;
+  const fs::directory_iterator entries(directory, cannot_list);
+  if (cannot_list) return Error(ErrorKind::kBadInput, "no such directory").in(directory);
+  std::vector<std::string> numbered;
+  for (const auto& entry : entries) {
+    const std::string file = entry.path().filename().string();
+    if (file.ends_with(".safetensors") || (file.starts_with("pytorch_model") && file.ends_with(".bin")))
+      numbered.push_back(file);
+  }
+  std::sort(numbered.begin(), numbered.end());
+  Error error(ErrorKind::kBadInput, "holds neither model.safetensors nor pytorch_model.bin, nor an index of either");
+  error.in(directory);
+  if (!numbered.empty())
+    error.hint("there are other weight files (" + list_names(numbered) + "); is the index missing?");
+  return error;
+}
+
+/// The tensors that the index puts into each file, against those that the file holds.
+void prove_against_index(const Container& file, const std::vector<std::string>& listed, const fs::path& index_path) {
+  std::unordered_map<std::string, bool> held;  // name → also listed
+  for (const TensorEntry& tensor : file.tensors) held.emplace(tensor.name, false);
+  const std::string file_name = file.path.filename().string();
+  for (const std::string& name : listed) {
+    const auto found = held.find(name);
+    if (found == held.end())
+      throw Error(ErrorKind::kBadInput, "the index puts it into " + printable(file_name) + ", which does not hold it")
+          .in(index_path)
+          .tensor(name);
+    found->second = true;
+  }
+  for (const TensorEntry& tensor : file.tensors)
+    if (!held[tensor.name])
+      throw Error(ErrorKind::kBadInput,
+                  "the file holds it, but " + index_path.filename().string() + " does not list it there")
+          .in(file.path)
+          .tensor(tensor.name)
+          .hint("the index belongs to other files, or is older than they are");
+}
+
+std::vector<Container> read_indexed(const fs::path& directory, const fs::path& index_path, Format format,
+                                    std::string* index_metadata) {
+  const HfIndex index = read_hf_index(index_path);
+  if (index_metadata != nullptr) *index_metadata = index.metadata;
+  std::map<std::string, std::vector<std::string>> names_by_file;
+  for (const auto& [name, file] : index.weight_map) names_by_file[file].push_back(name);
+  std::vector<Container> files;
+  std::uint64_t total_bytes = 0;
+  for (const auto& [file, names] : names_by_file) {
+    if (!path_exists(directory / file))
+      throw Error(ErrorKind::kBadInput, "names the file " + printable(file) + " (" + std::to_string(names.size()) +
+                                            " tensors), which is missing")
+          .in(index_path)
+          .hint("the download did not finish; fetch the model again");
+    files.push_back(read_container(directory / file, format));
+    prove_against_index(files.back(), names, index_path);
+    for (const TensorEntry& tensor : files.back().tensors) total_bytes += tensor.size_bytes;
+  }
+  if (!files.empty() && index.total_size_bytes != 0 && index.total_size_bytes != total_bytes)
+    files.front().warnings.push_back(fmt::format("{} says total_size {}, but the tensors have {} bytes",
+                                                 index_path.filename().string(), index.total_size_bytes, total_bytes));
+  return files;
+}
+
+Cut whole_cut(const std::string& logical_name) {
+  return {CutKind::kReplicated, 0, {{logical_name, 1, {0}, {}}}};
+}
+
+constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
+constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
+constexpr LayoutOption kMaxShardSize{
+    "max-shard-size", LayoutOption::Type::kSize, "Tensor bytes in one file at most", {}, "5GB"};
+
+class HfLayout final : public Layout {
+ public:
+  const LayoutTraits& traits() const override { return kTraits; }
+  std::vector<const LayoutOption*> options() const override { return {&kMaxShardSize}; }
+
+  std::vector<FoundLayout> recognise(const fs::path& path) const override {
+    if (!hf_format(path)) return {};
+    return {{this, path, path}};
+  }
+
+  Checkpoint read(const FoundLayout& found, const ReadContext& context) const override {
+    Checkpoint checkpoint;
+    checkpoint.layout = this;
+    checkpoint.path = checkpoint.directory = found.path;
+    find_config(checkpoint, context.config);
+    if (context.use == ConfigUse::kNeeded) {  // the first thing that is missed
+      const ModelConfig config = read_model_config(found.path);
+      if (!context.family && !has_config_plan(config)) find_family(config);
+    }
+    checkpoint.format = hf_format(found.path).value_or(Format::kSafetensors);
+    const std::vector<Container> files = read_hf_checkpoint(found.path, &checkpoint.index_metadata);
+    if (!checkpoint.index_metadata.empty())
+      checkpoint.index_metadata_file = found.path / hf_index_name(checkpoint.format);
+    return read_whole_files(std::move(checkpoint), files, context);
+  }
+
+  TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
+    validate_request(request);
+    const Format format = format_of(request);
+    TargetPlan plan;
+    plan.map = hf_target_map(context.logical, request.options.number(kMaxShardSize).value(), format);
+    if (plan.map.files.size() > 1) {
+      HfIndex index = index_of(plan.map);
+      index.metadata = context.index_metadata;
+      plan.text_files.push_back({hf_index_name(format), hf_index_text(index), context.index_metadata_file});
+    }
+    return plan;
+  }
+
+  /// A weight file that would not be replaced, though loaders would mix it with the new.
+  void validate_beside(const TargetPlan& plan, const fs::path& output_directory) const override {
+    if (!fs::is_directory(output_directory)) return;
+    std::vector<std::string> leftover;
+    for (const auto& entry : fs::directory_iterator(output_directory)) {
+      const std::string name = entry.path().filename().string();
+      const auto written = [&](const auto& file) { return file.path == name; };
+      const bool replaced = std::any_of(plan.map.files.begin(), plan.map.files.end(), written) ||
+                            std::any_of(plan.text_files.begin(), plan.text_files.end(), written);
+      if (is_hf_weights_name(name) && !replaced) leftover.push_back(name);
+    }
+    std::sort(leftover.begin(), leftover.end());
+    if (!leftover.empty())
+      throw Error(ErrorKind::kBadInput,
+                  "holds weights of another checkpoint that would not be replaced, and that loaders would "
+                  "mix with the new ones: " +
+                      list_names(leftover))
+          .in(output_directory)
+          .hint("move them away or choose another OUT_DIR");
+  }
+};
+
+}  // namespace
+
+std::optional<Format> hf_format(const fs::path& directory) {
+  for (const Format format : {Format::kSafetensors, Format::kPytorch})
+    for (const std::string& name : {hf_file_name(format, 1, 1), hf_index_name(format)})
+      if (path_exists(directory / name) || fs::is_symlink(fs::symlink_status(directory / name))) return format;
+  return std::nullopt;
+}
+
+std::vector<Container> read_hf_checkpoint(const fs::path& directory, std::string* index_metadata) {
+  const auto format = hf_format(directory);
+  if (!format) throw no_weights(directory);
+  const fs::path index_path = directory / hf_index_name(*format);
+  const fs::path single_path = directory / hf_file_name(*format, 1, 1);
+  for (const fs::path& path : {index_path, single_path})
+    if (!path_exists(path) && fs::is_symlink(fs::symlink_status(path)))
+      throw Error(ErrorKind::kBadInput, "is a link to nowhere")
+          .in(path)
+          .hint("the download did not finish; fetch it again");
+  const bool single = path_exists(single_path);
+  std::vector<Container> files;
+  if (path_exists(index_path)) {
+    files = read_indexed(directory, index_path, *format, index_metadata);
+    const bool listed =
+        std::any_of(files.begin(), files.end(), [&](const Container& f) { return f.path == single_path; });
+    if (single && !listed)
+      throw Error(ErrorKind::kBadInput,
+                  "holds " + single_path.filename().string() + " and an index that names other files")
+          .in(directory)
+          .hint("these are two checkpoints in one place; loaders disagree which counts, so move one away");
+  } else {
+    files.push_back(read_container(single_path, *format));
+  }
+  const bool both = *format == Format::kSafetensors &&
+                    (path_exists(directory / kPytorchFile) || path_exists(directory / kPytorchIndexFile));
+  if (both)
+    files.front().warnings.push_back(
+        "there are PyTorch weights beside it, which are left aside as transformers leaves them");
+  return files;
+}
+
+TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes, Format format) {
+  std::vector<std::vector<StoredTensor>> files;
+  std::vector<StoredTensor> open;
+  std::uint64_t open_bytes = 0;
+  for (const LogicalTensor& tensor : logical) {
+    const std::uint64_t bytes = num_bytes(tensor.dtype, tensor.shape).value_or(0);
+    StoredTensor stored{tensor.name, tensor.dtype, tensor.shape, 0, 0, 0, CutKind::kWhole};
+    if (bytes > max_file_bytes) {
+      files.push_back({std::move(stored)});
+      continue;
+    }
+    if (open_bytes + bytes > max_file_bytes) {
+      files.push_back(std::exchange(open, {}));
+      open_bytes = 0;
+    }
+    open.push_back(std::move(stored));
+    open_bytes += bytes;
+  }
+  if (!open.empty() || files.empty()) files.push_back(std::move(open));
+
+  TensorMap map;
+  map.reserve_logical(logical.size());
+  for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    const auto indices = add_target_container(
+        map, {format, hf_file_name(format, f + 1, files.size()), 0, 0, 0, std::move(files[f]), {}});
+    for (const std::uint32_t stored : indices) map.add_cut(stored, whole_cut(map.stored[stored].name));
+  }
+  return map;
+}
+
+HfIndex index_of(const TensorMap& target) {
+  HfIndex index;
+  for (const StoredTensor& tensor : target.stored) {
+    index.total_size_bytes += tensor.size_bytes;
+    index.weight_map.emplace_back(tensor.name, target.files[tensor.file].path.string());
+  }
+  return index;
+}
+
+const Layout& hf_layout() {
+  static const HfLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

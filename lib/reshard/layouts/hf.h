@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/container.h"
+#include "reshard/formats/format.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/layouts/tensor_map.h"
+
+namespace reshard {
+
+/// The format of the weights in a Hugging Face directory: safetensors where both are there, as transformers has it;
+/// nothing if neither is.
+std::optional<Format> hf_format(const std::filesystem::path& directory);
+
+/// The files of the Hugging Face checkpoint in `directory`, each read and validated, and together held against the
+/// index: every named file exists and holds the tensors said to be in it, and no others. `warnings` get what is odd but
+/// harmless.
+/// \param index_metadata  If given, gets HfIndex::metadata.
+/// \throws Error kBadInput; kUnsupported.
+std::vector<Container> read_hf_checkpoint(const std::filesystem::path& directory,
+                                          std::string* index_metadata = nullptr);
+
+/// Tensor bytes in one file, at most, unless a request says otherwise.
+inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;
+
+/// The Hugging Face checkpoint that holds `logical`, in its order, in files of at most `max_file_bytes` of tensors (a
+/// larger tensor gets a file to itself), as huggingface_hub's split_torch_state_dict_into_shards cuts it. Paths are
+/// file names. `format` is not xser.
+TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes,
+                        Format format = Format::kSafetensors);
+
+/// The index of such a map.
+HfIndex index_of(const TensorMap& target);
+
+}  // namespace reshard

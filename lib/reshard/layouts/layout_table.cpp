@@ -1,0 +1,21 @@
+// The table of layouts: a line to declare each, and a line that puts it into the list.
+#include "reshard/layouts/layout.h"
+
+namespace reshard {
+
+const Layout& hf_layout();
+const Layout& ranks_layout();
+const Layout& optimum_layout();
+const Layout& nxd_layout();
+const Layout& presharded_layout();
+const Layout& nxdi_layout();
+
+// Where two have the same names of files, the one that needs more to fit comes first.
+std::span<const Layout* const> layouts() {
+  static const Layout* const kLayouts[] = {
+      &hf_layout(), &ranks_layout(), &optimum_layout(), &nxd_layout(), &nxdi_layout(), &presharded_layout(),
+  };
+  return kLayouts;
+}
+
+}  // namespace reshard

@@ -1,0 +1,125 @@
+// What NxD's training converter writes and its trainer saves: model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt without
+// metadata; config.json and the shapes say how parameters are partitioned.
+#include <algorithm>
+
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/master_weights.h"
+#include "reshard/layouts/training_layout.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModelFolder = "model";
+constexpr const char* kSavedFolder = "shards";  // that optimum-neuron saves such ranks in
+constexpr Format kRankFormats[] = {Format::kPytorch, Format::kXser};
+
+constexpr const char* kOrders[] = {"tiled", "adjacent"};
+constexpr LayoutOption kKvReplication{
+    "kv-replication",
+    LayoutOption::Type::kChoice,
+    "Order of replicated key/value heads: tiled (K0 K1 K0 K1, trn1) or adjacent (K0 K0 K1 K1, trn2)",
+    kOrders,
+    "tiled",
+    true};
+constexpr LayoutOption kMultiplier{
+    "kv-size-multiplier", LayoutOption::Type::kCount, kKvSizeMultiplier.help, {}, "", true};
+constexpr LayoutOption kPadSourceHeads{kPadHeads.name, LayoutOption::Type::kFlag, kPadHeads.help, {}, "", true};
+
+LayoutTraits make_traits() {
+  LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kRankFormats};
+  traits.has_ranks = traits.has_stages = traits.whole_folder = true;
+  return traits;
+}
+
+class NxdLayout final : public TrainingLayout {
+ public:
+  const LayoutTraits& traits() const override {
+    static const LayoutTraits kTraits = make_traits();
+    return kTraits;
+  }
+  std::vector<const LayoutOption*> options() const override {
+    return {&kFuseQkv, &kMultiplier, &kKvReplication, &kPadSourceHeads};
+  }
+
+  fs::path rank_path(Format, RankId rank) const override {
+    return fs::path(traits().folder) / (rank_name(rank, true) + ".pt");
+  }
+  std::string name_of(RankId rank) const override { return rank_name(rank, true); }
+  std::vector<fs::path> shards_folders(const fs::path& directory) const override { return {directory / kSavedFolder}; }
+  std::string usual_folder() const override { return kSavedFolder; }
+  fs::path weights_folder(const fs::path& shards) const override { return shards / kModelFolder; }
+
+  bool is_rank_name(const fs::path& name) const override {
+    return name.extension() == ".pt" && rank_of_name(name.stem().string()).has_value();
+  }
+
+  std::optional<RankFile> rank_file(const fs::directory_entry& entry) const override {
+    if (!entry.is_regular_file() || !is_rank_name(entry.path().filename())) return std::nullopt;
+    return RankFile{*rank_of_name(entry.path().stem().string()), entry.path(), torch_format_of(entry.path())};
+  }
+
+  std::vector<TextFile> stage_files(const std::vector<StagePlan>&) const override { return {}; }
+
+  std::vector<std::string> foreign_entries(const fs::path& folder) const override {
+    std::vector<std::string> foreign;
+    list_foreign_ranks(folder, "", ".pt", {}, foreign);
+    std::sort(foreign.begin(), foreign.end());
+    return foreign;
+  }
+
+  /// NxD has the ranks of a step in the step's folder, whose config.json may be one level up.
+  fs::path default_output(const FoundLayout& found) const override {
+    return own_name(found.path) == kSavedFolder ? found.directory : found.path;
+  }
+
+  bool owns(const fs::path& directory, const std::string& name) const override {
+    std::error_code ignored;
+    return (name == kCheckpointMarker || name == kDoneMarker || name == kOptimizerFolder) &&
+           fs::is_directory(directory / kModelFolder, ignored);
+  }
+
+  bool is_checkpoint(const std::set<std::string>& files, const std::set<std::string>& folders) const override {
+    const bool model = folders.count(kModelFolder) > 0, optimizer = folders.count(kOptimizerFolder) > 0;
+    const bool marker = files.count(kCheckpointMarker) > 0 || files.count(kDoneMarker) > 0;
+    return (model && optimizer) || (marker && (model || optimizer));
+  }
+
+  PartitionOptions options_of(const OptionValues& values) const override {
+    PartitionOptions options = partition_options(values);
+    if (values.choice(kKvReplication) == "adjacent") options.replication = KvReplication::kAdjacent;
+    options.pad_heads = values.flag(kPadHeads.name);
+    return options;
+  }
+
+ protected:
+  const LayoutOption* padding_option() const override { return &kPadHeads; }
+  PartitionOptions padded(PartitionOptions options) const override {
+    options.pad_heads = true;
+    return options;
+  }
+
+  bool fits(const ShardedCheckpoint& shards) const override { return shards.metadata.empty(); }
+
+  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& values) const override {
+    checkpoint.notes.push_back(
+        "there are no metadata files, so how the parameters are laid out is told from config.json");
+    derive_metadata(shards, *checkpoint.model, options_of(values));
+  }
+
+  std::string hint_for_replicas() const override {
+    return "there is no metadata, and the ranks are not laid out as was thought: files of ranks that were swapped, of "
+           "two checkpoints, or another placement of heads (--kv-replication, --kv-size-multiplier, --pad-attn-heads; "
+           "of convert's SRC with --from- before them)?";
+  }
+};
+
+}  // namespace
+
+const Layout& nxd_layout() {
+  static const NxdLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

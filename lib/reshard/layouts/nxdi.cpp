@@ -1,0 +1,209 @@
+// What NxD Inference loads (save_sharded_checkpoint): the files of shard_checkpoint with NxD Inference's own names,
+// replicated and padded heads, and the number of each rank.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/inference_layout.h"
+#include "reshard/layouts/training_layout.h"
+#include "reshard/specs/head_slots.h"
+
+namespace reshard {
+namespace {
+
+using Table = std::shared_ptr<const Placement>;
+
+constexpr std::string_view kBasePrefix = "model.";
+constexpr std::string_view kLayers = "layers.";  // which other checkpoints have a prefix of
+constexpr const char* kRankName = "rank_util.rank";
+constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
+constexpr const char* kJoinedName = "qkv_proj.Wqkv";
+
+constexpr Format kRankFormats[] = {Format::kSafetensors};
+constexpr LayoutOption kVocabParallel{"vocab-parallel", LayoutOption::Type::kFlag,
+                                      "Split the embedding along the vocabulary instead of its columns"};
+
+LayoutTraits make_traits() {
+  LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", "weights", kRankFormats};
+  traits.has_ranks = traits.casts_to_config_dtype = true;
+  return traits;
+}
+
+/// The built-in families that say how NxD Inference names them.
+std::vector<std::string> inference_families() {
+  std::vector<std::string> names = known_model_types();
+  std::erase_if(names, [](const std::string& name) { return !builtin_family(name)->inference_names; });
+  return names;
+}
+
+/// What can be chosen, and shows in the names.
+struct Form {
+  bool fuse_qkv = false;        // one projection for q, k and v
+  bool vocab_parallel = false;  // the embedding is split along the vocabulary, else along its columns
+};
+
+/// The form of tensors that have NxD Inference's names; nothing for other names.
+std::optional<Form> form_of(const std::vector<TensorEntry>& tensors) {
+  Form form;
+  bool own = false;
+  for (const TensorEntry& tensor : tensors) {
+    const std::string& name = tensor.name;
+    if (name == kRankName || (name.starts_with(kLayers) && name.find(".qkv_proj.") != std::string::npos)) own = true;
+    if (name.find(kJoinedName) != std::string::npos) form.fuse_qkv = true;
+    if (name == kVocabularyRankName) form.vocab_parallel = true;
+  }
+  if (!own) return std::nullopt;
+  return form;
+}
+
+/// Makes the rules of one model.
+class Rules {
+ public:
+  Rules(const Model& model, std::uint32_t tp, const Form& form)
+      : model_(model), fuse_qkv_(form.fuse_qkv), vocab_parallel_(form.vocab_parallel), rules_(tp) {
+    if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("how NxD Inference names the weights of {} is not known", model.family->model_type))
+          .hint(fmt::format("known are {}; a description (--spec FILE) with \"nxd_inference\" may say it; the layout "
+                            "presharded takes any family",
+                            fmt::join(inference_families(), ", ")));
+    if (model.quantized)
+      throw Error(ErrorKind::kUnsupported, "the layout nxdi has no place for the scales of quantised linears")
+          .hint("a layout for inference with the names of the checkpoint has it");
+    const auto heads = static_cast<std::uint32_t>(model.heads);
+    const auto kv_heads = static_cast<std::uint32_t>(model.kv_heads);
+    const HeadSlots slots = inference_head_slots(heads, kv_heads, tp);
+    query_ = placement_of(slots.query, heads, model.head_dim, tp);
+    key_value_ = placement_of(slots.key_value, kv_heads, model.head_dim, tp);
+  }
+
+  std::vector<CutRule> run(const HoldsName& holds) && {
+    rules_.add_rank_number(kRankName);
+    if (vocab_parallel_) rules_.add_rank_number(kVocabularyRankName);
+    for (std::uint64_t layer = 0; layer < model_.layers; ++layer)
+      rules_.add_rank_number(inference_name(attention_module(layer)) + "." + kRankName);
+    for (const ModelParameter& parameter : model_.parameters) {
+      if (parameter.optional && !holds(parameter.name) && !holds(inference_name(parameter.name))) continue;
+      if (!add_attention(parameter)) add(parameter);
+    }
+    return std::move(rules_).take();
+  }
+
+ private:
+  std::string attention_module(std::uint64_t layer) const {
+    return expand_layer(model_.family->attention->module, layer);
+  }
+
+  static std::string inference_name(const std::string& name) {
+    return name.starts_with(kBasePrefix) ? name.substr(kBasePrefix.size()) : name;
+  }
+
+  void add(const ModelParameter& parameter) {
+    const bool embedding =
+        parameter.plan == TensorParallelPlan::kEmbeddingRowwise && !parameter.is_bias && parameter.shape.size() == 2;
+    rules_.add(parameter, inference_name(parameter.name),
+               embedding && !vocab_parallel_ ? std::optional<std::uint32_t>(1) : parameter.split_dim);
+  }
+
+  /// Of attention: its projections, and modules that NxD Inference calls otherwise. \returns false for others.
+  bool add_attention(const ModelParameter& parameter) {
+    if (!parameter.layer) return false;
+    const Family::Attention& names = *model_.family->attention;
+    const std::string module = attention_module(*parameter.layer);
+    if (!parameter.module.starts_with(module + ".")) return false;
+    const std::string linear = parameter.module.substr(module.size() + 1);
+    const std::string prefix = inference_name(module) + ".";
+    const std::string leaf = parameter.name.substr(parameter.module.size());
+    const bool is_query = linear == names.query;
+    if (is_query || linear == names.key || linear == names.value) {
+      if (!fuse_qkv_)
+        rules_.add_placed(prefix + "qkv_proj." + linear + leaf, CutKind::kGroupedQuery, 0,
+                          {{parameter.name, is_query ? query_ : key_value_}});
+      else if (is_query)
+        rules_.add_placed(prefix + kJoinedName + leaf, CutKind::kGroupedQuery, 0,
+                          {{parameter.name, query_},
+                           {module + "." + names.key + leaf, key_value_},
+                           {module + "." + names.value + leaf, key_value_}});
+    } else if (linear == names.output) {
+      const std::string name = prefix + linear + "." + linear + leaf;
+      if (parameter.is_bias)
+        rules_.add_whole(name, parameter.name);
+      else
+        rules_.add_placed(name, CutKind::kGroupedQuery, 1, {{parameter.name, query_}});
+    } else if (const auto other = model_.family->inference_names->find(linear);
+               other != model_.family->inference_names->end()) {
+      rules_.add_whole(prefix + other->second + leaf, parameter.name);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  const Model& model_;
+  bool fuse_qkv_;
+  bool vocab_parallel_;
+  Table query_;
+  Table key_value_;
+  PlacedRules rules_;
+};
+
+class NxdiLayout final : public InferenceLayout {
+ public:
+  const LayoutTraits& traits() const override {
+    static const LayoutTraits kTraits = make_traits();
+    return kTraits;
+  }
+  std::vector<const LayoutOption*> options() const override {
+    std::vector<const LayoutOption*> options = InferenceLayout::options();
+    options.push_back(&kFuseQkv);
+    options.push_back(&kVocabParallel);
+    options.push_back(&kPad);
+    options.push_back(&kPadHeads);
+    return options;
+  }
+
+ protected:
+  bool pads(const OptionValues&) const override { return true; }
+
+  void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
+                  const TargetContext& context) const override {
+    const Model& model = *context.model;
+    const std::uint32_t tp = plan.mesh.tp;
+    const Form form{values.flag(kFuseQkv.name), values.flag(kVocabParallel.name)};
+    plan.map = sharded_target_map(Rules(model, tp, form).run(names_in(context.logical)), tp, context.logical, target);
+    PartitionOptions options;
+    options.fuse_qkv = form.fuse_qkv;
+    plan.attention = inference_report(model, tp, options);
+    for (const LayoutOption* option : {&kPad, &kPadHeads})
+      if (values.has(option->name))
+        plan.notes.push_back(fmt::format("--{} has no effect: layout {} always pads", option->name, traits().name));
+  }
+
+  bool fits(const ShardedCheckpoint& shards) const override {
+    return form_of(shards.files.front().front().tensors).has_value();
+  }
+
+  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const override {
+    validate_padded_split(shards, checkpoint);
+    const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
+    std::set<std::string_view> held;
+    for (const TensorEntry& tensor : tensors) held.insert(tensor.name);
+    shards.rules =
+        Rules(*checkpoint.model, shards.tp, form_of(tensors).value_or(Form{})).run([&](const std::string& name) {
+          return held.count(name) > 0;
+        });
+  }
+};
+
+}  // namespace
+
+const Layout& nxdi_layout() {
+  static const NxdiLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

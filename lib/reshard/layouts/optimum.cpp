@@ -1,0 +1,98 @@
+// What optimum-neuron writes today: shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, with metadata and marker files in
+// shards/ and trn_config.json in the checkpoint's directory.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "reshard/layouts/training_layout.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModelFolder = "model";
+constexpr const char* kTrainingConfigFile = "trn_config.json";
+constexpr Format kRankFormats[] = {Format::kPytorch, Format::kXser};
+
+LayoutTraits make_traits() {
+  LayoutTraits traits{"optimum", "optimum", "optimum-neuron's training checkpoints", "shards", kRankFormats};
+  traits.has_ranks = traits.has_stages = traits.has_experts = traits.whole_folder = traits.holds_adapters = true;
+  return traits;
+}
+
+/// `trn_config.json`, as optimum-neuron saves it beside its shards (TrainingNeuronConfig, which has no word for
+/// expert-parallel ranks).
+std::string training_config_text(const Mesh& mesh, const TargetRequest& request) {
+  nlohmann::ordered_json json;
+  json["tensor_parallel_size"] = mesh.tp;
+  json["pipeline_parallel_size"] = mesh.pp;
+  json["virtual_pipeline_parallel_size"] = mesh.vpp;
+  json["kv_size_multiplier"] = nullptr;
+  if (const auto multiplier = request.options.number(kKvSizeMultiplier)) json["kv_size_multiplier"] = *multiplier;
+  json["fuse_qkv"] = request.options.flag(kFuseQkv.name);
+  json["use_xser"] = format_of(request) == Format::kXser;
+  json["sequence_parallel_enabled"] = false;
+  return json.dump(4);
+}
+
+class OptimumLayout final : public TrainingLayout {
+ public:
+  const LayoutTraits& traits() const override {
+    static const LayoutTraits kTraits = make_traits();
+    return kTraits;
+  }
+
+  fs::path rank_path(Format, RankId rank) const override {
+    return fs::path(traits().folder) / kModelFolder / (rank_name(rank, true) + ".pt");
+  }
+  std::string name_of(RankId rank) const override { return rank_name(rank, true); }
+  fs::path weights_folder(const fs::path& shards) const override { return shards / kModelFolder; }
+
+  bool is_rank_name(const fs::path& name) const override {
+    return name.extension() == ".pt" && rank_of_name(name.stem().string()).has_value();
+  }
+
+  std::optional<RankFile> rank_file(const fs::directory_entry& entry) const override {
+    if (!entry.is_regular_file() || !is_rank_name(entry.path().filename())) return std::nullopt;
+    return RankFile{*rank_of_name(entry.path().stem().string()), entry.path(), torch_format_of(entry.path())};
+  }
+
+  std::vector<TextFile> stage_files(const std::vector<StagePlan>& plans) const override {
+    std::vector<TextFile> files = metadata_files(traits().folder, plans);
+    for (const char* marker : {kCheckpointMarker, kDoneMarker})
+      files.push_back({fs::path(traits().folder) / marker, "1"});
+    return files;
+  }
+
+  std::vector<TextFile> description_files(const TargetRequest& request, const TargetPlan& plan) const override {
+    return {{kTrainingConfigFile, training_config_text(plan.mesh, request)}};
+  }
+
+  std::vector<std::string> foreign_entries(const fs::path& folder) const override {
+    if (!fs::is_directory(folder / kModelFolder)) return Layout::foreign_entries(folder);
+    std::vector<std::string> foreign;
+    list_foreign_ranks(folder / kModelFolder, std::string(kModelFolder) + "/", ".pt", {}, foreign);
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      const std::string name = entry.path().filename().string();
+      const bool ours = name == kCheckpointMarker || name == kDoneMarker || is_our_metadata(name);
+      if (name != kModelFolder && !(ours && entry.is_regular_file())) foreign.push_back(name);
+    }
+    std::sort(foreign.begin(), foreign.end());
+    return foreign;
+  }
+
+  bool owns_folder_name(std::string_view name) const override { return name == traits().folder; }
+  bool owns(const fs::path&, const std::string& name) const override { return name == kTrainingConfigFile; }
+
+ protected:
+  bool fits(const ShardedCheckpoint& shards) const override { return !shards.metadata.empty(); }
+};
+
+}  // namespace
+
+const Layout& optimum_layout() {
+  static const OptimumLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

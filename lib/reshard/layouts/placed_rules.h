@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/layouts/cut.h"
+#include "reshard/specs/family.h"
+
+namespace reshard {
+
+/// `slots`, an equal share of them to each of `tp` ranks in turn.
+std::shared_ptr<const Placement> placement_of(const std::vector<std::uint32_t>& slots, std::uint64_t units,
+                                              std::uint64_t unit_elems, std::uint32_t tp);
+
+/// Collects the rules of the tensors that a rank of `tp` has, each placed by a table. Where a size does not divide, it
+/// is padded at its end: with zeros, and a bias along the outputs with the lowest finite number (NxD's
+/// ColumnParallelLinear).
+class PlacedRules {
+ public:
+  explicit PlacedRules(std::uint32_t tp) : tp_(tp) {}
+
+  /// A tensor of one number, that of the rank.
+  void add_rank_number(std::string name);
+  void add_placed(std::string name, CutKind kind, std::uint32_t dim, std::vector<CutRule::Placed> parts);
+  /// A tensor that every rank has all of.
+  void add_whole(std::string name, const std::string& logical_name);
+  /// A parameter that is split evenly along `dim`, or whole.
+  /// \throws Error kBadInput for sizes that no model has.
+  void add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim);
+
+  std::vector<CutRule> take() && { return std::move(rules_); }
+
+ private:
+  CutRule& add_rule(std::string name, CutKind kind, CutRule::Role role);
+  void add_packed(const ModelParameter& parameter, std::string name);
+  std::shared_ptr<const Placement> evenly(const ModelParameter& parameter, std::uint32_t dim);
+
+  std::uint32_t tp_;
+  std::map<std::uint64_t, std::shared_ptr<const Placement>> even_;  // by size
+  std::uint64_t chunks_ = 0;                                        // of all those
+  std::vector<CutRule> rules_;
+};
+
+}  // namespace reshard

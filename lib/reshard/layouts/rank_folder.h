@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/formats/format.h"
+
+namespace reshard {
+
+/// Marker files beside shards: a save has begun, a save is complete. Their text is "1" (optimum-neuron, NxD).
+inline constexpr const char* kCheckpointMarker = "checkpoint";
+inline constexpr const char* kDoneMarker = "done";
+
+/// One rank of a checkpoint.
+struct RankId {
+  std::uint32_t tp_rank = 0;
+  std::uint32_t pp_rank = 0;
+  std::uint32_t dp_rank = 0;  // replicas of the same weights
+  std::uint32_t ep_rank = 0;
+  bool has_ep = false;  // experts are spread, and names say over which rank
+
+  friend auto operator<=>(const RankId&, const RankId&) = default;
+};
+
+/// "tp_rank_03_pp_rank_00", at least two digits each. With experts "ep_rank_01_" stands before "tp_rank" (NxD), with
+/// `dp` "dp_rank_00_" before all.
+std::string rank_name(RankId rank, bool dp);
+/// The numbers of a name made of `dp_rank_N`, `ep_rank_N`, `tp_rank_N` and `pp_rank_N` in any order and of any width;
+/// tp and pp must be there. Nothing for any other name.
+std::optional<RankId> rank_of_name(std::string_view name);
+
+/// One rank's weights as they stand on disk.
+struct RankFile {
+  RankId rank;
+  std::filesystem::path path;
+  Format format = Format::kSafetensors;
+};
+
+/// The format of a file that torch saved: xser if the folder of its tensors is beside it.
+Format torch_format_of(const std::filesystem::path& path);
+
+/// The directory above `path`, whichever way that is written.
+std::filesystem::path directory_above(const std::filesystem::path& path);
+/// The last part of `path`, whichever way that is written.
+std::string own_name(const std::filesystem::path& path);
+
+/// Metadata as this program writes it; older ones it only reads.
+bool is_our_metadata(const std::string& name);
+
+/// Adds to `foreign` what stands in `folder` and is no rank's as this program writes it, with xser's files beside it.
+/// \param shown_as  What stands before the names in `foreign`.
+/// \param ending    What a rank's file has after its numbers; empty if each rank has a folder.
+/// \param files     The names of files in a rank's folder.
+void list_foreign_ranks(const std::filesystem::path& folder, const std::string& shown_as, std::string_view ending,
+                        const std::vector<std::string>& files, std::vector<std::string>& foreign);
+
+}  // namespace reshard

@@ -1,0 +1,180 @@
+#include "reshard/layouts/rank_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/io/storage.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/other_stages.h"
+#include "reshard/layouts/planned_model.h"
+#include "reshard/layouts/whole_map.h"
+#include "reshard/specs/metadata.h"
+#include "reshard/specs/model_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The checkpoint's own directory for a folder of shards that was given itself: where config.json is. Without one, a
+/// folder of the usual name lies in it, and one of another name is it, as NxD saves it.
+fs::path directory_of(const fs::path& shards, const std::string& usual_name) {
+  const fs::path above = directory_above(shards);
+  if (path_exists(shards / kConfigFile)) return shards;
+  if (path_exists(above / kConfigFile)) return above;
+  return own_name(shards) == usual_name ? above : shards;
+}
+
+/// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
+/// twice the heads of half the size fit the same files in another order.
+void prove_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
+  if (checkpoint.metadata.empty()) return;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
+      for (const TransformationSpec& spec : module.specs) {
+        const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec);
+        if (gqa == nullptr || (gqa->num_attention_heads == model.heads && gqa->num_key_value_heads == model.kv_heads))
+          continue;
+        throw Error(
+            ErrorKind::kBadInput,
+            fmt::format("the attention spec of {} is for {} query and {} key/value heads, but config.json says {} "
+                        "and {}",
+                        printable(module.module_fully_qualified_name), gqa->num_attention_heads,
+                        gqa->num_key_value_heads, model.heads, model.kv_heads))
+            .in(checkpoint.folder.path / metadata_file_name(pp_rank));
+      }
+}
+
+void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  if (shards.not_saved.empty()) return;
+  const bool one = shards.not_saved.size() == 1;
+  checkpoint.notes.push_back(fmt::format("{} that the metadata lists {} not in the files and left out: {}",
+                                         one ? "a parameter" : "parameters", one ? "is" : "are",
+                                         list_names(shards.not_saved)));
+}
+
+/// The parameters of the model that the checkpoint is of, and how ranks have them.
+void validate_model(const Checkpoint& checkpoint, const ShardedCheckpoint& shards) {
+  if (!shards.has_old_metadata || checkpoint.model) return;
+  throw Error(ErrorKind::kBadInput,
+              "has metadata that torch saved, which does not say how many ranks there were; without a config.json of a "
+              "known family beside it nobody can tell whether one is missing")
+      .in(checkpoint.path)
+      .hint(hint_for_model(checkpoint));
+}
+
+}  // namespace
+
+const RankLayout& ranks_of(const FoundLayout& found) {
+  return static_cast<const RankLayout&>(*found.layout);
+}
+
+bool RankLayout::looks_like(const fs::path& directory) const {
+  const fs::path folder = weights_folder(directory);
+  if (!fs::is_directory(folder)) return false;
+  return std::any_of(fs::directory_iterator(folder), fs::directory_iterator(),
+                     [&](const fs::directory_entry& entry) { return is_rank_name(entry.path().filename()); });
+}
+
+std::vector<FoundLayout> RankLayout::recognise(const fs::path& path) const {
+  std::vector<FoundLayout> found;
+  if (!fs::is_directory(path)) return found;
+  // The folder of the weights inside the shards folder stands for that.
+  const fs::path above = directory_above(path);
+  if (weights_folder(above) != above && own_name(path) == weights_folder(above).filename() && looks_like(above))
+    return recognise(above);
+  for (const fs::path& folder : shards_folders(path))
+    if (looks_like(folder)) found.push_back({this, folder, path});
+  if (looks_like(path)) found.push_back({this, path, directory_of(path, usual_folder())});
+  return found;
+}
+
+std::vector<RankFile> list_rank_files(const FoundLayout& found) {
+  const RankLayout& layout = ranks_of(found);
+  std::map<RankId, RankFile> by_rank;
+  for (const auto& entry : fs::directory_iterator(layout.weights_folder(found.path))) {
+    const auto file = layout.rank_file(entry);
+    if (file && !by_rank.emplace(file->rank, *file).second)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is there twice: tp rank {}, pp rank {}", file->rank.tp_rank, file->rank.pp_rank))
+          .in(entry.path());
+  }
+  if (by_rank.empty()) throw Error(ErrorKind::kBadInput, "holds no weights named tp_rank_XX_pp_rank_YY").in(found.path);
+  std::vector<RankFile> files;
+  for (auto& [rank, file] : by_rank) files.push_back(std::move(file));
+  return files;
+}
+
+void RankLayout::explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const {
+  checkpoint.notes.push_back(
+      "there are no metadata files, so how the parameters are laid out is told from config.json");
+  derive_metadata(shards, *checkpoint.model);
+}
+
+std::string RankLayout::hint_for_replicas() const {
+  return "as there is no metadata, replicas alone prove the layout, and --replicas first has no effect: files of ranks "
+         "were swapped or come from different checkpoints, or config.json belongs to another model";
+}
+
+const RankLayout& RankLayout::choose(const ShardedCheckpoint& shards) const {
+  if (fits(shards)) return *this;
+  for (const Layout* layout : layouts()) {
+    const auto* other = dynamic_cast<const RankLayout*>(layout);
+    if (other != nullptr && other->looks_like(shards.folder.path) && other->fits(shards)) return *other;
+  }
+  return *this;
+}
+
+Checkpoint RankLayout::read(const FoundLayout& found, const ReadContext& context) const {
+  Checkpoint checkpoint;
+  checkpoint.layout = this;
+  checkpoint.path = found.path;
+  checkpoint.directory = found.directory;
+  find_config(checkpoint, context.config);
+  ShardedCheckpoint shards = read_sharded_checkpoint(found);
+  const RankLayout& layout = choose(shards);
+  checkpoint.layout = &layout;
+  checkpoint.format = shards.format;
+  checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
+  checkpoint.notes = shards.warnings;
+  checkpoint.index_metadata = read_kept_index_metadata(checkpoint.directory);
+  if (!checkpoint.index_metadata.empty())
+    checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
+  std::unordered_set<std::string_view> names;
+  for (const auto& ranks : shards.files)
+    for (std::size_t i = 0; i < ranks.size(); i += shards.tp)
+      for (const TensorEntry& tensor : ranks[i].tensors) names.insert(tensor.name);
+  read_model(checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, shards, notes);
+  });
+  const bool inferred = shards.metadata.empty();
+  if (inferred && !checkpoint.model)
+    throw Error(
+        ErrorKind::kBadInput,
+        "has no metadata files (mp_metadata_pp_rank_Y.json), and without a config.json of a known family beside "
+        "it nothing says how the parameters are laid out")
+        .in(checkpoint.path)
+        .hint(hint_for_model(checkpoint));
+  if (inferred) layout.explain(shards, checkpoint, context.options);
+  validate_model(checkpoint, shards);
+  const std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
+  shards.other_stages += remove_other_stages(shards, tied);
+  if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
+  checkpoint.map = sharded_source_map(shards, tied);
+  if (inferred) checkpoint.map.proved_by_copies = layout.hint_for_replicas();
+  if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
+    prove_heads(shards, *checkpoint.model);
+    prove_against_model(checkpoint.map, *checkpoint.model, found.path);
+  }
+  order_tensors(checkpoint);
+  note_left_out(shards, checkpoint);
+  return checkpoint;
+}
+
+}  // namespace reshard

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/rank_folder.h"
+#include "reshard/layouts/sharded_checkpoint.h"
+
+namespace reshard {
+
+/// A layout of files of ranks. What is common: they are found in a folder, listed, their headers and metadata read and
+/// held against each other and the model (read). A layout says how files are called, and what explains them.
+class RankLayout : public Layout {
+ public:
+  // Names.
+  /// Where a rank's weights go, relative to the output directory.
+  virtual std::filesystem::path rank_path(Format format, RankId rank) const = 0;
+  /// A rank as errors name it.
+  virtual std::string name_of(RankId rank) const { return rank_name(rank, false); }
+  /// The folder that holds the files of ranks, for a shards folder.
+  virtual std::filesystem::path weights_folder(const std::filesystem::path& shards) const { return shards; }
+  /// Whether a name is a rank's.
+  virtual bool is_rank_name(const std::filesystem::path& name) const = 0;
+  /// The weights that an entry of the weights folder is or holds; nothing if it is no rank's.
+  /// \throws Error kBadInput.
+  virtual std::optional<RankFile> rank_file(const std::filesystem::directory_entry& entry) const = 0;
+
+  /// The folders in a checkpoint's directory that may hold its shards.
+  virtual std::vector<std::filesystem::path> shards_folders(const std::filesystem::path& directory) const {
+    return {directory / traits().folder};
+  }
+  /// The name of a shards folder that lies in the checkpoint's directory.
+  virtual std::string usual_folder() const { return traits().folder; }
+
+  /// Whether `directory` is a shards folder of this layout, by the names in it.
+  bool looks_like(const std::filesystem::path& directory) const;
+
+  std::vector<FoundLayout> recognise(const std::filesystem::path& path) const override;
+  Checkpoint read(const FoundLayout& found, const ReadContext& context) const final;
+
+ protected:
+  // What explains a checkpoint, once its headers and metadata are read.
+  /// Whether it is of this layout and not of another with the same names.
+  virtual bool fits(const ShardedCheckpoint&) const { return true; }
+  /// Explains shards without metadata by `checkpoint.model`: fills `shards.metadata` or `shards.rules`.
+  /// \throws Error kBadInput if the model does not explain them.
+  virtual void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& options) const;
+  /// What to try where replicas differ, and nothing but replicas shows that the partition is right.
+  virtual std::string hint_for_replicas() const;
+
+ private:
+  /// Of the layouts with such names, the one that `shards` is of.
+  const RankLayout& choose(const ShardedCheckpoint& shards) const;
+};
+
+/// The shards folder of a rank layout, which `found.layout` is.
+const RankLayout& ranks_of(const FoundLayout& found);
+
+/// The weights in it, by rank.
+/// \throws Error kBadInput for a rank that is there twice, or has no weights.
+std::vector<RankFile> list_rank_files(const FoundLayout& found);
+
+}  // namespace reshard

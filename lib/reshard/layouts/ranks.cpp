@@ -1,0 +1,90 @@
+// NeuronX Distributed's first form, as optimum-neuron wrote it: tensor_parallel_shards/tp_rank_XX_pp_rank_YY/… with
+// mp_metadata_pp_rank_Y.json beside the ranks.
+#include <algorithm>
+
+#include "reshard/base/error.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/formats/xser.h"
+#include "reshard/io/storage.h"
+#include "reshard/layouts/training_layout.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPytorchRankFile = "checkpoint.pt";
+constexpr Format kRankFormats[] = {Format::kSafetensors, Format::kPytorch, Format::kXser};
+
+LayoutTraits make_traits() {
+  LayoutTraits traits{"ranks", "ranks", "optimum-neuron's shards, and NxD's older ones", "tensor_parallel_shards",
+                      kRankFormats};
+  traits.has_ranks = traits.has_stages = traits.has_experts = traits.whole_folder = true;
+  return traits;
+}
+
+class RanksLayout final : public TrainingLayout {
+ public:
+  const LayoutTraits& traits() const override {
+    static const LayoutTraits kTraits = make_traits();
+    return kTraits;
+  }
+
+  fs::path rank_path(Format format, RankId rank) const override {
+    const fs::path path = fs::path(traits().folder) / rank_name(rank, false);
+    switch (format) {
+      case Format::kSafetensors: return path / kSafetensorsFile;
+      case Format::kPytorch: return path / kPytorchRankFile;
+      case Format::kXser: return path;
+    }
+    return {};
+  }
+
+  bool is_rank_name(const fs::path& name) const override { return rank_of_name(name.string()).has_value(); }
+
+  std::optional<RankFile> rank_file(const fs::directory_entry& entry) const override {
+    const auto rank = rank_of_name(entry.path().filename().string());
+    if (!rank) return std::nullopt;
+    if (entry.is_regular_file()) return RankFile{*rank, entry.path(), torch_format_of(entry.path())};
+    const fs::path safetensors = entry.path() / kSafetensorsFile;
+    const fs::path pytorch = entry.path() / kPytorchRankFile;
+    if (path_exists(safetensors) && path_exists(pytorch))
+      throw Error(ErrorKind::kBadInput, "holds both model.safetensors and checkpoint.pt")
+          .in(entry.path())
+          .hint("these are two checkpoints in one place; move one away");
+    if (path_exists(safetensors)) return RankFile{*rank, safetensors, Format::kSafetensors};
+    if (path_exists(pytorch)) return RankFile{*rank, pytorch, torch_format_of(pytorch)};
+    throw Error(ErrorKind::kBadInput, "holds neither model.safetensors nor checkpoint.pt").in(entry.path());
+  }
+
+  std::vector<FoundLayout> recognise(const fs::path& path) const override {
+    std::vector<FoundLayout> found = RankLayout::recognise(path);
+    const fs::path empty = path / traits().folder;
+    if (found.empty() && fs::is_directory(empty)) found.push_back({this, empty, path, true});
+    return found;
+  }
+
+  std::vector<TextFile> stage_files(const std::vector<StagePlan>& plans) const override {
+    return metadata_files(traits().folder, plans);
+  }
+
+  std::vector<std::string> foreign_entries(const fs::path& folder) const override {
+    std::vector<std::string> foreign;
+    list_foreign_ranks(folder, "", "", {kSafetensorsFile, kPytorchRankFile}, foreign);
+    std::erase_if(foreign,
+                  [&](const std::string& name) { return is_our_metadata(name) && fs::is_regular_file(folder / name); });
+    std::sort(foreign.begin(), foreign.end());
+    return foreign;
+  }
+
+  bool owns_folder_name(std::string_view name) const override { return name == traits().folder; }
+};
+
+}  // namespace
+
+const Layout& ranks_layout() {
+  static const RanksLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard

@@ -1,0 +1,145 @@
+#include "reshard/layouts/training_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/metadata.h"
+
+namespace reshard {
+
+Mesh mesh_of(const TargetRequest& request) {
+  Mesh mesh{request.tp.value_or(1), request.pp.value_or(1), request.vpp, request.ep.value_or(1)};
+  prove_mesh(mesh);
+  if (request.pp || request.pipeline_cuts.empty()) return mesh;
+  const std::size_t stages = request.pipeline_cuts.size() + 1;
+  if (stages % mesh.vpp != 0)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("--pipeline-cuts: {} cuts make {} stages, which --vpp {} does not divide",
+                            request.pipeline_cuts.size(), stages, mesh.vpp));
+  mesh.pp = static_cast<std::uint32_t>(std::min<std::size_t>(stages / mesh.vpp, kMaxParallelDegree + 1));
+  prove_mesh(mesh);
+  return mesh;
+}
+
+void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& model) {
+  plan.mesh = mesh_of(request);
+  const std::string& layer_prefix = model.family->layers;
+  plan.partition = request.pipeline_cuts.empty()
+                       ? partition_evenly(model.layers, plan.mesh)
+                       : partition_by_cuts(model.layers, plan.mesh, request.pipeline_cuts, layer_prefix);
+  for (const std::uint64_t layer : plan.partition->cuts())
+    plan.cut_names.push_back(fmt::format("{}.{}", layer_prefix, layer));
+}
+
+void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
+                    const PartitionOptions& padded, const LayoutOption* padding) {
+  try {
+    prove_split(model, tp, options);
+  } catch (Error& error) {
+    if (padding != nullptr && !tensor_parallel_problem(model, tp, padded))
+      error.hint(fmt::format("--{} fills up what {} ranks do not divide; {}", padding->name, tp, error.hint()));
+    throw;
+  }
+}
+
+void validate_whole_bytes(const Model& model, std::uint32_t tp, const PartitionOptions& options,
+                          std::span<const LogicalTensor> logical) {
+  std::unordered_map<std::string_view, const LogicalTensor*> packed;
+  for (const LogicalTensor& tensor : logical)
+    if (bits(tensor.dtype) % 8 != 0) packed.emplace(tensor.name, &tensor);
+  if (packed.empty()) return;
+  /// The first tensor of which `degree` ranks would share a byte.
+  const auto shared = [&](std::uint64_t degree) -> const LogicalTensor* {
+    for (const ModelParameter& parameter : model.parameters) {
+      const auto found = packed.find(parameter.name);
+      if (found == packed.end() || !parameter.split_dim || split_problem(parameter, degree, false)) continue;
+      std::uint64_t inner = bits(found->second->dtype);  // of one element along the dim that is split
+      for (std::size_t d = *parameter.split_dim + 1; d < parameter.shape.size(); ++d) inner *= parameter.shape[d] % 8;
+      std::vector<std::uint64_t> sizes{parameter.shape[*parameter.split_dim]};
+      for (const PackedPart& part : parameter.packed) sizes.push_back(part.size);
+      for (const std::uint64_t size : sizes)
+        if (size / degree % 8 * (inner % 8) % 8 != 0) return found->second;
+    }
+    return nullptr;
+  };
+  const LogicalTensor* tensor = shared(tp);
+  if (tensor == nullptr) return;
+  std::vector<std::uint64_t> degrees = legal_tp_degrees(model, options);
+  std::erase_if(degrees, shared);
+  throw Error(ErrorKind::kUsage, fmt::format("{} ranks would share a packed byte: elements of {} have {} bits", tp,
+                                             name(tensor->dtype), bits(tensor->dtype)))
+      .tensor(tensor->name)
+      .hint("TP degrees that work for this model: " + list_numbers(degrees, 24));
+}
+
+HoldsName names_in(std::span<const LogicalTensor> logical) {
+  auto held = std::make_shared<std::unordered_set<std::string_view>>();
+  held->reserve(logical.size());
+  for (const LogicalTensor& tensor : logical) held->insert(tensor.name);
+  return [held](const std::string& name) { return held->count(name) > 0; };
+}
+
+std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans) {
+  std::vector<TextFile> files;
+  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank)
+    files.push_back({folder / metadata_file_name(pp_rank), metadata_text(plans[pp_rank].metadata)});
+  return files;
+}
+
+namespace {
+
+/// Options that were given and change nothing.
+void note_idle_options(const TargetRequest& request, const Model& model, TargetPlan& plan) {
+  const bool fuse = request.options.has(kFuseQkv.name), multiplier = request.options.has(kKvSizeMultiplier.name);
+  if (!plan.attention) {
+    for (const auto& [option, given] : {std::pair(&kFuseQkv, fuse), {&kKvSizeMultiplier, multiplier}})
+      if (given)
+        plan.notes.push_back(fmt::format("--{} has no effect: models of {} keep their projections as they are",
+                                         option->name, model.family->model_type));
+    return;
+  }
+  if (multiplier && plan.attention->form != AttentionForm::kGroupedQuery)
+    plan.notes.push_back(
+        fmt::format("--kv-size-multiplier has no effect: {} key/value heads divide over {} ranks as they are",
+                    model.kv_heads, plan.mesh.tp));
+  if (fuse && !plan.attention->joined)
+    plan.notes.push_back(
+        fmt::format("--fuse-qkv has no effect: {} query and {} key/value heads are joined only where they "
+                    "are as many, or do not divide over the ranks",
+                    model.heads, model.kv_heads));
+}
+
+}  // namespace
+
+PartitionOptions TrainingLayout::partition_options(const OptionValues& values) {
+  PartitionOptions options;
+  options.fuse_qkv = values.flag(kFuseQkv.name);
+  options.kv_size_multiplier = values.number(kKvSizeMultiplier);
+  return options;
+}
+
+TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContext& context) const {
+  validate_request(request);
+  const Model& model = *context.model;
+  TargetPlan plan;
+  plan_mesh(plan, request, model);
+  const PartitionOptions options = options_of(request.options);
+  validate_split(model, plan.mesh.tp, options, padded(options), padding_option());
+  validate_whole_bytes(model, plan.mesh.tp, options, context.logical);
+  const auto stages =
+      plan_stages(model, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
+  plan.map = sharded_target_map(stages, plan.mesh.tp, context.logical, {this, format_of(request)}, plan.mesh.ep);
+  if (model.family->attention) plan.attention = attention_report(model, plan.mesh.tp, options);
+  plan.text_files = stage_files(stages);
+  for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
+  note_idle_options(request, model, plan);
+  return plan;
+}
+
+}  // namespace reshard

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "reshard/layouts/rank_layout.h"
+#include "reshard/specs/stage_plan.h"
+
+namespace reshard {
+
+/// Options of training layouts, which several of them have.
+inline constexpr LayoutOption kFuseQkv{"fuse-qkv", LayoutOption::Type::kFlag,
+                                       "Fuse the query, key and value projections where the model can"};
+inline constexpr LayoutOption kKvSizeMultiplier{"kv-size-multiplier", LayoutOption::Type::kCount,
+                                                "Copies of each key/value head (default: TP / key-value heads)"};
+
+inline constexpr LayoutOption kPadHeads{"pad-attn-heads", LayoutOption::Type::kFlag,
+                                        "Pad with heads of zeros where the ranks do not divide the heads"};
+
+/// Metadata files beside the shards of a training run say how they are partitioned, and modules are fused as NeuronX
+/// Distributed's model classes fuse them.
+class TrainingLayout : public RankLayout {
+ public:
+  std::vector<const LayoutOption*> options() const override { return {&kFuseQkv, &kKvSizeMultiplier}; }
+  TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;
+
+  /// Files beside those of ranks, in the layout's folder: metadata, markers.
+  virtual std::vector<TextFile> stage_files(const std::vector<StagePlan>& plans) const = 0;
+  /// Files in the output directory that say how the shards were made.
+  virtual std::vector<TextFile> description_files(const TargetRequest&, const TargetPlan&) const { return {}; }
+  /// How parameters are partitioned, as `values` say.
+  virtual PartitionOptions options_of(const OptionValues& values) const { return partition_options(values); }
+
+ protected:
+  /// The option that pads, where the layout has one, and `options` with it.
+  virtual const LayoutOption* padding_option() const { return nullptr; }
+  virtual PartitionOptions padded(PartitionOptions options) const { return options; }
+
+  /// What the options that all training layouts have say.
+  static PartitionOptions partition_options(const OptionValues& values);
+};
+
+/// Sets the mesh of `plan` and its stages.
+/// \throws Error kUsage.
+void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& model);
+
+/// The mesh that a request asks for.
+/// \throws Error kUsage.
+Mesh mesh_of(const TargetRequest& request);
+
+/// The model can be split so; `padded` are the options under which sizes are padded, and `padding` the layout's option
+/// for it, if it has one.
+/// \throws Error kUsage, with what would work.
+void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
+                    const PartitionOptions& padded, const LayoutOption* padding);
+
+/// Ranks do not share a byte of packed elements.
+/// \throws Error kUsage, with the TP degrees that work.
+void validate_whole_bytes(const Model& model, std::uint32_t tp, const PartitionOptions& options,
+                          std::span<const LogicalTensor> logical);
+
+/// Whether `logical` has a tensor of a name. Borrows `logical`.
+HoldsName names_in(std::span<const LogicalTensor> logical);
+
+/// Metadata files of all stages in `folder`.
+std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const std::vector<StagePlan>& plans);
+
+}  // namespace reshard
