@@ -4,6 +4,7 @@
 #
 #   scripts/demo.sh                          a small model from testdata/, TP 4 × PP 2
 #   TP=8 PP=1 scripts/demo.sh MODEL_DIR      a Hugging Face checkpoint of your own
+#   BUILD=dev scripts/demo.sh                with what is built in build/dev
 #
 # Installs what is missing and builds first. Works in a temporary directory under ${TMPDIR:-/tmp} that needs twice the
 # model's size and goes away at the end.
@@ -17,7 +18,7 @@ fail() {
 }
 
 if [[ $# -gt 1 || "${1:-}" == -* ]]; then
-  echo "usage: [TP=N] [PP=N] scripts/demo.sh [MODEL_DIR]" >&2
+  echo "usage: [TP=N] [PP=N] [BUILD=PRESET] scripts/demo.sh [MODEL_DIR]" >&2
   exit 2
 elif [[ $# -eq 1 ]]; then
   model=$(cd "$caller_dir" && cd "$1" 2>/dev/null && pwd) || fail "$1 is not a directory"
@@ -46,14 +47,18 @@ if ((free_bytes < need_bytes)); then
     "$((need_bytes / 1000000)) MB; set TMPDIR to a directory with more room"
 fi
 
-scripts/install-packages.sh
-echo "Building into build/release; this takes a few minutes"
-if ! { cmake --preset release -DRESHARD_BUILD_TESTS=ON && cmake --build --preset release --target reshard compare_checkpoints; } \
-  >"$work/build.log" 2>&1; then
-  cat "$work/build.log" >&2
-  fail "the build failed"
+if [[ -z "${BUILD:-}" ]]; then
+  BUILD=release
+  scripts/install-packages.sh
+  echo "Building into build/release; this takes a few minutes"
+  if ! { cmake --preset release -DRESHARD_BUILD_TESTS=ON && cmake --build --preset release --target reshard compare_checkpoints; } \
+    >"$work/build.log" 2>&1; then
+    cat "$work/build.log" >&2
+    fail "the build failed"
+  fi
 fi
-PATH=$PWD/build/release/apps/reshard:$PWD/build/release/apps/tools:$PATH
+PATH=$PWD/build/$BUILD/apps/reshard:$PWD/build/$BUILD/apps/tools:$PATH
+command -v reshard compare_checkpoints >/dev/null || fail "build/$BUILD holds no reshard and compare_checkpoints"
 
 run() {
   printf '\n$'

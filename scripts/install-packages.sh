@@ -12,7 +12,7 @@ packages=(
 )
 checkers=(
   clang-format-14 shellcheck
-  clang libclang-rt-dev       # sanitizers, fuzz targets
+  clang libclang-rt-dev lld   # sanitizers, fuzz targets, faster links
   python3-torch python3-numpy # tests/torch
   python3-jsonschema          # tests/schema
 )
