@@ -176,7 +176,7 @@ TEST_CASE("Copies that may differ are told once each, by tensor and file, and th
       fs::create_directories(shards.temp / "blocks");
       local_storage().create(shards.temp / "blocks/model.safetensors", job->target.files[0].size_bytes);
       options.on_divergence = [&](const Divergence& one) { told.push_back(one.text); };
-      run_program(job->program, shards.temp / "blocks", options, {}, 2);
+      run_program(job->maps(), job->program, shards.temp / "blocks", options, {}, 2);
       std::sort(told.begin(), told.end());
     } else {
       for (const Divergence& one : consolidate(shards.request(), options).divergent) told.push_back(one.text);
@@ -276,7 +276,7 @@ TEST_CASE("What is said of drift does not depend on threads and blocks") {
     RunOptions options;
     options.threads = 3;
     options.on_divergence = [&](const Divergence& one) { texts.insert(one.text); };
-    run_program(job->program, shards.temp / "blocks", options, {}, block_bytes);
+    run_program(job->maps(), job->program, shards.temp / "blocks", options, {}, block_bytes);
   }
   REQUIRE(texts.size() == 1);
   CHECK_THAT(*texts.begin(), Says("first at element [5]"));

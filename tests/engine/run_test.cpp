@@ -64,7 +64,7 @@ TEST_CASE("Sharding to eight ranks reads each byte of the source once, not once 
         fs::create_directories((sharded.temp / "ranks" / file.path).parent_path());
         storage.create(sharded.temp / "ranks" / file.path, file.size_bytes);
       }
-      run_program(job->program, sharded.temp / "ranks", options, {}, block_bytes);
+      run_program(job->maps(), job->program, sharded.temp / "ranks", options, {}, block_bytes);
     }
     const fs::path file = sharded.temp / "model/model.safetensors";
     const auto counts = storage.read_counts(file, fs::file_size(file));
@@ -118,6 +118,18 @@ TEST_CASE("Each byte of the outputs is written once") {
   CHECK(storage.count(FaultStorage::Operation::kSync) == storage.count(FaultStorage::Operation::kCreate));
 }
 
+TEST_CASE("A job that was moved and copied after it was planned does the same") {
+  const Sharded sharded;
+  shard(sharded.request);
+  const auto expected = snapshot(sharded.temp / "ranks");
+  fs::remove_all(sharded.temp / "ranks");
+  auto planned = plan_shard(sharded.request);
+  const Job moved = std::move(*planned);
+  planned.reset();
+  execute(Job(moved), unsynced());
+  CHECK((snapshot(sharded.temp / "ranks") == expected));
+}
+
 TEST_CASE("Progress ends at the bytes that the program writes") {
   const Sharded sharded;
   for (const unsigned threads : {1u, 3u}) {
@@ -143,8 +155,9 @@ TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threa
   std::mutex mutex;
   RunOptions options;
   options.threads = 3;
+  const ProgramMaps maps{&inspection.map};
   run_program(
-      program, {}, options,
+      maps, program, {}, options,
       [&](const VisitedBlock& seen) {
         const std::lock_guard lock(mutex);
         const std::string bytes(reinterpret_cast<const char*>(seen.bytes.data()), seen.bytes.size());
@@ -155,7 +168,7 @@ TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threa
   for (std::size_t t = 0; t < blocks.size(); ++t) {
     std::string joined;
     for (const auto& [number, bytes] : blocks[t]) joined += bytes;
-    const std::string& tensor = program.transfers[t].tensor->name;
+    const std::string& tensor = program.transfers[t].tensor(maps).name;
     INFO(tensor);
     CHECK((joined == sharded.tensors.at(tensor).bytes));
     most = std::max(most, blocks[t].size());
@@ -367,7 +380,7 @@ TEST_CASE("Looking at a source that is cut while it is mapped is an I/O error th
   options.threads = 1;
   options.tuning = {1, 1};
   const auto visit = [&](const VisitedBlock&) { fs::resize_file(file, 0); };
-  const Error error = error_of([&] { run_program(program, {}, options, visit, 64); });
+  const Error error = error_of([&] { run_program({&inspection.map}, program, {}, options, visit, 64); });
   CHECK(storage.mapped_ranges() > 0);
   CHECK(storage.count(FaultStorage::Operation::kRead) == 0);
   CHECK(error.kind() == ErrorKind::kIo);

@@ -1,5 +1,7 @@
 #include "reshard/plan/program.h"
 
+#include <memory>
+
 #include "reshard/layouts/whole_map.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -85,7 +87,7 @@ TEST_CASE("Pieces are grouped by the tensor that stores them") {
   const TensorMap source = of_rows(8, {{0, 8}});
   const Program program = make_program(source, target);
   std::vector<std::uint32_t> order;
-  for (const Piece& piece : program.transfers[0].writes) order.push_back(piece.stored);
+  for (const Piece& piece : program.transfers[0].writes({&source, &target})) order.push_back(piece.stored);
   CHECK(order == std::vector<std::uint32_t>{0, 0, 1, 1});
 }
 
@@ -101,10 +103,33 @@ TEST_CASE("A reading program compares nothing") {
   TensorMap source = of_rows(8, {{0, 8}, {0, 8}});
   source.stored[1].kind = CutKind::kTied;
   const Program program = make_reading_program(source);
-  CHECK(program.target == nullptr);
+  CHECK_FALSE(program.transfers.at(0).target);
   CHECK(program.read_bytes == 8 * 16);
   CHECK(program.check_bytes == 0);
   CHECK(program.transfers.at(0).source->checks.empty());
+}
+
+TEST_CASE("A program is a value that means the same tensors in copies of its maps") {
+  const auto source = std::make_unique<reshard::TensorMap>(of_rows(8, {{0, 4}, {2, 6}, {4, 8}}));
+  const auto target = std::make_unique<reshard::TensorMap>(of_rows(8, {{0, 4}, {4, 8}}));
+  Program program = make_program(*source, *target);
+  const Program copy = program;
+  CHECK(copy == program);
+  const Program moved = std::move(program);
+  CHECK(moved == copy);
+  const reshard::TensorMap other_source = *source, other_target = *target;
+  const ProgramMaps maps{&other_source, &other_target};
+  CHECK(&moved.transfers.at(0).tensor(maps) == &other_source.logical[0]);
+  CHECK(moved.transfers.at(0).result(maps) == &other_target.logical[0]);
+  CHECK(moved.transfers.at(0).writes(maps).data() == other_target.pieces[0].data());
+  CHECK(make_program(other_source, other_target) == copy);
+}
+
+TEST_CASE("Programs of maps that differ in one piece are different") {
+  const Program program = make_program(of_rows(8, {{0, 4}, {4, 8}}), of_rows(8, {{0, 8}}));
+  CHECK(make_program(of_rows(8, {{0, 4}, {4, 8}}), of_rows(8, {{0, 8}})) == program);
+  CHECK_FALSE(make_program(of_rows(8, {{0, 5}, {5, 8}}), of_rows(8, {{0, 8}})) == program);
+  CHECK_FALSE(make_program(of_rows(8, {{0, 4}, {3, 8}}), of_rows(8, {{0, 8}})) == program);
 }
 
 TEST_CASE("A target that has no place for a part of a tensor is never written") {

@@ -18,13 +18,18 @@ bool is_strided(const TensorMap* map, const std::optional<Reading>& reading) {
 
 }  // namespace
 
-BlockQueue::BlockQueue(const Program& program, std::uint64_t block_bytes, std::uint64_t strided_block_bytes,
-                       unsigned workers)
-    : program_(program), block_bytes_(block_bytes), strided_block_bytes_(strided_block_bytes), shares_(workers) {
+BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, std::uint64_t block_bytes,
+                       std::uint64_t strided_block_bytes, unsigned workers)
+    : maps_(maps),
+      program_(program),
+      block_bytes_(block_bytes),
+      strided_block_bytes_(strided_block_bytes),
+      shares_(workers) {
   std::uint64_t bytes = 0;
   for (const Transfer& transfer : program.transfers) {
     bytes_before_.push_back(bytes);
-    bytes += num_bytes(transfer.tensor->dtype, transfer.tensor->shape).value_or(0);
+    const LogicalTensor& tensor = transfer.tensor(maps);
+    bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
   }
   bytes_before_.push_back(bytes);
   Place begin;
@@ -38,16 +43,17 @@ BlockQueue::BlockQueue(const Program& program, std::uint64_t block_bytes, std::u
 }
 
 std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
-  const bool strided = is_strided(program_.source, transfer.source) || is_strided(program_.against, transfer.against);
+  const bool strided = is_strided(maps_.source, transfer.source) || is_strided(maps_.against, transfer.against);
   std::uint64_t bytes = strided ? strided_block_bytes_ : block_bytes_;
   // The block after a cast, too, has to fit.
-  if (transfer.result && bits(transfer.result->dtype) > bits(transfer.tensor->dtype))
-    bytes = bytes * bits(transfer.tensor->dtype) / bits(transfer.result->dtype);
+  const DType dtype = transfer.tensor(maps_).dtype;
+  const LogicalTensor* result = transfer.result(maps_);
+  if (result && bits(result->dtype) > bits(dtype)) bytes = bytes * bits(dtype) / bits(result->dtype);
   return bytes;
 }
 
 BlockGrid BlockQueue::grid_of(std::size_t transfer) const {
-  const LogicalTensor& tensor = *program_.transfers[transfer].tensor;
+  const LogicalTensor& tensor = program_.transfers[transfer].tensor(maps_);
   return {tensor.dtype, tensor.shape, block_bytes_of(program_.transfers[transfer])};
 }
 
@@ -104,7 +110,7 @@ bool BlockQueue::next(unsigned worker, Item& item) {
                     fmt::format("its rows are not whole bytes, and eight of them take {}, which is "
                                 "too much to hold in memory at once",
                                 format_bytes(share.grid->block_bytes())))
-            .tensor(program_.transfers[transfer].tensor->name);
+            .tensor(program_.transfers[transfer].tensor(maps_).name);
     }
     const std::uint64_t block = share.begin.block;
     const bool is_last = block + 1 >= share.grid->count();

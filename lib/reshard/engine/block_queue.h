@@ -28,7 +28,9 @@ class BlockQueue {
   };
 
   /// Blocks of at most `block_bytes`; `strided_block_bytes` where a tensor is read from one that is not in C order.
-  BlockQueue(const Program& program, std::uint64_t block_bytes, std::uint64_t strided_block_bytes, unsigned workers);
+  /// The maps are the program's; all are borrowed.
+  BlockQueue(const ProgramMaps& maps, const Program& program, std::uint64_t block_bytes,
+             std::uint64_t strided_block_bytes, unsigned workers);
 
   /// \returns false when there is nothing left.
   /// \throws Error kUnsupported for a tensor of which no block of whole bytes is small enough.
@@ -55,6 +57,7 @@ class BlockQueue {
   std::uint64_t bytes_before(const Place& place) const;
   bool steal(Share& share);
 
+  const ProgramMaps& maps_;
   const Program& program_;
   std::uint64_t block_bytes_;
   std::uint64_t strided_block_bytes_;

@@ -4,7 +4,7 @@ namespace reshard {
 
 std::shared_ptr<Sink> BlockWriter::sink_of(const StoredTensor& stored) {
   return shared_.sinks.get(stored.file, [&] {
-    return shared_.options.storage->reopen(shared_.target_root / shared_.program.target->files[stored.file].path);
+    return shared_.options.storage->reopen(shared_.target_root / shared_.maps.target->files[stored.file].path);
   });
 }
 
@@ -15,7 +15,7 @@ void BlockWriter::write(const Group& group, std::uint64_t begin_bytes, std::span
 
 /// Writes gathered_, which may be one range, to where it begins in the group's stored tensor.
 void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) {
-  const TensorMap& target = *shared_.program.target;
+  const TensorMap& target = *shared_.maps.target;
   const StoredTensor& stored = target.stored[group.stored];
   const std::uint64_t bytes = shared_.checksums.add(target, group.stored, begin_bytes, gathered_);
   const auto sink = sink_of(stored);
@@ -30,7 +30,7 @@ void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) 
 
 /// The offset in its file where a group's part of its stored tensor begins.
 std::uint64_t BlockWriter::place_of(const Group& group) const {
-  return shared_.program.target->stored[group.stored].offset_bytes + group.begin_bytes;
+  return shared_.maps.target->stored[group.stored].offset_bytes + group.begin_bytes;
 }
 
 /// Whether its runs make one range of the file, and are too short for the kernel to put them together.
@@ -42,7 +42,7 @@ bool BlockWriter::is_put_together(const Group& group) const {
 std::optional<std::uint64_t> BlockWriter::place_written_to(std::span<const Group> groups) const {
   for (const Group& group : groups)
     if (!is_put_together(group))
-      return shared_.program.target->stored[group.stored].offset_bytes + group.runs.front().a_begin_bytes -
+      return shared_.maps.target->stored[group.stored].offset_bytes + group.runs.front().a_begin_bytes -
              group.runs.front().b_begin_bytes;
   return std::nullopt;
 }
@@ -117,7 +117,7 @@ void BlockWriter::store(const Group& group, std::span<const std::span<const std:
 }
 
 bool BlockWriter::copy(const Group& group, const Source& source, std::uint64_t source_offset_bytes) {
-  const StoredTensor& stored = shared_.program.target->stored[group.stored];
+  const StoredTensor& stored = shared_.maps.target->stored[group.stored];
   const Runs& run = group.runs.front();
   const auto sink = sink_of(stored);
   const std::uint64_t from = source_offset_bytes + run.b_begin_bytes;

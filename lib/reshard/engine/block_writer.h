@@ -28,7 +28,7 @@ class BlockWriter {
 
   /// Whether another thread is writing to the group's file.
   bool has_to_wait(const Group& group) const {
-    return shared_.writers[shared_.program.target->stored[group.stored].file] > 0;
+    return shared_.writers[shared_.maps.target->stored[group.stored].file] > 0;
   }
 
   /// Has the file system copy the group, one run, from a range of a file. \returns false where that does not pay or

@@ -80,7 +80,7 @@ RunResult run_and_publish(const Job& job, RunOptions options) {
   options.on_divergence = [&](Divergence one) { result.divergent.push_back(std::move(one)); };
   create_files(job, staging, options);
   for (const CopiedFile& file : job.copied_files) copy_file(options, file, staging);
-  const std::vector<std::uint32_t> crcs = run_program(job.program, staging.root(), options);
+  const std::vector<std::uint32_t> crcs = run_program(job.maps(), job.program, staging.root(), options);
   if (options.progress) options.progress->flushing = true;
   finish_files(job, staging.root(), options, crcs);
   for (const TextFile& file : job.text_files) write_text(options, file, staging);

@@ -50,27 +50,27 @@ class Worker {
  private:
   void process(const BlockQueue::Item& item) {
     const Transfer& transfer = shared_.program.transfers[item.transfer];
-    const LogicalTensor& tensor = *transfer.tensor;
+    const ProgramMaps& maps = shared_.maps;
     std::vector<Group> targets;
-    if (shared_.program.target && transfer.result)
-      targets = groups_of(*shared_.program.target, transfer.writes, *transfer.result, item.box);
-    if (targets.empty() && shared_.program.target && transfer.result && !shared_.visitor) return;  // of ranks left out
+    if (transfer.target)
+      targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.box);
+    if (targets.empty() && transfer.target && !shared_.visitor) return;  // of ranks left out
     std::uint64_t done = 0;
     if (move(transfer, item.box, targets)) {
       for (const Group& target : targets) done += target.total_bytes;
     } else {
       const auto written_to_bytes = writer_.place_written_to(targets);
       std::span<const std::byte> block = read(transfer, item.box, written_to_bytes);
-      if (shared_.program.target && transfer.result) {
+      if (transfer.target) {
         block = cast(transfer, item.box, block, written_to_bytes);
         done = writer_.store(targets, block);
       }
       std::span<const std::byte> against;
       if (transfer.against)
-        against = reader_.read(*shared_.program.against, shared_.others, *transfer.against, *transfer.result, item.box,
+        against = reader_.read(*maps.against, shared_.others, *transfer.against, *transfer.result(maps), item.box,
                                buffers_.against);
       if (shared_.visitor) {
-        shared_.visitor({item.transfer, item.block, first_elem(tensor.shape, item.box), block, against});
+        shared_.visitor({item.transfer, item.block, first_elem(transfer.tensor(maps).shape, item.box), block, against});
         done = block.size() + against.size();
       }
     }
@@ -79,15 +79,16 @@ class Worker {
 
   /// Writes a block without bringing it into one piece, where nobody has to look at it and its parts are long.
   bool move(const Transfer& transfer, const Box& box, std::span<const Group> targets) {
-    const Program& program = shared_.program;
-    if (!program.target || !transfer.result || !transfer.source || !transfer.more.empty() || shared_.visitor ||
-        transfer.against || !transfer.source->checks.empty() || transfer.tensor->filler ||
-        transfer.tensor->dtype != transfer.result->dtype)
+    const ProgramMaps& maps = shared_.maps;
+    if (!transfer.target || !transfer.source || !transfer.more.empty() || shared_.visitor || transfer.against ||
+        !transfer.source->checks.empty())
       return false;
+    const LogicalTensor& tensor = transfer.tensor(maps);
+    if (tensor.filler || tensor.dtype != maps.target->logical[*transfer.target].dtype) return false;
     for (const Group& target : targets)
       if (!target.is_one_run()) return false;
-    const std::vector<Group> sources = groups_of(*program.source, transfer.source->reads, *transfer.tensor, box);
-    if (reader_.read_parts(*program.source, shared_.sources, sources, parts_)) {
+    const std::vector<Group> sources = groups_of(*maps.source, transfer.source->reads, tensor, box);
+    if (reader_.read_parts(*maps.source, shared_.sources, sources, parts_)) {
       store_parts(targets);
     } else if (sources.size() != 1 || !sources.front().is_one_run() || !copy_in_kernel(sources.front(), targets)) {
       return false;
@@ -116,7 +117,7 @@ class Worker {
     std::uint64_t bytes = 0;
     for (const Group& target : targets) bytes += target.total_bytes;
     if (shared_.checksums.wanted() || bytes > source.total_bytes) return false;
-    const TensorMap& map = *shared_.program.source;
+    const TensorMap& map = *shared_.maps.source;
     const StoredTensor& stored = map.stored[source.stored];
     const auto file = shared_.open(map, shared_.sources, stored.file);
     return std::all_of(targets.begin(), targets.end(), [&](const Group& target) {
@@ -126,12 +127,13 @@ class Worker {
 
   std::span<const std::byte> read(const Transfer& transfer, const Box& box,
                                   std::optional<std::uint64_t> written_to_bytes) {
+    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
     if (!transfer.source) {
-      const auto room = buffers_.block.make_room(*num_bytes(transfer.tensor->dtype, box.size), {{}, written_to_bytes});
-      fill_elements(transfer.tensor->dtype, room, transfer.tensor->filler.value_or(0));
+      const auto room = buffers_.block.make_room(*num_bytes(tensor.dtype, box.size), {{}, written_to_bytes});
+      fill_elements(tensor.dtype, room, tensor.filler.value_or(0));
       return room;
     }
-    const auto block = reader_.read(*shared_.program.source, shared_.sources, *transfer.source, *transfer.tensor, box,
+    const auto block = reader_.read(*shared_.maps.source, shared_.sources, *transfer.source, tensor, box,
                                     buffers_.block, written_to_bytes);
     return transfer.more.empty() ? block : mean(transfer, box, block, written_to_bytes);
   }
@@ -139,29 +141,30 @@ class Worker {
   /// The mean of this tensor's block and others'.
   std::span<const std::byte> mean(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
                                   std::optional<std::uint64_t> written_to_bytes) {
+    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
     while (buffers_.terms.size() < transfer.more.size()) buffers_.terms.emplace_back();
     std::vector<std::span<const std::byte>> terms{block};
     for (std::size_t i = 0; i < transfer.more.size(); ++i)
-      terms.push_back(reader_.read(*shared_.program.source, shared_.sources, transfer.more[i], *transfer.tensor, box,
-                                   buffers_.terms[i]));
+      terms.push_back(
+          reader_.read(*shared_.maps.source, shared_.sources, transfer.more[i], tensor, box, buffers_.terms[i]));
     const auto result = buffers_.mean.make_room(block.size(), {{}, written_to_bytes});
-    mean_elements(transfer.tensor->dtype, terms, result);
+    mean_elements(tensor.dtype, terms, result);
     return result;
   }
 
   /// The block in the dtype that is written.
   std::span<const std::byte> cast(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
                                   std::optional<std::uint64_t> written_to_bytes) {
-    const LogicalTensor& tensor = *transfer.tensor;
-    const DType to = transfer.result->dtype;
+    const TensorMap& source = *shared_.maps.source;
+    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
+    const DType to = shared_.maps.target->logical[*transfer.target].dtype;
     if (tensor.dtype == to) return block;
     const auto result = buffers_.other.make_room(*num_bytes(to, box.size), {{}, written_to_bytes});
     const auto overflowed = cast_elements(tensor.dtype, block, to, result, shared_.options.overflow);
     if (overflowed)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("its element {} does not fit {}", to_string(index_in(box, *overflowed)), name(to)))
-          .in(shared_.program.source->files[shared_.program.source->stored[transfer.source->reads.front().stored].file]
-                  .path)
+          .in(source.files[source.stored[transfer.source->reads.front().stored].file].path)
           .tensor(tensor.name)
           .hint("choose a wider dtype, or let such values become the largest of theirs (--overflow saturate)");
     return result;
@@ -176,10 +179,10 @@ class Worker {
 };
 
 /// Blocks that one thread holds at once.
-std::uint64_t buffers_per_thread(const Program& program) {
+std::uint64_t buffers_per_thread(const ProgramMaps& maps, const Program& program) {
   std::uint64_t terms = 0;
   for (const Transfer& transfer : program.transfers) terms = std::max<std::uint64_t>(terms, transfer.more.size() + 1);
-  return kPlainBuffers + (program.against ? 1 : 0) + (terms > 1 ? terms : 0);
+  return kPlainBuffers + (maps.against ? 1 : 0) + (terms > 1 ? terms : 0);
 }
 
 void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes) {
@@ -201,9 +204,9 @@ void prove_not_stopped(const RunOptions& options) {
   if (options.progress && options.progress->stop) throw Error(ErrorKind::kInterrupted, kStoppedMessage);
 }
 
-std::vector<std::uint32_t> run_program(const Program& program, const std::filesystem::path& target_root,
-                                       const RunOptions& options, const BlockVisitor& visitor,
-                                       std::uint64_t visit_block_bytes) {
+std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
+                                       const std::filesystem::path& target_root, const RunOptions& options,
+                                       const BlockVisitor& visitor, std::uint64_t visit_block_bytes) {
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage,
                 "--max-memory " + format_memory(options.max_memory_bytes) + " is too little to work in")
@@ -215,16 +218,16 @@ std::vector<std::uint32_t> run_program(const Program& program, const std::filesy
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
   const std::uint64_t per_thread = options.max_memory_bytes / threads - kReadAheadBytes;
   const std::uint64_t window_bytes = options.storage->maps() ? per_thread / 2 : 0;
-  const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(program);
+  const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(maps, program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
-  SharedRun shared(program, target_root, options, visitor, threads, block_bytes, strided_bytes);
+  SharedRun shared(maps, program, target_root, options, visitor, threads, block_bytes, strided_bytes);
   // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
   for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i), window_bytes); });
   shared.write_back.clear();
   shared.sinks.clear();  // which may have a failure to tell
   if (shared.failure) std::rethrow_exception(shared.failure);
-  for (const TensorMap* map : {program.source, program.against})
+  for (const TensorMap* map : {maps.source, maps.against})
     if (map) std::for_each(map->files.begin(), map->files.end(), prove_unchanged);
   return shared.checksums.values();
 }

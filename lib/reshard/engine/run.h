@@ -76,7 +76,7 @@ inline constexpr std::uint64_t kMinMemoryBytes = std::uint64_t{4} << 20;
 
 /// Sees the bytes of one block of a logical tensor, C-ordered, whole. Called from several threads, each block once.
 /// `transfer` is the index into Program::transfers, `block` counts the blocks of that tensor; `against` is the same
-/// block as Program::against has it, in that map's dtype; empty where there is none. Blocks are ranges of C order:
+/// block as ProgramMaps::against has it, in that map's dtype; empty where there is none. Blocks are ranges of C order:
 /// `first_elem` says where this one begins.
 struct VisitedBlock {
   std::size_t transfer = 0;
@@ -88,13 +88,13 @@ struct VisitedBlock {
 using BlockVisitor = std::function<void(const VisitedBlock& block)>;
 
 /// Moves the bytes of `program` into files under `target_root`, which exist with their full size. Output bytes depend
-/// on the program alone, not on threads or memory. A visitor's blocks have `visit_block_bytes` whatever the memory.
+/// on the program alone, not on threads or memory. `maps` are the program's. A visitor's blocks have `visit_block_bytes` whatever the memory.
 /// \returns the CRC-32 of each stored tensor of the target whose file has need of it, as TensorMap::stored counts them;
 /// nothing where no file has.
 /// \throws Error kBadInput if a check finds different bytes (naming both tensors and the first element that differs);
 /// kIo, kNoSpace; kInterrupted; kUsage if max_memory_bytes is under kMinMemoryBytes.
-std::vector<std::uint32_t> run_program(const Program& program, const std::filesystem::path& target_root,
-                                       const RunOptions& options, const BlockVisitor& visitor = {},
-                                       std::uint64_t visit_block_bytes = 0);
+std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
+                                       const std::filesystem::path& target_root, const RunOptions& options,
+                                       const BlockVisitor& visitor = {}, std::uint64_t visit_block_bytes = 0);
 
 }  // namespace reshard

@@ -28,8 +28,8 @@ void prove_unchanged(const TensorFile& file);
 
 /// What all threads of a run share.
 struct SharedRun {
-  SharedRun(const Program& program, const std::filesystem::path& target_root, const RunOptions& options,
-            const BlockVisitor& visitor, unsigned threads, std::uint64_t block_bytes,
+  SharedRun(const ProgramMaps& maps, const Program& program, const std::filesystem::path& target_root,
+            const RunOptions& options, const BlockVisitor& visitor, unsigned threads, std::uint64_t block_bytes,
             std::uint64_t strided_block_bytes);
 
   /// Keeps the first of several failures, and has all threads stop.
@@ -39,6 +39,7 @@ struct SharedRun {
   /// \throws Error kBadInput or kIo.
   std::shared_ptr<Source> open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const;
 
+  const ProgramMaps& maps;
   const Program& program;
   const std::filesystem::path& target_root;
   const RunOptions& options;
@@ -51,7 +52,7 @@ struct SharedRun {
   /// Replicas that differ and may: index of the stored tensor, and of the logical one, of a map.
   std::set<std::tuple<const TensorMap*, std::uint32_t, std::uint32_t>> divergent;
   FilePool<Source> sources;
-  FilePool<Source> others;  // of Program::against
+  FilePool<Source> others;  // of ProgramMaps::against
   FilePool<Sink> sinks;
   Checksums checksums;
   WriteBack write_back;

@@ -14,7 +14,6 @@ std::vector<ValueSummary> compute_stats(const TensorMap& map, const std::vector<
                                         const RunOptions& options) {
   Program all = make_reading_program(map);
   Program program;
-  program.source = &map;
   std::vector<std::vector<ValueSummary>> parts;
   for (const std::uint32_t index : wanted) {
     const LogicalTensor& tensor = map.logical[index];
@@ -24,7 +23,7 @@ std::vector<ValueSummary> compute_stats(const TensorMap& map, const std::vector<
   const auto visit = [&](const VisitedBlock& block) {
     parts[block.transfer][block.block] = summarize(map.logical[wanted[block.transfer]].dtype, block.bytes);
   };
-  run_program(program, {}, options, visit, kStatsBlockBytes);
+  run_program({&map}, program, {}, options, visit, kStatsBlockBytes);
   std::vector<ValueSummary> summaries(wanted.size());
   for (std::size_t i = 0; i < parts.size(); ++i)
     for (const ValueSummary& part : parts[i]) summaries[i].append(part);

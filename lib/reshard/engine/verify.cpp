@@ -52,17 +52,19 @@ void compare_forms(const TensorMap& a, const TensorMap& b, const VerifyOptions& 
 Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options) {
   Verification result;
   compare_forms(a, b, how, result);
+  const ProgramMaps maps{&a, nullptr, &b};
   Program program = make_comparing_program(a, b);
   std::erase_if(program.transfers, [&](const Transfer& transfer) {
-    return !transfer.tensor->filler && !comparable(*transfer.tensor, *transfer.result, how);
+    const LogicalTensor& tensor = transfer.tensor(maps);
+    return !tensor.filler && !comparable(tensor, *transfer.result(maps), how);
   });
   std::vector<Found> found(program.transfers.size());
   std::mutex mutex;
   const auto visit = [&](const VisitedBlock& block) {
     const Transfer& transfer = program.transfers[block.transfer];
-    if (transfer.tensor->filler) return;  // another number in its place is an error by itself
-    const DType a_dtype = transfer.tensor->dtype;
-    const DType b_dtype = transfer.result->dtype;
+    if (transfer.tensor(maps).filler) return;  // another number in its place is an error by itself
+    const DType a_dtype = transfer.tensor(maps).dtype;
+    const DType b_dtype = transfer.result(maps)->dtype;
     const DifferenceSummary summary = compare_elements(a_dtype, block.bytes, b_dtype, block.against, how.tolerance, 1);
     const std::lock_guard lock(mutex);
     Found& tensor = found[block.transfer];
@@ -75,9 +77,9 @@ Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions&
     tensor.a = format_element(a_dtype, block.bytes, summary.first.front().index);
     tensor.b = format_element(b_dtype, block.against, summary.first.front().index);
   };
-  run_program(program, {}, options, visit);
+  run_program(maps, program, {}, options, visit);
   for (std::size_t t = 0; t < found.size(); ++t) {
-    const LogicalTensor& tensor = *program.transfers[t].tensor;
+    const LogicalTensor& tensor = program.transfers[t].tensor(maps);
     if (tensor.filler) continue;
     ++result.compared_tensors;
     result.compared_bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);

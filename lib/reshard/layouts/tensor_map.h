@@ -84,6 +84,8 @@ struct Piece {
   std::uint32_t stored = 0;  // index into TensorMap::stored
   Box box;
   Dims stored_begin;
+
+  friend bool operator==(const Piece&, const Piece&) = default;
 };
 
 /// A checkpoint: its files, what they store, and how that maps to the original tensors. `pieces[i]` belong to

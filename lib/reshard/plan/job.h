@@ -25,7 +25,7 @@ struct CopiedFile {
 };
 
 /// Everything that a run will do, proved, before it does any of it. Made by plan_shard and its like; run by execute;
-/// printed by --dry-run. Not copied or moved once made, since `program` points into it: hold it by the unique_ptr.
+/// printed by --dry-run. A value: `program` holds indices into `source` and `target`.
 struct Job {
   std::string command;  // "shard", "consolidate"
   std::filesystem::path source_directory;
@@ -52,9 +52,8 @@ struct Job {
   std::filesystem::path index_metadata_file;  // where index_metadata stands; empty if that is empty
   const Layout* layout = nullptr;             // of the target
 
-  Job() = default;
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
+  /// What the indices of `program` mean; valid while this job stays where it is.
+  ProgramMaps maps() const { return {&source, &target}; }
 
   /// Bytes the output takes, all files.
   std::uint64_t output_bytes() const;

@@ -76,19 +76,11 @@ Reading read_logical(const TensorMap& map, std::uint32_t index) {
   return reading;
 }
 
-Transfer transfer_of(const LogicalTensor& tensor) {
-  Transfer transfer;
-  transfer.tensor = &tensor;
-  return transfer;
-}
-
 /// Most pieces are in order as they are, and there may be millions: only others are copied.
-void view_writes(Transfer& transfer, const std::vector<Piece>& pieces) {
-  transfer.writes = pieces;
+void regroup_writes(Transfer& transfer, const std::vector<Piece>& pieces) {
   if (std::is_sorted(pieces.begin(), pieces.end(), stored_before)) return;
-  transfer.own_writes = pieces;
-  sort_by_stored(transfer.own_writes);
-  transfer.writes = transfer.own_writes;
+  transfer.regrouped_writes = pieces;
+  sort_by_stored(transfer.regrouped_writes);
 }
 
 std::uint64_t bytes_of(std::span<const Piece> pieces, DType dtype) {
@@ -102,16 +94,18 @@ void count(Program& program, const Reading& reading, DType dtype) {
   program.check_bytes += bytes_of(reading.checks, dtype);
 }
 
-void count(Program& program, const Transfer& transfer) {
-  if (transfer.source) count(program, *transfer.source, transfer.tensor->dtype);
-  for (const Reading& reading : transfer.more) count(program, reading, transfer.tensor->dtype);
-  if (transfer.result) program.write_bytes += bytes_of(transfer.writes, transfer.result->dtype);
+void count(Program& program, const ProgramMaps& maps, const Transfer& transfer) {
+  const DType dtype = transfer.tensor(maps).dtype;
+  if (transfer.source) count(program, *transfer.source, dtype);
+  for (const Reading& reading : transfer.more) count(program, reading, dtype);
+  if (transfer.target)
+    program.write_bytes += bytes_of(transfer.writes(maps), maps.target->logical[*transfer.target].dtype);
 }
 
-/// Takes second copies out of the reading, but for tied parameters.
-void skip_replicas(Program& program, Reading& reading, DType dtype) {
+/// Takes replicas out of the reading, but for tied parameters.
+void skip_replicas(Program& program, const TensorMap& source, Reading& reading, DType dtype) {
   std::erase_if(reading.checks, [&](const Piece& piece) {
-    if (program.source->stored[piece.stored].kind == CutKind::kTied) return false;
+    if (source.stored[piece.stored].kind == CutKind::kTied) return false;
     program.skipped_bytes += bytes_of(piece, dtype);
     return true;
   });
@@ -133,8 +127,6 @@ class ProgramMaker {
  public:
   ProgramMaker(const TensorMap& source, const TensorMap& target, const ProgramOptions& options)
       : source_(source), target_(target), options_(options), dropped_(options.dropped.begin(), options.dropped.end()) {
-    program_.source = &source;
-    program_.target = &target;
     for (const Mean& mean : options.means)
       for (const std::string& name : mean.sources) in_mean_.insert(name);
   }
@@ -150,7 +142,7 @@ class ProgramMaker {
   Reading read(std::uint32_t index) {
     Reading reading = read_logical(source_, index);
     if (!options_.check_replicas && source_.proved_by_copies.empty())
-      skip_replicas(program_, reading, source_.logical[index].dtype);
+      skip_replicas(program_, source_, reading, source_.logical[index].dtype);
     return reading;
   }
 
@@ -161,7 +153,7 @@ class ProgramMaker {
       return;
     }
     if (in_mean_.count(tensor.name)) return;
-    Transfer transfer = transfer_of(tensor);
+    Transfer transfer;
     transfer.source = read(index);
     const auto wanted = target_.find_logical(tensor.name);
     if (!tensor.filler) {
@@ -182,17 +174,11 @@ class ProgramMaker {
       const auto index = source_.find_logical(source_name);
       if (!index) throw Error(ErrorKind::kInternal, "a mean of a tensor that is not there").tensor(source_name);
       const LogicalTensor& tensor = source_.logical[*index];
-      if (transfer && (transfer->tensor->dtype != tensor.dtype || transfer->tensor->shape != tensor.shape))
-        throw Error(ErrorKind::kBadInput,
-                    fmt::format("is {} {}, but {} is {} {}: of these no mean can be taken", name(tensor.dtype),
-                                to_string(tensor.shape), mean.sources.front(), name(transfer->tensor->dtype),
-                                to_string(transfer->tensor->shape)))
-            .tensor(source_name);
       if (transfer) {
+        prove_same_form(tensor, transfer->tensor(maps_));
         transfer->more.push_back(read(*index));
       } else {
-        transfer = transfer_of(tensor);
-        transfer->source = read(*index);
+        transfer.emplace().source = read(*index);
       }
     }
     made_.insert(mean.target);
@@ -200,7 +186,16 @@ class ProgramMaker {
     push(std::move(*transfer));
   }
 
-  /// Zeros are made; anything else must have come from the source.
+  /// A mean is of tensors of one dtype and shape.
+  static void prove_same_form(const LogicalTensor& tensor, const LogicalTensor& first) {
+    if (tensor.dtype == first.dtype && tensor.shape == first.shape) return;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("is {} {}, but {} is {} {}: of these no mean can be taken", name(tensor.dtype),
+                            to_string(tensor.shape), first.name, name(first.dtype), to_string(first.shape)))
+        .tensor(tensor.name);
+  }
+
+  /// Padding is made; anything else must have come from the source.
   void add_target_only(std::uint32_t index) {
     const LogicalTensor& tensor = target_.logical[index];
     if (!tensor.filler) {
@@ -208,17 +203,17 @@ class ProgramMaker {
         throw Error(ErrorKind::kBadInput, "the target needs it, but the source does not hold it").tensor(tensor.name);
       return;
     }
-    Transfer transfer = transfer_of(tensor);
+    Transfer transfer;
     write(transfer, index);
     push(std::move(transfer));
   }
 
   void write(Transfer& transfer, std::uint32_t wanted) {
     const LogicalTensor& target = target_.logical[wanted];
-    prove_fits(*transfer.tensor, target);
+    if (transfer.source) prove_fits(transfer.tensor(maps_), target);
     if (!target.filler && !options_.partial_target) prove_covered(wanted);
-    transfer.result = &target;
-    view_writes(transfer, target_.pieces[wanted]);
+    transfer.target = wanted;
+    regroup_writes(transfer, target_.pieces[wanted]);
   }
 
   /// No part of the tensor is without a place.
@@ -238,16 +233,17 @@ class ProgramMaker {
   }
 
   void push(Transfer transfer) {
-    count(program_, transfer);
-    if (options_.partial_target && transfer.source && !transfer.writes.empty()) leave_uncounted(transfer);
+    count(program_, maps_, transfer);
+    if (options_.partial_target && transfer.source && !transfer.writes(maps_).empty()) leave_uncounted(transfer);
     program_.transfers.push_back(std::move(transfer));
   }
 
   /// Rows before the first that is written, and after the last, are not read.
   void leave_uncounted(const Transfer& transfer) {
-    if (transfer.tensor->shape.empty()) return;
+    const LogicalTensor& tensor = transfer.tensor(maps_);
+    if (tensor.shape.empty()) return;
     std::uint64_t begin = UINT64_MAX, end = 0;
-    for (const Piece& piece : transfer.writes) {
+    for (const Piece& piece : transfer.writes(maps_)) {
       begin = std::min(begin, piece.box.begin[0]);
       end = std::max(end, piece.box.begin[0] + piece.box.size[0]);
     }
@@ -256,9 +252,9 @@ class ProgramMaker {
         Box box = piece.box;
         const std::uint64_t first = std::max(begin, box.begin[0]);
         const std::uint64_t last = std::min(end, box.begin[0] + box.size[0]);
-        counted -= bytes_of(piece, transfer.tensor->dtype);
+        counted -= bytes_of(piece, tensor.dtype);
         box.size[0] = last > first ? last - first : 0;
-        counted += volume(box) * bits(transfer.tensor->dtype) / 8;
+        counted += volume(box) * bits(tensor.dtype) / 8;
       }
     };
     leave_out(transfer.source->reads, program_.read_bytes);
@@ -267,6 +263,7 @@ class ProgramMaker {
 
   const TensorMap& source_;
   const TensorMap& target_;
+  const ProgramMaps maps_{&source_, &target_};
   const ProgramOptions& options_;
   std::unordered_set<std::string> dropped_;
   std::unordered_set<std::string> in_mean_;
@@ -276,6 +273,21 @@ class ProgramMaker {
 
 }  // namespace
 
+const LogicalTensor& Transfer::tensor(const ProgramMaps& maps) const {
+  if (source) return maps.source->logical[source->logical];
+  return *result(maps);
+}
+
+const LogicalTensor* Transfer::result(const ProgramMaps& maps) const {
+  if (target) return &maps.target->logical[*target];
+  return against ? &maps.against->logical[against->logical] : nullptr;
+}
+
+std::span<const Piece> Transfer::writes(const ProgramMaps& maps) const {
+  if (!target) return {};
+  return regrouped_writes.empty() ? std::span(maps.target->pieces[*target]) : std::span(regrouped_writes);
+}
+
 Program make_program(const TensorMap& source, const TensorMap& target, const ProgramOptions& options) {
   prove_tiling(source);
   prove_tiling(target);
@@ -284,13 +296,13 @@ Program make_program(const TensorMap& source, const TensorMap& target, const Pro
 
 Program make_reading_program(const TensorMap& source) {
   prove_tiling(source);
+  const ProgramMaps maps{&source};
   Program program;
-  program.source = &source;
   for (std::uint32_t i = 0; i < source.logical.size(); ++i) {
-    Transfer transfer = transfer_of(source.logical[i]);
+    Transfer transfer;
     transfer.source = read_logical(source, i);
     if (source.proved_by_copies.empty()) transfer.source->checks.clear();
-    count(program, transfer);
+    count(program, maps, transfer);
     program.transfers.push_back(std::move(transfer));
   }
   return program;
@@ -300,12 +312,10 @@ Program make_comparing_program(const TensorMap& a, const TensorMap& b) {
   prove_tiling(a);
   prove_tiling(b);
   Program program;
-  program.source = &a;
-  program.against = &b;
   for (std::uint32_t i = 0; i < a.logical.size(); ++i) {
     const LogicalTensor& tensor = a.logical[i];
     if (tensor.filler) {
-      Transfer transfer = transfer_of(tensor);
+      Transfer transfer;
       transfer.source = read_logical(a, i);
       count(program, *transfer.source, tensor.dtype);
       program.transfers.push_back(std::move(transfer));
@@ -313,18 +323,16 @@ Program make_comparing_program(const TensorMap& a, const TensorMap& b) {
     }
     const auto other = b.find_logical(tensor.name);
     if (!other || b.logical[*other].shape != tensor.shape) continue;
-    Transfer transfer = transfer_of(tensor);
+    Transfer transfer;
     transfer.source = read_logical(a, i);
     transfer.against = read_logical(b, *other);
-    transfer.result = &b.logical[*other];
     count(program, *transfer.source, tensor.dtype);
-    count(program, *transfer.against, transfer.result->dtype);
+    count(program, *transfer.against, b.logical[*other].dtype);
     program.transfers.push_back(std::move(transfer));
   }
   for (std::uint32_t i = 0; i < b.logical.size(); ++i) {
     if (!b.logical[i].filler) continue;
-    Transfer transfer = transfer_of(b.logical[i]);
-    transfer.result = &b.logical[i];
+    Transfer transfer;
     transfer.against = read_logical(b, i);
     count(program, *transfer.against, b.logical[i].dtype);
     program.transfers.push_back(std::move(transfer));

@@ -18,35 +18,48 @@ struct Reading {
   std::uint32_t logical = 0;  // index into the map
   std::vector<Piece> reads;
   std::vector<Piece> checks;
+
+  friend bool operator==(const Reading&, const Reading&) = default;
 };
 
-/// All that happens to one logical tensor.
-struct Transfer {
-  Transfer() = default;
-  Transfer(Transfer&&) = default;  // moving keeps what `writes` views where it is; copying would not
-  Transfer& operator=(Transfer&&) = default;
-
-  const LogicalTensor* tensor = nullptr;  // as it is read; of a map of the program
-  const LogicalTensor* result = nullptr;  // as it is written, or as Program::against has it; null if neither
-  std::optional<Reading> source;          // nothing: a filler that only the target has
-  std::vector<Reading> more;       // of the source, of the same dtype and shape: what is written is the mean of all
-  std::optional<Reading> against;  // of Program::against
-  std::span<const Piece> writes;   // its places in the target, a view of the target's pieces
-  std::vector<Piece> own_writes;   // what `writes` views where the target's own pieces are not grouped
-};
-
-/// What is to be moved between two layouts, or compared, proved whole. The layouts must outlive it.
-struct Program {
+/// The maps whose tensors and pieces a program's indices mean: borrowed, and the very maps that it was made from, or equal
+/// ones. Kept apart from the program so that both can be copied, moved and sent to another process.
+struct ProgramMaps {
   const TensorMap* source = nullptr;
   const TensorMap* target = nullptr;   // null for a program that only reads
   const TensorMap* against = nullptr;  // a second source, to compare with
+};
+
+/// All that happens to one logical tensor: a value, whose indices mean tensors of the program's maps.
+struct Transfer {
+  std::optional<Reading> source;  // none: padding that only the target, or the map compared with, has
+  std::vector<Reading> more;      // of the source, of the same dtype and shape: the mean of all is written
+  std::optional<Reading> against;
+  std::optional<std::uint32_t> target;  // index of the logical tensor that is written; none if nothing is
+  std::vector<Piece> regrouped_writes;  // the target's pieces, grouped by `stored`; empty where they are already
+
+  /// The logical tensor as it is read. \p maps are the program's.
+  const LogicalTensor& tensor(const ProgramMaps& maps) const;
+  /// As it is written, or as ProgramMaps::against has it; null if neither.
+  const LogicalTensor* result(const ProgramMaps& maps) const;
+  /// Its places in the target, grouped by `stored`; borrowed from `maps` or from this. Empty if nothing is written.
+  std::span<const Piece> writes(const ProgramMaps& maps) const;
+
+  friend bool operator==(const Transfer&, const Transfer&) = default;
+};
+
+/// What is to be moved from one map to another, or compared, proved whole. It holds indices and boxes and no address, so
+/// that it can be copied, compared, and planned anew by each process of a run.
+struct Program {
   std::vector<Transfer> transfers;
 
-  std::uint64_t read_bytes = 0;     // source bytes that are read to be placed; of a part of the ranks, about
+  std::uint64_t read_bytes = 0;     // source bytes that are read to be placed; an estimate where only some ranks are
   std::uint64_t check_bytes = 0;    // source bytes that are read to be compared with those
-  std::uint64_t skipped_bytes = 0;  // second copies that are not read
+  std::uint64_t skipped_bytes = 0;  // replicas that are not read
   std::uint64_t dropped_bytes = 0;  // of tensors that the request leaves out
   std::uint64_t write_bytes = 0;    // target bytes, headers not counted
+
+  friend bool operator==(const Program&, const Program&) = default;
 };
 
 /// A target tensor that is made of several of the source.
