@@ -245,7 +245,7 @@ TEST_CASE("Numbers where zeros should be, and a rank's file under another's name
   };
   // Rank 1 has the query heads 2 and one of zeros: the last 8 of 16 rows of 48 numbers.
   const Error zeros = broken("layers.0.self_attn.qkv_proj.q_proj.weight", 2 * 48 * 8 + 5, 1);
-  CHECK_THAT(zeros.what(), Says("filled up with zeros"));
+  CHECK_THAT(zeros.what(), Says("holds other values than zeros in its padding"));
   CHECK_THAT(zeros.what(), Says("[8, 2]"));
   CHECK_THAT(broken("rank_util.rank", 0, 3).what(), Says("is the number of another rank than 3"));
   CHECK_THAT(broken("layers.1.self_attn.qkv_proj.k_proj.weight", 3, 1).what(), Says("is a replica of"));

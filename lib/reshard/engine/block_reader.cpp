@@ -16,53 +16,10 @@ constexpr std::uint64_t kWorthASystemCall = 4096;  // shorter runs are read toge
 constexpr std::uint64_t kLargestElement = 16;
 constexpr std::uint64_t kDistanceBlockBytes = std::uint64_t{64} << 10;
 
-/// " in FILE": where the element was read that copies are held against.
-std::string first_file(const TensorMap& map, const Reading& reading, const Dims& index) {
-  const Box element{index, Dims(index.size(), 1)};
-  for (const Piece& piece : reading.reads)
-    if (intersect(piece.box, element)) return " in " + map.files[map.stored[piece.stored].file].path.string();
-  return {};
-}
-
-/// What a replica of `tensor`, or padding, holds at `index` that it should not, and what may be the reason. `apart`: how
-/// far the replica is from the first, if that is too far to be drift.
-Error difference(const TensorMap& map, const Reading& reading, const StoredTensor& copy, const LogicalTensor& tensor,
-                 const Dims& index, const ReplicaDistance* apart = nullptr) {
-  const auto error = [&](std::string message, std::string hint) {
-    return Error(ErrorKind::kBadInput, std::move(message)).in(map.files[copy.file].path).tensor(copy.name).hint(hint);
-  };
-  if (copy.kind == CutKind::kConstant)
-    return error(fmt::format("is the number of another rank than {}, whose file it is in by its name", *tensor.filler),
-                 "files of ranks were renamed or swapped");
-  if (tensor.filler)
-    return error(fmt::format("holds numbers where it is filled up with {}, first at {}",
-                             *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index)),
-                 "config.json belongs to another model, or the weights were changed after they were filled up");
-  const std::string hint = copy.kind == CutKind::kTied
-                               ? "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false"
-                           : map.proved_by_copies.empty()
-                               ? "the ranks are mixed up, or come from different checkpoints, or training led them "
-                                 "apart; --replicas first takes "
-                                 "the first rank's values"
-                               : map.proved_by_copies;
-  const std::string far =
-      apart == nullptr
-          ? ""
-          : fmt::format("; too far apart for drift in training: relative difference {:.2g}, drift is below {}",
-                        apart->relative(), ReplicaDistance::kMaxRelative);
-  return error(fmt::format("is a replica of {}{}, but differs from it, first at element {}{}", tensor.name,
-                           first_file(map, reading, index), to_string(index), far),
-               hint);
-}
-
-/// Whether a stored tensor is a parameter that every rank trains a replica of. Repeated heads are none: their gradients
-/// are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of the same one.
-bool may_drift(const TensorMap& map, const Reading& reading, const StoredTensor& stored, const LogicalTensor& tensor) {
-  if (stored.kind != CutKind::kReplicated || tensor.filler || !can_drift(tensor.dtype) || reading.reads.empty())
-    return false;
-  const TensorFile& first = map.files[map.stored[reading.reads.front().stored].file];
-  const TensorFile& other = map.files[stored.file];
-  return first.tp_rank != other.tp_rank || first.ep_rank != other.ep_rank;
+/// Why a replica that differs is no drift.
+std::string too_far(const ReplicaDistance& distance) {
+  return fmt::format("too far apart for drift in training: relative difference {:.2g}, drift is below {}",
+                     distance.relative(), ReplicaDistance::kMaxRelative);
 }
 
 /// The file offset that byte 0 of the block goes with, where a group is read into it as it is.
@@ -254,12 +211,15 @@ void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const R
 void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
                          const LogicalTensor& tensor, const Dims& index) {
   windows_.prove_whole();  // else it is no difference, but a file that was cut
-  const StoredTensor& copy = map.stored[stored];
+  const Check& check = *std::find_if(reading.checks.begin(), reading.checks.end(),
+                                     [&](const Check& one) { return one.stored == stored; });
   const Replicas replicas = shared_.options.replicas;
-  const bool takes_first = replicas == Replicas::kFirst && map.proved_by_copies.empty();
-  const bool drifts = replicas != Replicas::kExact && may_drift(map, reading, copy, tensor);
-  if (copy.kind == CutKind::kTied || tensor.filler || (!drifts && !takes_first))
-    throw difference(map, reading, copy, tensor, index);
+  const bool takes_first = replicas == Replicas::kFirst && check.may_differ;
+  const bool drifts = replicas != Replicas::kExact && check.may_drift;
+  const auto difference = [&](const Dims& at, std::string_view detail = {}) {
+    return failed_check(map, reading.logical, reading.reads, check, at, detail);
+  };
+  if (!drifts && !takes_first) throw difference(index);
   {
     const std::lock_guard lock(shared_.failure_mutex);
     if (!shared_.divergent.emplace(&map, stored, reading.logical).second) return;
@@ -268,11 +228,10 @@ void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Re
   if (drifts) {
     Dims first = index;  // of the whole tensor, and not of this block
     const ReplicaDistance apart = distance(map, files, reading, stored, tensor, first);
-    found = {tensor.name, difference(map, reading, copy, tensor, first).what(), apart.is_drift(), apart.max_abs(),
-             apart.relative()};
-    if (!apart.is_drift() && !takes_first) throw difference(map, reading, copy, tensor, first, &apart);
+    found = {tensor.name, difference(first).what(), apart.is_drift(), apart.max_abs(), apart.relative()};
+    if (!apart.is_drift() && !takes_first) throw difference(first, too_far(apart));
   } else {
-    found.text = difference(map, reading, copy, tensor, index).what();
+    found.text = difference(index).what();
   }
   const std::lock_guard lock(shared_.failure_mutex);
   if (shared_.options.on_divergence) shared_.options.on_divergence(std::move(found));
@@ -282,9 +241,9 @@ void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Re
 /// \param first  becomes the index of the first element that differs, if any does.
 ReplicaDistance BlockReader::distance(const TensorMap& map, FilePool<Source>& files, const Reading& reading,
                                       std::uint32_t stored, const LogicalTensor& tensor, Dims& first) {
-  std::vector<Piece> pieces;
-  for (const Piece& piece : reading.checks)
-    if (piece.stored == stored) pieces.push_back(piece);
+  std::vector<Check> checks;
+  for (const Check& check : reading.checks)
+    if (check.stored == stored) checks.push_back(check);
   ReplicaDistance apart;
   std::vector<std::byte> placed, replica;
   const BlockGrid grid(tensor.dtype, tensor.shape, kDistanceBlockBytes);
@@ -293,7 +252,7 @@ ReplicaDistance BlockReader::distance(const TensorMap& map, FilePool<Source>& fi
     placed.resize(*num_bytes(tensor.dtype, box.size));
     replica.resize(placed.size());
     std::optional<std::uint64_t> first_bytes;  // in the block
-    const std::vector<Group> groups = groups_of(map, pieces, tensor, box);
+    const std::vector<Group> groups = groups_of(map, checks, tensor, box);
     if (groups.empty()) continue;
     for (const Group& group : groups_of(map, reading.reads, tensor, box)) load(map, files, group, placed);
     for (const Group& group : groups) {

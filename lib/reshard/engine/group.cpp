@@ -7,7 +7,9 @@
 namespace reshard {
 namespace {
 
-void add_to_group(Group& group, const TensorMap& map, const Piece& piece, const LogicalTensor& tensor,
+/// \tparam Part  Piece or Check.
+template <typename Part>
+void add_to_group(Group& group, const TensorMap& map, const Part& piece, const LogicalTensor& tensor,
                   const Box& block) {
   const auto shared = intersect(piece.box, block);
   if (!shared) return;
@@ -30,10 +32,9 @@ void add_to_group(Group& group, const TensorMap& map, const Piece& piece, const 
   group.runs.push_back(std::move(*runs));
 }
 
-}  // namespace
-
-std::vector<Group> groups_of(const TensorMap& map, std::span<const Piece> pieces, const LogicalTensor& tensor,
-                             const Box& block) {
+template <typename Part>
+std::vector<Group> groups_of_parts(const TensorMap& map, std::span<const Part> pieces, const LogicalTensor& tensor,
+                                   const Box& block) {
   std::vector<Group> groups;
   for (std::size_t first = 0; first < pieces.size();) {
     Group group;
@@ -45,6 +46,18 @@ std::vector<Group> groups_of(const TensorMap& map, std::span<const Piece> pieces
     if (!group.runs.empty()) groups.push_back(std::move(group));
   }
   return groups;
+}
+
+}  // namespace
+
+std::vector<Group> groups_of(const TensorMap& map, std::span<const Piece> pieces, const LogicalTensor& tensor,
+                             const Box& block) {
+  return groups_of_parts(map, pieces, tensor, block);
+}
+
+std::vector<Group> groups_of(const TensorMap& map, std::span<const Check> checks, const LogicalTensor& tensor,
+                             const Box& block) {
+  return groups_of_parts(map, checks, tensor, block);
 }
 
 }  // namespace reshard

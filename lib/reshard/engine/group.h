@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "reshard/layouts/tensor_map.h"
+#include "reshard/plan/check.h"
 #include "reshard/tensor/runs.h"
 
 namespace reshard {
@@ -24,6 +25,8 @@ struct Group {
 /// What each stored tensor that `pieces` speak of has to do with `block`, a box of a logical tensor of `dtype`; those
 /// that have nothing to do with it are left out. `pieces` are grouped by stored tensor.
 std::vector<Group> groups_of(const TensorMap& map, std::span<const Piece> pieces, const LogicalTensor& tensor,
+                             const Box& block);
+std::vector<Group> groups_of(const TensorMap& map, std::span<const Check> checks, const LogicalTensor& tensor,
                              const Box& block);
 
 }  // namespace reshard

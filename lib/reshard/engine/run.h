@@ -32,11 +32,11 @@ struct Tuning {
   std::uint64_t least_part_bytes = 1024;
 };
 
-/// What becomes of replicas that differ. Tied parameters, padding and rank numbers that differ are an error always.
+/// What becomes of replicas that differ. A difference that a check finds for another reason is an error always.
 enum class Replicas : std::uint8_t {
-  kDrift,  // replicated parameters that drifted apart (ReplicaDistance) are the first rank's; others are an error
+  kDrift,  // those that drifted apart (Check::may_drift, ReplicaDistance) are the first rank's; others are an error
   kExact,  // they are an error
-  kFirst,  // all are the first rank's, but where nothing but replicas proves the map (TensorMap::proved_by_copies)
+  kFirst,  // all are the first rank's, where that may be chosen (Check::may_differ)
 };
 
 /// A replica that differs from the first rank's, which was taken.

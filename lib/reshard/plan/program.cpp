@@ -11,7 +11,9 @@
 namespace reshard {
 namespace {
 
-std::uint64_t bytes_of(const Piece& piece, DType dtype) {
+/// Of a Piece or a Check.
+template <typename Part>
+std::uint64_t bytes_of(const Part& piece, DType dtype) {
   return volume(piece.box) * bits(dtype) / 8;
 }
 
@@ -57,14 +59,15 @@ Reading read_logical(const TensorMap& map, std::uint32_t index) {
   const LogicalTensor& tensor = map.logical[index];
   Reading reading;
   reading.logical = index;
+  std::vector<Piece> checks;
   std::vector<Box> open{whole(tensor.shape)};  // what no piece has filled yet
   if (tensor.filler || volume(open.front()) == 0) open.clear();
   for (const Piece& piece : map.pieces[index]) {
     if (map.stored[piece.stored].kind == CutKind::kTied || open.empty()) {
-      reading.checks.push_back(piece);
+      checks.push_back(piece);
       continue;
     }
-    for (const Box& box : take(piece, open, reading.reads)) reading.checks.push_back(restrict(piece, box));
+    for (const Box& box : take(piece, open, reading.reads)) checks.push_back(restrict(piece, box));
   }
   if (!open.empty())
     throw Error(ErrorKind::kBadInput,
@@ -72,7 +75,9 @@ Reading read_logical(const TensorMap& map, std::uint32_t index) {
         .tensor(tensor.name)
         .hint("a rank's file is missing or belongs to another checkpoint");
   sort_by_stored(reading.reads);
-  sort_by_stored(reading.checks);
+  sort_by_stored(checks);
+  reading.checks.reserve(checks.size());
+  for (const Piece& piece : checks) reading.checks.push_back(make_check(map, index, reading.reads, piece));
   return reading;
 }
 
@@ -83,15 +88,16 @@ void regroup_writes(Transfer& transfer, const std::vector<Piece>& pieces) {
   sort_by_stored(transfer.regrouped_writes);
 }
 
-std::uint64_t bytes_of(std::span<const Piece> pieces, DType dtype) {
+template <typename Parts>
+std::uint64_t bytes_of_all(const Parts& pieces, DType dtype) {
   std::uint64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += bytes_of(piece, dtype);
+  for (const auto& piece : pieces) bytes += bytes_of(piece, dtype);
   return bytes;
 }
 
 void count(Program& program, const Reading& reading, DType dtype) {
-  program.read_bytes += bytes_of(reading.reads, dtype);
-  program.check_bytes += bytes_of(reading.checks, dtype);
+  program.read_bytes += bytes_of_all(reading.reads, dtype);
+  program.check_bytes += bytes_of_all(reading.checks, dtype);
 }
 
 void count(Program& program, const ProgramMaps& maps, const Transfer& transfer) {
@@ -99,14 +105,14 @@ void count(Program& program, const ProgramMaps& maps, const Transfer& transfer) 
   if (transfer.source) count(program, *transfer.source, dtype);
   for (const Reading& reading : transfer.more) count(program, reading, dtype);
   if (transfer.target)
-    program.write_bytes += bytes_of(transfer.writes(maps), maps.target->logical[*transfer.target].dtype);
+    program.write_bytes += bytes_of_all(transfer.writes(maps), maps.target->logical[*transfer.target].dtype);
 }
 
 /// Takes replicas out of the reading, but for tied parameters.
-void skip_replicas(Program& program, const TensorMap& source, Reading& reading, DType dtype) {
-  std::erase_if(reading.checks, [&](const Piece& piece) {
-    if (source.stored[piece.stored].kind == CutKind::kTied) return false;
-    program.skipped_bytes += bytes_of(piece, dtype);
+void skip_replicas(Program& program, Reading& reading, DType dtype) {
+  std::erase_if(reading.checks, [&](const Check& check) {
+    if (check.reason == CheckReason::kTied) return false;
+    program.skipped_bytes += bytes_of(check, dtype);
     return true;
   });
 }
@@ -142,7 +148,7 @@ class ProgramMaker {
   Reading read(std::uint32_t index) {
     Reading reading = read_logical(source_, index);
     if (!options_.check_replicas && source_.proved_by_copies.empty())
-      skip_replicas(program_, source_, reading, source_.logical[index].dtype);
+      skip_replicas(program_, reading, source_.logical[index].dtype);
     return reading;
   }
 
@@ -247,8 +253,8 @@ class ProgramMaker {
       begin = std::min(begin, piece.box.begin[0]);
       end = std::max(end, piece.box.begin[0] + piece.box.size[0]);
     }
-    const auto leave_out = [&](const std::vector<Piece>& pieces, std::uint64_t& counted) {
-      for (const Piece& piece : pieces) {
+    const auto leave_out = [&](const auto& pieces, std::uint64_t& counted) {
+      for (const auto& piece : pieces) {
         Box box = piece.box;
         const std::uint64_t first = std::max(begin, box.begin[0]);
         const std::uint64_t last = std::min(end, box.begin[0] + box.size[0]);

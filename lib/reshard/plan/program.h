@@ -9,15 +9,16 @@
 #include <vector>
 
 #include "reshard/layouts/tensor_map.h"
+#include "reshard/plan/check.h"
 
 namespace reshard {
 
 /// How one logical tensor is read from one map: `reads` fill it without gap or overlap, `checks` are boxes that must
-/// hold the same bytes. `stored` is of that map; each list is grouped by it. A filler has no reads.
+/// hold the same bytes. `stored` is of that map; each list is grouped by it. Padding has no reads.
 struct Reading {
   std::uint32_t logical = 0;  // index into the map
   std::vector<Piece> reads;
-  std::vector<Piece> checks;
+  std::vector<Check> checks;
 
   friend bool operator==(const Reading&, const Reading&) = default;
 };

@@ -1,0 +1,92 @@
+#include "reshard/plan/check.h"
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "reshard/tensor/drift.h"
+
+namespace reshard {
+namespace {
+
+CheckReason reason_of(const StoredTensor& stored, const LogicalTensor& tensor) {
+  if (stored.kind == CutKind::kConstant) return CheckReason::kRankNumber;
+  if (tensor.filler) return CheckReason::kPadding;
+  return stored.kind == CutKind::kTied ? CheckReason::kTied : CheckReason::kReplica;
+}
+
+/// Whether a stored tensor is a parameter that every rank trains a replica of. Repeated heads are none: their gradients
+/// are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of the same one.
+bool is_trained_replica(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor,
+                        const std::vector<Piece>& reads) {
+  if (stored.kind != CutKind::kReplicated || !can_drift(tensor.dtype) || reads.empty()) return false;
+  const TensorFile& first = map.files[map.stored[reads.front().stored].file];
+  const TensorFile& other = map.files[stored.file];
+  return first.tp_rank != other.tp_rank || first.ep_rank != other.ep_rank;
+}
+
+/// " in FILE": where the element was read that others are compared with.
+std::string first_file(const TensorMap& map, const std::vector<Piece>& reads, const Dims& index) {
+  const Box element{index, Dims(index.size(), 1)};
+  for (const Piece& piece : reads)
+    if (intersect(piece.box, element)) return " in " + map.files[map.stored[piece.stored].file].path.string();
+  return {};
+}
+
+std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTensor& tensor,
+                       const std::vector<Piece>& reads, const Dims& index) {
+  switch (reason) {
+    case CheckReason::kRankNumber:
+      return fmt::format("is the number of another rank than {}, whose file it is in by its name",
+                         tensor.filler.value_or(0));
+    case CheckReason::kPadding:
+      return fmt::format("holds other values than {} in its padding, first at {}",
+                         tensor.filler.value_or(0) == 0 ? "zeros" : "the lowest of its dtype", to_string(index));
+    case CheckReason::kTied:
+    case CheckReason::kReplica:
+      return fmt::format("is a replica of {}{}, but differs from it, first at element {}", tensor.name,
+                         first_file(map, reads, index), to_string(index));
+  }
+  return {};
+}
+
+std::string hint_of(CheckReason reason, const TensorMap& map) {
+  switch (reason) {
+    case CheckReason::kRankNumber: return "files of ranks were renamed or swapped";
+    case CheckReason::kPadding:
+      return "config.json belongs to another model, or the weights were changed after they were padded";
+    case CheckReason::kTied:
+      return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
+    case CheckReason::kReplica:
+      return map.proved_by_copies.empty()
+                 ? "the ranks are mixed up, or come from different checkpoints, or training led them apart; --replicas "
+                   "first takes the first rank's values"
+                 : map.proved_by_copies;
+  }
+  return {};
+}
+
+}  // namespace
+
+Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Piece& piece) {
+  const StoredTensor& stored = map.stored[piece.stored];
+  const LogicalTensor& tensor = map.logical[logical];
+  Check check(piece, reason_of(stored, tensor));
+  if (check.reason != CheckReason::kReplica) return check;
+  check.may_drift = is_trained_replica(map, stored, tensor, reads);
+  check.may_differ = map.proved_by_copies.empty();
+  return check;
+}
+
+Error failed_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Check& check,
+                   const Dims& index, std::string_view detail) {
+  const StoredTensor& stored = map.stored[check.stored];
+  std::string message = message_of(check.reason, map, map.logical[logical], reads, index);
+  if (!detail.empty()) message.append("; ").append(detail);
+  return Error(ErrorKind::kBadInput, std::move(message))
+      .in(map.files[stored.file].path)
+      .tensor(stored.name)
+      .hint(hint_of(check.reason, map));
+}
+
+}  // namespace reshard

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/layouts/tensor_map.h"
+
+namespace reshard {
+
+/// Why two places have to hold the same bytes: what the planner knows and whoever runs the program need not. Decides
+/// what a difference is called and what may be the reason for it.
+enum class CheckReason : std::uint8_t {
+  kReplica,     // another rank holds the same part of the tensor
+  kTied,        // another parameter shares this one's values
+  kPadding,     // no element of a tensor: each has the bits LogicalTensor::filler
+  kRankNumber,  // the number of the rank whose file it is in, also LogicalTensor::filler
+};
+
+/// A box of a stored tensor that is compared with the one that was read. It is a Piece and the reason for the check, in
+/// an order in which it takes no more room: a large program has millions.
+struct Check {
+  Check() = default;
+  Check(const Piece& piece, CheckReason why)
+      : stored(piece.stored), reason(why), box(piece.box), stored_begin(piece.stored_begin) {}
+
+  std::uint32_t stored = 0;  // index into TensorMap::stored
+  CheckReason reason = CheckReason::kReplica;
+  bool may_drift = false;   // each rank trains a replica of its own, which may move away from the others
+  bool may_differ = false;  // a caller may choose to keep the first; not where equal replicas are the only evidence
+  Box box;                  // of the logical tensor
+  Dims stored_begin;
+
+  friend bool operator==(const Check&, const Check&) = default;
+};
+
+static_assert(sizeof(Check) == sizeof(Piece));
+
+/// The check of `piece`, a box of `map.logical[logical]`. `reads` are the pieces that it is compared with, in order.
+Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Piece& piece);
+
+/// The error for a check that found other bytes.
+/// \param logical  index of the tensor that was read.
+/// \param reads    as of make_check.
+/// \param index    of the first element that differs.
+/// \param detail   what else is known of the difference, after a semicolon; may be empty.
+/// \returns kBadInput with the file and stored tensor of `check`, and a hint at what may be the reason.
+Error failed_check(const TensorMap& map, std::uint32_t logical, const std::vector<Piece>& reads, const Check& check,
+                   const Dims& index, std::string_view detail = {});
+
+}  // namespace reshard
