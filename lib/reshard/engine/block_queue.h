@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reshard/engine/blocks.h"
+#include "reshard/engine/share.h"
 #include "reshard/plan/program.h"
 
 namespace reshard {
@@ -16,9 +17,9 @@ inline constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
 /// Of a matrix that lies in columns, a block of rows is short ranges: the more rows, the longer.
 inline constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 
-/// Work to be had. Each worker has a share of the program, about as many bytes as the others', and walks it in order:
-/// so workers read each a file from front to back, and mostly write to different files, which a file system does at the
-/// same time. Who is done takes half of what the slowest still has to do. Thread-safe.
+/// The blocks of a program, or of a share of it. Each worker has a stretch, about as many bytes as the others', and walks
+/// it in order: so workers read each a file from front to back, and mostly write to different files, which a file system
+/// does at the same time. Who is done takes half of what the slowest still has to do. Thread-safe.
 class BlockQueue {
  public:
   struct Item {
@@ -28,9 +29,9 @@ class BlockQueue {
   };
 
   /// Blocks of at most `block_bytes`; `strided_block_bytes` where a tensor is read from one that is not in C order.
-  /// The maps are the program's; all are borrowed.
+  /// The maps are the program's; they and it are borrowed.
   BlockQueue(const ProgramMaps& maps, const Program& program, std::uint64_t block_bytes,
-             std::uint64_t strided_block_bytes, unsigned workers);
+             std::uint64_t strided_block_bytes, unsigned workers, const Share& share = {});
 
   /// \returns false when there is nothing left.
   /// \throws Error kUnsupported for a tensor of which no block of whole bytes is small enough.
@@ -44,26 +45,29 @@ class BlockQueue {
     std::uint64_t block = 0;
     bool operator==(const Place&) const = default;
   };
-  struct Share {
+  struct Stretch {
     Place begin;
     Place end;
     std::unique_ptr<BlockGrid> grid;  // of begin.transfer
     std::size_t grid_of = SIZE_MAX;
+    Dims grid_begin;  // of the grid, in the tensor
   };
 
   std::uint64_t block_bytes_of(const Transfer& transfer) const;
+  Box box_of(std::size_t transfer) const;
   BlockGrid grid_of(std::size_t transfer) const;
   Place place_at(std::uint64_t bytes) const;
   std::uint64_t bytes_before(const Place& place) const;
-  bool steal(Share& share);
+  bool steal(Stretch& stretch);
 
-  const ProgramMaps& maps_;
+  ProgramMaps maps_;
   const Program& program_;
   std::uint64_t block_bytes_;
   std::uint64_t strided_block_bytes_;
-  std::vector<std::uint64_t> bytes_before_;  // of all transfers before one, and of all
+  ShareBoxes boxes_;
+  std::vector<std::uint64_t> bytes_before_;  // in the share: of all transfers before one, and of all
   std::mutex mutex_;
-  std::vector<Share> shares_;
+  std::vector<Stretch> stretches_;  // of each worker
 };
 
 }  // namespace reshard

@@ -233,6 +233,8 @@ void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Re
   } else {
     found.text = difference(index).what();
   }
+  found.stored = stored;
+  found.logical = reading.logical;
   const std::lock_guard lock(shared_.failure_mutex);
   if (shared_.options.on_divergence) shared_.options.on_divergence(std::move(found));
 }

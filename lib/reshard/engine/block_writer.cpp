@@ -19,6 +19,7 @@ void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) 
   const StoredTensor& stored = target.stored[group.stored];
   const std::uint64_t bytes = shared_.checksums.add(target, group.stored, begin_bytes, gathered_);
   const auto sink = sink_of(stored);
+  shared_.written[stored.file].store(true, std::memory_order_relaxed);
   ++shared_.writers[stored.file];  // after a failure nobody asks
   if (gathered_.size() == 1)
     sink->write_at(stored.offset_bytes + begin_bytes, gathered_.front());
@@ -123,6 +124,7 @@ bool BlockWriter::copy(const Group& group, const Source& source, std::uint64_t s
   const std::uint64_t from = source_offset_bytes + run.b_begin_bytes;
   const std::uint64_t to = stored.offset_bytes + run.a_begin_bytes;
   if (!sink->copy_pays(source, from, to) || !sink->copy_from(source, from, to, run.run_bytes)) return false;
+  shared_.written[stored.file].store(true, std::memory_order_relaxed);
   if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, to, run.run_bytes);
   return true;
 }

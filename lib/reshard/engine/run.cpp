@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -74,6 +77,7 @@ class Worker {
         done = block.size() + against.size();
       }
     }
+    shared_.done_bytes += done;
     if (shared_.options.progress) shared_.options.progress->done_bytes += done;
   }
 
@@ -193,20 +197,10 @@ void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_byt
   }
 }
 
-}  // namespace
-
-unsigned thread_count(const RunOptions& options) {
-  if (options.threads != 0) return options.threads;
-  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
-}
-
-void prove_not_stopped(const RunOptions& options) {
-  if (options.progress && options.progress->stop) throw Error(ErrorKind::kInterrupted, kStoppedMessage);
-}
-
-std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
-                                       const std::filesystem::path& target_root, const RunOptions& options,
-                                       const BlockVisitor& visitor, std::uint64_t visit_block_bytes) {
+/// Runs a share of the program, or, with a visitor, all of it.
+ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Share& share,
+                       const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
+                       std::uint64_t visit_block_bytes) {
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage,
                 "--max-memory " + format_memory(options.max_memory_bytes) + " is too little to work in")
@@ -221,7 +215,7 @@ std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& p
   const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(maps, program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
-  SharedRun shared(maps, program, target_root, options, visitor, threads, block_bytes, strided_bytes);
+  SharedRun shared(maps, program, share, target_root, options, visitor, threads, block_bytes, strided_bytes);
   // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
   for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i), window_bytes); });
   shared.write_back.clear();
@@ -229,7 +223,57 @@ std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& p
   if (shared.failure) std::rethrow_exception(shared.failure);
   for (const TensorMap* map : {maps.source, maps.against})
     if (map) std::for_each(map->files.begin(), map->files.end(), prove_unchanged);
-  return shared.checksums.values();
+  ShareReport report;
+  report.crcs = shared.checksums.values();
+  report.written_bytes = shared.done_bytes;
+  for (std::uint32_t file = 0; file < shared.written.size(); ++file)
+    if (shared.written[file]) report.written_files.push_back(file);
+  return report;
+}
+
+}  // namespace
+
+unsigned thread_count(const RunOptions& options) {
+  if (options.threads != 0) return options.threads;
+  return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
+}
+
+void prove_not_stopped(const RunOptions& options) {
+  if (options.progress && options.progress->stop) throw Error(ErrorKind::kInterrupted, kStoppedMessage);
+}
+
+std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
+                                       const std::filesystem::path& target_root, const RunOptions& options,
+                                       const BlockVisitor& visitor, std::uint64_t visit_block_bytes) {
+  return run_blocks(maps, program, {}, target_root, options, visitor, visit_block_bytes).crcs;
+}
+
+ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
+                      const std::filesystem::path& target_root, RunOptions options) {
+  std::vector<Divergence> divergent;
+  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
+  ShareReport report = run_blocks(maps, program, share, target_root, options, {}, 0);
+  report.divergent = std::move(divergent);
+  return report;
+}
+
+void merge(ShareReport& into, ShareReport one) {
+  if (into.crcs.empty()) into.crcs.resize(one.crcs.size());
+  for (std::size_t i = 0; i < one.crcs.size(); ++i) into.crcs.at(i) ^= one.crcs[i];
+  into.written_bytes += one.written_bytes;
+  std::vector<std::uint32_t> files;
+  std::set_union(into.written_files.begin(), into.written_files.end(), one.written_files.begin(),
+                 one.written_files.end(), std::back_inserter(files));
+  into.written_files = std::move(files);
+  std::move(one.divergent.begin(), one.divergent.end(), std::back_inserter(into.divergent));
+  // Of a replica that several shares found, the same one is kept whichever was merged first.
+  const auto replica = [](const Divergence& divergence) { return std::pair(divergence.logical, divergence.stored); };
+  std::sort(into.divergent.begin(), into.divergent.end(), [&](const Divergence& a, const Divergence& b) {
+    return std::pair(replica(a), std::string_view(a.text)) < std::pair(replica(b), std::string_view(b.text));
+  });
+  const auto last = std::unique(into.divergent.begin(), into.divergent.end(),
+                                [&](const Divergence& a, const Divergence& b) { return replica(a) == replica(b); });
+  into.divergent.erase(last, into.divergent.end());
 }
 
 }  // namespace reshard

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/engine/share.h"
 #include "reshard/io/storage.h"
 #include "reshard/plan/program.h"
 #include "reshard/tensor/cast.h"
@@ -44,8 +45,10 @@ struct Divergence {
   std::string tensor;  // the logical one
   std::string text;    // a whole sentence that names file, tensor and element
   bool is_drift = false;
-  double max_abs = 0;   // of drift: as of ReplicaDistance
-  double relative = 0;  // likewise
+  double max_abs = 0;        // of drift: as of ReplicaDistance
+  double relative = 0;       // likewise
+  std::uint32_t stored = 0;  // index of the replica's stored tensor, and of the logical one, in its map
+  std::uint32_t logical = 0;
 };
 
 struct RunOptions {
@@ -88,7 +91,8 @@ struct VisitedBlock {
 using BlockVisitor = std::function<void(const VisitedBlock& block)>;
 
 /// Moves the bytes of `program` into files under `target_root`, which exist with their full size. Output bytes depend
-/// on the program alone, not on threads or memory. `maps` are the program's. A visitor's blocks have `visit_block_bytes` whatever the memory.
+/// on the program alone, not on threads or memory. `maps` are the program's. A visitor's blocks have `visit_block_bytes`
+/// whatever the memory.
 /// \returns the CRC-32 of each stored tensor of the target whose file has need of it, as TensorMap::stored counts them;
 /// nothing where no file has.
 /// \throws Error kBadInput if a check finds different bytes (naming both tensors and the first element that differs);
@@ -96,5 +100,25 @@ using BlockVisitor = std::function<void(const VisitedBlock& block)>;
 std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
                                        const std::filesystem::path& target_root, const RunOptions& options,
                                        const BlockVisitor& visitor = {}, std::uint64_t visit_block_bytes = 0);
+
+/// What a share of a program did, or, merged, what several did. Nothing in it depends on the order of the shares.
+struct ShareReport {
+  /// What the share adds to the CRC-32 of each stored tensor of the target whose file has need of it, as
+  /// TensorMap::stored counts them: the exclusive or over all shares is the CRC. Empty where no file has need.
+  std::vector<std::uint32_t> crcs;
+  std::vector<std::uint32_t> written_files;  // indices into TensorMap::files of the target, ascending
+  std::uint64_t written_bytes = 0;           // over all shares Program::write_bytes
+  std::vector<Divergence> divergent;         // each replica once
+};
+
+/// Runs one share of a program as run_program runs all of it. Shares may run at the same time and in any order, in one
+/// process or several; a check of replicas is made by the share that has the element. `options.on_divergence` is not
+/// called.
+/// \throws Error as run_program; kUsage for a share that does not exist.
+ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
+                      const std::filesystem::path& target_root, RunOptions options);
+
+/// Adds what another share of the same program reports.
+void merge(ShareReport& into, ShareReport one);
 
 }  // namespace reshard

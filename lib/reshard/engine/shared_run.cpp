@@ -16,16 +16,17 @@ std::size_t open_files() {
   return std::clamp<std::size_t>(limit.rlim_cur / 8, kFewest, kMost);
 }
 
-SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, const std::filesystem::path& root,
-                     const RunOptions& run_options, const BlockVisitor& block_visitor, unsigned thread_count,
-                     std::uint64_t block_bytes, std::uint64_t strided_block_bytes)
+SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, const Share& share,
+                     const std::filesystem::path& root, const RunOptions& run_options,
+                     const BlockVisitor& block_visitor, unsigned thread_count, std::uint64_t block_bytes,
+                     std::uint64_t strided_block_bytes)
     : maps(the_maps),
       program(the_program),
       target_root(root),
       options(run_options),
       visitor(block_visitor),
       threads(thread_count),
-      queue(the_maps, the_program, block_bytes, strided_block_bytes, thread_count),
+      queue(the_maps, the_program, block_bytes, strided_block_bytes, thread_count, share),
       sources(open_files()),
       others(open_files()),
       sinks(open_files(),
@@ -39,7 +40,8 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
             }),
       checksums(the_maps.target),
       write_back(the_maps.target ? the_maps.target->files.size() : 0, open_files()),
-      writers(the_maps.target ? the_maps.target->files.size() : 0) {}
+      writers(the_maps.target ? the_maps.target->files.size() : 0),
+      written(writers.size()) {}
 
 std::shared_ptr<Source> SharedRun::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {
   return files.get(file, [&] {

@@ -26,11 +26,11 @@ std::size_t open_files();
 /// \throws Error kIo.
 void prove_unchanged(const TensorFile& file);
 
-/// What all threads of a run share.
+/// What all threads of a run, or of a share of it, have in common.
 struct SharedRun {
-  SharedRun(const ProgramMaps& maps, const Program& program, const std::filesystem::path& target_root,
-            const RunOptions& options, const BlockVisitor& visitor, unsigned threads, std::uint64_t block_bytes,
-            std::uint64_t strided_block_bytes);
+  SharedRun(const ProgramMaps& maps, const Program& program, const Share& share,
+            const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
+            unsigned threads, std::uint64_t block_bytes, std::uint64_t strided_block_bytes);
 
   /// Keeps the first of several failures, and has all threads stop.
   void fail(std::exception_ptr why);
@@ -39,7 +39,7 @@ struct SharedRun {
   /// \throws Error kBadInput or kIo.
   std::shared_ptr<Source> open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const;
 
-  const ProgramMaps& maps;
+  ProgramMaps maps;
   const Program& program;
   const std::filesystem::path& target_root;
   const RunOptions& options;
@@ -57,6 +57,8 @@ struct SharedRun {
   Checksums checksums;
   WriteBack write_back;
   std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now
+  std::vector<std::atomic<bool>> written;      // whether anything was written to each target file
+  std::atomic<std::uint64_t> done_bytes{0};    // as of Progress
 };
 
 /// Of single elements that lie near each other in a file, so much is read at once.

@@ -294,6 +294,13 @@ std::span<const Piece> Transfer::writes(const ProgramMaps& maps) const {
   return regrouped_writes.empty() ? std::span(maps.target->pieces[*target]) : std::span(regrouped_writes);
 }
 
+std::uint64_t Transfer::moved_bytes(const ProgramMaps& maps) const {
+  Program counted;
+  if (against) count(counted, *against, result(maps)->dtype);
+  count(counted, maps, *this);
+  return counted.read_bytes + counted.check_bytes + counted.write_bytes;
+}
+
 Program make_program(const TensorMap& source, const TensorMap& target, const ProgramOptions& options) {
   prove_tiling(source);
   prove_tiling(target);

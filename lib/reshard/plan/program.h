@@ -45,6 +45,8 @@ struct Transfer {
   const LogicalTensor* result(const ProgramMaps& maps) const;
   /// Its places in the target, grouped by `stored`; borrowed from `maps` or from this. Empty if nothing is written.
   std::span<const Piece> writes(const ProgramMaps& maps) const;
+  /// Bytes that are read, compared and written for it: what it costs.
+  std::uint64_t moved_bytes(const ProgramMaps& maps) const;
 
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };

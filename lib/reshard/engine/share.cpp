@@ -1,0 +1,85 @@
+#include "reshard/engine/share.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "reshard/base/error.h"
+
+namespace reshard {
+namespace {
+
+/// The dim between whose rows a tensor is cut; none if it has no two rows.
+std::optional<std::size_t> row_dim(const Dims& shape) {
+  for (std::size_t d = 0; d < shape.size(); ++d)
+    if (shape[d] != 1) return d;
+  return std::nullopt;
+}
+
+std::uint64_t rows_of(const LogicalTensor& tensor) {
+  const auto dim = row_dim(tensor.shape);
+  return dim ? tensor.shape[*dim] : 1;
+}
+
+/// The costs of all transfers before each one, and of all of them.
+std::vector<std::uint64_t> costs_before(const ProgramMaps& maps, const Program& program) {
+  std::vector<std::uint64_t> before;
+  before.reserve(program.transfers.size() + 1);
+  std::uint64_t cost = 0;
+  for (const Transfer& transfer : program.transfers) {
+    before.push_back(cost);
+    cost += transfer.moved_bytes(maps);
+  }
+  before.push_back(cost);
+  return before;
+}
+
+/// The last row before which at most `cost` of the tensor's `all` lies. Rows of a sub-byte dtype are cut every eight,
+/// which are whole bytes.
+std::uint64_t row_at(const LogicalTensor& tensor, std::uint64_t cost, std::uint64_t all) {
+  const std::uint64_t rows = rows_of(tensor);
+  const std::uint64_t per_row = std::max<std::uint64_t>(1, all / std::max<std::uint64_t>(1, rows));
+  std::uint64_t row = std::min(cost / per_row, rows);
+  if (bits(tensor.dtype) % 8 != 0 && row < rows) row = row / 8 * 8;
+  return row;
+}
+
+}  // namespace
+
+ShareBoxes::ShareBoxes(const ProgramMaps& maps, const Program& program, const Share& share) {
+  if (share.index >= share.count)
+    throw Error(ErrorKind::kUsage, fmt::format("there is no share {} of {}", share.index, share.count));
+  const std::size_t transfers = program.transfers.size();
+  end_.transfer = transfers;
+  if (share.count == 1) return;
+  const std::vector<std::uint64_t> before = costs_before(maps, program);
+  const auto cut_before = [&](std::uint32_t index) -> Cut {
+    if (index == 0) return {};
+    if (index == share.count) return {transfers, 0};
+    // In two terms, since the product of the whole may not fit.
+    const std::uint64_t cost = before.back() / share.count * index + before.back() % share.count * index / share.count;
+    const auto after = std::upper_bound(before.begin(), before.end(), cost);
+    if (after == before.end()) return {transfers, 0};
+    const auto transfer = static_cast<std::size_t>(after - before.begin()) - 1;
+    const LogicalTensor& tensor = program.transfers[transfer].tensor(maps);
+    const std::uint64_t row = row_at(tensor, cost - before[transfer], before[transfer + 1] - before[transfer]);
+    return row < rows_of(tensor) ? Cut{transfer, row} : Cut{transfer + 1, 0};
+  };
+  begin_ = cut_before(share.index);
+  end_ = cut_before(share.index + 1);
+}
+
+Box ShareBoxes::box(std::size_t transfer, const LogicalTensor& tensor) const {
+  Box box = whole(tensor.shape);
+  const auto dim = row_dim(tensor.shape);
+  if (!dim) return box;
+  const std::uint64_t begin = transfer == begin_.transfer ? begin_.row : 0;
+  const std::uint64_t end = transfer == end_.transfer ? end_.row : tensor.shape[*dim];
+  box.begin[*dim] = begin;
+  box.size[*dim] = end - begin;
+  return box;
+}
+
+}  // namespace reshard

@@ -1,0 +1,143 @@
+#include "reshard/engine/share.h"
+
+#include <algorithm>
+#include <map>
+
+#include "reshard/engine/block_queue.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/models.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+/// A program that reads tensors, each whole from a stored one.
+struct Tensors {
+  explicit Tensors(std::vector<LogicalTensor> list) {
+    map.logical = std::move(list);
+    for (std::uint32_t i = 0; i < map.logical.size(); ++i) {
+      const Dims& shape = map.logical[i].shape;
+      program.transfers.emplace_back().source = Reading{i, {{i, whole(shape), Dims(shape.size())}}, {}};
+    }
+  }
+  const LogicalTensor& tensor(std::size_t transfer) const { return map.logical[transfer]; }
+  std::uint64_t bytes(std::size_t transfer) const { return *num_bytes(tensor(transfer).dtype, tensor(transfer).shape); }
+  ProgramMaps maps() const { return {&map}; }
+
+  reshard::TensorMap map;
+  Program program;
+};
+
+Tensors random_tensor_list(Random& random, DType dtype) {
+  std::vector<LogicalTensor> list(pick(random, 0, 8));
+  for (LogicalTensor& tensor : list) {
+    tensor.dtype = dtype;
+    for (std::uint64_t d = pick(random, dtype == DType::kF4 ? 1 : 0, 3); d > 0; --d)
+      tensor.shape.push_back(pick(random, 0, 9) * (d == 1 ? 2 : 1));
+  }
+  return Tensors(std::move(list));
+}
+
+/// Counts each element of `box`, by its place in C order.
+void count_elements(std::vector<unsigned>& counts, const Dims& shape, const Box& box) {
+  for (std::uint64_t i = 0; i < volume(box); ++i) {
+    std::uint64_t rest = i, place = 0, stride = 1;
+    for (std::size_t d = shape.size(); d-- > 0;) {
+      place += (box.begin[d] + rest % box.size[d]) * stride;
+      rest /= box.size[d];
+      stride *= shape[d];
+    }
+    ++counts.at(place);
+  }
+}
+
+TEST_CASE("Each element of a program is in one share, and in one block of it, whatever the blocks of each share") {
+  for (const std::uint64_t seed : seeds(300)) {
+    INFO("RESHARD_TEST_SEED=" << seed);
+    Random random(seed);
+    const DType dtype = random() % 4 ? DType::kBF16 : DType::kF4;
+    const Tensors tensors = random_tensor_list(random, dtype);
+    const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
+    std::vector<std::vector<unsigned>> counts;
+    for (const LogicalTensor& tensor : tensors.map.logical) counts.emplace_back(num_elems(tensor.shape).value());
+    for (std::uint32_t index = 0; index < count; ++index) {
+      const std::uint64_t block_bytes = pick(random, 1, 60);
+      const auto workers = static_cast<unsigned>(pick(random, 1, 3));
+      BlockQueue queue(tensors.maps(), tensors.program, block_bytes, block_bytes, workers, {index, count});
+      BlockQueue::Item item;
+      for (unsigned worker = 0; worker < workers; ++worker)
+        while (queue.next(worker, item)) {
+          REQUIRE(contains(tensors.tensor(item.transfer).shape, item.box));
+          count_elements(counts[item.transfer], tensors.tensor(item.transfer).shape, item.box);
+        }
+    }
+    for (const auto& of_tensor : counts)
+      CHECK(std::all_of(of_tensor.begin(), of_tensor.end(), [](unsigned times) { return times == 1; }));
+  }
+}
+
+TEST_CASE("Shares are about equally large, but for rows that are not cut") {
+  for (const std::uint64_t seed : seeds(200)) {
+    INFO("RESHARD_TEST_SEED=" << seed);
+    Random random(seed);
+    const Tensors tensors = random_tensor_list(random, DType::kF32);
+    std::uint64_t all = 0, largest_row = 0;
+    for (std::size_t t = 0; t < tensors.map.logical.size(); ++t) {
+      all += tensors.bytes(t);
+      const Dims& shape = tensors.tensor(t).shape;
+      const auto rows = std::find_if(shape.begin(), shape.end(), [](std::uint64_t size) { return size != 1; });
+      if (tensors.bytes(t) > 0)
+        largest_row = std::max(largest_row, tensors.bytes(t) / (rows == shape.end() ? 1 : *rows));
+    }
+    const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
+    for (std::uint32_t index = 0; index < count; ++index) {
+      const ShareBoxes boxes(tensors.maps(), tensors.program, {index, count});
+      std::uint64_t bytes = 0;
+      for (std::size_t t = boxes.begin_transfer(); t < boxes.end_transfer(); ++t)
+        bytes += volume(boxes.box(t, tensors.tensor(t))) * 4;
+      CHECK(bytes <= all / count + largest_row + count);
+      CHECK(bytes + largest_row + count >= all / count);
+    }
+  }
+}
+
+TEST_CASE("One huge tensor is cut between rows of the first dim that has several") {
+  const Tensors tensors({{"t", DType::kU8, {1, 10, 3}}});
+  const Box first = ShareBoxes(tensors.maps(), tensors.program, {0, 3}).box(0, tensors.tensor(0));
+  const Box second = ShareBoxes(tensors.maps(), tensors.program, {1, 3}).box(0, tensors.tensor(0));
+  const Box third = ShareBoxes(tensors.maps(), tensors.program, {2, 3}).box(0, tensors.tensor(0));
+  CHECK(first == Box{{0, 0, 0}, {1, 3, 3}});
+  CHECK(second == Box{{0, 3, 0}, {1, 3, 3}});
+  CHECK(third == Box{{0, 6, 0}, {1, 4, 3}});
+}
+
+TEST_CASE("Rows of a sub-byte dtype are cut where they are whole bytes") {
+  const Tensors tensors({{"t", DType::kF4, {50, 3}}});
+  for (std::uint32_t index = 0; index < 7; ++index) {
+    const Box box = ShareBoxes(tensors.maps(), tensors.program, {index, 7}).box(0, tensors.tensor(0));
+    CHECK(box.begin[0] % 8 == 0);
+  }
+}
+
+TEST_CASE("What is written to many places weighs as much as it writes") {
+  Tensors tensors({{"once", DType::kU8, {300}}, {"often", DType::kU8, {300}}});
+  reshard::TensorMap target;
+  target.logical = tensors.map.logical;
+  target.pieces = {{{0, {{0}, {300}}, {0}}}, {}};
+  for (std::uint32_t rank = 0; rank < 9; ++rank) target.pieces[1].push_back({rank + 1, {{0}, {300}}, {0}});
+  for (std::uint32_t t : {0u, 1u}) tensors.program.transfers[t].target = t;
+  const ProgramMaps maps{&tensors.map, &target};
+  const ShareBoxes half(maps, tensors.program, {0, 2});  // 600 of 3600 bytes move with the first tensor
+  CHECK(half.end_transfer() == 2);
+  CHECK(half.box(1, tensors.tensor(1)) == Box{{0}, {120}});
+}
+
+TEST_CASE("A share that does not exist is a usage error") {
+  const Tensors tensors({{"t", DType::kU8, {3}}});
+  for (const Share share : {Share{1, 1}, Share{0, 0}, Share{7, 3}})
+    CHECK(error_of([&] { ShareBoxes(tensors.maps(), tensors.program, share); }).kind() == ErrorKind::kUsage);
+}
+
+}  // namespace
+}  // namespace reshard::test
