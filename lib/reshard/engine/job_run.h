@@ -1,0 +1,75 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/engine/publish.h"
+#include "reshard/engine/run.h"
+#include "reshard/plan/job.h"
+
+namespace reshard {
+
+struct RunResult {
+  std::uint64_t files = 0;            // written
+  std::uint64_t read_bytes = 0;       // of tensors, compared ones counted
+  std::vector<Divergence> divergent;  // replicas that differ where that is allowed, in the order of their texts
+  std::vector<std::string> notes;     // what else the user should know: whole sentences
+  std::uint64_t written_bytes = 0;    // of all files
+  double seconds = 0;                 // from prepare to the end of publish
+};
+
+/// One run of a job in steps, which several processes can take together. The leader prepares and publishes; each share
+/// is run by any process that has planned the same job and sees the same files. All of them need a JobRun of their own:
+///
+///   leader   prepare(), then tells the others root()
+///   others   attach(root)
+///   all      report = run(share), finish(report)
+///   leader   merge() of all reports, once all of them have finished: publish(report)
+///
+/// Steps of one object are taken one after another; other objects may take theirs at the same time. Threads, memory and
+/// ways of reading may differ from process to process. Every step throws Error of any kind, and then nothing is
+/// published: the leader's destructor removes what was written. Whether processes planned the same job, and when all
+/// have finished, is theirs to find out.
+class JobRun {
+ public:
+  /// The job is borrowed.
+  JobRun(const Job& job, RunOptions options);
+  JobRun(const JobRun&) = delete;
+  JobRun& operator=(const JobRun&) = delete;
+
+  /// Proves that the outputs may be written and fit, makes a staging directory and in it the target's files at their
+  /// full size, and copies the model's other files.
+  void prepare();
+  /// Joins a run that another process has prepared in `root`.
+  void attach(std::filesystem::path root);
+  /// The staging directory.
+  const std::filesystem::path& root() const { return root_; }
+
+  /// Moves the bytes of one share: the whole by default. Needs prepare or attach.
+  ShareReport run(const Share& share = {});
+  /// Brings what run wrote for this report to stable storage (if RunOptions::sync), but for files that this process
+  /// writes to once more when it publishes.
+  void finish(const ShareReport& report);
+  /// Writes what depends on the tensors' CRCs, and small text files, flushes what is left and gives everything its
+  /// final name. Needs prepare. Either all of the job's files stand under their names afterwards, or none.
+  /// \param report  merged from all shares.
+  /// \throws Error kInternal if the shares did not write the whole program.
+  RunResult publish(ShareReport report);
+
+ private:
+  void create_files();
+  void flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs);
+
+  const Job& job_;
+  RunOptions options_;
+  std::chrono::steady_clock::time_point start_;
+  std::filesystem::path root_;
+  std::optional<Staging> staging_;  // of the leader
+  std::vector<char> unflushed_;     // whether this process wrote to each target file since it flushed it
+};
+
+}  // namespace reshard

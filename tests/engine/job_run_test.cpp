@@ -1,0 +1,268 @@
+// A run in steps: real jobs as several shares, in any order, by one process or as several would.
+
+#include "reshard/engine/job_run.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "reshard/engine/execute.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/fault_storage.h"
+#include "support/models.h"
+#include "support/rewrite.h"
+#include "support/temp_dir.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Planner = std::function<std::unique_ptr<Job>(const fs::path& output)>;
+
+/// Jobs of every command and format, over one model.
+struct Jobs {
+  Jobs() {
+    TinyModel model;
+    model.heads = 8;
+    model.kv_heads = 4;
+    model.tied = true;
+    Random random(17);
+    write_model(temp / "model", model, random_tensors(model, random), 2);
+    for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
+      const std::string name(reshard::name(format));
+      ShardRequest request = shard_request(temp / "model", temp / ("shards-" + name), 4, 2);
+      request.sharding.form.format = format;
+      shard(request);
+      planners.emplace_back("shard to " + name, [request](const fs::path& output) {
+        ShardRequest there = request;
+        there.output_directory = output;
+        return plan_shard(there);
+      });
+    }
+    for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
+      const std::string name(reshard::name(format));
+      planners.emplace_back("consolidate to " + name, [this, format](const fs::path& output) {
+        ConsolidateRequest request;
+        request.checkpoint_directory = temp / "shards-xser";
+        request.output_directory = output;
+        request.format = format;
+        request.max_shard_bytes = 3000;
+        return plan_consolidate(request);
+      });
+    }
+    for (const Format format : {Format::kPytorch, Format::kXser}) {
+      const std::string name(reshard::name(format));
+      planners.emplace_back("convert to " + name, [this, format](const fs::path& output) {
+        ConvertRequest request = convert_request(temp / "shards-safetensors", output);
+        request.to = ShardsKind::kOptimum;
+        request.format = format;
+        request.tp = request.sharding.tp = 2;
+        request.sharding.pp = 1;
+        request.dtype = DType::kF32;
+        return plan_convert(request);
+      });
+    }
+  }
+
+  TempDir temp;
+  std::vector<std::pair<std::string, Planner>> planners;
+};
+
+std::vector<std::uint32_t> shuffled(Random& random, std::uint32_t count) {
+  std::vector<std::uint32_t> order(count);
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), random);
+  return order;
+}
+
+TEST_CASE("One to seven shares in any order write the same bytes and checksums as one, by one process or several") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
+    const auto expected_job = plan(whole);
+    JobRun at_once(*expected_job, unsynced());
+    at_once.prepare();
+    ShareReport all = at_once.run();
+    const std::vector<std::uint32_t> crcs = all.crcs;
+    at_once.publish(std::move(all));
+    const auto expected = snapshot(whole);
+    CHECK(expected.size() > 3);
+    for (std::uint32_t count = 1; count <= 7; ++count) {
+      const bool several_processes = (count + what.size()) % 2 == 0;
+      INFO(what << ", " << count << " shares" << (several_processes ? ", each on its own" : ""));
+      Random random(count);
+      FaultStorage storage;
+      const auto job = plan(parts);
+      JobRun leader(*job, random_run(random, storage));
+      leader.prepare();
+      ShareReport merged;
+      for (const std::uint32_t index : shuffled(random, count)) {
+        if (several_processes && random() % 3) {  // the leader runs some, too
+          const auto own_job = plan(parts);
+          JobRun other(*own_job, random_run(random, storage));
+          other.attach(leader.root());
+          ShareReport report = other.run({index, count});
+          other.finish(report);
+          merge(merged, std::move(report));
+        } else {
+          ShareReport report = leader.run({index, count});
+          leader.finish(report);
+          merge(merged, std::move(report));
+        }
+        CHECK_FALSE(fs::exists(parts));
+      }
+      CHECK(merged.crcs == crcs);
+      CHECK(merged.written_bytes == job->program.write_bytes);
+      leader.publish(std::move(merged));
+      CHECK((snapshot(parts) == expected));
+      fs::remove_all(parts);
+    }
+    fs::remove_all(whole);
+  }
+}
+
+/// How often each byte of each source file is read by `count` shares.
+std::vector<std::vector<unsigned>> reads_of(const Planner& plan, const fs::path& output, std::uint32_t count) {
+  const auto job = plan(output);
+  FaultStorage storage;
+  RunOptions options = unsynced();
+  options.storage = &storage;
+  JobRun run(*job, options);
+  run.prepare();
+  for (std::uint32_t index = 0; index < count; ++index) run.run({index, count});
+  std::vector<std::vector<unsigned>> counts;
+  std::uint64_t read = 0;
+  for (const TensorFile& file : job->source.files) {
+    counts.push_back(storage.read_counts(file.path, file.size_bytes));
+    read += std::accumulate(counts.back().begin(), counts.back().end(), std::uint64_t{0});
+  }
+  CHECK(read == job->program.read_bytes + job->program.check_bytes);
+  return counts;
+}
+
+TEST_CASE("Shares together read each byte of the source as often as one run does") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    INFO(what);
+    const auto whole = reads_of(plan, jobs.temp / "out", 1);
+    for (const std::uint32_t count : {2u, 3u, 7u}) CHECK((reads_of(plan, jobs.temp / "out", count) == whole));
+  }
+}
+
+TEST_CASE("A run in which a share is missing, or ran twice, is not published") {
+  const Jobs jobs;
+  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  const auto before = snapshot(jobs.temp.path());
+  for (const std::vector<std::uint32_t>& ran : {std::vector<std::uint32_t>{0, 2}, {0, 1, 2, 1}, {}}) {
+    JobRun run(*job, unsynced());
+    run.prepare();
+    ShareReport merged;
+    for (const std::uint32_t index : ran) merge(merged, run.run({index, 3}));
+    CHECK(error_of([&] { run.publish(std::move(merged)); }).kind() == ErrorKind::kInternal);
+  }
+  CHECK((snapshot(jobs.temp.path()) == before));
+}
+
+TEST_CASE("A share that fails leaves nothing published and nothing behind") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    INFO(what);
+    const auto job = plan(jobs.temp / "out");
+    const auto before = snapshot(jobs.temp.path());
+    for (const std::uint32_t failing : {0u, 1u, 2u}) {
+      FaultStorage storage;
+      RunOptions options = unsynced();
+      options.storage = &storage;
+      {
+        JobRun run(*job, options);
+        run.prepare();
+        for (std::uint32_t index = 0; index < failing; ++index) run.finish(run.run({index, 3}));
+        storage.fail_at = storage.operations() + 2;
+        CHECK(error_of([&] { run.run({failing, 3}); }).kind() == ErrorKind::kIo);
+        CHECK_FALSE(fs::exists(jobs.temp / "out"));
+      }
+      CHECK((snapshot(jobs.temp.path()) == before));
+    }
+  }
+}
+
+TEST_CASE("Steps that come before the ones they need are refused, and nothing is left") {
+  const Jobs jobs;
+  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  const auto before = snapshot(jobs.temp.path());
+  {
+    JobRun run(*job, unsynced());
+    CHECK(error_of([&] { run.run(); }).kind() == ErrorKind::kInternal);
+    run.prepare();
+    CHECK(error_of([&] { run.run({3, 3}); }).kind() == ErrorKind::kUsage);
+    JobRun other(*job, unsynced());
+    other.attach(run.root());
+    CHECK(error_of([&] { other.publish(other.run()); }).kind() == ErrorKind::kInternal);
+  }
+  CHECK((snapshot(jobs.temp.path()) == before));
+}
+
+TEST_CASE("A replica that several shares find to differ is reported once, whatever their order") {
+  const TempDir temp;
+  TinyModel model;
+  Random random(5);
+  write_model(temp / "model", model, random_tensors(model, random));
+  shard(shard_request(temp / "model", temp / "shards", 2));
+  const fs::path rank = temp / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
+  TensorMap tensors = read_tensors(rank);
+  for (char& byte : tensors.at("model.norm.weight").bytes) byte = static_cast<char>(byte ^ 1);  // in every share
+  rewrite_safetensors(rank, tensors);
+  ConsolidateRequest request;
+  request.checkpoint_directory = temp / "shards";
+  request.output_directory = temp / "whole";
+  const auto job = plan_consolidate(request);
+  RunOptions options = unsynced();
+  options.replicas = Replicas::kFirst;
+  const std::uint32_t count = 997;  // so that even a norm of 32 bytes is cut
+  std::string text;
+  for (const std::uint64_t seed : {1, 2}) {
+    JobRun run(*job, options);
+    run.prepare();
+    Random order(seed);
+    ShareReport merged;
+    std::size_t reported = 0;
+    for (const std::uint32_t index : shuffled(order, count)) {
+      ShareReport report = run.run({index, count});
+      reported += report.divergent.size();
+      merge(merged, std::move(report));
+    }
+    CHECK(reported > 1);
+    const RunResult result = run.publish(std::move(merged));
+    REQUIRE(result.divergent.size() == 1);
+    if (!text.empty()) CHECK(result.divergent.front().text == text);
+    text = result.divergent.front().text;
+    fs::remove_all(temp / "whole");
+  }
+}
+
+TEST_CASE("What a process wrote is on stable storage once it has finished its share") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    INFO(what);
+    const auto job = plan(jobs.temp / "out");
+    FaultStorage storage;
+    RunOptions options;
+    options.storage = &storage;
+    JobRun leader(*job, unsynced());
+    leader.prepare();
+    JobRun other(*job, options);
+    other.attach(leader.root());
+    const ShareReport report = other.run();
+    CHECK(storage.count(FaultStorage::Operation::kSync) == 0);
+    other.finish(report);
+    CHECK(report.written_files.size() > 1);
+    CHECK(storage.count(FaultStorage::Operation::kSync) == report.written_files.size());
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
