@@ -1,0 +1,101 @@
+#include "reshard/engine/run_fingerprint.h"
+
+#include <map>
+#include <set>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/fault_storage.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A model, and its shards of two ranks, in each of two places.
+struct TwoPlaces {
+  TwoPlaces() {
+    for (const char* place : {"a", "elsewhere/b"}) {
+      Random random(3);
+      write_model(temp / place / "model", model, random_tensors(model, random), 2);
+      shard(shard_request(temp / place / "model", temp / place / "shards", 2));
+    }
+  }
+  TempDir temp;
+  TinyModel model;
+};
+
+std::unique_ptr<Job> consolidation(const fs::path& place, std::uint64_t max_shard_bytes = kMaxShardBytes) {
+  ConsolidateRequest request;
+  request.checkpoint_directory = place / "shards";
+  request.output_directory = place / "whole";
+  request.max_shard_bytes = max_shard_bytes;
+  return plan_consolidate(request);
+}
+
+TEST_CASE("Runs that write the same have one fingerprint whatever their directories, threads, memory and storage") {
+  const TwoPlaces two;
+  const fs::path a = two.temp / "a", b = two.temp / "elsewhere/b";
+  Random random(1);
+  FaultStorage storage;
+  const auto shard_a = plan_shard(shard_request(a / "model", a / "out", 2));
+  const auto shard_b = plan_shard(shard_request(b / "model", b / "out", 2));
+  const auto whole_a = consolidation(a);
+  const auto whole_b = consolidation(b);
+  for (int tries = 0; tries < 5; ++tries) {
+    CHECK(run_fingerprint(*shard_a, random_run(random, storage)) == run_fingerprint(*shard_b, {}));
+    CHECK(run_fingerprint(*whole_a, random_run(random, storage)) == run_fingerprint(*whole_b, {}));
+  }
+}
+
+TEST_CASE("Runs of other requests have other fingerprints") {
+  const TwoPlaces two;
+  const fs::path a = two.temp / "a";
+  std::set<std::string> seen;
+  std::size_t all = 0;
+  const auto add = [&](const Job& job) {
+    seen.insert(to_string(run_fingerprint(job, {})));
+    ++all;
+  };
+  for (const std::uint32_t tp : {1u, 2u})
+    for (const std::uint32_t pp : {1u, 2u})
+      for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
+        ShardRequest request = shard_request(a / "model", a / "out", tp, pp);
+        request.sharding.form.format = format;
+        add(*plan_shard(request));
+      }
+  for (const std::uint64_t max_bytes : {2000, 4000}) add(*consolidation(a, max_bytes));
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    ConvertRequest request = convert_request(a / "model", a / "out");
+    request.dtype = dtype;
+    add(*plan_convert(request));
+  }
+  write_model(a / "model", two.model, read_model(a / "model"), 3);  // the same tensors in other files
+  add(*plan_shard(shard_request(a / "model", a / "out", 2)));
+  CHECK(seen.size() == all);
+}
+
+TEST_CASE("An option counts where it has an effect, and only there") {
+  const TwoPlaces two;
+  const fs::path a = two.temp / "a";
+  RunOptions options, overflow, replicas;
+  overflow.overflow = Overflow::kError;
+  replicas.replicas = Replicas::kFirst;
+  const auto plain = plan_shard(shard_request(a / "model", a / "out", 2));
+  CHECK(run_fingerprint(*plain, overflow) == run_fingerprint(*plain, options));
+  CHECK(run_fingerprint(*plain, replicas) == run_fingerprint(*plain, options));
+  ConvertRequest request = convert_request(a / "model", a / "out");
+  request.dtype = DType::kF16;
+  const auto cast = plan_convert(request);
+  CHECK_FALSE(run_fingerprint(*cast, overflow) == run_fingerprint(*cast, options));
+  CHECK(run_fingerprint(*cast, replicas) == run_fingerprint(*cast, options));
+  const auto whole = consolidation(a);
+  CHECK(run_fingerprint(*whole, overflow) == run_fingerprint(*whole, options));
+  CHECK_FALSE(run_fingerprint(*whole, replicas) == run_fingerprint(*whole, options));
+}
+
+}  // namespace
+}  // namespace reshard::test
