@@ -167,6 +167,16 @@ TEST_CASE("A run in which a share is missing, or ran twice, is not published") {
   CHECK((snapshot(jobs.temp.path()) == before));
 }
 
+TEST_CASE("Reports of shares of different programs are not merged") {
+  ShareReport merged;
+  merge(merged, {{1, 2}, {0}, 3, {}});
+  merge(merged, {{3, 2}, {1}, 4, {}});
+  CHECK(merged.crcs == std::vector<std::uint32_t>{2, 0});
+  CHECK(merged.written_files == std::vector<std::uint32_t>{0, 1});
+  CHECK(merged.written_bytes == 7);
+  CHECK(error_of([&] { merge(merged, {{1}, {}, 0, {}}); }).kind() == ErrorKind::kInternal);
+}
+
 TEST_CASE("A share that fails leaves nothing published and nothing behind") {
   const Jobs jobs;
   for (const auto& [what, plan] : jobs.planners) {

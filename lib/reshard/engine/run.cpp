@@ -259,7 +259,11 @@ ShareReport run_share(const ProgramMaps& maps, const Program& program, const Sha
 
 void merge(ShareReport& into, ShareReport one) {
   if (into.crcs.empty()) into.crcs.resize(one.crcs.size());
-  for (std::size_t i = 0; i < one.crcs.size(); ++i) into.crcs.at(i) ^= one.crcs[i];
+  if (into.crcs.size() != one.crcs.size())
+    throw Error(ErrorKind::kInternal,
+                fmt::format("a share reports {} checksums and another one {}, so they are not of one program",
+                            one.crcs.size(), into.crcs.size()));
+  for (std::size_t i = 0; i < one.crcs.size(); ++i) into.crcs[i] ^= one.crcs[i];
   into.written_bytes += one.written_bytes;
   std::vector<std::uint32_t> files;
   std::set_union(into.written_files.begin(), into.written_files.end(), one.written_files.begin(),
