@@ -24,9 +24,9 @@ class BlockReader {
   /// What was returned for the block before may go away.
   void start_block() { windows_.start_block(); }
 
-  /// Block `box` of the tensor, C-ordered, with second copies compared to it: a view of a file, or `buffer`. From there
+  /// Block `box` of the tensor, C-ordered, with its replicas compared to it: a view of a file, or `buffer`. From there
   /// it is written to `written_to_bytes` of a file, if it is.
-  /// \throws Error kBadInput where a second copy differs; kIo.
+  /// \throws Error kBadInput where a check finds other bytes; kIo.
   std::span<const std::byte> read(const TensorMap& map, FilePool<Source>& files, const Reading& reading,
                                   const LogicalTensor& tensor, const Box& box, Buffer& buffer,
                                   std::optional<std::uint64_t> written_to_bytes = {});

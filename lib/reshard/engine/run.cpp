@@ -19,7 +19,7 @@
 namespace reshard {
 namespace {
 
-/// Buffers: the block, up to two for staging, one for a second copy or after a cast.
+/// Buffers: the block, up to two for staging, one for a replica or after a cast.
 constexpr std::uint64_t kPlainBuffers = 4;
 constexpr unsigned kMaxDefaultThreads = 16;
 

@@ -119,6 +119,7 @@ ShareReport run_share(const ProgramMaps& maps, const Program& program, const Sha
                       const std::filesystem::path& target_root, RunOptions options);
 
 /// Adds what another share of the same program reports.
+/// \throws Error kInternal for a report whose checksums are of another number of tensors.
 void merge(ShareReport& into, ShareReport one);
 
 }  // namespace reshard

@@ -39,8 +39,8 @@ struct VerifyOptions {
   std::optional<Tolerance> tolerance;
 };
 
-/// Compares the logical tensors of two layouts: names, shapes, dtypes and values.
-/// Reads each byte of what can be compared once; second copies inside each are compared as in any other run.
+/// Compares the logical tensors of two maps: names, shapes, dtypes and values.
+/// Reads each byte of what can be compared once; replicas inside each are compared as in any other run.
 /// \throws Error as run_program does.
 Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options);
 

@@ -72,26 +72,25 @@ struct Mean {
 };
 
 struct ProgramOptions {
-  bool check_replicas = true;        // else second copies are not read, where nothing is proved by them (Layout)
+  bool check_replicas = true;        // else replicas are not read, unless they are the only evidence for the map
   std::vector<std::string> dropped;  // logical tensors of the source that need no place
   std::vector<Mean> means;
   bool partial_target = false;  // it has only some of the ranks, and so not every part of each tensor
 };
 
-/// The program that makes `target` out of `source`. Proves both layouts (prove_tiling), that every logical tensor of
-/// each side stands on the other with the same shape and a dtype that it can be cast to, and that the source covers
-/// each of them whole. Every source byte is read once: placed, or, where it is a second copy (a replica on another
-/// rank, a tied parameter), compared with the one that is placed.
+/// The program that makes `target` out of `source`. Proves that both maps are tiled (prove_tiling), that every logical
+/// tensor of each side is on the other with the same shape and a dtype that it can be cast to, and that the source covers
+/// each of them whole. Every source byte is read once: placed, or, where it is a replica or a tied parameter, compared
+/// with the one that is placed.
 /// \throws Error kBadInput naming the tensor and the box that is missing; kUnsupported for a cast that cannot be.
 Program make_program(const TensorMap& source, const TensorMap& target, const ProgramOptions& options = {});
 
-/// The program that reads every logical tensor of `source` once, and second copies only where they prove the map, and
-/// writes nothing.
+/// The program that reads every logical tensor of `source` once, and replicas only where they are the evidence for the
+/// map, and writes nothing.
 Program make_reading_program(const TensorMap& source);
 
-/// The program that reads the tensors that both layouts hold, in the order of `a`, and compares them. Second copies on
-/// either side are compared with the first, and what fills up either with what it should be: a transfer of that has
-/// one side alone.
+/// The program that reads the tensors that both maps hold, in the order of `a`, and compares them. Replicas on either
+/// side are compared with the first, and padding with what it should be: a transfer of padding has one side alone.
 Program make_comparing_program(const TensorMap& a, const TensorMap& b);
 
 }  // namespace reshard
