@@ -188,6 +188,9 @@ TEST_CASE("Patterns and renames that are none are usage errors that show them") 
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("--drop: \"" + std::string(text) + "\" is not a regular expression"));
   }
+  const Error error = error_of([] { NamePattern("--keep", "^(?!lm_head)"); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("--keep: the pattern \"^(?!lm_head)\" uses look-ahead"));
 }
 
 TEST_CASE("A checkpoint of other names is sharded once they are renamed to the family's") {

@@ -66,6 +66,20 @@ TEST_CASE("A config that makes no sense is refused") {
   CHECK(error_of([&] { broken.rank_of("m"); }).kind() == ErrorKind::kUnsupported);
 }
 
+TEST_CASE("A pattern that needs look-ahead is unsupported, and the error names file and pattern") {
+  const AdapterConfig config = read(R"({"rank_pattern": {"(?!q)_proj": 1}})");
+  const Error error = error_of([&] { config.rank_of("m.q_proj"); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.path() == config.path.string());
+  CHECK_THAT(error.what(), Says("\"(?!q)_proj\""));
+  CHECK_THAT(error.what(), Says("uses look-ahead"));
+}
+
+TEST_CASE("A pattern of an adapter takes no exponential time") {
+  const AdapterConfig config = read(R"({"r": 8, "rank_pattern": {"(a*)*b": 1}})");
+  CHECK(config.rank_of(std::string(10'000, 'a')) == 8);
+}
+
 TEST_CASE("Names of adapters' tensors are taken apart by their components") {
   const auto name = lora_name("base_model.model.m.lora_A.my.ad.weight");
   REQUIRE(name);

@@ -1,29 +1,30 @@
 #pragma once
 
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "reshard/base/pattern.h"
+
 namespace reshard {
 
-/// A regular expression (ECMAScript) that names are searched with. A name longer than any real one matches nothing.
+/// A regular expression that names are searched with.
 class NamePattern {
  public:
   /// `option` is what the user typed it for, "--filter".
-  /// \throws Error kUsage if it is no regular expression.
+  /// \throws Error kUsage if it is no regular expression, or one that Pattern does not support.
   NamePattern(const std::string& option, const std::string& text);
 
-  bool matches(const std::string& name) const;
-  /// `name` with every match replaced; $1 … $9 and $& in `replacement` stand for what matched.
-  std::string replace(const std::string& name, const std::string& replacement) const;
+  bool matches(const std::string& name) const { return pattern_.found_in(name); }
+  /// `name` with every match replaced, as Pattern::replace_all does it.
+  std::string replace(const std::string& name, const std::string& replacement) const {
+    return pattern_.replace_all(name, replacement);
+  }
   const std::string& text() const { return text_; }
 
  private:
-  struct Compiled;
-
   std::string text_;
-  std::shared_ptr<const Compiled> compiled_;
+  Pattern pattern_;
 };
 
 /// Which tensors are taken over, and under which names.

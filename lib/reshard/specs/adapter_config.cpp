@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <regex>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
+#include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/storage.h"
 #include "reshard/io/text_file.h"
@@ -20,7 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxRank = std::uint64_t{1} << 20;
-constexpr std::size_t kMaxPattern = 1000;  // the regular expressions of the standard library recurse
 
 template <typename Value>
 Value first_match(const std::vector<std::pair<std::string, Value>>& patterns, const std::string& module, Value fallback,
@@ -90,10 +89,11 @@ bool is_plain_pattern(std::string_view key) {
 bool pattern_matches(const std::string& key, const std::string& module, const fs::path& path) {
   if (is_plain_pattern(key)) return plain_matches(key, module);
   try {
-    if (key.size() > kMaxPattern) throw std::regex_error(std::regex_constants::error_complexity);
-    return std::regex_match(module, std::regex("(.*\\.)?(" + key + ")"));
-  } catch (const std::regex_error&) {
-    throw Error(ErrorKind::kUnsupported, "its pattern \"" + printable(key) + "\" is not understood").in(path);
+    return Pattern("(.*\\.)?(" + key + ")").matches_all_of(module);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kUnsupported, "cannot use its pattern \"" + printable(key) + "\": " + error.message())
+        .in(path)
+        .hint(error.hint());
   }
 }
 

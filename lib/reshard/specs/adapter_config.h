@@ -20,7 +20,7 @@ inline constexpr std::string_view kPatternOperators = "^$*+?()[]{}|\\";
 bool is_plain_pattern(std::string_view key);
 
 /// PEFT's get_pattern_key: re.match(rf"(.*\.)?({key})$", module). `path` is for errors.
-/// \throws Error kUnsupported for a key that is no regular expression.
+/// \throws Error kUnsupported for a key that is no regular expression, or one that Pattern does not support.
 bool pattern_matches(const std::string& key, const std::string& module, const std::filesystem::path& path);
 
 /// What becomes of the lora_A of linears that are joined into one.
