@@ -4,10 +4,11 @@
 #include <functional>
 
 #include "reshard/formats/zip.h"
+#include "reshard/io/memory_files.h"
+#include "reshard/io/storage.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
-#include "support/memory_source.h"
 #include "support/temp_dir.h"
 #include "support/zips.h"
 
@@ -18,7 +19,6 @@ using test::central_header;
 using test::end_record;
 using test::error_of;
 using test::local_header;
-using test::MemorySource;
 using test::put;
 using test::Says;
 using u16 = std::uint16_t;

@@ -1,13 +1,12 @@
 #include "reshard/formats/zip.h"
 
+#include "reshard/io/memory_files.h"
 #include "support/catch.h"
-#include "support/memory_source.h"
 #include "support/zips.h"
 
 namespace reshard {
 namespace {
 
-using test::MemorySource;
 using test::zip_bytes;
 using test::ZipOptions;
 

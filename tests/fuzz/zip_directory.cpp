@@ -3,10 +3,10 @@
 #include <cstdlib>
 
 #include "reshard/formats/zip.h"
-#include "support/memory_source.h"
+#include "reshard/io/memory_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
-  const reshard::test::MemorySource source(std::string(reinterpret_cast<const char*>(bytes), size));
+  const reshard::MemorySource source(std::string(reinterpret_cast<const char*>(bytes), size));
   try {
     const reshard::ZipDirectory directory = reshard::read_zip(source, "f");
     for (const reshard::ZipEntry& entry : directory.entries()) {

@@ -11,8 +11,13 @@ class WatchedSource final : public Source {
       : storage_(storage), path_(std::move(path)), inner_(std::move(inner)) {}
   std::uint64_t size_bytes() const override { return inner_->size_bytes(); }
   void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
-    storage_.pass(Operation::kRead, path_);
+    const std::uint64_t number = storage_.pass(Operation::kRead, path_);
     storage_.note_read(path_, {offset_bytes, offset_bytes + out.size()});
+    if (storage_.cut_at == number) {
+      const auto half = out.first(out.size() / 2);
+      inner_->read_at(offset_bytes, half);
+      throw Error(ErrorKind::kIo, "made to end here").in(path_).at_byte(offset_bytes + half.size());
+    }
     inner_->read_at(offset_bytes, out);
   }
   std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const override {
@@ -82,14 +87,34 @@ class WatchedSink final : public Sink {
 
 }  // namespace
 
-void FaultStorage::pass(Operation operation, const std::filesystem::path& path) {
+std::uint64_t FaultStorage::pass(Operation operation, const std::filesystem::path& path) {
   const std::uint64_t number = operations_++;
   {
     const std::lock_guard lock(mutex_);
     ++counts_[operation];
+    steps_.push_back({operation, path});
   }
   if (before) before(operation, number);
   if (fail_at && number >= *fail_at) throw Error(kind, "made to fail").in(path);
+  return number;
+}
+
+Files& FaultStorage::files() const {
+  return files_ ? *files_ : local_storage(lets_map ? IoMode::kMmap : IoMode::kRead);
+}
+
+std::vector<DirectoryEntry> FaultStorage::list(const std::filesystem::path& directory) {
+  pass(Operation::kLook, directory);
+  return files().list(directory);
+}
+
+FileKind FaultStorage::kind_of(const std::filesystem::path& path) {
+  pass(Operation::kLook, path);
+  return files().kind_of(path);
+}
+
+FileStamp FaultStorage::stamp(const std::filesystem::path& path) {
+  return files().stamp(path);
 }
 
 void FaultStorage::note_read(const std::filesystem::path& path, Range range) {
@@ -104,8 +129,7 @@ void FaultStorage::note_write(const std::filesystem::path& path, std::uint64_t b
 
 std::unique_ptr<Source> FaultStorage::open(const std::filesystem::path& path) {
   pass(Operation::kOpen, path);
-  return std::make_unique<WatchedSource>(*this, path,
-                                         local_storage(lets_map ? IoMode::kMmap : IoMode::kRead).open(path));
+  return std::make_unique<WatchedSource>(*this, path, files().open(path));
 }
 
 std::unique_ptr<Sink> FaultStorage::create(const std::filesystem::path& path, std::uint64_t size_bytes) {
@@ -122,6 +146,11 @@ std::uint64_t FaultStorage::count(Operation operation) const {
   const std::lock_guard lock(mutex_);
   const auto found = counts_.find(operation);
   return found == counts_.end() ? 0 : found->second;
+}
+
+std::vector<FaultStorage::Step> FaultStorage::steps() const {
+  const std::lock_guard lock(mutex_);
+  return steps_;
 }
 
 std::vector<FaultStorage::Range> FaultStorage::reads(const std::filesystem::path& path) const {

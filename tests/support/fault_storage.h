@@ -13,20 +13,30 @@
 
 namespace reshard::test {
 
-/// The local file system, watched: it notes every range that is read, calls a hook before each operation, and fails the
-/// operation it is told to. Thread-safe.
+/// The local file system, watched: it notes every operation and every range that is read, calls a hook before each
+/// operation, and fails the operation it is told to. Other files may be read in its place. Thread-safe.
 class FaultStorage final : public Storage {
  public:
-  enum class Operation { kOpen, kCreate, kReopen, kRead, kWrite, kWriteBack, kFinish, kSync };
+  enum class Operation { kLook, kOpen, kCreate, kReopen, kRead, kWrite, kWriteBack, kFinish, kSync };
   struct Range {
     std::uint64_t begin_bytes;
     std::uint64_t end_bytes;
   };
+  struct Step {
+    Operation operation;
+    std::filesystem::path path;
+  };
+
+  FaultStorage() = default;
+  /// Reads from `files`, which is borrowed; writes to the local file system.
+  explicit FaultStorage(Files& files) : files_(&files) {}
 
   /// Called before every operation with its number, from 0; may throw in its place.
   std::function<void(Operation operation, std::uint64_t number)> before;
   /// The operation of this number fails with `kind`, and so does every later one.
   std::optional<std::uint64_t> fail_at;
+  /// The operation of this number, a read, finds the file cut in the middle of its range.
+  std::optional<std::uint64_t> cut_at;
   /// The write that would bring what was written to more than this fails with `kind`.
   std::optional<std::uint64_t> fail_after_bytes;
   ErrorKind kind = ErrorKind::kIo;
@@ -39,8 +49,14 @@ class FaultStorage final : public Storage {
   std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override;
   std::unique_ptr<Sink> reopen(const std::filesystem::path& path) override;
   bool maps() const override { return lets_map; }
+  std::vector<DirectoryEntry> list(const std::filesystem::path& directory) override;
+  FileKind kind_of(const std::filesystem::path& path) override;
+  /// Not an operation: stamps do not fail.
+  FileStamp stamp(const std::filesystem::path& path) override;
 
   std::uint64_t operations() const { return operations_; }
+  /// All operations so far, in the order of their numbers where one thread makes them.
+  std::vector<Step> steps() const;
   std::uint64_t written_bytes() const { return written_bytes_; }
   std::uint64_t count(Operation operation) const;
   std::uint64_t mapped_ranges() const { return mapped_ranges_; }
@@ -54,11 +70,14 @@ class FaultStorage final : public Storage {
   // For the files that it hands out.
   void note_mapped() { ++mapped_ranges_; }
   void note_copied(std::uint64_t bytes) { copied_bytes_ += bytes; }
-  void pass(Operation operation, const std::filesystem::path& path);
+  std::uint64_t pass(Operation operation, const std::filesystem::path& path);
   void note_read(const std::filesystem::path& path, Range range);
   void note_write(const std::filesystem::path& path, std::uint64_t bytes);
 
  private:
+  Files& files() const;
+
+  Files* files_ = nullptr;
   std::atomic<std::uint64_t> operations_{0};
   std::atomic<std::uint64_t> written_bytes_{0};
   std::atomic<std::uint64_t> mapped_ranges_{0};
@@ -66,6 +85,7 @@ class FaultStorage final : public Storage {
   mutable std::mutex mutex_;
   std::map<std::string, std::vector<Range>> reads_;
   std::map<Operation, std::uint64_t> counts_;
+  std::vector<Step> steps_;
 };
 
 }  // namespace reshard::test

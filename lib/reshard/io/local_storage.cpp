@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <optional>
 #include <vector>
 
 #include "reshard/base/error.h"
@@ -58,6 +59,18 @@ int uninterrupted(Call&& call) {
   do result = call();
   while (result != 0 && errno == EINTR);
   return result;
+}
+
+/// Nothing, and errno, where it cannot be known.
+std::optional<FileKind> look_at(const std::filesystem::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) {
+    if (S_ISREG(status.st_mode)) return FileKind::kFile;
+    return S_ISDIR(status.st_mode) ? FileKind::kDirectory : FileKind::kOther;
+  }
+  if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP && errno != ENAMETOOLONG) return std::nullopt;
+  const bool is_link = ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+  return is_link ? FileKind::kBrokenLink : FileKind::kNone;
 }
 
 /// Owns one descriptor, or two where one goes past the page cache.
@@ -245,6 +258,36 @@ class LocalStorage final : public Storage {
     return file;
   }
 
+  std::vector<DirectoryEntry> list(const std::filesystem::path& directory) override {
+    std::error_code error;
+    std::filesystem::directory_iterator entry(directory, error);
+    if (error == std::errc::no_such_file_or_directory)
+      throw Error(ErrorKind::kBadInput, "no such directory").in(directory);
+    if (error == std::errc::not_a_directory) throw Error(ErrorKind::kBadInput, "is not a directory").in(directory);
+    std::vector<DirectoryEntry> entries;
+    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
+      entries.push_back({entry->path().filename().string(), entry_kind(*entry)});
+    if (error) throw system_error(error.value(), "cannot list it", directory);
+    std::sort(entries.begin(), entries.end(),
+              [](const DirectoryEntry& a, const DirectoryEntry& b) { return a.name < b.name; });
+    return entries;
+  }
+
+  FileKind kind_of(const std::filesystem::path& path) override {
+    const auto found = look_at(path);
+    if (!found) throw system_error(errno, "cannot look at it", path);
+    return *found;
+  }
+
+  FileStamp stamp(const std::filesystem::path& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return {};
+    const std::uint64_t parts[] = {status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size),
+                                   static_cast<std::uint64_t>(status.st_mtim.tv_sec),
+                                   static_cast<std::uint64_t>(status.st_mtim.tv_nsec)};
+    return FileStamp(std::string(reinterpret_cast<const char*>(parts), sizeof parts));
+  }
+
   std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override {
     const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) throw system_error(errno, "cannot create", path);
@@ -269,6 +312,19 @@ class LocalStorage final : public Storage {
   bool maps() const override { return mode_ == IoMode::kMmap; }
 
  private:
+  /// What an entry of a directory is: most file systems say so without another call.
+  static FileKind entry_kind(const std::filesystem::directory_entry& entry) {
+    std::error_code ignored;
+    switch (entry.symlink_status(ignored).type()) {
+      case std::filesystem::file_type::regular: return FileKind::kFile;
+      case std::filesystem::file_type::directory: return FileKind::kDirectory;
+      case std::filesystem::file_type::symlink:
+      case std::filesystem::file_type::unknown:
+      case std::filesystem::file_type::none: return look_at(entry.path()).value_or(FileKind::kOther);
+      default: return FileKind::kOther;
+    }
+  }
+
   std::unique_ptr<Sink> sink(int fd, const std::filesystem::path& path) const {
     auto file = std::make_unique<LocalFile>(fd, path, 0);
     if (mode_ == IoMode::kDirect) file->open_direct(O_WRONLY);

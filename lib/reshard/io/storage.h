@@ -8,24 +8,9 @@
 #include <string>
 
 #include "reshard/base/error.h"
-#include "reshard/io/mapped_range.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
-
-/// Bytes to read. Safe to use from several threads at once.
-class Source {
- public:
-  virtual ~Source() = default;
-  virtual std::uint64_t size_bytes() const = 0;
-  /// Fills `out` from `offset_bytes`.
-  /// \throws Error kIo if the bytes cannot be read or the file ends before them (it was cut while in use).
-  virtual void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const = 0;
-  /// Maps a range that lies inside the file. \returns null where the file cannot be mapped, or is not to be
-  /// (Storage::maps); then there is read_at.
-  virtual std::unique_ptr<MappedRange> map(std::uint64_t offset_bytes, std::uint64_t size_bytes) const;
-  /// The descriptor, for calls that move bytes from file to file; -1 if there is none.
-  virtual int descriptor() const { return -1; }
-};
 
 /// Bytes to write. Safe to use from several threads at once on ranges that do not overlap.
 class Sink {
@@ -58,13 +43,11 @@ class Sink {
   virtual void sync() = 0;
 };
 
-/// Where sources and sinks come from; crossed once per run of bytes, never per row. The local file system is the one
-/// that exists; tests put a failing one in its place.
-class Storage {
+/// Files that can be written, too; crossed once per run of bytes, never per row. The local file system is the one that
+/// exists; tests put a failing one in its place. An object store cannot be one, since objects are not written at
+/// offsets: it is a Files to read from, and outputs are staged on a Storage.
+class Storage : public Files {
  public:
-  virtual ~Storage() = default;
-  /// \throws Error kBadInput if there is no such regular file; kIo if it cannot be opened.
-  virtual std::unique_ptr<Source> open(const std::filesystem::path& path) = 0;
   /// Creates a new file of `size_bytes` (its bytes are undefined until written).
   /// \throws Error kIo if it exists or cannot be created; kNoSpace if the file system cannot hold it.
   virtual std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) = 0;
@@ -92,22 +75,10 @@ inline constexpr IoModeRow kIoModes[] = {
 /// The local file system in one of its modes; lives as long as the program. What is mapped comes under MappedRange.
 Storage& local_storage(IoMode mode = IoMode::kAuto);
 
-/// Whether something is there; links are followed. False, too, where nothing of that name can be: a name that is too
-/// long, a loop of links.
-/// \throws Error kIo where it may not be known (a directory that may not be searched).
+// For callers that have no Files yet: they ask local_storage(). To go away with the last of them.
+/// Files::exists.
 bool path_exists(const std::filesystem::path& path);
-
-/// What tells one state of a file from another: which file it is, how long, and when it was last written.
-struct FileStamp {
-  std::uint64_t device = 0;
-  std::uint64_t inode = 0;
-  std::uint64_t size_bytes = 0;
-  std::int64_t modified_ns = 0;
-
-  friend bool operator==(const FileStamp&, const FileStamp&) = default;
-};
-
-/// Of the file that has this name now; all zeros if none has.
+/// Files::stamp.
 FileStamp stamp_of(const std::filesystem::path& path);
 
 /// The path as the file system means it: absolute, links and dots resolved as far as it exists, no slash at its end.

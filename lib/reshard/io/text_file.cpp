@@ -8,8 +8,8 @@
 
 namespace reshard {
 
-std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes) {
-  const auto source = local_storage().open(path);
+std::string read_text_file(Files& files, const std::filesystem::path& path, std::uint64_t cap_bytes) {
+  const auto source = files.open(path);
   if (source->size_bytes() > cap_bytes)
     throw Error(ErrorKind::kBadInput, "is " + format_bytes(source->size_bytes()) + ", which is more than the " +
                                           format_bytes(cap_bytes) + " such a file can sensibly have")
@@ -19,8 +19,16 @@ std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_
   return text;
 }
 
+Json read_json_file(Files& files, const std::filesystem::path& path, std::uint64_t cap_bytes, JsonDialect dialect) {
+  return parse_json(read_text_file(files, path, cap_bytes), path, dialect);
+}
+
+std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes) {
+  return read_text_file(local_storage(), path, cap_bytes);
+}
+
 Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes, JsonDialect dialect) {
-  return parse_json(read_text_file(path, cap_bytes), path, dialect);
+  return read_json_file(local_storage(), path, cap_bytes, dialect);
 }
 
 }  // namespace reshard

@@ -5,15 +5,23 @@
 #include <string>
 
 #include "reshard/base/json.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 
+inline constexpr std::uint64_t kDefaultJsonCapBytes = std::uint64_t{4} << 20;
+
 /// The whole content of a small text file.
 /// \throws Error kBadInput if it is missing or larger than `cap_bytes`.
-std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes);
+std::string read_text_file(Files& files, const std::filesystem::path& path, std::uint64_t cap_bytes);
 
 /// read_text_file and parse_json in one; `cap_bytes` bounds the file.
-Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes = std::uint64_t{4} << 20,
+Json read_json_file(Files& files, const std::filesystem::path& path, std::uint64_t cap_bytes = kDefaultJsonCapBytes,
+                    JsonDialect dialect = JsonDialect::kStrict);
+
+// The same from the local file system, for callers that have no Files yet. To go away with the last of them.
+std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes);
+Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes = kDefaultJsonCapBytes,
                     JsonDialect dialect = JsonDialect::kStrict);
 
 }  // namespace reshard

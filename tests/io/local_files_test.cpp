@@ -1,0 +1,80 @@
+// What Files says of the local file system.
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "reshard/io/storage.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+#include "support/unprivileged.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+
+TEST_CASE("A local directory lists what lies directly in it, by name, links by what they lead to") {
+  const test::TempDir dir;
+  test::write_file(dir / "b", "");
+  test::write_file(dir / "a/x", "");
+  fs::create_symlink("b", dir / "to_file");
+  fs::create_symlink("a", dir / "to_directory");
+  fs::create_symlink("nowhere", dir / "broken");
+  fs::create_symlink("loop", dir / "loop");
+  REQUIRE(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
+  const std::vector<DirectoryEntry> expected{{"a", FileKind::kDirectory},       {"b", FileKind::kFile},
+                                             {"broken", FileKind::kBrokenLink}, {"loop", FileKind::kBrokenLink},
+                                             {"pipe", FileKind::kOther},        {"to_directory", FileKind::kDirectory},
+                                             {"to_file", FileKind::kFile}};
+  CHECK(local_storage().list(dir.path()) == expected);
+  for (const DirectoryEntry& entry : expected) {
+    INFO(entry.name);
+    CHECK(local_storage().kind_of(dir / entry.name) == entry.kind);
+    CHECK(local_storage().exists(dir / entry.name) == (entry.kind != FileKind::kBrokenLink));
+  }
+}
+
+TEST_CASE("A local directory that is missing or none cannot be listed") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "");
+  for (const char* name : {"missing", "f"}) {
+    const Error error = error_of([&] { local_storage().list(dir / name); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (dir / name).string());
+  }
+}
+
+TEST_CASE("A local name that nothing can have is nothing") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "");
+  for (const fs::path& path : {dir / "f/x", dir / std::string(300, 'x'), dir / "missing/x", fs::path()})
+    CHECK(local_storage().kind_of(path) == FileKind::kNone);
+}
+
+TEST_CASE("The stamp of a local file changes when it is written, cut or replaced") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "abc");
+  const FileStamp stamp = local_storage().stamp(dir / "f");
+  CHECK_FALSE(stamp.empty());
+  CHECK(local_storage().stamp(dir / "f") == stamp);
+  fs::last_write_time(dir / "f", fs::last_write_time(dir / "f") + std::chrono::nanoseconds(1000));
+  const FileStamp touched = local_storage().stamp(dir / "f");
+  CHECK_FALSE(touched == stamp);
+  const auto time = fs::last_write_time(dir / "f");
+  fs::resize_file(dir / "f", 2);
+  fs::last_write_time(dir / "f", time);
+  const FileStamp cut = local_storage().stamp(dir / "f");
+  CHECK_FALSE(cut == touched);
+  test::write_file(dir / "g", "ab");
+  fs::last_write_time(dir / "g", time);
+  fs::rename(dir / "g", dir / "f");
+  CHECK_FALSE(local_storage().stamp(dir / "f") == cut);
+  CHECK(local_storage().stamp(dir / "missing").empty());
+}
+
+}  // namespace
+}  // namespace reshard
