@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -39,11 +40,9 @@ Container accepted(const std::string& header, std::uint64_t data_bytes) {
 }
 
 Error file_refused(const std::string& content) {
-  const test::TempDir dir;
-  test::write_file(dir / "m.safetensors", content);
-  const Error error = error_of([&] { read_safetensors(dir / "m.safetensors"); });
+  const Error error = error_of([&] { read_safetensors(MemorySource(content), "d/m.safetensors"); });
   CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (dir / "m.safetensors").string());
+  CHECK(error.path() == "d/m.safetensors");
   return error;
 }
 

@@ -2,11 +2,11 @@
 
 #include "reshard/formats/torch_file.h"
 
+#include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/pickles.h"
-#include "support/temp_dir.h"
 #include "support/zips.h"
 
 namespace reshard {
@@ -24,17 +24,13 @@ std::string archive_of(const std::string& value) {
 }
 
 Container read_content(const std::string& content) {
-  const test::TempDir dir;
-  test::write_file(dir / "f.pt", content);
-  return read_torch(dir / "f.pt");
+  return read_torch(MemorySource(content), "f.pt");
 }
 
 Error refused(const std::string& content, ErrorKind kind, const std::string& says) {
-  const test::TempDir dir;
-  test::write_file(dir / "f.pt", content);
-  const Error error = error_of([&] { read_torch(dir / "f.pt"); });
+  const Error error = error_of([&] { read_content(content); });
   CHECK(error.kind() == kind);
-  CHECK(error.path() == (dir / "f.pt").string());
+  CHECK(error.path() == "f.pt");
   CHECK_THAT(error.what(), Says(says));
   return error;
 }
@@ -242,11 +238,9 @@ TEST_CASE("A stream that contradicts itself is refused") {
 TEST_CASE("A stream or an archive cut off at any byte is refused") {
   const std::string object = dict({{"w", tensor()}});
   for (const std::string& file : {stream_file(object, {{"0", kStorage}}), archive_of(object)}) {
-    const test::TempDir dir;
     for (std::size_t size = 0; size < file.size(); ++size) {
       INFO(size);
-      test::write_file(dir / "f.pt", file.substr(0, size));
-      CHECK(error_of([&] { read_torch(dir / "f.pt"); }).kind() == ErrorKind::kBadInput);
+      CHECK(error_of([&] { read_content(file.substr(0, size)); }).kind() == ErrorKind::kBadInput);
     }
   }
 }

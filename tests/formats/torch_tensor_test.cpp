@@ -1,11 +1,11 @@
 // One tensor in an archive: what its pickle may say, and what it may not.
 
 #include "reshard/formats/torch_file.h"
+#include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/pickles.h"
-#include "support/temp_dir.h"
 #include "support/zips.h"
 
 namespace reshard {
@@ -23,9 +23,7 @@ std::string archive(const std::string& value) {
 }
 
 TensorEntry read_one(const std::string& value) {
-  const test::TempDir dir;
-  test::write_file(dir / "f.pt", archive(value));
-  const Container container = read_torch(dir / "f.pt");
+  const Container container = read_torch(MemorySource(archive(value)), "f.pt");
   CHECK(container.size_bytes == archive(value).size());
   REQUIRE(container.tensors.size() == 1);
   CHECK(container.tensors[0].name == "w");
@@ -45,11 +43,9 @@ struct Refusal {
 void check_refused(ErrorKind kind, const std::vector<Refusal>& cases) {
   for (const Refusal& it : cases) {
     INFO(it.name);
-    const test::TempDir dir;
-    test::write_file(dir / "f.pt", archive(it.value));
-    const Error error = error_of([&] { read_torch(dir / "f.pt"); });
+    const Error error = error_of([&] { read_torch(MemorySource(archive(it.value)), "f.pt"); });
     CHECK(error.kind() == kind);
-    CHECK(error.path() == (dir / "f.pt").string());
+    CHECK(error.path() == "f.pt");
     CHECK(error.tensor() == "w");
     CHECK_THAT(error.what(), Says(it.says));
   }

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/io/storage.h"
+#include "reshard/io/files.h"
 #include "reshard/tensor/shape.h"
 
 namespace reshard {

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "reshard/io/storage.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 

@@ -14,7 +14,6 @@
 #include "reshard/formats/magic.h"
 #include "reshard/formats/safetensors_header.h"
 #include "reshard/formats/tensor_names.h"
-#include "reshard/io/storage.h"
 
 namespace reshard {
 namespace {
@@ -100,10 +99,9 @@ Container parse_safetensors_header(std::string_view header, std::uint64_t file_b
   return container;
 }
 
-Container read_safetensors(const std::filesystem::path& path) {
-  const auto source = local_storage().open(path);
-  const std::uint64_t file_bytes = source->size_bytes();
-  const std::string start = first_bytes(*source, kLookBytes);
+Container read_safetensors(const Source& source, const std::filesystem::path& path) {
+  const std::uint64_t file_bytes = source.size_bytes();
+  const std::string start = first_bytes(source, kLookBytes);
   refuse_foreign(start, path);
   if (file_bytes >= kLengthBytes && std::string_view(start.data(), 4) == "PK\x03\x04")
     throw bad(path, "is a zip file, as torch.save writes it, not safetensors")
@@ -123,7 +121,7 @@ Container read_safetensors(const std::filesystem::path& path) {
         .at_byte(0)
         .hint("the file is cut off or not safetensors; fetch it again");
   std::string header(header_bytes, '\0');
-  source->read_at(kLengthBytes, std::as_writable_bytes(std::span(header)));
+  source.read_at(kLengthBytes, std::as_writable_bytes(std::span(header)));
   return parse_safetensors_header(header, file_bytes, path);
 }
 

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "reshard/formats/container.h"
+#include "reshard/formats/local_readers.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 
@@ -18,8 +20,9 @@ inline constexpr std::uint64_t kMaxWrittenHeaderBytes = 25'000'000;
 
 /// Reads the header of a safetensors file and proves the file by every rule of the format: sizes, offsets without hole
 /// or overlap, exact length, known dtypes, unique names. Reads nothing of the tensors.
+/// \param path  What errors and the container call it.
 /// \throws Error kBadInput, naming the file and where possible the tensor; kIo.
-Container read_safetensors(const std::filesystem::path& path);
+Container read_safetensors(const Source& source, const std::filesystem::path& path);
 
 /// The same for a header in memory, of a file of `file_bytes` in all. `header` is the JSON without its length field.
 Container parse_safetensors_header(std::string_view header, std::uint64_t file_bytes,

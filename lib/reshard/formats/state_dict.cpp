@@ -259,8 +259,8 @@ void StorageUse::warn(std::vector<std::string>& warnings) const {
                     format_bytes(unused_bytes_)));
 }
 
-Container read_torch(const std::filesystem::path& path) {
-  const TorchFile file = read_torch_file(path);
+Container read_torch(const Source& source, const std::filesystem::path& path) {
+  const TorchFile file = read_torch_file(source, path);
   const Pickle& pickle = file.pickle();
   StateDict state_dict =
       find_state_dict(file, [&](PickleRef node) { return file.is_tensor(node) || is_xser_reference(pickle, node); });

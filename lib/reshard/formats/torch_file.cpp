@@ -122,12 +122,11 @@ TorchFile::TorchFile(fs::path path, std::uint64_t size_bytes, std::vector<char> 
       storages_(std::move(storages)),
       metadata_(std::move(metadata)) {}
 
-TorchFile read_torch_file(const fs::path& path) {
-  const auto source = local_storage().open(path);
-  const std::string start = first_bytes(*source, kLookBytes);
-  if (start.starts_with("PK\3\4")) return read_torch_archive(*source, path);
-  refuse_other_formats(start, source->size_bytes(), path);
-  if (start[0] == '\x80' || start[0] == 'L') return read_torch_stream(*source, path);
+TorchFile read_torch_file(const Source& source, const fs::path& path) {
+  const std::string start = first_bytes(source, kLookBytes);
+  if (start.starts_with("PK\3\4")) return read_torch_archive(source, path);
+  refuse_other_formats(start, source.size_bytes(), path);
+  if (start[0] == '\x80' || start[0] == 'L') return read_torch_stream(source, path);
   throw bad(path, "is not a file of torch.save: it is neither a zip archive nor a pickle");
 }
 

@@ -10,7 +10,9 @@
 
 #include "reshard/formats/archive_metadata.h"
 #include "reshard/formats/container.h"
+#include "reshard/formats/local_readers.h"
 #include "reshard/formats/pickle.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 
@@ -67,14 +69,15 @@ class TorchFile {
   FileMetadata metadata_;
 };
 
-/// Reads the pickle and finds the storages, but reads no byte of a tensor.
+/// Reads the pickle and finds the storages, but reads no byte of a tensor. `path` is what errors and the result call the
+/// file; nothing is kept of `source`.
 /// \throws Error kBadInput for what is damaged, no file of torch's, or runs code when Python loads it; kUnsupported for
 ///         TorchScript, big-endian files and the formats before torch 0.1.10; kIo.
-TorchFile read_torch_file(const std::filesystem::path& path);
+TorchFile read_torch_file(const Source& source, const std::filesystem::path& path);
 
 /// The state dict in a file of torch.save, tensors in its own order. Takes the mapping under "model", "state_dict" or
 /// "module" where the file holds it there; what is no tensor is left aside. `warnings` say both.
 /// \throws Error as read_torch_file and TorchFile::tensor do; kUnsupported where there is no one state dict.
-Container read_torch(const std::filesystem::path& path);
+Container read_torch(const Source& source, const std::filesystem::path& path);
 
 }  // namespace reshard

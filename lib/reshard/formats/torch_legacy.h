@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "reshard/formats/torch_file.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 

@@ -7,7 +7,6 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/state_dict.h"
 #include "reshard/formats/torch_file.h"
-#include "reshard/io/storage.h"
 
 namespace reshard {
 namespace {
@@ -51,9 +50,9 @@ std::uint64_t tid_of(const TorchFile& file, PickleRef reference, const std::stri
 class Info {
  public:
   /// Nothing is known where the file is not there: older versions did not write it.
-  explicit Info(const fs::path& path) {
-    if (!path_exists(path)) return;
-    file_.emplace(read_torch_file(path));
+  Info(Files& files, const fs::path& path) {
+    if (!files.exists(path)) return;
+    file_.emplace(read_torch_file(*files.open(path), path));
     const Pickle& pickle = file_->pickle();
     if (pickle.kind(pickle.root()) != PickleKind::kDict)
       throw Error(ErrorKind::kBadInput, "holds " + pickle.describe(pickle.root()) + ", not a dict").in(path);
@@ -106,7 +105,12 @@ class Info {
 
 class XserReader {
  public:
-  explicit XserReader(const fs::path& path) : path_(path), file_(read_torch_file(path)), info_(xser_info_path(path)) {}
+  XserReader(Files& files, const fs::path& path)
+      : files_(files),
+        path_(path),
+        stamp_(files.stamp(path)),
+        file_(read_torch_file(*files.open(path), path)),
+        info_(files, xser_info_path(path)) {}
 
   Container read() {
     const Pickle& pickle = file_.pickle();
@@ -115,7 +119,7 @@ class XserReader {
     container_.path = path_;
     container_.metadata = file_.metadata();
     container_.warnings = std::move(state_dict.warnings);
-    add_file(path_, file_.size_bytes(), {});  // which read_container has a stamp of
+    add_file(path_, file_.size_bytes(), stamp_);
     for (const auto& [name, node] : state_dict.values) {
       if (is_xser_reference(pickle, node)) {
         add_referenced(name, tid_of(file_, node, name));
@@ -134,7 +138,7 @@ class XserReader {
     std::uint32_t file;
   };
 
-  void add_file(const fs::path& path, std::uint64_t size_bytes, const std::optional<FileStamp>& stamp) {
+  void add_file(const fs::path& path, std::uint64_t size_bytes, const FileStamp& stamp) {
     container_.files.push_back({path, size_bytes, stamp});
     container_.size_bytes += size_bytes;
   }
@@ -154,13 +158,13 @@ class XserReader {
 
   Referenced open(const std::string& name, std::uint64_t tid) {
     const fs::path path = xser_tensor_path(path_, tid);
-    if (!path_exists(path))
+    if (!files_.exists(path))
       throw Error(ErrorKind::kBadInput, "its file is missing")
           .in(path)
           .tensor(name)
           .hint("the folder was not copied or fetched whole; fetch it again");
-    const FileStamp stamp = stamp_of(path);
-    const TorchFile file = read_torch_file(path);
+    const FileStamp stamp = files_.stamp(path);
+    const TorchFile file = read_torch_file(*files_.open(path), path);
     if (file.metadata() != file_.metadata())
       throw Error(ErrorKind::kBadInput,
                   "its metadata names another rank than that of " + path_.filename().string() + ", which refers to it")
@@ -175,7 +179,9 @@ class XserReader {
     return {tensor, static_cast<std::uint32_t>(container_.files.size() - 1)};
   }
 
+  Files& files_;
   const fs::path& path_;
+  FileStamp stamp_;
   TorchFile file_;
   Info info_;
   Container container_;
@@ -204,13 +210,12 @@ bool is_xser_tensor_name(std::string_view name) {
   return name.starts_with(kTensorPrefix) && name.ends_with(kTensorSuffix);
 }
 
-bool is_xser(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_directory(xser_tensors_folder(path), ignored);
+bool is_xser(Files& files, const fs::path& path) {
+  return files.is_directory(xser_tensors_folder(path));
 }
 
-Container read_xser(const fs::path& path) {
-  return XserReader(path).read();
+Container read_xser(Files& files, const fs::path& path) {
+  return XserReader(files, path).read();
 }
 
 }  // namespace reshard

@@ -5,6 +5,8 @@
 #include <string_view>
 
 #include "reshard/formats/container.h"
+#include "reshard/formats/local_readers.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 
@@ -22,13 +24,14 @@ std::filesystem::path xser_info_path(const std::filesystem::path& path);
 bool is_xser_tensor_name(std::string_view name);
 
 /// Whether PATH is an xser container: a file of torch.save with the folder PATH.tensors beside it.
-bool is_xser(const std::filesystem::path& path);
+/// \throws Error kIo where it cannot be known.
+bool is_xser(Files& files, const std::filesystem::path& path);
 
 /// Reads an xser container (torch_xla/utils/serialization.py): a state dict whose tensors are references, each to
 /// PATH.tensors/tensor_TID.pt, a file of torch.save with that one tensor. PATH.info.pt, where it is there, must agree
 /// with what they hold. Files: PATH first, then tensor files in the order of the state dict; one file is open at a
-/// time.
+/// time. Each has a stamp from before it was read.
 /// \throws Error as read_torch does, and kBadInput where a tensor file is missing or holds something else.
-Container read_xser(const std::filesystem::path& path);
+Container read_xser(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

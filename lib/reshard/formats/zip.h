@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/io/storage.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "reshard/io/storage.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 

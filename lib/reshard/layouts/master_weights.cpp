@@ -68,7 +68,7 @@ void refuse_weights_in_optimizer(const fs::path& folder, std::span<const RankFil
   if (std::any_of(ranks.begin(), ranks.end(), [](const RankFile& rank) { return has_tensor_files(rank.path); })) return;
   // A checkpoint is all xser or not at all. Empty folders may be lost in a copy.
   const bool xser = is_xser(ranks.front().path) || path_exists(xser_info_path(ranks.front().path)) ||
-                    std::any_of(states.begin(), states.end(), is_xser);
+                    std::any_of(states.begin(), states.end(), [](const fs::path& file) { return is_xser(file); });
   if (!xser) return;
   if (!holds(ranks.front().path, is_of_references)) return;
   if (std::none_of(states.begin(), states.end(), [](const fs::path& file) { return holds(file, has_master_weights); }))
