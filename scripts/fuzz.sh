@@ -12,7 +12,7 @@ if [[ ! "$seconds" =~ ^[0-9]+$ ]]; then
   exit 2
 fi
 build=build/fuzz
-targets=(safetensors_header zip_directory pickle torch_file)
+targets=(safetensors_header zip_directory pickle torch_file xser)
 
 cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz --target make_seeds "${targets[@]/#/fuzz_}"

@@ -57,6 +57,12 @@ void seed_by_hand(const fs::path& out) {
   write_file(out / "pickle/texts", "(S'a\\x41'\nV\\u00fc\nI01\nL12L\nF1.5\np0\ng0\nl.");
   write_file(out / "pickle/protocol4",
              std::string("\x80\4\x95\1\0\0\0\0\0\0\0\x8c\1a\x94\x8c\1b\x94\x93)\x81}b\x8f(h\0\x90.", 31));
+  const std::string reference = object("torch_xla.utils.serialization", "TensorReference", dict({{"tid", number(0)}}));
+  const std::string of_tensor =
+      dict({{"dtype", global("torch", "float32")}, {"shape", call("torch", "Size", {numbers({3, 4})})}});
+  const std::string refers = stream(dict({{"a", reference}, {"tied", reference}, {"here", tensor()}}));
+  write_file(out / "xser/without_info", refers + "@@" + stream(tensor()));
+  write_file(out / "xser/whole", refers + "@@" + stream(tensor()) + "@@" + stream("}(" + number(0) + of_tensor + "u"));
   const std::string head = stream("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19") + stream(number(1001)) +
                            stream(dict({{"little_endian", kTrue}}));
   write_file(out / "torch_file/stream", head + stream(state_dict) + stream(list({text("0")})) +
