@@ -7,7 +7,7 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build pkgconf
-  libcli11-dev libfmt-dev libhwy-dev libisal-dev libre2-dev libxxhash-dev nlohmann-json3-dev
+  libcli11-dev libfmt-dev libhwy-dev libisal-dev libre2-dev libxxhash-dev nlohmann-json3-dev zlib1g-dev
   catch2 libssl-dev libxtensor-dev # tests only
 )
 checkers=(
