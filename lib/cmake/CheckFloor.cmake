@@ -1,7 +1,10 @@
-# Fails if a file of FOLDER includes a header of a floor that is not in ALLOWED (comma-separated). Touches STAMP. Run
-# with cmake -P.
+# Fails if a file of FOLDER includes a header of a floor that is not in ALLOWED (comma-separated), or, with FILES_DOOR,
+# asks the operating system about files, other than those in LOCAL (comma-separated). Touches STAMP. Run with cmake -P.
 cmake_minimum_required(VERSION 3.25)  # for IN_LIST
 string(REPLACE "," ";" allowed ${ALLOWED})
+string(REPLACE "," ";" local "${LOCAL}")
+# What std::filesystem offers beyond paths, which are names: any call of it in lower case, in either spelling.
+set(local_calls "local_storage\\(|path_exists\\(|stamp_of\\(|directory_iterator|filesystem::[a-z_]+\\(|fs::[a-z_]+\\(")
 file(GLOB files ${FOLDER}/*.h ${FOLDER}/*.cpp)
 foreach(file ${files})
   file(STRINGS ${file} includes REGEX "^#include \"reshard/")
@@ -11,5 +14,13 @@ foreach(file ${files})
       message(FATAL_ERROR "${file}: ${include}: this floor may include only from: ${ALLOWED}")
     endif()
   endforeach()
+  get_filename_component(name ${file} NAME)
+  if(FILES_DOOR AND NOT name IN_LIST local)
+    file(STRINGS ${file} calls REGEX "${local_calls}")
+    list(FILTER calls EXCLUDE REGEX "::path\\(")
+    if(calls)
+      message(FATAL_ERROR "${file}: this floor takes its files from a reshard::Files: ${calls}")
+    endif()
+  endif()
 endforeach()
 file(TOUCH ${STAMP})
