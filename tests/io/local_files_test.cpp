@@ -55,6 +55,27 @@ TEST_CASE("A local name that nothing can have is nothing") {
     CHECK(local_storage().kind_of(path) == FileKind::kNone);
 }
 
+TEST_CASE("What lies in a closed local directory is an error to look at, and a link to it is of another kind") {
+  const test::TempDir dir;
+  test::write_file(dir / "open/f", "");
+  test::write_file(dir / "closed/f", "");
+  fs::create_symlink("../closed/f", dir / "open/link");
+  const test::Unprivileged nobody(dir.path());
+  fs::permissions(dir / "closed", fs::perms::none);
+  for (const fs::path& path : {dir / "closed/f", dir / "open/link"}) {
+    const Error error = error_of([&] { local_storage().kind_of(path); });
+    CHECK(error.kind() == ErrorKind::kIo);
+    CHECK(error.path() == path.string());
+    CHECK(local_storage().stamp(path).empty());
+  }
+  const std::vector<DirectoryEntry> expected{{"f", FileKind::kFile}, {"link", FileKind::kOther}};
+  CHECK(local_storage().list(dir / "open") == expected);
+  const Error error = error_of([&] { local_storage().list(dir / "closed"); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK(error.path() == (dir / "closed").string());
+  fs::permissions(dir / "closed", fs::perms::owner_all);
+}
+
 TEST_CASE("The stamp of a local file changes when it is written, cut or replaced") {
   const test::TempDir dir;
   test::write_file(dir / "f", "abc");
