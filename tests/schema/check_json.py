@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""The documents that --json prints, held against the schemas in docs/schemas by a validator.
+
+    RESHARD_PROGRAM=build/dev/apps/reshard/reshard check_json.py REPOSITORY
+"""
+
+import copy
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import jsonschema
+
+REPOSITORY = pathlib.Path(sys.argv.pop(1)).resolve()
+PROGRAM = os.environ["RESHARD_PROGRAM"]
+GOLDEN = REPOSITORY / "testdata/golden"
+MODEL = str(GOLDEN / "optimum/qwen3-tp4-pp3-gqa/original")
+OTHER_MODEL = str(GOLDEN / "optimum/llama-tp8-gqa/original")
+TRAINED = GOLDEN / "zero1/nxd-llama-dp2-tp2"
+
+
+def schema_of(name):
+    return json.loads((REPOSITORY / f"docs/schemas/{name}.schema.json").read_text(encoding="utf-8"))
+
+
+def run(*arguments, exit_code=0):
+    """The document that the program prints for these arguments, and --json."""
+    result = subprocess.run([PROGRAM, *arguments, "--json"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                            check=False)
+    if result.returncode != exit_code:
+        raise AssertionError(f"{arguments}: exit code {result.returncode}: {result.stderr}")
+    return json.loads(result.stdout)
+
+
+class Documents(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.directory = pathlib.Path(temporary.name)
+
+    def path(self, name):
+        return str(self.directory / name)
+
+    def check(self, name, document):
+        """The document fits the schema, and does not with a key too many, a key too few, or a number for a text."""
+        schema = schema_of(name)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        validator = jsonschema.Draft202012Validator(schema)
+        validator.validate(document)
+        for change in ({"unknown": 1}, {"command": 1}, {"notes": None}):
+            self.assertFalse(validator.is_valid({**document, **change}), change)
+        for key in schema["required"]:
+            lacking = copy.deepcopy(document)
+            del lacking[key]
+            self.assertFalse(validator.is_valid(lacking), key)
+        return document
+
+    def test_shard(self):
+        for options in (["--tp", "4", "--pp", "2"], ["--tp", "2", "--layout", "optimum", "--format", "xser"],
+                        ["--tp", "5", "--layout", "presharded", "--pad"], ["--tp", "4", "--layout", "nxdi"]):
+            with self.subTest(options):
+                out = self.path("-".join(options))
+                planned = self.check("job", run("shard", MODEL, out, *options, "--dry-run"))
+                written = self.check("job", run("shard", MODEL, out, *options))
+                self.assertEqual(planned["files"], written["files"])
+
+    def test_consolidate_and_convert(self):
+        shards = self.path("shards")
+        run("shard", MODEL, shards, "--tp", "4", "--pp", "2")
+        self.check("job", run("consolidate", shards, self.path("whole"), "--dry-run"))
+        self.check("job", run("consolidate", shards, self.path("whole")))
+        unchecked = self.check("job", run("consolidate", shards, self.path("unchecked"), "--no-check-replicas"))
+        self.assertGreater(unchecked["bytes"]["not_read"], 0)
+        half = self.check("job", run("convert", shards, self.path("half"), "--dtype", "float8_e4m3fn", "--drop", "lm"))
+        self.assertGreater(half["bytes"]["dropped"], 0)
+
+    def test_a_model_of_no_known_type(self):
+        document = self.check("job", run("convert", str(pathlib.Path(MODEL) / "model.safetensors"), self.path("out"),
+                                         "--keep", "norm"))
+        self.assertIn("model_type", document)
+
+    def test_replicas_that_differ(self):
+        """A norm of rank 1 is changed, so that replicas differ."""
+        shards = self.path("shards")
+        run("shard", MODEL, shards, "--tp", "2")
+        file = next(pathlib.Path(shards).glob("*/tp_rank_01*/model.safetensors"))
+        content = bytearray(file.read_bytes())
+        length = int.from_bytes(content[:8], "little")
+        begin = json.loads(content[8:8 + length])["model.norm.weight"]["data_offsets"][0]
+        content[8 + length + begin + 1] ^= 0x40
+        file.write_bytes(content)
+        document = self.check("job", run("consolidate", shards, self.path("whole"), "--replicas", "first"))
+        self.assertEqual([one["tensor"] for one in document["divergent_replicas"]], ["model.norm.weight"])
+        self.check("verify", run("verify", shards, MODEL, "--replicas", "first"))
+
+    def test_inspect(self):
+        shards = self.path("shards")
+        run("shard", MODEL, shards, "--tp", "2", "--pp", "2")
+        for arguments in ([MODEL], [MODEL, "--stats"], [shards, "--stats"], [shards, "--filter", "nothing"],
+                          [str(pathlib.Path(MODEL) / "model.safetensors")],
+                          [str(TRAINED / "checkpoint"), "--config", str(TRAINED / "original")],
+                          [str(GOLDEN / "lora/llama-tp2-two-adapters/original")]):
+            with self.subTest(arguments):
+                self.check("inspect", run("inspect", *arguments))
+
+    def test_verify(self):
+        half = self.path("half")
+        run("convert", MODEL, half, "--dtype", "float8_e4m3fn", "--drop", "lm_head")
+        self.assertTrue(self.check("verify", run("verify", MODEL, MODEL))["same"])
+        for arguments in ([MODEL, half], [MODEL, half, "--rtol", "0.01"], [MODEL, OTHER_MODEL]):
+            with self.subTest(arguments):
+                self.assertFalse(self.check("verify", run("verify", *arguments, exit_code=1))["same"])
+
+
+if __name__ == "__main__":
+    unittest.main()
