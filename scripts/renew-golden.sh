@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Writes anew what the program prints: tests/apps/golden/*.txt and the ```console blocks of README.md and docs/. Look at
+# the difference before it is committed. Wants a build, and builds what it needs in it.
+#
+#   scripts/renew-golden.sh [BUILD]    BUILD is build/dev unless given
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build=${1:-build/dev}
+cmake --build "$build" --target test_apps
+RESHARD_RENEW_GOLDEN=1 "$build/tests/test_apps" "[renewed]"
+git status --short -- tests/apps/golden README.md docs || true # which files changed
