@@ -1,10 +1,11 @@
-#include <reshard/layouts/checkpoint.h>
+// Prints the names and shapes of a checkpoint's tensors, whatever its layout: list_tensors PATH
+#include <reshard/reshard.h>
 
 #include <cstdio>
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  const auto inspection = reshard::read_checkpoint(argv[1], {reshard::ConfigUse::kLenient});
-  for (const reshard::LogicalTensor& tensor : inspection.map.logical)
+  const reshard::Checkpoint checkpoint = reshard::read_checkpoint(argv[1], {});
+  for (const reshard::LogicalTensor& tensor : checkpoint.map.logical)
     std::printf("%s %s\n", tensor.name.c_str(), reshard::to_string(tensor.shape).c_str());
 }
