@@ -1,0 +1,149 @@
+// What the documents say is what the repository holds: the program prints what their examples show, their C++ is that of
+// programs that are compiled, links lead somewhere, every family is named. scripts/make-docs.sh renews them.
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "transcript.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kRepository = testdata("..").lexically_normal();
+
+/// `text` with the code block after each line `<!-- from FILE -->` made FILE anew.
+std::string with_sources(const std::string& text) {
+  static const std::regex kFrom(R"(<!-- from (\S+) -->)");
+  std::istringstream in(text);
+  std::string renewed, line;
+  while (std::getline(in, line)) {
+    renewed += line + "\n";
+    std::smatch match;
+    if (!std::regex_match(line, match, kFrom)) continue;
+    const fs::path source = kRepository / match[1].str();
+    if (!std::getline(in, line) || !line.starts_with("```"))
+      throw std::runtime_error("no block after " + match[0].str());
+    renewed += line + "\n" + read_file(source);
+    while (std::getline(in, line) && line != "```") continue;
+    renewed += "```\n";
+  }
+  return renewed;
+}
+
+/// Every Markdown file of the repository, build folders left out, relative to it.
+std::vector<fs::path> documents() {
+  std::vector<fs::path> found;
+  for (const char* folder : {"", "docs"})
+    for (const auto& entry : fs::directory_iterator(kRepository / folder))
+      if (entry.path().extension() == ".md") found.push_back(entry.path());
+  for (const char* folder : {"lib", "apps", "tests"})
+    for (const auto& entry : fs::recursive_directory_iterator(kRepository / folder))
+      if (entry.path().extension() == ".md") found.push_back(entry.path());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+/// The anchor that a heading gets: lower case, spaces as "-", punctuation left out.
+std::string anchor_of(const std::string& heading) {
+  std::string anchor;
+  for (const char c : heading) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte) || c == '-' || c == '_' || byte >= 0x80)
+      anchor += static_cast<char>(std::tolower(byte));
+    else if (c == ' ')
+      anchor += '-';
+  }
+  return anchor;
+}
+
+bool has_anchor(const fs::path& document, const std::string& anchor) {
+  std::istringstream in(read_file(document));
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("#") && anchor_of(line.substr(line.find_first_not_of('#') + 1)) == anchor) return true;
+  return false;
+}
+
+TEST_CASE("The program prints what the documents show", "[docs][renewed]") {
+  const fs::path file = GENERATE(as<fs::path>(), kRepository / "README.md", kRepository / "docs/command-line.md");
+  DYNAMIC_SECTION(file.filename().string()) {
+    const std::string difference = check_transcripts(file);
+    if (!difference.empty()) FAIL_CHECK(difference);
+  }
+}
+
+TEST_CASE("The C++ in the documents is that of the programs that tests build", "[docs][renewed]") {
+  const fs::path file = GENERATE(as<fs::path>(), kRepository / "README.md", kRepository / "docs/library.md");
+  DYNAMIC_SECTION(file.filename().string()) {
+    const std::string text = read_file(file);
+    REQUIRE_THAT(text, Says("<!-- from "));
+    const std::string renewed = with_sources(text);
+    if (std::getenv("RESHARD_RENEW_GOLDEN") != nullptr && renewed != text) return write_file(file, renewed);
+    const std::string difference = first_difference(file, text, renewed);
+    if (!difference.empty()) FAIL_CHECK(difference);
+  }
+}
+
+TEST_CASE("Every link in the documents leads to a file, and to a heading in it", "[docs]") {
+  static const std::regex kLink(R"(\]\(([^)\s]*)\))");
+  const std::vector<fs::path> all = documents();
+  REQUIRE(all.size() >= 10);
+  const fs::path file = GENERATE_COPY(from_range(all));
+  DYNAMIC_SECTION(fs::relative(file, kRepository).string()) {
+    const std::string text = read_file(file);
+    for (std::sregex_iterator match(text.begin(), text.end(), kLink), end; match != end; ++match) {
+      const std::string link = (*match)[1];
+      if (link.find("://") != std::string::npos || link.starts_with("mailto:")) continue;
+      const std::size_t hash = std::min(link.find('#'), link.size());
+      const fs::path target = hash == 0 ? file : file.parent_path() / link.substr(0, hash);
+      INFO("the link " << link);
+      CHECK(fs::exists(target));
+      if (hash < link.size() && fs::exists(target)) CHECK(has_anchor(target, link.substr(hash + 1)));
+    }
+  }
+}
+
+TEST_CASE("Every source file that ARCHITECTURE.md and CONTRIBUTING.md name is there", "[docs]") {
+  static const std::regex kSource(R"re(`(?:[a-z_]+/)*([a-z_0-9]+\.(?:cpp|h|json|py|sh))`)re");
+  std::set<std::string> names;
+  for (const char* folder : {"lib", "apps", "tests", "scripts"})
+    for (const auto& entry : fs::recursive_directory_iterator(kRepository / folder))
+      names.insert("/" + entry.path().string());
+  const fs::path file = GENERATE(as<fs::path>(), kRepository / "ARCHITECTURE.md", kRepository / "CONTRIBUTING.md");
+  DYNAMIC_SECTION(file.filename().string()) {
+    const std::string text = read_file(file);
+    for (std::sregex_iterator match(text.begin(), text.end(), kSource), end; match != end; ++match) {
+      const std::string whole = match->str(), named = "/" + whole.substr(1, whole.size() - 2);
+      const bool is_there =
+          std::any_of(names.begin(), names.end(), [&](const std::string& name) { return name.ends_with(named); });
+      INFO(named);
+      CHECK((is_there || named == "/config.json"));
+    }
+  }
+}
+
+TEST_CASE("docs/families.md names every built-in family", "[docs]") {
+  const std::string text = read_file(kRepository / "docs/families.md");
+  std::size_t count = 0;
+  for (const auto& entry : fs::directory_iterator(kRepository / "lib/reshard/specs/families")) {
+    CHECK_THAT(text, Says("`" + entry.path().stem().string() + "`"));
+    ++count;
+  }
+  CHECK(count >= 20);
+}
+
+TEST_CASE("README is short", "[docs]") {
+  const std::string text = read_file(kRepository / "README.md");
+  CHECK(std::count(text.begin(), text.end(), '\n') <= 150);
+}
+
+}  // namespace
+}  // namespace reshard::test
