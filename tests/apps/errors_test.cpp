@@ -1,5 +1,7 @@
 // One test a mistake that a user can make at the command line; the library's own tests have the others.
 
+#include "support/errors.h"
+
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,7 +25,7 @@ void check_error(const ProgramResult& result, int exit_code, std::initializer_li
   INFO("err: " << result.err);
   CHECK(result.exit_code == exit_code);
   CHECK(result.out.empty());
-  for (const char* part : says) CHECK(result.err.find(part) != std::string::npos);
+  for (const char* part : says) CHECK_THAT(result.err, Says(part));
 }
 
 /// A copy of the model whose files may be spoiled.
@@ -256,7 +258,7 @@ TEST_CASE("a file size limit half-way is an I/O error that names the limit, with
   ModelCopy copy;
   const ProgramResult result = run_reshard({"shard", copy.model.string(), copy.out(), "--tp", "2"}, "ulimit -f 8;");
   check_error(result, 6, {"model.safetensors", "ulimit -f"});
-  CHECK(result.err.find("free some space") == std::string::npos);
+  CHECK_THAT(result.err, !Says("free some space"));
   CHECK_FALSE(fs::exists(copy.out()));
   for (const auto& entry : fs::directory_iterator(copy.dir.path())) CHECK(entry.path() == copy.model);
 }
@@ -288,7 +290,7 @@ TEST_CASE("output that does not fit the file system is refused before anything i
   copy.check_fails(5, {"need", "free"});
   const ProgramResult dry = copy.shard({"--tp", "2", "--dry-run"});
   CHECK(dry.exit_code == 5);
-  CHECK(dry.out.find("free on") != std::string::npos);
+  CHECK_THAT(dry.out, Says("free on"));
 }
 
 TEST_CASE("standard output that cannot be written is an I/O error") {
@@ -305,7 +307,7 @@ TEST_CASE("standard output that cannot be written is an I/O error") {
     const std::string command =
         std::string(RESHARD_PROGRAM) + " " + arguments + " >/dev/full 2>" + (dir / "err").string();
     CHECK(WEXITSTATUS(std::system(command.c_str())) == 6);
-    CHECK(read_file(dir / "err").find("standard output") != std::string::npos);
+    CHECK_THAT(read_file(dir / "err"), Says("standard output"));
   }
   CHECK_FALSE(fs::exists(out));
 }
@@ -329,7 +331,7 @@ TEST_CASE("outputs that are complete are no failure because the report on them c
       CHECK(WEXITSTATUS(std::system(command.c_str())) == 0);
       CHECK(fs::exists(fs::path(out) / "tensor_parallel_shards"));
       CHECK(read_file(err).empty() != says);
-      if (says) CHECK(read_file(err).find("standard output") != std::string::npos);
+      if (says) CHECK_THAT(read_file(err), Says("standard output"));
       fs::remove_all(out);
     }
 }

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
 
@@ -38,7 +39,7 @@ void check_error(const ProgramResult& result, int exit_code, const std::string& 
   REQUIRE(lines.size() >= 1);
   CHECK(lines.size() <= 2);
   CHECK(lines[0].substr(0, 9) == "reshard: ");
-  CHECK(result.err.find(says) != std::string::npos);
+  CHECK_THAT(result.err, Says(says));
 }
 
 }  // namespace
@@ -51,14 +52,14 @@ TEST_CASE("a model is sharded, inspected and consolidated into the same bytes") 
   INFO(shard.err);
   REQUIRE(shard.exit_code == 0);
   CHECK(shard.err.empty());
-  for (const char* part : {"wrote ", "GB/s", "peak memory"}) CHECK(shard.out.find(part) != std::string::npos);
+  for (const char* part : {"wrote ", "GB/s", "peak memory"}) CHECK_THAT(shard.out, Says(part));
   CHECK(std::count(shard.out.begin(), shard.out.end(), '\n') == 1);
 
   const ProgramResult inspect = run_reshard({"inspect", shards});
   REQUIRE(inspect.exit_code == 0);
   for (const char* part : {"tp 4 × pp 3", "model.layers.{0..4}.mlp.down_proj.weight", "grouped query", "fused", "row",
                            "column", "replicated"})
-    CHECK(inspect.out.find(part) != std::string::npos);
+    CHECK_THAT(inspect.out, Says(part));
 
   REQUIRE(run_reshard({"consolidate", shards, (dir / "whole").string()}).exit_code == 0);
   CHECK(read_file(dir / "whole/model.safetensors") == read_file(fs::path(model) / "model.safetensors"));
@@ -103,7 +104,7 @@ TEST_CASE("a dry run prints files, bytes, cuts, heads and free space, and writes
   REQUIRE(result.exit_code == 0);
   for (const char* part : {"tp_rank_{00..03}_pp_rank_00/model.safetensors", "model.layers.0 model.layers.2", "free on",
                            "mp_metadata_pp_rank_2.json", "tp rank 2", "query 2-3", "nothing is written"})
-    CHECK(result.out.find(part) != std::string::npos);
+    CHECK_THAT(result.out, Says(part));
   CHECK(snapshot(dir.path()).empty());
 }
 
@@ -176,8 +177,8 @@ TEST_CASE("an option without effect is noted") {
   const ProgramResult result = run_reshard(
       {"shard", golden("llama-tp2-pp2"), (dir / "o").string(), "--tp", "2", "--fuse-qkv", "--kv-size-multiplier", "2"});
   CHECK(result.exit_code == 0);
-  CHECK(result.err.find("note: --fuse-qkv has no effect") != std::string::npos);
-  CHECK(result.err.find("note: --kv-size-multiplier has no effect") != std::string::npos);
+  CHECK_THAT(result.err, Says("note: --fuse-qkv has no effect"));
+  CHECK_THAT(result.err, Says("note: --kv-size-multiplier has no effect"));
 }
 
 TEST_CASE("statistics of a whole and a sharded checkpoint are the same, whatever the threads") {
@@ -198,10 +199,10 @@ TEST_CASE("The options --filter and --tensors choose what inspect lists") {
   const ProgramResult result =
       run_reshard({"inspect", golden("llama-tp8-gqa"), "--tensors", "--filter", R"(layers\.[01]\..*q_proj)"});
   REQUIRE(result.exit_code == 0);
-  CHECK(result.out.find("model.layers.0.self_attn.q_proj.weight") != std::string::npos);
-  CHECK(result.out.find("model.layers.1.self_attn.q_proj.weight") != std::string::npos);
-  CHECK(result.out.find("k_proj") == std::string::npos);
-  CHECK(result.out.find("2 tensors of 39") != std::string::npos);
+  CHECK_THAT(result.out, Says("model.layers.0.self_attn.q_proj.weight"));
+  CHECK_THAT(result.out, Says("model.layers.1.self_attn.q_proj.weight"));
+  CHECK_THAT(result.out, !Says("k_proj"));
+  CHECK_THAT(result.out, Says("2 tensors of 39"));
   check_error(run_reshard({"inspect", golden("llama-tp8-gqa"), "--filter", "("}), 2, "--filter");
 }
 
@@ -229,11 +230,11 @@ TEST_CASE("help and version are printed with exit code 0, and every exit code is
   CHECK(help.exit_code == 0);
   for (const char* code :
        {"0 done", "2 the command", "3 an input", "4 understood", "5 not enough", "6 the operating", "70 a defect"})
-    CHECK(help.out.find(code) != std::string::npos);
+    CHECK_THAT(help.out, Says(code));
   for (const char* command : {"shard", "consolidate", "inspect"}) {
     const ProgramResult result = run_reshard({command, "--help"});
     CHECK(result.exit_code == 0);
-    CHECK(result.out.find("Exit codes") != std::string::npos);
+    CHECK_THAT(result.out, Says("Exit codes"));
   }
   CHECK(run_reshard({"--version"}).out.substr(0, 8) == "reshard ");
 }

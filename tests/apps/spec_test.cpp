@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/files.h"
 #include "support/program.h"
 #include "support/temp_dir.h"
@@ -65,7 +66,7 @@ TEST_CASE("A model with a description of its own is cut, shown, compared and put
   const std::string spec = mine.path("mine.json");
   const ProgramResult refused = run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2"});
   CHECK(refused.exit_code == 4);
-  CHECK(refused.err.find("--spec FILE") != std::string::npos);
+  CHECK_THAT(refused.err, Says("--spec FILE"));
 
   const ProgramResult shard =
       run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--pp", "2", "--spec", spec});
@@ -77,7 +78,7 @@ TEST_CASE("A model with a description of its own is cut, shown, compared and put
   CHECK((rank.at("decoder.blocks.1.extra.weight") == mine.tensors.at("decoder.blocks.1.extra.weight")));
 
   CHECK(run_reshard({"verify", mine.path("model"), mine.path("shards"), "--spec", spec}).exit_code == 0);
-  CHECK(run_reshard({"inspect", mine.path("shards"), "--spec", spec}).out.find("decoder.blocks") != std::string::npos);
+  CHECK_THAT(run_reshard({"inspect", mine.path("shards"), "--spec", spec}).out, Says("decoder.blocks"));
   REQUIRE(run_reshard({"consolidate", mine.path("shards"), mine.path("whole"), "--spec", spec}).exit_code == 0);
   CHECK((read_tensors(mine.dir / "whole/model.safetensors") == mine.tensors));
   REQUIRE(run_reshard({"convert", mine.path("shards"), mine.path("four"), "--to", "ranks", "--tp", "4", "--pp", "1",
@@ -97,7 +98,7 @@ TEST_CASE("A model whose config.json has a plan is cut, shown, compared and put 
       run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--pp", "2", "--no-sync"});
   INFO(shard.err);
   REQUIRE(shard.exit_code == 0);
-  CHECK(shard.err.find("the model_type \"mine\" is not known; the plan in config.json") != std::string::npos);
+  CHECK_THAT(shard.err, Says("the model_type \"mine\" is not known; the plan in config.json"));
   const fs::path ranks = mine.dir / "shards/tensor_parallel_shards";
   const TensorMap first = read_tensors(ranks / "tp_rank_01_pp_rank_00/model.safetensors");
   CHECK((first.at("wte.weight") == mine.tensors.at("wte.weight")));
@@ -107,13 +108,13 @@ TEST_CASE("A model whose config.json has a plan is cut, shown, compared and put 
 
   CHECK(run_reshard({"verify", mine.path("model"), mine.path("shards")}).exit_code == 0);
   const ProgramResult inspect = run_reshard({"inspect", mine.path("shards"), "--tensors"});
-  CHECK(inspect.out.find("decoder.blocks.1.extra") != std::string::npos);
-  CHECK(inspect.err.find("the plan in config.json") != std::string::npos);
+  CHECK_THAT(inspect.out, Says("decoder.blocks.1.extra"));
+  CHECK_THAT(inspect.err, Says("the plan in config.json"));
   REQUIRE(run_reshard({"consolidate", mine.path("shards"), mine.path("whole"), "--no-sync"}).exit_code == 0);
   CHECK((read_tensors(mine.dir / "whole/model.safetensors") == mine.tensors));
   const ProgramResult wrong = run_reshard({"shard", mine.path("model"), mine.path("b"), "--tp", "3"});
   CHECK(wrong.exit_code == 2);
-  CHECK(wrong.err.find("TP degrees that work for this model: 1, 2, 4") != std::string::npos);
+  CHECK_THAT(wrong.err, Says("TP degrees that work for this model: 1, 2, 4"));
 }
 
 TEST_CASE("A built-in description is printed in the form that --spec takes") {
@@ -129,7 +130,7 @@ TEST_CASE("A built-in description is printed in the form that --spec takes") {
 
   const ProgramResult unknown = run_reshard({"inspect", "--print-spec", "lama"});
   CHECK(unknown.exit_code == 2);
-  CHECK(unknown.err.find("did you mean llama?") != std::string::npos);
+  CHECK_THAT(unknown.err, Says("did you mean llama?"));
   CHECK(run_reshard({"inspect"}).exit_code == 2);
 }
 
@@ -141,13 +142,13 @@ TEST_CASE("A description of another model is noted, and a mistake may be in eith
   const ProgramResult noted =
       run_reshard({"shard", mine.path("model"), mine.path("a"), "--tp", "2", "--spec", mine.path("other.json")});
   CHECK(noted.exit_code == 0);
-  CHECK(noted.err.find("--spec describes the model_type \"other\"") != std::string::npos);
+  CHECK_THAT(noted.err, Says("--spec describes the model_type \"other\""));
   write_file(mine.dir / "model/config.json", R"({"model_type": "mine", "depth": 2, "vocab": 8})");
   const ProgramResult missing =
       run_reshard({"shard", mine.path("model"), mine.path("b"), "--tp", "2", "--spec", mine.path("mine.json")});
   CHECK(missing.exit_code == 3);
-  CHECK(missing.err.find("\"dim\" is missing") != std::string::npos);
-  CHECK(missing.err.find("--spec and config.json have to fit") != std::string::npos);
+  CHECK_THAT(missing.err, Says("\"dim\" is missing"));
+  CHECK_THAT(missing.err, Says("--spec and config.json have to fit"));
 }
 
 TEST_CASE("A mistake in what a description joins is told with its line") {
@@ -165,7 +166,7 @@ TEST_CASE("A mistake in what a description joins is told with its line") {
     CHECK(result.exit_code == 3);
     for (const std::string& part : says) {
       CAPTURE(part);
-      CHECK(result.err.find(part) != std::string::npos);
+      CHECK_THAT(result.err, Says(part));
     }
   };
   refused("[\"gate_proj\", \"up_proj\"]", "[]", {"spec.json", "line", "\"linears\" of gate_up_proj"});
@@ -195,7 +196,7 @@ TEST_CASE("A mistake in what a description joins is told with its line") {
   write_file(spec, text);
   const ProgramResult result = run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec});
   CHECK(result.exit_code == 3);
-  CHECK(result.err.find("\"k60\" is missing") != std::string::npos);
+  CHECK_THAT(result.err, Says("\"k60\" is missing"));
   std::string row = "\"defaults\": {";
   for (int i = 0; i < 5000; ++i) row += "\"k" + std::to_string(i) + "\": \"k" + std::to_string(i + 1) + "\", ";
   refused("\"defaults\": {", row, {"line", "longer row of defaults"});
@@ -239,7 +240,7 @@ TEST_CASE("A mistake in a description is told with its line and key") {
     CHECK(result.exit_code == 3);
     for (const std::string& part : mistake.says) {
       CAPTURE(part);
-      CHECK(result.err.find(part) != std::string::npos);
+      CHECK_THAT(result.err, Says(part));
     }
     CHECK_FALSE(fs::exists(mine.dir / "shards"));
   }

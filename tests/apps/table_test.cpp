@@ -5,8 +5,10 @@
 
 #include "progress.h"
 #include "support/catch.h"
+#include "support/errors.h"
 
 using namespace reshard::cli;
+using reshard::test::Says;
 
 namespace {
 
@@ -34,7 +36,7 @@ TEST_CASE("a table never exceeds 100 columns: the first column is shortened") {
   table.add({std::string(60, 'a') + std::string(60, 'b'), std::string(40, 'r')});
   CHECK_FALSE(table.fits());
   CHECK(widest_line(table.text()) == kTableColumns);
-  CHECK(table.text().find("\n" + std::string(14, 'a') + "…" + std::string(43, 'b') + "  rrr") != std::string::npos);
+  CHECK_THAT(table.text(), Says("\n" + std::string(14, 'a') + "…" + std::string(43, 'b') + "  rrr"));
 }
 
 TEST_CASE("text with more bytes than columns is measured in columns") {
@@ -57,10 +59,10 @@ TEST_CASE("the progress line fits every terminal") {
 
 TEST_CASE("the progress line says bytes, rate and time left") {
   const std::string line = progress_line(1'000'000'000, 4'000'000'000, 2.0, false, 100);
-  CHECK(line.find(" 25%") != std::string::npos);
-  CHECK(line.find("1.00 GB of 4.00 GB") != std::string::npos);
-  CHECK(line.find("500 MB/s") != std::string::npos);
-  CHECK(line.find("0:06 left") != std::string::npos);
-  CHECK(line.find("[=======") != std::string::npos);
-  CHECK(progress_line(0, 100, 0.0, false, 80).find("left") == std::string::npos);
+  CHECK_THAT(line, Says(" 25%"));
+  CHECK_THAT(line, Says("1.00 GB of 4.00 GB"));
+  CHECK_THAT(line, Says("500 MB/s"));
+  CHECK_THAT(line, Says("0:06 left"));
+  CHECK_THAT(line, Says("[======="));
+  CHECK_THAT(progress_line(0, 100, 0.0, false, 80), !Says("left"));
 }

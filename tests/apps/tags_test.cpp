@@ -36,7 +36,7 @@ void check_error(const ProgramResult& result, int exit_code, std::initializer_li
   INFO("err: " << result.err);
   CHECK(result.exit_code == exit_code);
   CHECK(result.out.empty());
-  for (const char* part : says) CHECK(result.err.find(part) != std::string::npos);
+  for (const char* part : says) CHECK_THAT(result.err, Says(part));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/files.h"
 #include "support/program.h"
 #include "support/rewrite.h"
@@ -20,10 +21,6 @@ namespace {
 
 const std::string kModel = testdata("golden/optimum/llama-tp8-gqa/original").string();
 const std::string kShards = testdata("golden/optimum/llama-tp8-gqa/sharded").string();
-
-bool says(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 std::string floats(std::initializer_list<float> values) {
   return {reinterpret_cast<const char*>(values.begin()), values.size() * sizeof(float)};
@@ -55,7 +52,7 @@ TEST_CASE("verify ends with 0 where the two are the same, whatever their forms")
     const ProgramResult result = run_reshard({"verify", a, b});
     INFO(result.err);
     CHECK(result.exit_code == 0);
-    CHECK(says(result.out, "same: 39 tensors, "));
+    CHECK_THAT(result.out, Says("same: 39 tensors, "));
     CHECK(result.err.empty());
   }
 }
@@ -77,7 +74,7 @@ TEST_CASE("verify counts a tensor of another dtype once") {
   write_safetensors(dir / "b", {{"v", {DType::kF32, {1}, floats({1})}}, {"w", {DType::kI32, {1}, floats({1})}}});
   const ProgramResult result = run_reshard({"verify", (dir / "a").string(), (dir / "b").string()});
   CHECK(result.exit_code == 1);
-  CHECK(says(result.out, "different: 1 of 2 tensors\n"));
+  CHECK_THAT(result.out, Says("different: 1 of 2 tensors\n"));
 }
 
 TEST_CASE("verify compares values where a tolerance is given, also one of 0, and bytes without") {
@@ -90,15 +87,15 @@ TEST_CASE("verify compares values where a tolerance is given, also one of 0, and
     for (const char* zero : {"0", "0.0", "0e0"}) {
       const ProgramResult result = run_reshard({"verify", a, b, option, zero});
       CHECK(result.exit_code == 0);
-      CHECK(says(result.out, "same: 1 tensors"));
+      CHECK_THAT(result.out, Says("same: 1 tensors"));
     }
   const ProgramResult bytes = run_reshard({"verify", a, b});
   CHECK(bytes.exit_code == 1);
-  CHECK(says(bytes.out, "differs: w: 2 of 4 elements, first at [0]: 0 and -0"));
+  CHECK_THAT(bytes.out, Says("differs: w: 2 of 4 elements, first at [0]: 0 and -0"));
   write_safetensors(dir / "c", {{"w", {DType::kF32, {4}, floats({-0.0f, 2, 1, nan})}}});
   const ProgramResult number = run_reshard({"verify", a, (dir / "c").string(), "--rtol", "0"});
   CHECK(number.exit_code == 1);
-  CHECK(says(number.out, "differs: w: 1 of 4 elements, first at [1]: nan"));
+  CHECK_THAT(number.out, Says("differs: w: 1 of 4 elements, first at [1]: nan"));
 }
 
 TEST_CASE("verify lists ten differences of a kind and counts the others") {
@@ -113,12 +110,12 @@ TEST_CASE("verify lists ten differences of a kind and counts the others") {
   write_safetensors(dir / "a", a);
   write_safetensors(dir / "b", b);
   const ProgramResult result = run_reshard({"verify", (dir / "a").string(), (dir / "b").string()});
-  CHECK(says(result.out, "differs: w.19:"));
-  CHECK_FALSE(says(result.out, "w.20"));
-  CHECK(says(result.out, "differs: … and 5 more tensors\n"));
-  CHECK(says(result.out, ": left.19\n"));
-  CHECK(says(result.out, "a: … and 5 more\n"));
-  CHECK(says(result.out, "different: 30 of 30 tensors\n"));
+  CHECK_THAT(result.out, Says("differs: w.19:"));
+  CHECK_THAT(result.out, !Says("w.20"));
+  CHECK_THAT(result.out, Says("differs: … and 5 more tensors\n"));
+  CHECK_THAT(result.out, Says(": left.19\n"));
+  CHECK_THAT(result.out, Says("a: … and 5 more\n"));
+  CHECK_THAT(result.out, Says("different: 30 of 30 tensors\n"));
   const json document = json::parse(run_reshard({"verify", (dir / "a").string(), (dir / "b").string(), "--json"}).out);
   CHECK(document["different"].size() == 15);
   CHECK(document["only_in_a"].size() == 15);
@@ -155,9 +152,9 @@ TEST_CASE("verify --json prints one document that says all, with the same exit c
 
 TEST_CASE("verify takes tolerances, with which dtypes may differ") {
   const TwoFiles files;
-  CHECK(says(run_reshard({"verify", files.a, files.b, "--atol", "0.5"}).out, "differs: w: 1 of 6"));
-  CHECK_FALSE(says(run_reshard({"verify", files.a, files.b, "--atol", "2"}).out, "differs"));
-  CHECK_FALSE(says(run_reshard({"verify", files.a, files.b, "--rtol", "3e-1"}).out, "differs"));
+  CHECK_THAT(run_reshard({"verify", files.a, files.b, "--atol", "0.5"}).out, Says("differs: w: 1 of 6"));
+  CHECK_THAT(run_reshard({"verify", files.a, files.b, "--atol", "2"}).out, !Says("differs"));
+  CHECK_THAT(run_reshard({"verify", files.a, files.b, "--rtol", "3e-1"}).out, !Says("differs"));
   const TempDir dir;
   const std::string cast = (dir / "cast").string();
   REQUIRE(run_reshard({"convert", kModel, cast, "--dtype", "float32"}).exit_code == 0);
@@ -182,7 +179,7 @@ TEST_CASE("verify ends with 2 for what makes no sense and with 3 for what cannot
       INFO(option << value);
       const ProgramResult result = run_reshard({"verify", files.a, files.b, option + value});
       CHECK(result.exit_code == 2);
-      CHECK(says(result.err, option.substr(0, 6)));
+      CHECK_THAT(result.err, Says(option.substr(0, 6)));
       CHECK(result.out.empty());
     }
   }
@@ -190,7 +187,7 @@ TEST_CASE("verify ends with 2 for what makes no sense and with 3 for what cannot
   CHECK(run_reshard({"verify", files.a, files.b, "--max-memory", "1KiB"}).exit_code == 2);
   const ProgramResult missing = run_reshard({"verify", files.a, files.b + "x"});
   CHECK(missing.exit_code == 3);
-  CHECK(says(missing.err, files.b + "x: no such file or directory"));
+  CHECK_THAT(missing.err, Says(files.b + "x: no such file or directory"));
   fs::resize_file(files.b, fs::file_size(files.b) - 1);
   CHECK(run_reshard({"verify", files.a, files.b}).exit_code == 3);
 }
@@ -205,17 +202,17 @@ TEST_CASE("verify ends with 3 where the ranks of one side differ among themselve
   rewrite_safetensors(rank, tensors);
   const ProgramResult refused = run_reshard({"verify", kModel, shards});
   CHECK(refused.exit_code == 3);
-  CHECK(says(refused.err, rank.string()));
-  CHECK(says(refused.err, "model.norm.weight"));
+  CHECK_THAT(refused.err, Says(rank.string()));
+  CHECK_THAT(refused.err, Says("model.norm.weight"));
   const ProgramResult allowed = run_reshard({"verify", kModel, shards, "--allow-divergent-replicas"});
   CHECK(allowed.exit_code == 0);
-  CHECK(says(allowed.err, "note: "));
-  CHECK(says(allowed.err, "model.norm.weight"));
+  CHECK_THAT(allowed.err, Says("note: "));
+  CHECK_THAT(allowed.err, Says("model.norm.weight"));
   const ProgramResult document = run_reshard({"verify", kModel, shards, "--allow-divergent-replicas", "--json"});
   CHECK(document.err.empty());
   const json told = json::parse(document.out)["divergent_replicas"];
   REQUIRE(told.size() == 1);
-  CHECK(says(told[0]["text"].get<std::string>(), rank.string()));
+  CHECK_THAT(told[0]["text"].get<std::string>(), Says(rank.string()));
   CHECK(told[0]["tensor"] == "model.norm.weight");
   CHECK(told[0]["drift"] == false);
 }
@@ -235,8 +232,8 @@ TEST_CASE(
        {std::vector<std::string>{"verify", kModel, shards}, {"consolidate", shards, whole}}) {
     const ProgramResult drifted = run_reshard(command);
     CHECK(drifted.exit_code == 0);
-    CHECK(says(drifted.err,
-               "note: 2 tensors drifted apart between ranks in training, and the first rank's values are taken"));
+    CHECK_THAT(drifted.err,
+               Says("note: 2 tensors drifted apart between ranks in training, and the first rank's values are taken"));
     CHECK(drifted.err.find("note:") == drifted.err.rfind("note:"));  // one alone
     std::vector<std::string> exact = command;
     if (command[0] == "consolidate") exact.push_back("--force");
@@ -252,7 +249,7 @@ TEST_CASE(
     CHECK(one["max_abs_difference"] > 0);
   }
   REQUIRE(document["notes"].size() == 1);
-  CHECK(says(document["notes"][0].get<std::string>(), "2 tensors drifted apart"));
+  CHECK_THAT(document["notes"][0].get<std::string>(), Says("2 tensors drifted apart"));
 }
 
 TEST_CASE("The option --replicas takes three words, and none beside it that contradicts it") {
@@ -264,7 +261,7 @@ TEST_CASE("The option --replicas takes three words, and none beside it that cont
     const ProgramResult result = run_reshard(command);
     INFO(result.err);
     CHECK(result.exit_code == 2);
-    CHECK(says(result.err, "--replicas"));
+    CHECK_THAT(result.err, Says("--replicas"));
   }
 }
 
@@ -273,10 +270,10 @@ TEST_CASE("verify --json has the notes that people see on standard error") {
   fs::copy(kShards, dir / "shards", fs::copy_options::recursive);
   fs::remove(dir / "shards/shards/done");
   const std::string shards = (dir / "shards").string();
-  CHECK(says(run_reshard({"verify", kModel, shards}).err, "has no file \"done\""));
+  CHECK_THAT(run_reshard({"verify", kModel, shards}).err, Says("has no file \"done\""));
   const json notes = json::parse(run_reshard({"verify", kModel, shards, "--json"}).out)["notes"];
   REQUIRE(notes.size() == 1);
-  CHECK(says(notes[0], "has no file \"done\""));
+  CHECK_THAT(notes[0], Says("has no file \"done\""));
 }
 
 TEST_CASE("verify with a tolerance of 0 compares values whatever their dtypes") {
@@ -294,5 +291,5 @@ TEST_CASE("verify does not call two files without tensors the same") {
   write_safetensors(empty, {});
   const ProgramResult result = run_reshard({"verify", empty, empty});
   CHECK(result.exit_code == 3);
-  CHECK(says(result.err, "holds no tensors"));
+  CHECK_THAT(result.err, Says("holds no tensors"));
 }

@@ -29,7 +29,7 @@ Error error_of_tensor(const std::string& in_metadata, const json& entry, const s
   const TempDir temp;
   hand.write(temp / "in", "default", {rank, rank});
   const Error error = planning_error(temp);
-  CHECK(error.tensor().find(in_files) != std::string::npos);
+  CHECK_THAT(error.tensor(), Says(in_files));
   return error;
 }
 

@@ -58,7 +58,7 @@ TEST_CASE("Every degree that an error says works does work") {
   const Model model(tiny);
   const std::string hint = model.error(model.request(5)).hint();
   const std::string lead = "TP degrees that work for this model: ";
-  REQUIRE(hint.find(lead) != hint.npos);
+  REQUIRE_THAT(hint, Says(lead));
   std::size_t tried = 0;
   for (const std::string& degree : split(hint.substr(hint.find(lead) + lead.size()), ',')) {
     INFO(hint << " → " << degree);

@@ -216,7 +216,7 @@ TEST_CASE("Folders with the names of tags that hold no weights are an error that
     CHECK(error.path() == (temp / "run").string());
     CHECK_THAT(error.what(),
                Says("holds no finished checkpoint: step_3 (it holds no weights), step_4 (it holds no weights)"));
-    CHECK(error.hint().find("--tag") == std::string::npos);  // which would find nothing there either
+    CHECK_THAT(error.hint(), !Says("--tag"));  // which would find nothing there either
   }
   CHECK(find_checkpoint(temp / "run/step_3", {}).path == temp / "run/step_3");
   fs::create_directories(temp / "other/logs");

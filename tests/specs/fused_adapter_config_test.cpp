@@ -144,8 +144,8 @@ TEST_CASE("exact is advised where it would take the linears, and only there") {
   const auto hint = [](const std::string& text) {
     return test::error_of([&] { fused_config_text(read(text), two_layers(), LoraFuse::kMean); }).hint();
   };
-  CHECK(hint(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"u": 2}, "alpha_pattern": {"u": 4}})").find("exact") !=
-        std::string::npos);
+  CHECK_THAT(hint(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"u": 2}, "alpha_pattern": {"u": 4}})"),
+             test::Says("exact"));
   CHECK(hint(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"u": 2}})").empty());
   CHECK(hint(R"({"r": 4, "lora_alpha": 8, "alpha_pattern": {"u": 4}})").empty());
   // One layer would do, the other not.
