@@ -81,35 +81,34 @@ TEST_CASE("a part with a leading zero is not a number") {
 }
 
 TEST_CASE("any set of names is folded into lines that stand for each of them once") {
-  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    INFO("seed " << seed);
-    std::mt19937_64 random(seed);
-    const std::uint64_t layers = 1 + random() % 12;  // numbers of one digit and of two
-    const std::uint64_t experts = 1 + random() % 12;
-    std::set<std::string> unique;
-    for (std::uint64_t i = 0, count = random() % 60; i < count; ++i)
-      unique.insert("l." + std::to_string(random() % layers) +
-                    (random() % 3 ? ".e." + std::to_string(random() % experts) : "") + (random() % 2 ? ".w" : ".b"));
-    std::vector<Foldable> items;
-    for (const std::string& name : unique) items.push_back({name, random() % 4 ? "F32" : "BF16"});
-    std::set<std::uint32_t> seen;
-    std::set<std::string> stood_for;
-    for (const Folded& folded : fold(items)) {
-      INFO(folded.name);
-      std::set<std::string> members;
-      std::set<std::string> keys;
-      for (const std::uint32_t member : folded.members) {
-        CHECK(seen.insert(member).second);
-        members.insert(items.at(member).name);
-        keys.insert(items.at(member).key);
-      }
-      const std::vector<std::string> names = expanded(folded.name);
-      CHECK(std::set<std::string>(names.begin(), names.end()) == members);
-      CHECK(names.size() == members.size());
-      CHECK(keys.size() == 1);
-      for (const std::string& name : names) CHECK(stood_for.insert(name).second);
+  const std::uint64_t seed = GENERATE(range<std::uint64_t>(1, 201));
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  const std::uint64_t layers = 1 + random() % 12;  // numbers of one digit and of two
+  const std::uint64_t experts = 1 + random() % 12;
+  std::set<std::string> unique;
+  for (std::uint64_t i = 0, count = random() % 60; i < count; ++i)
+    unique.insert("l." + std::to_string(random() % layers) +
+                  (random() % 3 ? ".e." + std::to_string(random() % experts) : "") + (random() % 2 ? ".w" : ".b"));
+  std::vector<Foldable> items;
+  for (const std::string& name : unique) items.push_back({name, random() % 4 ? "F32" : "BF16"});
+  std::set<std::uint32_t> seen;
+  std::set<std::string> stood_for;
+  for (const Folded& folded : fold(items)) {
+    INFO(folded.name);
+    std::set<std::string> members;
+    std::set<std::string> keys;
+    for (const std::uint32_t member : folded.members) {
+      CHECK(seen.insert(member).second);
+      members.insert(items.at(member).name);
+      keys.insert(items.at(member).key);
     }
-    CHECK(seen.size() == items.size());
-    CHECK(stood_for == unique);
+    const std::vector<std::string> names = expanded(folded.name);
+    CHECK(std::set<std::string>(names.begin(), names.end()) == members);
+    CHECK(names.size() == members.size());
+    CHECK(keys.size() == 1);
+    for (const std::string& name : names) CHECK(stood_for.insert(name).second);
   }
+  CHECK(seen.size() == items.size());
+  CHECK(stood_for == unique);
 }

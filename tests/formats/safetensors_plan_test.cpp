@@ -128,41 +128,42 @@ TEST_CASE("Every dtype that is planned is read back") {
 }
 
 TEST_CASE("A random planned header is read back with the same tensors") {
-  std::size_t read = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    INFO("seed " << seed);
-    Random random(seed);
-    std::vector<TensorEntry> tensors = random_tensors(random);
-    const ContainerPlan plan = plan_safetensors(tensors);
-    std::uint64_t length = 0;
-    std::memcpy(&length, plan.parts.front().bytes.data(), 8);
-    REQUIRE(length == plan.parts.front().bytes.size() - 8);
-    const Container file = parse_safetensors_header(plan.parts.front().bytes.substr(8), plan.size_bytes, "m");
-    REQUIRE(file.tensors.size() == tensors.size());
-    std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
-      return std::pair(-static_cast<int>(a.dtype), a.name) < std::pair(-static_cast<int>(b.dtype), b.name);
-    });
-    // Tensors of no bytes share their offset with the next one, so the two are compared by name.
-    std::map<std::string, const TensorEntry*> found;
-    for (const TensorEntry& tensor : file.tensors) found[tensor.name] = &tensor;
-    std::uint64_t offset = plan.parts.front().bytes.size();
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      REQUIRE(plan.tensors[i].name == tensors[i].name);
-      REQUIRE(found.count(tensors[i].name) == 1);
-      const TensorEntry& entry = *found[tensors[i].name];
-      CHECK(entry.dtype == tensors[i].dtype);
-      CHECK(entry.shape == tensors[i].shape);
-      CHECK(entry.offset_bytes == offset);
-      CHECK(plan.tensors[i].offset_bytes == offset);
-      CHECK(plan.tensors[i].size_bytes == entry.size_bytes);
-      offset += entry.size_bytes;
-      ++read;
-    }
-    CHECK(offset == plan.size_bytes);
-    CHECK(file.metadata == std::vector<std::pair<std::string, std::string>>{{"format", "pt"}});
-    CHECK(file.warnings.empty());
+  static std::size_t read = 0;
+  const std::uint64_t seed = GENERATE(range<std::uint64_t>(0, 300));
+  CAPTURE(seed);
+  Random random(seed);
+  std::vector<TensorEntry> tensors = random_tensors(random);
+  const ContainerPlan plan = plan_safetensors(tensors);
+  std::uint64_t length = 0;
+  std::memcpy(&length, plan.parts.front().bytes.data(), 8);
+  REQUIRE(length == plan.parts.front().bytes.size() - 8);
+  const Container file = parse_safetensors_header(plan.parts.front().bytes.substr(8), plan.size_bytes, "m");
+  REQUIRE(file.tensors.size() == tensors.size());
+  std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    return std::pair(-static_cast<int>(a.dtype), a.name) < std::pair(-static_cast<int>(b.dtype), b.name);
+  });
+  // Tensors of no bytes share their offset with the next one, so the two are compared by name.
+  std::map<std::string, const TensorEntry*> found;
+  for (const TensorEntry& tensor : file.tensors) found[tensor.name] = &tensor;
+  std::uint64_t offset = plan.parts.front().bytes.size();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    REQUIRE(plan.tensors[i].name == tensors[i].name);
+    REQUIRE(found.count(tensors[i].name) == 1);
+    const TensorEntry& entry = *found[tensors[i].name];
+    CHECK(entry.dtype == tensors[i].dtype);
+    CHECK(entry.shape == tensors[i].shape);
+    CHECK(entry.offset_bytes == offset);
+    CHECK(plan.tensors[i].offset_bytes == offset);
+    CHECK(plan.tensors[i].size_bytes == entry.size_bytes);
+    offset += entry.size_bytes;
+    ++read;
   }
-  CHECK(read > 2000);
+  CHECK(offset == plan.size_bytes);
+  CHECK(file.metadata == std::vector<std::pair<std::string, std::string>>{{"format", "pt"}});
+  CHECK(file.warnings.empty());
+  if (seed == 299) {  // counted over all of them
+    CHECK(read > 2000);
+  }
 }
 
 TEST_CASE("The layout does not depend on the order in which the tensors are given") {

@@ -7,6 +7,7 @@
 #include "reshard/formats/xser.h"
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/golden.h"
 #include "support/strided.h"
 
 namespace reshard::test {
@@ -30,26 +31,31 @@ json describe_tensors(const Container& container) {
   return list;
 }
 
+/// All cases whose files are torch's.
+std::vector<fs::path> torch_cases() {
+  std::vector<fs::path> cases;
+  for (const char* group : {"optimum", "lora", "converter"})
+    for (const fs::path& golden_case : golden_cases(group)) cases.push_back(golden_case);
+  return cases;
+}
+
 TEST_CASE("Every file of torch and xser in the golden cases is read as its maker described it") {
-  std::size_t torch_files = 0;
-  std::size_t xser_files = 0;
-  std::size_t strided = 0;
-  for (const char* group : {"optimum", "lora", "converter"}) {
-    for (const auto& entry : fs::directory_iterator(testdata("golden") / group)) {
-      const json golden = json::parse(read_file(entry.path() / "golden.json"));
-      const fs::path root = fs::exists(entry.path() / "sharded") ? entry.path() / "sharded" : entry.path();
-      for (const auto& [name, tensors] : golden.at("files").items()) {
-        INFO(entry.path() << " " << name);
-        const bool xser = is_xser(root / name);
-        const Container container = xser ? read_xser(root / name) : read_torch(root / name);
-        ++(xser ? xser_files : torch_files);
-        CHECK(describe_tensors(container) == tensors);
-        CHECK(container.warnings.empty());
-        CHECK(container.files.size() == (xser ? tensors.size() + 1 : 1));
-        for (const TensorEntry& tensor : container.tensors) strided += tensor.strides.empty() ? 0 : 1;
-      }
-    }
+  static const std::vector<fs::path> cases = torch_cases();
+  static std::size_t torch_files = 0, xser_files = 0, strided = 0;
+  const fs::path golden_case = GENERATE_REF(from_range(cases));
+  const json golden = golden_of(golden_case);
+  const fs::path root = fs::exists(golden_case / "sharded") ? golden_case / "sharded" : golden_case;
+  for (const auto& [name, tensors] : golden.at("files").items()) {
+    INFO(golden_case << " " << name);
+    const bool xser = is_xser(root / name);
+    const Container container = xser ? read_xser(root / name) : read_torch(root / name);
+    ++(xser ? xser_files : torch_files);
+    CHECK(describe_tensors(container) == tensors);
+    CHECK(container.warnings.empty());
+    CHECK(container.files.size() == (xser ? tensors.size() + 1 : 1));
+    for (const TensorEntry& tensor : container.tensors) strided += tensor.strides.empty() ? 0 : 1;
   }
+  if (golden_case != cases.back()) return;
   CHECK(torch_files == 90);
   CHECK(xser_files == 28);
   CHECK(strided == 84);

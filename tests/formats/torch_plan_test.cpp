@@ -74,40 +74,38 @@ RandomFile random_file(Random& random) {
 }
 
 TEST_CASE("Random state dicts that are planned are read back in their order, aligned, with their aliases") {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    INFO("seed " << seed);
-    Random random(seed);
-    const RandomFile file = random_file(random);
-    const TempDir temp;
-    const ContainerPlan plan = plan_torch("model", file.tensors, file.aliases, file.crcs);
-    write_file(temp / "model.pt", assemble(plan, file.contents));
-    const Container read = read_torch(temp / "model.pt");
-    CHECK(read.warnings.empty());
-    REQUIRE(read.tensors.size() == file.tensors.size() + file.aliases.size());
-    for (std::size_t i = 0; i < file.tensors.size(); ++i) {
-      const TensorEntry& tensor = read.tensors[i];
-      INFO(tensor.name);
-      CHECK(tensor.name == file.tensors[i].name);
-      CHECK(tensor.dtype == file.tensors[i].dtype);
-      CHECK(tensor.shape == file.tensors[i].shape);
-      CHECK(tensor.strides.empty());
-      CHECK(tensor.offset_bytes == plan.tensors[i].offset_bytes);
-      CHECK(tensor.offset_bytes % 64 == 0);
-      CHECK(tensor.size_bytes == file.contents[i].size());
-    }
-    for (std::size_t i = 0; i < file.aliases.size(); ++i) {
-      const TensorEntry& alias = read.tensors[file.tensors.size() + i];
-      CHECK(alias.name == file.aliases[i].name);
-      const auto source = std::find_if(read.tensors.begin(), read.tensors.end(), [&](const TensorEntry& tensor) {
-        return tensor.name == file.aliases[i].source;
-      });
-      REQUIRE(source != read.tensors.end());
-      CHECK(alias.offset_bytes == source->offset_bytes);
-      CHECK(alias.dtype == source->dtype);
-      CHECK(alias.shape == source->shape);
-    }
-    CHECK(check_crcs(temp.path()) == file.tensors.size() + 3);  // data.pkl, byteorder, version
+  const std::uint64_t seed = GENERATE(range<std::uint64_t>(1, 61));
+  CAPTURE(seed);
+  Random random(seed);
+  const RandomFile file = random_file(random);
+  const TempDir temp;
+  const ContainerPlan plan = plan_torch("model", file.tensors, file.aliases, file.crcs);
+  write_file(temp / "model.pt", assemble(plan, file.contents));
+  const Container read = read_torch(temp / "model.pt");
+  CHECK(read.warnings.empty());
+  REQUIRE(read.tensors.size() == file.tensors.size() + file.aliases.size());
+  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
+    const TensorEntry& tensor = read.tensors[i];
+    INFO(tensor.name);
+    CHECK(tensor.name == file.tensors[i].name);
+    CHECK(tensor.dtype == file.tensors[i].dtype);
+    CHECK(tensor.shape == file.tensors[i].shape);
+    CHECK(tensor.strides.empty());
+    CHECK(tensor.offset_bytes == plan.tensors[i].offset_bytes);
+    CHECK(tensor.offset_bytes % 64 == 0);
+    CHECK(tensor.size_bytes == file.contents[i].size());
   }
+  for (std::size_t i = 0; i < file.aliases.size(); ++i) {
+    const TensorEntry& alias = read.tensors[file.tensors.size() + i];
+    CHECK(alias.name == file.aliases[i].name);
+    const auto source = std::find_if(read.tensors.begin(), read.tensors.end(),
+                                     [&](const TensorEntry& tensor) { return tensor.name == file.aliases[i].source; });
+    REQUIRE(source != read.tensors.end());
+    CHECK(alias.offset_bytes == source->offset_bytes);
+    CHECK(alias.dtype == source->dtype);
+    CHECK(alias.shape == source->shape);
+  }
+  CHECK(check_crcs(temp.path()) == file.tensors.size() + 3);  // data.pkl, byteorder, version
 }
 
 TEST_CASE("Every dtype of whole bytes is read back from a file of torch, whole or of one tensor") {

@@ -173,44 +173,43 @@ TEST_CASE("More entries than 65534 have a zip64 record, fewer have none") {
 }
 
 TEST_CASE("Random plans are read back, their payloads aligned, with no byte between parts and payloads") {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    INFO("seed " << seed);
-    Random random(seed);
-    ZipPlan zip;
-    std::vector<std::pair<std::string, std::string>> contents;
-    std::vector<FilePart> payloads;
-    const std::uint64_t count = pick(random, 0, 20);
-    for (std::uint64_t i = 0; i < count; ++i) {
-      const std::string name = std::string(pick(random, 0, 130), 'n') + std::to_string(i);
-      const std::string content = random_tensor(random, DType::kU8, {pick(random, 0, 200)}).bytes;
-      contents.emplace_back(name, content);
-      if (random() % 2) {
-        zip.add(name, content);
-        continue;
-      }
-      const std::uint64_t begin = zip.add(name, content.size(), crc32(std::as_bytes(std::span(content))));
-      payloads.push_back({begin, content});
+  const std::uint64_t seed = GENERATE(range<std::uint64_t>(1, 61));
+  CAPTURE(seed);
+  Random random(seed);
+  ZipPlan zip;
+  std::vector<std::pair<std::string, std::string>> contents;
+  std::vector<FilePart> payloads;
+  const std::uint64_t count = pick(random, 0, 20);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::string name = std::string(pick(random, 0, 130), 'n') + std::to_string(i);
+    const std::string content = random_tensor(random, DType::kU8, {pick(random, 0, 200)}).bytes;
+    contents.emplace_back(name, content);
+    if (random() % 2) {
+      zip.add(name, content);
+      continue;
     }
-    std::vector<FilePart> all = zip.finish();
-    all.insert(all.end(), payloads.begin(), payloads.end());
-    std::sort(all.begin(), all.end(), [](const FilePart& a, const FilePart& b) {
-      return std::pair(a.offset_bytes, a.bytes.size()) < std::pair(b.offset_bytes, b.bytes.size());
-    });
-    std::string file;
-    for (const FilePart& part : all) {
-      CHECK(part.offset_bytes == file.size());
-      file += part.bytes;
-    }
-    CHECK(file.size() == zip.size_bytes());
-    const ZipDirectory directory = read_zip(PartsSource(file.size(), {{0, file}}), "random.zip");
-    REQUIRE(directory.entries().size() == contents.size());
-    for (std::size_t i = 0; i < contents.size(); ++i) {
-      const ZipEntry& entry = directory.entries()[i];
-      CHECK(entry.name == contents[i].first);
-      CHECK(entry.offset_bytes % 64 == 0);
-      CHECK((file.substr(entry.offset_bytes, entry.size_bytes) == contents[i].second));
-      CHECK(entry.crc32 == crc32(std::as_bytes(std::span(contents[i].second))));
-    }
+    const std::uint64_t begin = zip.add(name, content.size(), crc32(std::as_bytes(std::span(content))));
+    payloads.push_back({begin, content});
+  }
+  std::vector<FilePart> all = zip.finish();
+  all.insert(all.end(), payloads.begin(), payloads.end());
+  std::sort(all.begin(), all.end(), [](const FilePart& a, const FilePart& b) {
+    return std::pair(a.offset_bytes, a.bytes.size()) < std::pair(b.offset_bytes, b.bytes.size());
+  });
+  std::string file;
+  for (const FilePart& part : all) {
+    CHECK(part.offset_bytes == file.size());
+    file += part.bytes;
+  }
+  CHECK(file.size() == zip.size_bytes());
+  const ZipDirectory directory = read_zip(PartsSource(file.size(), {{0, file}}), "random.zip");
+  REQUIRE(directory.entries().size() == contents.size());
+  for (std::size_t i = 0; i < contents.size(); ++i) {
+    const ZipEntry& entry = directory.entries()[i];
+    CHECK(entry.name == contents[i].first);
+    CHECK(entry.offset_bytes % 64 == 0);
+    CHECK((file.substr(entry.offset_bytes, entry.size_bytes) == contents[i].second));
+    CHECK(entry.crc32 == crc32(std::as_bytes(std::span(contents[i].second))));
   }
 }
 

@@ -5,7 +5,9 @@
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/stage_plan.h"
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/files.h"
+#include "support/golden.h"
 
 namespace reshard {
 namespace {
@@ -39,87 +41,81 @@ struct GoldenCase {
   }
 };
 
-/// Calls `check` with every case and its plans. Returns how many there are.
-template <typename Check>
-std::size_t for_every_case(Check&& check) {
-  std::size_t cases = 0;
-  for (const auto& entry : fs::directory_iterator(test::testdata("golden/optimum"))) {
-    INFO(entry.path().filename().string());
-    const GoldenCase golden(entry.path());
-    const std::vector<StagePlan> plans = golden.plan();
-    REQUIRE(plans.size() == golden.mesh.pp);
-    check(golden, plans);
-    ++cases;
-  }
-  return cases;
+/// A case of the reference's; a test case that calls this runs once for each of them.
+GoldenCase each_case() {
+  static const std::vector<fs::path> cases = test::golden_cases("optimum");
+  REQUIRE(cases.size() >= 9);
+  return GoldenCase(GENERATE_REF(from_range(cases)));
 }
 
 TEST_CASE("Planned metadata is equal as JSON to what the reference wrote") {
-  const auto cases = for_every_case([](const GoldenCase& golden, const std::vector<StagePlan>& plans) {
-    for (std::size_t y = 0; y < plans.size(); ++y) {
-      INFO("pipeline rank " << y);
-      CHECK(Json::parse(metadata_text(plans[y].metadata)) == Json::parse(test::read_file(golden.metadata_path(y))));
-    }
-    CHECK_FALSE(fs::exists(golden.metadata_path(plans.size())));
-  });
-  CHECK(cases >= 9);
+  const GoldenCase golden = each_case();
+  INFO(golden.directory.filename().string());
+  const std::vector<StagePlan> plans = golden.plan();
+  REQUIRE(plans.size() == golden.mesh.pp);
+  for (std::size_t y = 0; y < plans.size(); ++y) {
+    INFO("pipeline rank " << y);
+    CHECK(Json::parse(metadata_text(plans[y].metadata)) == Json::parse(test::read_file(golden.metadata_path(y))));
+  }
+  CHECK_FALSE(fs::exists(golden.metadata_path(plans.size())));
 }
 
 TEST_CASE("Planned parameters come in the reference's order") {
-  const auto cases = for_every_case([](const GoldenCase& golden, const std::vector<StagePlan>& plans) {
-    for (std::size_t y = 0; y < plans.size(); ++y) {
-      INFO("pipeline rank " << y);
-      std::vector<std::string> expected, planned;
-      const auto reference = nlohmann::ordered_json::parse(test::read_file(golden.metadata_path(y)));
-      for (const auto& [name, value] : reference["parameters"].items()) expected.push_back(name);
-      for (const ParallelParameter& parameter : plans[y].metadata.parameters) planned.push_back(parameter.name);
-      CHECK(planned == expected);
-    }
-  });
-  CHECK(cases >= 9);
+  const GoldenCase golden = each_case();
+  INFO(golden.directory.filename().string());
+  const std::vector<StagePlan> plans = golden.plan();
+  REQUIRE(plans.size() == golden.mesh.pp);
+  for (std::size_t y = 0; y < plans.size(); ++y) {
+    INFO("pipeline rank " << y);
+    std::vector<std::string> expected, planned;
+    const auto reference = nlohmann::ordered_json::parse(test::read_file(golden.metadata_path(y)));
+    for (const auto& [name, value] : reference["parameters"].items()) expected.push_back(name);
+    for (const ParallelParameter& parameter : plans[y].metadata.parameters) planned.push_back(parameter.name);
+    CHECK(planned == expected);
+  }
 }
 
 TEST_CASE("Planned metadata read back from the reference's file is the plan itself") {
-  const auto cases = for_every_case([](const GoldenCase& golden, const std::vector<StagePlan>& plans) {
-    for (std::size_t y = 0; y < plans.size(); ++y) {
-      StageMetadata sorted = plans[y].metadata;
-      std::sort(sorted.parameters.begin(), sorted.parameters.end(),
-                [](const auto& a, const auto& b) { return a.name < b.name; });
-      CHECK(read_metadata(golden.metadata_path(y)) == sorted);
-    }
-  });
-  CHECK(cases >= 9);
+  const GoldenCase golden = each_case();
+  INFO(golden.directory.filename().string());
+  const std::vector<StagePlan> plans = golden.plan();
+  REQUIRE(plans.size() == golden.mesh.pp);
+  for (std::size_t y = 0; y < plans.size(); ++y) {
+    StageMetadata sorted = plans[y].metadata;
+    std::sort(sorted.parameters.begin(), sorted.parameters.end(),
+              [](const auto& a, const auto& b) { return a.name < b.name; });
+    CHECK(read_metadata(golden.metadata_path(y)) == sorted);
+  }
 }
 
 TEST_CASE("Every tensor that the reference stored is planned, by itself or as a second name") {
-  const auto cases = for_every_case([](const GoldenCase& golden, const std::vector<StagePlan>& plans) {
-    std::size_t files = 0;
-    for (const auto& [file, tensors] : golden.json["files"].items()) {
-      INFO(file);
-      const auto at = file.find("_pp_rank_");
-      REQUIRE(at != std::string::npos);
-      const StagePlan& plan = plans.at(std::stoul(file.substr(at + 9)));
-      std::vector<std::string> stored, planned;
-      for (const auto& [name, tensor] : tensors.items()) stored.push_back(name);
-      for (const ParallelParameter& parameter : plan.metadata.parameters) planned.push_back(parameter.name);
-      for (const TiedParameter& tied : plan.tied) planned.push_back(tied.name);
-      std::sort(planned.begin(), planned.end());
-      CHECK(planned == stored);
-      ++files;
-    }
-    CHECK(files == golden.mesh.tp * golden.mesh.pp);
-  });
-  CHECK(cases >= 9);
+  const GoldenCase golden = each_case();
+  INFO(golden.directory.filename().string());
+  const std::vector<StagePlan> plans = golden.plan();
+  REQUIRE(plans.size() == golden.mesh.pp);
+  std::size_t files = 0;
+  for (const auto& [file, tensors] : golden.json["files"].items()) {
+    INFO(file);
+    REQUIRE_THAT(file, test::Says("_pp_rank_"));
+    const StagePlan& plan = plans.at(std::stoul(file.substr(file.find("_pp_rank_") + 9)));
+    std::vector<std::string> stored, planned;
+    for (const auto& [name, tensor] : tensors.items()) stored.push_back(name);
+    for (const ParallelParameter& parameter : plan.metadata.parameters) planned.push_back(parameter.name);
+    for (const TiedParameter& tied : plan.tied) planned.push_back(tied.name);
+    std::sort(planned.begin(), planned.end());
+    CHECK(planned == stored);
+    ++files;
+  }
+  CHECK(files == golden.mesh.tp * golden.mesh.pp);
 }
 
 TEST_CASE("The reference's cuts are those of the even partition") {
-  const auto cases = for_every_case([](const GoldenCase& golden, const std::vector<StagePlan>&) {
-    std::vector<std::string> cuts;
-    for (const std::uint64_t layer : partition_evenly(golden.model.layers, golden.mesh).cuts())
-      cuts.push_back("model.layers." + std::to_string(layer));
-    CHECK(golden.json["pipeline_cuts"].get<std::vector<std::string>>() == cuts);
-  });
-  CHECK(cases >= 9);
+  const GoldenCase golden = each_case();
+  INFO(golden.directory.filename().string());
+  std::vector<std::string> cuts;
+  for (const std::uint64_t layer : partition_evenly(golden.model.layers, golden.mesh).cuts())
+    cuts.push_back("model.layers." + std::to_string(layer));
+  CHECK(golden.json["pipeline_cuts"].get<std::vector<std::string>>() == cuts);
 }
 
 }  // namespace

@@ -91,30 +91,31 @@ TEST_CASE("Attention takes the form that heads, ranks and the choice to fuse cal
 }
 
 TEST_CASE("The legal degrees are those that divide every size, for random models") {
-  std::size_t legal_in_all = 0;
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    INFO("seed " << seed);
-    std::mt19937_64 random(seed);
-    const auto pick = [&](std::vector<std::uint64_t> of) { return of[random() % of.size()]; };
-    Sizes s;
-    s.vocab = pick({48, 96, 128, 384, 1000});
-    s.intermediate = pick({48, 96, 192, 384});
-    s.kv_heads = pick({1, 2, 3, 4, 8});
-    s.heads = s.kv_heads * pick({1, 2, 3, 4, 8});
-    s.head_dim = pick({2, 6, 8, 64});
-    PartitionOptions options{random() % 2 == 0, {}};
-    if (random() % 2) options.kv_size_multiplier = pick({0, 1, 2, 3, 4, 8});
-    const Model model = model_of(s);
-    std::vector<std::uint64_t> expected;
-    for (std::uint64_t tp = 1; tp <= 512; ++tp) {
-      if (may_split(s, tp, options.kv_size_multiplier)) expected.push_back(tp);
-      INFO("tp " << tp);
-      CHECK(tensor_parallel_problem(model, tp, options).has_value() != may_split(s, tp, options.kv_size_multiplier));
-    }
-    CHECK(legal_tp_degrees(model, options) == expected);
-    legal_in_all += expected.size();
+  static std::size_t legal_in_all = 0;
+  const std::uint64_t seed = GENERATE(range<std::uint64_t>(0, 40));
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::vector<std::uint64_t> of) { return of[random() % of.size()]; };
+  Sizes s;
+  s.vocab = pick({48, 96, 128, 384, 1000});
+  s.intermediate = pick({48, 96, 192, 384});
+  s.kv_heads = pick({1, 2, 3, 4, 8});
+  s.heads = s.kv_heads * pick({1, 2, 3, 4, 8});
+  s.head_dim = pick({2, 6, 8, 64});
+  PartitionOptions options{random() % 2 == 0, {}};
+  if (random() % 2) options.kv_size_multiplier = pick({0, 1, 2, 3, 4, 8});
+  const Model model = model_of(s);
+  std::vector<std::uint64_t> expected;
+  for (std::uint64_t tp = 1; tp <= 512; ++tp) {
+    if (may_split(s, tp, options.kv_size_multiplier)) expected.push_back(tp);
+    INFO("tp " << tp);
+    CHECK(tensor_parallel_problem(model, tp, options).has_value() != may_split(s, tp, options.kv_size_multiplier));
   }
-  CHECK(legal_in_all > 100);
+  CHECK(legal_tp_degrees(model, options) == expected);
+  legal_in_all += expected.size();
+  if (seed == 39) {  // counted over all of them
+    CHECK(legal_in_all > 100);
+  }
 }
 
 TEST_CASE("The first tensor that the ranks do not divide is named with dim and sizes") {
