@@ -29,12 +29,13 @@ struct Case {
 
 void check_refused(const std::vector<Case>& cases) {
   for (const Case& it : cases) {
-    INFO(it.name);
-    const Error error = error_of([&] { read_pickle(it.stream, "d/f.pt", kOffset); });
-    CHECK(error.kind() == it.kind);
-    CHECK(error.path() == "d/f.pt");
-    CHECK(error.offset_bytes() == kOffset + it.at);
-    CHECK_THAT(error.what(), Says(it.says));
+    DYNAMIC_SECTION(it.name) {
+      const Error error = error_of([&] { read_pickle(it.stream, "d/f.pt", kOffset); });
+      CHECK(error.kind() == it.kind);
+      CHECK(error.path() == "d/f.pt");
+      CHECK(error.offset_bytes() == kOffset + it.at);
+      CHECK_THAT(error.what(), Says(it.says));
+    }
   }
 }
 

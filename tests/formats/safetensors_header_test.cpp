@@ -37,10 +37,11 @@ struct Patch {
 
 void check_refused(const std::vector<Patch>& patches) {
   for (const Patch& patch : patches) {
-    INFO(patch.name);
-    const Error error = refused(patched(patch.from, patch.to));
-    CHECK(error.tensor() == patch.tensor);
-    CHECK_THAT(error.what(), Says(patch.says));
+    DYNAMIC_SECTION(patch.name) {
+      const Error error = refused(patched(patch.from, patch.to));
+      CHECK(error.tensor() == patch.tensor);
+      CHECK_THAT(error.what(), Says(patch.says));
+    }
   }
 }
 

@@ -42,12 +42,13 @@ struct Refusal {
 
 void check_refused(ErrorKind kind, const std::vector<Refusal>& cases) {
   for (const Refusal& it : cases) {
-    INFO(it.name);
-    const Error error = error_of([&] { read_torch(MemorySource(archive(it.value)), "f.pt"); });
-    CHECK(error.kind() == kind);
-    CHECK(error.path() == "f.pt");
-    CHECK(error.tensor() == "w");
-    CHECK_THAT(error.what(), Says(it.says));
+    DYNAMIC_SECTION(it.name) {
+      const Error error = error_of([&] { read_torch(MemorySource(archive(it.value)), "f.pt"); });
+      CHECK(error.kind() == kind);
+      CHECK(error.path() == "f.pt");
+      CHECK(error.tensor() == "w");
+      CHECK_THAT(error.what(), Says(it.says));
+    }
   }
 }
 

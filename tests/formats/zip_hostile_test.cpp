@@ -54,14 +54,15 @@ struct Patch {
 
 void check_refused(const std::string& valid, const std::vector<Patch>& patches) {
   for (const Patch& patch : patches) {
-    INFO(patch.name);
-    std::string zip = valid;
-    patch.apply(zip);
-    const Error error = error_of([&] { read_zip(MemorySource(zip), "d/f.pt"); });
-    CHECK(error.kind() == patch.kind);
-    CHECK(error.path() == "d/f.pt");
-    CHECK(error.offset_bytes() == patch.at_byte);
-    CHECK_THAT(error.what(), Says(patch.says));
+    DYNAMIC_SECTION(patch.name) {
+      std::string zip = valid;
+      patch.apply(zip);
+      const Error error = error_of([&] { read_zip(MemorySource(zip), "d/f.pt"); });
+      CHECK(error.kind() == patch.kind);
+      CHECK(error.path() == "d/f.pt");
+      CHECK(error.offset_bytes() == patch.at_byte);
+      CHECK_THAT(error.what(), Says(patch.says));
+    }
   }
 }
 

@@ -113,12 +113,13 @@ TEST_CASE("Cuts that make no partition are refused") {
       {{"model.layers.1", "model.layers.18446744073709551615"}, "leaves no layer"},
   };
   for (const auto& [cuts, says] : cases) {
-    INFO(says);
-    ShardRequest request = model.request(1, 3);
-    request.target.pipeline_cuts = cuts;
-    const Error error = model.error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says(says));
+    DYNAMIC_SECTION(join(cuts, " ")) {
+      ShardRequest request = model.request(1, 3);
+      request.target.pipeline_cuts = cuts;
+      const Error error = model.error(request);
+      CHECK(error.kind() == ErrorKind::kUsage);
+      CHECK_THAT(error.what(), Says(says));
+    }
   }
   ShardRequest request = model.request(1);
   request.target.pp.reset();

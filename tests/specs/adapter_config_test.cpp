@@ -34,9 +34,10 @@ TEST_CASE("A pattern names modules as PEFT's regular expressions do") {
                                                 {"[kq]_proj", true},
                                                 {R"(layers\\.\\d+\\.self_attn\\.q_proj)", true}};
   for (const auto& [pattern, matches] : cases) {
-    INFO(pattern);
-    const AdapterConfig config = read(std::string(R"({"r": 8, "rank_pattern": {")") + pattern + R"(": 3}})");
-    CHECK(config.rank_of(module) == (matches ? 3u : 8u));
+    DYNAMIC_SECTION(pattern) {
+      const AdapterConfig config = read(std::string(R"({"r": 8, "rank_pattern": {")") + pattern + R"(": 3}})");
+      CHECK(config.rank_of(module) == (matches ? 3u : 8u));
+    }
   }
   const AdapterConfig first = read(R"({"r": 8, "rank_pattern": {"z|q_proj": 1, ".*": 2}, "lora_alpha": 3})");
   CHECK(first.rank_of(module) == 1);
@@ -57,10 +58,11 @@ TEST_CASE("A config that makes no sense is refused") {
       {R"({"use_rslora": 1})", "use_rslora"},
   };
   for (const auto& [text, says] : cases) {
-    INFO(text);
-    const Error error = error_of([&, t = std::string(text)] { read(t); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says(says));
+    DYNAMIC_SECTION(text) {
+      const Error error = error_of([&, t = std::string(text)] { read(t); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.what(), Says(says));
+    }
   }
   const AdapterConfig broken = read(R"({"rank_pattern": {"(": 1}})");
   CHECK(error_of([&] { broken.rank_of("m"); }).kind() == ErrorKind::kUnsupported);

@@ -95,10 +95,11 @@ TEST_CASE("What cannot be read is refused with its place") {
                                                        {"a < b < c", "too much"},
                                                        {"99999999999999999999", "too large"}};
   for (const auto& [text, says] : texts) {
-    CAPTURE(text);
-    const Error error = error_of([&, expression = text] { Expression::parse(expression); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says(says));
+    DYNAMIC_SECTION("\"" << text << "\"") {
+      const Error error = error_of([&, expression = text] { Expression::parse(expression); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.what(), Says(says));
+    }
   }
   CHECK_THAT(error_of([] { Expression::parse(std::string(100, '(') + "1" + std::string(100, ')')); }).what(),
              Says("brackets"));
@@ -125,10 +126,11 @@ TEST_CASE("What does not come out is refused with its numbers") {
                                                        {"two < three", "is true, expected a positive"},
                                                        {"gone", "\"gone\" is missing"}};
   for (const auto& [text, says] : sizes) {
-    CAPTURE(text);
-    const Error error = error_of([&, expression = text] { size(expression); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says(says));
+    DYNAMIC_SECTION("\"" << text << "\"") {
+      const Error error = error_of([&, expression = text] { size(expression); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.what(), Says(says));
+    }
   }
   const std::pair<const char*, const char*> conditions[] = {{"two", "\"two\" is 2, expected true or false"},
                                                             {"not nothing", "\"nothing\" is null, expected true"},
@@ -136,8 +138,9 @@ TEST_CASE("What does not come out is refused with its numbers") {
                                                             {"two in two", "\"two\" is 2, expected a list"},
                                                             {"list < two", "expected a whole number"}};
   for (const auto& [text, says] : conditions) {
-    CAPTURE(text);
-    CHECK_THAT(error_of([&, expression = text] { holds(expression); }).what(), Says(says));
+    DYNAMIC_SECTION("\"" << text << "\"") {
+      CHECK_THAT(error_of([&, expression = text] { holds(expression); }).what(), Says(says));
+    }
   }
 }
 

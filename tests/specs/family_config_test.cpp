@@ -65,17 +65,18 @@ constexpr Default kDefaults[] = {
 
 TEST_CASE("A number that the configuration lacks, or has as null, has the family's default") {
   for (const Default& row : kDefaults) {
-    INFO(row.model_type << " " << row.key);
-    const auto number = [&](const Json& json) {
-      const Model model = model_of(row.model_type, json);
-      return std::string(row.key) == "head_dim" ? model.head_dim : model.kv_heads;
-    };
-    Json json = base();
-    CHECK(number(json) == json[row.key].get<std::uint64_t>());
-    json[row.key] = nullptr;
-    CHECK(number(json) == row.null);
-    json.erase(row.key);
-    CHECK(number(json) == row.absent);
+    DYNAMIC_SECTION(row.model_type << " " << row.key) {
+      const auto number = [&](const Json& json) {
+        const Model model = model_of(row.model_type, json);
+        return std::string(row.key) == "head_dim" ? model.head_dim : model.kv_heads;
+      };
+      Json json = base();
+      CHECK(number(json) == json[row.key].get<std::uint64_t>());
+      json[row.key] = nullptr;
+      CHECK(number(json) == row.null);
+      json.erase(row.key);
+      CHECK(number(json) == row.absent);
+    }
   }
 }
 
@@ -268,13 +269,14 @@ TEST_CASE("A family description that no model could follow is refused when it is
       {"/modules/0/shape", R"(["vocab_size vocab_size", "hidden_size"])", "\"shape\""}  // no operator
   };
   for (const Patch& patch : patches) {
-    INFO(patch.pointer << " = " << patch.value);
-    Json json = tiny_family();
-    json[Json::json_pointer(patch.pointer)] = Json::parse(patch.value);
-    const Error error = test::error_of([&] { parse_family(json, "tiny.json"); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == "tiny.json");
-    CHECK_THAT(error.what(), test::Says(patch.says));
+    DYNAMIC_SECTION(patch.pointer << " = " << patch.value) {
+      Json json = tiny_family();
+      json[Json::json_pointer(patch.pointer)] = Json::parse(patch.value);
+      const Error error = test::error_of([&] { parse_family(json, "tiny.json"); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == "tiny.json");
+      CHECK_THAT(error.what(), test::Says(patch.says));
+    }
   }
 }
 
