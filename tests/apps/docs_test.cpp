@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "reshard/layouts/layout.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -37,6 +38,60 @@ std::string with_sources(const std::string& text) {
     renewed += "```\n";
   }
   return renewed;
+}
+
+/// `text` with the table after the line `marker` made `table`.
+std::string with_table(const std::string& text, const std::string& marker, const std::string& table) {
+  std::istringstream in(text);
+  std::string renewed, line;
+  while (std::getline(in, line)) {
+    renewed += line + "\n";
+    if (line != marker) continue;
+    renewed += table;
+    while (std::getline(in, line) && line.starts_with("|")) continue;
+    renewed += line + "\n";
+  }
+  return renewed;
+}
+
+std::string joined_names(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "`" : ", `") + name + "`";
+  return text;
+}
+
+std::string traits_table() {
+  std::string table = "| layout | what it is | folder | stages | experts | formats |\n|---|---|---|---|---|---|\n";
+  for (const Layout* layout : layouts()) {
+    const LayoutTraits& traits = layout->traits();
+    std::vector<std::string> formats;
+    for (const Format format : traits.formats) formats.emplace_back(name(format));
+    table += std::string("| `") + traits.name + "` | " + traits.meaning + " | " +
+             (*traits.folder ? "`" + std::string(traits.folder) + "/`" : "") + " | " +
+             (traits.has_stages ? "yes" : "") + " | " + (traits.has_experts ? "yes" : "") + " | " +
+             joined_names(formats) + " |\n";
+  }
+  return table;
+}
+
+std::string options_table() {
+  std::vector<std::pair<const LayoutOption*, std::vector<std::string>>> options;
+  std::set<std::string> of_source;
+  for (const Layout* layout : layouts())
+    for (const LayoutOption* option : layout->options()) {
+      const auto known = std::find_if(options.begin(), options.end(),
+                                      [&](const auto& row) { return std::string(row.first->name) == option->name; });
+      if (option->of_source) of_source.insert(option->name);
+      if (known == options.end())
+        options.push_back({option, {layout->traits().name}});
+      else
+        known->second.emplace_back(layout->traits().name);
+    }
+  std::string table = "| option | layouts | | |\n|---|---|---|---|\n";
+  for (const auto& [option, of] : options)
+    table += std::string("| `--") + option->name + "` | " + joined_names(of) + " | " + option->help + " | " +
+             (of_source.count(option->name) ? "source" : "") + " |\n";
+  return table;
 }
 
 /// Every Markdown file of the repository, build folders left out, relative to it.
@@ -90,6 +145,17 @@ TEST_CASE("The C++ in the documents is that of the programs that tests build", "
     const std::string difference = first_difference(file, text, renewed);
     if (!difference.empty()) FAIL_CHECK(difference);
   }
+}
+
+TEST_CASE("The tables in docs/layouts.md are the layouts' own", "[docs][renewed]") {
+  const fs::path file = kRepository / "docs/layouts.md";
+  const std::string text = read_file(file);
+  const std::string traits = "<!-- traits of the layouts -->", options = "<!-- options of the layouts -->";
+  REQUIRE_THAT(text, Says(traits + "\n|") && Says(options + "\n|"));
+  const std::string renewed = with_table(with_table(text, traits, traits_table()), options, options_table());
+  if (std::getenv("RESHARD_RENEW_GOLDEN") != nullptr && renewed != text) return write_file(file, renewed);
+  const std::string difference = first_difference(file, text, renewed);
+  if (!difference.empty()) FAIL_CHECK(difference);
 }
 
 TEST_CASE("Every link in the documents leads to a file, and to a heading in it", "[docs]") {

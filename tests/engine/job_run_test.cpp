@@ -11,6 +11,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
+#include "support/layouts.h"
 #include "support/models.h"
 #include "support/rewrite.h"
 #include "support/temp_dir.h"
@@ -35,7 +36,7 @@ struct Jobs {
     for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
       const std::string name(reshard::name(format));
       ShardRequest request = shard_request(temp / "model", temp / ("shards-" + name), 4, 2);
-      request.sharding.form.format = format;
+      request.target.format = format;
       shard(request);
       planners.emplace_back("shard to " + name, [request](const fs::path& output) {
         ShardRequest there = request;
@@ -47,10 +48,10 @@ struct Jobs {
       const std::string name(reshard::name(format));
       planners.emplace_back("consolidate to " + name, [this, format](const fs::path& output) {
         ConsolidateRequest request;
-        request.checkpoint_directory = temp / "shards-xser";
+        request.source.path = temp / "shards-xser";
         request.output_directory = output;
-        request.format = format;
-        request.max_shard_bytes = 3000;
+        request.target.format = format;
+        request.target.options.set_number("max-shard-size", 3000);
         return plan_consolidate(request);
       });
     }
@@ -58,10 +59,10 @@ struct Jobs {
       const std::string name(reshard::name(format));
       planners.emplace_back("convert to " + name, [this, format](const fs::path& output) {
         ConvertRequest request = convert_request(temp / "shards-safetensors", output);
-        request.to = ShardsKind::kOptimum;
-        request.format = format;
-        request.tp = request.sharding.tp = 2;
-        request.sharding.pp = 1;
+        request.target.layout = layout("optimum");
+        request.target.format = format;
+        request.target.tp = 2;
+        request.target.pp = 1;
         request.dtype = DType::kF32;
         return plan_convert(request);
       });
@@ -227,7 +228,7 @@ TEST_CASE("A replica that several shares find to differ is reported once, whatev
   for (char& byte : tensors.at("model.norm.weight").bytes) byte = static_cast<char>(byte ^ 1);  // in every share
   rewrite_safetensors(rank, tensors);
   ConsolidateRequest request;
-  request.checkpoint_directory = temp / "shards";
+  request.source.path = temp / "shards";
   request.output_directory = temp / "whole";
   const auto job = plan_consolidate(request);
   RunOptions options = unsynced();

@@ -28,11 +28,11 @@ struct TwoPlaces {
   TinyModel model;
 };
 
-std::unique_ptr<Job> consolidation(const fs::path& place, std::uint64_t max_shard_bytes = kMaxShardBytes) {
+std::unique_ptr<Job> consolidation(const fs::path& place, std::uint64_t max_shard_bytes = 5'000'000'000) {
   ConsolidateRequest request;
-  request.checkpoint_directory = place / "shards";
+  request.source.path = place / "shards";
   request.output_directory = place / "whole";
-  request.max_shard_bytes = max_shard_bytes;
+  request.target.options.set_number("max-shard-size", max_shard_bytes);
   return plan_consolidate(request);
 }
 
@@ -64,7 +64,7 @@ TEST_CASE("Runs of other requests have other fingerprints") {
     for (const std::uint32_t pp : {1u, 2u})
       for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
         ShardRequest request = shard_request(a / "model", a / "out", tp, pp);
-        request.sharding.form.format = format;
+        request.target.format = format;
         add(*plan_shard(request));
       }
   for (const std::uint64_t max_bytes : {2000, 4000}) add(*consolidation(a, max_bytes));
