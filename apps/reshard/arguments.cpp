@@ -159,7 +159,7 @@ void add_source_options(CLI::App& command, OptionValues& values, const std::stri
         if (own->of_source && std::string_view(own->name) == option->name) sources.push_back(layout), declared = own;
     if (declared != nullptr)
       add_layout_option(command, values, *declared, prefix,
-                        fmt::format("How a source in {} was made. {}", layouts_text(sources), declared->help));
+                        fmt::format("Of a source in {}: {}", layouts_text(sources), declared->source_help));
   }
 }
 

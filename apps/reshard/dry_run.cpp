@@ -122,15 +122,23 @@ struct NumberInPath {
   std::size_t size = 0;
 };
 
-/// The numbers in `path` that are `value`.
-std::vector<NumberInPath> numbers_in(const std::string& path, std::uint64_t value) {
+std::vector<NumberInPath> numbers_in(const std::string& path) {
   constexpr const char* kDigits = "0123456789";
   std::vector<NumberInPath> numbers;
   for (std::size_t begin = path.find_first_of(kDigits); begin != std::string::npos;) {
     const std::size_t end = std::min(path.find_first_not_of(kDigits, begin), path.size());
-    if (parse_unsigned(path.substr(begin, end - begin)) == value) numbers.push_back({begin, end - begin});
+    numbers.push_back({begin, end - begin});
     begin = path.find_first_of(kDigits, end);
   }
+  return numbers;
+}
+
+/// The numbers in the path of a rank's weights that are the rank's.
+std::vector<NumberInPath> rank_numbers_in(const FileRow& row) {
+  std::vector<NumberInPath> numbers = numbers_in(row.path);
+  std::erase_if(numbers, [&](NumberInPath number) {
+    return parse_unsigned(row.path.substr(number.begin, number.size)) != row.tp_ranks.front();
+  });
   return numbers;
 }
 
@@ -138,26 +146,46 @@ std::string without(const std::string& path, NumberInPath number) {
   return path.substr(0, number.begin) + '\0' + path.substr(number.begin + number.size);
 }
 
+std::string up_to(const std::string& path, NumberInPath number) {
+  return path.substr(0, number.begin + number.size);
+}
+
+void take_out(FileRow& row, NumberInPath number) {
+  row.number_at = number.begin;
+  row.digits = static_cast<int>(number.size);
+  row.path.erase(number.begin, number.size);
+}
+
 /// Takes the number of the tensor-parallel rank out of the paths: of the numbers in one that are the rank's, the one
-/// without which the paths of most ranks are equal.
+/// without which the paths of most ranks are equal. A text file beside a rank's weights is the rank's, too.
 void take_ranks(std::vector<FileRow>& rows) {
   std::map<std::string, std::size_t> paths;
   for (const FileRow& row : rows)
     if (!row.tp_ranks.empty())
-      for (const NumberInPath number : numbers_in(row.path, row.tp_ranks.front())) ++paths[without(row.path, number)];
+      for (const NumberInPath number : rank_numbers_in(row)) ++paths[without(row.path, number)];
+  std::map<std::string, std::uint64_t> ranks;  // by what paths of theirs begin with
   for (FileRow& row : rows) {
     if (row.tp_ranks.empty()) continue;
     std::size_t most = 1;  // a path of its own keeps its number
     std::optional<NumberInPath> best;
-    for (const NumberInPath number : numbers_in(row.path, row.tp_ranks.front()))
+    for (const NumberInPath number : rank_numbers_in(row))
       if (const std::size_t count = paths.at(without(row.path, number)); count > most) most = count, best = number;
-    if (!best) {
+    if (best) {
+      ranks.emplace(up_to(row.path, *best), row.tp_ranks.front());
+      take_out(row, *best);
+    } else {
       row.tp_ranks.clear();
-      continue;
     }
-    row.number_at = best->begin;
-    row.digits = static_cast<int>(best->size);
-    row.path.erase(best->begin, best->size);
+  }
+  for (FileRow& row : rows) {
+    if (!row.tp_ranks.empty()) continue;
+    for (const NumberInPath number : numbers_in(row.path)) {
+      const auto rank = ranks.find(up_to(row.path, number));
+      if (rank == ranks.end()) continue;
+      row.tp_ranks = {rank->second};
+      take_out(row, number);
+      break;
+    }
   }
 }
 

@@ -57,7 +57,7 @@ TargetRequest random_placement(Random& random, bool experts) {
   for (const LayoutOption* option : request.layout->options()) {
     const std::string name = option->name;
     if (option->type == LayoutOption::Type::kFlag) request.options.set_flag(name, random() % 2);
-    if (option->type == LayoutOption::Type::kChoice && random() % 2)
+    if (option->type == LayoutOption::Type::kChoice)
       request.options.set(name, option->choices[pick(random, 0, option->choices.size() - 1)]);
     if (option->type == LayoutOption::Type::kCount && random() % 3 == 0)
       request.options.set_number(name, one_of(random, {1, 2, 3, 4}));
@@ -134,7 +134,8 @@ TEST_CASE("Any model comes back from any placement, and from one to another it i
     families.insert(sample.name.substr(0, sample.name.find(' ')));
     ++placed[first.layout];
     padded += first.options.has("pad") || first.options.has("pad-attn-heads");
-    adjacent += source_options_of(first).has("kv-replication");
+    for (const LayoutOption* option : first.layout->options())
+      adjacent += option->type == LayoutOption::Type::kChoice && first.options.choice(*option) == "adjacent";
     spread += *first.ep > 1;
 
     if (!place(temp / "model", temp / "second", second)) continue;

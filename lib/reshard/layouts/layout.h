@@ -40,6 +40,7 @@ struct LayoutOption {
   std::span<const char* const> choices = {};  // of kChoice; the first is the default
   const char* default_value = "";             // as text; empty: none, or what the layout works out
   bool of_source = false;                     // says, too, how a checkpoint that is read was made
+  const char* source_help = "";               // one sentence for that
 };
 
 /// Values of layouts' options by name, as text: "true" for a flag. What is not there was not given.

@@ -22,10 +22,22 @@ constexpr LayoutOption kKvReplication{
     "Order of replicated key/value heads: tiled (K0 K1 K0 K1, trn1) or adjacent (K0 K0 K1 K1, trn2)",
     kOrders,
     "tiled",
-    true};
-constexpr LayoutOption kMultiplier{
-    "kv-size-multiplier", LayoutOption::Type::kCount, kKvSizeMultiplier.help, {}, "", true};
-constexpr LayoutOption kPadSourceHeads{kPadHeads.name, LayoutOption::Type::kFlag, kPadHeads.help, {}, "", true};
+    true,
+    "Order of replicated key/value heads: tiled or adjacent"};
+constexpr LayoutOption kMultiplier{kKvSizeMultiplier.name,
+                                   LayoutOption::Type::kCount,
+                                   kKvSizeMultiplier.help,
+                                   {},
+                                   "",
+                                   true,
+                                   "Copies of each key/value head (default: inferred from the shapes)"};
+constexpr LayoutOption kPadSourceHeads{kPadHeads.name,
+                                       LayoutOption::Type::kFlag,
+                                       kPadHeads.help,
+                                       {},
+                                       "",
+                                       true,
+                                       "There are padding heads (default: inferred from the shapes)"};
 
 LayoutTraits make_traits() {
   LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kRankFormats};
