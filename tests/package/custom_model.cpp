@@ -5,8 +5,11 @@
 #include <reshard/specs/parallel_layers.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
+#include <string>
 
 using namespace reshard;
 
@@ -34,8 +37,12 @@ int main() {
                           tp);
   stage.modules = {{mlp, {gate_up}}, {attention, {qkv}}};
 
-  std::ofstream(metadata_file_name(0)) << metadata_text(stage);
-  const StageMetadata read = read_metadata(metadata_file_name(0));
+  std::string directory = std::filesystem::temp_directory_path() / "custom-model-XXXXXX";
+  if (::mkdtemp(directory.data()) == nullptr) return 1;
+  const std::filesystem::path file = std::filesystem::path(directory) / metadata_file_name(0);
+  std::ofstream(file) << metadata_text(stage);
+  const StageMetadata read = read_metadata(file);
+  std::filesystem::remove_all(directory);
 
   const std::map<std::string, Dims> wholes = {{"model.embed_tokens.weight", {256, 64}},
                                               {"model.embed_positions.weight", {32, 64}},
