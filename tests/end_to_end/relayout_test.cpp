@@ -3,6 +3,7 @@
 #include "reshard/formats/safetensors.h"
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/metadata.h"

@@ -1,6 +1,8 @@
 // Metadata for shards that were saved without it (NxD's own checkpoints): what each stored name and shape can only be,
 // given the model.
 
+#include "reshard/layouts/derived_metadata.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -9,6 +9,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/rank_record.h"
+#include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/specs/mesh.h"
 

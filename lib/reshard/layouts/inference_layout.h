@@ -6,6 +6,7 @@
 
 #include "reshard/layouts/placed_rules.h"
 #include "reshard/layouts/rank_layout.h"
+#include "reshard/layouts/sharded_map.h"
 #include "reshard/specs/stage_plan.h"
 
 namespace reshard {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/derived_metadata.h"
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/training_layout.h"
 

@@ -9,6 +9,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/inference_layout.h"
+#include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/specs/head_slots.h"
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/derived_metadata.h"
 #include "reshard/layouts/inference_layout.h"
+#include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 
 namespace reshard {

@@ -1,5 +1,7 @@
 // Tensor maps of files of ranks, from rules: of a target, and of a source.
 
+#include "reshard/layouts/sharded_map.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -9,6 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/sharded_map.h"
 #include "reshard/specs/metadata.h"
 
 namespace reshard {

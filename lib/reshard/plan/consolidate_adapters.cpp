@@ -12,6 +12,7 @@
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/plan/adapter_proofs.h"
 #include "reshard/plan/adapters.h"

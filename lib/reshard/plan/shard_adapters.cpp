@@ -11,6 +11,7 @@
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/target.h"

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "reshard/layouts/cut.h"
+#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/specs/stage_plan.h"
+
+namespace reshard {
+
+class RankLayout;
+
+/// The files of ranks that are to be written.
+struct RankTarget {
+  const RankLayout* layout = nullptr;
+  Format format = Format::kSafetensors;
+  std::uint32_t first_rank = 0;  // of the tensor-parallel ranks
+  std::uint32_t last_rank = UINT32_MAX;
+  bool stores_tied = true;  // else whoever loads the files ties parameters by itself
+};
+
+/// The checkpoint that `plans` describe (one per pipeline rank), over `tp` tensor-parallel and `ep` expert-parallel
+/// ranks, of the tensors `logical`. Paths are relative to the output directory.
+/// \throws Error kBadInput if the originals of one fused tensor differ in dtype.
+TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t tp,
+                             std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep = 1);
+
+/// The same for one stage whose ranks have the tensors of `rules`.
+TensorMap sharded_target_map(const std::vector<CutRule>& rules, std::uint32_t tp,
+                             std::span<const LogicalTensor> logical, const RankTarget& target);
+
+/// Its tensor map. `tied` says which parameters may be second copies of others; one that the metadata does not list and
+/// that is not tied either is an error, and so is one that the files say was larger or smaller. `checkpoint` is
+/// borrowed for the call.
+TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied);
+
+}  // namespace reshard
