@@ -1,0 +1,129 @@
+#include "reshard/layouts/layout.h"
+
+#include <map>
+#include <set>
+
+#include "reshard/layouts/checkpoint.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/layouts.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kChoices[] = {"left", "right"};
+constexpr LayoutOption kCount{"copies", LayoutOption::Type::kCount, "Copies"};
+constexpr LayoutOption kRank{"first", LayoutOption::Type::kRank, "First rank"};
+constexpr LayoutOption kSize{"size", LayoutOption::Type::kSize, "Size", {}, "5GB"};
+constexpr LayoutOption kChoice{"side", LayoutOption::Type::kChoice, "Side", kChoices};
+
+TEST_CASE("Every layout of the table has a name of its own, and is found by it") {
+  std::set<std::string> names;
+  std::size_t adapters = 0, whole = 0;
+  for (const Layout* one : layouts()) {
+    const LayoutTraits& traits = one->traits();
+    CAPTURE(traits.name);
+    CHECK(names.insert(traits.name).second);
+    CHECK(layout_named(traits.name) == one);
+    CHECK_FALSE(traits.formats.empty());
+    CHECK(std::string(traits.meaning) != "");
+    adapters += traits.holds_adapters;
+    whole += !traits.has_ranks;
+  }
+  CHECK(layout_named("Ranks") == nullptr);
+  CHECK(adapters == 1);
+  CHECK(whole == 1);
+  CHECK(default_rank_layout().traits().has_ranks);
+}
+
+TEST_CASE("An option that several layouts have is of one type in all of them") {
+  std::map<std::string, const LayoutOption*> known;
+  for (const Layout* one : layouts())
+    for (const LayoutOption* option : one->options()) {
+      CAPTURE(one->traits().name, option->name);
+      const auto [found, is_new] = known.emplace(option->name, option);
+      CHECK(found->second->type == option->type);
+      CHECK(option->of_source == (*option->source_help != '\0'));
+      if (option->type == LayoutOption::Type::kChoice) CHECK(option->choices.size() > 1);
+    }
+  CHECK(known.size() > 5);
+}
+
+TEST_CASE("Values of options are parsed by their type, and errors say the option and what it takes") {
+  OptionValues values;
+  CHECK_FALSE(values.number(kCount));
+  CHECK(values.number(kSize) == 5'000'000'000);
+  CHECK(values.choice(kChoice) == "left");
+  values.set("copies", "4096");
+  values.set("first", "0");
+  values.set("size", "1KiB");
+  values.set("side", "right");
+  CHECK(values.number(kCount) == 4096);
+  CHECK(values.number(kRank) == 0);
+  CHECK(values.number(kSize) == 1024);
+  CHECK(values.choice(kChoice) == "right");
+  for (const char* text : {"0", "4097", "-1", "", "two", "1.5"}) {
+    values.set("copies", text);
+    const Error error = error_of([&] { values.number(kCount, "--from-"); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("--from-copies: \"" + std::string(text) + "\" is not a whole number from 1 to 4096"));
+  }
+  values.set("first", "4096");
+  CHECK_THAT(error_of([&] { values.number(kRank); }).what(), Says("--first: \"4096\" is not the number of a rank"));
+  values.set("size", "much");
+  CHECK_THAT(error_of([&] { values.number(kSize); }).what(), Says("--size: \"much\" is not a size"));
+  values.set("side", "up");
+  CHECK_THAT(error_of([&] { values.choice(kChoice); }).what(), Says("--side: \"up\" is not one of left, right"));
+}
+
+TEST_CASE("What a layout does not have is refused before anything is read, with what does have it") {
+  const auto refused = [](const char* name, const std::function<void(TargetRequest&)>& change) {
+    TargetRequest request;
+    request.layout = layout(name);
+    CHECK_NOTHROW(validate_request(request));
+    change(request);
+    const Error error = error_of([&] { validate_request(request); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    return error;
+  };
+  CHECK_THAT(refused("hf", [](TargetRequest& r) { r.tp = 2; }).what(), Says("layout hf has no ranks (--tp)"));
+  CHECK_THAT(refused("nxdi", [](TargetRequest& r) { r.vpp = 2; }).what(), Says("layout nxdi has no pipeline stages"));
+  CHECK_THAT(refused("nxd", [](TargetRequest& r) { r.ep = 2; }).what(), Says("has no expert-parallel ranks"));
+  const Error format = refused("optimum", [](TargetRequest& r) { r.format = Format::kSafetensors; });
+  CHECK_THAT(format.what(), Says("layout optimum does not support --format safetensors"));
+  CHECK_THAT(format.hint(), Says("pytorch, xser"));
+  const Error option = refused("ranks", [](TargetRequest& r) { r.options.set("vocab-parallel"); });
+  CHECK_THAT(option.what(), Says("layout ranks has no option --vocab-parallel"));
+  CHECK_THAT(option.hint(), Says("layouts with --vocab-parallel: nxdi"));
+  refused("ranks", [](TargetRequest& r) { r.options.set("kv-size-multiplier", "many"); });
+}
+
+TEST_CASE("What a layout writes is read as that layout, from its folder and from the one above") {
+  for (const Layout* one : layouts()) {
+    if (!one->traits().has_ranks) continue;
+    DYNAMIC_SECTION(one->traits().name) {
+      const TempDir temp;
+      TinyModel model;
+      Random random(3);
+      write_model(temp / "model", model, random_tensors(model, random));
+      ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+      request.target.layout = one;
+      shard(request);
+      CHECK(read_checkpoint(temp / "out", {ConfigUse::kStrict}).layout == one);
+      CHECK(read_checkpoint(temp / "out" / one->traits().folder, {ConfigUse::kStrict}).layout == one);
+      CHECK_FALSE(find_whole(temp / "out"));
+      CHECK(one->foreign_entries(temp / "out" / one->traits().folder).empty() == one->traits().whole_folder);
+      if (!one->traits().whole_folder) return;
+      write_file(temp / "out" / one->traits().folder / "mine.txt", "");
+      CHECK(one->foreign_entries(temp / "out" / one->traits().folder) == std::vector<std::string>{"mine.txt"});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
