@@ -2,14 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <map>
-#include <unordered_map>
-
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/read_container.h"
 #include "reshard/io/storage.h"
 #include "reshard/io/text_file.h"
 

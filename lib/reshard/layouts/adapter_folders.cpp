@@ -6,11 +6,8 @@
 #include "reshard/layouts/rank_layout.h"
 
 namespace reshard {
-namespace {
 
 namespace fs = std::filesystem;
-
-}  // namespace
 
 std::vector<AdapterFolder> find_adapter_folders(const fs::path& path) {
   const auto& layout = static_cast<const RankLayout&>(adapter_layout());

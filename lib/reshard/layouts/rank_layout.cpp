@@ -61,7 +61,7 @@ void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
                                          list_names(shards.not_saved)));
 }
 
-/// The parameters of the model that the checkpoint is of, and how ranks have them.
+/// Metadata that torch saved is enough only beside a known model.
 void validate_model(const Checkpoint& checkpoint, const ShardedCheckpoint& shards) {
   if (!shards.has_old_metadata || checkpoint.model) return;
   throw Error(ErrorKind::kBadInput,
@@ -107,7 +107,10 @@ std::vector<RankFile> list_rank_files(const FoundLayout& found) {
                   fmt::format("is there twice: tp rank {}, pp rank {}", file->rank.tp_rank, file->rank.pp_rank))
           .in(entry.path());
   }
-  if (by_rank.empty()) throw Error(ErrorKind::kBadInput, "holds no weights named tp_rank_XX_pp_rank_YY").in(found.path);
+  if (by_rank.empty())
+    throw Error(ErrorKind::kBadInput, "holds no weights named tp_rank_XX_pp_rank_YY")
+        .in(found.path)
+        .hint("copy the files of all ranks here, or give another directory");
   std::vector<RankFile> files;
   for (auto& [rank, file] : by_rank) files.push_back(std::move(file));
   return files;
