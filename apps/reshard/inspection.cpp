@@ -83,7 +83,7 @@ std::vector<TensorRow> tensor_rows(const TensorMap& map, const std::vector<std::
       const StoredTensor& stored = map.stored[piece.stored];
       pp_ranks.insert(map.files[stored.file].pp_rank);
       if (!std::exchange(first, false)) continue;
-      row.kind = stored.kind;
+      row.label = stored.label;
       if (stored.name.text() != map.logical[index].name)
         row.stored_as = short_stored_name(stored.name, map.logical[index].name);
     }

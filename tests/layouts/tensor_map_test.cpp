@@ -11,8 +11,15 @@ TensorMap one_tensor(DType dtype, const Dims& logical, const Dims& stored) {
   TensorMap map;
   map.files.push_back({"rank.safetensors", 0});
   map.add_logical({"w", dtype, logical}, {});
-  map.add_stored({"s", dtype, stored, 0, 0, 0, CutKind::kColumn});
+  map.add_stored({"s", dtype, stored});
   return map;
+}
+
+/// One rank's chunks of "w" along dim 0.
+PartitionRule rows_of_w(std::uint64_t units, std::vector<std::uint32_t> taken) {
+  PartitionRule rule;
+  rule.parts = {{"w", std::make_shared<const Placement>(Placement{units, {}, {std::move(taken)}})}};
+  return rule;
 }
 
 TEST_CASE("Pieces that tile a stored tensor are accepted, in any order") {
@@ -70,27 +77,16 @@ TEST_CASE("A cut through a packed byte is an error that names dtype and box") {
 TEST_CASE("Scalars and tensors without elements are tiled too") {
   TensorMap scalar = one_tensor(DType::kF32, {}, {});
   CHECK_THAT(error_of([&] { prove_tiling(scalar); }).what(), Says("1 of its 1 elements"));
-  scalar.add_cut(0, {CutKind::kReplicated, 0, {{"w", 1, {0}, {}}}});
+  scalar.add_whole(0, "w");
   CHECK_NOTHROW(prove_tiling(scalar));
   TensorMap empty = one_tensor(DType::kF4, {0, 3}, {0, 3});
-  empty.add_cut(0, {CutKind::kColumn, 0, {{"w", 2, {1}, {}}}});
+  empty.add_pieces(0, rows_of_w(2, {1}), 0);
   CHECK_NOTHROW(prove_tiling(empty));
-}
-
-TEST_CASE("Neighbouring chunks make one piece, others one each") {
-  TensorMap map = one_tensor(DType::kF32, {8, 2}, {4, 2});
-  map.add_cut(0, {CutKind::kGroupedQuery, 0, {{"w", 8, {2, 3, 6, 0}, {}}}});
-  REQUIRE(map.pieces[0].size() == 3);
-  CHECK(map.pieces[0][0].box == Box{{2, 0}, {2, 2}});
-  CHECK(map.pieces[0][1].box == Box{{6, 0}, {1, 2}});
-  CHECK(map.pieces[0][1].stored_begin == Dims{2, 0});
-  CHECK(map.pieces[0][2].stored_begin == Dims{3, 0});
-  CHECK_NOTHROW(prove_tiling(map));
 }
 
 TEST_CASE("A cut that does not fit the stored shape is an error with the shape and the dim") {
   TensorMap map = one_tensor(DType::kF32, {8, 2}, {3, 2});
-  const Error error = error_of([&] { map.add_cut(0, {CutKind::kColumn, 0, {{"w", 4, {0, 2}, {}}}}); });
+  const Error error = error_of([&] { map.add_pieces(0, rows_of_w(4, {0, 2}), 0); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == "rank.safetensors");
   CHECK(error.tensor() == "s");
@@ -115,8 +111,8 @@ TEST_CASE("Ordering the logical tensors keeps their pieces and finds them by nam
   map.files.push_back({"f", 0});
   for (const char* name : {"a", "b", "c"}) {
     map.add_logical({name, DType::kU8, {1}}, {});
-    const auto stored = map.add_stored({name, DType::kU8, {1}, 0, 0, 1, CutKind::kWhole});
-    map.add_cut(stored, {CutKind::kReplicated, 0, {{name, 1, {0}, {}}}});
+    const auto stored = map.add_stored({name, DType::kU8, {1}, 0, 0, 1});
+    map.add_whole(stored, name);
   }
   map.order_logical({"c", "nobody", "a"});
   REQUIRE(map.logical.size() == 3);

@@ -1,6 +1,6 @@
 // A model of one's own, laid out over 4 tensor-parallel ranks with the library's types: the metadata that stands beside
 // the ranks' files, from which reshard consolidate reads them, and the shapes that a rank has.
-#include <reshard/layouts/cut.h>
+#include <reshard/layouts/lower_metadata.h>
 #include <reshard/specs/metadata.h>
 #include <reshard/specs/parallel_layers.h>
 
@@ -55,10 +55,9 @@ int main() {
                                               {mlp + ".down_proj.weight", {64, 128}},
                                               {"model.norm.weight", {64}},
                                               {"lm_head.weight", {256, 64}}};
-  for (const CutRule& rule : cut_rules(read)) {
-    const Cut cut = rule.for_rank(3, tp);
-    std::vector<Dims> originals;  // one, but for what is joined
-    for (const Cut::Part& part : cut.parts) originals.push_back(wholes.at(part.logical_name));
-    std::printf("%-45s %s\n", rule.stored_name.c_str(), to_string(stored_shape(cut, originals).value()).c_str());
+  for (const PartitionRule& rule : partition_rules(read, tp)) {
+    std::vector<Dims> originals;  // one, but for what is fused
+    for (const PartitionRule::Part& part : rule.parts) originals.push_back(wholes.at(part.logical_name));
+    std::printf("%-45s %s\n", rule.stored_name.c_str(), to_string(stored_shape(rule, 3, originals).value()).c_str());
   }
 }

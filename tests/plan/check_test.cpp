@@ -7,19 +7,35 @@
 namespace reshard::test {
 namespace {
 
+using Fill = LogicalTensor::Fill;
+
 /// "w", a vector of 4 elements, in a file of tensor-parallel rank 0 and once more in one of rank 1.
-TensorMap two_ranks(DType dtype, CutKind kind, std::optional<std::uint64_t> filler = {}) {
+TensorMap two_ranks(DType dtype, std::optional<std::uint64_t> filler = {}, Fill fill = Fill::kPadding) {
   TensorMap map;
-  map.add_logical({"w", dtype, {4}, filler}, {});
+  map.add_logical({"w", dtype, {4}, filler, fill}, {});
   for (const std::uint32_t tp_rank : {0u, 1u}) {
     TensorFile file;
     file.path = "rank" + std::to_string(tp_rank);
     file.tp_rank = tp_rank;
     map.files.push_back(file);
     const auto bytes = num_bytes(dtype, {4}).value();
-    const auto stored = map.add_stored({"stored_w", dtype, {4}, tp_rank, 0, bytes, kind});
+    const auto stored = map.add_stored({"stored_w", dtype, {4}, tp_rank, 0, bytes});
     map.pieces[0].push_back({stored, {{0}, {4}}, {0}});
   }
+  return map;
+}
+
+/// The same of a parameter that every rank has all of.
+TensorMap replicated(DType dtype, std::optional<std::uint64_t> filler = {}) {
+  TensorMap map = two_ranks(dtype, filler);
+  for (StoredTensor& stored : map.stored) stored.replicated = true;
+  return map;
+}
+
+/// The same where rank 1's is a second name.
+TensorMap tied(DType dtype) {
+  TensorMap map = two_ranks(dtype);
+  map.stored[1].tied = true;
   return map;
 }
 
@@ -34,7 +50,7 @@ Error failure_of(const TensorMap& map, std::string_view detail = {}) {
 }
 
 TEST_CASE("A replica that differs names both files and the element, and the detail that is known") {
-  const Error error = failure_of(two_ranks(DType::kF32, CutKind::kReplicated), "by much");
+  const Error error = failure_of(replicated(DType::kF32), "by much");
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == "rank1");
   CHECK(error.tensor() == "stored_w");
@@ -43,20 +59,21 @@ TEST_CASE("A replica that differs names both files and the element, and the deta
 }
 
 TEST_CASE("What a check that fails says depends on the reason for it") {
-  TensorMap tied = two_ranks(DType::kF32, CutKind::kTied);
-  tied.stored[0].kind = CutKind::kWhole;
-  CHECK_THAT(failure_of(tied).hint(), Says("tie_word_embeddings"));
-  const Error padding = failure_of(two_ranks(DType::kF32, CutKind::kColumn, 0));
+  CHECK_THAT(failure_of(tied(DType::kF32)).hint(), Says("tie_word_embeddings"));
+  const Error padding = failure_of(two_ranks(DType::kF32, 0));
   CHECK_THAT(padding.what(), Says("holds other values than zeros in its padding, first at [2]"));
   CHECK_THAT(padding.hint(), Says("config.json belongs to another model"));
-  CHECK_THAT(failure_of(two_ranks(DType::kF32, CutKind::kColumn, 7)).what(), Says("the lowest of its dtype"));
-  const Error number = failure_of(two_ranks(DType::kI32, CutKind::kConstant, 3));
+  CHECK_THAT(failure_of(two_ranks(DType::kF32, 7)).what(), Says("the lowest of its dtype"));
+  const Error number = failure_of(two_ranks(DType::kI32, 3, Fill::kRankNumber));
   CHECK_THAT(number.what(), Says("is the number of another rank than 3"));
   CHECK_THAT(number.hint(), Says("renamed or swapped"));
+  const Error constant = failure_of(two_ranks(DType::kF32, 3, Fill::kConstant));
+  CHECK_THAT(constant.what(), Says("holds another value than the layout has there, first at [2]"));
+  CHECK_THAT(constant.hint(), Says("of another layout"));
 }
 
 TEST_CASE("Where equal replicas are the only evidence, their difference is never accepted and has a hint of its own") {
-  TensorMap map = two_ranks(DType::kF32, CutKind::kColumn);
+  TensorMap map = two_ranks(DType::kF32);
   const std::vector<Piece> reads{map.pieces[0][0]};
   CHECK(make_check(map, 0, reads, map.pieces[0][1]).may_differ);
   map.proved_by_copies = "try another number of heads";
@@ -66,22 +83,25 @@ TEST_CASE("Where equal replicas are the only evidence, their difference is never
 
 TEST_CASE("Only replicas may differ, and only trained replicas of another rank may drift") {
   const auto check = [](const TensorMap& map) { return make_check(map, 0, {map.pieces[0][0]}, map.pieces[0][1]); };
-  const TensorMap replicated = two_ranks(DType::kBF16, CutKind::kReplicated);
-  CHECK(check(replicated).reason == CheckReason::kReplica);
-  CHECK(check(replicated).may_drift);
-  CHECK(check(replicated).may_differ);
-  CHECK_FALSE(check(two_ranks(DType::kF32, CutKind::kReplicated)).may_drift);
-  CHECK_FALSE(check(two_ranks(DType::kBF16, CutKind::kGroupedQuery)).may_drift);  // repeated heads train as one
-  TensorMap same_rank = replicated;
+  const TensorMap trained = replicated(DType::kBF16);
+  CHECK(check(trained).reason == CheckReason::kReplica);
+  CHECK(check(trained).may_drift);
+  CHECK(check(trained).may_differ);
+  CHECK_FALSE(check(replicated(DType::kF32)).may_drift);
+  CHECK_FALSE(check(two_ranks(DType::kBF16)).may_drift);  // repeated heads train as one
+  TensorMap same_rank = trained;
   same_rank.files[1].tp_rank = 0;  // another data-parallel rank saved it again
   CHECK_FALSE(check(same_rank).may_drift);
   CHECK(check(same_rank).may_differ);
-  for (const TensorMap& map :
-       {two_ranks(DType::kBF16, CutKind::kTied), two_ranks(DType::kBF16, CutKind::kReplicated, 0),
-        two_ranks(DType::kI32, CutKind::kConstant, 0)}) {
-    CHECK_FALSE(check(map).may_drift);
-    CHECK_FALSE(check(map).may_differ);
-  }
+}
+
+TEST_CASE("A tied parameter, padding and a rank's number may neither drift nor differ") {
+  const TensorMap map =
+      GENERATE(tied(DType::kBF16), replicated(DType::kBF16, 0), two_ranks(DType::kI32, 0, Fill::kRankNumber),
+               two_ranks(DType::kF32, 1, Fill::kConstant));
+  const Check check = make_check(map, 0, {map.pieces[0][0]}, map.pieces[0][1]);
+  CHECK_FALSE(check.may_drift);
+  CHECK_FALSE(check.may_differ);
 }
 
 }  // namespace

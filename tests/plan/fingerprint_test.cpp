@@ -30,8 +30,8 @@ Job small_job() {
     file.stored_count = 2;
     file.encoding = TensorFile::Encoding::kTorch;
     file.aliases = {{"u", "w"}};
-    job.target.add_stored({"w", DType::kBF16, {2, 2}, rank, 64, 8, CutKind::kColumn});
-    job.target.add_stored({"v", DType::kBF16, {8}, rank, 128, 16, CutKind::kReplicated});
+    job.target.add_stored({"w", DType::kBF16, {2, 2}, rank, 64, 8});
+    job.target.add_stored({"v", DType::kBF16, {8}, rank, 128, 16});
     job.target.pieces[0].push_back({2 * rank, {{2 * rank, 0}, {2, 2}}, {0, 0}});
     job.target.pieces[1].push_back({2 * rank + 1, {{0}, {8}}, {0}});
   }
@@ -62,7 +62,9 @@ TEST_CASE("Whatever changes a byte of the outputs changes a job's fingerprint") 
        }},
       {"source stored offset", [](Job& job) { job.source.stored[0].offset_bytes += 2; }},
       {"source stored size", [](Job& job) { job.source.stored[0].size_bytes += 2; }},
-      {"source stored kind", [](Job& job) { job.source.stored[0].kind = CutKind::kTied; }},
+      {"source stored label", [](Job& job) { job.source.stored[0].label = label::kTied; }},
+      {"source stored tied", [](Job& job) { job.source.stored[0].tied = true; }},
+      {"source stored replicated", [](Job& job) { job.source.stored[0].replicated = true; }},
       {"source strides",
        [](Job& job) {
          job.source.strides[0] = {2, 1};
@@ -77,6 +79,7 @@ TEST_CASE("Whatever changes a byte of the outputs changes a job's fingerprint") 
       {"logical dtype", [](Job& job) { job.target.logical[0].dtype = DType::kF16; }},
       {"logical shape", [](Job& job) { job.target.logical[0].shape = {8}; }},
       {"padding", [](Job& job) { job.target.logical[0].filler = 0; }},
+      {"a constant in place of padding", [](Job& job) { job.target.logical[0].fill = LogicalTensor::Fill::kConstant; }},
       {"other padding", [](Job& job) { job.target.logical[0].filler = 1; }},
       {"source piece", [](Job& job) { job.source.pieces[0][0].stored_begin[0] = 1; }},
       {"target piece's stored tensor", [](Job& job) { job.target.pieces[0][0].stored = 2; }},

@@ -16,8 +16,7 @@ TensorMap of_rows(std::uint64_t rows, const std::vector<std::pair<std::uint64_t,
   for (const auto& [begin, end] : files) {
     map.files.push_back({"f" + std::to_string(map.files.size()), 0});
     const auto file = static_cast<std::uint32_t>(map.files.size() - 1);
-    const auto stored =
-        map.add_stored({"w", DType::kF32, {end - begin, 4}, file, 0, (end - begin) * 16, CutKind::kColumn});
+    const auto stored = map.add_stored({"w", DType::kF32, {end - begin, 4}, file, 0, (end - begin) * 16});
     map.pieces[0].push_back({stored, {{begin, 0}, {end - begin, 4}}, {0, 0}});
   }
   return map;
@@ -53,7 +52,7 @@ TEST_CASE("A part that no file holds is an error that names the box") {
 
 TEST_CASE("A source that holds only tied copies of a part does not cover it") {
   TensorMap source = of_rows(8, {{0, 4}, {4, 8}});
-  source.stored[1].kind = CutKind::kTied;
+  source.stored[1].tied = true;
   CHECK(error_of([&] { make_program(source, of_rows(8, {{0, 8}})); }).kind() == ErrorKind::kBadInput);
 }
 
@@ -101,7 +100,7 @@ TEST_CASE("A tensor without elements is moved by a program that reads nothing") 
 
 TEST_CASE("A reading program compares nothing") {
   TensorMap source = of_rows(8, {{0, 8}, {0, 8}});
-  source.stored[1].kind = CutKind::kTied;
+  source.stored[1].tied = true;
   const Program program = make_reading_program(source);
   CHECK_FALSE(program.transfers.at(0).target);
   CHECK(program.read_bytes == 8 * 16);

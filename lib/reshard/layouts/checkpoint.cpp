@@ -222,7 +222,7 @@ Checkpoint read_checkpoint(const fs::path& path, const ReadContext& context) {
     }
     const auto whole = find_whole(path);
     const auto shards = find_shards(path);
-    if (shards && !whole) return read(*shards, context);
+    if (shards && (!whole || whole->is_empty)) return read(*shards, context);
     if (!shards && !whole) {
       for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
         if (path_exists(path / name)) return read_adapter_file(path, path / name, context);

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "reshard/base/error.h"
+#include "reshard/layouts/lower_metadata.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 
 namespace reshard {
@@ -97,9 +98,7 @@ class Derivation {
   std::optional<ParallelParameter> own_split(const TensorEntry& tensor, const ModelParameter& parameter) const {
     if (!parameter.split_dim || split_problem(parameter, tp_, false)) return std::nullopt;
     ParallelParameter own = own_parameter(parameter, tp_);
-    CutRule rule{own.name, CutKind::kColumn};
-    rule.parameter = &own;
-    const auto shape = stored_shape(rule.for_rank(0, tp_), {parameter.shape});
+    const auto shape = stored_shape(partition_rule(own, tp_), 0, {parameter.shape});
     if (shape != tensor.shape) return std::nullopt;
     return own;
   }

@@ -87,14 +87,16 @@ std::vector<Container> read_indexed(const fs::path& directory, const fs::path& i
   return files;
 }
 
-Cut whole_cut(const std::string& logical_name) {
-  return {CutKind::kReplicated, 0, {{logical_name, 1, {0}, {}}}};
-}
-
 constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
 constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
-constexpr LayoutOption kMaxShardSize{
-    "max-shard-size", LayoutOption::Type::kSize, "Tensor bytes in one file at most", {}, "5GB"};
+
+/// Whether there are files of weights, and not an index alone.
+bool holds_weights(const fs::path& directory) {
+  return std::any_of(fs::directory_iterator(directory), fs::directory_iterator(), [](const fs::directory_entry& entry) {
+    const std::string name = entry.path().filename().string();
+    return is_hf_weights_name(name) && !name.ends_with(".json");
+  });
+}
 
 class HfLayout final : public Layout {
  public:
@@ -103,7 +105,7 @@ class HfLayout final : public Layout {
 
   std::vector<FoundLayout> recognise(const fs::path& path) const override {
     if (!hf_format(path)) return {};
-    return {{this, path, path}};
+    return {{this, path, path, !holds_weights(path)}};
   }
 
   Checkpoint read(const FoundLayout& found, const ReadContext& context) const override {
@@ -204,7 +206,7 @@ TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t ma
   std::uint64_t open_bytes = 0;
   for (const LogicalTensor& tensor : logical) {
     const std::uint64_t bytes = num_bytes(tensor.dtype, tensor.shape).value_or(0);
-    StoredTensor stored{tensor.name, tensor.dtype, tensor.shape, 0, 0, 0, CutKind::kWhole};
+    StoredTensor stored{tensor.name, tensor.dtype, tensor.shape};
     if (bytes > max_file_bytes) {
       files.push_back({std::move(stored)});
       continue;
@@ -224,7 +226,7 @@ TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t ma
   for (std::size_t f = 0; f < files.size(); ++f) {
     const auto indices = add_target_container(
         map, {format, hf_file_name(format, f + 1, files.size()), 0, 0, 0, std::move(files[f]), {}});
-    for (const std::uint32_t stored : indices) map.add_cut(stored, whole_cut(map.stored[stored].name));
+    for (const std::uint32_t stored : indices) map.add_whole(stored, map.stored[stored].name);
   }
   return map;
 }

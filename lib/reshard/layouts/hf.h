@@ -10,6 +10,7 @@
 #include "reshard/formats/container.h"
 #include "reshard/formats/format.h"
 #include "reshard/formats/hf_index.h"
+#include "reshard/layouts/layout.h"
 #include "reshard/layouts/tensor_map.h"
 
 namespace reshard {
@@ -25,6 +26,10 @@ std::optional<Format> hf_format(const std::filesystem::path& directory);
 /// \throws Error kBadInput; kUnsupported.
 std::vector<Container> read_hf_checkpoint(const std::filesystem::path& directory,
                                           std::string* index_metadata = nullptr);
+
+/// Of layouts that spread tensors over files by size.
+inline constexpr LayoutOption kMaxShardSize{
+    "max-shard-size", LayoutOption::Type::kSize, "Tensor bytes in one file at most", {}, "5GB"};
 
 /// Tensor bytes in one file, at most, unless a request says otherwise.
 inline constexpr std::uint64_t kMaxShardBytes = 5'000'000'000;

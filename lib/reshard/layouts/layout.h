@@ -148,7 +148,8 @@ struct TargetPlan {
   std::optional<AttentionReport> attention;
   bool is_partial = false;  // only some of the ranks, into a directory that other runs write to as well
   bool has_first_rank = true;
-  std::vector<std::string> notes;  // what the user should know, whole sentences
+  std::vector<std::string> without_place;  // tensors of the model that checkpoints of this layout do not have
+  std::vector<std::string> notes;          // what the user should know, whole sentences
 };
 
 /// A kind of checkpoint directory.

@@ -11,7 +11,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/cut.h"
+#include "reshard/layouts/lower_metadata.h"
 
 namespace reshard {
 namespace {
@@ -66,26 +66,23 @@ void prove_specs_fit(const StageMetadata& metadata, const fs::path& path) {
 
 /// A parameter that a spec explains is split as the spec says.
 void prove_entries_fit(const StageMetadata& metadata, const fs::path& path) {
-  for (const CutRule& rule : cut_rules(metadata)) {
-    if (rule.role == CutRule::Role::kPlain || rule.role == CutRule::Role::kQkv) continue;
-    if (rule.role == CutRule::Role::kShared || rule.role == CutRule::Role::kStacked) {
-      if (rule.parameter->tensor_model_parallel)
+  std::unordered_map<std::string_view, const ParallelParameter*> entries;
+  for (const ParallelParameter& parameter : metadata.parameters) entries.emplace(parameter.name, &parameter);
+  for (const SpecEntry& expected : spec_entries(metadata)) {
+    const ParallelParameter& parameter = *entries.at(expected.name);
+    if (!expected.is_split) {
+      if (parameter.tensor_model_parallel)
         throw Error(ErrorKind::kBadInput, "is shared by the layers that are joined, but its entry says it is split")
             .in(path)
-            .tensor(rule.parameter->name);
-      continue;
-    }
-    const std::uint32_t dim = rule.role == CutRule::Role::kOutput ? 1
-                              : rule.fused != nullptr             ? rule.fused->fuse_axis
-                                                                  : 0;
-    const std::size_t stride = rule.fused != nullptr ? rule.fused->linear_names.size() : 1;
-    const ParallelParameter& parameter = *rule.parameter;
-    if (!parameter.tensor_model_parallel || parameter.partition_dim != dim || parameter.partition_stride != stride)
+            .tensor(parameter.name);
+    } else if (!parameter.tensor_model_parallel || parameter.partition_dim != expected.dim ||
+               parameter.partition_stride != expected.stride) {
       throw Error(ErrorKind::kBadInput,
                   fmt::format("its entry contradicts its transformation spec, which splits dim {} with a stride of {}",
-                              dim, stride))
+                              expected.dim, expected.stride))
           .in(path)
           .tensor(parameter.name);
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "reshard/base/error.h"
+#include "reshard/layouts/lower_metadata.h"
 #include "reshard/specs/stage_plan.h"
 
 namespace reshard {
@@ -26,39 +27,48 @@ std::shared_ptr<const Placement> placement_of(const std::vector<std::uint32_t>& 
   return std::make_shared<const Placement>(std::move(placement));
 }
 
-CutRule& PlacedRules::add_rule(std::string name, CutKind kind, CutRule::Role role) {
-  CutRule rule{std::move(name), kind};
-  rule.role = role;
-  return rules_.emplace_back(std::move(rule));
-}
-
 void PlacedRules::add_rank_number(std::string name) {
-  add_rule(std::move(name), CutKind::kConstant, CutRule::Role::kRankNumber);
+  PartitionRule& rule = rules_.emplace_back();
+  rule.stored_name = std::move(name);
+  rule.label = label::kConstant;
+  rule.constant = {DType::kI32, {1}, {}, true};
+  for (std::uint64_t rank = 0; rank < tp_; ++rank) rule.constant->values.push_back({rank});
 }
 
-void PlacedRules::add_placed(std::string name, CutKind kind, std::uint32_t dim, std::vector<CutRule::Placed> parts) {
-  CutRule& rule = add_rule(std::move(name), kind, CutRule::Role::kPlaced);
-  rule.dim = dim;
-  rule.placed = std::move(parts);
+void PlacedRules::add_constant(std::string name, DType dtype, Dims shape,
+                               std::vector<std::vector<std::uint64_t>> values) {
+  PartitionRule& rule = rules_.emplace_back();
+  rule.stored_name = std::move(name);
+  rule.label = label::kConstant;
+  rule.constant = {dtype, std::move(shape), std::move(values)};
+}
+
+PartitionRule& PlacedRules::add_placed(std::string name, PartitionLabel label, std::uint32_t dim,
+                                       std::vector<PartitionRule::Part> parts) {
+  PartitionRule& rule = rules_.emplace_back();
+  rule.stored_name = std::move(name);
+  rule.label = label;
+  rule.dim = rule.stack_dim = dim;
+  rule.parts = std::move(parts);
+  rule.records_originals = true;
+  return rule;
 }
 
 void PlacedRules::add_whole(std::string name, const std::string& logical_name) {
-  add_placed(std::move(name), CutKind::kReplicated, 0, {{logical_name, nullptr}});
+  add_placed(std::move(name), label::kReplicated, 0, {{logical_name}});
 }
 
 void PlacedRules::add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim) {
   const std::string& original = parameter.tied_to.empty() ? parameter.name : parameter.tied_to;
   if (!dim) return add_whole(std::move(name), original);
-  if (!parameter.packed.empty()) return add_packed(parameter, std::move(name));
-  const CutKind kind = !parameter.tied_to.empty() ? CutKind::kTied : *dim == 0 ? CutKind::kColumn : CutKind::kRow;
-  add_placed(std::move(name), kind, *dim, {{original, evenly(parameter, *dim), parameter.is_bias}});
-}
-
-void PlacedRules::add_packed(const ModelParameter& parameter, std::string name) {
-  CutRule& rule =
-      add_rule(std::move(name), *parameter.split_dim == 0 ? CutKind::kColumn : CutKind::kRow, CutRule::Role::kPlain);
-  rule.own = std::make_shared<const ParallelParameter>(own_parameter(parameter, tp_));
-  rule.parameter = rule.own.get();
+  if (!parameter.packed.empty()) {
+    PartitionRule& rule = rules_.emplace_back(partition_rule(own_parameter(parameter, tp_), tp_));
+    rule.stored_name = std::move(name);
+    return;
+  }
+  const PartitionLabel label = !parameter.tied_to.empty() ? label::kTied : *dim == 0 ? label::kColumn : label::kRow;
+  add_placed(std::move(name), label, *dim, {{original, evenly(parameter, *dim), parameter.is_bias}});
+  rules_.back().tied = !parameter.tied_to.empty();
 }
 
 std::shared_ptr<const Placement> PlacedRules::evenly(const ModelParameter& parameter, std::uint32_t dim) {

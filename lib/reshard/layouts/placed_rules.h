@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "reshard/layouts/cut.h"
+#include "reshard/layouts/partition.h"
 #include "reshard/specs/family.h"
 
 namespace reshard {
@@ -25,24 +25,27 @@ class PlacedRules {
 
   /// A tensor of one number, that of the rank.
   void add_rank_number(std::string name);
-  void add_placed(std::string name, CutKind kind, std::uint32_t dim, std::vector<CutRule::Placed> parts);
+  /// A tensor that no original is in; `values` are those of PartitionRule::Constant.
+  void add_constant(std::string name, DType dtype, Dims shape, std::vector<std::vector<std::uint64_t>> values);
+  /// \returns the rule, for what else there is to say of it; valid until the next is added.
+  PartitionRule& add_placed(std::string name, PartitionLabel label, std::uint32_t dim,
+                            std::vector<PartitionRule::Part> parts);
   /// A tensor that every rank has all of.
   void add_whole(std::string name, const std::string& logical_name);
   /// A parameter that is split evenly along `dim`, or whole.
   /// \throws Error kBadInput for sizes that no model has.
   void add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim);
 
-  std::vector<CutRule> take() && { return std::move(rules_); }
+  std::vector<PartitionRule> take() && { return std::move(rules_); }
 
  private:
-  CutRule& add_rule(std::string name, CutKind kind, CutRule::Role role);
   void add_packed(const ModelParameter& parameter, std::string name);
   std::shared_ptr<const Placement> evenly(const ModelParameter& parameter, std::uint32_t dim);
 
   std::uint32_t tp_;
   std::map<std::uint64_t, std::shared_ptr<const Placement>> even_;  // by size
   std::uint64_t chunks_ = 0;                                        // of all those
-  std::vector<CutRule> rules_;
+  std::vector<PartitionRule> rules_;
 };
 
 }  // namespace reshard

@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "reshard/base/strings.h"
-#include "reshard/layouts/cut.h"
+#include "reshard/layouts/lower_metadata.h"
 
 namespace reshard {
 namespace {
@@ -35,17 +35,16 @@ ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& t
 void add_wholes(const StageMetadata& metadata, const ShardedCheckpoint& shards, std::uint32_t pp_rank,
                 std::uint32_t ep_rank, std::vector<WholeTensor>& tensors) {
   const Container& file = shards.files[pp_rank][std::size_t{ep_rank} * shards.tp];
-  const std::vector<CutRule> rules = cut_rules(metadata);
-  std::unordered_map<std::string_view, const CutRule*> by_name;
-  for (const CutRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
+  const std::vector<PartitionRule> rules = partition_rules(metadata, shards.tp, shards.ep);
+  std::unordered_map<std::string_view, const PartitionRule*> by_name;
+  for (const PartitionRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
   for (const TensorEntry& tensor : file.tensors) {
     const auto rule = by_name.find(tensor.name);
     if (rule == by_name.end()) continue;
-    Cut cut = rule->second->for_rank(0, shards.tp, ep_rank);
-    const auto shapes = logical_shapes(cut, tensor.shape);
+    const auto shapes = logical_shapes(*rule->second, ep_rank * shards.tp, tensor.shape);
     if (!shapes) continue;
-    for (std::size_t i = 0; i < cut.parts.size(); ++i)
-      tensors.push_back({std::move(cut.parts[i].logical_name), (*shapes)[i]});
+    for (std::size_t i = 0; i < shapes->size(); ++i)
+      tensors.push_back({rule->second->parts[i].logical_name, (*shapes)[i]});
   }
 }
 

@@ -20,7 +20,7 @@ LayoutTraits make_traits() {
 }
 
 /// The rules of padded parameters.
-std::vector<CutRule> padded_rules(const Model& model, std::uint32_t tp, const HoldsName& holds) {
+std::vector<PartitionRule> padded_rules(const Model& model, std::uint32_t tp, const HoldsName& holds) {
   PlacedRules rules(tp);
   for (const ModelParameter& parameter : model.parameters) {
     if (parameter.optional && !holds(parameter.name)) continue;

@@ -38,6 +38,8 @@ struct RankFile {
   RankId rank;
   std::filesystem::path path;
   Format format = Format::kSafetensors;
+  std::optional<std::uint32_t> part;  // of a layout whose ranks may have several files: the number of this one
+  std::vector<std::filesystem::path> more_parts;  // the files after it
 };
 
 /// The format of a file that torch saved: xser if the folder of its tensors is beside it.

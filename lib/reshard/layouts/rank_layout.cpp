@@ -100,12 +100,28 @@ std::vector<FoundLayout> RankLayout::recognise(const fs::path& path) const {
 std::vector<RankFile> list_rank_files(const FoundLayout& found) {
   const RankLayout& layout = ranks_of(found);
   std::map<RankId, RankFile> by_rank;
+  std::map<RankId, std::map<std::uint32_t, fs::path>> parts;
   for (const auto& entry : fs::directory_iterator(layout.weights_folder(found.path))) {
     const auto file = layout.rank_file(entry);
-    if (file && !by_rank.emplace(file->rank, *file).second)
+    if (!file) continue;
+    if (file->part && !parts[file->rank].emplace(*file->part, entry.path()).second)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is there twice: part {} of rank {}", *file->part, layout.name_of(file->rank)))
+          .in(entry.path());
+    if (!by_rank.emplace(file->rank, *file).second && !file->part)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is there twice: tp rank {}, pp rank {}", file->rank.tp_rank, file->rank.pp_rank))
           .in(entry.path());
+  }
+  for (const auto& [rank, of_rank] : parts) {
+    if (of_rank.rbegin()->first >= of_rank.size())
+      throw Error(ErrorKind::kBadInput, fmt::format("a part of rank {} is missing: there are {}, up to number {}",
+                                                    layout.name_of(rank), of_rank.size(), of_rank.rbegin()->first))
+          .in(found.path)
+          .hint("copy the missing files here");
+    RankFile& file = by_rank.at(rank);
+    file.path = of_rank.begin()->second;
+    for (auto part = std::next(of_rank.begin()); part != of_rank.end(); ++part) file.more_parts.push_back(part->second);
   }
   if (by_rank.empty())
     throw Error(ErrorKind::kBadInput, "holds no weights named tp_rank_XX_pp_rank_YY")

@@ -18,6 +18,10 @@ class RankLayout : public Layout {
   // Names.
   /// Where a rank's weights go, relative to the output directory.
   virtual std::filesystem::path rank_path(Format format, RankId rank) const = 0;
+  /// The same of one of several files of a rank; for layouts that have them.
+  virtual std::filesystem::path part_path(Format format, RankId rank, std::uint32_t /*part*/) const {
+    return rank_path(format, rank);
+  }
   /// A rank as errors name it.
   virtual std::string name_of(RankId rank) const { return rank_name(rank, false); }
   /// The folder that holds the files of ranks, for a shards folder.
@@ -34,6 +38,9 @@ class RankLayout : public Layout {
   }
   /// The name of a shards folder that lies in the checkpoint's directory.
   virtual std::string usual_folder() const { return traits().folder; }
+
+  /// Whether all tensor-parallel ranks of a stage store the same shapes.
+  virtual bool ranks_are_alike() const { return true; }
 
   /// Whether `directory` is a shards folder of this layout, by the names in it.
   bool looks_like(const std::filesystem::path& directory) const;

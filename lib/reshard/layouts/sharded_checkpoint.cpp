@@ -95,8 +95,8 @@ void prove_weights_saved(const FoundLayout& folder, const Listing& listing) {
     refuse_weights_in_optimizer(folder.path / kOptimizerFolder, ranks);
 }
 
-/// The ranks of one stage hold the same parameters in the same shapes.
-void prove_ranks_agree(const Container& first, const Container& other) {
+/// The ranks of one stage hold the same parameters, in the same shapes where they are `alike`.
+void prove_ranks_agree(const Container& first, const Container& other, bool alike) {
   std::unordered_map<std::string, const TensorEntry*> expected;
   for (const TensorEntry& tensor : first.tensors) expected.emplace(tensor.name, &tensor);
   for (const TensorEntry& tensor : other.tensors) {
@@ -107,7 +107,7 @@ void prove_ranks_agree(const Container& first, const Container& other) {
           .tensor(tensor.name)
           .hint("the ranks come from different checkpoints");
     const TensorEntry& reference = *found->second;
-    if (reference.dtype != tensor.dtype || reference.shape != tensor.shape)
+    if (reference.dtype != tensor.dtype || (alike && reference.shape != tensor.shape))
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is {} {} on this rank, but {} {} in {}", name(tensor.dtype), to_string(tensor.shape),
                               name(reference.dtype), to_string(reference.shape), first.path.string()))
@@ -225,12 +225,37 @@ void refuse_experts(const Container& file, RankId rank) {
       throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
 }
 
+/// A rank's state dict; of several files they are one.
+Container read_rank(const RankFile& rank) {
+  Container all = read_container(rank.path, rank.format);
+  if (rank.more_parts.empty()) return all;
+  std::unordered_map<std::string, fs::path> held;
+  for (const TensorEntry& tensor : all.tensors) held.emplace(tensor.name, rank.path);
+  for (const fs::path& path : rank.more_parts) {
+    Container part = read_container(path, rank.format);
+    for (TensorEntry& tensor : part.tensors) {
+      const auto [found, is_new] = held.emplace(tensor.name, path);
+      if (!is_new)
+        throw Error(ErrorKind::kBadInput, "stands in this file and in " + found->second.string())
+            .in(path)
+            .tensor(tensor.name)
+            .hint("files of two checkpoints are mixed in one folder");
+      tensor.file += static_cast<std::uint32_t>(all.files.size());
+      all.tensors.push_back(std::move(tensor));
+    }
+    all.size_bytes += part.size_bytes;
+    std::move(part.files.begin(), part.files.end(), std::back_inserter(all.files));
+    std::move(part.warnings.begin(), part.warnings.end(), std::back_inserter(all.warnings));
+  }
+  return all;
+}
+
 /// Without a metadata file the first rank's file may say how many ranks there are, so that missing last ranks are found.
 /// \returns that file, for read_all_files; nothing where it was not read.
 std::optional<Container> take_recorded_mesh(const Listing& listing, ShardedCheckpoint& checkpoint) {
   if (!listing.metadata.empty()) return std::nullopt;
   const RankFile& rank = listing.ranks.begin()->second;
-  Container first = read_container(rank.path, rank.format);
+  Container first = read_rank(rank);
   const auto record = read_record(first);
   if (!record) return first;
   checkpoint.tp = std::max(checkpoint.tp, record->tp_degree);
@@ -241,23 +266,24 @@ std::optional<Container> take_recorded_mesh(const Listing& listing, ShardedCheck
 
 /// \param first  The first rank's file if it was read before: xser's would be opened tensor by tensor again.
 void read_all_files(const Listing& listing, std::optional<Container> first, ShardedCheckpoint& checkpoint) {
+  const bool alike = ranks_of(checkpoint.folder).ranks_are_alike();
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     auto& files = checkpoint.files.emplace_back();
     for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {
       const RankFile& rank = listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp});
-      files.push_back(first ? std::move(*first) : read_container(rank.path, rank.format));
+      files.push_back(first ? std::move(*first) : read_rank(rank));
       first.reset();
       refuse_experts(files.back(), rank.rank);
       prove_record(files.back(), rank.rank, checkpoint);
-      if (i % checkpoint.tp > 0) prove_ranks_agree(files[i / checkpoint.tp * checkpoint.tp], files.back());
+      if (i % checkpoint.tp > 0) prove_ranks_agree(files[i / checkpoint.tp * checkpoint.tp], files.back(), alike);
       note_warnings(files.back(), checkpoint.warnings);
     }
   }
   for (const RankFile& copy : listing.copies) {
-    checkpoint.copies.push_back({copy.rank, read_container(copy.path, copy.format)});
+    checkpoint.copies.push_back({copy.rank, read_rank(copy)});
     prove_record(checkpoint.copies.back().file, copy.rank, checkpoint);
     prove_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
-                      checkpoint.copies.back().file);
+                      checkpoint.copies.back().file, alike);
   }
 }
 

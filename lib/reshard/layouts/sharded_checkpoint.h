@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/layouts/cut.h"
 #include "reshard/layouts/layout.h"
+#include "reshard/layouts/partition.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/mesh.h"
@@ -29,7 +29,7 @@ struct ShardedCheckpoint {
   std::uint32_t pp = 0;
   std::uint32_t ep = 1;
   std::vector<StageMetadata> metadata;        // [pp_rank]; empty where the folder has none
-  std::vector<CutRule> rules;                 // of its one stage, where these say it and no metadata
+  std::vector<PartitionRule> rules;           // of its one stage, where these say it and no metadata
   std::optional<RankRecord> record;           // of its first file, if that has one
   std::vector<std::vector<Container>> files;  // [pp_rank][ep_rank × tp + tp_rank], of the first data-parallel rank
   std::vector<Copy> copies;                   // the same weights as other data-parallel ranks have saved them

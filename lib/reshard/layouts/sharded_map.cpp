@@ -10,6 +10,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/lower_metadata.h"
 #include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/target_file.h"
@@ -21,32 +22,32 @@ namespace {
 /// The rule of a tied parameter: its source's, under its own name.
 struct NamedRule {
   std::string stored_name;
-  const CutRule* rule;
+  const PartitionRule* rule;
   std::string tied_to;  // the name of the source; empty for a parameter in its own right
 };
 
 /// Null if there is none of that name.
-const CutRule* find_rule(const std::vector<CutRule>& rules, const std::string& stored_name) {
-  const auto found =
-      std::find_if(rules.begin(), rules.end(), [&](const CutRule& rule) { return rule.stored_name == stored_name; });
+const PartitionRule* find_rule(const std::vector<PartitionRule>& rules, const std::string& stored_name) {
+  const auto found = std::find_if(rules.begin(), rules.end(),
+                                  [&](const PartitionRule& rule) { return rule.stored_name == stored_name; });
   return found == rules.end() ? nullptr : &*found;
 }
 
-std::vector<NamedRule> named_rules(const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied) {
+std::vector<NamedRule> named_rules(const std::vector<PartitionRule>& rules, const std::vector<TiedParameter>& tied) {
   std::vector<NamedRule> named;
-  for (const CutRule& rule : rules) named.push_back({rule.stored_name, &rule, {}});
+  for (const PartitionRule& rule : rules) named.push_back({rule.stored_name, &rule, {}});
   for (const TiedParameter& parameter : tied)
-    if (const CutRule* source = find_rule(rules, parameter.source))
+    if (const PartitionRule* source = find_rule(rules, parameter.source))
       named.push_back({parameter.name, source, parameter.source});
   return named;
 }
 
 /// The originals of which the ranks together have more than they are: heads that are repeated, and what is filled up.
-OriginalShapes enlarged_originals(const std::vector<CutRule>& rules, const TensorMap& map) {
+OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const TensorMap& map) {
   OriginalShapes found;
-  for (const CutRule& rule : rules)
-    for (const CutRule::Placed& part : rule.placed) {
-      if (!part.placement) continue;
+  for (const PartitionRule& rule : rules)
+    for (const PartitionRule::Part& part : rule.parts) {
+      if (!rule.records_originals || !part.placement) continue;
       std::uint64_t chunks = 0;
       for (const std::vector<std::uint32_t>& taken : part.placement->taken) chunks += taken.size();
       const auto logical = chunks == part.placement->units ? std::nullopt : map.find_logical(part.logical_name);
@@ -55,50 +56,71 @@ OriginalShapes enlarged_originals(const std::vector<CutRule>& rules, const Tenso
   return found;
 }
 
-/// The originals of a cut's parts in the map.
-std::vector<TensorMap::Original> originals_of(const TensorMap& map, const Cut& cut) {
-  std::vector<TensorMap::Original> originals;
-  originals.reserve(cut.parts.size());
-  for (const Cut::Part& part : cut.parts) {
+/// The originals that are stored with their last two dims the other way round.
+std::vector<std::uint32_t> transposed_logical(const std::vector<PartitionRule>& rules, const TensorMap& map) {
+  std::vector<std::uint32_t> found;
+  for (const PartitionRule& rule : rules) {
+    if (!rule.transposed) continue;
+    for (const PartitionRule::Part& part : rule.parts)
+      if (const auto logical = map.find_logical(part.logical_name)) found.push_back(*logical);
+  }
+  return found;
+}
+
+/// The originals of a rule's parts in the map.
+struct Originals {
+  std::vector<std::uint32_t> logical;
+  std::vector<Dims> shapes;
+};
+
+Originals originals_of(const TensorMap& map, const PartitionRule& rule) {
+  Originals originals;
+  for (const PartitionRule::Part& part : rule.parts) {
     const auto logical = map.find_logical(part.logical_name);
     if (!logical)
       throw Error(ErrorKind::kInternal, "the plan asks for a tensor that was not proved").tensor(part.logical_name);
-    originals.push_back({*logical, map.logical[*logical].shape});
+    originals.logical.push_back(*logical);
+    originals.shapes.push_back(map.logical[*logical].shape);
   }
   return originals;
 }
 
-/// The stored tensor that `cut` makes of them.
-StoredTensor stored_from(const TensorMap& map, const NamedRule& named, const Cut& cut,
-                         const std::vector<TensorMap::Original>& originals) {
-  if (cut.constant) return {named.stored_name, cut.constant->dtype, cut.constant->shape, 0, 0, 0, cut.kind};
-  std::vector<Dims> shapes;
-  const DType dtype = map.logical[originals.front().logical].dtype;
-  for (const TensorMap::Original& original : originals) {
-    const LogicalTensor& tensor = map.logical[original.logical];
-    if (dtype != tensor.dtype)
+/// The stored tensor that a rank's rule makes of them.
+StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint32_t rank, const Originals& originals) {
+  const PartitionRule& rule = *named.rule;
+  StoredTensor stored{named.stored_name, rule.constant ? rule.constant->dtype : DType::kI32, {}};
+  stored.tied = rule.tied || !named.tied_to.empty();
+  stored.label = stored.tied ? label::kTied : rule.label;
+  stored.replicated = rule.is_replicated() && !stored.tied;
+  stored.expert_parallel = rule.expert_parallel;
+  if (!rule.constant) stored.dtype = map.logical[originals.logical.front()].dtype;
+  for (const std::uint32_t index : originals.logical) {
+    const LogicalTensor& tensor = map.logical[index];
+    if (tensor.dtype != stored.dtype)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is {}, but {} is {}: tensors of two dtypes cannot be joined into {}", name(tensor.dtype),
-                              cut.parts.front().logical_name, name(dtype), named.stored_name))
+                              rule.parts.front().logical_name, name(stored.dtype), named.stored_name))
           .tensor(tensor.name);
-    shapes.push_back(original.shape);
   }
-  const auto shape = stored_shape(cut, shapes);
-  if (!shape) throw Error(ErrorKind::kInternal, "the cut does not fit a proved shape").tensor(named.stored_name);
-  if (!num_bytes(dtype, *shape))
+  const auto shape = stored_shape(rule, rank, originals.shapes);
+  if (!shape) throw Error(ErrorKind::kInternal, "the rule does not fit a proved shape").tensor(named.stored_name);
+  if (!num_bytes(stored.dtype, *shape))
     throw Error(ErrorKind::kUsage,
                 fmt::format("a rank's part {} goes through a packed byte: elements of {} have {} bits",
-                            to_string(*shape), name(dtype), bits(dtype)))
-        .tensor(cut.parts.front().logical_name)
+                            to_string(*shape), name(stored.dtype), bits(stored.dtype)))
+        .tensor(rule.parts.front().logical_name)
         .hint("choose a smaller TP degree");
-  return {named.stored_name, dtype, *shape, 0, 0, 0, !named.tied_to.empty() ? CutKind::kTied : cut.kind};
+  stored.shape = *shape;
+  stored.slices = slices_on(rule, rank);
+  return stored;
 }
 
 /// A rank's one file in the map. The ranks of a stage have the same tensors, so others' files are as this one.
 struct RankInMap {
   std::uint32_t file = 0;
-  std::vector<std::uint32_t> stored;                        // in the order of the rules, as are
-  std::vector<std::vector<TensorMap::Original>> originals;  // of each of them
+  std::vector<std::uint32_t> stored;  // in the order of the rules, as are
+  std::vector<Originals> originals;   // of each of them
+  std::uint32_t parts = 1;            // files
 };
 
 /// Adds the same file for another rank, whose `container` is, and which `rank` becomes. \returns false where its parts
@@ -124,42 +146,52 @@ bool copy_rank(TensorMap& map, RankInMap& rank, const TargetContainer& container
   return true;
 }
 
-/// The file of one rank.
+RankId rank_of(const TargetContainer& container) {
+  return {container.tp_rank, container.pp_rank, 0, container.ep_rank};
+}
+
+/// The file of one rank, or its first.
 TargetContainer container_of(RankId rank, const RankTarget& target) {
   TargetContainer container;
   container.format = target.format;
-  container.path = target.layout->rank_path(target.format, rank);
+  container.path = target.layout->part_path(target.format, rank, 0);
   container.tp_rank = rank.tp_rank;
   container.pp_rank = rank.pp_rank;
   container.ep_rank = rank.ep_rank;
   return container;
 }
 
-/// The cut of one rank of a target.
-Cut target_cut(const NamedRule& rule, std::uint32_t tp_rank, std::uint32_t tp, std::uint32_t ep_rank) {
-  Cut cut = rule.rule->for_rank(tp_rank, tp, ep_rank);
-  // What is shared is made of the originals by arithmetic, and is a tensor by itself.
-  if (rule.rule->role == CutRule::Role::kShared) cut.parts = {{rule.stored_name, 1, {0}, {}}};
-  return cut;
+/// Adds one rank's state dict: the tensors of `rules`, and second names of some.
+RankInMap add_rank(TensorMap& map, const std::vector<NamedRule>& rules, TargetContainer container, std::uint32_t rank,
+                   const RankTarget& target) {
+  RankInMap in_map;
+  in_map.file = static_cast<std::uint32_t>(map.files.size());
+  const auto write = [&](TargetContainer file) {
+    for (const std::uint32_t stored : add_target_container(map, std::move(file))) in_map.stored.push_back(stored);
+  };
+  std::uint64_t bytes = 0;
+  for (const NamedRule& rule : rules) {
+    in_map.originals.push_back(originals_of(map, *rule.rule));
+    StoredTensor stored = stored_from(map, rule, rank, in_map.originals.back());
+    const std::uint64_t more = num_bytes(stored.dtype, stored.shape).value_or(0);
+    if (!container.tensors.empty() && more > target.max_part_bytes - std::min(bytes, target.max_part_bytes)) {
+      TargetContainer next = container;
+      next.tensors.clear();
+      next.path = target.layout->part_path(target.format, rank_of(container), in_map.parts++);
+      write(std::exchange(container, std::move(next)));
+      bytes = 0;
+    }
+    bytes += more;
+    container.tensors.push_back(std::move(stored));
+  }
+  write(std::move(container));
+  return in_map;
 }
 
-/// Adds one rank's state dict: the tensors of `rules`, and second names of some.
-RankInMap add_rank(TensorMap& map, const std::vector<NamedRule>& rules, TargetContainer container, std::uint32_t tp) {
-  RankInMap rank;
-  rank.file = static_cast<std::uint32_t>(map.files.size());
-  const std::uint32_t tp_rank = container.tp_rank;
-  const std::uint32_t ep_rank = container.ep_rank;
-  for (const NamedRule& rule : rules) {
-    const Cut cut = target_cut(rule, tp_rank, tp, ep_rank);
-    rank.originals.push_back(originals_of(map, cut));
-    container.tensors.push_back(stored_from(map, rule, cut, rank.originals.back()));
-    const ParallelParameter* parameter = rule.rule->parameter;
-    container.tensors.back().expert_parallel = parameter != nullptr && parameter->expert_model_parallel();
-  }
-  rank.stored = add_target_container(map, std::move(container));
+/// Adds the pieces of one rank's tensors.
+void add_rank_pieces(TensorMap& map, const std::vector<NamedRule>& rules, const RankInMap& in_map, std::uint32_t rank) {
   for (std::size_t i = 0; i < rules.size(); ++i)
-    map.add_cut(rank.stored[i], target_cut(rules[i], tp_rank, tp, ep_rank), rank.originals[i]);
-  return rank;
+    map.add_pieces(in_map.stored[i], *rules[i].rule, rank, in_map.originals[i].logical, in_map.originals[i].shapes);
 }
 
 /// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`, which is what the files
@@ -174,19 +206,21 @@ void add_tensor_parallel_ranks(TensorMap& map, const std::vector<NamedRule>& rul
         container_of({tp_rank, record.pp_rank, 0, record.ep_rank, record.ep_degree > 1}, target);
     container.aliases = aliases;
     container.record = record;
+    const std::uint32_t number = record.ep_rank * tp + tp_rank;
     if (rank && copy_rank(map, *rank, container)) {
-      for (std::size_t i = 0; i < rules.size(); ++i)
-        map.add_cut(rank->stored[i], target_cut(rules[i], tp_rank, tp, record.ep_rank), rank->originals[i]);
+      add_rank_pieces(map, rules, *rank, number);
       continue;
     }
-    RankInMap added = add_rank(map, rules, std::move(container), tp);
-    if (target.format != Format::kXser) rank = std::move(added);
+    RankInMap added = add_rank(map, rules, std::move(container), number, target);
+    add_rank_pieces(map, rules, added, number);
+    const bool one_file = target.format != Format::kXser && added.parts == 1;
+    if (one_file && target.layout->ranks_are_alike()) rank = std::move(added);
   }
 }
 
 /// Adds the files of one stage's ranks. A tied parameter is a second name where the format can say so, and a second
 /// copy elsewhere.
-void add_stage(TensorMap& map, const std::vector<CutRule>& rules, const std::vector<TiedParameter>& tied,
+void add_stage(TensorMap& map, const std::vector<PartitionRule>& rules, const std::vector<TiedParameter>& tied,
                const Mesh& mesh, std::uint32_t pp_rank, const RankTarget& target) {
   RankRecord record;
   record.tp_degree = mesh.tp;
@@ -217,21 +251,44 @@ TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t 
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
   const Mesh mesh{tp, static_cast<std::uint32_t>(plans.size()), 1, ep};
-  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank)
-    add_stage(map, cut_rules(plans[pp_rank].metadata), plans[pp_rank].tied, mesh, pp_rank, target);
+  for (std::uint32_t pp_rank = 0; pp_rank < plans.size(); ++pp_rank) {
+    std::vector<PartitionRule> rules = partition_rules(plans[pp_rank].metadata, tp, ep);
+    // What several originals share is made of them by arithmetic, and is a tensor by itself.
+    for (PartitionRule& rule : rules)
+      if (rule.one_of_parts) rule.parts = {{rule.stored_name}};
+    add_stage(map, rules, plans[pp_rank].tied, mesh, pp_rank, target);
+  }
   return map;
 }
 
-TensorMap sharded_target_map(const std::vector<CutRule>& rules, std::uint32_t tp,
+TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target) {
   TensorMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
+  for (const std::uint32_t index : transposed_logical(rules, map)) {
+    map.transpose(index);
+    map.logical[index].transposed = true;
+  }
   add_stage(map, rules, {}, {tp, 1, 1, 1}, 0, target);
   return map;
 }
 
 namespace {
+
+/// Takes a tensor of slices as the matrix that they are, one under the other.
+void take_slices(StoredTensor& stored, std::uint32_t slices, const std::filesystem::path& path) {
+  if (slices == 0) return;
+  const Dims in_file = stored.shape;
+  if (in_file.size() < 2 || in_file[0] != slices)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("has the shape {}, but is one of {} slices by the model", to_string(in_file), slices))
+        .in(path)
+        .tensor(stored.name);
+  stored.slices = slices;
+  stored.shape = {in_file[0] * in_file[1]};
+  for (std::size_t d = 2; d < in_file.size(); ++d) stored.shape.push_back(in_file[d]);
+}
 
 void add_source_rank(TensorMap& map, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,
                      const std::unordered_map<std::string, NamedRule>& rules) {
@@ -256,16 +313,25 @@ void add_source_rank(TensorMap& map, const Container& file, RankId rank, const S
                 : checkpoint.adapter      ? "the metadata belongs to another adapter, or knows this one by another name"
                                           : "if it is a tied copy of another parameter, config.json must say "
                                             "\"tie_word_embeddings\": true");
-    Cut cut = found->second.rule->for_rank(rank.tp_rank, checkpoint.tp, rank.ep_rank);
-    const CutKind kind = found->second.tied_to.empty() ? cut.kind : CutKind::kTied;
-    if (cut.kind != CutKind::kReplicated) {
-      map.add_cut(map.add_stored(tensor, first_file, kind), cut);
+    const PartitionRule& rule = *found->second.rule;
+    const std::uint32_t number = rank.ep_rank * checkpoint.tp + rank.tp_rank;
+    const auto add = [&]() -> std::uint32_t {
+      const std::uint32_t index = map.add_stored(tensor, first_file, rule.label);
+      StoredTensor& stored = map.stored[index];
+      take_slices(stored, slices_on(rule, number), file.path);
+      stored.tied = rule.tied || !found->second.tied_to.empty();
+      if (stored.tied) stored.label = label::kTied;
+      stored.replicated = rule.is_replicated() && !stored.tied;
+      return index;
+    };
+    if (!rule.one_of_parts) {
+      map.add_pieces(add(), rule, number);
       continue;
     }
-    Cut one = cut;
-    for (Cut::Part& part : cut.parts) {  // of several parts, the tensor is each of them
-      one.parts = {std::move(part)};
-      map.add_cut(map.add_stored(tensor, first_file, kind), one);
+    PartitionRule one = rule;
+    for (const PartitionRule::Part& part : rule.parts) {
+      one.parts = {part};
+      map.add_pieces(add(), one, number);
     }
   }
 }
@@ -295,10 +361,12 @@ void prove_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& 
 }
 
 /// The rules of each pipeline rank.
-std::vector<std::vector<CutRule>> rules_of_stages(const ShardedCheckpoint& checkpoint) {
-  std::vector<std::vector<CutRule>> rules;
+std::vector<std::vector<PartitionRule>> rules_of_stages(const ShardedCheckpoint& checkpoint) {
+  std::vector<std::vector<PartitionRule>> rules;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
-    rules.push_back(checkpoint.rules.empty() ? cut_rules(checkpoint.metadata[pp_rank]) : checkpoint.rules);
+    rules.push_back(checkpoint.rules.empty()
+                        ? partition_rules(checkpoint.metadata[pp_rank], checkpoint.tp, checkpoint.ep)
+                        : checkpoint.rules);
   return rules;
 }
 
@@ -306,14 +374,14 @@ std::vector<std::vector<CutRule>> rules_of_stages(const ShardedCheckpoint& check
 
 TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied) {
   TensorMap map;
-  const std::vector<std::vector<CutRule>> rules = rules_of_stages(checkpoint);
+  const std::vector<std::vector<PartitionRule>> rules = rules_of_stages(checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     std::unordered_map<std::string, NamedRule> by_name;
     for (const NamedRule& rule : named_rules(rules[pp_rank], tied)) by_name.emplace(rule.stored_name, rule);
     // With several stages, a tied parameter may be listed for the stage of its source alone.
     for (const TiedParameter& parameter : tied)
-      for (const std::vector<CutRule>& stage : rules)
-        if (const CutRule* source = find_rule(stage, parameter.source))
+      for (const std::vector<PartitionRule>& stage : rules)
+        if (const PartitionRule* source = find_rule(stage, parameter.source))
           by_name.try_emplace(parameter.name, NamedRule{parameter.name, source, parameter.source});
     const std::vector<Container>& files = checkpoint.files[pp_rank];
     for (std::uint32_t i = 0; i < files.size(); ++i)
@@ -321,6 +389,7 @@ TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vec
     for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
       if (copy.rank.pp_rank == pp_rank) add_source_rank(map, copy.file, copy.rank, checkpoint, by_name);
   }
+  for (const std::uint32_t index : transposed_logical(checkpoint.rules, map)) map.transpose(index);
   if (checkpoint.record) prove_originals(checkpoint, enlarged_originals(checkpoint.rules, map));
   return map;
 }

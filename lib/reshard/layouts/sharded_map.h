@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "reshard/layouts/cut.h"
+#include "reshard/layouts/partition.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/stage_plan.h"
@@ -19,7 +19,8 @@ struct RankTarget {
   Format format = Format::kSafetensors;
   std::uint32_t first_rank = 0;  // of the tensor-parallel ranks
   std::uint32_t last_rank = UINT32_MAX;
-  bool stores_tied = true;  // else whoever loads the files ties parameters by itself
+  std::uint64_t max_part_bytes = UINT64_MAX;  // of tensors in one file, where the layout has several files a rank
+  bool stores_tied = true;                    // else whoever loads the files ties parameters by itself
 };
 
 /// The checkpoint that `plans` describe (one per pipeline rank), over `tp` tensor-parallel and `ep` expert-parallel
@@ -29,7 +30,7 @@ TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t 
                              std::span<const LogicalTensor> logical, const RankTarget& target, std::uint32_t ep = 1);
 
 /// The same for one stage whose ranks have the tensors of `rules`.
-TensorMap sharded_target_map(const std::vector<CutRule>& rules, std::uint32_t tp,
+TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint32_t tp,
                              std::span<const LogicalTensor> logical, const RankTarget& target);
 
 /// Its tensor map. `tied` says which parameters may be second copies of others; one that the metadata does not list and

@@ -10,7 +10,7 @@ namespace reshard {
 namespace {
 
 TensorEntry entry_of(const StoredTensor& tensor) {
-  TensorEntry entry{tensor.name, tensor.dtype, tensor.shape};
+  TensorEntry entry{tensor.name, tensor.dtype, tensor.file_shape()};
   entry.expert_parallel = tensor.expert_parallel;
   return entry;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <set>
 #include <string_view>
 
 #include "reshard/base/error.h"
@@ -59,17 +60,20 @@ void prove_whole_bytes(const TensorMap& map, const StoredTensor& tensor, const T
       .hint("choose a smaller TP degree");
 }
 
-/// ", of which a rank has 25", where the cut says it by itself.
-std::string expected_size(const Cut& cut) {
-  std::uint64_t size = 0;
-  for (const Cut::Part& part : cut.parts) {
-    if (!part.unit_elems) return {};
-    size += *part.unit_elems * part.taken.size();
-  }
-  return cut.parts.empty() ? std::string() : fmt::format(", of which it makes {} for a rank", size);
+/// ", of which a rank has 25", where the rule says it by itself.
+std::string expected_size(const PartitionRule& rule, std::uint32_t rank) {
+  const auto size = stated_size(rule, rank);
+  return size ? fmt::format(", of which it makes {} for a rank", *size) : std::string();
 }
 
 }  // namespace
+
+Dims StoredTensor::file_shape() const {
+  if (slices == 0) return shape;
+  Dims in_file{slices, shape[0] / slices};
+  for (std::size_t d = 1; d < shape.size(); ++d) in_file.push_back(shape[d]);
+  return in_file;
+}
 
 void TensorMap::reserve_logical(std::size_t count) {
   logical.reserve(count);
@@ -127,104 +131,82 @@ std::uint32_t TensorMap::add_files(const Container& container, RankId rank) {
   return first;
 }
 
-std::uint32_t TensorMap::add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind) {
+std::uint32_t TensorMap::add_stored(const TensorEntry& tensor, std::uint32_t first_file, PartitionLabel label) {
   const std::uint32_t index = add_stored({tensor.name, tensor.dtype, tensor.shape, first_file + tensor.file,
-                                          tensor.offset_bytes, tensor.size_bytes, kind});
+                                          tensor.offset_bytes, tensor.size_bytes, label});
   if (!tensor.strides.empty()) strides.emplace(index, tensor.strides);
   return index;
 }
 
-void TensorMap::add_cut(std::uint32_t stored_index, const Cut& cut) {
+void TensorMap::add_whole(std::uint32_t stored_index, const std::string& logical_name) {
+  const StoredTensor& tensor = stored[stored_index];
+  const std::uint32_t index = add_logical({logical_name, tensor.dtype, tensor.shape, {}}, files[tensor.file].path);
+  pieces[index].push_back({stored_index, whole(tensor.shape), Dims(tensor.shape.size(), 0)});
+}
+
+void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule, std::uint32_t rank) {
   const StoredTensor& tensor = stored[stored_index];
   const auto& path = files[tensor.file].path;
-  auto shapes = logical_shapes(cut, tensor.shape);
+  const auto shapes = logical_shapes(rule, rank, tensor.shape);
   if (!shapes)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("its shape {} does not fit the way it is said to be cut along dim {}{}",
-                            to_string(tensor.shape), cut.dim, expected_size(cut)))
+                            to_string(tensor.shape), rule.dim, expected_size(rule, rank)))
         .in(path)
         .tensor(tensor.name)
         .hint("what describes the shards (metadata, config.json) belongs to others, or the last ranks are missing");
-  std::vector<Original> originals;
-  originals.reserve(cut.parts.size());
-  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
-    const Cut::Part& part = cut.parts[i];
-    Dims& shape = (*shapes)[i];
+  std::vector<std::uint32_t> indices;
+  indices.reserve(rule.parts.size());
+  for (std::size_t i = 0; i < rule.parts.size(); ++i) {
+    const std::string& part = rule.parts[i].logical_name;
+    const Dims& shape = (*shapes)[i];
     if (!num_bytes(tensor.dtype, shape))
-      throw Error(ErrorKind::kBadInput, fmt::format("{} would have the shape {}, whose bytes overflow 64 bits",
-                                                    part.logical_name, to_string(shape)))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} would have the shape {}, whose bytes overflow 64 bits", part, to_string(shape)))
           .in(path)
           .tensor(tensor.name);
-    const std::uint32_t index = add_logical({part.logical_name, tensor.dtype, shape}, path);
-    originals.push_back({index, std::move(shape)});
+    indices.push_back(add_logical({part, tensor.dtype, shape, {}}, path));
   }
-  add_cut(stored_index, cut, originals);
+  add_pieces(stored_index, rule, rank, indices, *shapes);
 }
 
-void TensorMap::add_cut(std::uint32_t stored_index, const Cut& cut, std::span<const Original> originals) {
-  if (cut.constant) add_filler(stored_index, whole(cut.constant->shape), cut.constant->bits);
-  if (cut.diagonal_columns != 0) add_zeros_beside(stored_index, cut, originals);
-  std::uint64_t stored_at = 0;
-  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
-    const Cut::Part& part = cut.parts[i];
-    const auto& [index, shape] = originals[i];
-    Box all = whole(shape);  // or, of stacked experts, those that are here
-    if (cut.stacked_parts > 1) {
-      all.size[0] /= cut.stacked_parts;
-      all.begin[0] = all.size[0] * cut.stacked_part;
-    }
-    if (cut.kind == CutKind::kReplicated || shape.empty()) {
-      pieces[index].push_back({stored_index, all, Dims(shape.size(), 0)});
-      continue;
-    }
-    const std::uint64_t unit = shape[cut.dim] / part.units;
-    for (std::size_t t = 0; t < part.taken.size();) {
-      std::size_t end = t + 1;  // neighbours in both tensors make one piece
-      const bool filler = part.taken[t] >= part.units;
-      while (end < part.taken.size() &&
-             (filler ? part.taken[end] >= part.units
-                     : part.taken[end] < part.units && part.taken[end] == part.taken[end - 1] + 1))
-        ++end;
-      Piece piece{stored_index, all, Dims(shape.size(), 0)};
-      piece.box.size[cut.dim] = (end - t) * unit;
-      piece.stored_begin[cut.dim] = stored_at;
-      if (cut.diagonal_columns != 0) piece.stored_begin[1] = part.first_column;
-      stored_at += piece.box.size[cut.dim];
-      if (filler) {
-        add_filler(stored_index, {piece.stored_begin, piece.box.size},
-                   part.lowest ? lowest_bits(stored[stored_index].dtype) : 0);
-      } else {
-        piece.box.begin[cut.dim] = part.taken[t] * unit;
-        pieces[index].push_back(std::move(piece));
-      }
-      t = end;
-    }
+void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule, std::uint32_t rank,
+                           std::span<const std::uint32_t> indices, const std::vector<Dims>& shapes) {
+  if (rule.constant) add_constant(stored_index, *rule.constant, rank);
+  for (PartPiece& piece : pieces_of(rule, rank, shapes)) {
+    if (piece.is_padding)
+      add_filler(stored_index, {piece.stored_begin, piece.box.size},
+                 rule.parts[piece.part].lowest ? lowest_bits(stored[stored_index].dtype) : 0);
+    else
+      pieces[indices[piece.part]].push_back({stored_index, std::move(piece.box), std::move(piece.stored_begin)});
+  }
+}
+
+/// A box for each run of equal elements. One of several numbers has one dim.
+void TensorMap::add_constant(std::uint32_t stored_index, const PartitionRule::Constant& constant, std::uint32_t rank) {
+  const auto fill = constant.is_rank_number ? LogicalTensor::Fill::kRankNumber : LogicalTensor::Fill::kConstant;
+  const std::vector<std::uint64_t>& values = constant.of(rank);
+  if (values.size() == 1) return add_filler(stored_index, whole(constant.shape), values.front(), fill);
+  for (std::size_t begin = 0; begin < values.size();) {
+    std::size_t end = begin + 1;
+    while (end < values.size() && values[end] == values[begin]) ++end;
+    add_filler(stored_index, {{begin}, {end - begin}}, values[begin], fill);
+    begin = end;
   }
 }
 
 /// Says that a box of a stored tensor is filled with one number.
-void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits) {
+void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits, LogicalTensor::Fill fill) {
   if (volume(box) == 0) return;
   const StoredTensor& tensor = stored[stored_index];
-  const bool number = tensor.kind == CutKind::kConstant;
-  const std::string what = number ? fmt::format("rank {}", bits) : bits == 0 ? "zeros" : "lowest numbers";
-  const std::uint32_t index = add_logical(
-      {fmt::format("{} ({})", tensor.name.text(), what), tensor.dtype, tensor.shape, bits}, files[tensor.file].path);
+  const std::string what = fill == LogicalTensor::Fill::kRankNumber ? fmt::format("rank {}", bits)
+                           : fill == LogicalTensor::Fill::kConstant ? fmt::format("constant {:#x}", bits)
+                           : bits == 0                              ? "zeros"
+                                                                    : "lowest numbers";
+  const std::uint32_t index =
+      add_logical({fmt::format("{} ({})", tensor.name.text(), what), tensor.dtype, tensor.shape, bits, fill},
+                  files[tensor.file].path);
   pieces[index].push_back({stored_index, box, box.begin});
-}
-
-/// Of a diagonal cut, what lies left and right of each part.
-void TensorMap::add_zeros_beside(std::uint32_t stored_index, const Cut& cut, std::span<const Original> originals) {
-  const Dims& stored_shape = stored[stored_index].shape;
-  std::uint64_t row = 0;
-  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
-    const Cut::Part& part = cut.parts[i];
-    const std::uint64_t rows = originals[i].shape[0] / part.units * part.taken.size();
-    const std::uint64_t end = part.first_column + part.columns;
-    add_filler(stored_index, {{row, 0}, {rows, part.first_column}}, 0);
-    add_filler(stored_index, {{row, end}, {rows, stored_shape[1] - end}}, 0);
-    row += rows;
-  }
 }
 
 void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
@@ -249,6 +231,24 @@ void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
     }
   }
   for (TextFile& file : other.text_files) text_files.push_back(std::move(file));
+}
+
+void TensorMap::transpose(std::uint32_t index) {
+  const auto swap_last = [](Dims& dims) { std::swap(dims[dims.size() - 2], dims[dims.size() - 1]); };
+  swap_last(logical[index].shape);
+  std::set<std::uint32_t> seen;  // a stored tensor may hold several pieces
+  for (Piece& piece : pieces[index]) {
+    swap_last(piece.box.begin);
+    swap_last(piece.box.size);
+    swap_last(piece.stored_begin);
+    if (!seen.insert(piece.stored).second) continue;
+    Dims& shape = stored[piece.stored].shape;
+    const Dims in_order = c_strides(shape);
+    Dims& steps = strides.try_emplace(piece.stored, in_order).first->second;
+    swap_last(shape);
+    swap_last(steps);
+    if (steps == c_strides(shape)) strides.erase(piece.stored);
+  }
 }
 
 void TensorMap::rename_logical(const std::vector<std::string>& names) {

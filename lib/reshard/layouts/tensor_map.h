@@ -12,7 +12,7 @@
 
 #include "reshard/formats/container.h"
 #include "reshard/formats/torch_plan.h"
-#include "reshard/layouts/cut.h"
+#include "reshard/layouts/partition.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/tensor/box.h"
@@ -24,9 +24,13 @@ struct LogicalTensor {
   std::string name;
   DType dtype;
   Dims shape;
-  /// The bits of each element of what is none of the state dict's: what fills the room beside others in a stored
-  /// tensor, or a rank's own number.
+  /// The bits of each element of what is none of the state dict's: padding beside others in a stored tensor, or a
+  /// constant of the layout.
   std::optional<std::uint64_t> filler;
+  /// What fills: padding, the number of a rank, or another constant that is a stored tensor by itself.
+  enum class Fill : std::uint8_t { kPadding, kRankNumber, kConstant };
+  Fill fill = Fill::kPadding;
+  bool transposed = false;  // of a target: the original's last two dims are the other way round here
 };
 
 /// One file of a tensor map. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to the
@@ -75,8 +79,15 @@ struct StoredTensor {
   std::uint32_t file = 0;  // index into TensorMap::files
   std::uint64_t offset_bytes = 0;
   std::uint64_t size_bytes = 0;
-  CutKind kind = CutKind::kWhole;
+  PartitionLabel label = label::kWhole;
+  bool replicated = false;       // every rank has all of the parameter, and trains it
+  bool tied = false;             // another parameter's values under a second name: compared, never read
   bool expert_parallel = false;  // of experts that are spread over ranks
+  /// The file's tensor has a dim more, in front: this one is so many slices of it, one under the other. 0: none.
+  std::uint32_t slices = 0;
+
+  /// The shape that stands in the file.
+  Dims file_shape() const;
 };
 
 /// `box` of a logical tensor is the box of the same size at `stored_begin` of a stored one.
@@ -118,24 +129,25 @@ class TensorMap {
   /// Adds the files of a container that was read. \returns the index of its first.
   std::uint32_t add_files(const Container& container, RankId rank);
   /// Adds a tensor of it; `first_file` is what add_files returned.
-  std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file, CutKind kind);
+  std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file, PartitionLabel label = label::kWhole);
 
-  /// The originals of a cut's parts.
-  struct Original {
-    std::uint32_t logical = 0;
-    Dims shape;
-  };
-
-  /// Adds the pieces that `cut` says stored tensor `stored` is made of. The cut has one part if it is of a replicated
-  /// tensor.
+  /// Adds the one piece of a stored tensor that is all of an original.
+  /// \throws Error kBadInput as add_logical does.
+  void add_whole(std::uint32_t stored, const std::string& logical_name);
+  /// Adds the pieces that stored tensor `stored` is made of on `rank`.
   /// \throws Error kBadInput if its shape does not fit.
-  void add_cut(std::uint32_t stored, const Cut& cut);
-  /// The same where the cut is known to fit, and which originals its parts are of.
-  void add_cut(std::uint32_t stored, const Cut& cut, std::span<const Original> originals);
+  void add_pieces(std::uint32_t stored, const PartitionRule& rule, std::uint32_t rank);
+  /// The same where the rule is known to fit, and which originals its parts are of: `logical[i]` of shape `shapes[i]`.
+  void add_pieces(std::uint32_t stored, const PartitionRule& rule, std::uint32_t rank,
+                  std::span<const std::uint32_t> logical, const std::vector<Dims>& shapes);
 
   /// Adds all of another checkpoint, its logical tensors under names that begin with `logical_prefix`.
   /// \throws Error kBadInput as add_logical does.
   void append(TensorMap other, const std::string& logical_prefix);
+
+  /// Sees a logical tensor, and all that is stored of it, with its last two dims the other way round. No other tensor
+  /// has a part in what is stored.
+  void transpose(std::uint32_t logical);
 
   /// Gives the logical tensors new names, one each, all different.
   void rename_logical(const std::vector<std::string>& names);
@@ -144,8 +156,9 @@ class TensorMap {
   void order_logical(const std::vector<std::string>& names);
 
  private:
-  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits);
-  void add_zeros_beside(std::uint32_t stored, const Cut& cut, std::span<const Original> originals);
+  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits,
+                  LogicalTensor::Fill fill = LogicalTensor::Fill::kPadding);
+  void add_constant(std::uint32_t stored, const PartitionRule::Constant& constant, std::uint32_t rank);
 
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;
   std::unordered_map<std::string, std::uint32_t> filler_by_name_;  // whose names a tensor may have too

@@ -12,10 +12,6 @@
 namespace reshard {
 namespace {
 
-Cut whole_cut(const std::string& logical_name) {
-  return {CutKind::kReplicated, 0, {{logical_name, 1, {0}, {}}}};
-}
-
 /// What to try when the checkpoint lacks tensors.
 std::string missing_hint(const std::vector<std::string>& missing) {
   if (missing.size() == 1 && missing.front() == "lm_head.weight")
@@ -58,8 +54,9 @@ TensorMap whole_map(const std::vector<Container>& files, const std::vector<TiedP
       const auto alias =
           std::find_if(tied.begin(), tied.end(), [&](const TiedParameter& t) { return t.name == tensor.name; });
       const bool second_copy = alias != tied.end() && names_held.count(alias->source) > 0;
-      const std::uint32_t stored = map.add_stored(tensor, first_file, second_copy ? CutKind::kTied : CutKind::kWhole);
-      map.add_cut(stored, whole_cut(second_copy ? alias->source : tensor.name));
+      const std::uint32_t stored = map.add_stored(tensor, first_file, second_copy ? label::kTied : label::kWhole);
+      map.stored[stored].tied = second_copy;
+      map.add_whole(stored, second_copy ? alias->source : tensor.name);
     }
   }
   return map;

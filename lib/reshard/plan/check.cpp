@@ -10,16 +10,21 @@ namespace reshard {
 namespace {
 
 CheckReason reason_of(const StoredTensor& stored, const LogicalTensor& tensor) {
-  if (stored.kind == CutKind::kConstant) return CheckReason::kRankNumber;
-  if (tensor.filler) return CheckReason::kPadding;
-  return stored.kind == CutKind::kTied ? CheckReason::kTied : CheckReason::kReplica;
+  if (tensor.filler) {
+    switch (tensor.fill) {
+      case LogicalTensor::Fill::kPadding: return CheckReason::kPadding;
+      case LogicalTensor::Fill::kRankNumber: return CheckReason::kRankNumber;
+      case LogicalTensor::Fill::kConstant: return CheckReason::kConstant;
+    }
+  }
+  return stored.tied ? CheckReason::kTied : CheckReason::kReplica;
 }
 
 /// Whether a stored tensor is a parameter that every rank trains a replica of. Repeated heads are none: their gradients
 /// are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of the same one.
 bool is_trained_replica(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor,
                         const std::vector<Piece>& reads) {
-  if (stored.kind != CutKind::kReplicated || !can_drift(tensor.dtype) || reads.empty()) return false;
+  if (!stored.replicated || !can_drift(tensor.dtype) || reads.empty()) return false;
   const TensorFile& first = map.files[map.stored[reads.front().stored].file];
   const TensorFile& other = map.files[stored.file];
   return first.tp_rank != other.tp_rank || first.ep_rank != other.ep_rank;
@@ -39,6 +44,8 @@ std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTe
     case CheckReason::kRankNumber:
       return fmt::format("is the number of another rank than {}, whose file it is in by its name",
                          tensor.filler.value_or(0));
+    case CheckReason::kConstant:
+      return fmt::format("holds another value than the layout has there, first at {}", to_string(index));
     case CheckReason::kPadding:
       return fmt::format("holds other values than {} in its padding, first at {}",
                          tensor.filler.value_or(0) == 0 ? "zeros" : "the lowest of its dtype", to_string(index));
@@ -53,6 +60,7 @@ std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTe
 std::string hint_of(CheckReason reason, const TensorMap& map) {
   switch (reason) {
     case CheckReason::kRankNumber: return "files of ranks were renamed or swapped";
+    case CheckReason::kConstant: return "the file is of another layout, or of another version of whoever reads it";
     case CheckReason::kPadding:
       return "config.json belongs to another model, or the weights were changed after they were padded";
     case CheckReason::kTied:

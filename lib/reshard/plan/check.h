@@ -16,6 +16,7 @@ enum class CheckReason : std::uint8_t {
   kTied,        // another parameter shares this one's values
   kPadding,     // no element of a tensor: each has the bits LogicalTensor::filler
   kRankNumber,  // the number of the rank whose file it is in, also LogicalTensor::filler
+  kConstant,    // a number that the layout has there, also LogicalTensor::filler
 };
 
 /// A box of a stored tensor that is compared with the one that was read. It is a Piece and the reason for the check, in

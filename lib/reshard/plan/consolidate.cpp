@@ -36,8 +36,9 @@ std::unique_ptr<Job> plan(ConsolidateRequest request) {
   if (job->source.tensor_count() == 0) throw Error(ErrorKind::kBadInput, "holds no tensors").in(checkpoint.path);
   prove_outside(job->output_directory, checkpoint);
   note_adapters_left(*job, checkpoint.directory);
-  plan_target(*job, request.target, checkpoint.model ? &*checkpoint.model : nullptr, job->source.state_dict());
   ProgramOptions options;
+  options.dropped =
+      plan_target(*job, request.target, checkpoint.model ? &*checkpoint.model : nullptr, job->source.state_dict());
   options.check_replicas = request.check_replicas;
   job->program = make_program(job->source, job->target, options);
   carry_companions(*job, checkpoint, {job->output_directory, checkpoint.path});

@@ -197,12 +197,12 @@ class AdapterPlanner {
     container.path = folder / (format_ == Format::kPytorch ? kAdapterPytorchFile : kAdapterSafetensorsFile);
     for (const LogicalTensor& tensor : source.logical)
       if (!tensor.filler) {
-        container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, 0, 0, 0, CutKind::kWhole});
+        container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
         job_->target.add_logical({prefix + tensor.name, tensor.dtype, tensor.shape}, {});
       }
     for (const std::uint32_t stored : add_target_container(job_->target, std::move(container))) {
       const std::string name = prefix + job_->target.stored[stored].name.text();
-      job_->target.add_cut(stored, {CutKind::kReplicated, 0, {{name, 1, {0}, {}}}});
+      job_->target.add_whole(stored, name);
     }
   }
 

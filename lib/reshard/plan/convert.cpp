@@ -177,7 +177,8 @@ const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, con
 }
 
 /// Makes the target; ranks that the request leaves open are the source's.
-void plan_converted(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request, Job& job) {
+/// \returns the tensors that its layout has no place for.
+std::vector<std::string> plan_converted(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request, Job& job) {
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
   if (!traits.has_ranks) return plan_target(job, target, nullptr, selection.wanted);
@@ -189,7 +190,7 @@ void plan_converted(const Checkpoint& checkpoint, Selection& selection, const Co
   if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;
   const Model& model = prove_model(checkpoint, selection, request);
   if (!request.dtype) take_config_dtype(job, *target.layout, checkpoint.config, selection.wanted);
-  plan_target(job, target, &model, selection.wanted);
+  return plan_target(job, target, &model, selection.wanted);
 }
 
 /// Writes config.json with the dtype that loaders shall take, if it names one.
@@ -212,10 +213,10 @@ std::unique_ptr<Job> plan(ConvertRequest request) {
   prove_outside(request.output_directory, checkpoint);
   OrderedJson config = request.dtype ? read_ordered_config(checkpoint.config) : OrderedJson();
   Selection selection = select(job->source, request, config, *job);
-  plan_converted(checkpoint, selection, request, *job);
   ProgramOptions options;
+  options.dropped = plan_converted(checkpoint, selection, request, *job);
   options.check_replicas = request.check_replicas;
-  options.dropped = std::move(selection.dropped);
+  std::move(selection.dropped.begin(), selection.dropped.end(), std::back_inserter(options.dropped));
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   if (request.dtype) update_config(*job, checkpoint.config, std::move(config), *request.dtype);

@@ -104,8 +104,11 @@ void add(Hasher& hasher, const StoredTensor& tensor) {
   hasher.number(tensor.file);
   hasher.number(tensor.offset_bytes);
   hasher.number(tensor.size_bytes);
-  hasher.choice(tensor.kind);
+  hasher.text(tensor.label);
+  hasher.number(tensor.replicated);
+  hasher.number(tensor.tied);
   hasher.number(tensor.expert_parallel);
+  hasher.number(tensor.slices);
 }
 
 void add(Hasher& hasher, const LogicalTensor& tensor) {
@@ -113,6 +116,8 @@ void add(Hasher& hasher, const LogicalTensor& tensor) {
   hasher.choice(tensor.dtype);
   hasher.dims(tensor.shape);
   hasher.maybe(tensor.filler);
+  hasher.choice(tensor.fill);
+  hasher.number(tensor.transposed);
 }
 
 /// \param path  as it counts.

@@ -63,7 +63,7 @@ Reading read_logical(const TensorMap& map, std::uint32_t index) {
   std::vector<Box> open{whole(tensor.shape)};  // what no piece has filled yet
   if (tensor.filler || volume(open.front()) == 0) open.clear();
   for (const Piece& piece : map.pieces[index]) {
-    if (map.stored[piece.stored].kind == CutKind::kTied || open.empty()) {
+    if (map.stored[piece.stored].tied || open.empty()) {
       checks.push_back(piece);
       continue;
     }

@@ -26,8 +26,8 @@ std::unique_ptr<Job> plan(ShardRequest request) {
   prove_against_model(job->source, *checkpoint.model, request.source.path);
   std::vector<LogicalTensor> logical = job->source.state_dict();
   take_config_dtype(*job, *request.target.layout, checkpoint.config, logical);
-  plan_target(*job, request.target, &*checkpoint.model, logical);
   ProgramOptions options;
+  options.dropped = plan_target(*job, request.target, &*checkpoint.model, logical);
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   carry_companions(*job, checkpoint, {request.output_directory});

@@ -9,6 +9,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/io/storage.h"
 #include "reshard/layouts/hf.h"
+#include "reshard/layouts/lower_metadata.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/sharded_map.h"
@@ -192,8 +193,8 @@ class AdapterSharder {
   void prove_placed(const PeftAdapter& adapter, const std::vector<StagePlan>& plans) const {
     std::unordered_set<std::string> placed;
     for (const StagePlan& plan : plans)
-      for (const CutRule& rule : cut_rules(plan.metadata))
-        for (const Cut::Part& part : rule.for_rank(0, job_->mesh.tp).parts) placed.insert(part.logical_name);
+      for (const PartitionRule& rule : partition_rules(plan.metadata, job_->mesh.tp))
+        for (const PartitionRule::Part& part : rule.parts) placed.insert(part.logical_name);
     for (const TensorEntry& tensor : adapter.file.tensors)
       if (!placed.count(tensor.name))
         throw Error(ErrorKind::kUnsupported, "has no place in the ranks of this model")
@@ -207,7 +208,7 @@ class AdapterSharder {
     for (const TensorEntry& tensor : file.tensors) {
       const auto equal = fuse.equal_to.find(tensor.name);
       const std::string name = equal == fuse.equal_to.end() ? tensor.name : equal->second;
-      map.add_cut(map.add_stored(tensor, first_file, CutKind::kWhole), {CutKind::kReplicated, 0, {{name, 1, {0}, {}}}});
+      map.add_whole(map.add_stored(tensor, first_file), name);
     }
     return map;
   }

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "reshard/io/storage.h"
+#include "reshard/layouts/lower_metadata.h"
 
 namespace reshard {
 namespace {
@@ -20,18 +21,18 @@ bool all_zero(std::span<const std::byte> bytes) {
 struct Rows {
   std::uint64_t begin = 0;
   std::uint64_t count = 0;
-  const Cut::Part* part = nullptr;
+  const PartitionRule::Part* part = nullptr;
 };
 
-/// The rows of each part; nothing if the matrix has another shape than the cut.
-std::vector<Rows> rows_of(const Cut& cut, const Dims& stored) {
-  const auto shapes = logical_shapes(cut, stored);
+/// The rows of each part; nothing if the matrix has another shape than the rule makes.
+std::vector<Rows> rows_of(const PartitionRule& rule, std::uint32_t rank, const Dims& stored) {
+  const auto shapes = logical_shapes(rule, rank, stored);
   std::vector<Rows> rows;
   if (!shapes) return rows;
   std::uint64_t begin = 0;
-  for (std::size_t i = 0; i < cut.parts.size(); ++i) {
-    const Cut::Part& part = cut.parts[i];
-    const std::uint64_t count = (*shapes)[i][0] / part.units * part.taken.size();
+  for (std::size_t i = 0; i < rule.parts.size(); ++i) {
+    const PartitionRule::Part& part = rule.parts[i];
+    const std::uint64_t count = (*shapes)[i][0] / part.placement->units * part.placement->of(rank).size();
     rows.push_back({begin, count, &part});
     begin += count;
   }
@@ -72,8 +73,8 @@ bool has_strided_zeros_beside(const Source& source, const TensorEntry& tensor, c
   return true;
 }
 
-bool is_diagonal(const Container& file, const TensorEntry& tensor, const Cut& cut) {
-  const std::vector<Rows> parts = rows_of(cut, tensor.shape);
+bool is_diagonal(const Container& file, const TensorEntry& tensor, const PartitionRule& rule, std::uint32_t rank) {
+  const std::vector<Rows> parts = rows_of(rule, rank, tensor.shape);
   if (parts.empty() || bits(tensor.dtype) % 8 != 0) return false;
   const auto source = local_storage().open(file.files[tensor.file].path);
   return std::all_of(parts.begin(), parts.end(), [&](const Rows& rows) {
@@ -83,14 +84,15 @@ bool is_diagonal(const Container& file, const TensorEntry& tensor, const Cut& cu
 }
 
 /// Of the fused linears in one rank's file.
-bool is_stacked(const Container& file, std::uint32_t tp_rank, std::uint32_t tp,
-                const std::unordered_map<std::string, const CutRule*>& rules) {
+bool is_stacked(const Container& file, std::uint32_t rank,
+                const std::unordered_map<std::string, const PartitionRule*>& rules) {
   return std::all_of(file.tensors.begin(), file.tensors.end(), [&](const TensorEntry& tensor) {
     const auto found = rules.find(tensor.name);
     if (found == rules.end()) return true;
-    const Cut cut = found->second->for_rank(tp_rank, tp);
-    if (cut.diagonal_columns != 0) return is_diagonal(file, tensor, cut);
-    return found->second->role != CutRule::Role::kStacked || logical_shapes(cut, tensor.shape).has_value();
+    const PartitionRule& rule = *found->second;
+    if (rule.diagonal_columns != 0) return is_diagonal(file, tensor, rule, rank);
+    const bool is_stack = rule.parts.size() > 1 && tensor.name.ends_with(".lora_A.weight");
+    return !is_stack || logical_shapes(rule, rank, tensor.shape).has_value();
   });
 }
 
@@ -98,15 +100,14 @@ bool is_stacked(const Container& file, std::uint32_t tp_rank, std::uint32_t tp,
 
 bool holds_stacked(const ShardedCheckpoint& checkpoint, const std::vector<StageMetadata>& stacked) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
-    const std::vector<CutRule> rules = cut_rules(stacked[pp_rank]);
-    std::unordered_map<std::string, const CutRule*> by_name;
-    for (const CutRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
+    const std::vector<PartitionRule> rules = partition_rules(stacked[pp_rank], checkpoint.tp);
+    std::unordered_map<std::string, const PartitionRule*> by_name;
+    for (const PartitionRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
     const std::vector<Container>& files = checkpoint.files[pp_rank];
     for (std::uint32_t i = 0; i < files.size(); ++i)
-      if (!is_stacked(files[i], i % checkpoint.tp, checkpoint.tp, by_name)) return false;
+      if (!is_stacked(files[i], i % checkpoint.tp, by_name)) return false;
     for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
-      if (copy.rank.pp_rank == pp_rank && !is_stacked(copy.file, copy.rank.tp_rank, checkpoint.tp, by_name))
-        return false;
+      if (copy.rank.pp_rank == pp_rank && !is_stacked(copy.file, copy.rank.tp_rank, by_name)) return false;
   }
   return true;
 }

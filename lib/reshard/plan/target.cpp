@@ -20,8 +20,7 @@ namespace fs = std::filesystem;
 
 /// Whether it is a tied copy in the source; of those of several ranks, the first.
 bool is_tied_once(const Job& job, const StoredTensor& tensor) {
-  return tensor.kind == CutKind::kTied && job.source.files[tensor.file].tp_rank == 0 &&
-         job.source.files[tensor.file].ep_rank == 0;
+  return tensor.tied && job.source.files[tensor.file].tp_rank == 0 && job.source.files[tensor.file].ep_rank == 0;
 }
 
 /// A second name of the embedding in the source's files is compared with it. Hugging Face's files do not have it.
@@ -75,7 +74,7 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
   return job;
 }
 
-void plan_target(Job& job, const TargetRequest& request, const Model* model,
+std::vector<std::string> plan_target(Job& job, const TargetRequest& request, const Model* model,
                  const std::vector<LogicalTensor>& logical) {
   const LayoutTraits& traits = request.layout->traits();
   job.layout = request.layout;
@@ -93,9 +92,13 @@ void plan_target(Job& job, const TargetRequest& request, const Model* model,
   if (traits.whole_folder) job.whole_folders = {traits.folder};
   job.shares_directory = plan.is_partial;
   job.notes.insert(job.notes.end(), plan.notes.begin(), plan.notes.end());
+  for (const LogicalTensor& tensor : plan.map.logical)  // whose other side is read element by element
+    if (const auto source = tensor.transposed ? job.source.find_logical(tensor.name) : std::nullopt)
+      job.source.transpose(*source);
   job.target = std::move(plan.map);
   job.target.text_files.clear();
   note_tied(job);
+  return std::move(plan.without_place);
 }
 
 void take_config_dtype(Job& job, const Layout& layout, const fs::path& config_file,

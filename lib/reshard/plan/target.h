@@ -19,8 +19,10 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, std:
 
 /// Makes `job.target` the checkpoint of `logical` that the request asks for. `model` is that of a target of ranks, and
 /// may be null for others.
+/// \returns the tensors of the source that checkpoints of this layout do not have.
 /// \throws Error kUsage, with what would work; kBadInput if other weights stand in the output directory.
-void plan_target(Job& job, const TargetRequest& request, const Model* model, const std::vector<LogicalTensor>& logical);
+std::vector<std::string> plan_target(Job& job, const TargetRequest& request, const Model* model,
+                                     const std::vector<LogicalTensor>& logical);
 
 /// Gives the floating tensors of 16 and 32 bits the dtype that `config` says, where the layout asks for it, and notes
 /// it.

@@ -334,6 +334,18 @@ Model instantiate(const Family& family, const ModelConfig& config, const HoldsNa
   return instantiate(std::shared_ptr<const Family>(std::shared_ptr<const void>(), &family), config, holds);
 }
 
+namespace {
+
+/// The name that config.json gives the way its weights are quantised; empty where they are not.
+std::string quant_method(const ModelConfig& config) {
+  const auto found = config.json->find("quantization_config");
+  if (found == config.json->end() || !found->is_object() || found->empty()) return {};
+  const auto method = found->find("quant_method");
+  return method != found->end() && method->is_string() ? method->get<std::string>() : "unknown";
+}
+
+}  // namespace
+
 Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds) {
   const Family& family = *the_family;
   ConfigValues values(family, config);
@@ -367,6 +379,7 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
       modules.begin());
   const std::optional<Quantization> quantization = Quantization::read(config);
   model.quantized = quantization.has_value();
+  model.quant_method = quant_method(config);
   ModelBuilder builder(model, values, tied, quantization ? &*quantization : nullptr, holds);
   builder.add(modules.first(begin), std::nullopt);
   for (std::uint64_t layer = 0; layer < model.layers; ++layer) builder.add(modules.subspan(begin, end - begin), layer);

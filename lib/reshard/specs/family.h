@@ -187,6 +187,7 @@ struct Model {
   std::uint64_t kv_heads = 0;  // key/value heads
   std::uint64_t head_dim = 0;
   bool quantized = false;       // linears have scales, and are not joined with others
+  std::string quant_method;     // of config.json's quantization_config; empty where there is none
   bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have
   std::vector<ModelParameter> parameters;
 };
