@@ -90,12 +90,17 @@ std::vector<Container> read_indexed(const fs::path& directory, const fs::path& i
 constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
 constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
 
-/// Whether there are files of weights, and not an index alone.
-bool holds_weights(const fs::path& directory) {
-  return std::any_of(fs::directory_iterator(directory), fs::directory_iterator(), [](const fs::directory_entry& entry) {
-    const std::string name = entry.path().filename().string();
-    return is_hf_weights_name(name) && !name.ends_with(".json");
-  });
+/// Whether there is any file of weights, and not an index alone, as other systems copy it beside files of their own.
+bool holds_weights(const fs::path& directory, Format format) {
+  const fs::path index = directory / hf_index_name(format);
+  if (!path_exists(index) || path_exists(directory / hf_file_name(format, 1, 1))) return true;
+  try {
+    const HfIndex names = read_hf_index(index);
+    return std::any_of(names.weight_map.begin(), names.weight_map.end(),
+                       [&](const auto& entry) { return path_exists(directory / entry.second); });
+  } catch (const Error&) {
+    return true;  // read says what is wrong with it
+  }
 }
 
 class HfLayout final : public Layout {
@@ -104,8 +109,9 @@ class HfLayout final : public Layout {
   std::vector<const LayoutOption*> options() const override { return {&kMaxShardSize}; }
 
   std::vector<FoundLayout> recognise(const fs::path& path) const override {
-    if (!hf_format(path)) return {};
-    return {{this, path, path, !holds_weights(path)}};
+    const auto format = hf_format(path);
+    if (!format) return {};
+    return {{this, path, path, !holds_weights(path, *format)}};
   }
 
   Checkpoint read(const FoundLayout& found, const ReadContext& context) const override {
