@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -98,20 +99,31 @@ TEST_CASE("Each file has its last word once, when its last user lets go") {
 }
 
 TEST_CASE("Threads that share a pool hold no more files than capacity and users") {
+  constexpr std::uint32_t kThreads = 4;
+  constexpr int kCapacity = 2;
   Opener opener;
   std::atomic<int> most{0};
+  std::barrier together(kThreads);
+  int all_held = 0;
   std::vector<std::thread> threads;
-  for (std::uint32_t t = 0; t < 4; ++t)
+  for (std::uint32_t t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
       for (std::uint32_t i = 0; i < 500; ++i) {
         const auto held = opener.get((i * 7 + t) % 9);
         int seen = most;
         while (opener.alive > seen && !most.compare_exchange_weak(seen, opener.alive)) continue;
       }
+      together.arrive_and_wait();
+      const auto held = opener.get(100 + t);
+      together.arrive_and_wait();
+      if (t == 0) all_held = opener.alive;
+      together.arrive_and_wait();  // nobody lets go before that
     });
   for (std::thread& thread : threads) thread.join();
-  CHECK(most <= 2 + 4 + 1);  // one more while it is being opened
-  CHECK(opener.alive == 2);
+  // A thread has at most the file that it uses and, for a moment, the one that it has pushed out and closes.
+  CHECK(most <= kCapacity + 2 * static_cast<int>(kThreads));
+  CHECK(all_held == static_cast<int>(kThreads));  // two of which are the pool's
+  CHECK(opener.alive == kCapacity);
 }
 
 }  // namespace

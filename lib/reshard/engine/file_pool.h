@@ -29,7 +29,7 @@ class FilePool {
       entries_.splice(entries_.begin(), entries_, found->second);
       return found->second->file;
     }
-    const std::shared_ptr<File> file(open().release(), [this](File* last) {
+    std::shared_ptr<File> file(open().release(), [this](File* last) {
       const std::unique_ptr<File> closed(last);
       if (last_word_) last_word_(*closed);
     });
