@@ -9,12 +9,13 @@
 //   execute(*plan_shard(request), RunOptions{});
 #pragma once
 
-#include "reshard/engine/execute.h"      // execute(job, options)
-#include "reshard/engine/stats.h"        // compute_stats(map, …): minimum, maximum, mean
-#include "reshard/engine/verify.h"       // verify(a, b, …)
-#include "reshard/layouts/checkpoint.h"  // read_checkpoint(path, context): what stands on disk
-#include "reshard/layouts/layout.h"      // Layout, layouts(), TargetRequest
-#include "reshard/plan/convert.h"        // ConvertRequest, plan_convert
-#include "reshard/plan/job.h"            // ShardRequest, plan_shard; ConsolidateRequest, plan_consolidate
-#include "reshard/plan/tags.h"           // find_checkpoint: checkpoints of a training run
-#include "reshard/specs/family.h"        // Family, read_family: a model's parameters as data
+#include "reshard/engine/execute.h"       // execute(job, options)
+#include "reshard/engine/stats.h"         // compute_stats(map, …): minimum, maximum, mean
+#include "reshard/engine/verify.h"        // verify(a, b, …)
+#include "reshard/layouts/checkpoint.h"   // read_checkpoint(path, context): what stands on disk
+#include "reshard/layouts/layout.h"       // Layout, layouts(), TargetRequest
+#include "reshard/plan/convert.h"         // ConvertRequest, plan_convert
+#include "reshard/plan/job.h"             // ShardRequest, plan_shard; ConsolidateRequest, plan_consolidate
+#include "reshard/plan/tags.h"            // find_checkpoint: checkpoints of a training run
+#include "reshard/specs/family.h"         // Family: a model's parameters as data
+#include "reshard/specs/family_parser.h"  // read_family: from a file

@@ -6,6 +6,7 @@
 #include "reshard/engine/verify.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/plan/convert.h"
+#include "reshard/specs/family_parser.h"
 #include "reshard/specs/head_slots.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"

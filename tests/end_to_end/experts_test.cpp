@@ -5,6 +5,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/plan/convert.h"
+#include "reshard/specs/family_parser.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"

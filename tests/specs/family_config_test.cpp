@@ -1,6 +1,7 @@
 // What config.json may leave out of a family's numbers, and what it may not say.
 #include "reshard/base/json.h"
 #include "reshard/specs/family.h"
+#include "reshard/specs/family_parser.h"
 #include "reshard/specs/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"

@@ -1,9 +1,10 @@
+#include "reshard/tensor/format_element.h"
+
 #include <bit>
 #include <cstdlib>
 #include <set>
 
 #include "cast_support.h"
-#include "reshard/tensor/compare.h"
 
 namespace reshard {
 namespace {

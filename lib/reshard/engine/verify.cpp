@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <mutex>
 
+#include "reshard/tensor/format_element.h"
+
 namespace reshard {
 namespace {
 

@@ -12,6 +12,7 @@
 #include "reshard/formats/container.h"
 #include "reshard/formats/local_readers.h"
 #include "reshard/formats/pickle.h"
+#include "reshard/formats/torch_tensor.h"
 #include "reshard/io/files.h"
 
 namespace reshard {
@@ -21,15 +22,6 @@ struct TorchStorage {
   std::string key;
   std::uint64_t offset_bytes = 0;  // from the start of the file
   std::uint64_t size_bytes = 0;
-};
-
-/// A tensor with its place. Invariant: every element lies inside its storage.
-struct TorchTensor {
-  DType dtype;
-  Dims shape;
-  Dims strides;                    // in elements, one a dim; empty where the elements lie in C order
-  std::uint64_t offset_bytes = 0;  // of the element at index 0, from the start of the file
-  std::uint32_t storage = 0;       // index into TorchFile::storages(); equal for tensors that share one
 };
 
 /// One file of torch.save: the tree of its pickle, and where its storages lie. Invariant, proved by read_torch_file:

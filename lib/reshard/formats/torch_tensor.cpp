@@ -1,5 +1,7 @@
 // What stands behind one tensor of a torch file: the call that rebuilds it, its storage, its place.
 
+#include "reshard/formats/torch_tensor.h"
+
 #include <algorithm>
 
 #include "reshard/base/checked.h"

@@ -9,6 +9,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/builtin_families.h"
+#include "reshard/specs/family_parser.h"
 #include "reshard/specs/quantization.h"
 
 namespace reshard {

@@ -144,18 +144,6 @@ Family without_base_prefix(const Family& family);
 /// The model_types of the built-in families, sorted.
 std::vector<std::string> known_model_types();
 
-/// Of a JSON that was made in memory.
-/// \throws Error kBadInput if `json` is not a family description, with the key that is wrong.
-Family parse_family(const Json& json, const std::filesystem::path& path);
-
-/// Of a file's text.
-/// \throws Error kBadInput with the line and the key.
-Family parse_family_text(std::string text, const std::filesystem::path& path);
-
-/// A file that somebody wrote, for --spec.
-/// \throws as parse_family_text.
-std::shared_ptr<const Family> read_family(const std::filesystem::path& path);
-
 /// One parameter of one model: a family's module with its numbers filled in.
 struct ModelParameter {
   std::string name;    // as in the Hugging Face checkpoint

@@ -1,5 +1,7 @@
 // From a family's JSON to the type, with every mistake in it told when it is read.
 
+#include "reshard/specs/family_parser.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include "reshard/base/strings.h"
 #include "reshard/io/storage.h"
 #include "reshard/io/text_file.h"
-#include "reshard/specs/family.h"
 
 namespace reshard {
 namespace {

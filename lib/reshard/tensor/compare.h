@@ -5,7 +5,6 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "reshard/tensor/dtype.h"
@@ -51,10 +50,5 @@ bool can_compare(DType a_dtype, DType b_dtype);
 DifferenceSummary compare_elements(DType a_dtype, std::span<const std::byte> a, DType b_dtype,
                                    std::span<const std::byte> b, std::optional<Tolerance> tolerance,
                                    std::size_t keep_first);
-
-/// An element as text that no element of other bits has: the shortest decimal number that is rounded to it by its
-/// dtype; "nan(0x7fc1)" with all its bits; "(re, im)" for complex elements; "false", "true" or "true(0x02)".
-/// \param index  of an element that lies in `bytes`.
-std::string format_element(DType dtype, std::span<const std::byte> bytes, std::size_t index);
 
 }  // namespace reshard

@@ -1,10 +1,11 @@
+#include "reshard/tensor/format_element.h"
+
 #include <array>
 #include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 
-#include "reshard/tensor/compare.h"
 #include "reshard/tensor/number.h"
 
 namespace reshard {
