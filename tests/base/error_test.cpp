@@ -69,6 +69,8 @@ TEST_CASE("A system error for a full disk or quota is no-space, any other is I/O
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK(error.path() == "out.bin");
   CHECK_THAT(error.what(), Says("out.bin: cannot open: Permission denied"));
+  CHECK(error.code() == std::errc::permission_denied);
+  CHECK_FALSE(Error(ErrorKind::kIo, "is odd").code());
 }
 
 }  // namespace

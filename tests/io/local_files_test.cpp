@@ -26,10 +26,10 @@ TEST_CASE("A local directory lists what lies directly in it, by name, links by w
   fs::create_symlink("nowhere", dir / "broken");
   fs::create_symlink("loop", dir / "loop");
   REQUIRE(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
-  const std::vector<DirectoryEntry> expected{{"a", FileKind::kDirectory},       {"b", FileKind::kFile},
-                                             {"broken", FileKind::kBrokenLink}, {"loop", FileKind::kBrokenLink},
-                                             {"pipe", FileKind::kOther},        {"to_directory", FileKind::kDirectory},
-                                             {"to_file", FileKind::kFile}};
+  const std::vector<DirectoryEntry> expected{
+      {"a", FileKind::kDirectory},           {"b", FileKind::kFile},     {"broken", FileKind::kBrokenLink, true},
+      {"loop", FileKind::kBrokenLink, true}, {"pipe", FileKind::kOther}, {"to_directory", FileKind::kDirectory, true},
+      {"to_file", FileKind::kFile, true}};
   CHECK(local_storage().list(dir.path()) == expected);
   for (const DirectoryEntry& entry : expected) {
     INFO(entry.name);
@@ -45,7 +45,49 @@ TEST_CASE("A local directory that is missing or none cannot be listed") {
     const Error error = error_of([&] { local_storage().list(dir / name); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (dir / name).string());
+    CHECK(error.code() == (*name == 'f' ? std::errc::not_a_directory : std::errc::no_such_file_or_directory));
   }
+}
+
+TEST_CASE("A local path resolves to the one name of what it stands for") {
+  const test::TempDir dir;
+  const fs::path root = fs::canonical(dir.path());
+  test::write_file(dir / "a/f", "abc");
+  fs::create_symlink("a", dir / "link");
+  Files& files = local_storage();
+  for (const char* path : {"a/f", "a/./f", "a/../a/f", "link/f"}) CHECK(files.resolve(dir / path) == root / "a/f");
+  CHECK(files.resolve(dir / "a/") == root / "a");
+  CHECK(files.resolve(dir / "link/missing/x") == root / "a/missing/x");
+  CHECK(files.resolve(".") == fs::current_path());
+  CHECK(files.absolute("x/../y") == fs::current_path() / "x/../y");
+  CHECK(files.absolute(dir / "link/.") == dir / "link/.");
+  CHECK(error_of([&] { files.absolute(""); }).kind() == ErrorKind::kIo);
+}
+
+TEST_CASE("Local paths of one file are the same, and others are not") {
+  const test::TempDir dir;
+  test::write_file(dir / "a/f", "");
+  test::write_file(dir / "a/g", "");
+  fs::create_symlink("a", dir / "link");
+  Files& files = local_storage();
+  CHECK(files.is_same(dir / "a/f", dir / "link/f"));
+  CHECK(files.is_same(dir / "a", dir / "link/"));
+  CHECK_FALSE(files.is_same(dir / "a/f", dir / "a/g"));
+  CHECK_FALSE(files.is_same(dir / "missing", dir / "missing"));
+}
+
+TEST_CASE("The size of a local file is known without opening it") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "abc");
+  fs::create_symlink("f", dir / "link");
+  const test::Unprivileged nobody(dir.path());
+  fs::permissions(dir / "f", fs::perms::none);
+  CHECK(local_storage().size_bytes(dir / "f") == 3);
+  CHECK(local_storage().size_bytes(dir / "link") == 3);
+  const Error missing = error_of([&] { local_storage().size_bytes(dir / "missing"); });
+  CHECK(missing.kind() == ErrorKind::kBadInput);
+  CHECK(missing.code() == std::errc::no_such_file_or_directory);
+  CHECK(error_of([&] { local_storage().size_bytes(dir.path()); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("A local name that nothing can have is nothing") {
@@ -66,9 +108,10 @@ TEST_CASE("What lies in a closed local directory is an error to look at, and a l
     const Error error = error_of([&] { local_storage().kind_of(path); });
     CHECK(error.kind() == ErrorKind::kIo);
     CHECK(error.path() == path.string());
+    CHECK(error.code() == std::errc::permission_denied);
     CHECK(local_storage().stamp(path).empty());
   }
-  const std::vector<DirectoryEntry> expected{{"f", FileKind::kFile}, {"link", FileKind::kOther}};
+  const std::vector<DirectoryEntry> expected{{"f", FileKind::kFile}, {"link", FileKind::kOther, true}};
   CHECK(local_storage().list(dir / "open") == expected);
   const Error error = error_of([&] { local_storage().list(dir / "closed"); });
   CHECK(error.kind() == ErrorKind::kIo);

@@ -59,8 +59,12 @@ TEST_CASE("A directory in memory lists what lies directly in it, by name") {
   CHECK(files.list("/m/e").empty());
   files.write("relative", "");
   CHECK(files.list(".") == Entries{{"relative", FileKind::kFile}});
-  CHECK(error_of([&] { files.list("/no"); }).kind() == ErrorKind::kBadInput);
-  CHECK(error_of([&] { files.list("/mn"); }).kind() == ErrorKind::kBadInput);
+  const Error missing = error_of([&] { files.list("/no"); });
+  CHECK(missing.kind() == ErrorKind::kBadInput);
+  CHECK(missing.code() == std::errc::no_such_file_or_directory);
+  const Error file = error_of([&] { files.list("/mn"); });
+  CHECK(file.kind() == ErrorKind::kBadInput);
+  CHECK(file.code() == std::errc::not_a_directory);
 }
 
 TEST_CASE("What is not there, or is a directory, cannot be opened in memory") {
@@ -77,6 +81,27 @@ TEST_CASE("What is not there, or is a directory, cannot be opened in memory") {
   CHECK(files.exists("/d/"));
   CHECK_FALSE(files.exists("/d/f/x"));
   CHECK(files.kind_of("/e") == FileKind::kNone);
+}
+
+TEST_CASE("A path in memory resolves to its normal form, and paths that have the same are of one file") {
+  MemoryFiles files;
+  files.write("/d/f", "abc");
+  files.write("r/f", "");
+  CHECK(files.resolve("/d/./x/../f") == "/d/f");
+  CHECK(files.resolve("/d/") == "/d");
+  CHECK(files.resolve("r/..") == "");
+  CHECK(files.absolute("r/../x") == "r/../x");
+  CHECK(files.is_same("/d/f", "/d/../d/f"));
+  CHECK_FALSE(files.is_same("/d/f", "r/f"));
+  CHECK_FALSE(files.is_same("/no", "/no"));
+}
+
+TEST_CASE("The size of a file in memory is that of its content") {
+  MemoryFiles files;
+  files.write("d/f", "abc");
+  CHECK(files.size_bytes("d/f") == 3);
+  CHECK(error_of([&] { files.size_bytes("d"); }).path() == "d");
+  CHECK(error_of([&] { files.size_bytes("no"); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("No path in memory is a file and a directory") {

@@ -117,6 +117,24 @@ FileStamp FaultStorage::stamp(const std::filesystem::path& path) {
   return files().stamp(path);
 }
 
+std::uint64_t FaultStorage::size_bytes(const std::filesystem::path& path) {
+  pass(Operation::kLook, path);
+  return files().size_bytes(path);
+}
+
+std::filesystem::path FaultStorage::absolute(const std::filesystem::path& path) {
+  return files().absolute(path);
+}
+
+std::filesystem::path FaultStorage::resolve(const std::filesystem::path& path) {
+  pass(Operation::kLook, path);
+  return files().resolve(path);
+}
+
+bool FaultStorage::is_same(const std::filesystem::path& a, const std::filesystem::path& b) {
+  return files().is_same(a, b);
+}
+
 void FaultStorage::note_read(const std::filesystem::path& path, Range range) {
   const std::lock_guard lock(mutex_);
   reads_[path.string()].push_back(range);

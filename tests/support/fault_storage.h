@@ -53,6 +53,12 @@ class FaultStorage final : public Storage {
   FileKind kind_of(const std::filesystem::path& path) override;
   /// Not an operation: stamps do not fail.
   FileStamp stamp(const std::filesystem::path& path) override;
+  std::uint64_t size_bytes(const std::filesystem::path& path) override;
+  /// Not an operation: it looks at nothing.
+  std::filesystem::path absolute(const std::filesystem::path& path) override;
+  std::filesystem::path resolve(const std::filesystem::path& path) override;
+  /// Not an operation: it does not fail.
+  bool is_same(const std::filesystem::path& a, const std::filesystem::path& b) override;
 
   std::uint64_t operations() const { return operations_; }
   /// All operations so far, in the order of their numbers where one thread makes them.

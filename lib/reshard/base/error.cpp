@@ -41,6 +41,11 @@ Error& Error::hint(std::string text) {
   return *this;
 }
 
+Error& Error::code(std::error_code code) {
+  code_ = code;
+  return *this;
+}
+
 void Error::compose() {
   what_.clear();
   if (!path_.empty()) what_ += printable(path_) + ": ";
@@ -54,7 +59,7 @@ Error system_error(int errno_value, std::string_view doing, const std::filesyste
   const bool full = errno_value == ENOSPC || errno_value == EDQUOT;
   Error error(full ? ErrorKind::kNoSpace : ErrorKind::kIo,
               std::string(doing) + ": " + std::generic_category().message(errno_value));
-  error.in(path);
+  error.in(path).code({errno_value, std::generic_category()});
   if (full) error.hint("free some space or choose an output directory on another file system");
   if (errno_value == EFBIG)
     error.hint(

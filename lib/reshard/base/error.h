@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace reshard {
 
@@ -58,6 +59,7 @@ class Error : public std::runtime_error {
   Error& at_byte(std::uint64_t offset_bytes);
   Error& at_line(std::uint64_t line);  // of a text, from 1
   Error& hint(std::string text);
+  Error& code(std::error_code code);
 
   ErrorKind kind() const { return kind_; }
   const std::string& message() const { return message_; }
@@ -66,6 +68,8 @@ class Error : public std::runtime_error {
   std::optional<std::uint64_t> offset_bytes() const { return offset_bytes_; }
   std::optional<std::uint64_t> line() const { return line_; }
   const std::string& hint() const { return hint_; }
+  /// What the operating system said; empty if it was not asked.
+  std::error_code code() const { return code_; }
   const char* what() const noexcept override { return what_.c_str(); }
 
  private:
@@ -78,6 +82,7 @@ class Error : public std::runtime_error {
   std::optional<std::uint64_t> offset_bytes_;
   std::optional<std::uint64_t> line_;
   std::string hint_;
+  std::error_code code_;
   std::string what_;
 };
 

@@ -61,6 +61,7 @@ class FileStamp {
 struct DirectoryEntry {
   std::string name;  // without the directory
   FileKind kind = FileKind::kNone;
+  bool is_link = false;  // `kind` is that of what it leads to
 
   friend bool operator==(const DirectoryEntry&, const DirectoryEntry&) = default;
 };
@@ -78,7 +79,7 @@ class Files {
   virtual std::unique_ptr<Source> open(const std::filesystem::path& path) = 0;
 
   /// What lies directly in a directory, by name in ascending byte order. An entry whose kind cannot be known is kOther.
-  /// \throws Error kBadInput if there is no such directory; kIo if it cannot be read.
+  /// \throws Error kBadInput if there is no such directory; kIo if it cannot be read. Error::code says why.
   virtual std::vector<DirectoryEntry> list(const std::filesystem::path& directory) = 0;
 
   /// \throws Error kIo where it cannot be known (a directory that may not be searched).
@@ -87,6 +88,21 @@ class Files {
   /// The stamp of the file that has this name now. To take it before the file is opened makes every later change
   /// visible. Empty where kind_of would say kNone or kBrokenLink, or throw.
   virtual FileStamp stamp(const std::filesystem::path& path) = 0;
+
+  /// The size of a regular file.
+  /// \throws as open.
+  virtual std::uint64_t size_bytes(const std::filesystem::path& path);
+
+  /// `path` from the root on, by its text alone: links and dots stay.
+  /// \throws Error kIo.
+  virtual std::filesystem::path absolute(const std::filesystem::path& path) = 0;
+
+  /// The one name of what `path` stands for: absolute, links and dots resolved as far as it exists, no slash at its end.
+  /// \throws Error kIo.
+  virtual std::filesystem::path resolve(const std::filesystem::path& path) = 0;
+
+  /// Whether both paths exist and stand for one file or directory; false where that cannot be known.
+  virtual bool is_same(const std::filesystem::path& a, const std::filesystem::path& b);
 
   /// Whether `kind_of` finds something; a link that leads nowhere is nothing.
   bool exists(const std::filesystem::path& path);

@@ -262,11 +262,12 @@ class LocalStorage final : public Storage {
     std::error_code error;
     std::filesystem::directory_iterator entry(directory, error);
     if (error == std::errc::no_such_file_or_directory)
-      throw Error(ErrorKind::kBadInput, "no such directory").in(directory);
-    if (error == std::errc::not_a_directory) throw Error(ErrorKind::kBadInput, "is not a directory").in(directory);
+      throw Error(ErrorKind::kBadInput, "no such directory").in(directory).code(error);
+    if (error == std::errc::not_a_directory)
+      throw Error(ErrorKind::kBadInput, "is not a directory").in(directory).code(error);
     std::vector<DirectoryEntry> entries;
     for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error))
-      entries.push_back({entry->path().filename().string(), entry_kind(*entry)});
+      entries.push_back({entry->path().filename().string(), entry_kind(*entry), is_link(*entry)});
     if (error) throw system_error(error.value(), "cannot list it", directory);
     std::sort(entries.begin(), entries.end(),
               [](const DirectoryEntry& a, const DirectoryEntry& b) { return a.name < b.name; });
@@ -286,6 +287,37 @@ class LocalStorage final : public Storage {
                                    static_cast<std::uint64_t>(status.st_mtim.tv_sec),
                                    static_cast<std::uint64_t>(status.st_mtim.tv_nsec)};
     return FileStamp(std::string(reinterpret_cast<const char*>(parts), sizeof parts));
+  }
+
+  std::uint64_t size_bytes(const std::filesystem::path& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) {
+      const int number = errno;
+      if (number == ENOENT)
+        throw Error(ErrorKind::kBadInput, "no such file").in(path).code({number, std::generic_category()});
+      throw system_error(number, "cannot look at it", path);
+    }
+    if (!S_ISREG(status.st_mode)) throw Error(ErrorKind::kBadInput, "not a regular file").in(path);
+    return static_cast<std::uint64_t>(status.st_size);
+  }
+
+  std::filesystem::path absolute(const std::filesystem::path& path) override {
+    std::error_code error;
+    std::filesystem::path full = std::filesystem::absolute(path, error);
+    if (error) throw system_error(error.value(), "cannot look at it", path);
+    return full;
+  }
+
+  std::filesystem::path resolve(const std::filesystem::path& path) override {
+    std::error_code error;
+    const std::filesystem::path full = std::filesystem::weakly_canonical(absolute(path), error);
+    if (error) throw system_error(error.value(), "cannot look at it", path);
+    return full.filename().empty() ? full.parent_path() : full;
+  }
+
+  bool is_same(const std::filesystem::path& a, const std::filesystem::path& b) override {
+    std::error_code ignored;
+    return std::filesystem::equivalent(a, b, ignored);
   }
 
   std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override {
@@ -312,6 +344,11 @@ class LocalStorage final : public Storage {
   bool maps() const override { return mode_ == IoMode::kMmap; }
 
  private:
+  static bool is_link(const std::filesystem::directory_entry& entry) {
+    std::error_code ignored;
+    return entry.is_symlink(ignored);
+  }
+
   /// What an entry of a directory is: most file systems say so without another call.
   static FileKind entry_kind(const std::filesystem::directory_entry& entry) {
     std::error_code ignored;

@@ -12,6 +12,10 @@ std::string key_of(const std::filesystem::path& path) {
   return key == "." ? std::string() : key;
 }
 
+Error no_directory(const char* message, std::errc code, const std::filesystem::path& path) {
+  return Error(ErrorKind::kBadInput, message).in(path).code(std::make_error_code(code));
+}
+
 /// The key of the directory that a key lies in.
 std::string parent_of(const std::string& key) {
   const std::size_t slash = key.rfind('/');
@@ -89,7 +93,8 @@ std::vector<DirectoryEntry> MemoryFiles::list(const std::filesystem::path& direc
   const std::string key = key_of(directory);
   const std::lock_guard lock(mutex_);
   if (!directories_.contains(key))
-    throw Error(ErrorKind::kBadInput, files_.contains(key) ? "is not a directory" : "no such directory").in(directory);
+    throw files_.contains(key) ? no_directory("is not a directory", std::errc::not_a_directory, directory)
+                               : no_directory("no such directory", std::errc::no_such_file_or_directory, directory);
   std::vector<DirectoryEntry> entries;
   for (const auto& file : files_)
     if (is_child(file.first, key)) entries.push_back({name_of(file.first), FileKind::kFile});
@@ -109,6 +114,10 @@ FileKind MemoryFiles::find(const std::string& key) const {
 FileKind MemoryFiles::kind_of(const std::filesystem::path& path) {
   const std::lock_guard lock(mutex_);
   return find(key_of(path));
+}
+
+std::filesystem::path MemoryFiles::resolve(const std::filesystem::path& path) {
+  return key_of(path);
 }
 
 FileStamp MemoryFiles::stamp(const std::filesystem::path& path) {

@@ -46,6 +46,8 @@ class MemoryFiles final : public Files {
   std::vector<DirectoryEntry> list(const std::filesystem::path& directory) override;
   FileKind kind_of(const std::filesystem::path& path) override;
   FileStamp stamp(const std::filesystem::path& path) override;
+  std::filesystem::path absolute(const std::filesystem::path& path) override { return path; }
+  std::filesystem::path resolve(const std::filesystem::path& path) override;
 
  private:
   struct File {

@@ -30,8 +30,7 @@ FileStamp stamp_of(const std::filesystem::path& path) {
 }
 
 std::filesystem::path resolved_path(const std::filesystem::path& path) {
-  const std::filesystem::path full = std::filesystem::weakly_canonical(std::filesystem::absolute(path));
-  return full.filename().empty() ? full.parent_path() : full;
+  return local_storage().resolve(path);
 }
 
 }  // namespace reshard
