@@ -130,6 +130,8 @@ RunResult JobRun::publish(ShareReport report) {
     result.divergent = std::move(report.divergent);
     std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order
               [](const Divergence& a, const Divergence& b) { return a.text < b.text; });
+    for (const std::size_t transfer : report.lossy_means)
+      result.lossy_means.push_back(job_.program.transfers[transfer].result(job_.maps())->name);
     result.files = job_.target.files.size() + job_.copied_files.size() + job_.text_files.size();
     result.read_bytes = job_.program.read_bytes + job_.program.check_bytes;
     result.written_bytes = job_.output_bytes();

@@ -18,8 +18,10 @@ struct RunResult {
   std::uint64_t read_bytes = 0;       // of tensors, compared ones counted
   std::vector<Divergence> divergent;  // replicas that differ where that is allowed, in the order of their texts
   std::vector<std::string> notes;     // what else the user should know: whole sentences
-  std::uint64_t written_bytes = 0;    // of all files
-  double seconds = 0;                 // from prepare to the end of publish
+  /// Tensors of the target that are the mean of tensors that differ, in the program's order.
+  std::vector<std::string> lossy_means;
+  std::uint64_t written_bytes = 0;  // of all files
+  double seconds = 0;               // from prepare to the end of publish
 };
 
 /// One run of a job in steps, which several processes can take together. The leader prepares and publishes; each share

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <string_view>
 #include <thread>
@@ -22,6 +23,7 @@ namespace {
 /// Buffers: the block, up to two for staging, one for a replica or after a cast.
 constexpr std::uint64_t kPlainBuffers = 4;
 constexpr unsigned kMaxDefaultThreads = 16;
+constexpr std::uint64_t kComparedBlockBytes = std::uint64_t{64} << 10;
 
 std::uint64_t first_elem(const Dims& shape, const Box& box) {
   std::uint64_t elem = 0;
@@ -137,22 +139,53 @@ class Worker {
       fill_elements(tensor.dtype, room, tensor.filler.value_or(0));
       return room;
     }
+    const bool is_mean = !transfer.more.empty() && terms_differ(transfer);
     const auto block = reader_.read(*shared_.maps.source, shared_.sources, *transfer.source, tensor, box,
                                     buffers_.block, written_to_bytes);
-    return transfer.more.empty() ? block : mean(transfer, box, block, written_to_bytes);
+    return is_mean ? mean(transfer, box, block, written_to_bytes) : block;
+  }
+
+  /// Whether the tensors of a mean differ anywhere. If not, it is each of them, to the byte: arithmetic could change the
+  /// sign of a zero or the payload of a NaN.
+  bool terms_differ(const Transfer& transfer) {
+    MeanTerms& terms = shared_.means.at(static_cast<std::size_t>(&transfer - shared_.program.transfers.data()));
+    std::call_once(terms.compared, [&] {
+      const LogicalTensor& tensor = transfer.tensor(shared_.maps);
+      const BlockGrid grid(tensor.dtype, tensor.shape, kComparedBlockBytes);
+      for (std::uint64_t i = 0; i < grid.count() && !terms.differ; ++i) {
+        prove_not_stopped(shared_.options);
+        reader_.start_block();
+        const auto blocks = read_terms(transfer, grid.block(i), {});
+        for (const auto block : blocks)
+          terms.differ = terms.differ || std::memcmp(blocks.front().data(), block.data(), block.size()) != 0;
+        reader_.prove_whole();
+      }
+      reader_.start_block();
+    });
+    return terms.differ;
+  }
+
+  /// The block of each tensor of a mean.
+  /// \param first  that of the first, where it is known.
+  std::vector<std::span<const std::byte>> read_terms(const Transfer& transfer, const Box& box,
+                                                     std::optional<std::span<const std::byte>> first) {
+    const TensorMap& source = *shared_.maps.source;
+    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
+    if (!first)
+      first = reader_.read(source, shared_.sources, *transfer.source, tensor, box, buffers_.block, std::nullopt);
+    while (buffers_.terms.size() < transfer.more.size()) buffers_.terms.emplace_back();
+    std::vector<std::span<const std::byte>> terms{*first};
+    for (std::size_t i = 0; i < transfer.more.size(); ++i)
+      terms.push_back(reader_.read(source, shared_.sources, transfer.more[i], tensor, box, buffers_.terms[i]));
+    return terms;
   }
 
   /// The mean of this tensor's block and others'.
   std::span<const std::byte> mean(const Transfer& transfer, const Box& box, std::span<const std::byte> block,
                                   std::optional<std::uint64_t> written_to_bytes) {
-    const LogicalTensor& tensor = transfer.tensor(shared_.maps);
-    while (buffers_.terms.size() < transfer.more.size()) buffers_.terms.emplace_back();
-    std::vector<std::span<const std::byte>> terms{block};
-    for (std::size_t i = 0; i < transfer.more.size(); ++i)
-      terms.push_back(
-          reader_.read(*shared_.maps.source, shared_.sources, transfer.more[i], tensor, box, buffers_.terms[i]));
+    const auto terms = read_terms(transfer, box, block);
     const auto result = buffers_.mean.make_room(block.size(), {{}, written_to_bytes});
-    mean_elements(tensor.dtype, terms, result);
+    mean_elements(transfer.tensor(shared_.maps).dtype, terms, result);
     return result;
   }
 
@@ -228,6 +261,8 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Sh
   report.written_bytes = shared.done_bytes;
   for (std::uint32_t file = 0; file < shared.written.size(); ++file)
     if (shared.written[file]) report.written_files.push_back(file);
+  for (const auto& [transfer, terms] : shared.means)
+    if (terms.differ) report.lossy_means.push_back(transfer);
   return report;
 }
 
@@ -265,10 +300,13 @@ void merge(ShareReport& into, ShareReport one) {
                             one.crcs.size(), into.crcs.size()));
   for (std::size_t i = 0; i < one.crcs.size(); ++i) into.crcs[i] ^= one.crcs[i];
   into.written_bytes += one.written_bytes;
-  std::vector<std::uint32_t> files;
-  std::set_union(into.written_files.begin(), into.written_files.end(), one.written_files.begin(),
-                 one.written_files.end(), std::back_inserter(files));
-  into.written_files = std::move(files);
+  const auto unite = []<typename Index>(std::vector<Index>& all, const std::vector<Index>& more) {
+    std::vector<Index> united;
+    std::set_union(all.begin(), all.end(), more.begin(), more.end(), std::back_inserter(united));
+    all = std::move(united);
+  };
+  unite(into.written_files, one.written_files);
+  unite(into.lossy_means, one.lossy_means);
   std::move(one.divergent.begin(), one.divergent.end(), std::back_inserter(into.divergent));
   // Of a replica that several shares found, the same one is kept whichever was merged first.
   const auto replica = [](const Divergence& divergence) { return std::pair(divergence.logical, divergence.stored); };

@@ -109,6 +109,7 @@ struct ShareReport {
   std::vector<std::uint32_t> written_files;  // indices into TensorMap::files of the target, ascending
   std::uint64_t written_bytes = 0;           // over all shares Program::write_bytes
   std::vector<Divergence> divergent;         // each replica once
+  std::vector<std::size_t> lossy_means;      // transfers whose mean is of tensors that differ, ascending
 };
 
 /// Runs one share of a program as run_program runs all of it. Shares may run at the same time and in any order, in one

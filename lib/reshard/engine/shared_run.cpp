@@ -41,7 +41,10 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
       checksums(the_maps.target),
       write_back(the_maps.target ? the_maps.target->files.size() : 0, open_files()),
       writers(the_maps.target ? the_maps.target->files.size() : 0),
-      written(writers.size()) {}
+      written(writers.size()) {
+  for (std::size_t i = 0; i < program.transfers.size(); ++i)
+    if (!program.transfers[i].more.empty()) means.try_emplace(i);
+}
 
 std::shared_ptr<Source> SharedRun::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {
   return files.get(file, [&] {

@@ -4,6 +4,7 @@
 #include <deque>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <set>
 #include <tuple>
@@ -25,6 +26,12 @@ std::size_t open_files();
 /// A file of a source is still the one that the map is about.
 /// \throws Error kIo.
 void prove_unchanged(const TensorFile& file);
+
+/// What is known of the tensors that a mean is taken of.
+struct MeanTerms {
+  std::once_flag compared;
+  bool differ = false;  // once they are compared
+};
 
 /// What all threads of a run, or of a share of it, have in common.
 struct SharedRun {
@@ -51,6 +58,7 @@ struct SharedRun {
   std::exception_ptr failure;
   /// Replicas that differ and may: index of the stored tensor, and of the logical one, of a map.
   std::set<std::tuple<const TensorMap*, std::uint32_t, std::uint32_t>> divergent;
+  std::map<std::size_t, MeanTerms> means;  // by the index of the transfer; has all of the program
   FilePool<Source> sources;
   FilePool<Source> others;  // of ProgramMaps::against
   FilePool<Sink> sinks;

@@ -34,7 +34,8 @@ struct ProgramMaps {
 /// All that happens to one logical tensor: a value, whose indices mean tensors of the program's maps.
 struct Transfer {
   std::optional<Reading> source;  // none: padding that only the target, or the map compared with, has
-  std::vector<Reading> more;      // of the source, of the same dtype and shape: the mean of all is written
+  std::vector<Reading> more;      // of the source, of the same dtype and shape: the mean of all is written, or the
+                                  // first where all hold the same bytes
   std::optional<Reading> against;
   std::optional<std::uint32_t> target;  // index of the logical tensor that is written; none if nothing is
   std::vector<Piece> regrouped_writes;  // the target's pieces, grouped by `stored`; empty where they are already
@@ -65,7 +66,8 @@ struct Program {
   friend bool operator==(const Program&, const Program&) = default;
 };
 
-/// A target tensor that is made of several of the source.
+/// A target tensor that is the mean of several of the source; these to the byte where they are equal. Whether they are,
+/// the run finds out.
 struct Mean {
   std::string target;
   std::vector<std::string> sources;
