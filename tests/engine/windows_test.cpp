@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

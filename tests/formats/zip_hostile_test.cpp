@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "reshard/formats/zip.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/io/memory_files.h"
-#include "reshard/io/storage.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/temp_dir.h"

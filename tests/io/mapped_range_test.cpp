@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -1,8 +1,7 @@
-#include "reshard/io/storage.h"
-
 #include <cstring>
 #include <thread>
 
+#include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 #include "support/catch.h"
 #include "support/errors.h"

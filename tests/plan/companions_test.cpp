@@ -1,3 +1,5 @@
+#include "reshard/plan/companions.h"
+
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/models.h"

@@ -1,5 +1,7 @@
 #include "support/fault_storage.h"
 
+#include "reshard/io/local_storage.h"
+
 namespace reshard::test {
 namespace {
 

@@ -4,7 +4,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/torch_plan.h"
 #include "reshard/formats/xser.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "support/strided.h"
 
 namespace reshard::test {

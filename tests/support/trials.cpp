@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "reshard/io/local_storage.h"
+
 namespace reshard::test {
 
 std::vector<std::uint64_t> seeds(std::uint64_t count) {

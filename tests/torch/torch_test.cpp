@@ -4,7 +4,7 @@
 
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"

@@ -9,7 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 
 namespace reshard {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "reshard/engine/share.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/plan/program.h"
 #include "reshard/tensor/cast.h"
 

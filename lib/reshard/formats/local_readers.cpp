@@ -4,7 +4,7 @@
 #include "reshard/formats/safetensors.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 
 namespace reshard {
 

@@ -1,3 +1,5 @@
+#include "reshard/io/local_storage.h"
+
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/stat.h>
@@ -15,7 +17,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/direct_io.h"
-#include "reshard/io/storage.h"
 
 namespace reshard {
 namespace {
@@ -372,6 +373,18 @@ class LocalStorage final : public Storage {
 };
 
 }  // namespace
+
+bool path_exists(const std::filesystem::path& path) {
+  return local_storage().exists(path);
+}
+
+FileStamp stamp_of(const std::filesystem::path& path) {
+  return local_storage().stamp(path);
+}
+
+std::filesystem::path resolved_path(const std::filesystem::path& path) {
+  return local_storage().resolve(path);
+}
 
 Storage& local_storage(IoMode mode) {
   static LocalStorage automatic(IoMode::kAuto), mapped(IoMode::kMmap), read(IoMode::kRead), direct(IoMode::kDirect);

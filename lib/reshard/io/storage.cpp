@@ -21,16 +21,4 @@ void Sink::start_writeback(std::uint64_t, std::uint64_t) {}
 
 void Sink::wait_for_writeback(std::uint64_t, std::uint64_t) {}
 
-bool path_exists(const std::filesystem::path& path) {
-  return local_storage().exists(path);
-}
-
-FileStamp stamp_of(const std::filesystem::path& path) {
-  return local_storage().stamp(path);
-}
-
-std::filesystem::path resolved_path(const std::filesystem::path& path) {
-  return local_storage().resolve(path);
-}
-
 }  // namespace reshard

@@ -4,7 +4,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 
 namespace reshard {
 

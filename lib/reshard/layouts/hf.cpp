@@ -11,7 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/target_file.h"

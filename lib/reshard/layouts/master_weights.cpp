@@ -7,7 +7,7 @@
 #include "reshard/formats/state_dict.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 
 namespace reshard {
 namespace {

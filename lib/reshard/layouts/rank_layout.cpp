@@ -9,7 +9,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/derived_metadata.h"
 #include "reshard/layouts/other_stages.h"

@@ -5,7 +5,7 @@
 #include "reshard/base/error.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/xser.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/training_layout.h"
 
 namespace reshard {

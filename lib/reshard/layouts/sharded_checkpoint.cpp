@@ -15,7 +15,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/xser.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/metadata_proofs.h"
 #include "reshard/layouts/other_stages.h"

@@ -1,3 +1,5 @@
+#include "reshard/plan/companions.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,11 +11,10 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/rank_folder.h"
-#include "reshard/plan/job.h"
 #include "reshard/plan/tags.h"
 #include "reshard/specs/adapter_config.h"
 #include "reshard/specs/model_config.h"
@@ -202,14 +203,6 @@ Companions companion_files(const fs::path& directory, const std::vector<fs::path
   Collector collector(left_out);
   collector.collect(directory, {}, entries_of(directory));
   return std::move(collector).take();
-}
-
-std::uint64_t Job::output_bytes() const {
-  std::uint64_t bytes = 0;
-  for (const TensorFile& file : target.files) bytes += file.size_bytes;
-  for (const TextFile& file : text_files) bytes += file.text.size();
-  for (const CopiedFile& file : copied_files) bytes += file.size_bytes;
-  return bytes;
 }
 
 }  // namespace reshard

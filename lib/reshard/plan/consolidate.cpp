@@ -1,5 +1,5 @@
 #include "reshard/base/error.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/tags.h"

@@ -7,7 +7,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/other_stages.h"

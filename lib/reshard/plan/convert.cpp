@@ -9,7 +9,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/tags.h"

@@ -8,7 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/specs/adapter_metadata.h"
 

@@ -1,5 +1,5 @@
 #include "reshard/base/error.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"

@@ -7,7 +7,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/lower_metadata.h"
 #include "reshard/layouts/planned_model.h"

@@ -5,7 +5,7 @@
 #include <span>
 #include <unordered_map>
 
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/layouts/lower_metadata.h"
 
 namespace reshard {

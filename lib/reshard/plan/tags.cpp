@@ -7,7 +7,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/layout.h"

@@ -10,7 +10,8 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
+#include "reshard/plan/companions.h"
 #include "reshard/specs/model_config.h"
 
 namespace reshard {

@@ -2,7 +2,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "reshard/io/storage.h"
+#include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 
 namespace reshard {

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/plan/job.h"
+
+namespace reshard {
+
+/// Whether a file has a name as weights have it: "….safetensors", "….bin" and the like.
+bool has_weights_ending(std::string_view file_name);
+
+/// The files beside a checkpoint's weights that belong to the model, in sorted order.
+struct Companions {
+  std::vector<CopiedFile> files;
+  std::vector<std::string> notes;  // folders that were left out, whole sentences
+};
+
+/// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about how its shards
+/// are cut, nor what marks the checkpoints of a training run. Folders that are checkpoints of their own stay behind, with
+/// a note, and so do folders below `directory` that may not be read; the folders `left_out` stay behind without one.
+/// \throws std::filesystem::filesystem_error if `directory` itself cannot be read.
+Companions companion_files(const std::filesystem::path& directory,
+                           const std::vector<std::filesystem::path>& left_out = {});
+
+}  // namespace reshard
