@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "option_names.h"
+
 namespace reshard::cli {
 namespace {
 
@@ -62,7 +64,7 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
     json["files"].push_back({{"path", file.path.string()}, {"bytes", file.size_bytes}});
   json["tensors"] = Document::array();
   for (const TensorRow& row : rows) json["tensors"].push_back(tensor_document(inspection.map, row));
-  json["notes"] = inspection.notes;
+  json["notes"] = with_options(inspection.notes);
   return json;
 }
 

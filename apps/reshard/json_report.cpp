@@ -1,5 +1,6 @@
 #include "json_report.h"
 
+#include "option_names.h"
 #include "progress.h"
 #include "run_job.h"
 
@@ -86,10 +87,10 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
                    {"written", job.output_bytes()},
                    {"free", space.free_bytes}};
   json["files"] = files_document(job);
-  json["notes"] = job.notes;
+  json["notes"] = with_options(job.notes);
   if (result != nullptr) {
-    for (const std::string& note : divergent_notes(result->divergent)) json["notes"].push_back(note);
-    for (const std::string& note : result->notes) json["notes"].push_back(note);
+    for (const std::string& note : divergent_notes(result->divergent)) json["notes"].push_back(with_options(note));
+    for (const std::string& note : result->notes) json["notes"].push_back(with_options(note));
     json["divergent_replicas"] = divergent_document(result->divergent);
     json["seconds"] = result->seconds;
     json["bytes_per_second"] = result->seconds > 0 ? static_cast<double>(result->written_bytes) / result->seconds : 0;

@@ -13,6 +13,7 @@
 
 #include "arguments.h"
 #include "commands.h"
+#include "option_names.h"
 #include "print.h"
 #include "reshard/base/error.h"
 #include "signals.h"
@@ -33,8 +34,9 @@ std::string footer() {
 }
 
 int report(const Error& error) {
-  reshard::cli::print_message(fmt::format("reshard: {}", error.what()));
-  if (!error.hint().empty()) reshard::cli::print_message(fmt::format("  try: {}", error.hint()));
+  reshard::cli::print_message(fmt::format("reshard: {}", reshard::cli::with_options(error.what())));
+  if (!error.hint().empty())
+    reshard::cli::print_message(fmt::format("  try: {}", reshard::cli::with_options(error.hint())));
   return reshard::describe(error.kind()).exit_code;
 }
 
@@ -91,6 +93,7 @@ int run(int argc, char** argv) {
   reshard::cli::add_inspect(app);
   reshard::cli::add_convert(app);
   reshard::cli::add_verify(app, exit_code);
+  reshard::cli::learn_option_names(app);
   reshard::cli::parse_and_run(app, argc, argv);
   return exit_code;
 }

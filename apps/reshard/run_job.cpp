@@ -7,6 +7,7 @@
 
 #include "dry_run.h"
 #include "json_report.h"
+#include "option_names.h"
 #include "print.h"
 #include "progress.h"
 #include "reshard/base/strings.h"
@@ -57,7 +58,7 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
 
 void print_notes(const std::vector<std::string>& notes) {
   // Whole: the advice stands at the end. Names from files are cut where they are put into a note.
-  for (const std::string& note : notes) print_message("reshard: note: " + escaped(note));
+  for (const std::string& note : notes) print_message("reshard: note: " + with_options(escaped(note)));
 }
 
 std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergent) {

@@ -9,6 +9,7 @@
 #include "arguments.h"
 #include "commands.h"
 #include "json_report.h"
+#include "option_names.h"
 #include "print.h"
 #include "progress.h"
 #include "reshard/base/error.h"
@@ -95,8 +96,8 @@ Document document_of(const Verification& result, const VerifyArguments& argument
                                  {"b", d.b},
                                  {"max_abs_difference", d.max_abs}});
   json["divergent_replicas"] = divergent_document(divergent);
-  json["notes"] = notes;
-  for (const std::string& note : divergent_notes(divergent)) json["notes"].push_back(note);
+  json["notes"] = with_options(notes);
+  for (const std::string& note : divergent_notes(divergent)) json["notes"].push_back(with_options(note));
   return json;
 }
 

@@ -130,7 +130,7 @@ void validate_model(const Model& model, const Form& form) {
   if (form.version->is_sglang && !architecture.in_sglang)
     refuse(fmt::format("what SGLang stores for {} is not known", model.family->model_type), kWhole);
   if (form.version->is_sglang && form.expert_parallel)
-    refuse("how SGLang stores experts that are spread over ranks is not known", "leave out --enable-expert-parallel");
+    refuse("how SGLang stores experts that are spread over ranks is not known", "leave out `enable-expert-parallel`");
   const bool mlp_bias = std::any_of(model.parameters.begin(), model.parameters.end(), [](const ModelParameter& p) {
     return p.is_bias && p.module.find(".mlp.") != std::string::npos;
   });
@@ -138,7 +138,7 @@ void validate_model(const Model& model, const Form& form) {
   if (form.expert_parallel && !architecture.takes_experts)
     refuse(fmt::format("models of {} have no experts that vLLM's expert parallelism is known to spread",
                        model.family->model_type),
-           "leave out --enable-expert-parallel");
+           "leave out `enable-expert-parallel`");
 }
 
 /// The last part of a dotted name.
@@ -503,7 +503,7 @@ std::optional<FileNumbers> numbers_of(std::string_view name) {
 constexpr Format kRankFormats[] = {Format::kSafetensors};
 constexpr LayoutTraits kTraits{.name = "vllm",
                                .reported_as = "vllm",
-                               .meaning = "vLLM and SGLang, --load-format sharded_state",
+                               .meaning = "vLLM's and SGLang's sharded_state",
                                .folder = "",
                                .formats = kRankFormats,
                                .has_ranks = true,
@@ -536,7 +536,7 @@ class VllmLayout final : public RankLayout {
     TargetPlan plan;
     plan_mesh(plan, request, model);
     if (plan.mesh.tp == 1) form.expert_parallel = false;  // vLLM spreads nothing over one rank
-    plan.partition.reset();  // there are no stages
+    plan.partition.reset();                               // there are no stages
     plan.cut_names.clear();
     const Sizes sizes(model);
     validate_degree(sizes, plan.mesh.tp, form);
@@ -566,7 +566,7 @@ class VllmLayout final : public RankLayout {
                   "holds files of ranks that would not be replaced, and that loaders would mix with the new ones: " +
                       list_names(leftover))
           .in(output_directory)
-          .hint("move them away or choose another OUT_DIR");
+          .hint("move them away or choose another output directory");
   }
 
  protected:
@@ -588,7 +588,7 @@ class VllmLayout final : public RankLayout {
   }
 
   std::string hint_for_replicas() const override {
-    return "files of ranks were swapped or come from different checkpoints; --replicas first has no effect, as nothing "
+    return "files of ranks were swapped or come from different checkpoints; `replicas` first has no effect, as nothing "
            "else shows how the parameters are partitioned";
   }
 
@@ -635,14 +635,11 @@ class VllmLayout final : public RankLayout {
       if (padded_vocabulary(size) != size)
         plan.notes.push_back(fmt::format("the vocabulary of {} is padded with zeros to {}, as vLLM has it", size,
                                          padded_vocabulary(size)));
-    const bool is_sglang = form.version->is_sglang;
+    const std::string version = form.version->name;
     plan.notes.push_back(fmt::format(
-        "to load: {} OUT_DIR --load-format sharded_state {} {}{}, with {}; no other degree and no other version's "
-        "names",
-        is_sglang ? "python -m sglang.launch_server --model-path" : "vllm serve",
-        is_sglang ? "--tp" : "--tensor-parallel-size", plan.mesh.tp,
-        form.expert_parallel ? " --enable-expert-parallel" : "",
-        is_sglang ? "SGLang " + std::string(form.version->name).substr(7) : "vLLM " + std::string(form.version->name)));
+        "the files fit {} alone, and a tensor-parallel size of {}{}: {} checks neither",
+        form.version->is_sglang ? "SGLang " + version.substr(version.find('-') + 1) : "vLLM " + version, plan.mesh.tp,
+        form.expert_parallel ? " with expert parallelism" : "", form.version->is_sglang ? "SGLang" : "vLLM"));
   }
 
   /// The ranks are as many as the files were made for: each has an equal part of the vocabulary.
