@@ -11,7 +11,7 @@ packages=(
   catch2 libssl-dev libxtensor-dev # tests only
 )
 checkers=(
-  clang-format-14 shellcheck
+  clang-format-14 clang-tidy-14 shellcheck
   clang libclang-rt-dev lld   # sanitizers, fuzz targets, faster links
   python3-torch python3-numpy # tests/torch
   python3-jsonschema          # tests/schema
