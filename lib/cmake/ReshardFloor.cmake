@@ -34,8 +34,6 @@ function(reshard_floor name)
   target_link_libraries(reshard_${name} PUBLIC ${FLOOR_DEPENDS} PRIVATE ${FLOOR_PRIVATE_DEPENDS})
   reshard_warnings(reshard_${name})
   install(TARGETS reshard_${name} EXPORT reshardTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard
-          FILES_MATCHING PATTERN "*.h" PATTERN "families" EXCLUDE)
 endfunction()
 
 # reshard_precompile(TARGET …): target_precompile_headers, where they are wanted. A target that reuses those of another
