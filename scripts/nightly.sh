@@ -1,18 +1,25 @@
 #!/usr/bin/env bash
-# What takes too long for every change: all random models under the sanitizers, ThreadSanitizer over the engine, fuzzers
-# for an hour, and the build and tests on Debian 13. Needs root for the last, which it runs in a directory of its own.
+# What takes too long for every change. Goes on after a part that fails, and fails at the end.
+#
+#   release  what README says of installing, with the demo; each source compiled by itself, without precompiled headers,
+#            warnings are errors; all tests of what is optimised
+#   asan     all tests, with all random models, under AddressSanitizer and UndefinedBehaviorSanitizer
+#   tsan     the engine, and a part of end_to_end, under ThreadSanitizer
+#   fuzz     all fuzzers for an hour
+#   tidy     clang-tidy over all lines; says what it finds
+#   trixie   build and tests on Debian 13, in a directory of its own; needs root
 #
 #   scripts/nightly.sh                     all of it
-#   scripts/nightly.sh tsan fuzz           some of: asan tsan fuzz trixie
-#   FUZZ_SECONDS=600 scripts/nightly.sh fuzz
+#   scripts/nightly.sh tsan fuzz           some of it
+#   FUZZ_SECONDS=600 TEST_SHARE=10 scripts/nightly.sh asan fuzz     less of it: a tenth of the random models
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 parts=("$@")
-((${#parts[@]})) || parts=(asan tsan fuzz trixie)
+((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie)
 for part in "${parts[@]}"; do
-  if [[ ! "$part" =~ ^(asan|tsan|fuzz|trixie)$ ]]; then
-    echo "usage: scripts/nightly.sh [asan] [tsan] [fuzz] [trixie]" >&2
+  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie)$ ]]; then
+    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie]" >&2
     exit 2
   fi
 done
@@ -21,11 +28,23 @@ step() {
   printf '\n== %s (%d s so far)\n' "$*" "$SECONDS"
 }
 
+run_release() {
+  step "Install and demo, as README has them"
+  scripts/install-packages.sh
+  cmake --preset release -DRESHARD_BUILD_TESTS=OFF && cmake --build --preset release
+  scripts/check-package.sh build/release
+  scripts/demo.sh
+  step "Each source by itself; all tests of what is optimised"
+  cmake --preset release -DRESHARD_BUILD_TESTS=ON -DRESHARD_WARNINGS_AS_ERRORS=ON
+  cmake --build --preset release
+  ctest --preset release --parallel "$(nproc)"
+}
+
 run_asan() {
-  step "All random models under AddressSanitizer and UndefinedBehaviorSanitizer"
+  step "All tests under AddressSanitizer and UndefinedBehaviorSanitizer"
   cmake --preset asan-ubsan
   cmake --build --preset asan-ubsan
-  ctest --preset asan-ubsan --parallel "$(nproc)"
+  ${TEST_SHARE:+env RESHARD_TEST_SHARE="$TEST_SHARE"} ctest --preset asan-ubsan --parallel "$(nproc)"
 }
 
 run_tsan() {
@@ -34,12 +53,17 @@ run_tsan() {
   cmake --build --preset tsan --target test_engine test_end_to_end
   local tests=build/tsan/tests
   TSAN_OPTIONS=halt_on_error=1 "$tests/test_engine"
-  RESHARD_TEST_SHARE=10 TSAN_OPTIONS=halt_on_error=1 "$tests/test_end_to_end"
+  RESHARD_TEST_SHARE="${TEST_SHARE:-10}" TSAN_OPTIONS=halt_on_error=1 "$tests/test_end_to_end"
 }
 
 run_fuzz() {
   step "Fuzzing"
   scripts/fuzz.sh "${FUZZ_SECONDS:-3600}"
+}
+
+run_tidy() {
+  step "All lines with clang-tidy"
+  scripts/tidy.sh --all
 }
 
 run_trixie() {
@@ -56,5 +80,17 @@ run_trixie() {
   chroot "$root" bash -c 'cd /reshard && scripts/test.sh'
 }
 
-for part in "${parts[@]}"; do "run_$part"; done
+failed=()
+for part in "${parts[@]}"; do
+  # In a shell of its own, which ends at the first command that fails, even here.
+  set +e
+  (set -e && "run_$part")
+  status=$?
+  set -e
+  ((status == 0)) || failed+=("$part")
+done
+if ((${#failed[@]})); then
+  step "Failed: ${failed[*]}"
+  exit 1
+fi
 step "Passed: ${parts[*]}"

@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 AdapterConfig read(const std::string& text) {
   const test::TempDir dir;
@@ -29,13 +29,13 @@ std::vector<FusedLayer> two_layers() {
 TEST_CASE("Joined linears are named once where they are alike, one by one where not, before all other patterns") {
   const AdapterConfig plain = read(R"({"r": 4, "lora_alpha": 8})");
   CHECK(fused_config_text(plain, two_layers(), LoraFuse::kMean) == plain.text);
-  CHECK(Json::parse(fused_config_text(plain, two_layers(), LoraFuse::kExact)) ==
-        Json::parse(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"gu": 8}, "alpha_pattern": {"gu": 16}})"));
+  CHECK(OrderedJson::parse(fused_config_text(plain, two_layers(), LoraFuse::kExact)) ==
+        OrderedJson::parse(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"gu": 8}, "alpha_pattern": {"gu": 16}})"));
 
   const AdapterConfig uneven =
       read(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"l.0.*": 2}, "alpha_pattern": {"l.0.*": 4}})");
   const std::string text = fused_config_text(uneven, two_layers(), LoraFuse::kExact);
-  CHECK(Json::parse(text)["rank_pattern"] == Json::parse(R"({"l.0.gu": 4, "l.1.gu": 8, "l.0.*": 2})"));
+  CHECK(OrderedJson::parse(text)["rank_pattern"] == OrderedJson::parse(R"({"l.0.gu": 4, "l.1.gu": 8, "l.0.*": 2})"));
   CHECK(text.find("l.0.gu") < text.find("l.0.*"));
   const AdapterConfig again = read(text);
   CHECK(again.rank_of("l.0.gu") == 4);
@@ -49,8 +49,8 @@ TEST_CASE("The scale of a joined linear is that of its originals, and a config t
   CHECK(std::abs(fused.alpha_of("l.0.gu") / std::sqrt(8.0) - 3 / std::sqrt(4.0)) < 1e-12);
   // The reference matches patterns against joined names alone, and would give these the rank 4.
   const AdapterConfig by_name = read(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"g": 2, "u": 2}})");
-  const Json mean = Json::parse(fused_config_text(by_name, two_layers(), LoraFuse::kMean));
-  CHECK(mean["rank_pattern"] == Json::parse(R"({"gu": 2, "g": 2, "u": 2})"));
+  const OrderedJson mean = OrderedJson::parse(fused_config_text(by_name, two_layers(), LoraFuse::kMean));
+  CHECK(mean["rank_pattern"] == OrderedJson::parse(R"({"gu": 2, "g": 2, "u": 2})"));
 }
 
 /// The linears g and u of two layers, fused as gu, and one that is not.
@@ -63,7 +63,8 @@ std::vector<AdaptedModule> modules(std::uint64_t first_r, std::uint64_t second_r
 }
 
 /// The patterns of the separate config, after whose rules each module has its rank and the alpha that is given.
-Json separate(const std::string& text, const std::vector<AdaptedModule>& modules, const std::vector<double>& alphas) {
+OrderedJson separate(const std::string& text, const std::vector<AdaptedModule>& modules,
+                     const std::vector<double>& alphas) {
   const AdapterConfig config = read(text);
   const SeparateConfig separate = separate_config(config, modules);
   CHECK(separate.unexplained.empty());
@@ -74,26 +75,28 @@ Json separate(const std::string& text, const std::vector<AdaptedModule>& modules
     CHECK(again.alpha_of(modules[i].name) == alphas[i]);
   }
   CHECK(separate_config(again, modules).text == separate.text);
-  return Json::parse(separate.text);
+  return OrderedJson::parse(separate.text);
 }
 
 TEST_CASE("Separate linears get the rank and the alpha that their fused one was trained with, by the shortest names") {
-  const Json once = separate(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"gu": 8}, "alpha_pattern": {"gu": 16}})",
-                             modules(8, 8), {16, 16, 16, 16, 8});
-  CHECK(once["rank_pattern"] == Json::parse(R"({"g": 8, "u": 8})"));
-  CHECK(once["alpha_pattern"] == Json::parse(R"({"g": 16, "u": 16})"));
+  const OrderedJson once =
+      separate(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"gu": 8}, "alpha_pattern": {"gu": 16}})", modules(8, 8),
+               {16, 16, 16, 16, 8});
+  CHECK(once["rank_pattern"] == OrderedJson::parse(R"({"g": 8, "u": 8})"));
+  CHECK(once["alpha_pattern"] == OrderedJson::parse(R"({"g": 16, "u": 16})"));
 
-  const Json layers = separate(
+  const OrderedJson layers = separate(
       R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"l.0.gu": 6, "gu": 8, "l\\.0\\..*": 3},
           "alpha_pattern": {"l.0.gu": 12, "gu": 16, "l\\.0\\..*": 6}})",
       modules(6, 8), {12, 12, 16, 16, 8});
-  CHECK(layers["rank_pattern"] == Json::parse(R"({"l.0.g": 6, "l.0.u": 6, "l.1.g": 8, "l.1.u": 8, "l\\.0\\..*": 3})"));
+  CHECK(layers["rank_pattern"] ==
+        OrderedJson::parse(R"({"l.0.g": 6, "l.0.u": 6, "l.1.g": 8, "l.1.u": 8, "l\\.0\\..*": 3})"));
 
-  const Json kept = separate(
+  const OrderedJson kept = separate(
       R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"gu": 8, "g": 3, "d": 4}, "alpha_pattern": {"gu": 16, "d": 5}})",
       modules(8, 8), {16, 16, 16, 16, 5});
-  CHECK(kept["rank_pattern"] == Json::parse(R"({"g": 8, "u": 8, "d": 4})"));
-  CHECK(kept["alpha_pattern"] == Json::parse(R"({"g": 16, "u": 16, "d": 5})"));
+  CHECK(kept["rank_pattern"] == OrderedJson::parse(R"({"g": 8, "u": 8, "d": 4})"));
+  CHECK(kept["alpha_pattern"] == OrderedJson::parse(R"({"g": 16, "u": 16, "d": 5})"));
 }
 
 TEST_CASE("A name that ends in another is not given its rank") {
@@ -121,14 +124,14 @@ TEST_CASE("A config that gives the separate linears what they have stays as it i
 }
 
 TEST_CASE("Fused linears in target_modules become the separate ones, and so do patterns that name nothing else") {
-  const Json json = separate(
+  const OrderedJson json = separate(
       R"({"r": 4, "lora_alpha": 8, "target_modules": ["d", "gu", "u"], "rank_pattern": {"gu": 4, "nothing": 2}})",
       modules(4, 4), {8, 8, 8, 8, 8});
-  CHECK(json["target_modules"] == Json::parse(R"(["d", "g", "u"])"));
-  CHECK(json["rank_pattern"] == Json::parse(R"({"nothing": 2})"));
-  const Json whole =
+  CHECK(json["target_modules"] == OrderedJson::parse(R"(["d", "g", "u"])"));
+  CHECK(json["rank_pattern"] == OrderedJson::parse(R"({"nothing": 2})"));
+  const OrderedJson whole =
       separate(R"({"r": 4, "lora_alpha": 8, "target_modules": ["l.0.gu", "1.gu"]})", modules(4, 4), {8, 8, 8, 8, 8});
-  CHECK(whole["target_modules"] == Json::parse(R"(["l.0.g", "l.0.u", "1.g", "1.u"])"));
+  CHECK(whole["target_modules"] == OrderedJson::parse(R"(["l.0.g", "l.0.u", "1.g", "1.u"])"));
 }
 
 TEST_CASE("The scale of rslora, by the root of the rank, is kept too") {
