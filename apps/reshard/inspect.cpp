@@ -34,7 +34,7 @@ struct InspectArguments : MovingArguments {
 std::vector<std::uint32_t> matching_tensors(const TensorMap& map, const std::string& filter) {
   std::vector<std::uint32_t> wanted(map.logical.size());
   std::iota(wanted.begin(), wanted.end(), 0u);
-  std::erase_if(wanted, [&](std::uint32_t index) { return map.logical[index].filler.has_value(); });
+  std::erase_if(wanted, [&](std::uint32_t index) { return static_cast<bool>(map.logical[index].filler); });
   if (filter.empty()) return wanted;
   const NamePattern pattern("--filter", filter);
   std::erase_if(wanted, [&](std::uint32_t index) { return !pattern.matches(map.logical[index].name); });

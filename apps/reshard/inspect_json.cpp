@@ -26,7 +26,7 @@ Document tensor_document(const TensorMap& map, const TensorRow& row) {
   json["dtype"] = name(tensor.dtype);
   json["shape"] = tensor.shape;
   json["bytes"] = num_bytes(tensor.dtype, tensor.shape).value_or(0);
-  json["layout"] = row.label;
+  json["layout"] = name(row.label);
   if (!row.stored_as.empty()) json["stored_as"] = row.stored_as;
   json["pp_ranks"] = row.pp_ranks;
   if (row.values) json["values"] = values_document(*row.values);

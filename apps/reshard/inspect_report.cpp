@@ -17,7 +17,7 @@ namespace {
 using Align = Table::Align;
 
 std::string layout_text(const TensorRow& row) {
-  return row.stored_as.empty() ? std::string(row.label) : fmt::format("{} ({})", row.label, row.stored_as);
+  return row.stored_as.empty() ? std::string(name(row.label)) : fmt::format("{} ({})", name(row.label), row.stored_as);
 }
 
 std::string shape_text(const Dims& shape) {
@@ -92,7 +92,7 @@ Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines,
     std::vector<std::string> cells{printable(line.name)};
     if (full) cells.push_back(std::string(name(tensor.dtype)));
     cells.push_back(shape_text(tensor.shape));
-    if (ranks) cells.push_back(full ? layout_text(*line.first) : line.first->label);
+    if (ranks) cells.push_back(full ? layout_text(*line.first) : name(line.first->label));
     if (ranks) cells.push_back(list_ranges(line.pp_ranks));
     cells.push_back(format_bytes(line.totals.bytes));
     table.add(std::move(cells));

@@ -14,7 +14,7 @@ namespace reshard::cli {
 /// One original tensor as inspect tells of it.
 struct TensorRow {
   std::uint32_t logical = 0;  // index into the map
-  PartitionLabel label = label::kWhole;
+  PartitionLabel label = PartitionLabel::kWhole;
   std::string stored_as;                // where its name on the ranks is another; else empty
   std::vector<std::uint64_t> pp_ranks;  // ascending
   std::optional<ValueSummary> values;

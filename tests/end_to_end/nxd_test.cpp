@@ -58,7 +58,7 @@ TEST_CASE("Random models come back from the layout nxd in either order of heads,
     ++done;
     adjacent += is_adjacent;
     padded += std::any_of(job->target.logical.begin(), job->target.logical.end(),
-                          [](const LogicalTensor& tensor) { return tensor.filler.has_value(); });
+                          [](const LogicalTensor& tensor) { return static_cast<bool>(tensor.filler); });
   }
   if (has_all_seeds()) {
     CHECK(done > 70);

@@ -149,7 +149,7 @@ TEST_CASE("Only what every rank has all of is replicated") {
 TEST_CASE("A rank of a strided parameter takes every T-th chunk") {
   const auto rules = partition_rules(with_parameter({"w", true, 0, 3, 4}), 4);
   REQUIRE(rules.size() == 1);
-  CHECK(rules[0].label == std::string("column"));
+  CHECK(rules[0].label == PartitionLabel::kColumn);
   REQUIRE(rules[0].parts.size() == 1);
   CHECK(rules[0].parts[0].placement->units == 12);
   CHECK(rules[0].parts[0].placement->of(2) == std::vector<std::uint32_t>{2, 6, 10});
@@ -157,7 +157,7 @@ TEST_CASE("A rank of a strided parameter takes every T-th chunk") {
 
 TEST_CASE("A row parameter is cut along dim 1, a replicated one not at all") {
   const PartitionRule row = partition_rule({"w", true, 1, 1, 4}, 4);
-  CHECK(row.label == std::string("row"));
+  CHECK(row.label == PartitionLabel::kRow);
   CHECK(stored_shape(row, 3, {{5, 24}}) == Dims{5, 6});
   const PartitionRule replicated = partition_rule({"w", false, 0, 1, 1}, 4);
   CHECK(replicated.is_replicated());
@@ -195,7 +195,7 @@ TEST_CASE("A fused parameter takes each linear's slice at the size that the spec
   StageMetadata metadata = with_parameter({"m.qkv.weight", true, 0, 3, 2});
   metadata.modules.push_back({"m", {FusedLinearsSpec{"qkv", {"q", "k", "v"}, false, 0, {8, 4, 4}, 2}}});
   const PartitionRule fused = partition_rules(metadata, 2)[0];
-  CHECK(fused.label == std::string("fused"));
+  CHECK(fused.label == PartitionLabel::kFused);
   CHECK(fused.from_spec);
   REQUIRE(fused.parts.size() == 3);
   CHECK(fused.parts[1].logical_name == "m.k.weight");
@@ -211,7 +211,7 @@ TEST_CASE("The spec rules a fused grouped-query parameter, whatever its own meta
   metadata.modules.push_back({"a", {spec}});
   metadata.parameters.push_back({"a.o.weight", true, 1, 1, 4});
   const auto rules = partition_rules(metadata, 4);
-  CHECK(rules[0].label == std::string("grouped query"));
+  CHECK(rules[0].label == PartitionLabel::kGroupedQuery);
   REQUIRE(rules[0].parts.size() == 3);
   CHECK(rules[0].parts[0].placement->of(3) == std::vector<std::uint32_t>{6, 7});  // slot 3: head 1, replica 1
   CHECK(rules[0].parts[1].placement->of(3) == std::vector<std::uint32_t>{1});

@@ -7,12 +7,12 @@
 namespace reshard::test {
 namespace {
 
-using Fill = LogicalTensor::Fill;
+using Fill = Filler::Fill;
 
 /// "w", a vector of 4 elements, in a file of tensor-parallel rank 0 and once more in one of rank 1.
 TensorMap two_ranks(DType dtype, std::optional<std::uint64_t> filler = {}, Fill fill = Fill::kPadding) {
   TensorMap map;
-  map.add_logical({"w", dtype, {4}, filler, fill}, {});
+  map.add_logical({"w", dtype, {4}, filler ? Filler(*filler, fill) : Filler()}, {});
   for (const std::uint32_t tp_rank : {0u, 1u}) {
     TensorFile file;
     file.path = "rank" + std::to_string(tp_rank);

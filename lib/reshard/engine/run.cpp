@@ -136,7 +136,7 @@ class Worker {
     const LogicalTensor& tensor = transfer.tensor(shared_.maps);
     if (!transfer.source) {
       const auto room = buffers_.block.make_room(*num_bytes(tensor.dtype, box.size), {{}, written_to_bytes});
-      fill_elements(tensor.dtype, room, tensor.filler.value_or(0));
+      fill_elements(tensor.dtype, room, *tensor.filler);
       return room;
     }
     const bool is_mean = !transfer.more.empty() && terms_differ(transfer);

@@ -14,7 +14,8 @@ const Layout& vllm_layout();
 // Where two have the same names of files, the one that needs more to fit comes first.
 std::span<const Layout* const> layouts() {
   static const Layout* const kLayouts[] = {
-      &hf_layout(), &ranks_layout(), &optimum_layout(), &nxd_layout(), &nxdi_layout(), &presharded_layout(), &vllm_layout(),
+      &hf_layout(),   &ranks_layout(),      &optimum_layout(), &nxd_layout(),
+      &nxdi_layout(), &presharded_layout(), &vllm_layout(),
   };
   return kLayouts;
 }

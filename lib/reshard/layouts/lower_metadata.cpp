@@ -107,7 +107,7 @@ PartitionRule own_rule(const ParallelParameter& parameter, Tables& tables) {
   rule.stored_name = parameter.name;
   rule.parts.push_back({parameter.name});
   if (!parameter.tensor_model_parallel) return rule;
-  rule.label = parameter.partition_dim == 0 ? label::kColumn : label::kRow;
+  rule.label = parameter.partition_dim == 0 ? PartitionLabel::kColumn : PartitionLabel::kRow;
   rule.dim = rule.stack_dim = parameter.partition_dim;
   rule.parts.front().placement =
       !parameter.packed.empty()
@@ -157,7 +157,7 @@ PartitionRule shared_rule(const std::vector<Linear>& linears, const std::string&
                           const std::vector<std::uint64_t>& stacked_ranks) {
   PartitionRule rule;
   rule.one_of_parts = stacked_ranks.empty();
-  if (!rule.one_of_parts) rule.label = label::kFused;
+  if (!rule.one_of_parts) rule.label = PartitionLabel::kFused;
   for (std::size_t i = 0; i < linears.size(); ++i)
     rule.parts.push_back({linears[i].name + suffix, rule.one_of_parts ? nullptr : Tables::whole(stacked_ranks[i])});
   return rule;
@@ -189,8 +189,8 @@ void explain(const std::string& module, const FusedLinearsSpec& spec, std::uint3
     const std::string name = prefix + spec.fused_linear_name + suffix;
     names.try_emplace(name, Explained{{name, true, spec.fuse_axis, stride}, false, [&spec, suffix, linears] {
                                         const std::vector<Linear> all = linears();
-                                        return rule_of(label::kFused, spec.fuse_axis, all, 0, all.size(), suffix,
-                                                       spec.stacked_ranks);
+                                        return rule_of(PartitionLabel::kFused, spec.fuse_axis, all, 0, all.size(),
+                                                       suffix, spec.stacked_ranks);
                                       }});
   };
   const bool column = spec.fuse_axis == 0;
@@ -222,8 +222,8 @@ void explain(const std::string& module, const GQAQKVColumnParallelLinearSpec& sp
   const auto add = [&](const std::string& name, const std::string& suffix, std::uint32_t dim, std::size_t first,
                        std::size_t count) {
     names.try_emplace(name, Explained{{name, true, dim, 1}, count > 1, [&spec, suffix, dim, first, count, linears] {
-                                        return rule_of(label::kGroupedQuery, dim, linears(), first, count, suffix,
-                                                       spec.stacked_ranks);
+                                        return rule_of(PartitionLabel::kGroupedQuery, dim, linears(), first, count,
+                                                       suffix, spec.stacked_ranks);
                                       }});
   };
   for (const char* place : kOutputPlaces)

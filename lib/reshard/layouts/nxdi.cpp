@@ -122,10 +122,10 @@ class Rules {
     const bool is_query = linear == names.query;
     if (is_query || linear == names.key || linear == names.value) {
       if (!fuse_qkv_)
-        rules_.add_placed(prefix + "qkv_proj." + linear + leaf, label::kGroupedQuery, 0,
+        rules_.add_placed(prefix + "qkv_proj." + linear + leaf, PartitionLabel::kGroupedQuery, 0,
                           {{parameter.name, is_query ? query_ : key_value_}});
       else if (is_query)
-        rules_.add_placed(prefix + kJoinedName + leaf, label::kGroupedQuery, 0,
+        rules_.add_placed(prefix + kJoinedName + leaf, PartitionLabel::kGroupedQuery, 0,
                           {{parameter.name, query_},
                            {module + "." + names.key + leaf, key_value_},
                            {module + "." + names.value + leaf, key_value_}});
@@ -134,7 +134,7 @@ class Rules {
       if (parameter.is_bias)
         rules_.add_whole(name, parameter.name);
       else
-        rules_.add_placed(name, label::kGroupedQuery, 1, {{parameter.name, query_}});
+        rules_.add_placed(name, PartitionLabel::kGroupedQuery, 1, {{parameter.name, query_}});
     } else if (const auto other = model_.family->inference_names->find(linear);
                other != model_.family->inference_names->end()) {
       rules_.add_whole(prefix + other->second + leaf, parameter.name);

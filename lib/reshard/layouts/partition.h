@@ -15,18 +15,30 @@
 namespace reshard {
 
 /// What people are told about how a stored tensor is partitioned: reports print it, and nothing else depends on it.
-using PartitionLabel = const char*;
+enum class PartitionLabel : std::uint8_t {
+  kWhole,
+  kReplicated,
+  kColumn,
+  kRow,
+  kFused,
+  kGroupedQuery,
+  kTied,
+  kConstant
+};
 
-namespace label {
-inline constexpr PartitionLabel kWhole = "whole";
-inline constexpr PartitionLabel kReplicated = "replicated";
-inline constexpr PartitionLabel kColumn = "column";
-inline constexpr PartitionLabel kRow = "row";
-inline constexpr PartitionLabel kFused = "fused";
-inline constexpr PartitionLabel kGroupedQuery = "grouped query";
-inline constexpr PartitionLabel kTied = "tied";
-inline constexpr PartitionLabel kConstant = "constant";
-}  // namespace label
+constexpr const char* name(PartitionLabel label) {
+  switch (label) {
+    case PartitionLabel::kWhole: return "whole";
+    case PartitionLabel::kReplicated: return "replicated";
+    case PartitionLabel::kColumn: return "column";
+    case PartitionLabel::kRow: return "row";
+    case PartitionLabel::kFused: return "fused";
+    case PartitionLabel::kGroupedQuery: return "grouped query";
+    case PartitionLabel::kTied: return "tied";
+    case PartitionLabel::kConstant: return "constant";
+  }
+  return "";
+}
 
 /// Which chunks of an original each rank has: along one dim the original is seen as `units` equal chunks. Column, row,
 /// stride, fused linears, grouped-query heads, replicas, padding, experts: all are this.
@@ -63,7 +75,7 @@ struct PartitionRule {
   };
 
   std::string stored_name;
-  PartitionLabel label = label::kReplicated;
+  PartitionLabel label = PartitionLabel::kReplicated;
   std::uint32_t dim = 0;        // of each part's original, along which its placement is
   std::uint32_t stack_dim = 0;  // along which the parts lie one after the other
   std::vector<Part> parts;

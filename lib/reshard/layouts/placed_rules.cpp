@@ -30,7 +30,7 @@ std::shared_ptr<const Placement> placement_of(const std::vector<std::uint32_t>& 
 void PlacedRules::add_rank_number(std::string name) {
   PartitionRule& rule = rules_.emplace_back();
   rule.stored_name = std::move(name);
-  rule.label = label::kConstant;
+  rule.label = PartitionLabel::kConstant;
   rule.constant = {DType::kI32, {1}, {}, true};
   for (std::uint64_t rank = 0; rank < tp_; ++rank) rule.constant->values.push_back({rank});
 }
@@ -39,7 +39,7 @@ void PlacedRules::add_constant(std::string name, DType dtype, Dims shape,
                                std::vector<std::vector<std::uint64_t>> values) {
   PartitionRule& rule = rules_.emplace_back();
   rule.stored_name = std::move(name);
-  rule.label = label::kConstant;
+  rule.label = PartitionLabel::kConstant;
   rule.constant = {dtype, std::move(shape), std::move(values)};
 }
 
@@ -55,7 +55,7 @@ PartitionRule& PlacedRules::add_placed(std::string name, PartitionLabel label, s
 }
 
 void PlacedRules::add_whole(std::string name, const std::string& logical_name) {
-  add_placed(std::move(name), label::kReplicated, 0, {{logical_name}});
+  add_placed(std::move(name), PartitionLabel::kReplicated, 0, {{logical_name}});
 }
 
 void PlacedRules::add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim) {
@@ -66,7 +66,9 @@ void PlacedRules::add(const ModelParameter& parameter, std::string name, std::op
     rule.stored_name = std::move(name);
     return;
   }
-  const PartitionLabel label = !parameter.tied_to.empty() ? label::kTied : *dim == 0 ? label::kColumn : label::kRow;
+  const PartitionLabel label = !parameter.tied_to.empty() ? PartitionLabel::kTied
+                               : *dim == 0                ? PartitionLabel::kColumn
+                                                          : PartitionLabel::kRow;
   add_placed(std::move(name), label, *dim, {{original, evenly(parameter, *dim), parameter.is_bias}});
   rules_.back().tied = !parameter.tied_to.empty();
 }

@@ -90,7 +90,7 @@ StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint
   const PartitionRule& rule = *named.rule;
   StoredTensor stored{named.stored_name, rule.constant ? rule.constant->dtype : DType::kI32, {}};
   stored.tied = rule.tied || !named.tied_to.empty();
-  stored.label = stored.tied ? label::kTied : rule.label;
+  stored.label = stored.tied ? PartitionLabel::kTied : rule.label;
   stored.replicated = rule.is_replicated() && !stored.tied;
   stored.expert_parallel = rule.expert_parallel;
   if (!rule.constant) stored.dtype = map.logical[originals.logical.front()].dtype;
@@ -268,7 +268,7 @@ TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
   for (const std::uint32_t index : transposed_logical(rules, map)) {
     map.transpose(index);
-    map.logical[index].transposed = true;
+    map.transposed.push_back(index);
   }
   add_stage(map, rules, {}, {tp, 1, 1, 1}, 0, target);
   return map;
@@ -320,7 +320,7 @@ void add_source_rank(TensorMap& map, const Container& file, RankId rank, const S
       StoredTensor& stored = map.stored[index];
       take_slices(stored, slices_on(rule, number), file.path);
       stored.tied = rule.tied || !found->second.tied_to.empty();
-      if (stored.tied) stored.label = label::kTied;
+      if (stored.tied) stored.label = PartitionLabel::kTied;
       stored.replicated = rule.is_replicated() && !stored.tied;
       return index;
     };

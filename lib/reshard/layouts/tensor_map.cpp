@@ -184,7 +184,7 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
 
 /// A box for each run of equal elements. One of several numbers has one dim.
 void TensorMap::add_constant(std::uint32_t stored_index, const PartitionRule::Constant& constant, std::uint32_t rank) {
-  const auto fill = constant.is_rank_number ? LogicalTensor::Fill::kRankNumber : LogicalTensor::Fill::kConstant;
+  const auto fill = constant.is_rank_number ? Filler::Fill::kRankNumber : Filler::Fill::kConstant;
   const std::vector<std::uint64_t>& values = constant.of(rank);
   if (values.size() == 1) return add_filler(stored_index, whole(constant.shape), values.front(), fill);
   for (std::size_t begin = 0; begin < values.size();) {
@@ -196,15 +196,15 @@ void TensorMap::add_constant(std::uint32_t stored_index, const PartitionRule::Co
 }
 
 /// Says that a box of a stored tensor is filled with one number.
-void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits, LogicalTensor::Fill fill) {
+void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits, Filler::Fill fill) {
   if (volume(box) == 0) return;
   const StoredTensor& tensor = stored[stored_index];
-  const std::string what = fill == LogicalTensor::Fill::kRankNumber ? fmt::format("rank {}", bits)
-                           : fill == LogicalTensor::Fill::kConstant ? fmt::format("constant {:#x}", bits)
-                           : bits == 0                              ? "zeros"
-                                                                    : "lowest numbers";
+  const std::string what = fill == Filler::Fill::kRankNumber ? fmt::format("rank {}", bits)
+                           : fill == Filler::Fill::kConstant ? fmt::format("constant {:#x}", bits)
+                           : bits == 0                       ? "zeros"
+                                                             : "lowest numbers";
   const std::uint32_t index =
-      add_logical({fmt::format("{} ({})", tensor.name.text(), what), tensor.dtype, tensor.shape, bits, fill},
+      add_logical({fmt::format("{} ({})", tensor.name.text(), what), tensor.dtype, tensor.shape, Filler(bits, fill)},
                   files[tensor.file].path);
   pieces[index].push_back({stored_index, box, box.begin});
 }
@@ -220,6 +220,8 @@ void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
     tensor.file += first_file;
     stored.push_back(std::move(tensor));
   }
+  for (const std::uint32_t index : other.transposed)
+    if (const auto own = find_logical(logical_prefix + other.logical[index].name)) transposed.push_back(*own);
   for (auto& [index, tensor_strides] : other.strides) strides.emplace(first_stored + index, std::move(tensor_strides));
   for (std::size_t l = 0; l < other.logical.size(); ++l) {
     LogicalTensor& tensor = other.logical[l];

@@ -19,18 +19,30 @@
 
 namespace reshard {
 
+/// The bits of each element of what is none of the state dict's, or nothing.
+class Filler {
+ public:
+  /// Padding beside others in a stored tensor, the number of a rank, or another constant of the layout.
+  enum class Fill : std::uint8_t { kNone, kPadding, kRankNumber, kConstant };
+
+  Filler() = default;
+  Filler(std::uint64_t bits, Fill fill = Fill::kPadding) : bits_(bits), fill_(fill) {}
+
+  explicit operator bool() const { return fill_ != Fill::kNone; }
+  std::uint64_t operator*() const { return bits_; }
+  Fill fill() const { return fill_; }
+
+ private:
+  std::uint64_t bits_ = 0;
+  Fill fill_ = Fill::kNone;
+};
+
 /// An entry of the original state dict.
 struct LogicalTensor {
   std::string name;
   DType dtype;
   Dims shape;
-  /// The bits of each element of what is none of the state dict's: padding beside others in a stored tensor, or a
-  /// constant of the layout.
-  std::optional<std::uint64_t> filler;
-  /// What fills: padding, the number of a rank, or another constant that is a stored tensor by itself.
-  enum class Fill : std::uint8_t { kPadding, kRankNumber, kConstant };
-  Fill fill = Fill::kPadding;
-  bool transposed = false;  // of a target: the original's last two dims are the other way round here
+  Filler filler;  // none for tensors of the state dict
 };
 
 /// One file of a tensor map. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to the
@@ -79,7 +91,7 @@ struct StoredTensor {
   std::uint32_t file = 0;  // index into TensorMap::files
   std::uint64_t offset_bytes = 0;
   std::uint64_t size_bytes = 0;
-  PartitionLabel label = label::kWhole;
+  PartitionLabel label = PartitionLabel::kWhole;
   bool replicated = false;       // every rank has all of the parameter, and trains it
   bool tied = false;             // another parameter's values under a second name: compared, never read
   bool expert_parallel = false;  // of experts that are spread over ranks
@@ -108,6 +120,7 @@ class TensorMap {
   std::vector<LogicalTensor> logical;
   std::vector<std::vector<Piece>> pieces;
   std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
+  std::vector<std::uint32_t> transposed;            // of a target: logical tensors with the last two dims swapped
   std::vector<TextFile> text_files;                 // of a target: files without tensors that belong to its containers
   /// Of a source whose cuts were told without metadata, so that only copies that are alike show that it is so: what to
   /// try where they differ. Else empty.
@@ -129,7 +142,8 @@ class TensorMap {
   /// Adds the files of a container that was read. \returns the index of its first.
   std::uint32_t add_files(const Container& container, RankId rank);
   /// Adds a tensor of it; `first_file` is what add_files returned.
-  std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file, PartitionLabel label = label::kWhole);
+  std::uint32_t add_stored(const TensorEntry& tensor, std::uint32_t first_file,
+                           PartitionLabel label = PartitionLabel::kWhole);
 
   /// Adds the one piece of a stored tensor that is all of an original.
   /// \throws Error kBadInput as add_logical does.
@@ -156,8 +170,7 @@ class TensorMap {
   void order_logical(const std::vector<std::string>& names);
 
  private:
-  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits,
-                  LogicalTensor::Fill fill = LogicalTensor::Fill::kPadding);
+  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits, Filler::Fill fill = Filler::Fill::kPadding);
   void add_constant(std::uint32_t stored, const PartitionRule::Constant& constant, std::uint32_t rank);
 
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;

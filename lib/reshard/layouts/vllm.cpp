@@ -324,7 +324,7 @@ class Rules {
     const std::uint64_t unit = std::gcd(size, each);
     const Table rows =
         table(size / unit, unit, [&](std::uint32_t rank) { return range(each / unit * rank, each / unit); });
-    rules_.add_placed(name, label::kColumn, 0, {{parameter.name, rows}});
+    rules_.add_placed(name, PartitionLabel::kColumn, 0, {{parameter.name, rows}});
   }
 
   /// \returns false for what is stored as it is.
@@ -336,7 +336,7 @@ class Rules {
     const std::string leaf = parameter.name.substr(parameter.module.size());
     if (linear == "q_proj") {
       rules_.add_placed(
-          qkv + leaf, label::kGroupedQuery, 0,
+          qkv + leaf, PartitionLabel::kGroupedQuery, 0,
           {{parameter.name, query_}, {module + ".k_proj" + leaf, key_value_}, {module + ".v_proj" + leaf, key_value_}});
     } else if (linear == "k_proj" || linear == "v_proj") {
       return true;
@@ -348,14 +348,14 @@ class Rules {
           for (const std::uint32_t head : kv_heads_of(rank)) taken.push_back(static_cast<std::uint32_t>(first + head));
         return taken;
       });
-      rules_.add_placed(qkv + leaf, label::kGroupedQuery, 0, {{parameter.name, packed}});
+      rules_.add_placed(qkv + leaf, PartitionLabel::kGroupedQuery, 0, {{parameter.name, packed}});
     } else if (linear == "o_proj") {
       add_row(parameter, prefix + "o_proj" + leaf);
       if (!parameter.is_bias && version_.has_scales)
         for (const char* scale : {"_k_scale", "_v_scale", "_q_scale", "_prob_scale"})
           rules_.add_constant(prefix + "attn." + scale, DType::kF32, {}, {{kOneF32}});
     } else if (leaf == ".sinks") {
-      rules_.add_placed(prefix + "sinks", label::kColumn, 0, {{parameter.name, even(parameter.shape[0])}});
+      rules_.add_placed(prefix + "sinks", PartitionLabel::kColumn, 0, {{parameter.name, even(parameter.shape[0])}});
     } else {
       return false;
     }
@@ -367,7 +367,7 @@ class Rules {
     if (parameter.is_bias)
       rules_.add_whole(name, parameter.name);
     else
-      rules_.add_placed(name, label::kRow, 1, {{parameter.name, even(parameter.shape[1])}});
+      rules_.add_placed(name, PartitionLabel::kRow, 1, {{parameter.name, even(parameter.shape[1])}});
   }
 
   /// MLPs, shared experts, routers, norms.
@@ -379,12 +379,12 @@ class Rules {
     if (linear == "gate_proj") {
       const std::string up = above + ".up_proj" + leaf;
       const Table rows = even(parameter.shape[0]);
-      rules_.add_placed(stored_module(above, "gate_up_proj") + leaf, label::kFused, 0,
+      rules_.add_placed(stored_module(above, "gate_up_proj") + leaf, PartitionLabel::kFused, 0,
                         {{parameter.name, rows}, {up, rows}});
     } else if (linear == "up_proj") {
       return;
     } else if (linear == "gate_up_proj") {
-      rules_.add_placed(name, label::kFused, 0, {{parameter.name, even(parameter.shape[0], 2)}});
+      rules_.add_placed(name, PartitionLabel::kFused, 0, {{parameter.name, even(parameter.shape[0], 2)}});
     } else if (linear == "down_proj") {
       add_row(parameter, name);
     } else if (!parameter.split_dim) {
@@ -425,9 +425,9 @@ class Rules {
       gate_up.push_back({name_of(expert, is_mixtral ? "w3" : "up_proj"), rows});
       down.push_back({name_of(expert, is_mixtral ? "w2" : "down_proj"), columns});
     }
-    rules_.add_placed(stored + ".w13_weight", label::kFused, 0, std::move(gate_up)).parts_per_slice = 2;
+    rules_.add_placed(stored + ".w13_weight", PartitionLabel::kFused, 0, std::move(gate_up)).parts_per_slice = 2;
     PartitionRule& w2 =
-        rules_.add_placed(stored + ".w2_weight", label::kRow, form_.expert_parallel ? 0 : 1, std::move(down));
+        rules_.add_placed(stored + ".w2_weight", PartitionLabel::kRow, form_.expert_parallel ? 0 : 1, std::move(down));
     w2.stack_dim = 0;
     w2.parts_per_slice = 1;
     if (form_.expert_parallel && version_.expert_map != nullptr) add_expert_map(layer + "." + version_.expert_map);
@@ -451,17 +451,17 @@ class Rules {
     const std::string stored = layer + "." + version_.experts + ".";
     const std::string_view leaf = leaf_of(parameter.name);
     if (leaf == "gate_up_proj") {
-      rules_.add_placed(stored + "w13_weight", label::kColumn, 1, {{parameter.name, even(parameter.shape[2])}})
+      rules_.add_placed(stored + "w13_weight", PartitionLabel::kColumn, 1, {{parameter.name, even(parameter.shape[2])}})
           .transposed = true;
     } else if (leaf == "gate_up_proj_bias") {
-      rules_.add_placed(stored + "w13_bias", label::kColumn, 1, {{parameter.name, even(parameter.shape[1])}});
+      rules_.add_placed(stored + "w13_bias", PartitionLabel::kColumn, 1, {{parameter.name, even(parameter.shape[1])}});
     } else if (leaf == "down_proj") {
-      rules_.add_placed(stored + "w2_weight", label::kRow, 2, {{parameter.name, even(parameter.shape[1])}}).transposed =
-          true;
+      rules_.add_placed(stored + "w2_weight", PartitionLabel::kRow, 2, {{parameter.name, even(parameter.shape[1])}})
+          .transposed = true;
     } else if (leaf == "down_proj_bias") {  // added on the first rank alone
       const Table first = table(1, parameter.shape[0],
                                 [](std::uint32_t rank) { return std::vector<std::uint32_t>{rank == 0 ? 0u : 1u}; });
-      rules_.add_placed(stored + "w2_bias", label::kRow, 0, {{parameter.name, first}});
+      rules_.add_placed(stored + "w2_bias", PartitionLabel::kRow, 0, {{parameter.name, first}});
     } else {
       throw Error(ErrorKind::kUnsupported, "how vLLM stores it is not known").tensor(parameter.name);
     }

@@ -54,7 +54,8 @@ TensorMap whole_map(const std::vector<Container>& files, const std::vector<TiedP
       const auto alias =
           std::find_if(tied.begin(), tied.end(), [&](const TiedParameter& t) { return t.name == tensor.name; });
       const bool second_copy = alias != tied.end() && names_held.count(alias->source) > 0;
-      const std::uint32_t stored = map.add_stored(tensor, first_file, second_copy ? label::kTied : label::kWhole);
+      const std::uint32_t stored =
+          map.add_stored(tensor, first_file, second_copy ? PartitionLabel::kTied : PartitionLabel::kWhole);
       map.stored[stored].tied = second_copy;
       map.add_whole(stored, second_copy ? alias->source : tensor.name);
     }

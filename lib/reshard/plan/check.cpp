@@ -10,12 +10,11 @@ namespace reshard {
 namespace {
 
 CheckReason reason_of(const StoredTensor& stored, const LogicalTensor& tensor) {
-  if (tensor.filler) {
-    switch (tensor.fill) {
-      case LogicalTensor::Fill::kPadding: return CheckReason::kPadding;
-      case LogicalTensor::Fill::kRankNumber: return CheckReason::kRankNumber;
-      case LogicalTensor::Fill::kConstant: return CheckReason::kConstant;
-    }
+  switch (tensor.filler.fill()) {
+    case Filler::Fill::kNone: break;
+    case Filler::Fill::kPadding: return CheckReason::kPadding;
+    case Filler::Fill::kRankNumber: return CheckReason::kRankNumber;
+    case Filler::Fill::kConstant: return CheckReason::kConstant;
   }
   return stored.tied ? CheckReason::kTied : CheckReason::kReplica;
 }
@@ -42,13 +41,12 @@ std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTe
                        const std::vector<Piece>& reads, const Dims& index) {
   switch (reason) {
     case CheckReason::kRankNumber:
-      return fmt::format("is the number of another rank than {}, whose file it is in by its name",
-                         tensor.filler.value_or(0));
+      return fmt::format("is the number of another rank than {}, whose file it is in by its name", *tensor.filler);
     case CheckReason::kConstant:
       return fmt::format("holds another value than the layout has there, first at {}", to_string(index));
     case CheckReason::kPadding:
       return fmt::format("holds other values than {} in its padding, first at {}",
-                         tensor.filler.value_or(0) == 0 ? "zeros" : "the lowest of its dtype", to_string(index));
+                         *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index));
     case CheckReason::kTied:
     case CheckReason::kReplica:
       return fmt::format("is a replica of {}{}, but differs from it, first at element {}", tensor.name,

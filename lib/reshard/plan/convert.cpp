@@ -178,7 +178,8 @@ const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, con
 
 /// Makes the target; ranks that the request leaves open are the source's.
 /// \returns the tensors that its layout has no place for.
-std::vector<std::string> plan_converted(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request, Job& job) {
+std::vector<std::string> plan_converted(const Checkpoint& checkpoint, Selection& selection,
+                                        const ConvertRequest& request, Job& job) {
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
   if (!traits.has_ranks) return plan_target(job, target, nullptr, selection.wanted);

@@ -104,7 +104,7 @@ void add(Hasher& hasher, const StoredTensor& tensor) {
   hasher.number(tensor.file);
   hasher.number(tensor.offset_bytes);
   hasher.number(tensor.size_bytes);
-  hasher.text(tensor.label);
+  hasher.choice(tensor.label);
   hasher.number(tensor.replicated);
   hasher.number(tensor.tied);
   hasher.number(tensor.expert_parallel);
@@ -115,9 +115,10 @@ void add(Hasher& hasher, const LogicalTensor& tensor) {
   hasher.text(tensor.name);
   hasher.choice(tensor.dtype);
   hasher.dims(tensor.shape);
-  hasher.maybe(tensor.filler);
-  hasher.choice(tensor.fill);
-  hasher.number(tensor.transposed);
+  hasher.number(tensor.filler ? 1 : 0);
+  if (!tensor.filler) return;
+  hasher.number(*tensor.filler);
+  hasher.choice(tensor.filler.fill());
 }
 
 /// \param path  as it counts.

@@ -76,7 +76,7 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
 }
 
 std::vector<std::string> plan_target(Job& job, const TargetRequest& request, const Model* model,
-                 const std::vector<LogicalTensor>& logical) {
+                                     const std::vector<LogicalTensor>& logical) {
   const LayoutTraits& traits = request.layout->traits();
   job.layout = request.layout;
   TargetPlan plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file});
@@ -93,9 +93,8 @@ std::vector<std::string> plan_target(Job& job, const TargetRequest& request, con
   if (traits.whole_folder) job.whole_folders = {traits.folder};
   job.shares_directory = plan.is_partial;
   job.notes.insert(job.notes.end(), plan.notes.begin(), plan.notes.end());
-  for (const LogicalTensor& tensor : plan.map.logical)  // whose other side is read element by element
-    if (const auto source = tensor.transposed ? job.source.find_logical(tensor.name) : std::nullopt)
-      job.source.transpose(*source);
+  for (const std::uint32_t index : plan.map.transposed)  // which the source is read in another order for
+    if (const auto source = job.source.find_logical(plan.map.logical[index].name)) job.source.transpose(*source);
   job.target = std::move(plan.map);
   job.target.text_files.clear();
   note_tied(job);
