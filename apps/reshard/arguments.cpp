@@ -8,6 +8,7 @@
 #include "print.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/local_files.h"
 #include "reshard/plan/companions.h"
 #include "reshard/specs/family_parser.h"
 #include "reshard/specs/mesh.h"

@@ -3,6 +3,7 @@
 #include "arguments.h"
 #include "commands.h"
 #include "reshard/base/error.h"
+#include "reshard/local_files.h"
 #include "run_job.h"
 
 namespace reshard::cli {

@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/local_files.h"
 #include "run_job.h"
 
 namespace reshard::cli {

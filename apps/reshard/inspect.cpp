@@ -12,6 +12,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/stats.h"
+#include "reshard/local_files.h"
 #include "reshard/plan/name_rules.h"
 #include "reshard/plan/tags.h"
 #include "run_job.h"

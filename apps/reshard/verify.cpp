@@ -15,6 +15,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/local_files.h"
 #include "reshard/plan/tags.h"
 #include "run_job.h"
 
@@ -103,7 +104,7 @@ Document document_of(const Verification& result, const VerifyArguments& argument
 
 /// The checkpoint at `path`; of a training run's directory, the one that --tag names or the newest one.
 Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, bool& tag_used) {
-  const bool has_tags = fs::is_directory(path) && !is_checkpoint(path);
+  const bool has_tags = local_storage().is_directory(path) && !is_checkpoint(local_storage(), path);
   const FoundCheckpoint found = find_checkpoint(path, has_tags ? arguments.source.tag : std::nullopt);
   tag_used = tag_used || has_tags;
   const ConfigChoice config{config_of(arguments.source), true};

@@ -21,6 +21,7 @@
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/layouts/whole_map.h"
+#include "reshard/local_files.h"
 #include "reshard/plan/job.h"
 
 namespace {

@@ -2,6 +2,8 @@
 // validated and nothing written; execute runs it. Of the other headers only those are installed that these include;
 // they are the library's own, and may change with any version.
 //
+// What is read comes through a Files (io/files.h); without one it is the local file system.
+//
 //   ShardRequest request;
 //   request.source.path = "Qwen3-8B";
 //   request.output_directory = "shards";
@@ -9,16 +11,17 @@
 //   execute(*plan_shard(request), RunOptions{});
 #pragma once
 
-#include "reshard/engine/execute.h"         // execute(job, options)
-#include "reshard/engine/stats.h"           // compute_stats(map, …): minimum, maximum, mean
-#include "reshard/engine/verify.h"          // verify(a, b, …)
-#include "reshard/layouts/checkpoint.h"     // read_checkpoint(path, context): what stands on disk
-#include "reshard/layouts/cut.h"            // cut_rules(metadata): what each rank has of a tensor
-#include "reshard/layouts/layout.h"         // Layout, layouts(), TargetRequest
-#include "reshard/plan/convert.h"           // ConvertRequest, plan_convert
-#include "reshard/plan/job.h"               // ShardRequest, plan_shard; ConsolidateRequest, plan_consolidate
-#include "reshard/plan/tags.h"              // find_checkpoint: checkpoints of a training run
-#include "reshard/specs/family.h"           // Family: a model's parameters as data
-#include "reshard/specs/family_parser.h"    // read_family: from a file
-#include "reshard/specs/metadata.h"         // StageMetadata of a model of your own
-#include "reshard/specs/parallel_layers.h"  // and the layers that it describes
+#include "reshard/engine/execute.h"          // execute(job, options)
+#include "reshard/engine/stats.h"            // compute_stats(map, …): minimum, maximum, mean
+#include "reshard/engine/verify.h"           // verify(a, b, …)
+#include "reshard/layouts/checkpoint.h"      // read_checkpoint(files, path, context): what stands there
+#include "reshard/layouts/layout.h"          // Layout, layouts(), TargetRequest
+#include "reshard/layouts/lower_metadata.h"  // partition_rules(metadata, …): what each rank has of a tensor
+#include "reshard/local_files.h"             // all of these without a Files: on the local file system
+#include "reshard/plan/convert.h"            // ConvertRequest, plan_convert
+#include "reshard/plan/job.h"                // ShardRequest, plan_shard; ConsolidateRequest, plan_consolidate
+#include "reshard/plan/tags.h"               // find_checkpoint: checkpoints of a training run
+#include "reshard/specs/family.h"            // Family: a model's parameters as data
+#include "reshard/specs/family_parser.h"     // read_family: from a file
+#include "reshard/specs/metadata.h"          // StageMetadata of a model of your own
+#include "reshard/specs/parallel_layers.h"   // and the layers that it describes

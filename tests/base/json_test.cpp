@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -174,8 +175,8 @@ TEST_CASE("JSON may be nested 128 deep and no deeper") {
 TEST_CASE("A JSON file is read up to its cap") {
   const test::TempDir dir;
   test::write_file(dir / "a.json", R"({"a":1})");
-  CHECK(read_json_file(dir / "a.json", 7)["a"] == 1);
-  const Error error = error_of([&] { read_json_file(dir / "a.json", 6); });
+  CHECK(read_json_file(local_storage(), dir / "a.json", 7)["a"] == 1);
+  const Error error = error_of([&] { read_json_file(local_storage(), dir / "a.json", 6); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == (dir / "a.json").string());
   CHECK_THAT(error.what(), Says("7 B"));

@@ -2,6 +2,7 @@
 
 #include "end_to_end/random_adapters.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {

@@ -3,6 +3,7 @@
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 

@@ -5,6 +5,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 

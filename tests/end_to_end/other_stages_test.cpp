@@ -11,6 +11,7 @@
 #include "support/fault_storage.h"
 #include "support/golden.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"

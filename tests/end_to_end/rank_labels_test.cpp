@@ -8,6 +8,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"

@@ -9,6 +9,7 @@
 #include "reshard/specs/metadata.h"
 #include "support/catch.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/oracle.h"
 #include "support/temp_dir.h"

@@ -11,6 +11,7 @@
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/pickles.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"

@@ -12,6 +12,7 @@
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/rewrite.h"
 #include "support/temp_dir.h"

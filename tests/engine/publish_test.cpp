@@ -9,6 +9,7 @@
 #include "reshard/base/strings.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 

@@ -6,6 +6,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/fault_storage.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"

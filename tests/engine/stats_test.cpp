@@ -5,6 +5,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/local_files.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {

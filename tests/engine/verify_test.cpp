@@ -10,6 +10,7 @@
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/temp_dir.h"
 #include "support/trials.h"
 

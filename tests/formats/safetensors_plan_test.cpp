@@ -8,6 +8,7 @@
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/local_files.h"
 
 namespace reshard {
 namespace {

@@ -8,6 +8,7 @@
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/golden.h"
+#include "support/local_files.h"
 #include "support/strided.h"
 
 namespace reshard::test {

@@ -11,6 +11,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 

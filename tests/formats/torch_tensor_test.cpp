@@ -5,6 +5,7 @@
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/local_files.h"
 #include "support/pickles.h"
 #include "support/zips.h"
 

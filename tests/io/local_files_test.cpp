@@ -116,6 +116,8 @@ TEST_CASE("What lies in a closed local directory is an error to look at, and a l
   const Error error = error_of([&] { local_storage().list(dir / "closed"); });
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK(error.path() == (dir / "closed").string());
+  fs::permissions(dir / "closed", fs::perms::owner_read);  // listed, but not searched
+  CHECK(local_storage().list(dir / "closed") == std::vector<DirectoryEntry>{{"f", FileKind::kFile}});
   fs::permissions(dir / "closed", fs::perms::owner_all);
 }
 

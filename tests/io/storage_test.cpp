@@ -161,12 +161,12 @@ TEST_CASE("Several threads write and read one file at once") {
 TEST_CASE("A text file is read whole if it is within its cap") {
   const test::TempDir dir;
   test::write_file(dir / "f", std::string("a\0b\n", 4));
-  CHECK(read_text_file(dir / "f", 4) == std::string("a\0b\n", 4));
-  const Error large = error_of([&] { read_text_file(dir / "f", 3); });
+  CHECK(read_text_file(local_storage(), dir / "f", 4) == std::string("a\0b\n", 4));
+  const Error large = error_of([&] { read_text_file(local_storage(), dir / "f", 3); });
   CHECK(large.kind() == ErrorKind::kBadInput);
   CHECK(large.path() == (dir / "f").string());
   CHECK_THAT(large.what(), Says("is 4 B, which is more than the 3 B"));
-  CHECK(error_of([&] { read_text_file(dir / "no", 3); }).kind() == ErrorKind::kBadInput);
+  CHECK(error_of([&] { read_text_file(local_storage(), dir / "no", 3); }).kind() == ErrorKind::kBadInput);
 }
 
 }  // namespace

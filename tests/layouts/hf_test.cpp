@@ -4,9 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "reshard/formats/hf_index.h"
+#include "reshard/io/memory_files.h"
+#include "reshard/io/text_file.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/local_files.h"
 #include "support/temp_dir.h"
 
 namespace reshard {
@@ -15,36 +18,45 @@ namespace {
 namespace fs = std::filesystem;
 using test::error_of;
 using test::Says;
-using test::TempDir;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 const std::string kFirst = "model-00001-of-00002.safetensors";
 const std::string kSecond = "model-00002-of-00002.safetensors";
 
+/// A directory in memory.
+struct Directory {
+  mutable MemoryFiles files;
+
+  Directory() { files.make_directory(path()); }
+  fs::path path() const { return "model"; }
+  fs::path operator/(const fs::path& relative) const { return path() / relative; }
+};
+
 nlohmann::json valid_index() {
   return {{"metadata", {{"total_size", 15}}}, {"weight_map", {{"a", kFirst}, {"b", kFirst}, {"c", kSecond}}}};
 }
 
-void write_index(const TempDir& dir, const nlohmann::json& index) {
-  test::write_file(dir / kSafetensorsIndexFile, index.dump());
+void write_index(const Directory& dir, const nlohmann::json& index) {
+  dir.files.write(dir / kSafetensorsIndexFile, index.dump());
 }
 
 /// Two files and their index.
-void write_checkpoint(const TempDir& dir, const nlohmann::json& index = valid_index()) {
-  test::write_safetensors(dir / kFirst, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
-  test::write_safetensors(dir / kSecond, {{"c", {DType::kU8, {3}, "ccc"}}});
+void write_checkpoint(const Directory& dir, const nlohmann::json& index = valid_index()) {
+  dir.files.write(dir / kFirst,
+                  test::safetensors_bytes({{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}}));
+  dir.files.write(dir / kSecond, test::safetensors_bytes({{"c", {DType::kU8, {3}, "ccc"}}}));
   write_index(dir, index);
 }
 
-Error refused(const TempDir& dir, ErrorKind kind = ErrorKind::kBadInput) {
-  const Error error = error_of([&] { read_hf_checkpoint(dir.path()); });
+Error refused(const Directory& dir, ErrorKind kind = ErrorKind::kBadInput) {
+  const Error error = error_of([&] { read_hf_checkpoint(dir.files, dir.path()); });
   CHECK(error.kind() == kind);
   return error;
 }
 
 /// The error for a checkpoint whose index is patched, which must name the index.
 Error index_refused(const nlohmann::json& index) {
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir, index);
   const Error error = refused(dir);
   CHECK(error.path() == (dir / kSafetensorsIndexFile).string());
@@ -52,9 +64,9 @@ Error index_refused(const nlohmann::json& index) {
 }
 
 TEST_CASE("A checkpoint of several files is read by its index") {
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir);
-  const auto files = read_hf_checkpoint(dir.path());
+  const auto files = read_hf_checkpoint(dir.files, dir.path());
   REQUIRE(files.size() == 2);
   CHECK(files[0].path == dir / kFirst);
   CHECK(files[0].tensors.size() == 2);
@@ -65,26 +77,26 @@ TEST_CASE("A checkpoint of several files is read by its index") {
 }
 
 TEST_CASE("A checkpoint of one file needs no index, and may be a link") {
-  const TempDir dir;
+  const test::TempDir dir;
   test::write_safetensors(dir / "blobs" / "123", {{"a", {DType::kU8, {4}, "aaaa"}}});
   fs::create_symlink(dir / "blobs" / "123", dir / kSafetensorsFile);
-  const auto files = read_hf_checkpoint(dir.path());
+  const auto files = read_hf_checkpoint(local_storage(), dir.path());
   REQUIRE(files.size() == 1);
   CHECK(files[0].path == dir / kSafetensorsFile);
   CHECK(files[0].tensors.size() == 1);
 }
 
 TEST_CASE("An index may name the single file") {
-  const TempDir dir;
-  test::write_safetensors(dir / kSafetensorsFile, {{"a", {DType::kU8, {4}, "aaaa"}}});
+  const Directory dir;
+  dir.files.write(dir / kSafetensorsFile, test::safetensors_bytes({{"a", {DType::kU8, {4}, "aaaa"}}}));
   write_index(dir, {{"metadata", {{"total_size", 4}}}, {"weight_map", {{"a", kSafetensorsFile}}}});
-  CHECK(read_hf_checkpoint(dir.path()).size() == 1);
+  CHECK(read_hf_checkpoint(dir.files, dir.path()).size() == 1);
 }
 
 TEST_CASE("A file that the index names and the directory lacks is refused") {
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir);
-  fs::remove(dir / kFirst);
+  dir.files.remove(dir / kFirst);
   const Error error = refused(dir);
   CHECK(error.path() == (dir / kSafetensorsIndexFile).string());
   CHECK_THAT(error.what(), Says(kFirst + " (2 tensors), which is missing"));
@@ -102,7 +114,7 @@ TEST_CASE("A tensor that the index puts into a file without it is refused") {
 TEST_CASE("A tensor that the index puts into the wrong file is refused") {
   auto index = valid_index();
   index["weight_map"]["b"] = kSecond;
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir, index);
   CHECK(refused(dir).tensor() == "b");
 }
@@ -110,7 +122,7 @@ TEST_CASE("A tensor that the index puts into the wrong file is refused") {
 TEST_CASE("A tensor that a file holds and the index does not list is refused") {
   auto index = valid_index();
   index["weight_map"].erase("b");
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir, index);
   const Error error = refused(dir);
   CHECK(error.path() == (dir / kFirst).string());
@@ -119,9 +131,10 @@ TEST_CASE("A tensor that a file holds and the index does not list is refused") {
 }
 
 TEST_CASE("A tensor in two files is refused at the file that should not have it") {
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir);
-  test::write_safetensors(dir / kSecond, {{"c", {DType::kU8, {3}, "ccc"}}, {"a", {DType::kU8, {4}, "AAAA"}}});
+  dir.files.write(dir / kSecond,
+                  test::safetensors_bytes({{"c", {DType::kU8, {3}, "ccc"}}, {"a", {DType::kU8, {4}, "AAAA"}}}));
   const Error error = refused(dir);
   CHECK(error.path() == (dir / kSecond).string());
   CHECK(error.tensor() == "a");
@@ -143,7 +156,12 @@ TEST_CASE("A file name that is not plain is refused before it is opened") {
 TEST_CASE("A file name too long for the file system is refused as bad input") {
   auto index = valid_index();
   index["weight_map"]["c"] = std::string(300, 'x');
-  index_refused(index);
+  const test::TempDir dir;
+  test::write_safetensors(dir / kFirst, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
+  test::write_file(dir / kSafetensorsIndexFile, index.dump());
+  const Error error = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (dir / kSafetensorsIndexFile).string());
 }
 
 TEST_CASE("An index without a usable weight map is refused") {
@@ -163,20 +181,20 @@ TEST_CASE("An index without a usable weight map is refused") {
 }
 
 TEST_CASE("An index that is no JSON, or lists a tensor twice, is refused") {
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir);
-  test::write_file(dir / kSafetensorsIndexFile, "{\"weight_map\":{");
+  dir.files.write(dir / kSafetensorsIndexFile, "{\"weight_map\":{");
   CHECK_THAT(refused(dir).what(), Says(std::string(kSafetensorsIndexFile) + ": at byte"));
-  test::write_file(dir / kSafetensorsIndexFile, R"({"weight_map":{"a":")" + kFirst + R"(","a":")" + kSecond + R"("}})");
+  dir.files.write(dir / kSafetensorsIndexFile, R"({"weight_map":{"a":")" + kFirst + R"(","a":")" + kSecond + R"("}})");
   CHECK_THAT(refused(dir).what(), Says("the key \"a\" twice"));
 }
 
 TEST_CASE("A wrong total size is a warning with both numbers") {
-  const TempDir dir;
+  const Directory dir;
   auto index = valid_index();
   index["metadata"]["total_size"] = 16;
   write_checkpoint(dir, index);
-  const auto files = read_hf_checkpoint(dir.path());
+  const auto files = read_hf_checkpoint(dir.files, dir.path());
   REQUIRE(files.size() == 2);
   REQUIRE(files[0].warnings.size() == 1);
   CHECK_THAT(files[0].warnings[0], Says("total_size 16, but the tensors have 15 bytes"));
@@ -185,20 +203,20 @@ TEST_CASE("A wrong total size is a warning with both numbers") {
 TEST_CASE("A total size that is absent or no whole number is passed over") {
   for (const char* metadata : {"null", "{}", R"({"total_size":"15"})", R"({"total_size":99.5})", "[]", "7"}) {
     INFO(metadata);
-    const TempDir dir;
+    const Directory dir;
     auto index = valid_index();
     index["metadata"] = nlohmann::json::parse(metadata);
     write_checkpoint(dir, index);
-    const auto files = read_hf_checkpoint(dir.path());
+    const auto files = read_hf_checkpoint(dir.files, dir.path());
     REQUIRE(files.size() == 2);
     CHECK(files[0].warnings.empty());
   }
 }
 
 TEST_CASE("A single file beside an index that does not name it is refused") {
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir);
-  test::write_safetensors(dir / kSafetensorsFile, {{"a", {DType::kU8, {4}, "aaaa"}}});
+  dir.files.write(dir / kSafetensorsFile, test::safetensors_bytes({{"a", {DType::kU8, {4}, "aaaa"}}}));
   const Error error = refused(dir);
   CHECK(error.path() == dir.path().string());
   CHECK_THAT(error.what(), Says("model.safetensors and an index that names other files"));
@@ -207,24 +225,24 @@ TEST_CASE("A single file beside an index that does not name it is refused") {
 
 TEST_CASE("PyTorch weights without safetensors are read as such") {
   for (const char* file : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
-    const TempDir dir;
-    test::write_file(dir / file, "x");
-    CHECK(hf_format(dir.path()) == Format::kPytorch);
+    const Directory dir;
+    dir.files.write(dir / file, "x");
+    CHECK(hf_format(dir.files, dir.path()) == Format::kPytorch);
     CHECK(refused(dir, ErrorKind::kBadInput).path() == (dir / file).string());
   }
 }
 
 TEST_CASE("PyTorch weights beside safetensors do not matter") {
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir);
-  test::write_file(dir / "pytorch_model.bin", "x");
-  CHECK(read_hf_checkpoint(dir.path()).size() == 2);
+  dir.files.write(dir / "pytorch_model.bin", "x");
+  CHECK(read_hf_checkpoint(dir.files, dir.path()).size() == 2);
 }
 
 TEST_CASE("Numbered files without their index are named in the hint") {
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir);
-  fs::remove(dir / kSafetensorsIndexFile);
+  dir.files.remove(dir / kSafetensorsIndexFile);
   const Error error = refused(dir);
   CHECK(error.path() == dir.path().string());
   CHECK_THAT(error.hint(), Says(kFirst + ", " + kSecond));
@@ -232,19 +250,19 @@ TEST_CASE("Numbered files without their index are named in the hint") {
 }
 
 TEST_CASE("A directory without weights, and one that is not there, are bad input") {
-  const TempDir dir;
+  const Directory dir;
   const Error empty = refused(dir);
   CHECK(empty.path() == dir.path().string());
   CHECK_THAT(empty.what(), Says("neither model.safetensors nor pytorch_model.bin"));
-  const Error missing = error_of([&] { read_hf_checkpoint(dir / "no"); });
+  const Error missing = error_of([&] { read_hf_checkpoint(dir.files, dir / "no"); });
   CHECK(missing.kind() == ErrorKind::kBadInput);
   CHECK(missing.path() == (dir / "no").string());
 }
 
 TEST_CASE("A damaged file of an indexed checkpoint is named itself") {
-  const TempDir dir;
+  const Directory dir;
   write_checkpoint(dir);
-  test::write_file(dir / kSecond, test::read_file(dir / kSecond) + "x");
+  dir.files.write(dir / kSecond, read_text_file(dir.files, dir / kSecond, 1 << 20) + "x");
   CHECK(refused(dir).path() == (dir / kSecond).string());
 }
 
@@ -263,18 +281,18 @@ TEST_CASE("The reference's index is read, and written again with the same conten
   CHECK(index.weight_map.size() == 39);
   CHECK(index.metadata.empty());
   CHECK(nlohmann::json::parse(hf_index_text(index)) == nlohmann::json::parse(test::read_file(path)));
-  const auto files = read_hf_checkpoint(path.parent_path());
+  const auto files = read_hf_checkpoint(local_storage(), path.parent_path());
   REQUIRE(files.size() == 3);
   CHECK(files[0].warnings.empty());
 }
 
 TEST_CASE("What transformers' save_pretrained says in an index is read and written as the same text") {
-  const TempDir dir;
+  const Directory dir;
   const std::string text =
       "{\n  \"metadata\": {\n    \"total_parameters\": 12,\n    \"total_size\": 15\n  },\n  \"weight_map\": {\n"
       "    \"a\\u00e9\\u007f\": \"model-00001-of-00002.safetensors\"\n  }\n}\n";
-  test::write_file(dir / kSafetensorsIndexFile, text);
-  const HfIndex index = read_hf_index(dir / kSafetensorsIndexFile);
+  dir.files.write(dir / kSafetensorsIndexFile, text);
+  const HfIndex index = read_hf_index(dir.files, dir / kSafetensorsIndexFile);
   CHECK(index.total_size_bytes == 15);
   CHECK(index.metadata == R"({"total_parameters":12,"total_size":15})");
   CHECK(hf_index_text(index) == text);

@@ -1,7 +1,7 @@
-#include "reshard/plan/companions.h"
-
+#include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
@@ -11,49 +11,53 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::string> companions(const fs::path& directory) {
+std::vector<std::string> companions(Files& files, const fs::path& directory) {
   std::vector<std::string> names;
-  for (const CopiedFile& file : companion_files(directory).files) names.push_back(file.path.string());
+  for (const CopiedFile& file : companion_files(files, directory).files) names.push_back(file.path.string());
   return names;
 }
 
 TEST_CASE("Everything that belongs to the model comes along, in sorted order, folders and all") {
-  const TempDir temp;
+  MemoryFiles files;
+  const fs::path temp = "m";
   for (const char* name : {"tokenizer.json", "config.json", "README.md", "sub/deep/vocab.txt", "training_args.bin",
                            "tokenizer.model", "generation_config.json"})
-    write_file(temp / name, name);
-  fs::create_directories(temp / "empty");
-  CHECK(companions(temp.path()) == std::vector<std::string>{"README.md", "config.json", "generation_config.json",
+    files.write(temp / name, name);
+  files.make_directory(temp / "empty");
+  CHECK(companions(files, temp) == std::vector<std::string>{"README.md", "config.json", "generation_config.json",
                                                             "sub/deep/vocab.txt", "tokenizer.json", "tokenizer.model",
                                                             "training_args.bin"});
-  for (const CopiedFile& file : companion_files(temp.path()).files) {
+  for (const CopiedFile& file : companion_files(files, temp).files) {
     CHECK(file.size_bytes == file.path.filename().string().size() + (file.path.has_parent_path() ? 9 : 0));
-    CHECK(fs::equivalent(file.source, temp / file.path));
+    CHECK(file.source == temp / file.path);
   }
 }
 
 TEST_CASE("Weights of any format and indexes of weights stay behind") {
-  const TempDir temp;
+  MemoryFiles files;
+  const fs::path temp = "m";
   for (const char* name : {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
                            "pytorch_model.bin", "pytorch_model.bin.index.json", "x.pt", "x.pth", "x.ckpt",
                            "tf_model.h5", "flax_model.msgpack", "x.gguf", "onnx/model.onnx"})
-    write_file(temp / name, name);
-  CHECK(companions(temp.path()).empty());
+    files.write(temp / name, name);
+  CHECK(companions(files, temp).empty());
 }
 
 TEST_CASE("Hidden files, training checkpoints, adapters and shards stay behind") {
-  const TempDir temp;
+  MemoryFiles files;
+  const fs::path temp = "m";
   for (const char* name :
        {".gitattributes", ".git/config", ".cache/x/y.json", "checkpoint-500/config.json",
         "adapter_default/adapter_config.json", "shards/mp_metadata_pp_rank_0.json",
         "tensor_parallel_shards/mp_metadata_pp_rank_0.json", "tp_rank_00_pp_rank_00/notes.txt", "trn_config.json"})
-    write_file(temp / name, name);
-  write_file(temp / "checkpoint.txt", "");
-  CHECK(companions(temp.path()) == std::vector<std::string>{"checkpoint.txt"});
+    files.write(temp / name, name);
+  files.write(temp / "checkpoint.txt", "");
+  CHECK(companions(files, temp) == std::vector<std::string>{"checkpoint.txt"});
 }
 
 TEST_CASE("Checkpoints of the training run stay behind whatever their names, and so do the marks of a save") {
-  const TempDir temp;
+  MemoryFiles files;
+  const fs::path temp = "m";
   const std::string rank = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
   for (const std::string& name :
        {"step_3/" + rank, std::string("step_3/checkpoint"), std::string("step_3/done"), "any/" + rank,
@@ -61,8 +65,8 @@ TEST_CASE("Checkpoints of the training run stay behind whatever their names, and
         std::string("epoch_1/config.json"), rank, std::string("checkpoint"), std::string("done"),
         std::string("optim/__0_0.distcp"), std::string("latest"), std::string("config.json"),
         std::string("docs/latest"), std::string("docs/done"), std::string("epoch_2/picture.png")})
-    write_file(temp / name, "x");
-  CHECK(companions(temp.path()) ==
+    files.write(temp / name, "x");
+  CHECK(companions(files, temp) ==
         std::vector<std::string>{"config.json", "docs/done", "docs/latest", "epoch_2/picture.png"});
 }
 
@@ -87,7 +91,7 @@ TEST_CASE("A link to itself is passed over, or an Error: nothing else is thrown"
   fs::create_symlink("loop.txt", temp / "loop.txt");
   std::vector<std::string> names;
   try {
-    names = companions(temp.path());
+    names = companions(local_storage(), temp.path());
   } catch (const Error& error) {
     CHECK_THAT(error.what(), Says("loop.txt"));
     return;
@@ -96,7 +100,8 @@ TEST_CASE("A link to itself is passed over, or an Error: nothing else is thrown"
 }
 
 TEST_CASE("Folders that are checkpoints of their own stay behind with all they hold, and one note names them") {
-  const TempDir temp;
+  MemoryFiles files;
+  const fs::path temp = "m";
   for (const std::string name : {"config.json",
                                  "half/config.json",
                                  "half/model.safetensors",
@@ -126,8 +131,8 @@ TEST_CASE("Folders that are checkpoints of their own stay behind with all they h
                                  "checkpoint-5/trainer_state.json",
                                  "lora/adapter_config.json",
                                  "lora/adapter_model.safetensors"})
-    write_file(temp / name, name);
-  const Companions found = companion_files(temp.path());
+    files.write(temp / name, name);
+  const Companions found = companion_files(files, temp);
   std::vector<std::string> names;
   for (const CopiedFile& file : found.files) names.push_back(file.path.string());
   CHECK(names == std::vector<std::string>{"config.json", "runs/notes.txt"});
@@ -139,13 +144,14 @@ TEST_CASE("Folders that are checkpoints of their own stay behind with all they h
 }
 
 TEST_CASE("Folders that belong to a model come along, without weights, though some look a little like checkpoints") {
-  const TempDir temp;
+  MemoryFiles files;
+  const fs::path temp = "m";
   for (const char* name :
        {"config.json", "1_Pooling/config.json", "original/params.json", "original/consolidated.00.pth",
         "original/tokenizer.model", "onnx/config.json", "onnx/model.onnx", "assets/config.json",
         "assets/training_args.bin", "done/model/readme.txt", "scripts/checkpoint"})
-    write_file(temp / name, name);
-  const Companions found = companion_files(temp.path());
+    files.write(temp / name, name);
+  const Companions found = companion_files(files, temp);
   std::vector<std::string> names;
   for (const CopiedFile& file : found.files) names.push_back(file.path.string());
   CHECK(names == std::vector<std::string>{"1_Pooling/config.json", "assets/config.json", "assets/training_args.bin",
@@ -155,23 +161,25 @@ TEST_CASE("Folders that belong to a model come along, without weights, though so
 }
 
 TEST_CASE("The checkpoint that is read and the one that is written stay behind without a note") {
-  const TempDir temp;
+  MemoryFiles files;
+  const fs::path temp = "m";
   for (const char* name : {"config.json", "step_9/model/dp_rank_00_tp_rank_00_pp_rank_00.pt", "step_9/done",
                            "out/half/config.json", "out/half/model.safetensors"})
-    write_file(temp / name, name);
-  const Companions found = companion_files(temp.path(), {temp / "step_9/model", temp / "out/half"});
+    files.write(temp / name, name);
+  const Companions found = companion_files(files, temp, {temp / "step_9/model", temp / "out/half"});
   CHECK(found.files.size() == 1);
   CHECK(found.notes.empty());
 }
 
 TEST_CASE("A model converted into folders of its own directory is not copied into the next output") {
-  const TempDir temp;
+  MemoryFiles files;
+  const fs::path temp = "m";
   const TinyModel model;
   Random random(1);
-  write_model(temp / "m", model, random_tensors(model, random));
-  write_model(temp / "m/half", model, random_tensors(model, random));
-  write_file(temp / "m/tokenizer.json", "{}");
-  const auto job = plan_shard(shard_request(temp / "m", temp / "out"));
+  write_model(files, temp / "m", model, random_tensors(model, random));
+  write_model(files, temp / "m/half", model, random_tensors(model, random));
+  files.write(temp / "m/tokenizer.json", "{}");
+  const auto job = plan_shard(files, shard_request(temp / "m", temp / "out"));
   CHECK(job->copied_files.size() == 2);
   REQUIRE(job->notes.size() == 1);
   CHECK_THAT(job->notes[0], Says("half"));
@@ -192,7 +200,9 @@ TEST_CASE("A folder that may not be read, or not be searched, is left out with a
     REQUIRE(found.notes.size() == 1);
     CHECK_THAT(found.notes[0], Says("may not be read"));
     CHECK_THAT(found.notes[0], Says("lost+found, sub/secret"));
-    CHECK_THROWS_AS(companion_files(temp / "lost+found"), fs::filesystem_error);
+    const Error error = error_of([&] { companion_files(temp / "lost+found"); });
+    CHECK(error.kind() == ErrorKind::kIo);
+    CHECK(error.code() == std::errc::permission_denied);
     for (const char* folder : {"lost+found", "sub/secret"}) fs::permissions(temp / folder, fs::perms::owner_all);
   }
 }

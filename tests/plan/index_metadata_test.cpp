@@ -6,6 +6,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 

@@ -1,7 +1,9 @@
+#include "reshard/io/memory_files.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -20,13 +22,20 @@ class Model {
     write_model(temp / "model", tiny, tensors, 2);
     shard(shard_request(temp / "model", temp / "out", 4, 2));
   }
+  /// What inspecting a copy in memory finds.
+  Checkpoint inspect(const fs::path& path) const {
+    MemoryFiles files;
+    load(files, temp.path());
+    return read_checkpoint(files, temp / path, {ConfigUse::kLenient});
+  }
+
   TempDir temp;
   TensorMap tensors;
 };
 
 TEST_CASE("A Hugging Face directory is inspected in state-dict order") {
   const Model model;
-  const auto inspection = read_checkpoint(model.temp / "model", {ConfigUse::kLenient});
+  const auto inspection = model.inspect("model");
   CHECK(inspection.layout == layout("hf"));
   CHECK(inspection.model_type == "llama");
   CHECK(inspection.map.files.size() == 2);
@@ -38,8 +47,7 @@ TEST_CASE("A Hugging Face directory is inspected in state-dict order") {
 
 TEST_CASE("A file alone is inspected without a model") {
   const Model model;
-  const auto inspection = read_checkpoint(
-      model.temp / "out/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors", {ConfigUse::kLenient});
+  const auto inspection = model.inspect("out/tensor_parallel_shards/tp_rank_03_pp_rank_01/model.safetensors");
   CHECK(inspection.layout == nullptr);
   CHECK(inspection.map.files.size() == 1);
   REQUIRE(inspection.file_metadata.size() == 5);  // and which rank it is of
@@ -49,7 +57,7 @@ TEST_CASE("A file alone is inspected without a model") {
 TEST_CASE("Ranks are inspected as what they are parts of, from the folder or its parent") {
   const Model model;
   for (const char* path : {"out", "out/tensor_parallel_shards"}) {
-    const auto inspection = read_checkpoint(model.temp / path, {ConfigUse::kLenient});
+    const auto inspection = model.inspect(path);
     CHECK(inspection.has_ranks());
     CHECK(inspection.mesh.tp == 4);
     CHECK(inspection.mesh.pp == 2);
@@ -64,7 +72,7 @@ TEST_CASE("A directory with both says so") {
   ConsolidateRequest request;
   request.source.path = model.temp / "out";
   consolidate(request);
-  const auto inspection = read_checkpoint(model.temp / "out", {ConfigUse::kLenient});
+  const auto inspection = model.inspect("out");
   CHECK(inspection.layout == layout("hf"));
   REQUIRE(inspection.notes.size() == 1);
   CHECK_THAT(inspection.notes[0], Says("also a sharded checkpoint"));
@@ -72,20 +80,19 @@ TEST_CASE("A directory with both says so") {
 
 TEST_CASE("What cannot be inspected is refused with its path") {
   const Model model;
-  CHECK(error_of([&] { read_checkpoint(model.temp / "nowhere", {ConfigUse::kLenient}); }).kind() ==
-        ErrorKind::kBadInput);
+  CHECK(error_of([&] { model.inspect("nowhere"); }).kind() == ErrorKind::kBadInput);
   fs::create_directories(model.temp / "empty");
-  const Error empty = error_of([&] { read_checkpoint(model.temp / "empty", {ConfigUse::kLenient}); });
+  const Error empty = error_of([&] { model.inspect("empty"); });
   CHECK(empty.kind() == ErrorKind::kBadInput);
   CHECK(empty.path() == (model.temp / "empty").string());
   write_file(model.temp / "bin/pytorch_model.bin", "PK");
-  CHECK(error_of([&] { read_checkpoint(model.temp / "bin", {ConfigUse::kLenient}); }).kind() == ErrorKind::kBadInput);
+  CHECK(error_of([&] { model.inspect("bin"); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("A config.json that cannot be used is noted and does not keep one from looking") {
   const Model model;
   write_file(model.temp / "model/config.json", R"({"model_type": "llama", "hidden_size": "many"})");
-  const auto inspection = read_checkpoint(model.temp / "model", {ConfigUse::kLenient});
+  const auto inspection = model.inspect("model");
   CHECK(inspection.map.logical.size() == model.tensors.size());
   REQUIRE(inspection.notes.size() == 1);
   CHECK_THAT(inspection.notes[0], Says("config.json"));

@@ -1,7 +1,9 @@
 #include "reshard/base/strings.h"
+#include "reshard/io/memory_files.h"
 #include "reshard/plan/job.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 
@@ -10,25 +12,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A model on disk, and the error that planning to shard it gives; planning never writes.
+/// A model in memory, and the error that planning to shard it gives.
 class Model {
  public:
   explicit Model(const TinyModel& model = {}, DType dtype = DType::kBF16) {
     Random random(4);
-    write_model(temp / "model", model, random_tensors(model, random, dtype));
+    write_model(files, "model", model, random_tensors(model, random, dtype));
   }
-  ShardRequest request(std::uint32_t tp, std::uint32_t pp = 1) const {
-    return shard_request(temp / "model", temp / "out", tp, pp);
-  }
+  ShardRequest request(std::uint32_t tp, std::uint32_t pp = 1) const { return shard_request("model", "out", tp, pp); }
   Error error(const ShardRequest& request) const {
-    const auto before = snapshot(temp.path());
-    const Error error = error_of([&] { plan_shard(request); });
-    CHECK((snapshot(temp.path()) == before));
-    return error;
+    return error_of([&] { plan_shard(files, request); });
   }
 
-  TempDir temp;
+  mutable MemoryFiles files;
 };
+
+void write_local_model(const fs::path& directory) {
+  const TinyModel model;
+  Random random(4);
+  write_model(directory, model, random_tensors(model, random));
+}
 
 TEST_CASE("A size that does not divide is named with its dim and numbers, and the degrees that work") {
   TinyModel tiny;
@@ -62,7 +65,7 @@ TEST_CASE("Every degree that an error says works does work") {
   std::size_t tried = 0;
   for (const std::string& degree : split(hint.substr(hint.find(lead) + lead.size()), ',')) {
     INFO(hint << " → " << degree);
-    CHECK_NOTHROW(plan_shard(model.request(static_cast<std::uint32_t>(std::stoul(degree)))));
+    CHECK_NOTHROW(plan_shard(model.files, model.request(static_cast<std::uint32_t>(std::stoul(degree)))));
     ++tried;
   }
   CHECK(tried >= 3);
@@ -78,7 +81,7 @@ TEST_CASE("A multiplier that cannot be is refused with those that can") {
     ShardRequest request = model.request(8);
     request.target.options.set_number("kv-size-multiplier", multiplier);
     if (multiplier == 8) {
-      CHECK_NOTHROW(plan_shard(request));
+      CHECK_NOTHROW(plan_shard(model.files, request));
       continue;
     }
     const Error error = model.error(request);
@@ -135,9 +138,10 @@ TEST_CASE("A cut through a packed byte is refused with the degrees that work") {
   Random random(4);
   TensorMap tensors = random_tensors(tiny, random);
   tensors["model.layers.1.mlp.down_proj.weight"] = random_tensor(random, DType::kF4, {4, 6});
-  const TempDir temp;
-  write_model(temp / "model", tiny, tensors);
-  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  MemoryFiles files;
+  const fs::path temp = "m";
+  write_model(files, temp / "model", tiny, tensors);
+  const Error error = error_of([&] { plan_shard(files, shard_request(temp / "model", temp / "out", 2)); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK(error.tensor() == "model.layers.1.mlp.down_proj.weight");
   CHECK_THAT(error.what(), Says("2 ranks would share a packed byte: elements of F4 have 4 bits"));
@@ -147,11 +151,11 @@ TEST_CASE("A cut through a packed byte is refused with the degrees that work") {
   tiny.kv_heads = 4;
   tensors = random_tensors(tiny, random);
   tensors["model.layers.1.mlp.down_proj.weight"] = random_tensor(random, DType::kF4, {4, 12});
-  write_model(temp / "four", tiny, tensors);
-  const Error four = error_of([&] { plan_shard(shard_request(temp / "four", temp / "out", 4)); });
+  write_model(files, temp / "four", tiny, tensors);
+  const Error four = error_of([&] { plan_shard(files, shard_request(temp / "four", temp / "out", 4)); });
   CHECK_THAT(four.hint(), Says("TP degrees that work for this model: 1, 2"));
-  CHECK_NOTHROW(plan_shard(shard_request(temp / "four", temp / "out", 2)));
-  CHECK_NOTHROW(plan_shard(shard_request(temp / "model", temp / "out", 1)));
+  CHECK_NOTHROW(plan_shard(files, shard_request(temp / "four", temp / "out", 2)));
+  CHECK_NOTHROW(plan_shard(files, shard_request(temp / "model", temp / "out", 1)));
 }
 
 TEST_CASE("A rank's tensor that does not fill whole bytes is refused as a cut through a packed byte") {
@@ -161,9 +165,10 @@ TEST_CASE("A rank's tensor that does not fill whole bytes is refused as a cut th
   Random random(4);
   TensorMap tensors = random_tensors(tiny, random);
   tensors["model.embed_tokens.weight"] = random_tensor(random, DType::kF4, {6, 3});
-  const TempDir temp;
-  write_model(temp / "model", tiny, tensors);
-  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  MemoryFiles files;
+  const fs::path temp = "m";
+  write_model(files, temp / "model", tiny, tensors);
+  const Error error = error_of([&] { plan_shard(files, shard_request(temp / "model", temp / "out", 2)); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK(error.tensor() == "model.embed_tokens.weight");
   CHECK_THAT(error.what(), Says("packed byte"));
@@ -176,41 +181,54 @@ TEST_CASE("An unknown model_type is unsupported and lists the known ones") {
   const Model model(tiny);
   const Error error = model.error(model.request(1));
   CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.path() == (model.temp / "model/config.json").string());
+  CHECK(error.path() == "model/config.json");
   CHECK_THAT(error.what(), Says("\"gpt_bigcode\""));
   CHECK_THAT(error.what(), Says("granite, llama, llama4_text, mistral"));
 }
 
 TEST_CASE("A model directory that is none is refused") {
-  const TempDir temp;
-  write_file(temp / "file", "");
+  MemoryFiles files;
+  const fs::path temp = "m";
+  files.write(temp / "file", "");
   for (const char* name : {"nowhere", "file"}) {
-    const Error error = error_of([&] { plan_shard(shard_request(temp / name, temp / "out")); });
+    const Error error = error_of([&] { plan_shard(files, shard_request(temp / name, temp / "out")); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (temp / name).string());
   }
-  fs::create_directories(temp / "empty");
-  CHECK_THAT(error_of([&] { plan_shard(shard_request(temp / "empty", temp / "out")); }).what(), Says("config.json"));
+  files.make_directory(temp / "empty");
+  CHECK_THAT(error_of([&] { plan_shard(files, shard_request(temp / "empty", temp / "out")); }).what(),
+             Says("config.json"));
 }
 
 TEST_CASE("The model's own directory is no output directory, by whatever name") {
+  const TempDir temp;
+  write_local_model(temp / "model");
+  fs::create_directory_symlink(temp / "model", temp / "link");
+  const auto before = snapshot(temp.path());
+  const std::string name = GENERATE("model", "model/.", "model/../model/", "link");
+  INFO(name);
+  ShardRequest request = shard_request(temp / "model", temp / name, 1);
+  request.force = true;
+  CHECK(error_of([&] { plan_shard(request); }).kind() == ErrorKind::kUsage);
+  CHECK((snapshot(temp.path()) == before));
+}
+
+TEST_CASE("The model's own directory in memory is no output directory, by whatever name") {
   const Model model;
-  fs::create_directory_symlink(model.temp / "model", model.temp / "link");
-  for (const char* name : {"model", "model/.", "model/../model/", "link"}) {
-    INFO(name);
-    ShardRequest request = model.request(1);
-    request.output_directory = model.temp / name;
-    request.force = true;
-    const Error error = model.error(request);
-    CHECK(error.kind() == ErrorKind::kUsage);
-  }
+  const std::string name = GENERATE("model", "model/.", "model/../model/");
+  INFO(name);
+  ShardRequest request = model.request(1);
+  request.output_directory = name;
+  request.force = true;
+  CHECK(model.error(request).kind() == ErrorKind::kUsage);
 }
 
 TEST_CASE("A config.json that links to itself is an Error that names it") {
-  const Model model;
-  fs::remove(model.temp / "model/config.json");
-  fs::create_symlink("config.json", model.temp / "model/config.json");
-  const Error error = error_of([&] { plan_shard(model.request(1)); });
+  const TempDir temp;
+  write_local_model(temp / "model");
+  fs::remove(temp / "model/config.json");
+  fs::create_symlink("config.json", temp / "model/config.json");
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
   CHECK_THAT(error.what(), Says("config.json"));
 }
 
@@ -219,7 +237,7 @@ TEST_CASE("Options without effect are noted") {
   ShardRequest request = model.request(2);
   request.target.options.set_flag("fuse-qkv", true);
   request.target.options.set_number("kv-size-multiplier", 2);
-  const auto job = plan_shard(request);
+  const auto job = plan_shard(model.files, request);
   REQUIRE(job->notes.size() == 2);
   CHECK_THAT(job->notes[0], Says("--kv-size-multiplier has no effect"));
   CHECK_THAT(job->notes[1], Says("--fuse-qkv has no effect"));

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/local_files.h"
 #include "support/temp_dir.h"
 #include "support/unprivileged.h"
 
@@ -52,10 +54,18 @@ std::vector<std::string> names(const std::vector<Tag>& tags) {
 }
 
 /// An NxD tag as its saves leave it; the content of the files does not matter here.
+std::map<fs::path, std::string> nxd_files(const fs::path& folder, bool is_done) {
+  std::map<fs::path, std::string> files{{folder / kNxdRank, ""}, {folder / "checkpoint", "1"}};
+  if (is_done) files[folder / "done"] = "1";
+  return files;
+}
+
 void write_nxd(const fs::path& folder, bool is_done = true) {
-  write_file(folder / kNxdRank, "");
-  write_file(folder / "checkpoint", "1");
-  if (is_done) write_file(folder / "done", "1");
+  for (const auto& [path, content] : nxd_files(folder, is_done)) write_file(path, content);
+}
+
+void write_nxd(MemoryFiles& files, const fs::path& folder, bool is_done = true) {
+  for (const auto& [path, content] : nxd_files(folder, is_done)) files.write(path, content);
 }
 
 TEST_CASE("The newest tag is the one with the largest number, whatever the number of its digits") {
@@ -143,84 +153,89 @@ TEST_CASE("A checkpoint whose name is not that of a tag is taken only if the fil
 }
 
 TEST_CASE("Of a directory of unrelated models none is taken without being asked for") {
-  const TempDir temp;
-  write_nxd(temp / "models/llama-optimum/shards");
-  write_file(temp / "models/mistral/model.safetensors", "");
+  MemoryFiles files;
+  const fs::path temp = "m";
+  write_nxd(files, temp / "models/llama-optimum/shards");
+  files.write(temp / "models/mistral/model.safetensors", "");
   for (const TagContent content : {TagContent::kAny, TagContent::kShards}) {
-    const Error error = error_of([&] { find_checkpoint(temp / "models", {}, content); });
+    const Error error = error_of([&] { find_checkpoint(files, temp / "models", {}, content); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK(error.path() == (temp / "models").string());
     CHECK_THAT(error.what(), Says(": llama-optimum"));
     CHECK_THAT(error.hint(), Says("--tag"));
   }
-  CHECK(find_checkpoint(temp / "models", "llama-optimum").path == temp / "models/llama-optimum");
-  CHECK(find_checkpoint(temp / "models", "mistral").path == temp / "models/mistral");
-  write_file(temp / "models/latest", "llama-optimum\n");
-  CHECK(find_checkpoint(temp / "models", {}).path == temp / "models/llama-optimum");
+  CHECK(find_checkpoint(files, temp / "models", "llama-optimum").path == temp / "models/llama-optimum");
+  CHECK(find_checkpoint(files, temp / "models", "mistral").path == temp / "models/mistral");
+  files.write(temp / "models/latest", "llama-optimum\n");
+  CHECK(find_checkpoint(files, temp / "models", {}).path == temp / "models/llama-optimum");
 }
 
 TEST_CASE("Folders are tags by markers, trainer_state.json, or names of words of training and a number") {
-  const TempDir temp;
-  for (const char* name : {"step_3", "any"}) write_nxd(temp / name);
+  MemoryFiles files;
+  const fs::path temp = "m";
+  for (const char* name : {"step_3", "any"}) write_nxd(files, temp / name);
   for (const char* name :
        {"checkpoint-10/model.safetensors", "global_step20/model.safetensors", "epoch=1-step=5/pytorch_model.bin",
         "00100/adapter_model.safetensors", "run/trainer_state.json", "iter_0000001/notes.txt",
         "Llama-3/model.safetensors", "steps/model.safetensors", "logs/done", ".cache_1/model.safetensors"})
-    write_file(temp / name, "");
-  write_file(temp / "step_4", "a file");
-  CHECK(names(list_tags(temp.path())) == std::vector<std::string>{"00100", "any", "checkpoint-10", "epoch=1-step=5",
+    files.write(temp / name, "");
+  files.write(temp / "step_4", "a file");
+  CHECK(names(list_tags(files, temp)) == std::vector<std::string>{"00100", "any", "checkpoint-10", "epoch=1-step=5",
                                                                   "global_step20", "iter_0000001", "run", "step_3"});
 }
 
 TEST_CASE("A tag's markers may be in its shards folder or its adapters' instead") {
-  const TempDir temp;
-  write_nxd(temp / "checkpoint-10/shards");
-  write_nxd(temp / "checkpoint-20/shards", false);
-  write_nxd(temp / "checkpoint-30/adapter_default/adapter_shards");
-  write_nxd(temp / "checkpoint-40/adapter_a/adapter_shards");
-  write_nxd(temp / "checkpoint-40/adapter_b/adapter_shards", false);
-  const std::vector<Tag> tags = list_tags(temp.path());
+  MemoryFiles files;
+  const fs::path temp = "m";
+  write_nxd(files, temp / "checkpoint-10/shards");
+  write_nxd(files, temp / "checkpoint-20/shards", false);
+  write_nxd(files, temp / "checkpoint-30/adapter_default/adapter_shards");
+  write_nxd(files, temp / "checkpoint-40/adapter_a/adapter_shards");
+  write_nxd(files, temp / "checkpoint-40/adapter_b/adapter_shards", false);
+  const std::vector<Tag> tags = list_tags(files, temp);
   REQUIRE(tags.size() == 4);
   for (const Tag& one : tags) CHECK(one.has_shards);
   CHECK((tags[0].is_done && !tags[0].is_cut_off));
   CHECK((!tags[1].is_done && tags[1].is_cut_off));
   CHECK((tags[2].is_done && !tags[2].is_cut_off));
   CHECK((!tags[3].is_done && tags[3].is_cut_off));
-  CHECK(find_checkpoint(temp.path(), {}).path == temp / "checkpoint-30");
+  CHECK(find_checkpoint(files, temp, {}).path == temp / "checkpoint-30");
 }
 
 TEST_CASE("A path that is a checkpoint, a file or nothing is taken as it is, whatever lies in it") {
-  const TempDir temp;
-  write_nxd(temp / "run/step_3");
-  CHECK(find_checkpoint(temp / "run/step_3", {}).path == temp / "run/step_3");
-  CHECK(find_checkpoint(temp / "nowhere", {}).path == temp / "nowhere");
-  write_file(temp / "run/model.safetensors", "");
-  CHECK(find_checkpoint(temp / "run", {}).path == temp / "run");
-  CHECK(find_checkpoint(temp / "run", {}).notes.empty());
-  CHECK(find_checkpoint(temp / "run/model.safetensors", {}).path == temp / "run/model.safetensors");
+  MemoryFiles files;
+  const fs::path temp = "m";
+  write_nxd(files, temp / "run/step_3");
+  CHECK(find_checkpoint(files, temp / "run/step_3", {}).path == temp / "run/step_3");
+  CHECK(find_checkpoint(files, temp / "nowhere", {}).path == temp / "nowhere");
+  files.write(temp / "run/model.safetensors", "");
+  CHECK(find_checkpoint(files, temp / "run", {}).path == temp / "run");
+  CHECK(find_checkpoint(files, temp / "run", {}).notes.empty());
+  CHECK(find_checkpoint(files, temp / "run/model.safetensors", {}).path == temp / "run/model.safetensors");
   // Only shards can be consolidated, and of those there are none in the directory itself.
-  CHECK(find_checkpoint(temp / "run", {}, TagContent::kShards).path == temp / "run/step_3");
-  CHECK(find_checkpoint(temp / "run", "step_3").path == temp / "run/step_3");
-  write_file(temp / "trainer/checkpoint-10/model.safetensors", "");
-  CHECK(find_checkpoint(temp / "trainer", {}, TagContent::kShards).path == temp / "trainer");
-  CHECK(find_checkpoint(temp / "trainer", {}).path == temp / "trainer/checkpoint-10");
+  CHECK(find_checkpoint(files, temp / "run", {}, TagContent::kShards).path == temp / "run/step_3");
+  CHECK(find_checkpoint(files, temp / "run", "step_3").path == temp / "run/step_3");
+  files.write(temp / "trainer/checkpoint-10/model.safetensors", "");
+  CHECK(find_checkpoint(files, temp / "trainer", {}, TagContent::kShards).path == temp / "trainer");
+  CHECK(find_checkpoint(files, temp / "trainer", {}).path == temp / "trainer/checkpoint-10");
 }
 
 TEST_CASE("Folders with the names of tags that hold no weights are an error that lists them") {
-  const TempDir temp;
-  fs::create_directories(temp / "run/step_3");
-  write_file(temp / "run/step_4/scheduler.pt", "");
+  MemoryFiles files;
+  const fs::path temp = "m";
+  files.make_directory(temp / "run/step_3");
+  files.write(temp / "run/step_4/scheduler.pt", "");
   for (const TagContent content : {TagContent::kAny, TagContent::kShards}) {
-    const Error error = error_of([&] { find_checkpoint(temp / "run", {}, content); });
+    const Error error = error_of([&] { find_checkpoint(files, temp / "run", {}, content); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (temp / "run").string());
     CHECK_THAT(error.what(),
                Says("holds no finished checkpoint: step_3 (it holds no weights), step_4 (it holds no weights)"));
     CHECK_THAT(error.hint(), !Says("--tag"));  // which would find nothing there either
   }
-  CHECK(find_checkpoint(temp / "run/step_3", {}).path == temp / "run/step_3");
-  fs::create_directories(temp / "other/logs");
-  CHECK(find_checkpoint(temp / "other", {}).path == temp / "other");
+  CHECK(find_checkpoint(files, temp / "run/step_3", {}).path == temp / "run/step_3");
+  files.make_directory(temp / "other/logs");
+  CHECK(find_checkpoint(files, temp / "other", {}).path == temp / "other");
 }
 
 TEST_CASE("An adapter's folder that may not be read hides neither a checkpoint nor the tags beside it") {
@@ -242,22 +257,23 @@ TEST_CASE("An adapter's folder that may not be read hides neither a checkpoint n
   CHECK_FALSE(is_checkpoint(temp / "m", TagContent::kShards));
   CHECK(find_checkpoint(temp / "run", {}).path == temp / "run/step_3");
   // One of two adapters is not left out without a word.
-  CHECK_THROWS_AS(is_checkpoint(temp / "adapters"), fs::filesystem_error);
+  CHECK(error_of([&] { is_checkpoint(temp / "adapters"); }).code() == std::errc::permission_denied);
   for (const char* folder : folders) fs::permissions(temp / folder / "adapter_x", fs::perms::owner_all);
 }
 
 TEST_CASE("The name of a tag never leads out of the directory, from the command line or from the file latest") {
-  const TempDir temp;
-  write_nxd(temp / "run/step_3");
-  write_nxd(temp / "other/step_3");
+  MemoryFiles files;
+  const fs::path temp = "m";
+  write_nxd(files, temp / "run/step_3");
+  write_nxd(files, temp / "other/step_3");
   for (const std::string name : {"", ".", "..", "../other", "/tmp", "step_3/", "step_3/..", "a\nb"}) {
     INFO(name);
-    const Error error = error_of([&] { find_checkpoint(temp / "run", name); });
+    const Error error = error_of([&] { find_checkpoint(files, temp / "run", name); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("--tag"));
     if (name == "a\nb") continue;
-    write_file(temp / "run/latest", name + "\n");
-    const Error in_file = error_of([&] { find_checkpoint(temp / "run", {}); });
+    files.write(temp / "run/latest", name + "\n");
+    const Error in_file = error_of([&] { find_checkpoint(files, temp / "run", {}); });
     CHECK(in_file.kind() == ErrorKind::kBadInput);
     CHECK(in_file.path() == (temp / "run/latest").string());
     CHECK_THAT(in_file.hint(), Says("--tag"));
@@ -291,30 +307,32 @@ TEST_CASE("The file latest names a folder beside it, with or without an end of l
 }
 
 TEST_CASE("A tag that is not there is an error that says which are, so is one of a file") {
-  const TempDir temp;
-  write_nxd(temp / "step_3");
-  write_nxd(temp / "step_6", false);
-  const Error error = error_of([&] { find_checkpoint(temp.path(), "step_9"); });
+  MemoryFiles files;
+  const fs::path temp = "m";
+  write_nxd(files, temp / "step_3");
+  write_nxd(files, temp / "step_6", false);
+  const Error error = error_of([&] { find_checkpoint(files, temp, "step_9"); });
   CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == temp.path().string());
+  CHECK(error.path() == temp.string());
   CHECK_THAT(error.what(), Says("step_9"));
   CHECK_THAT(error.hint(), Says("step_3, step_6"));
-  CHECK(error_of([&] { find_checkpoint(temp / "step_3/done", "x"); }).kind() == ErrorKind::kUsage);
-  CHECK(error_of([&] { find_checkpoint(temp / "nowhere", "x"); }).kind() == ErrorKind::kBadInput);
-  CHECK(find_checkpoint(temp.path(), "step_6").path == temp / "step_6");  // as it is asked for, finished or not
+  CHECK(error_of([&] { find_checkpoint(files, temp / "step_3/done", "x"); }).kind() == ErrorKind::kUsage);
+  CHECK(error_of([&] { find_checkpoint(files, temp / "nowhere", "x"); }).kind() == ErrorKind::kBadInput);
+  CHECK(find_checkpoint(files, temp, "step_6").path == temp / "step_6");  // as it is asked for, finished or not
 }
 
 TEST_CASE("Errors of the choice name the directory") {
-  const TempDir temp;
-  write_nxd(temp / "step_3", false);
-  const Error none = error_of([&] { find_checkpoint(temp.path(), {}); });
+  MemoryFiles files;
+  const fs::path temp = "m";
+  write_nxd(files, temp / "step_3", false);
+  const Error none = error_of([&] { find_checkpoint(files, temp, {}); });
   CHECK(none.kind() == ErrorKind::kBadInput);
-  CHECK(none.path() == temp.path().string());
-  write_nxd(temp / "step_6");
-  write_nxd(temp / "final");
-  const Error which = error_of([&] { find_checkpoint(temp.path(), {}); });
+  CHECK(none.path() == temp.string());
+  write_nxd(files, temp / "step_6");
+  write_nxd(files, temp / "final");
+  const Error which = error_of([&] { find_checkpoint(files, temp, {}); });
   CHECK(which.kind() == ErrorKind::kUsage);
-  CHECK(which.path() == temp.path().string());
+  CHECK(which.path() == temp.string());
   CHECK_THAT(which.what(), Says("final, step_6"));
 }
 

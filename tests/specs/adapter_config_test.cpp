@@ -4,6 +4,7 @@
 #include "reshard/specs/adapter_metadata.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/local_files.h"
 #include "support/temp_dir.h"
 
 namespace reshard {

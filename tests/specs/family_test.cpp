@@ -8,6 +8,7 @@
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/golden.h"
+#include "support/local_files.h"
 
 namespace reshard {
 namespace {

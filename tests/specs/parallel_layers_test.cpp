@@ -5,6 +5,7 @@
 #include "reshard/specs/metadata.h"
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/local_files.h"
 
 namespace reshard::test {
 namespace {

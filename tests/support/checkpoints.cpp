@@ -10,6 +10,7 @@
 #include "reshard/layouts/rank_layout.h"
 #include "support/catch.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/strided.h"
 
@@ -28,7 +29,7 @@ TensorMap tensors_of(const Container& container) {
 
 TensorMap read_whole(const fs::path& directory) {
   TensorMap all;
-  for (const Container& file : read_hf_checkpoint(directory)) all.merge(tensors_of(file));
+  for (const Container& file : read_hf_checkpoint(local_storage(), directory)) all.merge(tensors_of(file));
   return all;
 }
 
@@ -59,7 +60,7 @@ std::map<std::string, TensorMap> read_shards(const fs::path& directory) {
   const auto folder = find_shards(directory);
   REQUIRE(folder);
   std::map<std::string, TensorMap> ranks;
-  for (const RankFile& file : list_rank_files(*folder))
+  for (const RankFile& file : list_rank_files(local_storage(), *folder))
     ranks[rank_name(file.rank, false)] = tensors_of(read_container(file.path, file.format));
   return ranks;
 }

@@ -44,7 +44,7 @@ std::string safetensors_bytes(const std::string& header_json, const std::string&
   return file + header_json + data;
 }
 
-void write_safetensors(const fs::path& path, const TensorMap& tensors) {
+std::string safetensors_bytes(const TensorMap& tensors) {
   nlohmann::json header = nlohmann::json::object();
   std::string data;
   for (const auto& [name, tensor] : tensors) {
@@ -53,7 +53,11 @@ void write_safetensors(const fs::path& path, const TensorMap& tensors) {
                     {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
     data += tensor.bytes;
   }
-  write_file(path, safetensors_bytes(header.dump(), data));
+  return safetensors_bytes(header.dump(), data);
+}
+
+void write_safetensors(const fs::path& path, const TensorMap& tensors) {
+  write_file(path, safetensors_bytes(tensors));
 }
 
 TensorMap read_tensors(const fs::path& path) {
@@ -83,6 +87,15 @@ std::string sha256_hex(const std::string& bytes) {
     hex += kDigits[digest[i] & 15];
   }
   return hex;
+}
+
+void load(MemoryFiles& files, const fs::path& directory) {
+  files.make_directory(directory);
+  for (const auto& entry : fs::recursive_directory_iterator(directory, fs::directory_options::follow_directory_symlink))
+    if (entry.is_directory())
+      files.make_directory(entry.path());
+    else
+      files.write(entry.path(), read_file(entry.path()));
 }
 
 fs::path testdata(const fs::path& relative) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/io/memory_files.h"
 #include "reshard/tensor/shape.h"
 
 namespace reshard {
@@ -35,13 +36,19 @@ void write_file(const std::filesystem::path& path, const std::string& content);
 /// A safetensors file of the given header JSON and data, whatever they say.
 std::string safetensors_bytes(const std::string& header_json, const std::string& data);
 
-/// A correct safetensors file, tensors in the order of their names, written by a plain encoder of the tests' own.
+/// A correct safetensors file, tensors in the order of their names, by a plain encoder of the tests' own.
+std::string safetensors_bytes(const TensorMap& tensors);
+
+/// The same on disk.
 void write_safetensors(const std::filesystem::path& path, const TensorMap& tensors);
 
 /// All tensors of a correct safetensors file, by a plain decoder of the tests' own.
 TensorMap read_tensors(const std::filesystem::path& path);
 
 std::string sha256_hex(const std::string& bytes);
+
+/// Adds everything that lies under `directory`, on disk, to `files`, under the same paths. Links are followed.
+void load(MemoryFiles& files, const std::filesystem::path& directory);
 
 /// testdata/ in the source tree.
 std::filesystem::path testdata(const std::filesystem::path& relative);

@@ -6,6 +6,7 @@
 #include "reshard/layouts/target_file.h"
 #include "reshard/layouts/whole_map.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 
 namespace reshard::test {
 
@@ -68,25 +69,42 @@ TensorMap random_tensors(const TinyModel& model, Random& random, DType dtype) {
   return tensors;
 }
 
-void write_model(const fs::path& directory, const TinyModel& model, const TensorMap& tensors, std::size_t files) {
-  write_file(directory / "config.json", model.config().dump(2));
-  if (files == 1) return write_safetensors(directory / "model.safetensors", tensors);
-  std::vector<TensorMap> dealt(files);
+namespace {
+
+/// The files of a model in `directory`: path → content.
+std::map<fs::path, std::string> model_files(const fs::path& directory, const TinyModel& model, const TensorMap& tensors,
+                                            std::size_t count) {
+  std::map<fs::path, std::string> files{{directory / "config.json", model.config().dump(2)}};
+  if (count == 1) {
+    files[directory / "model.safetensors"] = safetensors_bytes(tensors);
+    return files;
+  }
+  std::map<std::string, TensorMap> dealt;
   nlohmann::json index;
   std::size_t next = 0;
   std::uint64_t total = 0;
   for (const auto& [name, tensor] : tensors) {
-    const std::size_t file = next++ % files;
+    const std::string file =
+        "model-0000" + std::to_string(next++ % count + 1) + "-of-0000" + std::to_string(count) + ".safetensors";
     dealt[file][name] = tensor;
-    index["weight_map"][name] =
-        "model-0000" + std::to_string(file + 1) + "-of-0000" + std::to_string(files) + ".safetensors";
+    index["weight_map"][name] = file;
     total += tensor.bytes.size();
   }
   index["metadata"]["total_size"] = total;
-  write_file(directory / "model.safetensors.index.json", index.dump());
-  for (const auto& [name, file] : index["weight_map"].items())
-    write_safetensors(directory / file.get<std::string>(),
-                      dealt[static_cast<std::size_t>(file.get<std::string>()[10] - '1')]);
+  files[directory / "model.safetensors.index.json"] = index.dump();
+  for (const auto& [file, held] : dealt) files[directory / file] = safetensors_bytes(held);
+  return files;
+}
+
+}  // namespace
+
+void write_model(const fs::path& directory, const TinyModel& model, const TensorMap& tensors, std::size_t files) {
+  for (const auto& [path, content] : model_files(directory, model, tensors, files)) write_file(path, content);
+}
+
+void write_model(MemoryFiles& files, const fs::path& directory, const TinyModel& model, const TensorMap& tensors,
+                 std::size_t count) {
+  for (const auto& [path, content] : model_files(directory, model, tensors, count)) files.write(path, content);
 }
 
 TensorMap read_model(const fs::path& directory) {

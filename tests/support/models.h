@@ -51,6 +51,10 @@ TensorMap random_tensors(const TinyModel& model, Random& random, DType dtype = D
 void write_model(const std::filesystem::path& directory, const TinyModel& model, const TensorMap& tensors,
                  std::size_t files = 1);
 
+/// The same in memory.
+void write_model(MemoryFiles& files, const std::filesystem::path& directory, const TinyModel& model,
+                 const TensorMap& tensors, std::size_t count = 1);
+
 /// All tensors of the Hugging Face checkpoint in `directory`, by its index where it has one.
 TensorMap read_model(const std::filesystem::path& directory);
 

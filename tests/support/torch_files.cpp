@@ -5,6 +5,7 @@
 #include "reshard/formats/torch_plan.h"
 #include "reshard/formats/xser.h"
 #include "reshard/io/local_storage.h"
+#include "support/local_files.h"
 #include "support/strided.h"
 
 namespace reshard::test {

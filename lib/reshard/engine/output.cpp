@@ -95,7 +95,7 @@ std::vector<fs::path> output_files(const Job& job) {
 }
 
 void prove_only_ours(const Layout& layout, const fs::path& folder, const fs::path& shown_as) {
-  const std::vector<std::string> foreign = layout.foreign_entries(folder);
+  const std::vector<std::string> foreign = layout.foreign_entries(local_storage(), folder);
   if (!foreign.empty())
     throw Error(ErrorKind::kBadInput,
                 "would be replaced as a whole, but holds what this program did not write: " + list_names(foreign))

@@ -254,8 +254,10 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Sh
   shared.write_back.clear();
   shared.sinks.clear();  // which may have a failure to tell
   if (shared.failure) std::rethrow_exception(shared.failure);
-  for (const TensorMap* map : {maps.source, maps.against})
-    if (map) std::for_each(map->files.begin(), map->files.end(), prove_unchanged);
+  for (const TensorMap* map : {maps.source, maps.against}) {
+    if (map == nullptr) continue;
+    for (const TensorFile& file : map->files) prove_unchanged(*options.storage, file);
+  }
   ShareReport report;
   report.crcs = shared.checksums.values();
   report.written_bytes = shared.done_bytes;

@@ -23,9 +23,9 @@ namespace reshard {
 /// pools; windows and what is on its way to the disk keep about as many each; files past the page cache are open twice.
 std::size_t open_files();
 
-/// A file of a source is still the one that the map is about.
+/// A file of a source in `files` is still the one that the map is about.
 /// \throws Error kIo.
-void prove_unchanged(const TensorFile& file);
+void prove_unchanged(Files& files, const TensorFile& file);
 
 /// What is known of the tensors that a mean is taken of.
 struct MeanTerms {

@@ -5,7 +5,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 
 namespace reshard {
@@ -34,8 +33,8 @@ bool is_plain_file_name(std::string_view name) {
 
 }  // namespace
 
-HfIndex read_hf_index(const fs::path& path) {
-  const Json json = read_json_file(path, kMaxIndexBytes, JsonDialect::kPython);
+HfIndex read_hf_index(Files& files, const fs::path& path) {
+  const Json json = read_json_file(files, path, kMaxIndexBytes, JsonDialect::kPython);
   const JsonObject object(json, path);
   const Json& weight_map = object.object_at("weight_map");
   HfIndex index;
@@ -83,10 +82,10 @@ std::string recounted_metadata(const std::string& metadata, std::uint64_t before
   return json_text(json);
 }
 
-std::string read_kept_index_metadata(const fs::path& directory) {
+std::string read_kept_index_metadata(Files& files, const fs::path& directory) {
   const fs::path path = directory / kKeptIndexMetadataFile;
-  if (!path_exists(path)) return {};
-  const Json json = read_json_file(path, kMaxIndexBytes, JsonDialect::kPython);
+  if (!files.exists(path)) return {};
+  const Json json = read_json_file(files, path, kMaxIndexBytes, JsonDialect::kPython);
   const JsonObject object(json, path);  // which proves that it is one
   return json_text(json);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/formats/format.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 
@@ -26,7 +27,7 @@ struct HfIndex {
 };
 
 /// \throws Error kBadInput if it is not such an index or names a file outside its own directory.
-HfIndex read_hf_index(const std::filesystem::path& path);
+HfIndex read_hf_index(Files& files, const std::filesystem::path& path);
 
 /// The text of an index file, as transformers writes it: two spaces of indent, sorted keys, all in ASCII, a newline
 /// at the end. Of `metadata` the total_size gives way to total_size_bytes, unless it is the same number.
@@ -39,7 +40,7 @@ std::string recounted_metadata(const std::string& metadata, std::uint64_t before
 
 /// HfIndex::metadata as kept beside shards in `directory`; empty where nothing is kept.
 /// \throws Error kBadInput, naming the file, if it is no JSON object.
-std::string read_kept_index_metadata(const std::filesystem::path& directory);
+std::string read_kept_index_metadata(Files& files, const std::filesystem::path& directory);
 /// The text of kKeptIndexMetadataFile.
 std::string kept_index_metadata_text(const std::string& metadata);
 

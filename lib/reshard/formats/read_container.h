@@ -4,7 +4,6 @@
 
 #include "reshard/formats/container.h"
 #include "reshard/formats/format.h"
-#include "reshard/formats/local_readers.h"
 #include "reshard/io/files.h"
 
 namespace reshard {

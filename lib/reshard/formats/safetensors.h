@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "reshard/formats/container.h"
-#include "reshard/formats/local_readers.h"
 #include "reshard/io/files.h"
 
 namespace reshard {

@@ -10,7 +10,6 @@
 
 #include "reshard/formats/archive_metadata.h"
 #include "reshard/formats/container.h"
-#include "reshard/formats/local_readers.h"
 #include "reshard/formats/pickle.h"
 #include "reshard/formats/torch_tensor.h"
 #include "reshard/io/files.h"

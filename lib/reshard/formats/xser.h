@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "reshard/formats/container.h"
-#include "reshard/formats/local_readers.h"
 #include "reshard/io/files.h"
 
 namespace reshard {

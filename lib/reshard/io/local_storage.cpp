@@ -374,14 +374,6 @@ class LocalStorage final : public Storage {
 
 }  // namespace
 
-bool path_exists(const std::filesystem::path& path) {
-  return local_storage().exists(path);
-}
-
-FileStamp stamp_of(const std::filesystem::path& path) {
-  return local_storage().stamp(path);
-}
-
 std::filesystem::path resolved_path(const std::filesystem::path& path) {
   return local_storage().resolve(path);
 }

@@ -26,13 +26,7 @@ inline constexpr IoModeRow kIoModes[] = {
 /// The local file system in one of its modes; lives as long as the program. What is mapped comes under MappedRange.
 Storage& local_storage(IoMode mode = IoMode::kAuto);
 
-// For callers that have no Files yet: they ask local_storage(). To go away with the last of them.
-/// Files::exists.
-bool path_exists(const std::filesystem::path& path);
-/// Files::stamp.
-FileStamp stamp_of(const std::filesystem::path& path);
-
-/// The path as the file system means it: absolute, links and dots resolved as far as it exists, no slash at its end.
+/// Files::resolve of the local file system.
 std::filesystem::path resolved_path(const std::filesystem::path& path);
 
 /// Calls `action`; what std::filesystem throws in it (a loop of links, a directory that may not be read, a name too

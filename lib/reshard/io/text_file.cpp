@@ -4,7 +4,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/local_storage.h"
 
 namespace reshard {
 
@@ -21,14 +20,6 @@ std::string read_text_file(Files& files, const std::filesystem::path& path, std:
 
 Json read_json_file(Files& files, const std::filesystem::path& path, std::uint64_t cap_bytes, JsonDialect dialect) {
   return parse_json(read_text_file(files, path, cap_bytes), path, dialect);
-}
-
-std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes) {
-  return read_text_file(local_storage(), path, cap_bytes);
-}
-
-Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes, JsonDialect dialect) {
-  return read_json_file(local_storage(), path, cap_bytes, dialect);
 }
 
 }  // namespace reshard

@@ -19,9 +19,4 @@ std::string read_text_file(Files& files, const std::filesystem::path& path, std:
 Json read_json_file(Files& files, const std::filesystem::path& path, std::uint64_t cap_bytes = kDefaultJsonCapBytes,
                     JsonDialect dialect = JsonDialect::kStrict);
 
-// The same from the local file system, for callers that have no Files yet. To go away with the last of them.
-std::string read_text_file(const std::filesystem::path& path, std::uint64_t cap_bytes);
-Json read_json_file(const std::filesystem::path& path, std::uint64_t cap_bytes = kDefaultJsonCapBytes,
-                    JsonDialect dialect = JsonDialect::kStrict);
-
 }  // namespace reshard

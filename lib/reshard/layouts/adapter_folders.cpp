@@ -9,28 +9,28 @@ namespace reshard {
 
 namespace fs = std::filesystem;
 
-std::vector<AdapterFolder> find_adapter_folders(const fs::path& path) {
+std::vector<AdapterFolder> find_adapter_folders(Files& files, const fs::path& path) {
   const auto& layout = static_cast<const RankLayout&>(adapter_layout());
   std::vector<AdapterFolder> found;
   const auto add = [&](const fs::path& parent, const fs::path& shards) {
-    if (!layout.looks_like(shards)) return;
-    std::string name = directory_above(shards).filename().string();
+    if (!layout.looks_like(files, shards)) return;
+    std::string name = directory_above(files, shards).filename().string();
     const bool named = name.starts_with(kAdapterFolderPrefix);
     found.push_back({named ? name.substr(kAdapterFolderPrefix.size()) : "", {&layout, shards, parent}});
   };
-  if (!fs::is_directory(path)) return found;
-  if (own_name(path) == kAdapterShardsFolder) add(directory_above(path), path);
+  if (!files.is_directory(path)) return found;
+  if (own_name(files, path) == kAdapterShardsFolder) add(directory_above(files, path), path);
   if (found.empty()) add(path, path / kAdapterShardsFolder);
   if (!found.empty()) {
     found.front().alone = true;
     return found;
   }
-  std::optional<fs::filesystem_error> denied;
-  for (const auto& entry : fs::directory_iterator(path)) {
-    if (!entry.path().filename().string().starts_with(kAdapterFolderPrefix)) continue;
+  std::optional<Error> denied;
+  for (const DirectoryEntry& entry : files.list(path)) {
+    if (!entry.name.starts_with(kAdapterFolderPrefix)) continue;
     try {
-      add(entry.path(), entry.path() / kAdapterShardsFolder);
-    } catch (const fs::filesystem_error& error) {
+      add(path / entry.name, path / entry.name / kAdapterShardsFolder);
+    } catch (const Error& error) {
       if (error.code() != std::errc::permission_denied) throw;
       denied = error;
     }

@@ -26,6 +26,6 @@ struct AdapterFolder {
 
 /// The adapters meant by `path`: its own if it is adapter_NAME or adapter_shards, else those of all its adapter_NAME
 /// folders, sorted by name. Empty if there are none.
-std::vector<AdapterFolder> find_adapter_folders(const std::filesystem::path& path);
+std::vector<AdapterFolder> find_adapter_folders(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

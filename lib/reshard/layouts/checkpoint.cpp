@@ -10,7 +10,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/whole_map.h"
@@ -43,23 +42,23 @@ void note_warnings(const Container& file, std::vector<std::string>& notes) {
 
 }  // namespace
 
-void find_config(Checkpoint& checkpoint, const ConfigChoice& choice) {
+void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice) {
   const fs::path own = checkpoint.directory / kConfigFile;
-  const bool has_own = path_exists(own);
+  const bool has_own = files.exists(own);
   checkpoint.config_given = !choice.path.empty() && !(choice.where_missing && has_own);
   if (checkpoint.config_given)
-    checkpoint.config = fs::is_directory(choice.path) ? choice.path / kConfigFile : choice.path;
+    checkpoint.config = files.is_directory(choice.path) ? choice.path / kConfigFile : choice.path;
   else if (has_own)
     checkpoint.config = own;
-  if (checkpoint.config_given && !path_exists(checkpoint.config))
+  if (checkpoint.config_given && !files.exists(checkpoint.config))
     throw Error(ErrorKind::kBadInput,
-                fs::is_directory(choice.path) ? "holds no config.json" : "no such file or directory")
+                files.is_directory(choice.path) ? "holds no config.json" : "no such file or directory")
         .in(choice.path)
         .hint("--config takes the model's config.json, or the directory that holds it");
 }
 
-void read_model(Checkpoint& checkpoint, const ReadContext& context, const std::unordered_set<std::string_view>& names,
-                const PlannedModel& planned) {
+void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
+                const std::unordered_set<std::string_view>& names, const PlannedModel& planned) {
   const FamilySpec& spec = context.family;
   const ConfigUse use = context.use;
   if (use != ConfigUse::kNeeded && checkpoint.config.empty()) {
@@ -71,8 +70,8 @@ void read_model(Checkpoint& checkpoint, const ReadContext& context, const std::u
     return;
   }
   try {
-    const ModelConfig config =
-        checkpoint.config.empty() ? read_model_config(checkpoint.directory) : read_model_config_file(checkpoint.config);
+    const ModelConfig config = checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
+                                                         : read_model_config_file(files, checkpoint.config);
     checkpoint.model_type = config.model_type;
     FamilySpec family = family_of(config, spec);
     if (!family && has_config_plan(config)) {
@@ -119,41 +118,43 @@ std::string hint_for_model(const Checkpoint& checkpoint) {
   return "copy the model's config.json into " + checkpoint.directory.string() + ", or say with --config where it is";
 }
 
-Checkpoint read_whole_files(Checkpoint checkpoint, const std::vector<Container>& files, const ReadContext& context) {
+Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
+                            const ReadContext& context) {
   std::unordered_set<std::string_view> names;
-  for (const Container& file : files) add_names(file, names);
-  read_model(checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
-    return planned_model(config, files, notes);
+  for (const Container& file : containers) add_names(file, names);
+  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, containers, notes);
   });
   const std::optional<Model>& model = checkpoint.model;
-  checkpoint.map = whole_map(files, model ? tied_parameters(model) : std::vector<TiedParameter>{});
-  if (files.size() == 1) checkpoint.file_metadata = files.front().metadata;
-  for (const Container& file : files) note_warnings(file, checkpoint.notes);
+  checkpoint.map = whole_map(containers, model ? tied_parameters(model) : std::vector<TiedParameter>{});
+  if (containers.size() == 1) checkpoint.file_metadata = containers.front().metadata;
+  for (const Container& file : containers) note_warnings(file, checkpoint.notes);
   order_tensors(checkpoint);
   return checkpoint;
 }
 
 namespace {
 
-Checkpoint read_file(const fs::path& path, const ReadContext& context) {
+Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& context) {
   Checkpoint checkpoint;
   checkpoint.path = path;
-  checkpoint.directory = fs::absolute(path).parent_path();
-  find_config(checkpoint, context.config);
-  checkpoint.format = format_of_file(path);
+  checkpoint.directory = files.absolute(path).parent_path();
+  find_config(files, checkpoint, context.config);
+  checkpoint.format = format_of_file(files, path);
   ReadContext lenient = context;
   lenient.use = ConfigUse::kLenient;
-  return read_whole_files(std::move(checkpoint), {read_container(path, checkpoint.format)}, lenient);
+  return read_whole_files(files, std::move(checkpoint), {read_container(files, path, checkpoint.format)}, lenient);
 }
 
 /// PEFT saves further adapters in folders beside the first.
-Checkpoint read_adapter_file(const fs::path& directory, const fs::path& file, const ReadContext& context) {
-  Checkpoint checkpoint = read_file(file, context);
+Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::path& file,
+                             const ReadContext& context) {
+  Checkpoint checkpoint = read_file(files, file, context);
   std::vector<std::string> others;
-  for (const auto& entry : fs::directory_iterator(directory))
+  for (const DirectoryEntry& entry : files.list(directory))
     for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-      if (entry.is_directory() && path_exists(entry.path() / name)) others.push_back(entry.path().filename().string());
-  std::sort(others.begin(), others.end());
+      if (entry.kind == FileKind::kDirectory && files.exists(directory / entry.name / name))
+        others.push_back(entry.name);
   if (!others.empty())
     checkpoint.notes.push_back("this is about " + file.string() +
                                " alone; the adapters in its folders are not looked at: " + list_names(others));
@@ -174,8 +175,8 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   }
 }
 
-Checkpoint read(const FoundLayout& found, const ReadContext& context) {
-  Checkpoint checkpoint = found.layout->read(found, context);
+Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) {
+  Checkpoint checkpoint = found.layout->read(files, found, context);
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }
@@ -195,48 +196,46 @@ std::string shards_folders() {
 
 }  // namespace
 
-Checkpoint read_sharded(const fs::path& path, const ReadContext& context) {
-  if (!fs::is_directory(path))
-    throw Error(ErrorKind::kBadInput, path_exists(path) ? "is not a directory" : "no such directory").in(path);
-  if (const auto shards = find_shards(path)) return read(*shards, context);
+Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& context) {
+  if (!files.is_directory(path))
+    throw Error(ErrorKind::kBadInput, files.exists(path) ? "is not a directory" : "no such directory").in(path);
+  if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
   throw Error(ErrorKind::kBadInput, fmt::format("holds neither {} nor files of ranks", shards_folders()))
       .in(path)
       .hint("give the directory that holds the shards folder, or that folder itself");
 }
 
-Checkpoint read_whole(const fs::path& directory, const ReadContext& context) {
-  if (!fs::is_directory(directory))
-    throw Error(ErrorKind::kBadInput, path_exists(directory) ? "is not a directory" : "no such directory")
+Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext& context) {
+  if (!files.is_directory(directory))
+    throw Error(ErrorKind::kBadInput, files.exists(directory) ? "is not a directory" : "no such directory")
         .in(directory)
         .hint("give the directory that holds config.json and the weights");
-  return read({&whole_layout(), directory, directory}, context);
+  return read(files, {&whole_layout(), directory, directory}, context);
 }
 
-Checkpoint read_checkpoint(const fs::path& path, const ReadContext& context) {
-  return with_file_system_errors([&] {
-    if (!path_exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
-    if (!fs::is_directory(path)) {
-      Checkpoint checkpoint = read_file(path, context);
-      note_idle_options(checkpoint, context.options);
-      return checkpoint;
-    }
-    const auto whole = find_whole(path);
-    const auto shards = find_shards(path);
-    if (shards && (!whole || whole->is_empty)) return read(*shards, context);
-    if (!shards && !whole) {
-      for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
-        if (path_exists(path / name)) return read_adapter_file(path, path / name, context);
-      if (!find_adapter_folders(path).empty())
-        throw Error(ErrorKind::kUnsupported, "holds shards of adapters, which only consolidate reads")
-            .in(path)
-            .hint("reshard consolidate puts them together; what comes out can be looked at, converted and compared");
-    }
-    Checkpoint checkpoint = read_whole(path, context);
-    if (shards)
-      checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +
-                                 "; this is about the Hugging Face weights, give that folder to have the shards");
+Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
+  if (!files.exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
+  if (!files.is_directory(path)) {
+    Checkpoint checkpoint = read_file(files, path, context);
+    note_idle_options(checkpoint, context.options);
     return checkpoint;
-  });
+  }
+  const auto whole = find_whole(files, path);
+  const auto shards = find_shards(files, path);
+  if (shards && (!whole || whole->is_empty)) return read(files, *shards, context);
+  if (!shards && !whole) {
+    for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+      if (files.exists(path / name)) return read_adapter_file(files, path, path / name, context);
+    if (!find_adapter_folders(files, path).empty())
+      throw Error(ErrorKind::kUnsupported, "holds shards of adapters, which only consolidate reads")
+          .in(path)
+          .hint("reshard consolidate puts them together; what comes out can be looked at, converted and compared");
+  }
+  Checkpoint checkpoint = read_whole(files, path, context);
+  if (shards)
+    checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +
+                               "; this is about the Hugging Face weights, give that folder to have the shards");
+  return checkpoint;
 }
 
 }  // namespace reshard

@@ -10,6 +10,7 @@
 
 #include "reshard/formats/container.h"
 #include "reshard/formats/format.h"
+#include "reshard/io/files.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/family.h"
@@ -44,31 +45,32 @@ struct Checkpoint {
 /// where the model is known. The model's family is that of the context, else the built-in one of its model_type, else
 /// what the plan in config.json says (ConfigPlan).
 /// \throws Error kBadInput, kUnsupported or kIo.
-Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadContext& context);
+Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
 /// The same for a path that must be a sharded checkpoint.
-Checkpoint read_sharded(const std::filesystem::path& path, const ReadContext& context);
+Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const ReadContext& context);
 /// The same for a path that must be a directory of whole tensors.
-Checkpoint read_whole(const std::filesystem::path& directory, const ReadContext& context);
+Checkpoint read_whole(Files& files, const std::filesystem::path& directory, const ReadContext& context);
 
 // What layouts read a checkpoint with.
 
 /// Sets the config.json of `checkpoint`, whose directory is known.
 /// \throws Error kBadInput if the chosen one is not there.
-void find_config(Checkpoint& checkpoint, const ConfigChoice& choice);
+void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice);
 
 /// The model of a checkpoint whose config.json says by itself how it is split. What to know of it joins `notes`.
 using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;
 
 /// Reads the model of its config.json, if there is one and its family is known, or `planned` can make it.
 /// `names` are those of the weights' tensors.
-void read_model(Checkpoint& checkpoint, const ReadContext& context, const std::unordered_set<std::string_view>& names,
-                const PlannedModel& planned);
+void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
+                const std::unordered_set<std::string_view>& names, const PlannedModel& planned);
 
 /// Puts the logical tensors into the model's order, or those of ranks without a model into a natural one.
 void order_tensors(Checkpoint& checkpoint);
 
-/// A checkpoint of whole tensors, in these files.
-Checkpoint read_whole_files(Checkpoint checkpoint, const std::vector<Container>& files, const ReadContext& context);
+/// A checkpoint of whole tensors, in these containers.
+Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
+                            const ReadContext& context);
 
 /// What to try where there is no model to read shards by.
 std::string hint_for_model(const Checkpoint& checkpoint);

@@ -11,7 +11,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/target_file.h"
@@ -23,17 +22,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Error no_weights(const fs::path& directory) {
-  std::error_code cannot_list;
-  const fs::directory_iterator entries(directory, cannot_list);
-  if (cannot_list) return Error(ErrorKind::kBadInput, "no such directory").in(directory);
+Error no_weights(Files& files, const fs::path& directory) {
   std::vector<std::string> numbered;
-  for (const auto& entry : entries) {
-    const std::string file = entry.path().filename().string();
-    if (file.ends_with(".safetensors") || (file.starts_with("pytorch_model") && file.ends_with(".bin")))
-      numbered.push_back(file);
-  }
-  std::sort(numbered.begin(), numbered.end());
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.name.ends_with(".safetensors") ||
+        (entry.name.starts_with("pytorch_model") && entry.name.ends_with(".bin")))
+      numbered.push_back(entry.name);
   Error error(ErrorKind::kBadInput, "holds neither model.safetensors nor pytorch_model.bin, nor an index of either");
   error.in(directory);
   if (!numbered.empty())
@@ -63,41 +57,42 @@ void prove_against_index(const Container& file, const std::vector<std::string>& 
           .hint("the index belongs to other files, or is older than they are");
 }
 
-std::vector<Container> read_indexed(const fs::path& directory, const fs::path& index_path, Format format,
+std::vector<Container> read_indexed(Files& files, const fs::path& directory, const fs::path& index_path, Format format,
                                     std::string* index_metadata) {
-  const HfIndex index = read_hf_index(index_path);
+  const HfIndex index = read_hf_index(files, index_path);
   if (index_metadata != nullptr) *index_metadata = index.metadata;
   std::map<std::string, std::vector<std::string>> names_by_file;
   for (const auto& [name, file] : index.weight_map) names_by_file[file].push_back(name);
-  std::vector<Container> files;
+  std::vector<Container> containers;
   std::uint64_t total_bytes = 0;
   for (const auto& [file, names] : names_by_file) {
-    if (!path_exists(directory / file))
+    if (!files.exists(directory / file))
       throw Error(ErrorKind::kBadInput, "names the file " + printable(file) + " (" + std::to_string(names.size()) +
                                             " tensors), which is missing")
           .in(index_path)
           .hint("the download did not finish; fetch the model again");
-    files.push_back(read_container(directory / file, format));
-    prove_against_index(files.back(), names, index_path);
-    for (const TensorEntry& tensor : files.back().tensors) total_bytes += tensor.size_bytes;
+    containers.push_back(read_container(files, directory / file, format));
+    prove_against_index(containers.back(), names, index_path);
+    for (const TensorEntry& tensor : containers.back().tensors) total_bytes += tensor.size_bytes;
   }
-  if (!files.empty() && index.total_size_bytes != 0 && index.total_size_bytes != total_bytes)
-    files.front().warnings.push_back(fmt::format("{} says total_size {}, but the tensors have {} bytes",
-                                                 index_path.filename().string(), index.total_size_bytes, total_bytes));
-  return files;
+  if (!containers.empty() && index.total_size_bytes != 0 && index.total_size_bytes != total_bytes)
+    containers.front().warnings.push_back(fmt::format("{} says total_size {}, but the tensors have {} bytes",
+                                                      index_path.filename().string(), index.total_size_bytes,
+                                                      total_bytes));
+  return containers;
 }
 
 constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
 constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
 
 /// Whether there is any file of weights, and not an index alone, as other systems copy it beside files of their own.
-bool holds_weights(const fs::path& directory, Format format) {
+bool holds_weights(Files& files, const fs::path& directory, Format format) {
   const fs::path index = directory / hf_index_name(format);
-  if (!path_exists(index) || path_exists(directory / hf_file_name(format, 1, 1))) return true;
+  if (!files.exists(index) || files.exists(directory / hf_file_name(format, 1, 1))) return true;
   try {
-    const HfIndex names = read_hf_index(index);
+    const HfIndex names = read_hf_index(files, index);
     return std::any_of(names.weight_map.begin(), names.weight_map.end(),
-                       [&](const auto& entry) { return path_exists(directory / entry.second); });
+                       [&](const auto& entry) { return files.exists(directory / entry.second); });
   } catch (const Error&) {
     return true;  // read says what is wrong with it
   }
@@ -108,26 +103,26 @@ class HfLayout final : public Layout {
   const LayoutTraits& traits() const override { return kTraits; }
   std::vector<const LayoutOption*> options() const override { return {&kMaxShardSize}; }
 
-  std::vector<FoundLayout> recognise(const fs::path& path) const override {
-    const auto format = hf_format(path);
+  std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    const auto format = hf_format(files, path);
     if (!format) return {};
-    return {{this, path, path, !holds_weights(path, *format)}};
+    return {{this, path, path, !holds_weights(files, path, *format)}};
   }
 
-  Checkpoint read(const FoundLayout& found, const ReadContext& context) const override {
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override {
     Checkpoint checkpoint;
     checkpoint.layout = this;
     checkpoint.path = checkpoint.directory = found.path;
-    find_config(checkpoint, context.config);
+    find_config(files, checkpoint, context.config);
     if (context.use == ConfigUse::kNeeded) {  // the first thing that is missed
-      const ModelConfig config = read_model_config(found.path);
+      const ModelConfig config = read_model_config(files, found.path);
       if (!context.family && !has_config_plan(config)) find_family(config);
     }
-    checkpoint.format = hf_format(found.path).value_or(Format::kSafetensors);
-    const std::vector<Container> files = read_hf_checkpoint(found.path, &checkpoint.index_metadata);
+    checkpoint.format = hf_format(files, found.path).value_or(Format::kSafetensors);
+    const std::vector<Container> containers = read_hf_checkpoint(files, found.path, &checkpoint.index_metadata);
     if (!checkpoint.index_metadata.empty())
       checkpoint.index_metadata_file = found.path / hf_index_name(checkpoint.format);
-    return read_whole_files(std::move(checkpoint), files, context);
+    return read_whole_files(files, std::move(checkpoint), containers, context);
   }
 
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
@@ -144,17 +139,16 @@ class HfLayout final : public Layout {
   }
 
   /// A weight file that would not be replaced, though loaders would mix it with the new.
-  void validate_beside(const TargetPlan& plan, const fs::path& output_directory) const override {
-    if (!fs::is_directory(output_directory)) return;
+  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
+    if (!files.is_directory(output_directory)) return;
     std::vector<std::string> leftover;
-    for (const auto& entry : fs::directory_iterator(output_directory)) {
-      const std::string name = entry.path().filename().string();
+    for (const DirectoryEntry& entry : files.list(output_directory)) {
+      const std::string& name = entry.name;
       const auto written = [&](const auto& file) { return file.path == name; };
       const bool replaced = std::any_of(plan.map.files.begin(), plan.map.files.end(), written) ||
                             std::any_of(plan.text_files.begin(), plan.text_files.end(), written);
       if (is_hf_weights_name(name) && !replaced) leftover.push_back(name);
     }
-    std::sort(leftover.begin(), leftover.end());
     if (!leftover.empty())
       throw Error(ErrorKind::kBadInput,
                   "holds weights of another checkpoint that would not be replaced, and that loaders would "
@@ -167,43 +161,43 @@ class HfLayout final : public Layout {
 
 }  // namespace
 
-std::optional<Format> hf_format(const fs::path& directory) {
+std::optional<Format> hf_format(Files& files, const fs::path& directory) {
   for (const Format format : {Format::kSafetensors, Format::kPytorch})
     for (const std::string& name : {hf_file_name(format, 1, 1), hf_index_name(format)})
-      if (path_exists(directory / name) || fs::is_symlink(fs::symlink_status(directory / name))) return format;
+      if (files.kind_of(directory / name) != FileKind::kNone) return format;
   return std::nullopt;
 }
 
-std::vector<Container> read_hf_checkpoint(const fs::path& directory, std::string* index_metadata) {
-  const auto format = hf_format(directory);
-  if (!format) throw no_weights(directory);
+std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& directory, std::string* index_metadata) {
+  const auto format = hf_format(files, directory);
+  if (!format) throw no_weights(files, directory);
   const fs::path index_path = directory / hf_index_name(*format);
   const fs::path single_path = directory / hf_file_name(*format, 1, 1);
   for (const fs::path& path : {index_path, single_path})
-    if (!path_exists(path) && fs::is_symlink(fs::symlink_status(path)))
+    if (files.kind_of(path) == FileKind::kBrokenLink)
       throw Error(ErrorKind::kBadInput, "is a link to nowhere")
           .in(path)
           .hint("the download did not finish; fetch it again");
-  const bool single = path_exists(single_path);
-  std::vector<Container> files;
-  if (path_exists(index_path)) {
-    files = read_indexed(directory, index_path, *format, index_metadata);
+  const bool single = files.exists(single_path);
+  std::vector<Container> containers;
+  if (files.exists(index_path)) {
+    containers = read_indexed(files, directory, index_path, *format, index_metadata);
     const bool listed =
-        std::any_of(files.begin(), files.end(), [&](const Container& f) { return f.path == single_path; });
+        std::any_of(containers.begin(), containers.end(), [&](const Container& c) { return c.path == single_path; });
     if (single && !listed)
       throw Error(ErrorKind::kBadInput,
                   "holds " + single_path.filename().string() + " and an index that names other files")
           .in(directory)
           .hint("these are two checkpoints in one place; loaders disagree which counts, so move one away");
   } else {
-    files.push_back(read_container(single_path, *format));
+    containers.push_back(read_container(files, single_path, *format));
   }
   const bool both = *format == Format::kSafetensors &&
-                    (path_exists(directory / kPytorchFile) || path_exists(directory / kPytorchIndexFile));
+                    (files.exists(directory / kPytorchFile) || files.exists(directory / kPytorchIndexFile));
   if (both)
-    files.front().warnings.push_back(
+    containers.front().warnings.push_back(
         "there are PyTorch weights beside it, which are left aside as transformers leaves them");
-  return files;
+  return containers;
 }
 
 TensorMap hf_target_map(std::span<const LogicalTensor> logical, std::uint64_t max_file_bytes, Format format) {

@@ -10,6 +10,7 @@
 #include "reshard/formats/container.h"
 #include "reshard/formats/format.h"
 #include "reshard/formats/hf_index.h"
+#include "reshard/io/files.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/tensor_map.h"
 
@@ -17,14 +18,14 @@ namespace reshard {
 
 /// The format of the weights in a Hugging Face directory: safetensors where both are there, as transformers has it;
 /// nothing if neither is.
-std::optional<Format> hf_format(const std::filesystem::path& directory);
+std::optional<Format> hf_format(Files& files, const std::filesystem::path& directory);
 
 /// The files of the Hugging Face checkpoint in `directory`, each read and validated, and together held against the
 /// index: every named file exists and holds the tensors said to be in it, and no others. `warnings` get what is odd but
 /// harmless.
 /// \param index_metadata  If given, gets HfIndex::metadata.
 /// \throws Error kBadInput; kUnsupported.
-std::vector<Container> read_hf_checkpoint(const std::filesystem::path& directory,
+std::vector<Container> read_hf_checkpoint(Files& files, const std::filesystem::path& directory,
                                           std::string* index_metadata = nullptr);
 
 /// Of layouts that spread tensors over files by size.

@@ -76,11 +76,11 @@ bool InferenceLayout::is_rank_name(const fs::path& name) const {
   return rank_of_file(name.string()).has_value();
 }
 
-std::optional<RankFile> InferenceLayout::rank_file(const fs::directory_entry& entry) const {
-  if (!entry.is_regular_file()) return std::nullopt;
-  const auto rank = rank_of_file(entry.path().filename().string());
+std::optional<RankFile> InferenceLayout::rank_file(Files&, const fs::path& folder, const DirectoryEntry& entry) const {
+  if (entry.kind != FileKind::kFile) return std::nullopt;
+  const auto rank = rank_of_file(entry.name);
   if (!rank) return std::nullopt;
-  return RankFile{*rank, entry.path(), Format::kSafetensors};
+  return RankFile{*rank, folder / entry.name, Format::kSafetensors};
 }
 
 TargetPlan InferenceLayout::plan(const TargetRequest& request, const TargetContext& context) const {
@@ -103,13 +103,12 @@ TargetPlan InferenceLayout::plan(const TargetRequest& request, const TargetConte
   return plan;
 }
 
-void InferenceLayout::validate_beside(const TargetPlan& plan, const fs::path& output_directory) const {
+void InferenceLayout::validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const {
   const fs::path folder = output_directory / traits().folder;
-  if (!fs::is_directory(folder)) return;
+  if (!files.is_directory(folder)) return;
   const RankRecord& own = *plan.map.files.front().record;
   std::vector<std::string> leftover, others;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
+  for (const auto& [name, kind, is_link] : files.list(folder)) {
     const auto rank = rank_of_file(name);
     if (!rank) continue;
     if (rank->tp_rank >= plan.mesh.tp) leftover.push_back(name);
@@ -117,7 +116,7 @@ void InferenceLayout::validate_beside(const TargetPlan& plan, const fs::path& ou
     if (std::any_of(plan.map.files.begin(), plan.map.files.end(),
                     [&](const TensorFile& file) { return file.path == relative; }))
       continue;
-    const auto record = read_record(read_container(entry.path(), Format::kSafetensors));
+    const auto record = read_record(read_container(files, folder / name, Format::kSafetensors));
     if (!record || record->tp_degree != plan.mesh.tp || *record->originals != *own.originals) others.push_back(name);
   }
   const auto refuse = [&](const std::string& what, std::vector<std::string>& names) {

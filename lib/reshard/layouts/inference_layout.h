@@ -22,12 +22,14 @@ class InferenceLayout : public RankLayout {
   std::filesystem::path rank_path(Format format, RankId rank) const override;
   std::string name_of(RankId rank) const override;
   bool is_rank_name(const std::filesystem::path& name) const override;
-  std::optional<RankFile> rank_file(const std::filesystem::directory_entry& entry) const override;
+  std::optional<RankFile> rank_file(Files& files, const std::filesystem::path& folder,
+                                    const DirectoryEntry& entry) const override;
 
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;
   /// The files of ranks that stand in the output directory, and would stay beside those that are written, are of the
   /// same checkpoint: as many ranks, of originals of the same shapes.
-  void validate_beside(const TargetPlan& plan, const std::filesystem::path& output_directory) const override;
+  void validate_beside(Files& files, const TargetPlan& plan,
+                       const std::filesystem::path& output_directory) const override;
 
  protected:
   /// Fills plan.map with the ranks that `target` says.

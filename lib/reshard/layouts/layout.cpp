@@ -81,12 +81,11 @@ std::string OptionValues::choice(const LayoutOption& option, const std::string& 
   throw value_error(option, prefix, found->second, fmt::format("not one of {}", fmt::join(option.choices, ", ")));
 }
 
-void Layout::validate_beside(const TargetPlan&, const fs::path&) const {}
+void Layout::validate_beside(Files&, const TargetPlan&, const fs::path&) const {}
 
-std::vector<std::string> Layout::foreign_entries(const fs::path& folder) const {
+std::vector<std::string> Layout::foreign_entries(Files& files, const fs::path& folder) const {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
+  for (const DirectoryEntry& entry : files.list(folder)) names.push_back(entry.name);
   return names;
 }
 
@@ -107,11 +106,11 @@ const Layout& only_layout(Wanted&& wanted) {
 
 /// What `path` may mean among the layouts that `wanted` holds for; of several for one folder, the first.
 template <typename Wanted>
-std::vector<FoundLayout> find_all(const fs::path& path, Wanted&& wanted) {
+std::vector<FoundLayout> find_all(Files& files, const fs::path& path, Wanted&& wanted) {
   std::vector<FoundLayout> all;
   for (const Layout* layout : layouts()) {
     if (!wanted(layout->traits())) continue;
-    for (FoundLayout& found : layout->recognise(path)) {
+    for (FoundLayout& found : layout->recognise(files, path)) {
       const bool known =
           std::any_of(all.begin(), all.end(), [&](const FoundLayout& other) { return other.path == found.path; });
       if (!known) all.push_back(std::move(found));
@@ -134,9 +133,9 @@ const Layout& adapter_layout() {
   return only_layout([](const LayoutTraits& traits) { return traits.holds_adapters; });
 }
 
-std::optional<FoundLayout> find_shards(const fs::path& path) {
-  if (!fs::is_directory(path)) return std::nullopt;
-  auto found = find_all(path, [](const LayoutTraits& traits) { return traits.has_ranks; });
+std::optional<FoundLayout> find_shards(Files& files, const fs::path& path) {
+  if (!files.is_directory(path)) return std::nullopt;
+  auto found = find_all(files, path, [](const LayoutTraits& traits) { return traits.has_ranks; });
   if (std::any_of(found.begin(), found.end(), [](const FoundLayout& one) { return !one.is_empty; }))
     std::erase_if(found, [](const FoundLayout& one) { return one.is_empty; });
   if (found.size() > 1)
@@ -148,9 +147,9 @@ std::optional<FoundLayout> find_shards(const fs::path& path) {
   return std::nullopt;
 }
 
-std::optional<FoundLayout> find_whole(const fs::path& path) {
-  if (!fs::is_directory(path)) return std::nullopt;
-  const auto found = find_all(path, [](const LayoutTraits& traits) { return !traits.has_ranks; });
+std::optional<FoundLayout> find_whole(Files& files, const fs::path& path) {
+  if (!files.is_directory(path)) return std::nullopt;
+  const auto found = find_all(files, path, [](const LayoutTraits& traits) { return !traits.has_ranks; });
   if (found.empty()) return std::nullopt;
   return found.front();
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "reshard/formats/format.h"
+#include "reshard/io/files.h"
 #include "reshard/layouts/attention_report.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/family.h"
@@ -160,25 +161,30 @@ class Layout {
   virtual std::vector<const LayoutOption*> options() const { return {}; }
 
   /// The checkpoints of this layout that `path` may mean, by names alone: itself, or one in it.
-  virtual std::vector<FoundLayout> recognise(const std::filesystem::path& path) const = 0;
+  virtual std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const = 0;
   /// Reads all headers and metadata and validates them.
   /// \throws Error kBadInput, kUnsupported or kIo.
-  virtual Checkpoint read(const FoundLayout& found, const ReadContext& context) const = 0;
+  virtual Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const = 0;
   /// \throws Error kUsage, with what would work, if the model cannot be laid out so.
   virtual TargetPlan plan(const TargetRequest& request, const TargetContext& context) const = 0;
 
   /// What else stands in the output directory does not contradict `plan`.
   /// \throws Error kBadInput.
-  virtual void validate_beside(const TargetPlan& plan, const std::filesystem::path& output_directory) const;
+  virtual void validate_beside(Files& files, const TargetPlan& plan,
+                               const std::filesystem::path& output_directory) const;
   /// What its folder in the output directory holds that this program does not write, sorted; names relative to it.
-  virtual std::vector<std::string> foreign_entries(const std::filesystem::path& folder) const;
+  virtual std::vector<std::string> foreign_entries(Files& files, const std::filesystem::path& folder) const;
   /// Where what is made of a checkpoint goes by default.
-  virtual std::filesystem::path default_output(const FoundLayout& found) const { return found.directory; }
+  virtual std::filesystem::path default_output(Files& /*files*/, const FoundLayout& found) const {
+    return found.directory;
+  }
 
   /// Whether a folder of this name can only be one of this layout.
   virtual bool owns_folder_name(std::string_view) const { return false; }
   /// Whether an entry of a checkpoint's directory is about this layout, and not the model's own.
-  virtual bool owns(const std::filesystem::path& /*directory*/, const std::string& /*name*/) const { return false; }
+  virtual bool owns(Files& /*files*/, const std::filesystem::path& /*directory*/, const std::string& /*name*/) const {
+    return false;
+  }
   /// Whether a folder with these entries, by their names, is a checkpoint of its own.
   virtual bool is_checkpoint(const std::set<std::string>& /*files*/, const std::set<std::string>& /*folders*/) const {
     return false;
@@ -207,9 +213,9 @@ std::string layout_names(Wanted&& wanted) {
 
 /// The sharded checkpoint meant by `path`: itself, or the one inside it; nothing if there is none.
 /// \throws Error kBadInput if there are two.
-std::optional<FoundLayout> find_shards(const std::filesystem::path& path);
+std::optional<FoundLayout> find_shards(Files& files, const std::filesystem::path& path);
 /// The checkpoint of whole tensors in the directory `path`, if there is one.
-std::optional<FoundLayout> find_whole(const std::filesystem::path& path);
+std::optional<FoundLayout> find_whole(Files& files, const std::filesystem::path& path);
 
 /// The format that a request asks for.
 /// \throws Error kUsage if the layout does not have it.

@@ -1,13 +1,12 @@
 #include "reshard/layouts/master_weights.h"
 
 #include <algorithm>
-#include <set>
+#include <vector>
 
 #include "reshard/base/error.h"
 #include "reshard/formats/state_dict.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
-#include "reshard/io/local_storage.h"
 
 namespace reshard {
 namespace {
@@ -16,29 +15,37 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMasterWeights = "sharded_master_weights";
 
+/// What lies in a folder; nothing where that cannot be listed, which is said elsewhere.
+std::vector<DirectoryEntry> list_or_nothing(Files& files, const fs::path& folder) {
+  try {
+    return files.list(folder);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 /// Whether any tensor that `file` may refer to is there.
-bool has_tensor_files(const fs::path& file) {
-  std::error_code missing;
-  const fs::directory_iterator entries(xser_tensors_folder(file), missing);
-  return std::any_of(begin(entries), end(entries), [](const fs::directory_entry& entry) {
-    return is_xser_tensor_name(entry.path().filename().string());
-  });
+bool has_tensor_files(Files& files, const fs::path& file) {
+  const std::vector<DirectoryEntry> entries = list_or_nothing(files, xser_tensors_folder(file));
+  return std::any_of(entries.begin(), entries.end(),
+                     [](const DirectoryEntry& entry) { return is_xser_tensor_name(entry.name); });
 }
 
 /// The optimizer's files, in the order of their names.
-std::set<fs::path> optimizer_files(const fs::path& folder) {
-  std::set<fs::path> files;
-  std::error_code missing;
-  for (const auto& entry : fs::directory_iterator(folder, missing))
-    if (entry.path().extension() == ".pt" && rank_of_name(entry.path().stem().string())) files.insert(entry.path());
-  return files;
+std::vector<fs::path> optimizer_files(Files& files, const fs::path& folder) {
+  std::vector<fs::path> states;
+  for (const DirectoryEntry& entry : list_or_nothing(files, folder)) {
+    const fs::path name = entry.name;
+    if (name.extension() == ".pt" && rank_of_name(name.stem().string())) states.push_back(folder / name);
+  }
+  return states;
 }
 
 /// Whether `is_so` of the pickle in `file`; false where it cannot be read, which is said elsewhere.
 template <typename IsSo>
-bool holds(const fs::path& file, IsSo&& is_so) {
+bool holds(Files& files, const fs::path& file, IsSo&& is_so) {
   try {
-    const TorchFile torch = read_torch_file(file);
+    const TorchFile torch = read_torch_file(*files.open(file), file);
     return is_so(torch.pickle());
   } catch (const Error&) {
     return false;
@@ -61,17 +68,20 @@ bool has_master_weights(const Pickle& pickle) {
 
 }  // namespace
 
-void refuse_weights_in_optimizer(const fs::path& folder, std::span<const RankFile> ranks) {
+void refuse_weights_in_optimizer(Files& files, const fs::path& folder, std::span<const RankFile> ranks) {
   if (ranks.empty()) return;
-  const std::set<fs::path> states = optimizer_files(folder);
+  const std::vector<fs::path> states = optimizer_files(files, folder);
   if (states.empty()) return;
-  if (std::any_of(ranks.begin(), ranks.end(), [](const RankFile& rank) { return has_tensor_files(rank.path); })) return;
+  if (std::any_of(ranks.begin(), ranks.end(), [&](const RankFile& rank) { return has_tensor_files(files, rank.path); }))
+    return;
   // A checkpoint is all xser or not at all. Empty folders may be lost in a copy.
-  const bool xser = is_xser(ranks.front().path) || path_exists(xser_info_path(ranks.front().path)) ||
-                    std::any_of(states.begin(), states.end(), [](const fs::path& file) { return is_xser(file); });
+  const bool xser =
+      is_xser(files, ranks.front().path) || files.exists(xser_info_path(ranks.front().path)) ||
+      std::any_of(states.begin(), states.end(), [&](const fs::path& file) { return is_xser(files, file); });
   if (!xser) return;
-  if (!holds(ranks.front().path, is_of_references)) return;
-  if (std::none_of(states.begin(), states.end(), [](const fs::path& file) { return holds(file, has_master_weights); }))
+  if (!holds(files, ranks.front().path, is_of_references)) return;
+  if (std::none_of(states.begin(), states.end(),
+                   [&](const fs::path& file) { return holds(files, file, has_master_weights); }))
     return;
   throw Error(ErrorKind::kUnsupported,
               "holds no weights: this checkpoint has them in optim/ alone, as the optimizer's fp32 master weights "

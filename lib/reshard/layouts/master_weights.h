@@ -13,6 +13,6 @@ inline constexpr const char* kOptimizerFolder = "optim";
 /// NxD may save a checkpoint without its weights (avoid_saving_lower_precision_weights): then no tensor that the xser
 /// files of `ranks` refer to is there, and the optimizer's files in `folder` have the weights in fp32.
 /// \throws Error kUnsupported if that is so; nothing for files that cannot be read, whose readers say why.
-void refuse_weights_in_optimizer(const std::filesystem::path& folder, std::span<const RankFile> ranks);
+void refuse_weights_in_optimizer(Files& files, const std::filesystem::path& folder, std::span<const RankFile> ranks);
 
 }  // namespace reshard

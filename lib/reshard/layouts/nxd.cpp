@@ -68,29 +68,29 @@ class NxdLayout final : public TrainingLayout {
     return name.extension() == ".pt" && rank_of_name(name.stem().string()).has_value();
   }
 
-  std::optional<RankFile> rank_file(const fs::directory_entry& entry) const override {
-    if (!entry.is_regular_file() || !is_rank_name(entry.path().filename())) return std::nullopt;
-    return RankFile{*rank_of_name(entry.path().stem().string()), entry.path(), torch_format_of(entry.path())};
+  std::optional<RankFile> rank_file(Files& files, const fs::path& folder, const DirectoryEntry& entry) const override {
+    const fs::path path = folder / entry.name;
+    if (entry.kind != FileKind::kFile || !is_rank_name(entry.name)) return std::nullopt;
+    return RankFile{*rank_of_name(path.stem().string()), path, torch_format_of(files, path)};
   }
 
   std::vector<TextFile> stage_files(const std::vector<StagePlan>&) const override { return {}; }
 
-  std::vector<std::string> foreign_entries(const fs::path& folder) const override {
+  std::vector<std::string> foreign_entries(Files& files, const fs::path& folder) const override {
     std::vector<std::string> foreign;
-    list_foreign_ranks(folder, "", ".pt", {}, foreign);
+    list_foreign_ranks(files, folder, "", ".pt", {}, foreign);
     std::sort(foreign.begin(), foreign.end());
     return foreign;
   }
 
   /// NxD has the ranks of a step in the step's folder, whose config.json may be one level up.
-  fs::path default_output(const FoundLayout& found) const override {
-    return own_name(found.path) == kSavedFolder ? found.directory : found.path;
+  fs::path default_output(Files& files, const FoundLayout& found) const override {
+    return own_name(files, found.path) == kSavedFolder ? found.directory : found.path;
   }
 
-  bool owns(const fs::path& directory, const std::string& name) const override {
-    std::error_code ignored;
+  bool owns(Files& files, const fs::path& directory, const std::string& name) const override {
     return (name == kCheckpointMarker || name == kDoneMarker || name == kOptimizerFolder) &&
-           fs::is_directory(directory / kModelFolder, ignored);
+           files.is_directory(directory / kModelFolder);
   }
 
   bool is_checkpoint(const std::set<std::string>& files, const std::set<std::string>& folders) const override {

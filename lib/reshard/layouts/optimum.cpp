@@ -52,9 +52,10 @@ class OptimumLayout final : public TrainingLayout {
     return name.extension() == ".pt" && rank_of_name(name.stem().string()).has_value();
   }
 
-  std::optional<RankFile> rank_file(const fs::directory_entry& entry) const override {
-    if (!entry.is_regular_file() || !is_rank_name(entry.path().filename())) return std::nullopt;
-    return RankFile{*rank_of_name(entry.path().stem().string()), entry.path(), torch_format_of(entry.path())};
+  std::optional<RankFile> rank_file(Files& files, const fs::path& folder, const DirectoryEntry& entry) const override {
+    const fs::path path = folder / entry.name;
+    if (entry.kind != FileKind::kFile || !is_rank_name(entry.name)) return std::nullopt;
+    return RankFile{*rank_of_name(path.stem().string()), path, torch_format_of(files, path)};
   }
 
   std::vector<TextFile> stage_files(const std::vector<StagePlan>& plans) const override {
@@ -68,21 +69,20 @@ class OptimumLayout final : public TrainingLayout {
     return {{kTrainingConfigFile, training_config_text(plan.mesh, request)}};
   }
 
-  std::vector<std::string> foreign_entries(const fs::path& folder) const override {
-    if (!fs::is_directory(folder / kModelFolder)) return Layout::foreign_entries(folder);
+  std::vector<std::string> foreign_entries(Files& files, const fs::path& folder) const override {
+    if (!files.is_directory(folder / kModelFolder)) return Layout::foreign_entries(files, folder);
     std::vector<std::string> foreign;
-    list_foreign_ranks(folder / kModelFolder, std::string(kModelFolder) + "/", ".pt", {}, foreign);
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      const std::string name = entry.path().filename().string();
+    list_foreign_ranks(files, folder / kModelFolder, std::string(kModelFolder) + "/", ".pt", {}, foreign);
+    for (const auto& [name, kind, is_link] : files.list(folder)) {
       const bool ours = name == kCheckpointMarker || name == kDoneMarker || is_our_metadata(name);
-      if (name != kModelFolder && !(ours && entry.is_regular_file())) foreign.push_back(name);
+      if (name != kModelFolder && !(ours && kind == FileKind::kFile)) foreign.push_back(name);
     }
     std::sort(foreign.begin(), foreign.end());
     return foreign;
   }
 
   bool owns_folder_name(std::string_view name) const override { return name == traits().folder; }
-  bool owns(const fs::path&, const std::string& name) const override { return name == kTrainingConfigFile; }
+  bool owns(Files&, const fs::path&, const std::string& name) const override { return name == kTrainingConfigFile; }
 
  protected:
   bool fits(const ShardedCheckpoint& shards) const override { return !shards.metadata.empty(); }

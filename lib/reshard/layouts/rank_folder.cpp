@@ -15,21 +15,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Whether everything in one rank's folder is one of `files`; what is not joins `foreign`.
-void look_into_rank(const fs::path& path, const std::string& shown_as, const std::vector<std::string>& files,
-                    std::vector<std::string>& foreign) {
-  for (const auto& file : fs::directory_iterator(path)) {
-    const std::string name = file.path().filename().string();
-    const bool known = std::find(files.begin(), files.end(), name) != files.end();
-    if (!file.is_regular_file() || file.is_symlink() || !known) foreign.push_back(shown_as + "/" + name);
-  }
+/// What is in one rank's folder and none of `known` joins `foreign`.
+void look_into_rank(Files& files, const fs::path& path, const std::string& shown_as,
+                    const std::vector<std::string>& known, std::vector<std::string>& foreign) {
+  for (const auto& [name, kind, is_link] : files.list(path))
+    if (kind != FileKind::kFile || is_link || std::find(known.begin(), known.end(), name) == known.end())
+      foreign.push_back(shown_as + "/" + name);
 }
 
-void look_into_tensors(const fs::path& path, const std::string& shown_as, std::vector<std::string>& foreign) {
-  for (const auto& file : fs::directory_iterator(path)) {
-    const std::string name = file.path().filename().string();
-    if (!file.is_regular_file() || !is_xser_tensor_name(name)) foreign.push_back(shown_as + "/" + name);
-  }
+void look_into_tensors(Files& files, const fs::path& path, const std::string& shown_as,
+                       std::vector<std::string>& foreign) {
+  for (const auto& [name, kind, is_link] : files.list(path))
+    if (kind != FileKind::kFile || !is_xser_tensor_name(name)) foreign.push_back(shown_as + "/" + name);
 }
 
 /// Of the ranks, this program writes those of the first data-parallel replica.
@@ -67,27 +64,28 @@ std::optional<RankId> rank_of_name(std::string_view name) {
   return rank;
 }
 
-Format torch_format_of(const fs::path& path) {
-  return is_xser(path) ? Format::kXser : Format::kPytorch;
+Format torch_format_of(Files& files, const fs::path& path) {
+  return is_xser(files, path) ? Format::kXser : Format::kPytorch;
 }
 
-fs::path directory_above(const fs::path& path) {
-  const fs::path full = fs::absolute(path).lexically_normal();
+fs::path directory_above(Files& files, const fs::path& path) {
+  const fs::path full = files.absolute(path).lexically_normal();
   return full.filename().empty() ? full.parent_path().parent_path() : full.parent_path();
 }
 
-std::string own_name(const fs::path& path) {
-  return fs::absolute(path / "").lexically_normal().parent_path().filename().string();
+std::string own_name(Files& files, const fs::path& path) {
+  return files.absolute(path / "").lexically_normal().parent_path().filename().string();
 }
 
 bool is_our_metadata(const std::string& name) {
   return metadata_pp_rank(name) && name.ends_with(".json");
 }
 
-void list_foreign_ranks(const fs::path& folder, const std::string& shown_as, std::string_view ending,
-                        const std::vector<std::string>& files, std::vector<std::string>& foreign) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    std::string name = entry.path().filename().string();
+void list_foreign_ranks(Files& files, const fs::path& folder, const std::string& shown_as, std::string_view ending,
+                        const std::vector<std::string>& in_rank, std::vector<std::string>& foreign) {
+  for (const DirectoryEntry& entry : files.list(folder)) {
+    const bool is_folder = entry.kind == FileKind::kDirectory;
+    std::string name = entry.name;
     const std::string shown = shown_as + name;
     const bool tensors = name.ends_with(kXserTensorsSuffix);
     if (tensors) name.resize(name.size() - kXserTensorsSuffix.size());
@@ -95,12 +93,12 @@ void list_foreign_ranks(const fs::path& folder, const std::string& shown_as, std
     if (info) name.resize(name.size() - kXserInfoSuffix.size());
     const bool ended = name.ends_with(ending);
     if (ended) name.resize(name.size() - ending.size());
-    const bool rank = ended && is_our_rank(name) && !entry.is_symlink();
-    if (rank && tensors && entry.is_directory())
-      look_into_tensors(entry.path(), shown, foreign);
-    else if (rank && !tensors && !info && ending.empty() && entry.is_directory())
-      look_into_rank(entry.path(), shown, files, foreign);
-    else if (!rank || tensors || !entry.is_regular_file())
+    const bool rank = ended && is_our_rank(name) && !entry.is_link;
+    if (rank && tensors && is_folder)
+      look_into_tensors(files, folder / entry.name, shown, foreign);
+    else if (rank && !tensors && !info && ending.empty() && is_folder)
+      look_into_rank(files, folder / entry.name, shown, in_rank, foreign);
+    else if (!rank || tensors || entry.kind != FileKind::kFile)
       foreign.push_back(shown);
   }
 }

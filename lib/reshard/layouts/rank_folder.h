@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/formats/format.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 
@@ -43,12 +44,12 @@ struct RankFile {
 };
 
 /// The format of a file that torch saved: xser if the folder of its tensors is beside it.
-Format torch_format_of(const std::filesystem::path& path);
+Format torch_format_of(Files& files, const std::filesystem::path& path);
 
 /// The directory above `path`, whichever way that is written.
-std::filesystem::path directory_above(const std::filesystem::path& path);
+std::filesystem::path directory_above(Files& files, const std::filesystem::path& path);
 /// The last part of `path`, whichever way that is written.
-std::string own_name(const std::filesystem::path& path);
+std::string own_name(Files& files, const std::filesystem::path& path);
 
 /// Metadata as this program writes it; older ones it only reads.
 bool is_our_metadata(const std::string& name);
@@ -56,8 +57,9 @@ bool is_our_metadata(const std::string& name);
 /// Adds to `foreign` what stands in `folder` and is no rank's as this program writes it, with xser's files beside it.
 /// \param shown_as  What stands before the names in `foreign`.
 /// \param ending    What a rank's file has after its numbers; empty if each rank has a folder.
-/// \param files     The names of files in a rank's folder.
-void list_foreign_ranks(const std::filesystem::path& folder, const std::string& shown_as, std::string_view ending,
-                        const std::vector<std::string>& files, std::vector<std::string>& foreign);
+/// \param in_rank   The names of files in a rank's folder.
+void list_foreign_ranks(Files& files, const std::filesystem::path& folder, const std::string& shown_as,
+                        std::string_view ending, const std::vector<std::string>& in_rank,
+                        std::vector<std::string>& foreign);
 
 }  // namespace reshard

@@ -9,7 +9,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/derived_metadata.h"
 #include "reshard/layouts/other_stages.h"
@@ -26,11 +25,11 @@ namespace fs = std::filesystem;
 
 /// The checkpoint's own directory for a folder of shards that was given itself: where config.json is. Without one, a
 /// folder of the usual name lies in it, and one of another name is it, as NxD saves it.
-fs::path directory_of(const fs::path& shards, const std::string& usual_name) {
-  const fs::path above = directory_above(shards);
-  if (path_exists(shards / kConfigFile)) return shards;
-  if (path_exists(above / kConfigFile)) return above;
-  return own_name(shards) == usual_name ? above : shards;
+fs::path directory_of(Files& files, const fs::path& shards, const std::string& usual_name) {
+  const fs::path above = directory_above(files, shards);
+  if (files.exists(shards / kConfigFile)) return shards;
+  if (files.exists(above / kConfigFile)) return above;
+  return own_name(files, shards) == usual_name ? above : shards;
 }
 
 /// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
@@ -77,41 +76,44 @@ const RankLayout& ranks_of(const FoundLayout& found) {
   return static_cast<const RankLayout&>(*found.layout);
 }
 
-bool RankLayout::looks_like(const fs::path& directory) const {
+bool RankLayout::looks_like(Files& files, const fs::path& directory) const {
   const fs::path folder = weights_folder(directory);
-  if (!fs::is_directory(folder)) return false;
-  return std::any_of(fs::directory_iterator(folder), fs::directory_iterator(),
-                     [&](const fs::directory_entry& entry) { return is_rank_name(entry.path().filename()); });
+  if (!files.is_directory(folder)) return false;
+  const std::vector<DirectoryEntry> entries = files.list(folder);
+  return std::any_of(entries.begin(), entries.end(),
+                     [&](const DirectoryEntry& entry) { return is_rank_name(entry.name); });
 }
 
-std::vector<FoundLayout> RankLayout::recognise(const fs::path& path) const {
+std::vector<FoundLayout> RankLayout::recognise(Files& files, const fs::path& path) const {
   std::vector<FoundLayout> found;
-  if (!fs::is_directory(path)) return found;
+  if (!files.is_directory(path)) return found;
   // The folder of the weights inside the shards folder stands for that.
-  const fs::path above = directory_above(path);
-  if (weights_folder(above) != above && own_name(path) == weights_folder(above).filename() && looks_like(above))
-    return recognise(above);
+  const fs::path above = directory_above(files, path);
+  if (weights_folder(above) != above && own_name(files, path) == weights_folder(above).filename() &&
+      looks_like(files, above))
+    return recognise(files, above);
   for (const fs::path& folder : shards_folders(path))
-    if (looks_like(folder)) found.push_back({this, folder, path});
-  if (looks_like(path)) found.push_back({this, path, directory_of(path, usual_folder())});
+    if (looks_like(files, folder)) found.push_back({this, folder, path});
+  if (looks_like(files, path)) found.push_back({this, path, directory_of(files, path, usual_folder())});
   return found;
 }
 
-std::vector<RankFile> list_rank_files(const FoundLayout& found) {
+std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
   const RankLayout& layout = ranks_of(found);
   std::map<RankId, RankFile> by_rank;
   std::map<RankId, std::map<std::uint32_t, fs::path>> parts;
-  for (const auto& entry : fs::directory_iterator(layout.weights_folder(found.path))) {
-    const auto file = layout.rank_file(entry);
+  const fs::path folder = layout.weights_folder(found.path);
+  for (const DirectoryEntry& entry : files.list(folder)) {
+    const auto file = layout.rank_file(files, folder, entry);
     if (!file) continue;
-    if (file->part && !parts[file->rank].emplace(*file->part, entry.path()).second)
+    if (file->part && !parts[file->rank].emplace(*file->part, folder / entry.name).second)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is there twice: part {} of rank {}", *file->part, layout.name_of(file->rank)))
-          .in(entry.path());
+          .in(folder / entry.name);
     if (!by_rank.emplace(file->rank, *file).second && !file->part)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is there twice: tp rank {}, pp rank {}", file->rank.tp_rank, file->rank.pp_rank))
-          .in(entry.path());
+          .in(folder / entry.name);
   }
   for (const auto& [rank, of_rank] : parts) {
     if (of_rank.rbegin()->first >= of_rank.size())
@@ -127,9 +129,9 @@ std::vector<RankFile> list_rank_files(const FoundLayout& found) {
     throw Error(ErrorKind::kBadInput, "holds no weights named tp_rank_XX_pp_rank_YY")
         .in(found.path)
         .hint("copy the files of all ranks here, or give another directory");
-  std::vector<RankFile> files;
-  for (auto& [rank, file] : by_rank) files.push_back(std::move(file));
-  return files;
+  std::vector<RankFile> ranks;
+  for (auto& [rank, file] : by_rank) ranks.push_back(std::move(file));
+  return ranks;
 }
 
 void RankLayout::explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const {
@@ -143,35 +145,35 @@ std::string RankLayout::hint_for_replicas() const {
          "were swapped or come from different checkpoints, or config.json belongs to another model";
 }
 
-const RankLayout& RankLayout::choose(const ShardedCheckpoint& shards) const {
+const RankLayout& RankLayout::choose(Files& files, const ShardedCheckpoint& shards) const {
   if (fits(shards)) return *this;
   for (const Layout* layout : layouts()) {
     const auto* other = dynamic_cast<const RankLayout*>(layout);
-    if (other != nullptr && other->looks_like(shards.folder.path) && other->fits(shards)) return *other;
+    if (other != nullptr && other->looks_like(files, shards.folder.path) && other->fits(shards)) return *other;
   }
   return *this;
 }
 
-Checkpoint RankLayout::read(const FoundLayout& found, const ReadContext& context) const {
+Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadContext& context) const {
   Checkpoint checkpoint;
   checkpoint.layout = this;
   checkpoint.path = found.path;
   checkpoint.directory = found.directory;
-  find_config(checkpoint, context.config);
-  ShardedCheckpoint shards = read_sharded_checkpoint(found);
-  const RankLayout& layout = choose(shards);
+  find_config(files, checkpoint, context.config);
+  ShardedCheckpoint shards = read_sharded_checkpoint(files, found);
+  const RankLayout& layout = choose(files, shards);
   checkpoint.layout = &layout;
   checkpoint.format = shards.format;
   checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
   checkpoint.notes = shards.warnings;
-  checkpoint.index_metadata = read_kept_index_metadata(checkpoint.directory);
+  checkpoint.index_metadata = read_kept_index_metadata(files, checkpoint.directory);
   if (!checkpoint.index_metadata.empty())
     checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
   std::unordered_set<std::string_view> names;
   for (const auto& ranks : shards.files)
     for (std::size_t i = 0; i < ranks.size(); i += shards.tp)
       for (const TensorEntry& tensor : ranks[i].tensors) names.insert(tensor.name);
-  read_model(checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, shards, notes);
   });
   const bool inferred = shards.metadata.empty();

@@ -28,9 +28,10 @@ class RankLayout : public Layout {
   virtual std::filesystem::path weights_folder(const std::filesystem::path& shards) const { return shards; }
   /// Whether a name is a rank's.
   virtual bool is_rank_name(const std::filesystem::path& name) const = 0;
-  /// The weights that an entry of the weights folder is or holds; nothing if it is no rank's.
+  /// The weights that `entry` of the weights folder `folder` is or holds; nothing if it is no rank's.
   /// \throws Error kBadInput.
-  virtual std::optional<RankFile> rank_file(const std::filesystem::directory_entry& entry) const = 0;
+  virtual std::optional<RankFile> rank_file(Files& files, const std::filesystem::path& folder,
+                                            const DirectoryEntry& entry) const = 0;
 
   /// The folders in a checkpoint's directory that may hold its shards.
   virtual std::vector<std::filesystem::path> shards_folders(const std::filesystem::path& directory) const {
@@ -43,10 +44,10 @@ class RankLayout : public Layout {
   virtual bool ranks_are_alike() const { return true; }
 
   /// Whether `directory` is a shards folder of this layout, by the names in it.
-  bool looks_like(const std::filesystem::path& directory) const;
+  bool looks_like(Files& files, const std::filesystem::path& directory) const;
 
-  std::vector<FoundLayout> recognise(const std::filesystem::path& path) const override;
-  Checkpoint read(const FoundLayout& found, const ReadContext& context) const final;
+  std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const override;
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const final;
 
  protected:
   // What explains a checkpoint, once its headers and metadata are read.
@@ -60,7 +61,7 @@ class RankLayout : public Layout {
 
  private:
   /// Of the layouts with such names, the one that `shards` is of.
-  const RankLayout& choose(const ShardedCheckpoint& shards) const;
+  const RankLayout& choose(Files& files, const ShardedCheckpoint& shards) const;
 };
 
 /// The shards folder of a rank layout, which `found.layout` is.
@@ -68,6 +69,6 @@ const RankLayout& ranks_of(const FoundLayout& found);
 
 /// The weights in it, by rank.
 /// \throws Error kBadInput for a rank that is there twice, or has no weights.
-std::vector<RankFile> list_rank_files(const FoundLayout& found);
+std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found);
 
 }  // namespace reshard

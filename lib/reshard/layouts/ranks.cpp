@@ -5,7 +5,6 @@
 #include "reshard/base/error.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/xser.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/training_layout.h"
 
 namespace reshard {
@@ -42,25 +41,26 @@ class RanksLayout final : public TrainingLayout {
 
   bool is_rank_name(const fs::path& name) const override { return rank_of_name(name.string()).has_value(); }
 
-  std::optional<RankFile> rank_file(const fs::directory_entry& entry) const override {
-    const auto rank = rank_of_name(entry.path().filename().string());
+  std::optional<RankFile> rank_file(Files& files, const fs::path& folder, const DirectoryEntry& entry) const override {
+    const auto rank = rank_of_name(entry.name);
     if (!rank) return std::nullopt;
-    if (entry.is_regular_file()) return RankFile{*rank, entry.path(), torch_format_of(entry.path())};
-    const fs::path safetensors = entry.path() / kSafetensorsFile;
-    const fs::path pytorch = entry.path() / kPytorchRankFile;
-    if (path_exists(safetensors) && path_exists(pytorch))
+    const fs::path path = folder / entry.name;
+    if (entry.kind == FileKind::kFile) return RankFile{*rank, path, torch_format_of(files, path)};
+    const fs::path safetensors = path / kSafetensorsFile;
+    const fs::path pytorch = path / kPytorchRankFile;
+    if (files.exists(safetensors) && files.exists(pytorch))
       throw Error(ErrorKind::kBadInput, "holds both model.safetensors and checkpoint.pt")
-          .in(entry.path())
+          .in(path)
           .hint("these are two checkpoints in one place; move one away");
-    if (path_exists(safetensors)) return RankFile{*rank, safetensors, Format::kSafetensors};
-    if (path_exists(pytorch)) return RankFile{*rank, pytorch, torch_format_of(pytorch)};
-    throw Error(ErrorKind::kBadInput, "holds neither model.safetensors nor checkpoint.pt").in(entry.path());
+    if (files.exists(safetensors)) return RankFile{*rank, safetensors, Format::kSafetensors};
+    if (files.exists(pytorch)) return RankFile{*rank, pytorch, torch_format_of(files, pytorch)};
+    throw Error(ErrorKind::kBadInput, "holds neither model.safetensors nor checkpoint.pt").in(path);
   }
 
-  std::vector<FoundLayout> recognise(const fs::path& path) const override {
-    std::vector<FoundLayout> found = RankLayout::recognise(path);
+  std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    std::vector<FoundLayout> found = RankLayout::recognise(files, path);
     const fs::path empty = path / traits().folder;
-    if (found.empty() && fs::is_directory(empty)) found.push_back({this, empty, path, true});
+    if (found.empty() && files.is_directory(empty)) found.push_back({this, empty, path, true});
     return found;
   }
 
@@ -68,11 +68,11 @@ class RanksLayout final : public TrainingLayout {
     return metadata_files(traits().folder, plans);
   }
 
-  std::vector<std::string> foreign_entries(const fs::path& folder) const override {
+  std::vector<std::string> foreign_entries(Files& files, const fs::path& folder) const override {
     std::vector<std::string> foreign;
-    list_foreign_ranks(folder, "", "", {kSafetensorsFile, kPytorchRankFile}, foreign);
+    list_foreign_ranks(files, folder, "", "", {kSafetensorsFile, kPytorchRankFile}, foreign);
     std::erase_if(foreign,
-                  [&](const std::string& name) { return is_our_metadata(name) && fs::is_regular_file(folder / name); });
+                  [&](const std::string& name) { return is_our_metadata(name) && files.is_file(folder / name); });
     std::sort(foreign.begin(), foreign.end());
     return foreign;
   }

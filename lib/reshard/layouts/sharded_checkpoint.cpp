@@ -15,7 +15,6 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/xser.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/metadata_proofs.h"
 #include "reshard/layouts/other_stages.h"
@@ -52,17 +51,18 @@ Error expert_parallel(const fs::path& path, const char* what) {
       .hint("save the checkpoint without expert parallelism (one expert-parallel rank)");
 }
 
-Listing list_folder(const FoundLayout& folder) {
+Listing list_folder(Files& files, const FoundLayout& folder) {
   Listing listing;
-  for (const RankFile& file : list_rank_files(folder)) {  // lower data-parallel ranks come later only within a tp, pp
+  for (const RankFile& file :
+       list_rank_files(files, folder)) {  // lower data-parallel ranks come later only within a tp, pp
     const auto [found, is_new] = listing.ranks.emplace(place_of(file.rank), file);
     if (!is_new) listing.copies.push_back(file);
   }
-  for (const auto& entry : fs::directory_iterator(folder.path))
-    if (const auto pp_rank = metadata_pp_rank(entry.path().filename().string()))
-      if (!listing.metadata.emplace(*pp_rank, entry.path()).second)
+  for (const DirectoryEntry& entry : files.list(folder.path))
+    if (const auto pp_rank = metadata_pp_rank(entry.name))
+      if (!listing.metadata.emplace(*pp_rank, folder.path / entry.name).second)
         throw Error(ErrorKind::kBadInput, fmt::format("there are two metadata files of pipeline rank {}", *pp_rank))
-            .in(entry.path())
+            .in(folder.path / entry.name)
             .hint("these are of two checkpoints; move one away");
   return listing;
 }
@@ -88,11 +88,11 @@ void prove_all_ranks_present(const FoundLayout& folder, const Listing& listing, 
       .hint("copy the missing ranks here; a model cannot be put together without them");
 }
 
-void prove_weights_saved(const FoundLayout& folder, const Listing& listing) {
+void prove_weights_saved(Files& files, const FoundLayout& folder, const Listing& listing) {
   std::vector<RankFile> ranks;
   for (const auto& [place, file] : listing.ranks) ranks.push_back(file);
   if (ranks_of(folder).weights_folder(folder.path) != folder.path)  // else nothing lies beside them
-    refuse_weights_in_optimizer(folder.path / kOptimizerFolder, ranks);
+    refuse_weights_in_optimizer(files, folder.path / kOptimizerFolder, ranks);
 }
 
 /// The ranks of one stage hold the same parameters, in the same shapes where they are `alike`.
@@ -175,7 +175,7 @@ bool is_old(const fs::path& metadata) {
 }
 
 /// The metadata of every stage; older files leave much to the weights, and are read after those.
-void read_all_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
+void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     const auto found = listing.metadata.find(pp_rank);
     if (found == listing.metadata.end())
@@ -185,7 +185,7 @@ void read_all_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
           .in(checkpoint.folder.path);
     checkpoint.metadata.emplace_back();
     if (is_old(found->second)) continue;
-    checkpoint.metadata.back() = read_metadata(found->second);
+    checkpoint.metadata.back() = read_metadata(files, found->second);
     if (checkpoint.adapter)
       checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);
     else
@@ -194,7 +194,7 @@ void read_all_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
   }
 }
 
-void read_old_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
+void read_old_metadata(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const fs::path& path = listing.metadata.at(pp_rank);
     if (!is_old(path)) continue;
@@ -206,7 +206,7 @@ void read_old_metadata(const Listing& listing, ShardedCheckpoint& checkpoint) {
       if (found == held.end()) return std::nullopt;
       return found->second->shape;
     };
-    checkpoint.metadata[pp_rank] = read_torch_metadata(path, checkpoint.tp, shape);
+    checkpoint.metadata[pp_rank] = read_torch_metadata(files, path, checkpoint.tp, shape);
     checkpoint.tp = prove_metadata(checkpoint.metadata[pp_rank], path, checkpoint.tp);
   }
 }
@@ -226,13 +226,13 @@ void refuse_experts(const Container& file, RankId rank) {
 }
 
 /// A rank's state dict; of several files they are one.
-Container read_rank(const RankFile& rank) {
-  Container all = read_container(rank.path, rank.format);
+Container read_rank(Files& files, const RankFile& rank) {
+  Container all = read_container(files, rank.path, rank.format);
   if (rank.more_parts.empty()) return all;
   std::unordered_map<std::string, fs::path> held;
   for (const TensorEntry& tensor : all.tensors) held.emplace(tensor.name, rank.path);
   for (const fs::path& path : rank.more_parts) {
-    Container part = read_container(path, rank.format);
+    Container part = read_container(files, path, rank.format);
     for (TensorEntry& tensor : part.tensors) {
       const auto [found, is_new] = held.emplace(tensor.name, path);
       if (!is_new)
@@ -252,10 +252,10 @@ Container read_rank(const RankFile& rank) {
 
 /// Without a metadata file the first rank's file may say how many ranks there are, so that missing last ranks are found.
 /// \returns that file, for read_all_files; nothing where it was not read.
-std::optional<Container> take_recorded_mesh(const Listing& listing, ShardedCheckpoint& checkpoint) {
+std::optional<Container> take_recorded_mesh(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
   if (!listing.metadata.empty()) return std::nullopt;
   const RankFile& rank = listing.ranks.begin()->second;
-  Container first = read_rank(rank);
+  Container first = read_rank(files, rank);
   const auto record = read_record(first);
   if (!record) return first;
   checkpoint.tp = std::max(checkpoint.tp, record->tp_degree);
@@ -265,22 +265,23 @@ std::optional<Container> take_recorded_mesh(const Listing& listing, ShardedCheck
 }
 
 /// \param first  The first rank's file if it was read before: xser's would be opened tensor by tensor again.
-void read_all_files(const Listing& listing, std::optional<Container> first, ShardedCheckpoint& checkpoint) {
+void read_all_files(Files& files, const Listing& listing, std::optional<Container> first,
+                    ShardedCheckpoint& checkpoint) {
   const bool alike = ranks_of(checkpoint.folder).ranks_are_alike();
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
-    auto& files = checkpoint.files.emplace_back();
+    auto& of_stage = checkpoint.files.emplace_back();
     for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {
       const RankFile& rank = listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp});
-      files.push_back(first ? std::move(*first) : read_rank(rank));
+      of_stage.push_back(first ? std::move(*first) : read_rank(files, rank));
       first.reset();
-      refuse_experts(files.back(), rank.rank);
-      prove_record(files.back(), rank.rank, checkpoint);
-      if (i % checkpoint.tp > 0) prove_ranks_agree(files[i / checkpoint.tp * checkpoint.tp], files.back(), alike);
-      note_warnings(files.back(), checkpoint.warnings);
+      refuse_experts(of_stage.back(), rank.rank);
+      prove_record(of_stage.back(), rank.rank, checkpoint);
+      if (i % checkpoint.tp > 0) prove_ranks_agree(of_stage[i / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);
+      note_warnings(of_stage.back(), checkpoint.warnings);
     }
   }
   for (const RankFile& copy : listing.copies) {
-    checkpoint.copies.push_back({copy.rank, read_rank(copy)});
+    checkpoint.copies.push_back({copy.rank, read_rank(files, copy)});
     prove_record(checkpoint.copies.back().file, copy.rank, checkpoint);
     prove_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
                       checkpoint.copies.back().file, alike);
@@ -289,8 +290,9 @@ void read_all_files(const Listing& listing, std::optional<Container> first, Shar
 
 }  // namespace
 
-ShardedCheckpoint read_sharded_checkpoint(const FoundLayout& folder, const std::optional<std::string>& adapter) {
-  const Listing listing = list_folder(folder);
+ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
+                                          const std::optional<std::string>& adapter) {
+  const Listing listing = list_folder(files, folder);
   ShardedCheckpoint checkpoint;
   checkpoint.folder = folder;
   checkpoint.adapter = adapter;
@@ -301,13 +303,13 @@ ShardedCheckpoint read_sharded_checkpoint(const FoundLayout& folder, const std::
     checkpoint.ep = std::max(checkpoint.ep, file.rank.ep_rank + 1);
   }
   for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
-  prove_weights_saved(folder, listing);  // before any file is read: they refer to tensors that are not there
-  std::optional<Container> first_file = take_recorded_mesh(listing, checkpoint);
-  if (!listing.metadata.empty()) read_all_metadata(listing, checkpoint);
+  prove_weights_saved(files, folder, listing);  // before any file is read: they refer to tensors that are not there
+  std::optional<Container> first_file = take_recorded_mesh(files, listing, checkpoint);
+  if (!listing.metadata.empty()) read_all_metadata(files, listing, checkpoint);
   prove_experts(checkpoint, listing);
   prove_all_ranks_present(folder, listing, checkpoint);
-  read_all_files(listing, std::move(first_file), checkpoint);
-  read_old_metadata(listing, checkpoint);
+  read_all_files(files, listing, std::move(first_file), checkpoint);
+  read_old_metadata(files, listing, checkpoint);
   checkpoint.other_stages = remove_other_stages(checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const Container& of_stage = checkpoint.files[pp_rank].front();
@@ -315,7 +317,7 @@ ShardedCheckpoint read_sharded_checkpoint(const FoundLayout& folder, const std::
     prove_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), of_stage);
   }
   if (!checkpoint.metadata.empty()) prove_all_stages_present(checkpoint);
-  if (path_exists(folder.path / kCheckpointMarker) && !path_exists(folder.path / kDoneMarker))
+  if (files.exists(folder.path / kCheckpointMarker) && !files.exists(folder.path / kDoneMarker))
     checkpoint.warnings.push_back(folder.path.string() +
                                   " has no file \"done\": the save that made these shards may have been cut off");
   return checkpoint;

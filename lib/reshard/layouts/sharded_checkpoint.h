@@ -44,6 +44,7 @@ struct ShardedCheckpoint {
 /// adapter of that name, and the metadata becomes that of its files (adapter_metadata).
 /// \throws Error kBadInput; kUnsupported for expert-parallel ranks whose metadata does not say how the experts are
 /// spread, and for adapters that are taken for a model.
-ShardedCheckpoint read_sharded_checkpoint(const FoundLayout& folder, const std::optional<std::string>& adapter = {});
+ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
+                                          const std::optional<std::string>& adapter = {});
 
 }  // namespace reshard

@@ -520,10 +520,10 @@ class VllmLayout final : public RankLayout {
   fs::path rank_path(Format format, RankId rank) const override { return part_path(format, rank, 0); }
   std::string name_of(RankId rank) const override { return fmt::format("model-rank-{}", rank.tp_rank); }
   bool is_rank_name(const fs::path& name) const override { return numbers_of(name.string()).has_value(); }
-  std::optional<RankFile> rank_file(const fs::directory_entry& entry) const override {
-    const auto numbers = numbers_of(entry.path().filename().string());
-    if (!numbers || !entry.is_regular_file()) return std::nullopt;
-    return RankFile{{numbers->rank}, entry.path(), Format::kSafetensors, numbers->part, {}};
+  std::optional<RankFile> rank_file(Files&, const fs::path& folder, const DirectoryEntry& entry) const override {
+    const auto numbers = numbers_of(entry.name);
+    if (!numbers || entry.kind != FileKind::kFile) return std::nullopt;
+    return RankFile{{numbers->rank}, folder / entry.name, Format::kSafetensors, numbers->part, {}};
   }
   std::vector<fs::path> shards_folders(const fs::path&) const override { return {}; }
   bool ranks_are_alike() const override { return false; }  // experts may not divide over ranks
@@ -551,11 +551,11 @@ class VllmLayout final : public RankLayout {
   }
 
   /// Loaders read every file of these names: none of another checkpoint may stay beside those that are written.
-  void validate_beside(const TargetPlan& plan, const fs::path& output_directory) const override {
-    if (!fs::is_directory(output_directory)) return;
+  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
+    if (!files.is_directory(output_directory)) return;
     std::vector<std::string> leftover;
-    for (const auto& entry : fs::directory_iterator(output_directory)) {
-      const std::string name = entry.path().filename().string();
+    for (const DirectoryEntry& entry : files.list(output_directory)) {
+      const std::string& name = entry.name;
       const bool replaced = std::any_of(plan.map.files.begin(), plan.map.files.end(),
                                         [&](const TensorFile& file) { return file.path == name; });
       if (is_rank_name(name) && !replaced) leftover.push_back(name);

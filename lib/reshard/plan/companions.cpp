@@ -11,7 +11,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/rank_folder.h"
@@ -53,65 +52,56 @@ bool is_shards_name(const std::string& name) {
 }
 
 /// What is about the shards in a checkpoint's directory, or marks it among those of a run.
-bool is_of_shards(const fs::path& directory, const std::string& name) {
+bool is_of_shards(Files& files, const fs::path& directory, const std::string& name) {
   return std::any_of(layouts().begin(), layouts().end(),
-                     [&](const Layout* layout) { return layout->owns(directory, name); }) ||
-         (name == kLatestFile && !list_tags(directory).empty());
+                     [&](const Layout* layout) { return layout->owns(files, directory, name); }) ||
+         (name == kLatestFile && !list_tags(files, directory).empty());
 }
 
-using Entries = std::set<fs::directory_entry>;  // sorted: the order must not be the file system's
-
-Entries entries_of(const fs::path& folder) {
-  Entries entries;
-  for (const auto& entry : fs::directory_iterator(folder)) entries.insert(entry);
-  return entries;
-}
+using Entries = std::vector<DirectoryEntry>;
 
 /// Whether a folder is a checkpoint of its own: a model's or an adapter's config with weights beside it, weights with an
 /// index, shards of any layout, or what a trainer saves at a step (NxD: model/ and optim/, with marker files).
-bool holds_checkpoint(const fs::path& folder, const Entries& entries) {
+bool holds_checkpoint(Files& files, const fs::path& folder, const Entries& entries) {
   bool config = false, tensors = false;
-  std::set<std::string> files, folders;
-  for (const fs::directory_entry& entry : entries) {
-    const std::string name = entry.path().filename().string();
-    std::error_code broken_link;
-    if (entry.is_directory(broken_link)) {
+  std::set<std::string> file_names, folder_names;
+  for (const auto& [name, kind, is_link] : entries) {
+    if (kind == FileKind::kDirectory) {
       if (is_shards_name(name) || rank_of_name(name)) return true;
-      folders.insert(name);
+      folder_names.insert(name);
     } else {
       if (is_tensor_index(name)) return true;
       config = config || name == kConfigFile || name == kAdapterConfigFile;
       tensors = tensors || holds_tensors(name);
-      files.insert(name);
+      file_names.insert(name);
     }
   }
   if (config && tensors) return true;
   for (const Layout* layout : layouts())
-    if (layout->is_checkpoint(files, folders)) return true;
+    if (layout->is_checkpoint(file_names, folder_names)) return true;
   try {
-    return find_shards(folder).has_value();
-  } catch (const Error&) {
+    return find_shards(files, folder).has_value();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo || error.code()) throw;
     return true;  // two in one place
   }
 }
 
 /// Whether these are the folder, or one of them lies in it.
-bool leads_to(const fs::path& folder, const std::vector<fs::path>& paths) {
-  const fs::path resolved = resolved_path(folder);
+bool leads_to(Files& files, const fs::path& folder, const std::vector<fs::path>& paths) {
+  const fs::path resolved = files.resolve(folder);
   return std::any_of(paths.begin(), paths.end(),
-                     [&](const fs::path& path) { return lies_inside(resolved_path(path), resolved); });
+                     [&](const fs::path& path) { return lies_inside(files.resolve(path), resolved); });
 }
 
-bool is_one_of(const fs::path& folder, const std::vector<fs::path>& paths) {
-  std::error_code ignored;
-  return std::any_of(paths.begin(), paths.end(),
-                     [&](const fs::path& path) { return fs::equivalent(folder, path, ignored); });
+bool is_one_of(Files& files, const fs::path& folder, const std::vector<fs::path>& paths) {
+  return std::any_of(paths.begin(), paths.end(), [&](const fs::path& path) { return files.is_same(folder, path); });
 }
 
 /// Whether what a folder holds is not to be had, and no fault of the disk: it may not be read, or has just gone.
-bool is_denied(const std::error_code& error) {
-  return error == std::errc::permission_denied || error == std::errc::operation_not_permitted ||
-         error == std::errc::no_such_file_or_directory;
+bool is_denied(const Error& error) {
+  return error.code() == std::errc::permission_denied || error.code() == std::errc::operation_not_permitted ||
+         error.code() == std::errc::no_such_file_or_directory;
 }
 
 /// What `check` says of a folder; false if it looks at something below that may not be read, which is then left out by
@@ -120,30 +110,24 @@ template <typename Check>
 bool holds_unless_denied(Check&& check) {
   try {
     return check();
-  } catch (const fs::filesystem_error& error) {
-    if (!is_denied(error.code())) throw;
+  } catch (const Error& error) {
+    if (!is_denied(error)) throw;
     return false;
   }
 }
 
 class Collector {
  public:
-  explicit Collector(const std::vector<fs::path>& left_out) : left_out_(left_out) {}
+  Collector(Files& files, const std::vector<fs::path>& left_out) : files_(files), left_out_(left_out) {}
 
   void collect(const fs::path& directory, const fs::path& relative, const Entries& entries) {
-    for (const auto& entry : entries) {
-      const std::string name = entry.path().filename().string();
-      std::error_code broken_link;
-      if (name.starts_with(".") || is_of_shards(directory, name)) continue;
-      if (entry.is_directory(broken_link)) {
+    for (const auto& [name, kind, is_link] : entries) {
+      if (name.starts_with(".") || is_of_shards(files_, directory, name)) continue;
+      if (kind == FileKind::kDirectory) {
         // A linked folder may lead anywhere, even back here.
-        if (!entry.is_symlink()) try_folder(directory / name, relative / name);
-      } else if (entry.is_regular_file(broken_link) && !is_weights(name)) {
-        std::error_code error;
-        const std::uint64_t size_bytes = entry.file_size(error);
-        if (error == std::errc::no_such_file_or_directory) continue;  // it has just gone
-        if (error) throw fs::filesystem_error("cannot look at it", entry.path(), error);
-        found_.files.push_back({entry.path(), relative / name, size_bytes});
+        if (!is_link) try_folder(directory / name, relative / name);
+      } else if (kind == FileKind::kFile && !is_weights(name)) {
+        add(directory / name, relative / name);
       }
     }
   }
@@ -160,13 +144,21 @@ class Collector {
   }
 
  private:
+  void add(const fs::path& file, const fs::path& relative) {
+    try {
+      found_.files.push_back({file, relative, files_.size_bytes(file)});
+    } catch (const Error& error) {
+      if (error.code() != std::errc::no_such_file_or_directory) throw;  // else it has just gone
+    }
+  }
+
   /// A folder that is denied half-way is left out as a whole.
   void try_folder(const fs::path& folder, const fs::path& relative) {
     const auto files = found_.files.size(), checkpoints = checkpoints_.size(), denied = denied_.size();
     try {
       look_into(folder, relative);
-    } catch (const fs::filesystem_error& error) {
-      if (!is_denied(error.code())) throw;
+    } catch (const Error& error) {
+      if (!is_denied(error)) throw;
       found_.files.resize(files);
       checkpoints_.resize(checkpoints);
       denied_.resize(denied);
@@ -176,16 +168,17 @@ class Collector {
 
   void look_into(const fs::path& folder, const fs::path& relative) {
     const std::string name = folder.filename().string();
-    if (is_one_of(folder, left_out_) || name.starts_with(kAdapterFolderPrefix)) return;
+    if (is_one_of(files_, folder, left_out_) || name.starts_with(kAdapterFolderPrefix)) return;
     const bool checkpoint_name = is_shards_name(name) || name.starts_with("checkpoint-") || rank_of_name(name) ||
-                                 holds_unless_denied([&] { return is_tag_folder(folder); });
-    if (!checkpoint_name) (void)fs::status(folder / ".");  // throws if it may not be searched
-    const Entries entries = checkpoint_name ? Entries{} : entries_of(folder);
-    if (!checkpoint_name && !holds_unless_denied([&] { return holds_checkpoint(folder, entries); }))
+                                 holds_unless_denied([&] { return is_tag_folder(files_, folder); });
+    if (!checkpoint_name) (void)files_.kind_of(folder / ".");  // throws if it may not be searched
+    const Entries entries = checkpoint_name ? Entries{} : files_.list(folder);
+    if (!checkpoint_name && !holds_unless_denied([&] { return holds_checkpoint(files_, folder, entries); }))
       return collect(folder, relative, entries);
-    if (!leads_to(folder, left_out_)) checkpoints_.push_back(relative.string());
+    if (!leads_to(files_, folder, left_out_)) checkpoints_.push_back(relative.string());
   }
 
+  Files& files_;
   const std::vector<fs::path>& left_out_;
   Companions found_;
   std::vector<std::string> checkpoints_, denied_;
@@ -199,9 +192,9 @@ bool has_weights_ending(std::string_view file_name) {
                      [&](const char* extension) { return file_name.ends_with(extension); });
 }
 
-Companions companion_files(const fs::path& directory, const std::vector<fs::path>& left_out) {
-  Collector collector(left_out);
-  collector.collect(directory, {}, entries_of(directory));
+Companions companion_files(Files& files, const fs::path& directory, const std::vector<fs::path>& left_out) {
+  Collector collector(files, left_out);
+  collector.collect(directory, {}, files.list(directory));
   return std::move(collector).take();
 }
 

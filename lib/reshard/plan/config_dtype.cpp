@@ -6,7 +6,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "reshard/io/storage.h"
 #include "reshard/io/text_file.h"
 #include "reshard/specs/model_config.h"
 
@@ -48,11 +47,12 @@ bool set_part_dtype(OrderedJson& part, DType dtype) {
 
 }  // namespace
 
-OrderedJson read_ordered_config(const std::filesystem::path& file) {
+OrderedJson read_ordered_config(Files& files, const std::filesystem::path& file) {
   if (file.empty()) return {};
   try {
-    return parse_ordered_json(read_text_file(file, kMaxConfigBytes), file, JsonDialect::kPython);
-  } catch (const Error&) {  // beside a single file, it is taken along as it is
+    return parse_ordered_json(read_text_file(files, file, kMaxConfigBytes), file, JsonDialect::kPython);
+  } catch (const Error& error) {  // beside a single file, it is taken along as it is
+    if (error.kind() == ErrorKind::kIo) throw;
     return {};
   }
 }

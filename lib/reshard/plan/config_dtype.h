@@ -3,12 +3,13 @@
 #include <filesystem>
 
 #include "reshard/base/json_fwd.h"
+#include "reshard/io/files.h"
 #include "reshard/tensor/dtype.h"
 
 namespace reshard {
 
 /// The config.json at `file`, keys in its order; null if `file` is empty or none that can be read.
-OrderedJson read_ordered_config(const std::filesystem::path& file);
+OrderedJson read_ordered_config(Files& files, const std::filesystem::path& file);
 
 /// Sets the dtype that a configuration names (`dtype`, `torch_dtype`), and those of its parts (`text_config`,
 /// `vision_config`, …), as Transformers nests them. The quantisation's configuration has dtypes of its own, which stay.

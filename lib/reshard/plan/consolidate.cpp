@@ -1,5 +1,4 @@
 #include "reshard/base/error.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/tags.h"
@@ -9,7 +8,7 @@ namespace reshard {
 namespace {
 
 /// Adapters have their own adapter_config.json.
-std::unique_ptr<Job> plan_adapters(ConsolidateRequest request, const FoundCheckpoint& found,
+std::unique_ptr<Job> plan_adapters(Files& files, ConsolidateRequest request, const FoundCheckpoint& found,
                                    const std::vector<AdapterFolder>& adapters) {
   if (!request.source.config.empty())
     throw Error(ErrorKind::kUsage, "--config has no effect: these are adapters, which need no config.json")
@@ -17,38 +16,38 @@ std::unique_ptr<Job> plan_adapters(ConsolidateRequest request, const FoundCheckp
   for (const std::string& option : request.target.options.names())
     throw Error(ErrorKind::kUsage, "--" + option + " is about models: adapters have one file each").in(found.path);
   request.source.path = found.path;
-  auto job = plan_consolidate_adapters(request, adapters);
+  auto job = plan_consolidate_adapters(files, request, adapters);
   job->notes.insert(job->notes.begin(), found.notes.begin(), found.notes.end());
   return job;
 }
 
-std::unique_ptr<Job> plan(ConsolidateRequest request) {
+std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &whole_layout();
   validate_request(request.target);
-  const FoundCheckpoint found = find_checkpoint(request.source.path, request.source.tag, TagContent::kShards);
-  if (const auto adapters = adapters_to_consolidate(found.path); !adapters.empty())
-    return plan_adapters(std::move(request), found, adapters);
-  Checkpoint checkpoint = read_sharded(found.path, context_of(request.source, ConfigUse::kStrict));
+  const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag, TagContent::kShards);
+  if (const auto adapters = adapters_to_consolidate(files, found.path); !adapters.empty())
+    return plan_adapters(files, std::move(request), found, adapters);
+  Checkpoint checkpoint = read_sharded(files, found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   auto job = start_job("consolidate", checkpoint,
-                       request.output_directory.value_or(checkpoint.layout->default_output(checkpoint.found())),
+                       request.output_directory.value_or(checkpoint.layout->default_output(files, checkpoint.found())),
                        request.force);
   if (job->source.tensor_count() == 0) throw Error(ErrorKind::kBadInput, "holds no tensors").in(checkpoint.path);
-  prove_outside(job->output_directory, checkpoint);
-  note_adapters_left(*job, checkpoint.directory);
+  prove_outside(files, job->output_directory, checkpoint);
+  note_adapters_left(files, *job, checkpoint.directory);
   ProgramOptions options;
-  options.dropped =
-      plan_target(*job, request.target, checkpoint.model ? &*checkpoint.model : nullptr, job->source.state_dict());
+  options.dropped = plan_target(files, *job, request.target, checkpoint.model ? &*checkpoint.model : nullptr,
+                                job->source.state_dict());
   options.check_replicas = request.check_replicas;
   job->program = make_program(job->source, job->target, options);
-  carry_companions(*job, checkpoint, {job->output_directory, checkpoint.path});
+  carry_companions(files, *job, checkpoint, {job->output_directory, checkpoint.path});
   return job;
 }
 
 }  // namespace
 
-std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
-  return with_file_system_errors([&] { return plan(request); });
+std::unique_ptr<Job> plan_consolidate(Files& files, const ConsolidateRequest& request) {
+  return plan(files, request);
 }
 
 }  // namespace reshard

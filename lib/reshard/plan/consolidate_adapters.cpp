@@ -7,7 +7,6 @@
 #include "reshard/base/json.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/other_stages.h"
@@ -28,15 +27,16 @@ namespace {
 namespace fs = std::filesystem;
 
 /// The name that the metadata knows the adapter by: that of its folder, or the only one there is.
-std::string name_in_metadata(const AdapterFolder& adapter) {
+std::string name_in_metadata(Files& files, const AdapterFolder& adapter) {
   std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(adapter.shards.path)) {
-    if (!metadata_pp_rank(entry.path().filename().string())) continue;
-    if (entry.path().extension() != ".json")
+  for (const DirectoryEntry& entry : files.list(adapter.shards.path)) {
+    if (!metadata_pp_rank(entry.name)) continue;
+    const fs::path path = adapter.shards.path / entry.name;
+    if (path.extension() != ".json")
       throw Error(ErrorKind::kUnsupported,
                   "is metadata of an older version, which does not say how adapters are joined")
-          .in(entry.path());
-    for (const std::string& name : adapter_names(read_metadata(entry.path()))) names.insert(name);
+          .in(path);
+    for (const std::string& name : adapter_names(read_metadata(files, path))) names.insert(name);
   }
   if (names.count(adapter.name)) return adapter.name;
   if (names.size() == 1) return *names.begin();
@@ -66,9 +66,9 @@ std::vector<FusedLayer> held_layers(const ShardedCheckpoint& checkpoint) {
 
 /// How the linears of an adapter were joined when `unfused` became the adapter_config.json that is there now; nothing
 /// if it did not.
-std::optional<LoraFuse> fuse_between(const AdapterConfig& unfused, const fs::path& config,
+std::optional<LoraFuse> fuse_between(Files& files, const AdapterConfig& unfused, const fs::path& config,
                                      const std::vector<FusedLayer>& layers) {
-  const Json there = read_json_file(config, kMaxConfigBytes, JsonDialect::kPython);
+  const Json there = read_json_file(files, config, kMaxConfigBytes, JsonDialect::kPython);
   for (const LoraFuse fuse : {LoraFuse::kExact, LoraFuse::kMean}) {
     try {
       const Json fused = parse_json(fused_config_text(unfused, layers, fuse), config, JsonDialect::kPython);
@@ -107,8 +107,8 @@ void prove_folder_name(const AdapterFolder& adapter) {
 
 class AdapterPlanner {
  public:
-  AdapterPlanner(const ConsolidateRequest& request, const std::vector<AdapterFolder>& adapters)
-      : request_(request), adapters_(adapters), job_(std::make_unique<Job>()) {}
+  AdapterPlanner(Files& files, const ConsolidateRequest& request, const std::vector<AdapterFolder>& adapters)
+      : files_(files), request_(request), adapters_(adapters), job_(std::make_unique<Job>()) {}
 
   std::unique_ptr<Job> plan() {
     const bool single = adapters_.front().alone;
@@ -131,7 +131,7 @@ class AdapterPlanner {
  private:
   void add(const AdapterFolder& adapter, const fs::path& folder) {
     prove_place(folder);
-    ShardedCheckpoint checkpoint = read_sharded_checkpoint(adapter.shards, name_in_metadata(adapter));
+    ShardedCheckpoint checkpoint = read_sharded_checkpoint(files_, adapter.shards, name_in_metadata(files_, adapter));
     prove_adapter_explained(checkpoint);
     const std::vector<FusedLayer> fused = held_layers(checkpoint);
     const fs::path config = config_of(adapter, checkpoint, fused);
@@ -153,10 +153,10 @@ class AdapterPlanner {
                      const std::vector<FusedLayer>& fused) {
     const fs::path config = adapter.shards.directory / kAdapterConfigFile;
     const fs::path before = adapter.shards.directory / kUnfusedConfigFile;
-    if (!path_exists(config) || !path_exists(before)) return config;
-    const AdapterConfig unfused = read_adapter_config(before);
-    if (read_adapter_config(config).text == unfused.text) return config;  // joined anew, without entries
-    const auto fuse = fuse_between(unfused, config, fused);
+    if (!files_.exists(config) || !files_.exists(before)) return config;
+    const AdapterConfig unfused = read_adapter_config(files_, before);
+    if (read_adapter_config(files_, config).text == unfused.text) return config;  // joined anew, without entries
+    const auto fuse = fuse_between(files_, unfused, config, fused);
     if (!fuse) {
       job_->notes.push_back(before.string() + " does not belong to the adapter_config.json beside it and is not used");
       return config;
@@ -164,7 +164,7 @@ class AdapterPlanner {
     if (*fuse == LoraFuse::kMean) return before;
     std::vector<StageMetadata> stacked = checkpoint.metadata;
     for (StageMetadata& metadata : stacked) stack_ranks(metadata, unfused);
-    if (!holds_stacked(checkpoint, stacked)) {
+    if (!holds_stacked(files_, checkpoint, stacked)) {
       job_->notes.push_back(
           fmt::format("adapter {} was trained after --lora-fuse exact: its lora_B is no longer block-diagonal, so "
                       "separate linears keep the rank of the fused ones",
@@ -177,14 +177,14 @@ class AdapterPlanner {
 
   void prove_place(const fs::path& folder) const {
     for (const AdapterFolder& other : adapters_)
-      if (lies_inside(resolved_path(job_->output_directory / folder / "."), resolved_path(other.shards.path)))
+      if (lies_inside(files_.resolve(job_->output_directory / folder / "."), files_.resolve(other.shards.path)))
         throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
             .in(job_->output_directory / folder)
             .hint("choose another OUT_DIR");
     // PEFT takes safetensors where both are there.
     const bool pytorch = format_ == Format::kPytorch;
     const fs::path other = job_->output_directory / folder / (pytorch ? kAdapterSafetensorsFile : kAdapterPytorchFile);
-    if (path_exists(other))
+    if (files_.exists(other))
       throw Error(ErrorKind::kBadInput,
                   "is of another adapter, would not be replaced, and loaders would mix it up with the new file")
           .in(other)
@@ -208,14 +208,14 @@ class AdapterPlanner {
 
   void add_config(const fs::path& config, const fs::path& folder, const std::vector<AdaptedModule>& modules) {
     const fs::path final = folder / kAdapterConfigFile;
-    if (!path_exists(config)) {
+    if (!files_.exists(config)) {
       job_->notes.push_back("there is no adapter_config.json in " + config.parent_path().string() +
                             ", without which PEFT does not load the adapter");
       return;
     }
     const std::optional<std::string> separate = separate_text(config, modules);
     const bool in_place =
-        resolved_path(config.parent_path() / kAdapterConfigFile) == resolved_path(job_->output_directory / final);
+        files_.resolve(config.parent_path() / kAdapterConfigFile) == files_.resolve(job_->output_directory / final);
     if (in_place && (separate || config.filename() != kAdapterConfigFile))
       throw Error(ErrorKind::kUsage,
                   "says how the shards beside it are to be read, and that of the separate linears would replace it")
@@ -224,14 +224,14 @@ class AdapterPlanner {
     if (separate)
       job_->text_files.push_back({final, *separate, config});
     else if (!in_place)
-      job_->copied_files.push_back({config, final, fs::file_size(config)});
+      job_->copied_files.push_back({config, final, files_.size_bytes(config)});
   }
 
   /// What the config says once it names the separate linears in place of the fused ones; nothing where it stays as it
   /// is.
   std::optional<std::string> separate_text(const fs::path& path, const std::vector<AdaptedModule>& modules) {
     try {
-      const AdapterConfig config = read_adapter_config(path);
+      const AdapterConfig config = read_adapter_config(files_, path);
       SeparateConfig separate = separate_config(config, modules);
       if (!separate.unexplained.empty())
         job_->notes.push_back(fmt::format(
@@ -260,6 +260,7 @@ class AdapterPlanner {
           lost.size() == 1 ? "a parameter" : "parameters", lost.size() == 1 ? "is" : "are", list_names(lost)));
   }
 
+  Files& files_;
   const ConsolidateRequest& request_;
   const Format format_ = request_.target.format.value_or(Format::kSafetensors);
   const std::vector<AdapterFolder>& adapters_;
@@ -268,10 +269,10 @@ class AdapterPlanner {
 
 }  // namespace
 
-std::vector<AdapterFolder> adapters_to_consolidate(const fs::path& path) {
-  std::vector<AdapterFolder> adapters = find_adapter_folders(path);
+std::vector<AdapterFolder> adapters_to_consolidate(Files& files, const fs::path& path) {
+  std::vector<AdapterFolder> adapters = find_adapter_folders(files, path);
   if (adapters.empty()) return adapters;
-  const auto shards = find_shards(path);
+  const auto shards = find_shards(files, path);
   const bool model = shards && std::none_of(adapters.begin(), adapters.end(), [&](const AdapterFolder& adapter) {
                        return adapter.shards.path == shards->path;
                      });
@@ -279,9 +280,9 @@ std::vector<AdapterFolder> adapters_to_consolidate(const fs::path& path) {
   return adapters;
 }
 
-void note_adapters_left(Job& job, const fs::path& directory) {
+void note_adapters_left(Files& files, Job& job, const fs::path& directory) {
   std::vector<std::string> folders;
-  for (const AdapterFolder& adapter : find_adapter_folders(directory))
+  for (const AdapterFolder& adapter : find_adapter_folders(files, directory))
     folders.push_back(adapter.shards.directory.filename().string());
   if (!folders.empty())
     job.notes.push_back(
@@ -289,9 +290,9 @@ void note_adapters_left(Job& job, const fs::path& directory) {
                     list_names(folders), (directory / folders.front()).string()));
 }
 
-std::unique_ptr<Job> plan_consolidate_adapters(const ConsolidateRequest& request,
+std::unique_ptr<Job> plan_consolidate_adapters(Files& files, const ConsolidateRequest& request,
                                                const std::vector<AdapterFolder>& adapters) {
-  return AdapterPlanner(request, adapters).plan();
+  return AdapterPlanner(files, request, adapters).plan();
 }
 
 }  // namespace reshard

@@ -9,7 +9,6 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/tags.h"
@@ -178,11 +177,11 @@ const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, con
 
 /// Makes the target; ranks that the request leaves open are the source's.
 /// \returns the tensors that its layout has no place for.
-std::vector<std::string> plan_converted(const Checkpoint& checkpoint, Selection& selection,
+std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoint, Selection& selection,
                                         const ConvertRequest& request, Job& job) {
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
-  if (!traits.has_ranks) return plan_target(job, target, nullptr, selection.wanted);
+  if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted);
   const bool from_ranks = checkpoint.has_ranks();
   if (!target.tp && !from_ranks)
     throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
@@ -190,45 +189,45 @@ std::vector<std::string> plan_converted(const Checkpoint& checkpoint, Selection&
   if (!target.pp && target.pipeline_cuts.empty() && from_ranks && traits.has_stages) target.pp = checkpoint.mesh.pp;
   if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;
   const Model& model = prove_model(checkpoint, selection, request);
-  if (!request.dtype) take_config_dtype(job, *target.layout, checkpoint.config, selection.wanted);
-  return plan_target(job, target, &model, selection.wanted);
+  if (!request.dtype) take_config_dtype(files, job, *target.layout, checkpoint.config, selection.wanted);
+  return plan_target(files, job, target, &model, selection.wanted);
 }
 
 /// Writes config.json with the dtype that loaders shall take, if it names one.
-void update_config(Job& job, const fs::path& file, OrderedJson config, DType dtype) {
-  if (file.empty() || is_in_place(file, job.output_directory)) return;
+void update_config(Files& files, Job& job, const fs::path& file, OrderedJson config, DType dtype) {
+  if (file.empty() || is_in_place(files, file, job.output_directory)) return;
   if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", file});
 }
 
-std::unique_ptr<Job> plan(ConvertRequest request) {
+std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &whole_layout();
   validate_request(request.target);
-  const FoundCheckpoint found = find_checkpoint(request.source.path, request.source.tag);
-  Checkpoint checkpoint = read_checkpoint(found.path, context_of(request.source, ConfigUse::kStrict));
+  const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag);
+  Checkpoint checkpoint = read_checkpoint(files, found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
-  if (checkpoint.layout == nullptr && fs::is_directory(found.path))
+  if (checkpoint.layout == nullptr && files.is_directory(found.path))
     throw Error(ErrorKind::kUnsupported, "is a directory of adapters, which convert would not make another of")
         .in(found.path)
         .hint("give the file itself, " + checkpoint.path.filename().string() + ", to convert its tensors alone");
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
-  prove_outside(request.output_directory, checkpoint);
-  OrderedJson config = request.dtype ? read_ordered_config(checkpoint.config) : OrderedJson();
+  prove_outside(files, request.output_directory, checkpoint);
+  OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   Selection selection = select(job->source, request, config, *job);
   ProgramOptions options;
-  options.dropped = plan_converted(checkpoint, selection, request, *job);
+  options.dropped = plan_converted(files, checkpoint, selection, request, *job);
   options.check_replicas = request.check_replicas;
   std::move(selection.dropped.begin(), selection.dropped.end(), std::back_inserter(options.dropped));
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
-  if (request.dtype) update_config(*job, checkpoint.config, std::move(config), *request.dtype);
-  carry_companions(*job, checkpoint, {request.output_directory, checkpoint.path});
+  if (request.dtype) update_config(files, *job, checkpoint.config, std::move(config), *request.dtype);
+  carry_companions(files, *job, checkpoint, {request.output_directory, checkpoint.path});
   return job;
 }
 
 }  // namespace
 
-std::unique_ptr<Job> plan_convert(const ConvertRequest& request) {
-  return with_file_system_errors([&] { return plan(request); });
+std::unique_ptr<Job> plan_convert(Files& files, const ConvertRequest& request) {
+  return plan(files, request);
 }
 
 }  // namespace reshard

@@ -22,6 +22,6 @@ struct ConvertRequest {
 };
 
 /// \throws as plan_shard.
-std::unique_ptr<Job> plan_convert(const ConvertRequest& request);
+std::unique_ptr<Job> plan_convert(Files& files, const ConvertRequest& request);
 
 }  // namespace reshard

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/io/files.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/plan/program.h"
@@ -81,7 +82,7 @@ struct ShardRequest {
 
 /// Ranks out of a Hugging Face checkpoint.
 /// \throws Error of every kind but kInternal; nothing has been written then.
-std::unique_ptr<Job> plan_shard(const ShardRequest& request);
+std::unique_ptr<Job> plan_shard(Files& files, const ShardRequest& request);
 
 /// Ranks to be consolidated.
 struct ConsolidateRequest {
@@ -94,6 +95,6 @@ struct ConsolidateRequest {
 
 /// A Hugging Face checkpoint out of ranks.
 /// \throws as plan_shard.
-std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request);
+std::unique_ptr<Job> plan_consolidate(Files& files, const ConsolidateRequest& request);
 
 }  // namespace reshard

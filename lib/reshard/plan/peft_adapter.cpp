@@ -8,7 +8,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/specs/adapter_metadata.h"
 
@@ -19,19 +18,19 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kBaseLayer = ".base_layer";
 
-bool is_peft_directory(const fs::path& directory) {
-  return fs::is_directory(directory) && path_exists(directory / kAdapterConfigFile);
+bool is_peft_directory(Files& files, const fs::path& directory) {
+  return files.is_directory(directory) && files.exists(directory / kAdapterConfigFile);
 }
 
-PeftAdapter read_one(const std::string& name, const fs::path& directory) {
+PeftAdapter read_one(Files& files, const std::string& name, const fs::path& directory) {
   for (std::size_t i = 0; i < name.size(); ++i)
     if (begins_with_control(std::string_view(name).substr(i)))
       throw Error(ErrorKind::kBadInput, "holds a control character, which the name of an adapter cannot").in(directory);
-  PeftAdapter adapter{name, directory, read_adapter_config(directory / kAdapterConfigFile), {}};
-  if (path_exists(directory / kAdapterSafetensorsFile))
-    adapter.file = read_container(directory / kAdapterSafetensorsFile, Format::kSafetensors);
-  else if (path_exists(directory / kAdapterPytorchFile))
-    adapter.file = read_container(directory / kAdapterPytorchFile, Format::kPytorch);
+  PeftAdapter adapter{name, directory, read_adapter_config(files, directory / kAdapterConfigFile), {}};
+  if (files.exists(directory / kAdapterSafetensorsFile))
+    adapter.file = read_container(files, directory / kAdapterSafetensorsFile, Format::kSafetensors);
+  else if (files.exists(directory / kAdapterPytorchFile))
+    adapter.file = read_container(files, directory / kAdapterPytorchFile, Format::kPytorch);
   else
     throw Error(ErrorKind::kBadInput, fmt::format("holds an adapter_config.json, but neither {} nor {}",
                                                   kAdapterSafetensorsFile, kAdapterPytorchFile))
@@ -162,7 +161,7 @@ class Sorter {
 
 }  // namespace
 
-std::vector<PeftAdapter> read_peft_adapters(const std::vector<fs::path>& directories) {
+std::vector<PeftAdapter> read_peft_adapters(Files& files, const std::vector<fs::path>& directories) {
   std::vector<PeftAdapter> adapters;
   const auto add = [&](const std::string& name, const fs::path& directory) {
     for (const PeftAdapter& other : adapters)
@@ -171,25 +170,24 @@ std::vector<PeftAdapter> read_peft_adapters(const std::vector<fs::path>& directo
                                                    other.directory.string()))
             .in(directory)
             .hint("rename its directory");
-    adapters.push_back(read_one(name, directory));
+    adapters.push_back(read_one(files, name, directory));
   };
   for (const fs::path& directory : directories) {
     const std::size_t before = adapters.size();
-    const fs::path full = resolved_path(directory);
-    if (is_peft_directory(directory))
+    const fs::path full = files.resolve(directory);
+    if (is_peft_directory(files, directory))
       add(&directory == &directories.front() ? kDefaultAdapter : full.filename().string(), directory);
     std::vector<fs::path> folders;
-    if (fs::is_directory(directory))
-      for (const auto& entry : fs::directory_iterator(directory))
-        if (is_peft_directory(entry.path()) && !entry.path().filename().string().starts_with("."))
-          folders.push_back(entry.path());
-    std::sort(folders.begin(), folders.end());
-    std::erase_if(folders, [](const fs::path& folder) {  // shards, not an adapter of PEFT's
-      return fs::is_directory(folder / kAdapterShardsFolder);
+    if (files.is_directory(directory))
+      for (const DirectoryEntry& entry : files.list(directory))
+        if (is_peft_directory(files, directory / entry.name) && !entry.name.starts_with("."))
+          folders.push_back(directory / entry.name);
+    std::erase_if(folders, [&](const fs::path& folder) {  // shards, not an adapter of PEFT's
+      return files.is_directory(folder / kAdapterShardsFolder);
     });
     for (const fs::path& folder : folders) add(folder.filename().string(), folder);
     if (adapters.size() == before)
-      throw Error(ErrorKind::kBadInput, path_exists(directory)
+      throw Error(ErrorKind::kBadInput, files.exists(directory)
                                             ? "holds no adapter: no adapter_config.json, nor folders with one"
                                             : "no such directory")
           .in(directory)

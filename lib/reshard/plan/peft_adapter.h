@@ -24,7 +24,7 @@ struct PeftAdapter {
 /// The adapters in `directories`, headers alone: the first directory's own is called "default", those of the others as
 /// their directories are, and those of folders in them as these are.
 /// \throws Error kBadInput for a directory without an adapter; kUsage for two of one name.
-std::vector<PeftAdapter> read_peft_adapters(const std::vector<std::filesystem::path>& directories);
+std::vector<PeftAdapter> read_peft_adapters(Files& files, const std::vector<std::filesystem::path>& directories);
 
 /// Holds the adapter's tensors against the model and the config's ranks, and sorts them: each by the module that it
 /// belongs to in the ranks, where `joined` linears are one. Of a joined linear either all are adapted, all alike, or

@@ -7,7 +7,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/hf.h"
 #include "reshard/layouts/lower_metadata.h"
 #include "reshard/layouts/planned_model.h"
@@ -33,11 +32,11 @@ std::string peft_name(const std::string& module) {
 }
 
 /// Whether two tensors of a file hold the same bytes. Reads them.
-bool same_bytes(const Container& container, const TensorEntry& a, const TensorEntry& b) {
+bool same_bytes(Files& files, const Container& container, const TensorEntry& a, const TensorEntry& b) {
   constexpr std::uint64_t kPart = std::uint64_t{1} << 20;
   if (a.dtype != b.dtype || a.shape != b.shape || !a.strides.empty() || !b.strides.empty()) return false;
-  const auto file_a = local_storage().open(container.files[a.file].path);
-  const auto file_b = local_storage().open(container.files[b.file].path);
+  const auto file_a = files.open(container.files[a.file].path);
+  const auto file_b = files.open(container.files[b.file].path);
   std::vector<std::byte> part_a, part_b;
   for (std::uint64_t at = 0; at < a.size_bytes; at += kPart) {
     part_a.resize(std::min(kPart, a.size_bytes - at));
@@ -58,13 +57,14 @@ struct FusePlan {
 
 class AdapterSharder {
  public:
-  explicit AdapterSharder(const ShardRequest& request) : request_(request), job_(std::make_unique<Job>()) {}
+  AdapterSharder(Files& files, const ShardRequest& request)
+      : files_(files), request_(request), job_(std::make_unique<Job>()) {}
 
   std::unique_ptr<Job> plan() {
     TargetRequest target = request_.target;
     target.layout = &layout_;
     mesh_of(target);  // what is wrong with the request is told before anything is read
-    const ModelConfig config = read_model_config(config_directory());
+    const ModelConfig config = read_model_config(files_, config_directory());
     const Model model = model_of(config);
     job_->command = "shard";
     job_->source_directory = job_->model_directory = request_.adapters.front();
@@ -84,7 +84,7 @@ class AdapterSharder {
                                   [](const std::string&) { return false; });
     for (const StagePlan& stage : base)
       for (FusedLayer& layer : fused_layers(stage.metadata)) joined_.push_back(std::move(layer));
-    const std::vector<PeftAdapter> adapters = read_peft_adapters(request_.adapters);
+    const std::vector<PeftAdapter> adapters = read_peft_adapters(files_, request_.adapters);
     for (const PeftAdapter& adapter : adapters) contents_.push_back(adapter_content(adapter, model, joined_));
     stages_ = peft_stages(base, contents_);
     for (std::size_t i = 0; i < adapters.size(); ++i) add(adapters[i], contents_[i]);
@@ -100,10 +100,10 @@ class AdapterSharder {
  private:
   fs::path config_directory() const {
     const fs::path& given = request_.source.path;
-    if (fs::is_directory(given)) return given;
-    if (fs::is_regular_file(given) && given.filename() == kConfigFile)
+    if (files_.is_directory(given)) return given;
+    if (files_.is_file(given) && given.filename() == kConfigFile)
       return given.has_parent_path() ? given.parent_path() : fs::path(".");
-    throw Error(ErrorKind::kBadInput, path_exists(given) ? "is not a directory" : "no such directory")
+    throw Error(ErrorKind::kBadInput, files_.exists(given) ? "is not a directory" : "no such directory")
         .in(given)
         .hint("give the base model's directory, or its config.json");
   }
@@ -112,7 +112,7 @@ class AdapterSharder {
   Model model_of(const ModelConfig& config) {
     if (request_.source.family) return instantiate(request_.source.family, config);
     if (builtin_family(config.model_type) == nullptr && has_config_plan(config))
-      return planned_model(config, read_hf_checkpoint(config_directory()), job_->notes);
+      return planned_model(config, read_hf_checkpoint(files_, config_directory()), job_->notes);
     return instantiate(find_family(config), config);
   }
 
@@ -162,7 +162,7 @@ class AdapterSharder {
       for (const std::string& linear : layer.linears) mean.sources.push_back(peft_name(linear));
       const TensorEntry& first = *held.at(mean.sources.front());
       const bool equal = std::all_of(mean.sources.begin() + 1, mean.sources.end(), [&](const std::string& name) {
-        return same_bytes(adapter.file, first, *held.at(name));
+        return same_bytes(files_, adapter.file, first, *held.at(name));
       });
       if (equal) {
         for (const std::string& name : mean.sources) fuse.equal_to.emplace(name, mean.target);
@@ -248,6 +248,7 @@ class AdapterSharder {
                     lossy.size() == 1 ? "gets" : "get", list_names(lossy)));
   }
 
+  Files& files_;
   const ShardRequest& request_;
   const TrainingLayout& layout_ = static_cast<const TrainingLayout&>(adapter_layout());
   std::unique_ptr<Job> job_;
@@ -259,10 +260,10 @@ class AdapterSharder {
 
 }  // namespace
 
-std::unique_ptr<Job> plan_shard_adapters(const ShardRequest& request) {
+std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& request) {
   if (request.target.format == Format::kSafetensors)
     throw Error(ErrorKind::kUsage, "sharded adapters have no safetensors form").hint("choose pytorch or xser");
-  return AdapterSharder(request).plan();
+  return AdapterSharder(files, request).plan();
 }
 
 }  // namespace reshard

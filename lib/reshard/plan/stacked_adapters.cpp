@@ -5,7 +5,6 @@
 #include <span>
 #include <unordered_map>
 
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/lower_metadata.h"
 
 namespace reshard {
@@ -73,10 +72,11 @@ bool has_strided_zeros_beside(const Source& source, const TensorEntry& tensor, c
   return true;
 }
 
-bool is_diagonal(const Container& file, const TensorEntry& tensor, const PartitionRule& rule, std::uint32_t rank) {
+bool is_diagonal(Files& files, const Container& file, const TensorEntry& tensor, const PartitionRule& rule,
+                 std::uint32_t rank) {
   const std::vector<Rows> parts = rows_of(rule, rank, tensor.shape);
   if (parts.empty() || bits(tensor.dtype) % 8 != 0) return false;
-  const auto source = local_storage().open(file.files[tensor.file].path);
+  const auto source = files.open(file.files[tensor.file].path);
   return std::all_of(parts.begin(), parts.end(), [&](const Rows& rows) {
     return tensor.strides.empty() ? has_zeros_beside(*source, tensor, rows)
                                   : has_strided_zeros_beside(*source, tensor, rows);
@@ -84,13 +84,13 @@ bool is_diagonal(const Container& file, const TensorEntry& tensor, const Partiti
 }
 
 /// Of the fused linears in one rank's file.
-bool is_stacked(const Container& file, std::uint32_t rank,
+bool is_stacked(Files& files, const Container& file, std::uint32_t rank,
                 const std::unordered_map<std::string, const PartitionRule*>& rules) {
   return std::all_of(file.tensors.begin(), file.tensors.end(), [&](const TensorEntry& tensor) {
     const auto found = rules.find(tensor.name);
     if (found == rules.end()) return true;
     const PartitionRule& rule = *found->second;
-    if (rule.diagonal_columns != 0) return is_diagonal(file, tensor, rule, rank);
+    if (rule.diagonal_columns != 0) return is_diagonal(files, file, tensor, rule, rank);
     const bool is_stack = rule.parts.size() > 1 && tensor.name.ends_with(".lora_A.weight");
     return !is_stack || logical_shapes(rule, rank, tensor.shape).has_value();
   });
@@ -98,16 +98,16 @@ bool is_stacked(const Container& file, std::uint32_t rank,
 
 }  // namespace
 
-bool holds_stacked(const ShardedCheckpoint& checkpoint, const std::vector<StageMetadata>& stacked) {
+bool holds_stacked(Files& files, const ShardedCheckpoint& checkpoint, const std::vector<StageMetadata>& stacked) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     const std::vector<PartitionRule> rules = partition_rules(stacked[pp_rank], checkpoint.tp);
     std::unordered_map<std::string, const PartitionRule*> by_name;
     for (const PartitionRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
-    const std::vector<Container>& files = checkpoint.files[pp_rank];
-    for (std::uint32_t i = 0; i < files.size(); ++i)
-      if (!is_stacked(files[i], i % checkpoint.tp, by_name)) return false;
+    const std::vector<Container>& of_stage = checkpoint.files[pp_rank];
+    for (std::uint32_t i = 0; i < of_stage.size(); ++i)
+      if (!is_stacked(files, of_stage[i], i % checkpoint.tp, by_name)) return false;
     for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
-      if (copy.rank.pp_rank == pp_rank && !is_stacked(copy.file, copy.rank.tp_rank, by_name)) return false;
+      if (copy.rank.pp_rank == pp_rank && !is_stacked(files, copy.file, copy.rank.tp_rank, by_name)) return false;
   }
   return true;
 }

@@ -10,6 +10,6 @@ namespace reshard {
 /// which is its metadata with stacked ranks, says, and lora_B with zeros everywhere but on the diagonal. Training ends
 /// the zeros. Reads the lora_B of fused linears, in parts.
 /// \throws Error kIo.
-bool holds_stacked(const ShardedCheckpoint& checkpoint, const std::vector<StageMetadata>& stacked);
+bool holds_stacked(Files& files, const ShardedCheckpoint& checkpoint, const std::vector<StageMetadata>& stacked);
 
 }  // namespace reshard

@@ -7,7 +7,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/layout.h"
@@ -79,42 +78,34 @@ bool is_tag_name(std::string_view name) {
   return true;
 }
 
-bool is_file(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_regular_file(path, ignored);
-}
-
-bool is_folder(const fs::path& path) {
-  std::error_code ignored;  // of a name that is too long, too
-  return fs::is_directory(path, ignored);
-}
-
-void look_at_markers(const fs::path& folder, Tag& tag) {
-  const bool done = is_file(folder / kDoneMarker);
-  tag.is_cut_off = tag.is_cut_off || (!done && is_file(folder / kCheckpointMarker));
+void look_at_markers(Files& files, const fs::path& folder, Tag& tag) {
+  const bool done = files.is_file(folder / kDoneMarker);
+  tag.is_cut_off = tag.is_cut_off || (!done && files.is_file(folder / kCheckpointMarker));
   tag.is_done = !tag.is_cut_off && (tag.is_done || done);
 }
 
 /// Whether `directory` holds a model or an adapter as Hugging Face's libraries save them.
-bool holds_hugging_face(const fs::path& directory) {
-  return find_whole(directory) || path_exists(directory / kAdapterSafetensorsFile) ||
-         path_exists(directory / kAdapterPytorchFile);
+bool holds_hugging_face(Files& files, const fs::path& directory) {
+  return find_whole(files, directory) || files.exists(directory / kAdapterSafetensorsFile) ||
+         files.exists(directory / kAdapterPytorchFile);
 }
 
 /// What `directory` holds.
-Tag look_at(const fs::path& directory) {
+Tag look_at(Files& files, const fs::path& directory) {
   Tag tag;
   tag.name = directory.filename().string();
-  tag.has_trainer_state = is_file(directory / kTrainerStateFile);
-  look_at_markers(directory, tag);
+  tag.has_trainer_state = files.is_file(directory / kTrainerStateFile);
+  look_at_markers(files, directory, tag);
   try {
-    const auto shards = find_shards(directory);
-    if (shards && shards->path != directory) look_at_markers(shards->path, tag);
-    const auto adapters = find_adapter_folders(directory);
-    for (const AdapterFolder& adapter : adapters) look_at_markers(adapter.shards.path, tag);
+    const auto shards = find_shards(files, directory);
+    if (shards && shards->path != directory) look_at_markers(files, shards->path, tag);
+    const auto adapters = find_adapter_folders(files, directory);
+    for (const AdapterFolder& adapter : adapters) look_at_markers(files, adapter.shards.path, tag);
     tag.has_shards = shards.has_value() || !adapters.empty();
-    tag.has_weights = tag.has_shards || holds_hugging_face(directory);
-  } catch (const Error&) {  // which the user is told once it is chosen
+    tag.has_weights = tag.has_shards || holds_hugging_face(files, directory);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo || error.code()) throw;  // it cannot be looked at
+    // What is wrong with it the user is told once it is chosen.
     tag.has_weights = tag.has_shards = true;
   }
   return tag;
@@ -125,9 +116,11 @@ bool is_marked(const Tag& tag) {
   return tag.is_cut_off || tag.has_trainer_state || (tag.is_done && tag.has_weights);
 }
 
-/// Whether a link leads to a folder beside it, so that this is another name of it.
-bool is_alias(const fs::directory_entry& entry) {
-  return entry.is_symlink() && resolved_path(entry.path()).parent_path() == resolved_path(entry.path().parent_path());
+/// The folder beside it that the link `name` leads to, so that this is another name of it; nothing for others.
+std::optional<std::string> other_name(Files& files, const fs::path& directory, const std::string& name) {
+  const fs::path resolved = files.resolve(directory / name);
+  if (resolved.parent_path() != files.resolve(directory) || resolved.filename() == name) return std::nullopt;
+  return resolved.filename().string();
 }
 
 /// Whether it can be the name of a folder and of nothing outside the directory.
@@ -144,19 +137,15 @@ std::string names_text(const std::vector<Tag>& tags) {
 }
 
 /// The tag that `latest` in the run's directory names, if there is such a file or link.
-std::optional<std::string> read_latest(const fs::path& directory) {
+std::optional<std::string> read_latest(Files& files, const fs::path& directory) {
   const fs::path path = directory / kLatestFile;
-  if (is_folder(path)) {
-    const fs::directory_entry entry(path);
-    if (is_alias(entry)) return resolved_path(path).filename().string();
-    return std::nullopt;  // a folder like others
-  }
-  if (!is_file(path)) return std::nullopt;
-  std::string name = read_text_file(path, kMaxLatestBytes);
+  if (files.is_directory(path)) return other_name(files, directory, kLatestFile);  // else a folder like others
+  if (!files.is_file(path)) return std::nullopt;
+  std::string name = read_text_file(files, path, kMaxLatestBytes);
   name.erase(
       std::find_if_not(name.rbegin(), name.rend(), [](char c) { return c == '\n' || c == '\r' || c == ' '; }).base(),
       name.end());
-  if (is_plain_name(name) && is_folder(directory / name)) return name;
+  if (is_plain_name(name) && files.is_directory(directory / name)) return name;
   throw Error(ErrorKind::kBadInput,
               is_plain_name(name) ? fmt::format("names the checkpoint {}, which is not beside it", printable(name))
                                   : fmt::format("holds \"{}\", which is not the name of a folder", printable(name)))
@@ -165,22 +154,22 @@ std::optional<std::string> read_latest(const fs::path& directory) {
 }
 
 /// The folder `name` of the run's directory.
-FoundCheckpoint take_tag(const fs::path& directory, const std::string& name) {
+FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::string& name) {
   if (!is_plain_name(name))
     throw Error(ErrorKind::kUsage, fmt::format("--tag: \"{}\" is not the name of a folder", printable(name)))
         .hint("give the name alone, such as step_3, and the directory that holds it as the path");
-  if (!is_folder(directory))
-    throw Error(path_exists(directory) ? ErrorKind::kUsage : ErrorKind::kBadInput,
-                path_exists(directory) ? "is not a directory, so --tag has nothing to choose from"
-                                       : "no such file or directory")
+  if (!files.is_directory(directory))
+    throw Error(files.exists(directory) ? ErrorKind::kUsage : ErrorKind::kBadInput,
+                files.exists(directory) ? "is not a directory, so --tag has nothing to choose from"
+                                        : "no such file or directory")
         .in(directory);
-  if (is_folder(directory / name)) return {directory / name, {}};
-  if (is_checkpoint(directory))
+  if (files.is_directory(directory / name)) return {directory / name, {}};
+  if (is_checkpoint(files, directory))
     throw Error(ErrorKind::kUsage,
                 "--tag has no effect: this is a checkpoint itself, and holds no folder " + printable(name))
         .in(directory)
         .hint("leave out --tag, or give the directory that holds the folder of that name");
-  const std::vector<Tag> tags = list_tags(directory);
+  const std::vector<Tag> tags = list_tags(files, directory);
   Error error(ErrorKind::kBadInput, fmt::format("holds no folder {}", printable(name)));
   error.in(directory);
   if (!tags.empty()) error.hint("the checkpoints in it are " + names_text(tags));
@@ -221,23 +210,24 @@ const Tag& newest(const std::vector<Tag>& finished) {
 
 }  // namespace
 
-std::vector<Tag> list_tags(const fs::path& directory) {
+std::vector<Tag> list_tags(Files& files, const fs::path& directory) {
   std::vector<Tag> tags;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    if (entry.name.starts_with('.') || entry.kind != FileKind::kDirectory) continue;
     try {
-      if (name.starts_with('.') || !entry.is_directory() || is_alias(entry)) continue;
-      Tag tag = look_at(entry.path());
-      if (is_marked(tag) || is_tag_name(name)) tags.push_back(std::move(tag));
-    } catch (const fs::filesystem_error&) {  // a folder that may not be read is none that can be chosen
+      if (entry.is_link && other_name(files, directory, entry.name)) continue;
+      Tag tag = look_at(files, directory / entry.name);
+      if (is_marked(tag) || is_tag_name(entry.name)) tags.push_back(std::move(tag));
+    } catch (const Error& error) {
+      if (!error.code()) throw;  // else it may not be read, and cannot be chosen
     }
   }
   std::sort(tags.begin(), tags.end(), [](const Tag& a, const Tag& b) { return natural_less(a.name, b.name); });
   return tags;
 }
 
-bool is_tag_folder(const fs::path& directory) {
-  const Tag tag = look_at(directory);
+bool is_tag_folder(Files& files, const fs::path& directory) {
+  const Tag tag = look_at(files, directory);
   return is_tag_name(tag.name) ? tag.is_cut_off || tag.has_weights : is_marked(tag) && tag.has_weights;
 }
 
@@ -277,21 +267,22 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
                       tags.size() == 1 ? "" : "; --tag NAME takes another")};
 }
 
-bool is_checkpoint(const fs::path& directory, TagContent content) {
-  if (content == TagContent::kAny && holds_hugging_face(directory)) return true;
-  return find_shards(directory) || !find_adapter_folders(directory).empty();
+bool is_checkpoint(Files& files, const fs::path& directory, TagContent content) {
+  if (content == TagContent::kAny && holds_hugging_face(files, directory)) return true;
+  return find_shards(files, directory) || !find_adapter_folders(files, directory).empty();
 }
 
-FoundCheckpoint find_checkpoint(const fs::path& path, const std::optional<std::string>& tag, TagContent content) {
-  if (tag) return take_tag(path, *tag);
-  if (!is_folder(path) || is_checkpoint(path, content)) return {path, {}};
-  std::vector<Tag> tags = list_tags(path);
+FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::optional<std::string>& tag,
+                                TagContent content) {
+  if (tag) return take_tag(files, path, *tag);
+  if (!files.is_directory(path) || is_checkpoint(files, path, content)) return {path, {}};
+  std::vector<Tag> tags = list_tags(files, path);
   std::erase_if(tags, [&](const Tag& t) { return content == TagContent::kShards && t.has_weights && !t.has_shards; });
   if (tags.empty()) return {path, {}};
   try {
-    const auto latest = read_latest(path);
+    const auto latest = read_latest(files, path);
     const bool listed = std::any_of(tags.begin(), tags.end(), [&](const Tag& t) { return t.name == latest; });
-    if (latest && !listed) tags.push_back(look_at(path / *latest));
+    if (latest && !listed) tags.push_back(look_at(files, path / *latest));
     const TagChoice choice = choose_tag(tags, latest);
     return {path / choice.name, {path.string() + ": " + choice.note}};
   } catch (Error& error) {

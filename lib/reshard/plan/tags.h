@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/io/files.h"
+
 namespace reshard {
 
 /// One checkpoint of a training run: a folder beside others in the run's directory, such as NxD's `step_3`, a
@@ -27,10 +29,10 @@ inline constexpr const char* kLatestFile = "latest";
 /// The checkpoints in a run's directory, in natural order of their names. A folder is one if it has the markers of
 /// NxD's saves or trainer_state.json, or if its name is made of words such as step and checkpoint and ends in a number.
 /// Links to folders beside them are left out.
-std::vector<Tag> list_tags(const std::filesystem::path& directory);
+std::vector<Tag> list_tags(Files& files, const std::filesystem::path& directory);
 
 /// Whether `directory` is one of those, with weights or cut off.
-bool is_tag_folder(const std::filesystem::path& directory);
+bool is_tag_folder(Files& files, const std::filesystem::path& directory);
 
 /// Why `tag` does not count as finished, or nothing if it does. A tag that a save of NxD began needs `done`. Where tags
 /// whose names differ in numbers alone have `done` or trainer_state.json, it needs one of them, too; else weights
@@ -57,7 +59,7 @@ enum class TagContent {
 
 /// Whether `directory` is a checkpoint itself, by the names in it, and no training run's directory.
 /// \throws Error kBadInput if it holds two sharded checkpoints and no Hugging Face files that count.
-bool is_checkpoint(const std::filesystem::path& directory, TagContent content = TagContent::kAny);
+bool is_checkpoint(Files& files, const std::filesystem::path& directory, TagContent content = TagContent::kAny);
 
 /// One checkpoint, and what the user should know of how it was found, whole sentences.
 struct FoundCheckpoint {
@@ -69,7 +71,7 @@ struct FoundCheckpoint {
 /// checkpoint but holds tags: then the one of choose_tag. With `tag` it is the folder of this name in `path`.
 /// \throws Error as choose_tag does; kUsage for a `tag` that is not the name of a folder; kBadInput for a `tag` that
 /// `path` does not hold, and for a file `latest` that names none of its folders.
-FoundCheckpoint find_checkpoint(const std::filesystem::path& path, const std::optional<std::string>& tag,
+FoundCheckpoint find_checkpoint(Files& files, const std::filesystem::path& path, const std::optional<std::string>& tag,
                                 TagContent content = TagContent::kAny);
 
 }  // namespace reshard

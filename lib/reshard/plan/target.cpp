@@ -10,7 +10,6 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/plan/companions.h"
 #include "reshard/specs/model_config.h"
 
@@ -75,12 +74,12 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
   return job;
 }
 
-std::vector<std::string> plan_target(Job& job, const TargetRequest& request, const Model* model,
+std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest& request, const Model* model,
                                      const std::vector<LogicalTensor>& logical) {
   const LayoutTraits& traits = request.layout->traits();
   job.layout = request.layout;
   TargetPlan plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file});
-  request.layout->validate_beside(plan, job.output_directory);
+  request.layout->validate_beside(files, plan, job.output_directory);
   if (traits.has_ranks) job.mesh = plan.mesh;
   job.partition = std::move(plan.partition);
   job.cut_names = std::move(plan.cut_names);
@@ -101,10 +100,10 @@ std::vector<std::string> plan_target(Job& job, const TargetRequest& request, con
   return std::move(plan.without_place);
 }
 
-void take_config_dtype(Job& job, const Layout& layout, const fs::path& config_file,
+void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::path& config_file,
                        std::vector<LogicalTensor>& logical) {
   if (!layout.traits().casts_to_config_dtype) return;
-  const std::optional<DType> wanted = config_dtype(read_model_config_file(config_file));
+  const std::optional<DType> wanted = config_dtype(read_model_config_file(files, config_file));
   if (!wanted) return;
   const auto is_plain = [](DType dtype) {
     return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
@@ -119,11 +118,11 @@ void take_config_dtype(Job& job, const Layout& layout, const fs::path& config_fi
     job.notes.push_back(fmt::format("{} of the tensors are cast to {}, which config.json says", count, name(*wanted)));
 }
 
-void prove_outside(const fs::path& output_directory, const Checkpoint& source) {
+void prove_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {
   if (!source.has_ranks()) return;
-  const fs::path folder = resolved_path(source.path);
-  const fs::path output = resolved_path(output_directory);
-  if (output == folder && folder == resolved_path(source.layout->default_output(source.found())))
+  const fs::path folder = files.resolve(source.path);
+  const fs::path output = files.resolve(output_directory);
+  if (output == folder && folder == files.resolve(source.layout->default_output(files, source.found())))
     return;  // the ranks are in a folder below
   if (lies_inside(output, folder))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
@@ -131,25 +130,25 @@ void prove_outside(const fs::path& output_directory, const Checkpoint& source) {
         .hint("choose another OUT_DIR");
 }
 
-bool is_in_place(const fs::path& config, const fs::path& output_directory) {
+bool is_in_place(Files& files, const fs::path& config, const fs::path& output_directory) {
   return config.filename() == kConfigFile &&
-         resolved_path(fs::absolute(config).parent_path()) == resolved_path(output_directory);
+         files.resolve(files.absolute(config).parent_path()) == files.resolve(output_directory);
 }
 
-void carry_companions(Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
+void carry_companions(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
-  if (path_exists(source.directory / kConfigFile) &&
-      resolved_path(job.output_directory) != resolved_path(source.directory)) {
+  if (files.exists(source.directory / kConfigFile) &&
+      files.resolve(job.output_directory) != files.resolve(source.directory)) {
     std::set<fs::path> sources(left_out.begin(), left_out.end());  // the checkpoint itself needs no note
     for (const TensorFile& file : job.source.files) sources.insert(file.path.parent_path());
-    Companions companions = companion_files(source.directory, {sources.begin(), sources.end()});
+    Companions companions = companion_files(files, source.directory, {sources.begin(), sources.end()});
     job.copied_files = std::move(companions.files);
     job.notes.insert(job.notes.end(), companions.notes.begin(), companions.notes.end());
   }
   if (source.config_given) {
     std::erase_if(job.copied_files, [](const CopiedFile& copied) { return copied.path == kConfigFile; });
-    if (!is_in_place(source.config, job.output_directory))
-      job.copied_files.push_back({source.config, kConfigFile, fs::file_size(source.config)});
+    if (!is_in_place(files, source.config, job.output_directory))
+      job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
   }
   // What this job writes anew is not carried over from an older one.
   std::erase_if(job.copied_files, [&](const CopiedFile& copied) {

@@ -21,24 +21,25 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, std:
 /// may be null for others.
 /// \returns the tensors of the source that checkpoints of this layout do not have.
 /// \throws Error kUsage, with what would work; kBadInput if other weights stand in the output directory.
-std::vector<std::string> plan_target(Job& job, const TargetRequest& request, const Model* model,
+std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest& request, const Model* model,
                                      const std::vector<LogicalTensor>& logical);
 
 /// Gives the floating tensors of 16 and 32 bits the dtype that `config` says, where the layout asks for it, and notes
 /// it.
 /// \throws Error kBadInput, naming the key, if what it says is no dtype.
-void take_config_dtype(Job& job, const Layout& layout, const std::filesystem::path& config,
+void take_config_dtype(Files& files, Job& job, const Layout& layout, const std::filesystem::path& config,
                        std::vector<LogicalTensor>& logical);
 
 /// The outputs do not go into the shards folder that is read.
 /// \throws Error kUsage.
-void prove_outside(const std::filesystem::path& output_directory, const Checkpoint& source);
+void prove_outside(Files& files, const std::filesystem::path& output_directory, const Checkpoint& source);
 
 /// Whether `config` is the config.json of the output directory, where it stays as it is.
-bool is_in_place(const std::filesystem::path& config, const std::filesystem::path& output_directory);
+bool is_in_place(Files& files, const std::filesystem::path& config, const std::filesystem::path& output_directory);
 
 /// Takes the other files of a checkpoint's directory along, unless the outputs go into it, and its config.json from
 /// wherever it is.
-void carry_companions(Job& job, const Checkpoint& source, const std::vector<std::filesystem::path>& left_out);
+void carry_companions(Files& files, Job& job, const Checkpoint& source,
+                      const std::vector<std::filesystem::path>& left_out);
 
 }  // namespace reshard

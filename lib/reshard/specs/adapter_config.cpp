@@ -9,7 +9,6 @@
 #include "reshard/base/json.h"
 #include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/storage.h"
 #include "reshard/io/text_file.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/model_config.h"
@@ -110,10 +109,10 @@ bool AdapterConfig::saves(const std::string& module) const {
                      [&](const std::string& name) { return module == name || module.ends_with("." + name); });
 }
 
-AdapterConfig read_adapter_config(const fs::path& path) {
+AdapterConfig read_adapter_config(Files& files, const fs::path& path) {
   AdapterConfig config;
   config.path = path;
-  config.text = read_text_file(path, kMaxConfigBytes);
+  config.text = read_text_file(files, path, kMaxConfigBytes);
   const Json proved = parse_json(config.text, path, JsonDialect::kPython);
   const JsonObject object(proved, path);
   const OrderedJson json =

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/io/files.h"
 #include "reshard/specs/transformation_specs.h"
 
 namespace reshard {
@@ -49,7 +50,7 @@ struct AdapterConfig {
 };
 
 /// \throws Error kBadInput; kUnsupported for adapters other than LoRA's.
-AdapterConfig read_adapter_config(const std::filesystem::path& path);
+AdapterConfig read_adapter_config(Files& files, const std::filesystem::path& path);
 
 /// A joined linear that an adapter adapts.
 struct FusedLayer {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "reshard/base/json_fwd.h"
+#include "reshard/io/files.h"
 #include "reshard/specs/expression.h"
 #include "reshard/specs/model_config.h"
 #include "reshard/specs/transformation_specs.h"

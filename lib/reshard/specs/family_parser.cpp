@@ -10,7 +10,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/storage.h"
 #include "reshard/io/text_file.h"
 
 namespace reshard {
@@ -414,9 +413,9 @@ Family parse_family_text(std::string text, const fs::path& path) {
   return family;
 }
 
-std::shared_ptr<const Family> read_family(const fs::path& path) {
+std::shared_ptr<const Family> read_family(Files& files, const fs::path& path) {
   constexpr std::uint64_t kMaxFamilyBytes = std::uint64_t{1} << 20;
-  return std::make_shared<const Family>(parse_family_text(read_text_file(path, kMaxFamilyBytes), path));
+  return std::make_shared<const Family>(parse_family_text(read_text_file(files, path, kMaxFamilyBytes), path));
 }
 
 }  // namespace reshard

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "reshard/base/json_fwd.h"
+#include "reshard/io/files.h"
 #include "reshard/specs/family.h"
 
 namespace reshard {
@@ -19,6 +20,6 @@ Family parse_family_text(std::string text, const std::filesystem::path& path);
 
 /// A file that somebody wrote, for --spec.
 /// \throws as parse_family_text.
-std::shared_ptr<const Family> read_family(const std::filesystem::path& path);
+std::shared_ptr<const Family> read_family(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

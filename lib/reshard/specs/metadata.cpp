@@ -260,8 +260,8 @@ std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name) {
   return static_cast<std::uint32_t>(*pp_rank);
 }
 
-StageMetadata read_metadata(const fs::path& path) {
-  const Json json = read_json_file(path, kMaxMetadataBytes);
+StageMetadata read_metadata(Files& files, const fs::path& path) {
+  const Json json = read_json_file(files, path, kMaxMetadataBytes);
   const JsonObject object(json, path);
   StageMetadata metadata;
   for (const auto& [name, value] : object.object_at("parameters").items())

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "reshard/io/files.h"
 #include "reshard/specs/transformation_specs.h"
 
 namespace reshard {
@@ -23,7 +24,7 @@ const std::string& prove_name(const std::string& name, const std::filesystem::pa
 /// Reads one; parameters come sorted by name.
 /// \throws Error kBadInput for anything that is not such a file, and for specs whose numbers contradict each other;
 /// kUnsupported for an unknown kind of spec or of adapters.
-StageMetadata read_metadata(const std::filesystem::path& path);
+StageMetadata read_metadata(Files& files, const std::filesystem::path& path);
 
 /// The text of such a file, parameters in the order given. Equal as JSON to what the reference writes.
 std::string metadata_text(const StageMetadata& metadata);

@@ -2,23 +2,22 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/io/text_file.h"
 
 namespace reshard {
 
-ModelConfig read_model_config(const std::filesystem::path& directory) {
-  if (!path_exists(directory / kConfigFile))
+ModelConfig read_model_config(Files& files, const std::filesystem::path& directory) {
+  if (!files.exists(directory / kConfigFile))
     throw Error(ErrorKind::kBadInput, "holds no config.json, which says what the tensors are")
         .in(directory)
         .hint("give the model's own directory, with config.json beside the weights");
-  return read_model_config_file(directory / kConfigFile);
+  return read_model_config_file(files, directory / kConfigFile);
 }
 
-ModelConfig read_model_config_file(const std::filesystem::path& file) {
+ModelConfig read_model_config_file(Files& files, const std::filesystem::path& file) {
   ModelConfig config;
   config.path = file;
-  config.json = std::make_shared<const Json>(read_json_file(config.path, kMaxConfigBytes, JsonDialect::kPython));
+  config.json = std::make_shared<const Json>(read_json_file(files, config.path, kMaxConfigBytes, JsonDialect::kPython));
   const JsonObject object(*config.json, config.path);
   if (!object.has("model_type"))
     throw Error(ErrorKind::kBadInput, "has no \"model_type\", which names the model's family").in(config.path);

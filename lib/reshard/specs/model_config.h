@@ -6,6 +6,7 @@
 #include <string>
 
 #include "reshard/base/json_fwd.h"
+#include "reshard/io/files.h"
 
 namespace reshard {
 
@@ -20,9 +21,9 @@ struct ModelConfig {
 };
 
 /// \throws Error kBadInput if the file is missing, is not an object, or has no model_type.
-ModelConfig read_model_config(const std::filesystem::path& directory);
+ModelConfig read_model_config(Files& files, const std::filesystem::path& directory);
 
 /// The same of a file of any name.
-ModelConfig read_model_config_file(const std::filesystem::path& file);
+ModelConfig read_model_config_file(Files& files, const std::filesystem::path& file);
 
 }  // namespace reshard

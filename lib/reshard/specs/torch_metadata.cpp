@@ -187,9 +187,9 @@ class Reader {
 
 }  // namespace
 
-StageMetadata read_torch_metadata(const fs::path& path, std::uint32_t tp,
+StageMetadata read_torch_metadata(Files& files, const fs::path& path, std::uint32_t tp,
                                   const std::function<std::optional<Dims>(const std::string& name)>& stored_shape) {
-  const TorchFile file = read_torch_file(path);
+  const TorchFile file = read_torch_file(*files.open(path), path);
   return Reader(file, tp, stored_shape).read();
 }
 

@@ -1,0 +1,43 @@
+// Entry points of the library for checkpoints on the local file system: what plan/, layouts/ and specs/ do with any Files.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "reshard/io/local_storage.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/plan/convert.h"
+#include "reshard/plan/job.h"
+#include "reshard/plan/tags.h"
+#include "reshard/specs/family_parser.h"
+
+namespace reshard {
+
+inline Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadContext& context) {
+  return read_checkpoint(local_storage(), path, context);
+}
+
+inline FoundCheckpoint find_checkpoint(const std::filesystem::path& path, const std::optional<std::string>& tag,
+                                       TagContent content = TagContent::kAny) {
+  return find_checkpoint(local_storage(), path, tag, content);
+}
+
+inline std::shared_ptr<const Family> read_family(const std::filesystem::path& path) {
+  return read_family(local_storage(), path);
+}
+
+inline std::unique_ptr<Job> plan_shard(const ShardRequest& request) {
+  return plan_shard(local_storage(), request);
+}
+
+inline std::unique_ptr<Job> plan_consolidate(const ConsolidateRequest& request) {
+  return plan_consolidate(local_storage(), request);
+}
+
+inline std::unique_ptr<Job> plan_convert(const ConvertRequest& request) {
+  return plan_convert(local_storage(), request);
+}
+
+}  // namespace reshard

@@ -1,0 +1,89 @@
+// What the library does with a Files, on the local file system: for tests that write their inputs to disk.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/hf_index.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/formats/safetensors.h"
+#include "reshard/formats/torch_file.h"
+#include "reshard/formats/xser.h"
+#include "reshard/io/local_storage.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/local_files.h"
+#include "reshard/plan/companions.h"
+#include "reshard/specs/adapter_config.h"
+#include "reshard/specs/metadata.h"
+#include "reshard/specs/model_config.h"
+#include "reshard/specs/torch_metadata.h"
+
+namespace reshard {
+
+inline Container read_safetensors(const std::filesystem::path& path) {
+  return read_safetensors(*local_storage().open(path), path);
+}
+inline TorchFile read_torch_file(const std::filesystem::path& path) {
+  return read_torch_file(*local_storage().open(path), path);
+}
+inline Container read_torch(const std::filesystem::path& path) {
+  return read_torch(*local_storage().open(path), path);
+}
+inline Container read_xser(const std::filesystem::path& path) {
+  return read_xser(local_storage(), path);
+}
+inline bool is_xser(const std::filesystem::path& path) {
+  return is_xser(local_storage(), path);
+}
+inline Container read_container(const std::filesystem::path& path, Format format) {
+  return read_container(local_storage(), path, format);
+}
+inline Format format_of_file(const std::filesystem::path& path) {
+  return format_of_file(local_storage(), path);
+}
+inline HfIndex read_hf_index(const std::filesystem::path& path) {
+  return read_hf_index(local_storage(), path);
+}
+inline ModelConfig read_model_config(const std::filesystem::path& directory) {
+  return read_model_config(local_storage(), directory);
+}
+inline StageMetadata read_metadata(const std::filesystem::path& path) {
+  return read_metadata(local_storage(), path);
+}
+inline StageMetadata read_torch_metadata(
+    const std::filesystem::path& path, std::uint32_t tp,
+    const std::function<std::optional<Dims>(const std::string& name)>& stored_shape) {
+  return read_torch_metadata(local_storage(), path, tp, stored_shape);
+}
+inline AdapterConfig read_adapter_config(const std::filesystem::path& path) {
+  return read_adapter_config(local_storage(), path);
+}
+inline std::optional<FoundLayout> find_shards(const std::filesystem::path& path) {
+  return find_shards(local_storage(), path);
+}
+inline std::optional<FoundLayout> find_whole(const std::filesystem::path& path) {
+  return find_whole(local_storage(), path);
+}
+inline Checkpoint read_whole(const std::filesystem::path& directory, const ReadContext& context) {
+  return read_whole(local_storage(), directory, context);
+}
+inline ShardedCheckpoint read_sharded_checkpoint(const FoundLayout& folder,
+                                                 const std::optional<std::string>& adapter = {}) {
+  return read_sharded_checkpoint(local_storage(), folder, adapter);
+}
+inline std::vector<Tag> list_tags(const std::filesystem::path& directory) {
+  return list_tags(local_storage(), directory);
+}
+inline bool is_checkpoint(const std::filesystem::path& directory, TagContent content = TagContent::kAny) {
+  return is_checkpoint(local_storage(), directory, content);
+}
+inline Companions companion_files(const std::filesystem::path& directory,
+                                  const std::vector<std::filesystem::path>& left_out = {}) {
+  return companion_files(local_storage(), directory, left_out);
+}
+
+}  // namespace reshard
