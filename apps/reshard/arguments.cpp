@@ -323,6 +323,20 @@ TargetRequest target_request(const TargetArguments& arguments, const std::string
   return request;
 }
 
+void add_lora_fuse(CLI::App& command, std::string& how) {
+  command
+      .add_option("--lora-fuse", how,
+                  "lora_A of linears that are fused: mean (as optimum-neuron does), or exact (stacked)")
+      ->type_name("HOW")
+      ->capture_default_str();
+}
+
+LoraFuse parse_lora_fuse(const std::string& text) {
+  if (text == "mean") return LoraFuse::kMean;
+  if (text == "exact") return LoraFuse::kExact;
+  throw Error(ErrorKind::kUsage, "--lora-fuse: \"" + printable(text) + "\" is not one of mean, exact");
+}
+
 Format parse_format(const std::string& option, const std::string& text) {
   if (const auto format = format_from_name(text)) return *format;
   std::vector<std::string> names;

@@ -92,6 +92,11 @@ CLI::Option* add_mesh(CLI::App& command, TargetArguments& arguments);
 /// \throws Error kUsage.
 TargetRequest target_request(const TargetArguments& arguments, const std::string& option, const LayoutFilter& wanted);
 
+/// Adds --lora-fuse.
+void add_lora_fuse(CLI::App& command, std::string& how);
+/// \throws Error kUsage.
+LoraFuse parse_lora_fuse(const std::string& text);
+
 /// \throws Error kUsage.
 Format parse_format(const std::string& option, const std::string& text);
 

@@ -27,6 +27,8 @@ struct ConvertArguments : CommonArguments {
   std::vector<std::string> renames;
   std::vector<std::string> drop;
   std::vector<std::string> keep;
+  std::string lora_fuse = "mean";
+  bool lora_fuse_given = false;
   ReplicaArguments replicas;
 };
 
@@ -93,13 +95,16 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   for (const std::string& text : arguments.renames) request.names.renames.push_back(parse_rename("--rename", text));
   for (const std::string& text : arguments.drop) request.names.drop.emplace_back("--drop", text);
   for (const std::string& text : arguments.keep) request.names.keep.emplace_back("--keep", text);
+  if (arguments.lora_fuse_given) request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   request.check_replicas = !arguments.replicas.no_check;
   request.force = arguments.force;
   return request;
 }
 
 void add_options(CLI::App& command, ConvertArguments& arguments) {
-  command.add_option("SRC", arguments.source, "A file of tensors, a Hugging Face directory or a sharded checkpoint")
+  command
+      .add_option("SRC", arguments.source,
+                  "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
       ->required();
   command.add_option("DST", arguments.output_directory, "Directory to write to")->required();
   command.add_option("--to", arguments.target.layout, "Layout to make: " + layout_names(any_layout))
@@ -135,6 +140,11 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command.add_option("--keep", arguments.keep, "Take only tensors whose name matches")
       ->type_name("REGEX")
       ->allow_extra_args(false);
+  add_lora_fuse(command, arguments.lora_fuse);
+  command.get_option("--lora-fuse")
+      ->description(
+          "Of an adapter that becomes shards of the model of --config: lora_A of linears that are fused, mean "
+          "or exact");
 }
 
 }  // namespace
@@ -149,6 +159,7 @@ void add_convert(CLI::App& app) {
   add_common(*command, *arguments);
   command->callback([arguments, command] {
     arguments->overflow_given = command->count("--overflow") > 0;
+    arguments->lora_fuse_given = command->count("--lora-fuse") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     options.overflow = parse_overflow(arguments->overflow);

@@ -12,6 +12,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/stats.h"
+#include "reshard/layouts/sharded_adapter.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/name_rules.h"
 #include "reshard/plan/tags.h"
@@ -73,6 +74,19 @@ void print_spec(const std::string& model_type) {
   print_output(family->json_text);
 }
 
+/// Several adapters in one directory, of which it gives an overview.
+void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>& folders, const FoundCheckpoint& found,
+                      const InspectArguments& arguments) {
+  std::vector<Checkpoint> adapters;
+  for (const AdapterFolder& folder : folders)
+    adapters.push_back(read_sharded_adapter(local_storage(), folder, {ConfigUse::kLenient, {}, {}, {}}));
+  adapters.front().notes.insert(adapters.front().notes.begin(), found.notes.begin(), found.notes.end());
+  if (arguments.json) return print_output(to_text(adapters_document(path, adapters)));
+  for (const Checkpoint& adapter : adapters)
+    if (!arguments.quiet) print_notes(adapter.notes);
+  print_output(adapters_text(path, adapters));
+}
+
 void inspect(const InspectArguments& arguments) {
   if (!arguments.print_spec.empty() && !arguments.path.empty())
     throw Error(ErrorKind::kUsage,
@@ -85,6 +99,10 @@ void inspect(const InspectArguments& arguments) {
   const RunOptions options = run_options(arguments);
   const FoundCheckpoint found = find_checkpoint(arguments.path, arguments.source.tag);
   const std::string path = arguments.path == found.path ? arguments.path : found.path.string();
+  const bool one_wanted = arguments.tensors || arguments.stats || !arguments.filter.empty() || arguments.source.config;
+  if (const auto adapters = one_wanted ? std::vector<AdapterFolder>() : adapters_to_read(local_storage(), found.path);
+      adapters.size() > 1)
+    return inspect_adapters(path, adapters, found, arguments);
   Checkpoint inspection = read_checkpoint(
       found.path,
       {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, {config_of(arguments.source)}});
@@ -103,8 +121,8 @@ void inspect(const InspectArguments& arguments) {
 
 void add_inspect(CLI::App& app) {
   auto arguments = std::make_shared<InspectArguments>();
-  CLI::App* command =
-      app.add_subcommand("inspect", "Show what a file, a Hugging Face directory or a sharded checkpoint holds");
+  CLI::App* command = app.add_subcommand(
+      "inspect", "Show what a file, a Hugging Face directory, a sharded checkpoint or an adapter holds");
   command->add_option("PATH", arguments->path, "File or directory");
   command
       ->add_option("--print-spec", arguments->print_spec,

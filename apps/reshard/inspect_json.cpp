@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "option_names.h"
+#include "reshard/layouts/sharded_adapter.h"
 
 namespace reshard::cli {
 namespace {
@@ -35,12 +36,34 @@ Document tensor_document(const TensorMap& map, const TensorRow& row) {
 
 }  // namespace
 
+Document adapters_document(const std::string& path, const std::vector<Checkpoint>& adapters) {
+  Document json;
+  json["command"] = "inspect";
+  json["path"] = path;
+  json["kind"] = "adapters";
+  json["adapters"] = Document::array();
+  json["notes"] = Document::array();
+  for (const Checkpoint& adapter : adapters) {
+    const Totals totals = totals_of(adapter.map);
+    json["adapters"].push_back({{"name", adapter.adapter->name},
+                                {"path", adapter.directory.string()},
+                                {"format", name(adapter.format)},
+                                {"mesh", {{"tp", adapter.mesh.tp}, {"pp", adapter.mesh.pp}, {"ep", adapter.mesh.ep}}},
+                                {"tensor_count", totals.tensors},
+                                {"parameters", totals.elems},
+                                {"bytes", totals.bytes}});
+    for (const std::string& note : adapter.notes) json["notes"].push_back(note);
+  }
+  return json;
+}
+
 Document inspect_document(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows) {
   const Totals totals = totals_of(inspection.map, rows);
   Document json;
   json["command"] = "inspect";
   json["path"] = path;
   json["kind"] = what_name(inspection);
+  if (inspection.adapter) json["adapter"] = inspection.adapter->name;
   json["format"] = name(inspection.format);
   json["model_type"] = inspection.model_type.empty() ? Document(nullptr) : Document(inspection.model_type);
   json["tensor_count"] = totals.tensors;

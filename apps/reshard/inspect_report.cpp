@@ -9,6 +9,8 @@
 
 #include "fold.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/sharded_adapter.h"
+#include "reshard/specs/adapter_metadata.h"
 #include "table.h"
 
 namespace reshard::cli {
@@ -35,9 +37,10 @@ std::string what_text(const Checkpoint& inspection) {
     return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");
   const Mesh& mesh = inspection.mesh;
   const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
-  return fmt::format("sharded checkpoint{} ({}, {}), tp {} × pp {}{}, {} rank{}", model,
-                     inspection.layout->traits().name, format, mesh.tp, mesh.pp,
-                     mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks, ranks == 1 ? "" : "s");
+  const std::string what = inspection.adapter ? "adapter " + printable(inspection.adapter->name) : "checkpoint" + model;
+  return fmt::format("sharded {} ({}, {}), tp {} × pp {}{}, {} rank{}", what, inspection.layout->traits().name, format,
+                     mesh.tp, mesh.pp, mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks,
+                     ranks == 1 ? "" : "s");
 }
 
 /// The rows of one line of the table, put together.
@@ -104,7 +107,9 @@ Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines,
 std::string joined_text(const TensorMap& map, const std::vector<TensorRow>& rows) {
   std::map<std::string, std::vector<std::string>> parts_of;
   for (const TensorRow& row : rows) {
-    const std::vector<std::string> path = split(map.logical[row.logical].name, '.');
+    const std::string& name = map.logical[row.logical].name;
+    const auto lora = lora_name(name);  // an adapter's tensors are one level below the linear
+    const std::vector<std::string> path = split(lora ? lora->module + ".weight" : name, '.');
     if (row.stored_as.empty() || path.size() < 2) continue;
     std::vector<std::string>& parts = parts_of[row.stored_as];
     if (std::find(parts.begin(), parts.end(), path[path.size() - 2]) == parts.end())
@@ -179,6 +184,25 @@ std::string ranks_table(const Checkpoint& inspection) {
 }
 
 }  // namespace
+
+std::string adapters_text(const std::string& path, const std::vector<Checkpoint>& adapters) {
+  Table table({{"adapter", Align::kLeft},
+               {"folder", Align::kLeft},
+               {"format", Align::kLeft},
+               {"tp", Align::kRight},
+               {"pp", Align::kRight},
+               {"tensors", Align::kRight},
+               {"bytes", Align::kRight}});
+  for (const Checkpoint& adapter : adapters) {
+    const Totals totals = totals_of(adapter.map);
+    table.add({printable(adapter.adapter->name), printable(adapter.directory.filename().string()),
+               std::string(name(adapter.format)), std::to_string(adapter.mesh.tp), std::to_string(adapter.mesh.pp),
+               std::to_string(totals.tensors), format_bytes(totals.bytes)});
+  }
+  return fmt::format("{}: {} sharded adapters; give the folder of one to see what it holds\n\n", printable(path),
+                     adapters.size()) +
+         table.text();
+}
 
 std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
                          bool each) {

@@ -11,4 +11,7 @@ namespace reshard::cli {
 std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
                          bool each);
 
+/// A line for each of several sharded adapters in a directory.
+std::string adapters_text(const std::string& path, const std::vector<Checkpoint>& adapters);
+
 }  // namespace reshard::cli

@@ -58,6 +58,13 @@ Totals totals_of(const TensorMap& map, const std::vector<TensorRow>& rows) {
   return totals;
 }
 
+Totals totals_of(const TensorMap& map) {
+  Totals totals;
+  for (const LogicalTensor& tensor : map.logical)
+    if (!tensor.filler) totals.add(tensor);
+  return totals;
+}
+
 std::map<DType, Totals> totals_by_dtype(const TensorMap& map, const std::vector<TensorRow>& rows) {
   std::map<DType, Totals> by_dtype;
   for (const TensorRow& row : rows) by_dtype[map.logical[row.logical].dtype].add(map.logical[row.logical]);

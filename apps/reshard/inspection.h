@@ -32,6 +32,8 @@ struct Totals {
   void add(const LogicalTensor& tensor);
 };
 Totals totals_of(const TensorMap& map, const std::vector<TensorRow>& rows);
+/// Of the whole state dict.
+Totals totals_of(const TensorMap& map);
 std::map<DType, Totals> totals_by_dtype(const TensorMap& map, const std::vector<TensorRow>& rows);
 
 /// What each rank of a sharded checkpoint holds, by pipeline rank.

@@ -88,6 +88,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
                    {"free", space.free_bytes}};
   json["files"] = files_document(job);
   json["notes"] = with_options(job.notes);
+  for (const std::string& note : mean_notes(job, result)) json["notes"].push_back(with_options(note));
   if (result != nullptr) {
     for (const std::string& note : divergent_notes(result->divergent)) json["notes"].push_back(with_options(note));
     for (const std::string& note : result->notes) json["notes"].push_back(with_options(note));

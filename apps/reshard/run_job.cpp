@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/output.h"
+#include "reshard/specs/adapter_metadata.h"
 #include "signals.h"
 #include "table.h"
 
@@ -41,6 +42,7 @@ std::string last_line(const Job& job, const RunResult& result) {
 void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result) {
   try {
     if (!arguments.quiet && !arguments.json) print_notes(divergent_notes(result.divergent));
+    if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, &result));
     if (!arguments.quiet && !arguments.json) print_notes(result.notes);
     if (arguments.json)
       print_output(to_text(job_document(job, space, &result)));
@@ -90,6 +92,30 @@ std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergen
   return notes;
 }
 
+std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
+  std::vector<std::string> tensors;
+  if (result != nullptr) {
+    tensors = result->lossy_means;
+  } else {
+    for (const Transfer& transfer : job.program.transfers)
+      if (!transfer.more.empty()) tensors.push_back(transfer.result(job.maps())->name);
+  }
+  if (tensors.empty()) return {};
+  std::vector<std::string> linears;
+  for (const std::string& tensor : tensors) {
+    const auto lora = lora_name(tensor);
+    std::string linear = lora ? lora->module : tensor;
+    if (const auto at = linear.find(kPeftPrefix); at != std::string::npos) linear.erase(at, kPeftPrefix.size());
+    linears.push_back(std::move(linear));
+  }
+  const bool one = linears.size() == 1;
+  return {fmt::format("{} fused linear{} {} (--lora-fuse exact keeps it): {}", linears.size(), one ? "" : "s",
+                      result != nullptr ? "had lora_A that differ and got their mean, which changes the adapter"
+                      : one             ? "gets the mean of its lora_A, which changes the adapter unless they are equal"
+                            : "get the mean of their lora_A, which changes the adapter unless they are equal",
+                      list_names(linears))};
+}
+
 void run_job(const Job& job, const CommonArguments& arguments, RunOptions options) {
   if (!arguments.quiet && !arguments.json) {
     print_notes(job.notes);
@@ -97,7 +123,10 @@ void run_job(const Job& job, const CommonArguments& arguments, RunOptions option
       print_notes({path.string() +
                    " was left by a run that was killed, or belongs to one that goes on; if none does, delete it"});
   }
-  if (arguments.dry_run) return dry_run(job, arguments);
+  if (arguments.dry_run) {
+    if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, nullptr));
+    return dry_run(job, arguments);
+  }
   const OutputSpace space = output_space(job);
   Progress progress;
   options.progress = &progress;

@@ -19,12 +19,6 @@ struct ShardArguments : CommonArguments {
   bool lora_fuse_given = false;
 };
 
-LoraFuse parse_lora_fuse(const std::string& text) {
-  if (text == "mean") return LoraFuse::kMean;
-  if (text == "exact") return LoraFuse::kExact;
-  throw Error(ErrorKind::kUsage, "--lora-fuse: \"" + printable(text) + "\" is not one of mean, exact");
-}
-
 void add_adapters(const ShardArguments& arguments, ShardRequest& request) {
   if (arguments.lora_fuse_given && arguments.adapters.empty())
     throw Error(ErrorKind::kUsage, "--lora-fuse needs --adapter: without it no adapter is sharded");
@@ -81,11 +75,7 @@ void add_shard(CLI::App& app) {
               adapter_layout().traits().name + "; of MODEL_DIR config.json is enough")
       ->type_name("DIR")
       ->allow_extra_args(false);
-  command
-      ->add_option("--lora-fuse", arguments->lora_fuse,
-                   "lora_A of linears that are joined: mean (as optimum-neuron does), or exact (stacked)")
-      ->type_name("HOW")
-      ->capture_default_str();
+  add_lora_fuse(*command, arguments->lora_fuse);
   add_common(*command, *arguments);
   command->callback([arguments, command] {
     arguments->lora_fuse_given = command->count("--lora-fuse") > 0;

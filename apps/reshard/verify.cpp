@@ -161,7 +161,8 @@ void add_verify(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* command = app.add_subcommand(
       "verify", "Compare two checkpoints, whatever their layouts and file formats: exit code 0 or 1");
-  command->add_option("A", arguments->a, "A file of tensors, a Hugging Face directory or a sharded checkpoint")
+  command
+      ->add_option("A", arguments->a, "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
       ->required();
   command->add_option("B", arguments->b, "The other")->required();
   command

@@ -103,9 +103,13 @@ class Documents(unittest.TestCase):
         for arguments in ([MODEL], [MODEL, "--stats"], [shards, "--stats"], [shards, "--filter", "nothing"],
                           [str(pathlib.Path(MODEL) / "model.safetensors")],
                           [str(TRAINED / "checkpoint"), "--config", str(TRAINED / "original")],
-                          [str(GOLDEN / "lora/llama-tp2-two-adapters/original")]):
+                          [str(GOLDEN / "lora/llama-tp2-two-adapters/original")],
+                          [str(GOLDEN / "lora/llama-tp2-two-adapters/sharded/adapter_test")]):
             with self.subTest(arguments):
                 self.check("inspect", run("inspect", *arguments))
+        adapters = str(GOLDEN / "lora/llama-tp2-two-adapters/sharded")
+        document = self.check("inspect-adapters", run("inspect", adapters))
+        self.assertEqual([one["name"] for one in document["adapters"]], ["default", "test"])
 
     def test_verify(self):
         half = self.path("half")

@@ -40,4 +40,22 @@ std::vector<AdapterFolder> find_adapter_folders(Files& files, const fs::path& pa
   return found;
 }
 
+std::vector<AdapterFolder> adapters_meant(Files& files, const fs::path& path) {
+  std::vector<AdapterFolder> adapters = find_adapter_folders(files, path);
+  if (adapters.empty()) return adapters;
+  const auto shards = find_shards(files, path);
+  const bool model = shards && std::none_of(adapters.begin(), adapters.end(), [&](const AdapterFolder& adapter) {
+                       return adapter.shards.path == shards->path;
+                     });
+  if (model) adapters.clear();
+  return adapters;
+}
+
+std::vector<AdapterFolder> adapters_to_read(Files& files, const fs::path& path) {
+  if (find_whole(files, path)) return {};
+  for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
+    if (files.exists(path / name)) return {};
+  return adapters_meant(files, path);
+}
+
 }  // namespace reshard

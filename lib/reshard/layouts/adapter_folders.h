@@ -13,9 +13,17 @@ namespace reshard {
 inline constexpr const char* kAdapterSafetensorsFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterPytorchFile = "adapter_model.bin";
 
+/// The adapter that PEFT saves in a directory itself, and not in a folder of its name.
+inline constexpr const char* kDefaultAdapter = "default";
+
 /// Shards of adapters, beside each other in a checkpoint's directory: adapter_NAME/adapter_shards (optimum-neuron).
 inline constexpr std::string_view kAdapterFolderPrefix = "adapter_";
 inline constexpr const char* kAdapterShardsFolder = "adapter_shards";
+
+/// "adapter_NAME".
+inline std::filesystem::path adapter_folder(const std::string& name) {
+  return std::string(kAdapterFolderPrefix) + name;
+}
 
 /// The shards of one LoRA adapter.
 struct AdapterFolder {
@@ -27,5 +35,13 @@ struct AdapterFolder {
 /// The adapters meant by `path`: its own if it is adapter_NAME or adapter_shards, else those of all its adapter_NAME
 /// folders, sorted by name. Empty if there are none.
 std::vector<AdapterFolder> find_adapter_folders(Files& files, const std::filesystem::path& path);
+
+/// The same, but none where the shards of a model are in `path`: then it means the model.
+/// \throws Error kBadInput as find_shards does.
+std::vector<AdapterFolder> adapters_meant(Files& files, const std::filesystem::path& path);
+
+/// The same, but none where whole weights are in `path`, a model's or an adapter's: then it means those, for whoever
+/// reads any checkpoint.
+std::vector<AdapterFolder> adapters_to_read(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

@@ -12,6 +12,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/planned_model.h"
+#include "reshard/layouts/sharded_adapter.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/model_config.h"
 
@@ -158,6 +159,7 @@ Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::
   if (!others.empty())
     checkpoint.notes.push_back("this is about " + file.string() +
                                " alone; the adapters in its folders are not looked at: " + list_names(others));
+  describe_peft_adapter(checkpoint, directory);
   return checkpoint;
 }
 
@@ -177,6 +179,12 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
 
 Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) {
   Checkpoint checkpoint = found.layout->read(files, found, context);
+  note_idle_options(checkpoint, context.options);
+  return checkpoint;
+}
+
+Checkpoint read_adapter(Files& files, const AdapterFolder& adapter, const ReadContext& context) {
+  Checkpoint checkpoint = read_sharded_adapter(files, adapter, context);
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }
@@ -220,16 +228,15 @@ Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext
     note_idle_options(checkpoint, context.options);
     return checkpoint;
   }
+  const auto adapters = adapters_to_read(files, path);
+  if (adapters.size() > 1) refuse_several_adapters(path, adapters);
+  if (!adapters.empty()) return read_adapter(files, adapters.front(), context);
   const auto whole = find_whole(files, path);
   const auto shards = find_shards(files, path);
   if (shards && (!whole || whole->is_empty)) return read(files, *shards, context);
   if (!shards && !whole) {
     for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
       if (files.exists(path / name)) return read_adapter_file(files, path, path / name, context);
-    if (!find_adapter_folders(files, path).empty())
-      throw Error(ErrorKind::kUnsupported, "holds shards of adapters, which only consolidate reads")
-          .in(path)
-          .hint("reshard consolidate puts them together; what comes out can be looked at, converted and compared");
   }
   Checkpoint checkpoint = read_whole(files, path, context);
   if (shards)

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -19,6 +20,8 @@
 
 namespace reshard {
 
+struct Adapter;
+
 /// What stands on disk, whatever it is: a file of tensors, or a directory of some layout. PEFT's directory of an
 /// adapter counts as its one file.
 struct Checkpoint {
@@ -35,6 +38,7 @@ struct Checkpoint {
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
   std::string index_metadata;                                      // as of HfIndex
   std::filesystem::path index_metadata_file;                       // where it stands; empty if it is empty
+  std::shared_ptr<const Adapter> adapter;                          // null if it is none, or a file given by itself
   std::vector<std::string> notes;                                  // what the user should know, whole sentences
 
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks; }

@@ -165,9 +165,9 @@ void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
   for (const ModuleSpecs& module : metadata.modules)
     for (const TransformationSpec& spec : module.specs)
       if (!std::visit([](const auto& s) { return s.peft_type; }, spec).empty())
-        throw Error(ErrorKind::kUnsupported, "describes shards of adapters, which only consolidate reads")
+        throw Error(ErrorKind::kUnsupported, "describes shards of an adapter, which are taken for a model's here")
             .in(path)
-            .hint("reshard consolidate puts them together; then look at adapter_model.safetensors");
+            .hint("give the folder adapter_NAME that holds them, in a folder called adapter_shards");
 }
 
 bool is_old(const fs::path& metadata) {

@@ -8,25 +8,22 @@ namespace reshard {
 namespace {
 
 /// Adapters have their own adapter_config.json.
-std::unique_ptr<Job> plan_adapters(Files& files, ConsolidateRequest request, const FoundCheckpoint& found,
+std::unique_ptr<Job> plan_adapters(Files& files, const ConsolidateRequest& request, const FoundCheckpoint& found,
                                    const std::vector<AdapterFolder>& adapters) {
   if (!request.source.config.empty())
     throw Error(ErrorKind::kUsage, "--config has no effect: these are adapters, which need no config.json")
         .in(found.path);
   for (const std::string& option : request.target.options.names())
     throw Error(ErrorKind::kUsage, "--" + option + " is about models: adapters have one file each").in(found.path);
-  request.source.path = found.path;
-  auto job = plan_consolidate_adapters(files, request, adapters);
-  job->notes.insert(job->notes.begin(), found.notes.begin(), found.notes.end());
-  return job;
+  return plan_consolidate_adapters(files, request, found, adapters);
 }
 
 std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &whole_layout();
   validate_request(request.target);
   const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag, TagContent::kShards);
-  if (const auto adapters = adapters_to_consolidate(files, found.path); !adapters.empty())
-    return plan_adapters(files, std::move(request), found, adapters);
+  if (const auto adapters = adapters_meant(files, found.path); !adapters.empty())
+    return plan_adapters(files, request, found, adapters);
   Checkpoint checkpoint = read_sharded(files, found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   auto job = start_job("consolidate", checkpoint,

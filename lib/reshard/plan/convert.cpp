@@ -10,6 +10,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/whole_map.h"
+#include "reshard/plan/adapters.h"
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
@@ -205,20 +206,22 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag);
   Checkpoint checkpoint = read_checkpoint(files, found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
-  if (checkpoint.layout == nullptr && files.is_directory(found.path))
-    throw Error(ErrorKind::kUnsupported, "is a directory of adapters, which convert would not make another of")
-        .in(found.path)
-        .hint("give the file itself, " + checkpoint.path.filename().string() + ", to convert its tensors alone");
+  if (request.lora_fuse && !checkpoint.adapter)
+    throw Error(ErrorKind::kUsage, "--lora-fuse has no effect: this is no adapter").in(checkpoint.path);
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
   prove_outside(files, request.output_directory, checkpoint);
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   Selection selection = select(job->source, request, config, *job);
   ProgramOptions options;
-  options.dropped = plan_converted(files, checkpoint, selection, request, *job);
+  if (checkpoint.adapter)
+    options.means = plan_converted_adapter(files, *job, checkpoint, selection.wanted, request);
+  else
+    options.dropped = plan_converted(files, checkpoint, selection, request, *job);
   options.check_replicas = request.check_replicas;
   std::move(selection.dropped.begin(), selection.dropped.end(), std::back_inserter(options.dropped));
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
+  if (checkpoint.adapter) return job;  // config.json is the base model's
   if (request.dtype) update_config(files, *job, checkpoint.config, std::move(config), *request.dtype);
   carry_companions(files, *job, checkpoint, {request.output_directory, checkpoint.path});
   return job;

@@ -41,7 +41,7 @@ PeftAdapter read_one(Files& files, const std::string& name, const fs::path& dire
 /// Sorts the tensors of one adapter's file.
 class Sorter {
  public:
-  Sorter(const PeftAdapter& adapter, const Model& model, const std::vector<FusedLayer>& joined) : adapter_(adapter) {
+  Sorter(const AdapterSource& adapter, const Model& model, const std::vector<FusedLayer>& joined) : adapter_(adapter) {
     content_.name = adapter.name;
     for (const ModelParameter& parameter : model.parameters) parameters_.emplace(parameter.name, &parameter);
     for (const FusedLayer& layer : joined)
@@ -49,18 +49,18 @@ class Sorter {
   }
 
   AdapterContent run() {
-    for (const TensorEntry& tensor : adapter_.file.tensors) sort(tensor);
+    for (const LogicalTensor& tensor : adapter_.tensors) sort(tensor);
     for (const auto& [module, tensors] : own_) prove_pairs(module, tensors);
     for (const auto& [module, tensors] : own_) prove_fused(module, tensors);
     return std::move(content_);
   }
 
  private:
-  Error error(const TensorEntry& tensor, ErrorKind kind, const std::string& message) const {
-    return Error(kind, message).in(adapter_.file.path).tensor(tensor.name);
+  Error error(const LogicalTensor& tensor, ErrorKind kind, const std::string& message) const {
+    return Error(kind, message).in(adapter_.path).tensor(tensor.name);
   }
 
-  void sort(const TensorEntry& tensor) {
+  void sort(const LogicalTensor& tensor) {
     if (!tensor.name.starts_with(kPeftPrefix))
       throw error(tensor, ErrorKind::kBadInput, "does not begin with base_model.model., as PEFT names tensors");
     const std::string name = tensor.name.substr(kPeftPrefix.size());
@@ -82,7 +82,7 @@ class Sorter {
       content_.plain.insert(tensor.name);
   }
 
-  void sort_lora(const TensorEntry& tensor, const LoraName& name) {
+  void sort_lora(const LogicalTensor& tensor, const LoraName& name) {
     const auto found = parameters_.find(name.module + ".weight");
     if (found == parameters_.end() || found->second->shape.size() != 2)
       throw error(tensor, ErrorKind::kBadInput, "adapts a module that the model does not have")
@@ -109,7 +109,7 @@ class Sorter {
     content_.lora[layer == joined_.end() ? name.module : layer->second->module].insert(kind);
   }
 
-  void prove_shape(const TensorEntry& tensor, const Dims& expected) const {
+  void prove_shape(const LogicalTensor& tensor, const Dims& expected) const {
     if (tensor.shape != expected)
       throw error(tensor, ErrorKind::kBadInput,
                   fmt::format("is {}, but the model and the adapter's config make it {}", to_string(tensor.shape),
@@ -125,7 +125,7 @@ class Sorter {
       const std::string left = tensors.count(a) ? a : b;
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is missing, though the {} of the module is there", left.substr(0, left.find('.'))))
-          .in(adapter_.file.path)
+          .in(adapter_.path)
           .tensor(std::string(kPeftPrefix) + module + "." + lost)
           .hint("save the adapter again, or fetch the file again");
     }
@@ -143,16 +143,16 @@ class Sorter {
       else if (other->second != tensors)
         throw Error(ErrorKind::kUnsupported,
                     fmt::format("{} and {} become one linear, but are adapted in different ways", module, linear))
-            .in(adapter_.file.path);
+            .in(adapter_.path);
     }
     if (!missing.empty())
       throw Error(ErrorKind::kUnsupported, fmt::format("adapts {}, but not {}, with which it becomes the one linear {}",
                                                        module, list_names(missing), layer->second->module))
-          .in(adapter_.file.path)
+          .in(adapter_.path)
           .hint("an adapter must take all of them or none");
   }
 
-  const PeftAdapter& adapter_;
+  const AdapterSource& adapter_;
   std::unordered_map<std::string, const ModelParameter*> parameters_;
   std::unordered_map<std::string, const FusedLayer*> joined_;  // by linear
   std::map<std::string, std::set<std::string>> own_;           // module of the model → tensors
@@ -196,7 +196,8 @@ std::vector<PeftAdapter> read_peft_adapters(Files& files, const std::vector<fs::
   return adapters;
 }
 
-AdapterContent adapter_content(const PeftAdapter& adapter, const Model& model, const std::vector<FusedLayer>& joined) {
+AdapterContent adapter_content(const AdapterSource& adapter, const Model& model,
+                               const std::vector<FusedLayer>& joined) {
   return Sorter(adapter, model, joined).run();
 }
 

@@ -5,13 +5,12 @@
 #include <vector>
 
 #include "reshard/formats/container.h"
+#include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/adapter_config.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/peft_stages.h"
 
 namespace reshard {
-
-inline constexpr const char* kDefaultAdapter = "default";
 
 /// An adapter as PEFT saves it.
 struct PeftAdapter {
@@ -19,6 +18,16 @@ struct PeftAdapter {
   std::filesystem::path directory;
   AdapterConfig config;
   Container file;  // safetensors where both are there, as PEFT has it
+};
+
+/// An adapter that is to be sharded, of separate linears.
+struct AdapterSource {
+  std::string name;
+  AdapterConfig config;
+  bool config_changed = false;         // its text is not that of its file
+  std::filesystem::path path;          // of the tensors, for errors
+  std::vector<LogicalTensor> tensors;  // by PEFT's names
+  std::string prefix;                  // that these have in the job's source
 };
 
 /// The adapters in `directories`, headers alone: the first directory's own is called "default", those of the others as
@@ -30,6 +39,6 @@ std::vector<PeftAdapter> read_peft_adapters(Files& files, const std::vector<std:
 /// belongs to in the ranks, where `joined` linears are one. Of a joined linear either all are adapted, all alike, or
 /// none.
 /// \throws Error kBadInput or kUnsupported, naming the tensor or the module.
-AdapterContent adapter_content(const PeftAdapter& adapter, const Model& model, const std::vector<FusedLayer>& joined);
+AdapterContent adapter_content(const AdapterSource& adapter, const Model& model, const std::vector<FusedLayer>& joined);
 
 }  // namespace reshard

@@ -45,6 +45,16 @@ std::vector<Box> take(const Piece& piece, std::vector<Box>& open, std::vector<Pi
   return besides;
 }
 
+/// Whether two tensors of a map are the same bytes of the same files.
+bool is_same_place(const TensorMap& map, const Reading& a, const Reading& b) {
+  return std::equal(a.reads.begin(), a.reads.end(), b.reads.begin(), b.reads.end(),
+                    [&](const Piece& x, const Piece& y) {
+                      const StoredTensor &in_x = map.stored[x.stored], &in_y = map.stored[y.stored];
+                      return in_x.file == in_y.file && in_x.offset_bytes == in_y.offset_bytes &&
+                             in_x.shape == in_y.shape && x.box == y.box && x.stored_begin == y.stored_begin;
+                    });
+}
+
 bool stored_before(const Piece& a, const Piece& b) {
   return a.stored < b.stored;
 }
@@ -182,7 +192,8 @@ class ProgramMaker {
       const LogicalTensor& tensor = source_.logical[*index];
       if (transfer) {
         prove_same_form(tensor, transfer->tensor(maps_));
-        transfer->more.push_back(read(*index));
+        Reading reading = read(*index);
+        if (!is_same_place(source_, *transfer->source, reading)) transfer->more.push_back(std::move(reading));
       } else {
         transfer.emplace().source = read(*index);
       }

@@ -67,7 +67,7 @@ struct Program {
 };
 
 /// A target tensor that is the mean of several of the source; these to the byte where they are equal. Whether they are,
-/// the run finds out.
+/// the run finds out, unless they are the same bytes of a file.
 struct Mean {
   std::string target;
   std::vector<std::string> sources;

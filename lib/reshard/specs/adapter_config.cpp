@@ -110,9 +110,13 @@ bool AdapterConfig::saves(const std::string& module) const {
 }
 
 AdapterConfig read_adapter_config(Files& files, const fs::path& path) {
+  return parse_adapter_config(read_text_file(files, path, kMaxConfigBytes), path);
+}
+
+AdapterConfig parse_adapter_config(std::string text, const fs::path& path) {
   AdapterConfig config;
   config.path = path;
-  config.text = read_text_file(files, path, kMaxConfigBytes);
+  config.text = std::move(text);
   const Json proved = parse_json(config.text, path, JsonDialect::kPython);
   const JsonObject object(proved, path);
   const OrderedJson json =

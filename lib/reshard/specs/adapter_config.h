@@ -49,7 +49,10 @@ struct AdapterConfig {
   bool saves(const std::string& module) const;
 };
 
+/// \param path  where it stands, or is from.
 /// \throws Error kBadInput; kUnsupported for adapters other than LoRA's.
+AdapterConfig parse_adapter_config(std::string text, const std::filesystem::path& path);
+/// \throws Error as parse_adapter_config does.
 AdapterConfig read_adapter_config(Files& files, const std::filesystem::path& path);
 
 /// A joined linear that an adapter adapts.

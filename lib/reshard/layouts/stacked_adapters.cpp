@@ -1,4 +1,4 @@
-#include "reshard/plan/stacked_adapters.h"
+#include "reshard/layouts/stacked_adapters.h"
 
 #include <algorithm>
 #include <numeric>

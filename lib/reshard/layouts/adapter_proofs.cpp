@@ -1,4 +1,4 @@
-#include "reshard/plan/adapter_proofs.h"
+#include "reshard/layouts/adapter_proofs.h"
 
 #include <fmt/format.h>
 
