@@ -11,11 +11,11 @@ if [[ ! "$seconds" =~ ^[0-9]+$ ]]; then
   echo "usage: scripts/fuzz.sh [SECONDS]" >&2
   exit 2
 fi
-build=build/asan-ubsan
+build=build/fuzz
 targets=(safetensors_header zip_directory pickle torch_file xser)
 
-cmake --preset asan-ubsan >/dev/null
-cmake --build --preset asan-ubsan --target fuzzers
+cmake --preset fuzz >/dev/null
+cmake --build --preset fuzz --target fuzzers
 "$build/tests/fuzz/make_seeds" "$build/seeds"
 
 pids=()
