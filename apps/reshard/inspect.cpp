@@ -78,6 +78,7 @@ void print_spec(const std::string& model_type) {
 void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>& folders, const FoundCheckpoint& found,
                       const InspectArguments& arguments) {
   std::vector<Checkpoint> adapters;
+  adapters.reserve(folders.size());
   for (const AdapterFolder& folder : folders)
     adapters.push_back(read_sharded_adapter(local_storage(), folder, {ConfigUse::kLenient, {}, {}, {}}));
   adapters.front().notes.insert(adapters.front().notes.begin(), found.notes.begin(), found.notes.end());
