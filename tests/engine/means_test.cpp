@@ -6,6 +6,7 @@
 #include "reshard/engine/job_run.h"
 #include "support/catch.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/torch_files.h"
