@@ -352,15 +352,12 @@ class LocalStorage final : public Storage {
 
   /// What an entry of a directory is: most file systems say so without another call.
   static FileKind entry_kind(const std::filesystem::directory_entry& entry) {
-    std::error_code ignored;
-    switch (entry.symlink_status(ignored).type()) {
-      case std::filesystem::file_type::regular: return FileKind::kFile;
-      case std::filesystem::file_type::directory: return FileKind::kDirectory;
-      case std::filesystem::file_type::symlink:
-      case std::filesystem::file_type::unknown:
-      case std::filesystem::file_type::none: return look_at(entry.path()).value_or(FileKind::kOther);
-      default: return FileKind::kOther;
+    std::error_code ignored;  // these calls use what the directory said, where symlink_status() asks again
+    if (!entry.is_symlink(ignored)) {
+      if (entry.is_regular_file(ignored)) return FileKind::kFile;
+      if (entry.is_directory(ignored)) return FileKind::kDirectory;
     }
+    return look_at(entry.path()).value_or(FileKind::kOther);
   }
 
   std::unique_ptr<Sink> sink(int fd, const std::filesystem::path& path) const {
