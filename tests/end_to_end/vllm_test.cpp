@@ -279,6 +279,14 @@ TEST_CASE("What vLLM does not load, or serves otherwise, is refused with the rea
     request.source.family = std::make_shared<const Family>(std::move(family));
     refused(ErrorKind::kUnsupported, "what vLLM calls the weights of olmo2 is not known", "known are gemma, gemma2");
   }
+  SECTION("a description of the user's own") {
+    Family family = *builtin_family("llama");
+    family.attention.reset();
+    family.json_text += " ";
+    request.source.family = std::make_shared<const Family>(std::move(family));
+    refused(ErrorKind::kUnsupported, "what vLLM calls the weights of llama is known for the built-in description alone",
+            "leave out `spec`");
+  }
   SECTION("heads that the ranks do not divide") {
     request.target.tp = 3;
     refused(ErrorKind::kUsage, "4 query heads do not divide over 3 ranks",

@@ -3,6 +3,7 @@
 #include "reshard/layouts/lower_metadata.h"
 #include "reshard/layouts/tensor_map.h"
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/models.h"
 
 namespace reshard::test {
@@ -189,6 +190,16 @@ TEST_CASE("Matrices packed in one are cut each by itself, replicated ones not") 
   CHECK(packed.parts[0].placement->units == 3);
   CHECK(packed.parts[0].placement->unit_elems == 2);
   CHECK(packed.parts[0].placement->taken == Taken{{0, 2}, {1, 2}});
+}
+
+TEST_CASE("Metadata that cuts its tensors into more chunks than any model has is refused before they fill the memory") {
+  StageMetadata metadata;
+  for (std::uint32_t i = 0; i < 8; ++i)
+    metadata.parameters.push_back({"w" + std::to_string(i), true, 0, 4000 + i, 1024});
+  const Error error = error_of([&] { partition_rules(metadata, 1024); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("more than 16777216 chunks over 1024 ranks"));
+  CHECK_THAT(error.hint(), Says("the metadata is damaged"));
 }
 
 TEST_CASE("A fused parameter takes each linear's slice at the size that the spec gives") {

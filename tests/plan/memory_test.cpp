@@ -166,22 +166,35 @@ bool fails_at(const PlanCase& one, MemoryFiles& files, const fs::path& root, con
   }
 }
 
+/// A plan as it is when nothing fails, and what it does with its files.
+struct Undisturbed {
+  std::unique_ptr<Job> job;
+  std::vector<FaultStorage::Step> steps;
+};
+
+Undisturbed undisturbed(const PlanCase& one, MemoryFiles& files, const fs::path& root) {
+  FaultStorage watched(files);
+  auto job = one.plan(watched, root);
+  return {std::move(job), watched.steps()};
+}
+
 TEST_CASE("Any operation on a file that fails while planning ends it with an error that names the file") {
   MemoryFiles& files = inputs().files;
   const fs::path& root = inputs().root;
   for (const PlanCase& one : plan_cases()) DYNAMIC_SECTION(one.name) {
-      FaultStorage watched(files);
-      const auto job = one.plan(watched, root);
-      const auto steps = watched.steps();
-      CHECK(watched.count(Operation::kRead) > 2);
+      const Undisturbed plain = undisturbed(one, files, root);
+      const auto& steps = plain.steps;
+      CHECK(std::count_if(steps.begin(), steps.end(),
+                          [](const FaultStorage::Step& step) { return step.operation == Operation::kRead; }) > 2);
       std::size_t harmless = 0;
       for (std::uint64_t number = 0; number < steps.size(); ++number) {
         INFO("operation " << number << " on " << steps[number].path);
-        const bool failed = fails_at(one, files, root, *job, steps[number], "made to fail", [&](FaultStorage& storage) {
-          storage.before = [&](Operation, std::uint64_t at) {
-            if (at == number) throw Error(ErrorKind::kIo, "made to fail").in(steps[number].path);
-          };
-        });
+        const bool failed =
+            fails_at(one, files, root, *plain.job, steps[number], "made to fail", [&](FaultStorage& storage) {
+              storage.before = [&](Operation, std::uint64_t at) {
+                if (at == number) throw Error(ErrorKind::kIo, "made to fail").in(steps[number].path);
+              };
+            });
         if (steps[number].operation != Operation::kLook) CHECK(failed);
         if (!failed) ++harmless;
       }
@@ -193,13 +206,12 @@ TEST_CASE("A file that is cut while it is planned with is an error that names it
   MemoryFiles& files = inputs().files;
   const fs::path& root = inputs().root;
   for (const PlanCase& one : plan_cases()) DYNAMIC_SECTION(one.name) {
-      FaultStorage watched(files);
-      const auto job = one.plan(watched, root);
-      const auto steps = watched.steps();
+      const Undisturbed plain = undisturbed(one, files, root);
+      const auto& steps = plain.steps;
       for (std::uint64_t number = 0; number < steps.size(); ++number) {
         if (steps[number].operation != Operation::kRead) continue;
         INFO("operation " << number << " on " << steps[number].path);
-        CHECK(fails_at(one, files, root, *job, steps[number], "made to end here",
+        CHECK(fails_at(one, files, root, *plain.job, steps[number], "made to end here",
                        [&](FaultStorage& storage) { storage.cut_at = number; }));
       }
     }

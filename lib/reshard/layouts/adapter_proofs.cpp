@@ -6,7 +6,7 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
-#include "reshard/layouts/lower_metadata.h"
+#include "reshard/layouts/sharded_map.h"
 #include "reshard/specs/adapter_metadata.h"
 
 namespace reshard {
@@ -28,7 +28,7 @@ void prove_adapter_explained(const ShardedCheckpoint& checkpoint) {
                          ".");
       }
     std::sort(joined.begin(), joined.end());
-    for (const PartitionRule& rule : partition_rules(checkpoint.metadata[pp_rank], checkpoint.tp, checkpoint.ep)) {
+    for (const PartitionRule& rule : rules_of_stage(checkpoint, pp_rank)) {
       if (rule.from_spec || !held.count(rule.stored_name)) continue;
       const auto after = std::upper_bound(joined.begin(), joined.end(), rule.stored_name);
       if (after != joined.begin() && rule.stored_name.starts_with(*std::prev(after)))

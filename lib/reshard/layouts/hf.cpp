@@ -140,22 +140,7 @@ class HfLayout final : public Layout {
 
   /// A weight file that would not be replaced, though loaders would mix it with the new.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
-    if (!files.is_directory(output_directory)) return;
-    std::vector<std::string> leftover;
-    for (const DirectoryEntry& entry : files.list(output_directory)) {
-      const std::string& name = entry.name;
-      const auto written = [&](const auto& file) { return file.path == name; };
-      const bool replaced = std::any_of(plan.map.files.begin(), plan.map.files.end(), written) ||
-                            std::any_of(plan.text_files.begin(), plan.text_files.end(), written);
-      if (is_hf_weights_name(name) && !replaced) leftover.push_back(name);
-    }
-    if (!leftover.empty())
-      throw Error(ErrorKind::kBadInput,
-                  "holds weights of another checkpoint that would not be replaced, and that loaders would "
-                  "mix with the new ones: " +
-                      list_names(leftover))
-          .in(output_directory)
-          .hint("move them away or choose another OUT_DIR");
+    validate_no_leftovers(files, plan, output_directory, is_hf_weights_name, "weights of another checkpoint");
   }
 };
 

@@ -89,6 +89,25 @@ std::vector<std::string> Layout::foreign_entries(Files& files, const fs::path& f
   return names;
 }
 
+void validate_no_leftovers(Files& files, const TargetPlan& plan, const fs::path& directory,
+                           const std::function<bool(const std::string&)>& is_ours, const std::string& what) {
+  if (!files.is_directory(directory)) return;
+  std::vector<std::string> leftover;
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    const auto written = [&](const auto& file) { return file.path == entry.name; };
+    const bool replaced = std::any_of(plan.map.files.begin(), plan.map.files.end(), written) ||
+                          std::any_of(plan.text_files.begin(), plan.text_files.end(), written);
+    if (is_ours(entry.name) && !replaced) leftover.push_back(entry.name);
+  }
+  if (leftover.empty()) return;
+  std::sort(leftover.begin(), leftover.end(), natural_less);
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("holds {} that would not be replaced, and that loaders would mix with the new ones: {}", what,
+                          list_names(leftover)))
+      .in(directory)
+      .hint("move them away or choose another OUT_DIR");
+}
+
 const Layout* layout_named(std::string_view name) {
   for (const Layout* layout : layouts())
     if (layout->traits().name == name) return layout;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -216,6 +217,11 @@ std::string layout_names(Wanted&& wanted) {
 std::optional<FoundLayout> find_shards(Files& files, const std::filesystem::path& path);
 /// The checkpoint of whole tensors in the directory `path`, if there is one.
 std::optional<FoundLayout> find_whole(Files& files, const std::filesystem::path& path);
+
+/// `directory` holds no file that `is_ours` by its name and that `plan` would not replace. `what` they are, in plural.
+/// \throws Error kBadInput.
+void validate_no_leftovers(Files& files, const TargetPlan& plan, const std::filesystem::path& directory,
+                           const std::function<bool(const std::string& name)>& is_ours, const std::string& what);
 
 /// The format that a request asks for.
 /// \throws Error kUsage if the layout does not have it.

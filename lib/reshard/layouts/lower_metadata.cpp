@@ -1,5 +1,7 @@
 #include "reshard/layouts/lower_metadata.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -8,6 +10,8 @@
 #include <numeric>
 #include <tuple>
 #include <unordered_map>
+
+#include "reshard/base/error.h"
 
 namespace reshard {
 namespace {
@@ -21,14 +25,7 @@ constexpr std::array kOutputPlaces = {"", ".base_layer", ".lora_B"};
 constexpr std::array kInputPlaces = {"", ".base_layer", ".lora_A"};
 constexpr const char* kLoraA = ".lora_A.weight";
 constexpr const char* kLoraB = ".lora_B.weight";
-
-template <typename Taken>
-Table make_table(std::uint64_t units, std::optional<std::uint64_t> unit_elems, std::uint32_t ranks, Taken&& taken) {
-  Placement placement{units, unit_elems, {}};
-  placement.taken.reserve(ranks);
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) placement.taken.push_back(taken(rank));
-  return std::make_shared<const Placement>(std::move(placement));
-}
+constexpr std::uint64_t kMaxChunks = 1 << 24;
 
 /// The tables of one mesh; parameters that are cut alike share one.
 class Tables {
@@ -41,7 +38,7 @@ class Tables {
     Table& table = strided_[{stride, experts, unit_elems}];
     if (table) return table;
     const std::uint32_t each = stride / experts;
-    table = make_table(std::uint64_t{tp_} * stride, unit_elems, experts > 1 ? tp_ * ep_ : tp_, [&](std::uint32_t rank) {
+    table = make(std::uint64_t{tp_} * stride, unit_elems, experts > 1 ? tp_ * ep_ : tp_, [&](std::uint32_t rank) {
       std::vector<std::uint32_t> taken(each);
       const std::uint32_t first = rank / tp_ * each;
       for (std::uint32_t i = 0; i < each; ++i) taken[i] = rank % tp_ + (first + i) * tp_;
@@ -52,7 +49,7 @@ class Tables {
 
   /// Matrices packed in one, in chunks of which each matrix, and each rank's part of it, is made. Experts that are
   /// matrices of it are spread over expert-parallel ranks.
-  Table packed(const ParallelParameter& parameter) const {
+  Table packed(const ParallelParameter& parameter) {
     const std::uint32_t experts = parameter.partition_dim == 0 ? parameter.expert_partitions : 1;
     std::uint64_t chunk = 0;
     std::uint64_t size = 0;
@@ -61,7 +58,7 @@ class Tables {
       size += part.size;
     }
     const std::size_t each = parameter.packed.size() / experts;  // matrices
-    return make_table(size / chunk, chunk, experts > 1 ? tp_ * ep_ : tp_, [&](std::uint32_t rank) {
+    return make(size / chunk, chunk, experts > 1 ? tp_ * ep_ : tp_, [&](std::uint32_t rank) {
       std::vector<std::uint32_t> taken;
       std::uint64_t begin = 0;  // of the matrix, in chunks
       for (std::size_t i = 0; i < parameter.packed.size(); ++i) {
@@ -78,16 +75,16 @@ class Tables {
   }
 
   /// The heads of a rank, by number; from `heads` on: of zeros.
-  Table heads(std::uint32_t heads, const std::function<std::vector<std::uint32_t>(std::uint32_t)>& of_rank) const {
-    return make_table(heads, std::nullopt, tp_, of_rank);
+  Table heads(std::uint32_t heads, const std::function<std::vector<std::uint32_t>(std::uint32_t)>& of_rank) {
+    return make(heads, std::nullopt, tp_, of_rank);
   }
 
   /// Equal parts of experts that are stacked in dim 0, one for each expert-parallel rank.
   Table slices(std::uint32_t experts) {
     Table& table = slices_[experts];
     if (!table)
-      table = make_table(experts, std::nullopt, tp_ * ep_,
-                         [&](std::uint32_t rank) { return std::vector<std::uint32_t>{rank / tp_}; });
+      table = make(experts, std::nullopt, tp_ * ep_,
+                   [&](std::uint32_t rank) { return std::vector<std::uint32_t>{rank / tp_}; });
     return table;
   }
 
@@ -95,8 +92,25 @@ class Tables {
   static Table whole(std::uint64_t size) { return std::make_shared<const Placement>(Placement{1, size, {{0}}}); }
 
  private:
+  template <typename Taken>
+  Table make(std::uint64_t units, std::optional<std::uint64_t> unit_elems, std::uint32_t ranks, Taken&& taken) {
+    Placement placement{units, unit_elems, {}};
+    placement.taken.reserve(ranks);
+    for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+      placement.taken.push_back(taken(rank));
+      chunks_ += placement.taken.back().size();
+      if (chunks_ > kMaxChunks)
+        throw Error(ErrorKind::kBadInput, fmt::format("the metadata cuts its tensors into more than {} chunks over {} "
+                                                      "ranks, more than any model has",
+                                                      kMaxChunks, ranks))
+            .hint("the metadata is damaged, or of another checkpoint");
+    }
+    return std::make_shared<const Placement>(std::move(placement));
+  }
+
   std::uint32_t tp_;
   std::uint32_t ep_;
+  std::uint64_t chunks_ = 0;  // of all tables, over all ranks
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::optional<std::uint64_t>>, Table> strided_;
   std::map<std::uint32_t, Table> slices_;
 };

@@ -69,15 +69,17 @@ void PlacedRules::add(const ModelParameter& parameter, std::string name, std::op
   const PartitionLabel label = !parameter.tied_to.empty() ? PartitionLabel::kTied
                                : *dim == 0                ? PartitionLabel::kColumn
                                                           : PartitionLabel::kRow;
-  add_placed(std::move(name), label, *dim, {{original, evenly(parameter, *dim), parameter.is_bias}});
+  const std::uint64_t padded = (parameter.shape[*dim] + tp_ - 1) / tp_ * tp_;
+  add_placed(std::move(name), label, *dim, {{original, evenly(parameter, *dim, padded), parameter.is_bias}});
   rules_.back().tied = !parameter.tied_to.empty();
 }
 
-std::shared_ptr<const Placement> PlacedRules::evenly(const ModelParameter& parameter, std::uint32_t dim) {
+std::shared_ptr<const Placement> PlacedRules::evenly(const ModelParameter& parameter, std::uint32_t dim,
+                                                     std::uint64_t padded) {
   const std::uint64_t size = parameter.shape[dim];
-  auto& table = even_[size];
+  auto& table = even_[{size, padded}];
   if (table) return table;
-  const std::uint64_t each = size / tp_ + (size % tp_ != 0 ? 1 : 0);
+  const std::uint64_t each = padded / tp_;
   const std::uint64_t unit = std::gcd(size, each);
   chunks_ += unit == 0 ? 0 : std::min(each / unit, kMaxChunks) * tp_;
   if (chunks_ > kMaxChunks)

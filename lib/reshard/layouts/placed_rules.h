@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "reshard/layouts/partition.h"
@@ -36,15 +37,17 @@ class PlacedRules {
   /// \throws Error kBadInput for sizes that no model has.
   void add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim);
 
+  /// An equal share of `padded` elements along `dim` for each rank, which divide them; what is past the parameter's own
+  /// size is padding. Parameters that are cut alike share a table.
+  /// \throws as add.
+  std::shared_ptr<const Placement> evenly(const ModelParameter& parameter, std::uint32_t dim, std::uint64_t padded);
+
   std::vector<PartitionRule> take() && { return std::move(rules_); }
 
  private:
-  void add_packed(const ModelParameter& parameter, std::string name);
-  std::shared_ptr<const Placement> evenly(const ModelParameter& parameter, std::uint32_t dim);
-
   std::uint32_t tp_;
-  std::map<std::uint64_t, std::shared_ptr<const Placement>> even_;  // by size
-  std::uint64_t chunks_ = 0;                                        // of all those
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::shared_ptr<const Placement>> even_;  // by both sizes
+  std::uint64_t chunks_ = 0;                                                                  // of all those
   std::vector<PartitionRule> rules_;
 };
 

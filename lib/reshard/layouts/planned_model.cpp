@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "reshard/base/strings.h"
-#include "reshard/layouts/lower_metadata.h"
+#include "reshard/layouts/sharded_map.h"
 
 namespace reshard {
 namespace {
@@ -32,10 +32,10 @@ ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& t
 /// The originals of the tensors that an expert-parallel rank of a stage has, as its metadata has them; its other
 /// tensor-parallel ranks' files are alike. Tensors that it does not list, or whose sizes do not come out, are told of
 /// later.
-void add_wholes(const StageMetadata& metadata, const ShardedCheckpoint& shards, std::uint32_t pp_rank,
-                std::uint32_t ep_rank, std::vector<WholeTensor>& tensors) {
+void add_wholes(const ShardedCheckpoint& shards, std::uint32_t pp_rank, std::uint32_t ep_rank,
+                std::vector<WholeTensor>& tensors) {
   const Container& file = shards.files[pp_rank][std::size_t{ep_rank} * shards.tp];
-  const std::vector<PartitionRule> rules = partition_rules(metadata, shards.tp, shards.ep);
+  const std::vector<PartitionRule> rules = rules_of_stage(shards, pp_rank);
   std::unordered_map<std::string_view, const PartitionRule*> by_name;
   for (const PartitionRule& rule : rules) by_name.emplace(rule.stored_name, &rule);
   for (const TensorEntry& tensor : file.tensors) {
@@ -62,8 +62,7 @@ Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, 
   const bool has_metadata = !shards.metadata.empty();
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
     if (has_metadata)
-      for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank)
-        add_wholes(shards.metadata[pp_rank], shards, pp_rank, ep_rank, tensors);
+      for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank) add_wholes(shards, pp_rank, ep_rank, tensors);
     else
       for (const TensorEntry& tensor : shards.files[pp_rank].front().tensors)
         tensors.push_back({tensor.name, tensor.shape});

@@ -360,21 +360,22 @@ void prove_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& 
                                to_string(shape)));
 }
 
-/// The rules of each pipeline rank.
-std::vector<std::vector<PartitionRule>> rules_of_stages(const ShardedCheckpoint& checkpoint) {
-  std::vector<std::vector<PartitionRule>> rules;
-  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
-    rules.push_back(checkpoint.rules.empty()
-                        ? partition_rules(checkpoint.metadata[pp_rank], checkpoint.tp, checkpoint.ep)
-                        : checkpoint.rules);
-  return rules;
-}
-
 }  // namespace
+
+std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank) {
+  if (!checkpoint.rules.empty()) return checkpoint.rules;
+  try {
+    return partition_rules(checkpoint.metadata[pp_rank], checkpoint.tp, checkpoint.ep);
+  } catch (Error& error) {
+    throw error.in(checkpoint.folder.path / metadata_file_name(pp_rank));
+  }
+}
 
 TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied) {
   TensorMap map;
-  const std::vector<std::vector<PartitionRule>> rules = rules_of_stages(checkpoint);
+  std::vector<std::vector<PartitionRule>> rules;
+  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
+    rules.push_back(rules_of_stage(checkpoint, pp_rank));
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     std::unordered_map<std::string, NamedRule> by_name;
     for (const NamedRule& rule : named_rules(rules[pp_rank], tied)) by_name.emplace(rule.stored_name, rule);

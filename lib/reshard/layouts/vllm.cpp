@@ -46,7 +46,7 @@ struct Version {
   bool is_sglang = false;
 };
 
-/// Those that were run, the newest first. A name is the alphabetically first of all that a module tree has for one
+/// Those that are known, the newest first. A name is the alphabetically first of all that a module tree has for one
 /// tensor, so that it moves with the tree.
 constexpr Version kVersions[] = {
     {"main-2026-08-17", true, "experts.routed_experts", "experts.gate", "experts._shared_experts._layer",
@@ -123,6 +123,11 @@ void validate_model(const Model& model, const Form& form) {
   const auto refuse = [](const std::string& what, const std::string& hint) {
     throw Error(ErrorKind::kUnsupported, what).hint(hint);
   };
+  const Family* known = builtin_family(architecture.model_type);
+  if (known == nullptr || model.family->json_text != known->json_text)
+    refuse(fmt::format("what vLLM calls the weights of {} is known for the built-in description alone",
+                       architecture.model_type),
+           "leave out `spec`");
   if (!model.quant_method.empty())
     refuse(fmt::format("the model is quantised ({}), and vLLM stores quantised weights in forms of its own",
                        printable(model.quant_method)),
@@ -290,16 +295,9 @@ class Rules {
     return {static_cast<std::uint32_t>(rank / (tp_ / sizes_.kv_heads))};
   }
 
-  /// One of equal parts for each rank; of `matrices` packed in one, of each.
-  Table even(std::uint64_t size, std::uint32_t matrices = 1) {
-    Table& found = even_[{size, matrices}];
-    if (!found)
-      found = table(std::uint64_t{tp_} * matrices, size / tp_ / matrices, [&](std::uint32_t rank) {
-        std::vector<std::uint32_t> taken;
-        for (std::uint32_t i = 0; i < matrices; ++i) taken.push_back(i * tp_ + rank);
-        return taken;
-      });
-    return found;
+  /// One of equal parts for each rank.
+  Table even(const ModelParameter& parameter, std::uint32_t dim) {
+    return rules_.evenly(parameter, dim, parameter.shape[dim]);
   }
 
   /// All of it on one rank, nothing of it on others.
@@ -319,11 +317,7 @@ class Rules {
   // Modules.
 
   void add_vocabulary(const ModelParameter& parameter, const std::string& name) {
-    const std::uint64_t size = parameter.shape[0];
-    const std::uint64_t each = padded_vocabulary(size) / tp_;
-    const std::uint64_t unit = std::gcd(size, each);
-    const Table rows =
-        table(size / unit, unit, [&](std::uint32_t rank) { return range(each / unit * rank, each / unit); });
+    const Table rows = rules_.evenly(parameter, 0, padded_vocabulary(parameter.shape[0]));
     rules_.add_placed(name, PartitionLabel::kColumn, 0, {{parameter.name, rows}});
   }
 
@@ -355,7 +349,7 @@ class Rules {
         for (const char* scale : {"_k_scale", "_v_scale", "_q_scale", "_prob_scale"})
           rules_.add_constant(prefix + "attn." + scale, DType::kF32, {}, {{kOneF32}});
     } else if (leaf == ".sinks") {
-      rules_.add_placed(prefix + "sinks", PartitionLabel::kColumn, 0, {{parameter.name, even(parameter.shape[0])}});
+      rules_.add(parameter, prefix + "sinks", 0);
     } else {
       return false;
     }
@@ -364,10 +358,7 @@ class Rules {
 
   /// A linear that is split along its inputs.
   void add_row(const ModelParameter& parameter, const std::string& name) {
-    if (parameter.is_bias)
-      rules_.add_whole(name, parameter.name);
-    else
-      rules_.add_placed(name, PartitionLabel::kRow, 1, {{parameter.name, even(parameter.shape[1])}});
+    rules_.add(parameter, name, parameter.is_bias ? std::nullopt : std::optional<std::uint32_t>(1));
   }
 
   /// MLPs, shared experts, routers, norms.
@@ -378,13 +369,13 @@ class Rules {
     const std::string name = stored_module(above, linear) + leaf;
     if (linear == "gate_proj") {
       const std::string up = above + ".up_proj" + leaf;
-      const Table rows = even(parameter.shape[0]);
+      const Table rows = even(parameter, 0);
       rules_.add_placed(stored_module(above, "gate_up_proj") + leaf, PartitionLabel::kFused, 0,
                         {{parameter.name, rows}, {up, rows}});
     } else if (linear == "up_proj") {
       return;
     } else if (linear == "gate_up_proj") {
-      rules_.add_placed(name, PartitionLabel::kFused, 0, {{parameter.name, even(parameter.shape[0], 2)}});
+      rules_.add(parameter, name, 0);
     } else if (linear == "down_proj") {
       add_row(parameter, name);
     } else if (!parameter.split_dim) {
@@ -419,8 +410,8 @@ class Rules {
     std::vector<Part> gate_up, down;
     for (std::uint64_t expert = 0; expert < parameter.experts; ++expert) {
       const std::uint32_t owner = form_.expert_parallel ? rank_of_expert(expert) : 0;
-      const Table rows = form_.expert_parallel ? all_on(owner, inner) : even(inner);
-      const Table columns = form_.expert_parallel ? all_on(owner, hidden) : even(inner);
+      const Table rows = form_.expert_parallel ? all_on(owner, inner) : even(parameter, 0);
+      const Table columns = form_.expert_parallel ? all_on(owner, hidden) : rows;
       gate_up.push_back({name_of(expert, is_mixtral ? "w1" : "gate_proj"), rows});
       gate_up.push_back({name_of(expert, is_mixtral ? "w3" : "up_proj"), rows});
       down.push_back({name_of(expert, is_mixtral ? "w2" : "down_proj"), columns});
@@ -451,12 +442,12 @@ class Rules {
     const std::string stored = layer + "." + version_.experts + ".";
     const std::string_view leaf = leaf_of(parameter.name);
     if (leaf == "gate_up_proj") {
-      rules_.add_placed(stored + "w13_weight", PartitionLabel::kColumn, 1, {{parameter.name, even(parameter.shape[2])}})
+      rules_.add_placed(stored + "w13_weight", PartitionLabel::kColumn, 1, {{parameter.name, even(parameter, 2)}})
           .transposed = true;
     } else if (leaf == "gate_up_proj_bias") {
-      rules_.add_placed(stored + "w13_bias", PartitionLabel::kColumn, 1, {{parameter.name, even(parameter.shape[1])}});
+      rules_.add_placed(stored + "w13_bias", PartitionLabel::kColumn, 1, {{parameter.name, even(parameter, 1)}});
     } else if (leaf == "down_proj") {
-      rules_.add_placed(stored + "w2_weight", PartitionLabel::kRow, 2, {{parameter.name, even(parameter.shape[1])}})
+      rules_.add_placed(stored + "w2_weight", PartitionLabel::kRow, 2, {{parameter.name, even(parameter, 1)}})
           .transposed = true;
     } else if (leaf == "down_proj_bias") {  // added on the first rank alone
       const Table first = table(1, parameter.shape[0],
@@ -477,7 +468,6 @@ class Rules {
   PlacedRules rules_;
   Table query_;
   Table key_value_;
-  std::map<std::pair<std::uint64_t, std::uint32_t>, Table> even_;
   std::unordered_map<std::string_view, const ModelParameter*> by_name_;
 };
 
@@ -552,21 +542,8 @@ class VllmLayout final : public RankLayout {
 
   /// Loaders read every file of these names: none of another checkpoint may stay beside those that are written.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
-    if (!files.is_directory(output_directory)) return;
-    std::vector<std::string> leftover;
-    for (const DirectoryEntry& entry : files.list(output_directory)) {
-      const std::string& name = entry.name;
-      const bool replaced = std::any_of(plan.map.files.begin(), plan.map.files.end(),
-                                        [&](const TensorFile& file) { return file.path == name; });
-      if (is_rank_name(name) && !replaced) leftover.push_back(name);
-    }
-    std::sort(leftover.begin(), leftover.end(), natural_less);
-    if (!leftover.empty())
-      throw Error(ErrorKind::kBadInput,
-                  "holds files of ranks that would not be replaced, and that loaders would mix with the new ones: " +
-                      list_names(leftover))
-          .in(output_directory)
-          .hint("move them away or choose another output directory");
+    validate_no_leftovers(
+        files, plan, output_directory, [&](const std::string& name) { return is_rank_name(name); }, "files of ranks");
   }
 
  protected:
