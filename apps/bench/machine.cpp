@@ -133,7 +133,7 @@ void read_tree(const fs::path& directory) {
   for (const auto& entry : fs::recursive_directory_iterator(directory)) {
     if (!entry.is_regular_file()) continue;
     const Descriptor file(entry.path(), O_RDONLY);
-    while (::read(file.number(), buffer.data(), buffer.size()) > 0) prove_not_stopped();
+    while (::read(file.number(), buffer.data(), buffer.size()) > 0) throw_if_stopped();
   }
 }
 
@@ -165,7 +165,7 @@ void MemoryFiller::fill() {
   std::vector<char> buffer(1 << 20);
   for (std::uint64_t free = memory_bytes(_SC_AVPHYS_PAGES);;) {
     for (std::uint64_t read = 0; read < kStepBytes; read += buffer.size()) {
-      prove_not_stopped();
+      throw_if_stopped();
       if (::pread(file_, buffer.data(), buffer.size(), static_cast<off_t>(at_bytes_)) <= 0) return;
       at_bytes_ = (at_bytes_ + buffer.size()) % size_bytes_;
     }

@@ -62,7 +62,7 @@ class Moves {
   }
 
   std::vector<Table> all() {
-    prove_space();
+    validate_space();
     make_input();
     const unsigned most_threads = *std::max_element(options_.threads.begin(), options_.threads.end());
     if (options_.cold)
@@ -76,7 +76,7 @@ class Moves {
 
  private:
   /// The model, its shards, and the largest output; shards hold copies of key/value heads.
-  void prove_space() const {
+  void validate_space() const {
     const double model_bytes =
         options_.model ? static_cast<double>(tree_bytes(*options_.model)) : options_.size_gb * 1e9;
     const double needed = model_bytes * (options_.model ? 2.5 : 3.5);

@@ -32,7 +32,7 @@ void on_signal(int number) {
   stop_signal = number;
 }
 
-void prove(int error, const std::string& what) {
+void throw_if_failed(int error, const std::string& what) {
   if (error != 0) throw std::system_error(error, std::generic_category(), what);
 }
 
@@ -54,7 +54,7 @@ pid_t spawn(const std::vector<std::string>& argv, const fs::path& stderr_path) {
   const int error = ::posix_spawnp(&pid, pointers.front(), &files, &attributes, pointers.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
-  prove(error, argv.front());
+  throw_if_failed(error, argv.front());
   return pid;
 }
 
@@ -96,12 +96,12 @@ void catch_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(number, &action, nullptr);
 }
 
-void prove_not_stopped() {
+void throw_if_stopped() {
   if (stop_signal != 0) throw Stopped(stop_signal);
 }
 
 Run run_program(const std::vector<std::string>& argv, const fs::path& stderr_path, const std::vector<int>& good_exits) {
-  prove_not_stopped();
+  throw_if_stopped();
   Run run;
   const Clock::time_point start = Clock::now();
   const pid_t pid = spawn(argv, stderr_path);
@@ -112,7 +112,7 @@ Run run_program(const std::vector<std::string>& argv, const fs::path& stderr_pat
   rusage usage{};
   while (::wait4(pid, &status, 0, &usage) < 0 && errno == EINTR) {
   }
-  prove_not_stopped();
+  throw_if_stopped();
   run.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (std::find(good_exits.begin(), good_exits.end(), run.exit_code) == good_exits.end())
     throw std::runtime_error(

@@ -30,10 +30,10 @@ class Stopped : public std::runtime_error {
   int signal_number;
 };
 
-/// From now on SIGINT, SIGTERM and SIGHUP make run_program and prove_not_stopped throw.
+/// From now on SIGINT, SIGTERM and SIGHUP make run_program and throw_if_stopped throw.
 void catch_signals();
 /// \throws Stopped.
-void prove_not_stopped();
+void throw_if_stopped();
 
 /// Runs a program to its end, its output thrown away and its errors kept in the file `stderr_path`.
 /// \throws std::runtime_error with its errors if its exit code is none of `good_exits`; Stopped, once it is gone.

@@ -162,7 +162,7 @@ void add_source_options(CLI::App& command, OptionValues& values, const std::stri
         if (own->of_source && std::string_view(own->name) == option->name) sources.push_back(layout), declared = own;
     if (declared != nullptr)
       add_layout_option(command, values, *declared, prefix,
-                        fmt::format("Of a source in {}: {}", layouts_text(sources), declared->source_help));
+                        fmt::format("{} (for a source in {})", declared->source_help, layouts_text(sources)));
   }
 }
 
@@ -209,7 +209,7 @@ std::uint32_t parse_threads(const std::string& text) {
   return text.empty() ? 0 : parse_degree("--threads", text, kMaxThreads);
 }
 
-void prove_is_directory_name(const std::string& argument, const std::string& directory) {
+void validate_is_directory_name(const std::string& argument, const std::string& directory) {
   const std::filesystem::path path(directory);
   std::error_code not_there;
   if (!has_weights_ending(path.filename().string()) || std::filesystem::is_directory(path, not_there)) return;
@@ -232,8 +232,7 @@ void add_replicas(CLI::App& command, ReplicaArguments& arguments, bool may_skip)
                   "Where ranks differ in a replicated parameter: drift takes the first rank's values if they drifted "
                   "apart in training (the default), exact is an error, first takes the first rank's values")
       ->type_name("drift|exact|first");
-  if (may_skip)
-    command.add_flag("--no-check-replicas", arguments.no_check, "Do not read replicas, and so not compare them");
+  if (may_skip) command.add_flag("--no-check-replicas", arguments.no_check, "Neither read nor compare replicas");
   command.add_flag("--allow-divergent-replicas", arguments.allow_divergent, "The same as --replicas first");
 }
 
@@ -300,7 +299,7 @@ CLI::Option* add_mesh(CLI::App& command, TargetArguments& arguments) {
       ->capture_default_str();
   command
       .add_option("--ep", arguments.ep,
-                  "Expert-parallel ranks, over which the experts of a layer are spread (default: 1)")
+                  "Expert-parallel ranks, over which each layer's experts are spread (default: 1)")
       ->type_name("N");
   command
       .add_option("--pipeline-cuts", arguments.pipeline_cuts,
@@ -324,9 +323,7 @@ TargetRequest target_request(const TargetArguments& arguments, const std::string
 }
 
 void add_lora_fuse(CLI::App& command, std::string& how) {
-  command
-      .add_option("--lora-fuse", how,
-                  "lora_A of linears that are fused: mean (as optimum-neuron does), or exact (stacked)")
+  command.add_option("--lora-fuse", how, "lora_A of fused linears: mean (as optimum-neuron does), or exact (stacked)")
       ->type_name("HOW")
       ->capture_default_str();
 }

@@ -109,7 +109,7 @@ std::uint32_t parse_threads(const std::string& text);
 
 /// \throws Error kUsage for a directory to write to that has the name of a file of weights, such as
 /// "model.safetensors", and is not there already. `argument` is what the help calls it.
-void prove_is_directory_name(const std::string& argument, const std::string& directory);
+void validate_is_directory_name(const std::string& argument, const std::string& directory);
 
 /// \throws Error kUsage, naming the option, for anything that parse_size does not take.
 std::uint64_t parse_bytes(const std::string& option, const std::string& text);

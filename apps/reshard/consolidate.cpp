@@ -25,7 +25,7 @@ bool is_whole(const Layout& layout) {
 
 ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   if (arguments.checkpoint_directory.empty()) throw Error(ErrorKind::kUsage, "CHECKPOINT_DIR is empty");
-  prove_is_directory_name("OUT_DIR", arguments.output_directory);
+  validate_is_directory_name("OUT_DIR", arguments.output_directory);
   ConsolidateRequest request;
   request.check_replicas = !arguments.replicas.no_check;
   validate_source_options(arguments.source_options);
@@ -43,7 +43,7 @@ void add_consolidate(CLI::App& app) {
   auto arguments = std::make_shared<ConsolidateArguments>();
   arguments->target.layout = whole_layout().traits().name;
   CLI::App* command =
-      app.add_subcommand("consolidate", "Put a sharded checkpoint together into a Hugging Face directory");
+      app.add_subcommand("consolidate", "Consolidate a sharded checkpoint into a Hugging Face directory");
   command
       ->add_option(
           "CHECKPOINT_DIR", arguments->checkpoint_directory,

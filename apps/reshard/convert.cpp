@@ -82,19 +82,19 @@ void validate_options(const ConvertArguments& arguments, const Layout& layout) {
 ConvertRequest request_of(const ConvertArguments& arguments) {
   if (arguments.source.empty()) throw Error(ErrorKind::kUsage, "SRC is empty");
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "DST is empty");
-  prove_is_directory_name("DST", arguments.output_directory);
+  validate_is_directory_name("DST", arguments.output_directory);
   ConvertRequest request;
   request.target = target_request(arguments.target, "--to", any_layout);
   validate_options(arguments, *request.target.layout);
-  validate_source_options(arguments.source_options, "--from-");
+  validate_source_options(arguments.source_options, "from-");
   request.source = {arguments.source, arguments.from.tag, config_of(arguments.from), family_spec(arguments),
                     arguments.source_options};
   request.output_directory = arguments.output_directory;
   if (!arguments.dtype.empty()) request.dtype = parse_dtype(arguments.dtype);
   request.cast_all = arguments.cast_all;
-  for (const std::string& text : arguments.renames) request.names.renames.push_back(parse_rename("--rename", text));
-  for (const std::string& text : arguments.drop) request.names.drop.emplace_back("--drop", text);
-  for (const std::string& text : arguments.keep) request.names.keep.emplace_back("--keep", text);
+  for (const std::string& text : arguments.renames) request.names.renames.push_back(parse_rename("rename", text));
+  for (const std::string& text : arguments.drop) request.names.drop.emplace_back("drop", text);
+  for (const std::string& text : arguments.keep) request.names.keep.emplace_back("keep", text);
   if (arguments.lora_fuse_given) request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   request.check_replicas = !arguments.replicas.no_check;
   request.force = arguments.force;
@@ -126,9 +126,8 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command.add_flag("--cast-all", arguments.cast_all, "With --dtype: cast integers and booleans too");
   command
       .add_option("--overflow", arguments.overflow,
-                  "With --dtype, or a layout that casts by itself: saturate makes values beyond the largest of the "
-                  "dtype that largest, "
-                  "infinities too where it has none (float8_e4m3fn); error stops there")
+                  "With --dtype, or a layout that casts: saturate replaces out-of-range values by the largest finite "
+                  "ones, and infinities where the dtype has none (float8_e4m3fn); error stops at the first")
       ->type_name("NAME")
       ->capture_default_str();
   command.add_option("--rename", arguments.renames, "Replace what matches in names, in order; $1 … $9 are groups")
@@ -142,9 +141,7 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
       ->allow_extra_args(false);
   add_lora_fuse(command, arguments.lora_fuse);
   command.get_option("--lora-fuse")
-      ->description(
-          "Of an adapter that becomes shards of the model of --config: lora_A of linears that are fused, mean "
-          "or exact");
+      ->description("lora_A of fused linears, where an adapter is sharded for the model of --config: mean or exact");
 }
 
 }  // namespace
@@ -153,7 +150,7 @@ void add_convert(CLI::App& app) {
   auto arguments = std::make_shared<ConvertArguments>();
   arguments->target.layout = whole_layout().traits().name;
   CLI::App* command =
-      app.add_subcommand("convert", "Turn a checkpoint into another layout, mesh, file format or dtype");
+      app.add_subcommand("convert", "Convert a checkpoint to another layout, mesh, file format or dtype");
   add_options(*command, *arguments);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);

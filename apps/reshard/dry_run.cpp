@@ -91,11 +91,11 @@ std::string heads_text(const Job& job) {
       fmt::format("{} query, {} key/value, of {} elements: ", report.heads, report.kv_heads, report.head_dim);
   const std::string share = fmt::format("a rank has {} query and {} key/value heads", report.heads / job.mesh.tp,
                                         std::max<std::uint64_t>(1, report.kv_heads / job.mesh.tp));
-  const std::string joined = report.joined ? "q, k and v joined" : "q, k and v apart";
-  if (report.ranks.empty()) return line("heads", counts + joined + ", " + share);
+  const std::string fused = report.fused ? "q, k and v fused" : "q, k and v separate";
+  if (report.ranks.empty()) return line("heads", counts + fused + ", " + share);
   std::string text =
       line("heads", fmt::format("{}grouped query, each key/value head {}, {}", counts,
-                                report.copies == 1 ? "once" : fmt::format("{} times", report.copies), joined));
+                                report.copies == 1 ? "once" : fmt::format("{} times", report.copies), fused));
   for (std::uint32_t r = 0; r < std::min(job.mesh.tp, kShownRanks); ++r)
     text += line("", fmt::format("tp rank {:<3} key/value {:<8} query {}", r,
                                  slots_text(report.ranks[r].key_value, report.kv_heads),
@@ -249,8 +249,8 @@ Table file_table(const Job& job, bool folders) {
 std::string read_text(const Program& program) {
   const std::string all = format_bytes(program.read_bytes + program.check_bytes);
   std::vector<std::string> parts;
-  if (program.check_bytes) parts.push_back(format_bytes(program.check_bytes) + " second copies, compared");
-  if (program.skipped_bytes) parts.push_back(format_bytes(program.skipped_bytes) + " second copies, not read");
+  if (program.check_bytes) parts.push_back(format_bytes(program.check_bytes) + " of replicas compared");
+  if (program.skipped_bytes) parts.push_back(format_bytes(program.skipped_bytes) + " of replicas not read");
   if (program.dropped_bytes) parts.push_back(format_bytes(program.dropped_bytes) + " dropped");
   return parts.empty() ? all
                        : fmt::format("{} ({} placed, {})", all, format_bytes(program.read_bytes), join(parts, ", "));

@@ -11,7 +11,7 @@ namespace reshard::cli {
 /// paths allow it.
 std::string dry_run_text(const Job& job, const OutputSpace& space);
 
-/// Where every byte of the source's tensors goes: placed, a second copy, or left out by an option.
+/// Where every byte of the source's tensors goes: placed, a replica, or left out by an option.
 std::string read_text(const Program& program);
 
 }  // namespace reshard::cli

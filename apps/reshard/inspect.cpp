@@ -95,7 +95,7 @@ void inspect(const InspectArguments& arguments) {
         .hint("leave out one of the two");
   if (!arguments.print_spec.empty()) return print_spec(arguments.print_spec);
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
-  if (!arguments.filter.empty()) NamePattern("--filter", arguments.filter);  // a wrong one is told before reading
+  if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // a wrong one is told before reading
   validate_source_options(arguments.source_options);
   const RunOptions options = run_options(arguments);
   const FoundCheckpoint found = find_checkpoint(arguments.path, arguments.source.tag);
@@ -129,7 +129,7 @@ void add_inspect(CLI::App& app) {
       ->add_option("--print-spec", arguments->print_spec,
                    "Print the description of a built-in family, the form of --spec")
       ->type_name("FAMILY");
-  command->add_flag("--tensors", arguments->tensors, "One line a tensor, instead of one for all layers");
+  command->add_flag("--tensors", arguments->tensors, "One line per tensor, instead of one for all layers");
   command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
   command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
   add_tag(*command, arguments->source);

@@ -87,7 +87,7 @@ Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines,
   std::vector<std::pair<std::string, Align>> columns{{"tensor", Align::kLeft}};
   if (full) columns.push_back({"dtype", Align::kLeft});
   columns.push_back({"shape", Align::kLeft});
-  if (ranks) columns.insert(columns.end(), {{"layout", Align::kLeft}, {"pp", Align::kLeft}});
+  if (ranks) columns.insert(columns.end(), {{"partition", Align::kLeft}, {"pp", Align::kLeft}});
   columns.push_back({"bytes", Align::kRight});
   Table table(std::move(columns));
   for (const Line& line : lines) {
@@ -103,7 +103,7 @@ Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines,
   return table;
 }
 
-/// What the ranks' joined tensors hold: "gate_up_proj: gate_proj, up_proj".
+/// What the ranks' fused tensors hold: "gate_up_proj: gate_proj, up_proj".
 std::string joined_text(const TensorMap& map, const std::vector<TensorRow>& rows) {
   std::map<std::string, std::vector<std::string>> parts_of;
   for (const TensorRow& row : rows) {

@@ -22,7 +22,7 @@ Document attention_document(const AttentionReport& report) {
   json["num_attention_heads"] = report.heads;
   json["num_key_value_heads"] = report.kv_heads;
   json["head_dim"] = report.head_dim;
-  json["fuse_qkv"] = report.joined;
+  json["fuse_qkv"] = report.fused;
   if (report.ranks.empty()) return json;
   json["kv_size_multiplier"] = report.copies;
   json["ranks"] = Document::array();

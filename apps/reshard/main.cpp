@@ -30,7 +30,7 @@ std::string footer() {
       fmt::format("Exit codes:\n    0 done\n  {:>3} verify: the two differ", reshard::cli::kExitDifferent);
   for (const reshard::ErrorKindRow& row : reshard::kErrorKinds)
     text += fmt::format("\n  {:>3} {}", row.exit_code, row.meaning);
-  return text + "\n  141 nobody reads standard output any more";
+  return text + "\n  141 standard output was closed";
 }
 
 int report(const Error& error) {

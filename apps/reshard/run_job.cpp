@@ -21,13 +21,13 @@ namespace reshard::cli {
 namespace {
 
 void dry_run(const Job& job, const CommonArguments& arguments) {
-  prove_output(job);
+  validate_output(job);
   const OutputSpace space = output_space(job);
   if (arguments.json)
     print_output(to_text(job_document(job, space, nullptr)));
   else
     print_output(dry_run_text(job, space));
-  prove_space(space);
+  validate_space(space);
 }
 
 std::string last_line(const Job& job, const RunResult& result) {

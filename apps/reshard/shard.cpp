@@ -32,7 +32,7 @@ void add_adapters(const ShardArguments& arguments, ShardRequest& request) {
 ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   if (arguments.model_directory.empty()) throw Error(ErrorKind::kUsage, "MODEL_DIR is empty");
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "OUT_DIR is empty");
-  prove_is_directory_name("OUT_DIR", arguments.output_directory);
+  validate_is_directory_name("OUT_DIR", arguments.output_directory);
   ShardRequest request;
   request.source.path = arguments.model_directory;
   request.source.family = family_spec(arguments);
@@ -57,7 +57,7 @@ void add_shard(CLI::App& app) {
   auto arguments = std::make_shared<ShardArguments>();
   arguments->target.layout = default_rank_layout().traits().name;
   CLI::App* command =
-      app.add_subcommand("shard", "Cut a Hugging Face checkpoint, or LoRA adapters, into one file a rank");
+      app.add_subcommand("shard", "Shard a Hugging Face checkpoint, or LoRA adapters, into one file per rank");
   command->add_option("MODEL_DIR", arguments->model_directory, "Directory with config.json and the weights")
       ->required();
   command->add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into")->required();
@@ -71,8 +71,8 @@ void add_shard(CLI::App& app) {
       ->add_option(
           "--adapter", arguments->adapters,
           std::string(
-              "LoRA adapter saved by PEFT, and those in its folders. Only adapters are written then, in layout ") +
-              adapter_layout().traits().name + "; of MODEL_DIR config.json is enough")
+              "Directory of a LoRA adapter saved by PEFT, or of several. Only adapters are written, in layout ") +
+              adapter_layout().traits().name + "; MODEL_DIR needs only config.json")
       ->type_name("DIR")
       ->allow_extra_args(false);
   add_lora_fuse(*command, arguments->lora_fuse);

@@ -164,14 +164,14 @@ void add_verify(CLI::App& app, int& exit_code) {
   command
       ->add_option("A", arguments->a, "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
       ->required();
-  command->add_option("B", arguments->b, "The other")->required();
+  command->add_option("B", arguments->b, "The other checkpoint")->required();
   command
       ->add_option(
           "--rtol", arguments->rtol,
           "Relative tolerance: |a - b| may be ATOL + RTOL * |b|. With either option, also with 0, values are compared "
           "and not bytes: dtypes may differ, -0 equals 0, NaN equals NaN")
       ->type_name("X");
-  command->add_option("--atol", arguments->atol, "Absolute tolerance; the same")->type_name("X");
+  command->add_option("--atol", arguments->atol, "Absolute tolerance; see --rtol")->type_name("X");
   add_replicas(*command, arguments->replicas, false);
   add_tag(*command, arguments->source);
   command->get_option("--tag")->description(
@@ -183,7 +183,7 @@ void add_verify(CLI::App& app, int& exit_code) {
   add_source_options(*command, arguments->source_options);
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
-  command->add_flag("--quiet", arguments->quiet, "Print nothing; the exit code tells");
+  command->add_flag("--quiet", arguments->quiet, "Print nothing; see the exit code");
   command->callback([arguments, &exit_code] { exit_code = run_verify(*arguments); });
 }
 

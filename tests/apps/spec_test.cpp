@@ -61,12 +61,12 @@ struct Mine {
 
 }  // namespace
 
-TEST_CASE("A model with a description of its own is cut, shown, compared and put together") {
+TEST_CASE("A model with a description of its own is cut, shown, compared and consolidated") {
   const Mine mine;
   const std::string spec = mine.path("mine.json");
   const ProgramResult refused = run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2"});
   CHECK(refused.exit_code == 4);
-  CHECK_THAT(refused.err, Says("--spec FILE"));
+  CHECK_THAT(refused.err, Says("--spec"));
 
   const ProgramResult shard =
       run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2", "--pp", "2", "--spec", spec});
@@ -87,7 +87,7 @@ TEST_CASE("A model with a description of its own is cut, shown, compared and put
   CHECK(run_reshard({"verify", mine.path("model"), mine.path("four"), "--spec", spec}).exit_code == 0);
 }
 
-TEST_CASE("A model whose config.json has a plan is cut, shown, compared and put together without a description") {
+TEST_CASE("A model whose config.json has a plan is cut, shown, compared and consolidated without a description") {
   const Mine mine;
   write_file(mine.dir / "model/config.json", R"({
     "model_type": "mine",

@@ -35,7 +35,7 @@ TensorMap expected_tensors(const Scenario& s) {
   return expected;
 }
 
-TEST_CASE("Random adapters come back from their shards: exactly, or with the mean of what was joined") {
+TEST_CASE("Random adapters come back from their shards: exactly, or with the mean of what was fused") {
   std::size_t exact = 0;
   std::size_t grouped = 0;
   for (const std::uint64_t seed : seeds(150)) {

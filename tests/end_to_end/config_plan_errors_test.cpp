@@ -70,7 +70,7 @@ TEST_CASE("A TP degree that cuts a head or does not divide a size is refused wit
   CHECK(heads.kind() == ErrorKind::kUsage);
   CHECK(heads.tensor() == "model.layers.0.self_attn.k_proj.weight");
   CHECK_THAT(heads.what(), Says("dim 0 has 4 groups of heads, which 8 ranks do not divide"));
-  CHECK_THAT(heads.hint(), Says("heads are not repeated"));
+  CHECK_THAT(heads.hint(), Says("heads are not replicated"));
   CHECK(heads.hint().ends_with("TP degrees that work for this model: 1, 2, 4"));
 
   json headless = json::parse(kPlannedConfig);
@@ -105,9 +105,9 @@ TEST_CASE("A planned model that is quantised is not cut") {
   const Error error = refused(config);
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(error.what(), Says("does not say how scales are split"));
-  CHECK_THAT(error.hint(), Says("--spec FILE"));
+  CHECK_THAT(error.hint(), Says("`spec`"));
 
-  const TempDir temp;  // nor is it where sizes are filled up
+  const TempDir temp;  // nor is it where sizes are padded
   write_planned(temp / "model", tensors_of("model.", true), config);
   ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", 2);
   request.target.options.set_flag("pad", true);
@@ -156,14 +156,14 @@ TEST_CASE("Many sizes that no model has are refused before they take memory") {
   CHECK_THAT(error.tensor(), Says(".w.weight"));
 }
 
-TEST_CASE("Of a planned model, what cannot be filled up is refused") {
+TEST_CASE("Of a planned model, what cannot be padded is refused") {
   const TempDir temp;
   write_planned(temp / "model", tensors_of("model.", true), json::parse(kPlannedConfig));
   ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", 5);
   request.target.options.set_flag("pad", true);
   const Error error = error_of([&] { plan_shard(request); });
   CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("cannot be filled up"));  // a matrix packed with another
+  CHECK_THAT(error.what(), Says("cannot be padded"));  // a matrix packed with another
 }
 
 TEST_CASE("A layer of a planned model that has no tensors is missed") {

@@ -35,7 +35,7 @@ TensorData rank_part(const Planned& planned, const TensorData& whole, std::uint6
   return part;
 }
 
-TEST_CASE("A model that only its config.json's plan describes is cut over meshes and put together again") {
+TEST_CASE("A model that only its config.json's plan describes is cut over meshes and consolidated again") {
   struct Form {
     const Layout* kind;
     Format format;
@@ -132,7 +132,7 @@ TEST_CASE("Without base_model_pp_plan the embedding lies on the first stage, nor
   CHECK((consolidated(temp / "out", temp / "whole") == tensors));
 }
 
-TEST_CASE("A tied head shares the embedding's matrix on the last stage, and is put together as one") {
+TEST_CASE("A tied head shares the embedding's matrix on the last stage, and is consolidated as one") {
   json config = json::parse(kPlannedConfig);
   config["tie_word_embeddings"] = true;
   config["base_model_tp_plan"]["embed_tokens"] = "embedding_rowwise";

@@ -32,7 +32,7 @@ bool is_float(DType dtype) {
   return describe(dtype).kind == DTypeClass::kFloat;
 }
 
-/// Floats, integers and booleans, of one dtype where linears may be joined.
+/// Floats, integers and booleans, of one dtype where linears may be fused.
 TensorMap mixed_tensors(const TinyModel& model, Random& random) {
   static constexpr DType kSources[] = {DType::kF32,  DType::kBF16,   DType::kF16, DType::kF64,
                                        DType::kBool, DType::kF8E4M3, DType::kI64, DType::kU8};
@@ -89,7 +89,7 @@ TEST_CASE("A checkpoint that is cast holds each tensor as it is cast by itself, 
   }
 }
 
-TEST_CASE("Shards that are cast while they are put together are what their originals are when they are cast") {
+TEST_CASE("Shards that are cast while they are consolidated are what their originals are when they are cast") {
   const TempDir temp;
   TinyModel model;
   model.heads = 8;
@@ -131,7 +131,7 @@ TEST_CASE("A value that does not fit is an error with its tensor and index where
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.tensor() == "big");
     CHECK_THAT(error.what(), Says("[2, 345, 678] does not fit F16"));
-    CHECK_THAT(error.hint(), Says("--overflow saturate"));
+    CHECK_THAT(error.hint(), Says("`overflow` saturate"));
     CHECK(snapshot(temp.path()).size() == 2);  // the input alone
   }
   options.overflow = Overflow::kSaturate;
@@ -155,10 +155,10 @@ TEST_CASE("A dtype that cannot be cast is unsupported by name, unless it is left
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK(error.tensor() == "packed");
   CHECK_THAT(error.what(), Says("is F4, which cannot be cast to BF16"));
-  CHECK_THAT(error.hint(), Says("--drop"));
-  request.names.drop.emplace_back("--drop", "^packed$");
+  CHECK_THAT(error.hint(), Says("`drop`"));
+  request.names.drop.emplace_back("drop", "^packed$");
   CHECK(error_of([&] { plan_convert(request); }).tensor() == "z");
-  request.names.drop.emplace_back("--drop", "z");
+  request.names.drop.emplace_back("drop", "z");
   convert(request);
   CHECK(read_model(temp / "out").size() == 1);
 }
@@ -196,9 +196,9 @@ TEST_CASE("A quantised weight is not cast without its scales, whatever says that
       CHECK(error.kind() == ErrorKind::kUnsupported);
       CHECK(error.tensor() == "l.weight");
       CHECK_THAT(error.what(), Says("is quantised") && Says("scales"));
-      CHECK_THAT(error.hint(), Says("--dtype"));
+      CHECK_THAT(error.hint(), Says("`dtype`"));
     }
-    request.names.drop.emplace_back("--drop", "^l\\.weight$");
+    request.names.drop.emplace_back("drop", "^l\\.weight$");
     CHECK_NOTHROW(plan_convert(request));
     CHECK_FALSE(fs::exists(temp / "out"));
   }

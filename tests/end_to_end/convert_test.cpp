@@ -32,7 +32,7 @@ std::string describe(const Form& form) {
   return std::string(form.to ? form.to->traits().name : "hf") + " " + std::string(name(form.format));
 }
 
-/// Dtypes of whole bytes, one for linears that may be joined.
+/// Dtypes of whole bytes, one for linears that may be fused.
 TensorMap random_originals(const TinyModel& model, Random& random) {
   std::map<std::string, DType> dtypes;
   TensorMap tensors;

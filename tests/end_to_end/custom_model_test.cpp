@@ -1,5 +1,5 @@
 // A model that no family describes, its metadata filled in with the library's types as somebody's own program would, is
-// put together by that metadata alone.
+// consolidated by that metadata alone.
 
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/parallel_layers.h"
@@ -38,7 +38,7 @@ TensorData joined(TensorData a, const TensorData& b) {
   return a;
 }
 
-TEST_CASE("Ranks of a custom model are put together by metadata that the library's types have written") {
+TEST_CASE("Ranks of a custom model are consolidated by metadata that the library's types have written") {
   Random random(11);
   TensorMap whole;
   for (const auto& [name, shape] : std::map<std::string, Dims>{{"vocabulary.weight", {8, 6}},

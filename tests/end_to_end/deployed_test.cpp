@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-TEST_CASE("Every case of NxD Inference is made tensor by tensor, and put together again") {
+TEST_CASE("Every case of NxD Inference is made tensor by tensor, and consolidated again") {
   REQUIRE(golden_cases("nxdi").size() == 7);
   for (const fs::path& golden_case : golden_cases("nxdi")) {
     CAPTURE(golden_case.filename().string());
@@ -54,7 +54,7 @@ TEST_CASE("Every case of NxD Inference is made tensor by tensor, and put togethe
   }
 }
 
-/// Rows (dim 0) or columns (dim 1) of a matrix or vector, by number; one that there is not is filled up.
+/// Rows (dim 0) or columns (dim 1) of a matrix or vector, by number; one that there is not is padded.
 TensorData taken(const TensorData& tensor, std::size_t dim, const std::vector<std::uint64_t>& indices,
                  const std::string& filler) {
   const std::size_t elem = bits(tensor.dtype) / 8;
@@ -181,7 +181,7 @@ TEST_CASE("Random models become NxD Inference's tensors, whatever divides, and c
   if (has_all_seeds()) CHECK(padded > 20);
 }
 
-TEST_CASE("Any family is filled up where the ranks do not divide, and comes back") {
+TEST_CASE("Any family is padded where the ranks do not divide, and comes back") {
   for (const std::uint64_t seed : seeds(40)) {
     INFO("RESHARD_TEST_SEED=" << seed);
     Random random(seed);
@@ -253,7 +253,7 @@ TEST_CASE("Numbers where zeros should be, and a rank's file under another's name
   CHECK_THAT(broken("layers.1.self_attn.qkv_proj.k_proj.weight", 3, 1).what(), Says("is a replica of"));
 }
 
-TEST_CASE("Ranks that have nothing but what fills up are written by a run of their own") {
+TEST_CASE("Ranks that have nothing but what pads are written by a run of their own") {
   const TempDir temp;
   TinyModel model;
   model.heads = model.kv_heads = 5;
@@ -274,13 +274,13 @@ TEST_CASE("Ranks that have nothing but what fills up are written by a run of the
   }
 }
 
-TEST_CASE("That projections are joined is no option without effect") {
+TEST_CASE("That projections are fused is no option without effect") {
   const TempDir temp;
   ShardRequest request = deployed_request(layout("nxdi"), testdata("golden/nxdi/llama-tp4/original"), temp / "out", 2);
   request.target.options.set_flag("fuse-qkv", true);
   const auto job = plan_shard(request);
   REQUIRE(job->attention);
-  CHECK(job->attention->joined);
+  CHECK(job->attention->fused);
   CHECK(job->notes.empty());
 }
 
@@ -414,20 +414,20 @@ TEST_CASE("What these layouts do not have is refused, with what has it") {
   refused(
       layout("nxdi"), [](TargetRequest& s) { s.pp = 2; }, "layout nxdi has no pipeline stages");
   refused(
-      layout("nxdi"), [](TargetRequest& s) { s.format = Format::kPytorch; }, "does not support --format pytorch");
+      layout("nxdi"), [](TargetRequest& s) { s.format = Format::kPytorch; }, "does not support `format` pytorch");
   refused(
-      layout("nxdi"), [](TargetRequest& s) { s.options.set_number("kv-size-multiplier", 2); }, "--kv-size-multiplier");
+      layout("nxdi"), [](TargetRequest& s) { s.options.set_number("kv-size-multiplier", 2); }, "`kv-size-multiplier`");
   refused(
-      layout("presharded"), [](TargetRequest& s) { s.options.set_flag("vocab-parallel", true); }, "--vocab-parallel");
+      layout("presharded"), [](TargetRequest& s) { s.options.set_flag("vocab-parallel", true); }, "`vocab-parallel`");
   refused(
-      layout("ranks"), [](TargetRequest& s) { s.options.set_flag("pad", true); }, "--pad");
+      layout("ranks"), [](TargetRequest& s) { s.options.set_flag("pad", true); }, "`pad`");
   refused(
-      layout("ranks"), [](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "--kv-replication");
+      layout("ranks"), [](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "`kv-replication`");
   refused(
-      layout("nxdi"), [](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "--kv-replication");
+      layout("nxdi"), [](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "`kv-replication`");
   refused(
       layout("nxd"), [](TargetRequest& s) { s.format = Format::kSafetensors; },
-      "does not support --format safetensors");
+      "does not support `format` safetensors");
   const Error family = error_of([&] {
     plan_shard(
         deployed_request(layout("nxdi"), testdata("golden/preshard/granite-tied-tp2/original"), temp / "out", 2));

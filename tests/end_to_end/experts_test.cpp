@@ -134,8 +134,8 @@ TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts th
     return error;
   };
   CHECK_THAT(refused(4, layout("ranks"), "6 experts cannot be shared by 4").hint(), Says("1, 2, 3, 6"));
-  refused(2, layout("presharded"), "--ep");
-  refused(0, layout("ranks"), "--ep 0");
+  refused(2, layout("presharded"), "`ep`");
+  refused(0, layout("ranks"), "`ep` 0");
   write_case(family_case("olmo2"), temp / "dense");
   request.source.path = temp / "dense";
   refused(2, layout("ranks"), "has no experts");
@@ -165,7 +165,7 @@ TEST_CASE("Experts that cannot be spread so are refused, and ranks of experts th
   CHECK_THAT(unsaid.what(), Says("says the tensor is another's"));
 }
 
-TEST_CASE("Ranks of experts are put together by their metadata where only a plan in config.json is left") {
+TEST_CASE("Ranks of experts are consolidated by their metadata where only a plan in config.json is left") {
   const TempDir temp;
   FamilyCase c = with_six_experts("mixtral");
   nlohmann::json family = nlohmann::json::parse(builtin_family("mixtral")->json_text);

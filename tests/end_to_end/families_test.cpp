@@ -1,5 +1,5 @@
 // Every built-in family: a tiny checkpoint of each, names and shapes written down in testdata/families from the
-// architecture, is cut over meshes and put together again.
+// architecture, is cut over meshes and consolidated again.
 
 #include "support/families.h"
 
@@ -55,7 +55,7 @@ TEST_CASE("Every built-in family has a checkpoint here, and the parameters that 
   CHECK(seen == std::set<std::string>(known.begin(), known.end()));
 }
 
-TEST_CASE("Checkpoints of every family are cut over meshes as their architecture says, and put together again") {
+TEST_CASE("Checkpoints of every family are cut over meshes as their architecture says, and consolidated again") {
   for (const FamilyCase& c : family_cases()) {
     const TempDir temp;
     const TensorMap tensors = write_case(c, temp / "model");
@@ -93,7 +93,7 @@ TEST_CASE("Checkpoints of every family are cut over meshes as their architecture
   }
 }
 
-TEST_CASE("Checkpoints of every family are cut for inference, and put together again") {
+TEST_CASE("Checkpoints of every family are cut for inference, and consolidated again") {
   for (const FamilyCase& c : family_cases()) {
     const TempDir temp;
     const TensorMap tensors = write_case(c, temp / "model");
@@ -131,7 +131,7 @@ TEST_CASE("Scales that a cut would part from their weights are refused with the 
       {"llama_fp8", "intermediate_size", 20, 2, "cut through one"},
       {"llama_fp8", "intermediate_size", 24, 2, "weight_scale_inv: dim 0 has 3 elements"},
       {"llama_gptq", "intermediate_size", 24, 2, "dim 1 has 3 elements"},
-      {"llama_awq", "num_key_value_heads", 2, 4, "not repeated"}};
+      {"llama_awq", "num_key_value_heads", 2, 4, "not replicated"}};
   for (const auto& [name, key, value, tp, says] : cuts) {
     CAPTURE(name, key, tp);
     {

@@ -86,7 +86,7 @@ TEST_CASE("Whichever operation fails while consolidating, nothing is left") {
       model, [&] { return plan_consolidate(request); }, ErrorKind::kIo);
 }
 
-TEST_CASE("A disk that fills up after some bytes is a no-space error, and nothing is left") {
+TEST_CASE("A disk that pads after some bytes is a no-space error, and nothing is left") {
   const Model model;
   const auto before = snapshot(model.temp.path());
   const std::uint64_t all = plan_shard(model.request)->output_bytes();

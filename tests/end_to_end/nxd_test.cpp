@@ -1,4 +1,4 @@
-// The layout nxd over random models and meshes: both orders of repeated heads, heads of zeros, there and back.
+// The layout nxd over random models and meshes: both orders of replicated heads, heads of zeros, there and back.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TEST_CASE("Random models come back from the layout nxd in either order of heads, filled up or not") {
+TEST_CASE("Random models come back from the layout nxd in either order of heads, padded or not") {
   std::size_t done = 0, padded = 0, adjacent = 0;
   for (const std::uint64_t seed : seeds(150)) {
     INFO("RESHARD_TEST_SEED=" << seed);
@@ -125,7 +125,7 @@ TEST_CASE("With adjacent copies every projection is what the hardware takes: que
     }
 }
 
-TEST_CASE("Joined projections with heads of zeros are told by the output projection, or by what is said of them") {
+TEST_CASE("Fused projections with heads of zeros are told by the output projection, or by what is said of them") {
   const auto round = [](std::uint64_t heads, std::uint64_t kv_heads, std::uint32_t tp,
                         std::optional<std::uint64_t> multiplier, bool fused, bool said) {
     CAPTURE(heads, kv_heads, tp, fused, said);
@@ -173,7 +173,7 @@ TEST_CASE("Heads of zeros stand after those of each key/value head") {
   request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
   const Error without = error_of([&] { plan_shard(request); });
   CHECK_THAT(without.what(), Says("do not divide over its 2 copies"));
-  CHECK_THAT(without.hint(), Says("--pad-attn-heads fills up what 4 ranks do not divide"));
+  CHECK_THAT(without.hint(), Says("`pad-attn-heads` pads sizes that 4 ranks do not divide"));
   request.target.options.set_flag("pad-attn-heads", true);
   shard(request);
   const std::string& query = tensors.at("model.layers.0.self_attn.q_proj.weight").bytes;

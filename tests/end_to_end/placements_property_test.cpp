@@ -161,7 +161,7 @@ TEST_CASE("Any model comes back from any placement, and from one to another it i
   CHECK(spread > 10);
 }
 
-TEST_CASE("Every family is filled up where the ranks do not divide and it may be, and comes back") {
+TEST_CASE("Every family is padded where the ranks do not divide and it may be, and comes back") {
   std::size_t filled = 0, refused = 0;
   for (const FamilyCase& c : family_cases()) {
     const TempDir temp;

@@ -53,10 +53,10 @@ TEST_CASE("A size that the ranks do not divide is refused where nothing may be p
   const Error error = error_of([&] { plan_shard(presharded_request(model, temp / "out", 5)); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK_THAT(error.what(), Says("which 5 ranks do not divide"));
-  CHECK_THAT(error.hint(), Says("--pad fills up what 5 ranks do not divide; TP degrees that work"));
+  CHECK_THAT(error.hint(), Says("`pad` pads sizes that 5 ranks do not divide; TP degrees that work"));
 }
 
-TEST_CASE("What the reference has pre-sharded is put together again, byte for byte") {
+TEST_CASE("What the reference has pre-sharded is consolidated again, byte for byte") {
   std::size_t count = 0;
   for (const fs::path& golden_case : golden_cases("preshard")) {
     const json options = golden_of(golden_case).at("case");
@@ -145,15 +145,15 @@ TEST_CASE("What the layout presharded does not have is refused") {
     CHECK_THAT(error.what(), Says(says));
   };
   refused([](TargetRequest& s) { s.pp = 2; }, "pipeline stages");
-  refused([](TargetRequest& s) { s.format = Format::kPytorch; }, "does not support --format pytorch");
-  refused([](TargetRequest& s) { s.options.set_flag("fuse-qkv", true); }, "--fuse-qkv");
-  refused([](TargetRequest& s) { s.options.set_number("kv-size-multiplier", 2); }, "--kv-size-multiplier");
+  refused([](TargetRequest& s) { s.format = Format::kPytorch; }, "does not support `format` pytorch");
+  refused([](TargetRequest& s) { s.options.set_flag("fuse-qkv", true); }, "`fuse-qkv`");
+  refused([](TargetRequest& s) { s.options.set_number("kv-size-multiplier", 2); }, "`kv-size-multiplier`");
   refused([](TargetRequest& s) { s.options.set_number("end-rank", 4); }, "the ranks are 0 to 3");
   refused([](TargetRequest& s) { s.options.set_number("start-rank", 4); }, "the ranks are 0 to 3");
   refused([](TargetRequest& s) { s.options.set_number("start-rank", 2), s.options.set_number("end-rank", 1); },
-          "--start-rank 2 --end-rank 1");
+          "`start-rank` 2 `end-rank` 1");
   refused([](TargetRequest& s) { s.layout = layout("ranks"), s.options.set_number("end-rank", 1); },
-          "layout ranks has no option --end-rank");
+          "layout ranks has no option `end-rank`");
 }
 
 }  // namespace

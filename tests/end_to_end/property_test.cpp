@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Linears that may be joined get one dtype; everything else its own. One that the shape cannot have becomes bytes.
+/// Linears that may be fused get one dtype; everything else its own. One that the shape cannot have becomes bytes.
 TensorMap random_dtypes(const TinyModel& model, Random& random) {
   const bool sub_byte = random() % 3 == 0;  // few meshes leave whole bytes
   std::map<std::string, DType> dtypes;

@@ -41,7 +41,7 @@ struct Scenario {
   nlohmann::ordered_json config{{"peft_type", "LORA"}, {"r", 2}, {"lora_alpha", 4}};
   std::map<std::pair<std::uint64_t, std::string>, std::uint64_t> ranks;  // layer, linear → r
   TensorMap tensors;
-  std::vector<std::vector<std::string>> groups;  // linears that are joined
+  std::vector<std::vector<std::string>> groups;  // linears that are fused
 
   /// The linear that stands for all that it is joined with.
   const std::string& leader(const std::string& linear) const {

@@ -125,7 +125,7 @@ TEST_CASE("Ranks that were swapped or copied over each other are errors that nam
   }
 }
 
-TEST_CASE("Swapped ranks are errors with repeated key/value heads, tied embeddings and virtual stages, too") {
+TEST_CASE("Swapped ranks are errors with replicated key/value heads, tied embeddings and virtual stages, too") {
   struct Variant {
     const char* what;
     TinyModel model;
@@ -135,7 +135,7 @@ TEST_CASE("Swapped ranks are errors with repeated key/value heads, tied embeddin
   repeated.kv_heads = 2;  // each on two of four ranks
   tied.tied = true;
   interleaved.layers = 4;
-  for (const Variant& variant : {Variant{"repeated heads", repeated, 4, 1, 1}, Variant{"tied", tied, 2, 2, 1},
+  for (const Variant& variant : {Variant{"replicated heads", repeated, 4, 1, 1}, Variant{"tied", tied, 2, 2, 1},
                                  Variant{"virtual stages", interleaved, 2, 2, 2}})
     for (const Form& form : kForms) {
       CAPTURE(variant.what, form.layout_name, name(form.format));

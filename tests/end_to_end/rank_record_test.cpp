@@ -69,7 +69,7 @@ void set_config(const fs::path& directory, const char* key, const json& value) {
   write_file(directory / "config.json", config.dump());
 }
 
-TEST_CASE("Each file says which rank it is, of how many, and how large what was filled up had been") {
+TEST_CASE("Each file says which rank it is, of how many, and how large what was padded had been") {
   const TempDir temp;
   make_padded(temp);
   const TensorMap whole = read_model(testdata("golden/preshard/qwen3-tp5-padded/original"));
@@ -114,7 +114,8 @@ TEST_CASE("Files of more than ten ranks say their numbers too") {
 TEST_CASE("Files of ranks that were swapped are told by what they say, and else by their numbers in rank_util") {
   for (const Layout* const kind : {layout("presharded"), layout("nxdi")}) {
     const TempDir temp;
-    shard(deployed_request(kind, testdata("golden/nxdi/llama-tp4/original"), temp / "out", 4));  // nothing is repeated
+    shard(
+        deployed_request(kind, testdata("golden/nxdi/llama-tp4/original"), temp / "out", 4));  // nothing is replicated
     swap_files(rank_file(temp / "out", 1), rank_file(temp / "out", 2));
     const Error error = consolidate_error(temp);
     CHECK(error.path() == rank_file(temp / "out", 1).string());
@@ -162,7 +163,7 @@ TEST_CASE("A config.json of other sizes is refused by what the files say of the 
   make_padded(padded);
   refused(padded, "vocab_size", 66, "lm_head.weight", "has the shape [67, 40], but config.json says [66, 40]");
   refused(padded, "vocab_size", 68, "lm_head.weight", "has the shape [67, 40], but config.json says [68, 40]");
-  refused(padded, "vocab_size", 70, "lm_head.weight", "it is neither filled up nor repeated on these ranks");
+  refused(padded, "vocab_size", 70, "lm_head.weight", "it is neither padded nor replicated on these ranks");
   refused(padded, "vocab_size", 71, "lm_head.weight", "of which it makes 15 for a rank");
 
   const TempDir repeated;  // 2 key/value heads over 8 ranks
@@ -174,9 +175,9 @@ TEST_CASE("A config.json of other sizes is refused by what the files say of the 
     if (other != heads)
       refused(repeated, "num_key_value_heads", other, "k_proj.weight", "the file says that the original has the shape");
 
-  const TempDir even;  // nothing is repeated over 4 ranks, or with another config.json
+  const TempDir even;  // nothing is replicated over 4 ranks, or with another config.json
   shard(deployed_request(layout("nxdi"), testdata("golden/nxdi/llama-tp4/original"), even / "out", 4));
-  refused(even, "num_key_value_heads", 2, "k_proj.weight", "the file does not say that it is filled up or repeated");
+  refused(even, "num_key_value_heads", 2, "k_proj.weight", "the file does not say that it is padded or replicated");
 }
 
 TEST_CASE("Ranks that say other things of the originals do not belong together, nor those of which some say nothing") {
@@ -287,10 +288,10 @@ TEST_CASE("Records that make no sense are refused") {
   CHECK_THAT(consolidate_error(temp).what(), Says("tp1_sharded_checkpoint.safetensors: its metadata has other shapes"));
 }
 
-TEST_CASE("A model that only its config.json's plan describes is filled up, and comes back by what the files say") {
+TEST_CASE("A model that only its config.json's plan describes is padded, and comes back by what the files say") {
   const TempDir temp;
   json config = json::parse(kPlannedConfig);
-  config["base_model_tp_plan"].erase("layers.*.mlp.gate_up_proj");  // packed matrices are not filled up
+  config["base_model_tp_plan"].erase("layers.*.mlp.gate_up_proj");  // packed matrices are not padded
   config["base_model_tp_plan"].erase("layers.*.experts.up");
   for (const char* key : {"num_attention_heads", "num_key_value_heads"}) config.erase(key);  // nor heads kept whole
   const TensorMap tensors = write_planned(temp / "model", tensors_of("model.", true), config);

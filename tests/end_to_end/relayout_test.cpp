@@ -40,7 +40,7 @@ void relayout(const fs::path& from, const fs::path& to, const OracleOptions& opt
   Job job;
   const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards(from));
   job.source = sharded_source_map(checkpoint, tied_parameters(model));
-  prove_against_model(job.source, model, from);
+  validate_against_model(job.source, model, from);
   const Mesh mesh{static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp),
                   static_cast<std::uint32_t>(options.vpp)};
   PartitionOptions attention{options.fuse_qkv, {}};
@@ -162,7 +162,7 @@ TEST_CASE("Strided parameters of any dim take the chunks that the formula says, 
   }
 }
 
-TEST_CASE("Linears of different sizes fused along rows are joined column by column, there and back") {
+TEST_CASE("Linears of different sizes fused along rows are fused column by column, there and back") {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     INFO("seed " << seed);
     Random random(seed);

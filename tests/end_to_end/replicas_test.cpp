@@ -148,7 +148,7 @@ TEST_CASE("A copy that differs is an error that names the tensor and the rank's 
     CHECK(error.tensor() == "model.layers.0.self_attn.qkv_proj.weight_k");
     CHECK(error.path() == shards.rank_file(2, 0).string());
     CHECK_THAT(error.what(), Says("a replica of model.layers.0.self_attn.k_proj.weight"));
-    CHECK_THAT(error.hint(), Says("--replicas first takes the first rank's values"));
+    CHECK_THAT(error.hint(), Says("`replicas` first takes the first rank's values"));
     CHECK((snapshot(shards.temp.path()) == before));
   }
 }
@@ -241,7 +241,7 @@ TEST_CASE("Other weights in the place of a norm are no drift, and the error says
   CHECK(error.tensor() == kNorm);
   CHECK(error.path() == shards.rank_file(2, 1).string());
   CHECK_THAT(error.what(), Says("too far apart for drift in training: relative difference "));
-  CHECK_THAT(error.hint(), Says("--replicas first"));
+  CHECK_THAT(error.hint(), Says("`replicas` first"));
   CHECK((snapshot(shards.temp.path()) == before));
 }
 

@@ -224,7 +224,7 @@ TEST_CASE("Names and dtypes of an adapter can be changed on the way to PEFT's di
   const Sharded s(LoraFuse::kExact);
   ConvertRequest request = convert_request(s.temp / "shards", s.temp / "half");
   request.dtype = DType::kBF16;
-  request.names.drop.emplace_back("--drop", "layers\\.1\\.");
+  request.names.drop.emplace_back("drop", "layers\\.1\\.");
   convert(request);
   const TensorMap half = read_tensors(s.temp / "half/adapter_model.safetensors");
   CHECK(half.size() == s.tensors.size() / 2);
@@ -245,19 +245,19 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
     const Error error = s.convert_error(request);
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (s.temp / "shards/adapter_default/adapter_shards").string());
-    CHECK_THAT(error.hint(), Says("--config"));
+    CHECK_THAT(error.hint(), Says("`config`"));
   }
   SECTION("shards of PEFT's directory without a model") {
     request.source.path = s.temp / "peft";
     request.target.tp = 2;
-    CHECK_THAT(s.convert_error(request).hint(), Says("--config"));
+    CHECK_THAT(s.convert_error(request).hint(), Says("`config`"));
   }
   SECTION("shards of PEFT's directory for any number of ranks") {
     request.source.path = s.temp / "peft";
     request.source.config = s.temp / "model";
     const Error error = s.convert_error(request);
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("--tp is needed"));
+    CHECK_THAT(error.what(), Says("`tp` is needed"));
   }
   SECTION("a layout of models") {
     request.target.layout = layout("nxd");
@@ -267,13 +267,13 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
     CHECK_THAT(error.hint(), Says("hf, optimum"));
   }
   SECTION("tensors dropped from shards that stay as they are") {
-    request.names.drop.emplace_back("--drop", "down_proj");
+    request.names.drop.emplace_back("drop", "down_proj");
     const Error error = s.convert_error(request);
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("keep all of its tensors"));
   }
   SECTION("tensors renamed in shards that stay as they are") {
-    request.names.renames.push_back(parse_rename("--rename", "down=up"));
+    request.names.renames.push_back(parse_rename("rename", "down=up"));
     CHECK(s.convert_error(request).kind() == ErrorKind::kUsage);
   }
   SECTION("an option about models") {
@@ -282,13 +282,13 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
     request.target.options.set("max-shard-size", "5GB");
     const Error error = s.convert_error(request);
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("--max-shard-size is about models"));
+    CHECK_THAT(error.what(), Says("`max-shard-size` is about models"));
   }
   SECTION("lora_A that are fused already") {
     request.lora_fuse = LoraFuse::kExact;
     const Error error = s.convert_error(request);
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("--lora-fuse has no effect"));
+    CHECK_THAT(error.what(), Says("`lora-fuse` has no effect"));
   }
   SECTION("safetensors") {
     request.target.format = Format::kSafetensors;

@@ -72,7 +72,7 @@ TEST_CASE("A training run's directory is consolidated with a config.json from el
     const Error error = error_of([&] { plan_consolidate(request); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (golden(name) / "checkpoint/step_3").string());
-    CHECK_THAT(error.hint(), Says("--config"));
+    CHECK_THAT(error.hint(), Says("`config`"));
   }
 }
 
@@ -117,7 +117,7 @@ TEST_CASE("Without OUT_DIR the outputs go into the folder of the tag, wherever c
     CHECK_FALSE(fs::exists(temp / "run/model.safetensors"));
     CHECK_FALSE(fs::exists(temp / "run/step_3/step_1"));
     const Error again = error_of([&] { consolidate(request); });
-    CHECK_THAT(again.hint(), Says("--force"));
+    CHECK_THAT(again.hint(), Says("`force`"));
   }
 }
 
@@ -211,7 +211,7 @@ TEST_CASE("What is wrong with the config.json that is given is an error, also wh
     CHECK(error.path() == config.string());
     return error;
   };
-  CHECK_THAT(refused(temp / "nowhere").hint(), Says("--config"));
+  CHECK_THAT(refused(temp / "nowhere").hint(), Says("`config`"));
   CHECK_THAT(refused(temp / "empty").what(), Says("holds no config.json"));
   CHECK_THAT(refused(temp / "broken.json").what(), Says("JSON"));
   // Where one of its own goes before it, it is not even looked at.
@@ -238,7 +238,7 @@ TEST_CASE("A run's directory is converted, its dtype in a copy of the config.jso
   CHECK(read_checkpoint(temp / "out", {ConfigUse::kStrict}).map.tensor_count() == 21);
   request.source.config.clear();
   request.output_directory = temp / "none";
-  CHECK_THAT(error_of([&] { plan_convert(request); }).hint(), Says("--config"));
+  CHECK_THAT(error_of([&] { plan_convert(request); }).hint(), Says("`config`"));
 }
 
 TEST_CASE("Files of tensors and whole models take a config.json from elsewhere when they are sharded") {
@@ -255,7 +255,7 @@ TEST_CASE("Files of tensors and whole models take a config.json from elsewhere w
     request.target.tp = 2;
     const Error error = error_of([&] { plan_convert(request); });
     CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.hint(), Says("--config"));
+    CHECK_THAT(error.hint(), Says("`config`"));
     request.source.config = from;
     convert(request);
     CHECK((consolidated(temp / "out", temp / "whole") == read_model(from)));

@@ -48,7 +48,7 @@ TEST_CASE("A file that is there is replaced with force alone") {
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == (model.temp / "out").string());
   CHECK_THAT(error.what(), Says("one output is already there and would be replaced: config.json"));
-  CHECK_THAT(error.hint(), Says("--force"));
+  CHECK_THAT(error.hint(), Says("`force`"));
   shard(model.request(2, true));
   CHECK(read_file(model.temp / "out/config.json") == read_file(model.temp / "model/config.json"));
 }

@@ -333,7 +333,7 @@ TEST_CASE("A source that is replaced or written to after its header was read is 
 }
 
 TEST_CASE("A source that is cut while it is mapped is an I/O error that names it, and nothing is left") {
-  for (const bool fuse_qkv : {false, true})  // written straight from there, and put together first
+  for (const bool fuse_qkv : {false, true})  // written straight from there, and consolidated first
     for (const bool consolidating : {false, true}) {
       const Sharded sharded(fuse_qkv);
       shard(sharded.request);

@@ -40,7 +40,7 @@ TEST_CASE("A view shows its range of the file, and the next one nearby is in the
   CHECK(next.data() == first.data() + kMiB);
   CHECK(value_at(windows.view(file, 39 * kMiB, kMiB, 1)) == 39 * kMiB);
   CHECK(value_at(next) == 6 * kMiB);  // a view of the same block stays
-  CHECK_NOTHROW(windows.prove_whole());
+  CHECK_NOTHROW(windows.validate_whole());
 }
 
 TEST_CASE("Windows take no more than their budget: what has no room is not mapped") {
@@ -114,12 +114,12 @@ TEST_CASE("Only the files that a block has seen are proved") {
   windows.start_block();
   windows.view(a, 0, kMiB, 2);
   fs::resize_file(dir / "a", kMiB);
-  const Error error = error_of([&] { windows.prove_whole(); });
+  const Error error = error_of([&] { windows.validate_whole(); });
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK(error.path() == (dir / "a").string());
   windows.start_block();
   windows.view(b, 0, kMiB, 2);
-  CHECK_NOTHROW(windows.prove_whole());
+  CHECK_NOTHROW(windows.validate_whole());
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ TEST_CASE("A header that loaders would refuse is not written") {
   const Error error = error_of([&] { plan_safetensors(tensors); });
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(error.what(), Says("6250 tensors"));
-  CHECK_THAT(error.hint(), Says("--max-shard-size"));
+  CHECK_THAT(error.hint(), Says("`max-shard-size`"));
   tensors.erase(tensors.begin() + 6000, tensors.end());
   CHECK(plan_safetensors(tensors).parts.front().bytes.size() > 24'000'000);
 }

@@ -105,7 +105,7 @@ TEST_CASE("A state dict comes in its own order, with what is no tensor left asid
       archive_of(dict({{"z", tensor()}, {"n", number(1)}, {"a", tensor()}, {"b._extra_state", kNone}, {"m", "}"}})));
   CHECK(names(read) == std::vector<std::string>{"z", "a"});
   CHECK(read.warnings ==
-        std::vector<std::string>{"left aside what is no tensor of the state dict: n, b._extra_state, m"});
+        std::vector<std::string>{"skipped what is not a tensor of the state dict: n, b._extra_state, m"});
   CHECK(read_content(archive_of("}")).tensors.empty());
   CHECK(read_content(archive_of("}")).warnings.empty());
 }
@@ -124,7 +124,7 @@ TEST_CASE("The state dict under model, state_dict or module is taken, and that i
     const Container read = read_content(archive_of(dict({{"epoch", number(1)}, {wrapper, inner}, {"rng", tensor()}})));
     CHECK(names(read) == std::vector<std::string>{"a.w"});
     CHECK(read.warnings == std::vector<std::string>{"took the state dict under \"" + wrapper + "\"",
-                                                    "left aside what is no tensor of the state dict: epoch, rng"});
+                                                    "skipped what is not a tensor of the state dict: epoch, rng"});
   }
   CHECK(names(read_content(archive_of(dict({{"module", inner}, {"model", dict({{"b", tensor()}})}})))) ==
         std::vector<std::string>{"b"});
@@ -157,7 +157,7 @@ TEST_CASE("Objects of unknown classes are left aside by name") {
   const Container read = read_content(archive_of(
       dict({{"w", tensor()}, {"args", object("argparse", "Namespace", "}")}, {"p", call("pathlib", "Path", {})}})));
   REQUIRE(read.warnings.size() == 2);
-  CHECK(read.warnings[1] == "holds objects of argparse.Namespace, pathlib.Path, which were left aside");
+  CHECK(read.warnings[1] == "holds objects of argparse.Namespace, pathlib.Path, which were skipped");
 }
 
 TEST_CASE("A storage that is mostly unused is warned of") {

@@ -201,7 +201,7 @@ TEST_CASE("A name is as long as it may be in every format, and one byte more is 
     CHECK(error.kind() == ErrorKind::kUnsupported);
     CHECK(error.tensor() == longer);
     CHECK_THAT(error.what(), Says("has 4097 bytes; tensors are written with names of at most 4096 bytes"));
-    CHECK_THAT(error.hint(), Says("--rename"));
+    CHECK_THAT(error.hint(), Says("`rename`"));
   }
 }
 

@@ -53,7 +53,7 @@ TEST_CASE("A mapped range has the bytes of its part of the file") {
   CHECK(mapped.range->begin_bytes() == kPage);
   CHECK(mapped.range->end_bytes() == mapped.text.size());
   CHECK(mapped.seen() == mapped.text.substr(kPage));
-  CHECK_NOTHROW(mapped.range->prove_whole());
+  CHECK_NOTHROW(mapped.range->validate_whole());
 }
 
 TEST_CASE("Looking at a mapped file that was cut ends in an I/O error, not in a signal") {
@@ -62,7 +62,7 @@ TEST_CASE("Looking at a mapped file that was cut ends in an I/O error, not in a 
   const std::string seen = mapped.seen();
   CHECK(seen.substr(0, kPage) == mapped.text.substr(0, kPage));
   CHECK(seen.substr(kPage) == std::string(seen.size() - kPage, '\0'));
-  const Error error = error_of([&] { mapped.range->prove_whole(); });
+  const Error error = error_of([&] { mapped.range->validate_whole(); });
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK(error.path() == mapped.path.string());
   CHECK(error.offset_bytes() == kPage);
@@ -73,7 +73,7 @@ TEST_CASE("A mapped file that was cut inside its last page is found out, though 
   const Mapped mapped;
   fs::resize_file(mapped.path, mapped.text.size() - 1);
   CHECK(mapped.seen() != mapped.text);
-  CHECK(error_of([&] { mapped.range->prove_whole(); }).offset_bytes() == mapped.text.size() - 1);
+  CHECK(error_of([&] { mapped.range->validate_whole(); }).offset_bytes() == mapped.text.size() - 1);
 }
 
 TEST_CASE("A mapped file that was cut and has grown again is found out") {
@@ -81,7 +81,7 @@ TEST_CASE("A mapped file that was cut and has grown again is found out") {
   fs::resize_file(mapped.path, 0);
   mapped.seen();
   test::write_file(mapped.path, mapped.text);
-  const Error error = error_of([&] { mapped.range->prove_whole(); });
+  const Error error = error_of([&] { mapped.range->validate_whole(); });
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK_THAT(error.what(), Says("could not be read while it was mapped"));
 }
@@ -93,7 +93,7 @@ TEST_CASE("Writing from a mapped file that was cut is an I/O error") {
   CHECK(error_of([&] { sink->write_at(0, mapped.range->bytes()); }).kind() == ErrorKind::kIo);
   const std::span<const std::byte> parts[] = {mapped.range->bytes().first(kPage), mapped.range->bytes().last(kPage)};
   CHECK(error_of([&] { sink->write_gathered(0, parts); }).kind() == ErrorKind::kIo);
-  CHECK(error_of([&] { mapped.range->prove_whole(); }).kind() == ErrorKind::kIo);
+  CHECK(error_of([&] { mapped.range->validate_whole(); }).kind() == ErrorKind::kIo);
 }
 
 TEST_CASE("A slot that was lost is whole again for the next range") {
@@ -101,11 +101,11 @@ TEST_CASE("A slot that was lost is whole again for the next range") {
     const Mapped cut;
     fs::resize_file(cut.path, 0);
     cut.seen();
-    CHECK_THROWS_AS(cut.range->prove_whole(), Error);
+    CHECK_THROWS_AS(cut.range->validate_whole(), Error);
   }
   const Mapped mapped;
   CHECK(mapped.seen() == mapped.text);
-  CHECK_NOTHROW(mapped.range->prove_whole());
+  CHECK_NOTHROW(mapped.range->validate_whole());
 }
 
 TEST_CASE("More ranges than there is room for are refused, and there is room again afterwards") {

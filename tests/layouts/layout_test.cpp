@@ -70,16 +70,16 @@ TEST_CASE("Values of options are parsed by their type, and errors say the option
   CHECK(values.choice(kChoice) == "right");
   for (const char* text : {"0", "4097", "-1", "", "two", "1.5"}) {
     values.set("copies", text);
-    const Error error = error_of([&] { values.number(kCount, "--from-"); });
+    const Error error = error_of([&] { values.number(kCount, "from-"); });
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("--from-copies: \"" + std::string(text) + "\" is not a whole number from 1 to 4096"));
+    CHECK_THAT(error.what(), Says("`from-copies`: \"" + std::string(text) + "\" is not a whole number from 1 to 4096"));
   }
   values.set("first", "4096");
-  CHECK_THAT(error_of([&] { values.number(kRank); }).what(), Says("--first: \"4096\" is not the number of a rank"));
+  CHECK_THAT(error_of([&] { values.number(kRank); }).what(), Says("`first`: \"4096\" is not the number of a rank"));
   values.set("size", "much");
-  CHECK_THAT(error_of([&] { values.number(kSize); }).what(), Says("--size: \"much\" is not a size"));
+  CHECK_THAT(error_of([&] { values.number(kSize); }).what(), Says("`size`: \"much\" is not a size"));
   values.set("side", "up");
-  CHECK_THAT(error_of([&] { values.choice(kChoice); }).what(), Says("--side: \"up\" is not one of left, right"));
+  CHECK_THAT(error_of([&] { values.choice(kChoice); }).what(), Says("`side`: \"up\" is not one of left, right"));
 }
 
 TEST_CASE("What a layout does not have is refused before anything is read, with what does have it") {
@@ -92,15 +92,15 @@ TEST_CASE("What a layout does not have is refused before anything is read, with 
     CHECK(error.kind() == ErrorKind::kUsage);
     return error;
   };
-  CHECK_THAT(refused("hf", [](TargetRequest& r) { r.tp = 2; }).what(), Says("layout hf has no ranks (--tp)"));
+  CHECK_THAT(refused("hf", [](TargetRequest& r) { r.tp = 2; }).what(), Says("layout hf has no ranks (`tp`)"));
   CHECK_THAT(refused("nxdi", [](TargetRequest& r) { r.vpp = 2; }).what(), Says("layout nxdi has no pipeline stages"));
   CHECK_THAT(refused("nxd", [](TargetRequest& r) { r.ep = 2; }).what(), Says("has no expert-parallel ranks"));
   const Error format = refused("optimum", [](TargetRequest& r) { r.format = Format::kSafetensors; });
-  CHECK_THAT(format.what(), Says("layout optimum does not support --format safetensors"));
+  CHECK_THAT(format.what(), Says("layout optimum does not support `format` safetensors"));
   CHECK_THAT(format.hint(), Says("pytorch, xser"));
   const Error option = refused("ranks", [](TargetRequest& r) { r.options.set("vocab-parallel"); });
-  CHECK_THAT(option.what(), Says("layout ranks has no option --vocab-parallel"));
-  CHECK_THAT(option.hint(), Says("layouts with --vocab-parallel: nxdi"));
+  CHECK_THAT(option.what(), Says("layout ranks has no option `vocab-parallel`"));
+  CHECK_THAT(option.hint(), Says("layouts with `vocab-parallel`: nxdi"));
   refused("ranks", [](TargetRequest& r) { r.options.set("kv-size-multiplier", "many"); });
 }
 

@@ -291,7 +291,7 @@ TEST_CASE("Pieces of any rule tile every rank's tensor, and its shapes go there 
     reshard::TensorMap map;
     map.files.push_back({"rank", 0});
     map.add_pieces(map.add_stored({"s", DType::kU8, *stored}), made, rank);
-    CHECK_NOTHROW(prove_tiling(map));
+    CHECK_NOTHROW(validate_tiling(map));
     for (const PartPiece& piece : pieces_of(made, rank, originals))
       if (!piece.is_padding) held[piece.part] += volume(piece.box);
   }

@@ -25,13 +25,13 @@ PartitionRule rows_of_w(std::uint64_t units, std::vector<std::uint32_t> taken) {
 TEST_CASE("Pieces that tile a stored tensor are accepted, in any order") {
   TensorMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
   map.pieces[0] = {{0, {{2, 0}, {2, 6}}, {2, 0}}, {0, {{0, 3}, {2, 3}}, {0, 3}}, {0, {{0, 0}, {2, 3}}, {0, 0}}};
-  CHECK_NOTHROW(prove_tiling(map));
+  CHECK_NOTHROW(validate_tiling(map));
 }
 
 TEST_CASE("A hole in a stored tensor is an error that counts the elements") {
   TensorMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
   map.pieces[0] = {{0, {{0, 0}, {4, 5}}, {0, 0}}};
-  const Error error = error_of([&] { prove_tiling(map); });
+  const Error error = error_of([&] { validate_tiling(map); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.tensor() == "s");
   CHECK(error.path() == "rank.safetensors");
@@ -41,47 +41,47 @@ TEST_CASE("A hole in a stored tensor is an error that counts the elements") {
 TEST_CASE("An overlap is an error that names the box, even where the count of elements is right") {
   TensorMap map = one_tensor(DType::kF32, {4, 6}, {4, 6});
   map.pieces[0] = {{0, {{0, 0}, {2, 6}}, {0, 0}}, {0, {{0, 0}, {2, 6}}, {1, 0}}};
-  const Error error = error_of([&] { prove_tiling(map); });
+  const Error error = error_of([&] { validate_tiling(map); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(error.what(), Says("[1:2, 0:6]"));
   map.pieces[0].push_back({0, {{0, 0}, {1, 6}}, {3, 0}});
-  CHECK_THAT(error_of([&] { prove_tiling(map); }).what(), Says("filled twice"));
+  CHECK_THAT(error_of([&] { validate_tiling(map); }).what(), Says("filled twice"));
 }
 
 TEST_CASE("A piece outside its tensors is an error") {
   TensorMap outside_logical = one_tensor(DType::kF32, {3, 6}, {4, 6});
   outside_logical.pieces[0] = {{0, {{0, 0}, {4, 6}}, {0, 0}}};
-  CHECK_THAT(error_of([&] { prove_tiling(outside_logical); }).what(), Says("does not fit"));
+  CHECK_THAT(error_of([&] { validate_tiling(outside_logical); }).what(), Says("does not fit"));
   TensorMap outside_stored = one_tensor(DType::kF32, {4, 6}, {4, 6});
   outside_stored.pieces[0] = {{0, {{0, 0}, {4, 6}}, {UINT64_MAX, 0}}};
-  CHECK(error_of([&] { prove_tiling(outside_stored); }).tensor() == "s");
+  CHECK(error_of([&] { validate_tiling(outside_stored); }).tensor() == "s");
   TensorMap other_dtype = one_tensor(DType::kF32, {4, 6}, {4, 6});
   other_dtype.stored[0].dtype = DType::kI32;
   other_dtype.pieces[0] = {{0, {{0, 0}, {4, 6}}, {0, 0}}};
-  CHECK(error_of([&] { prove_tiling(other_dtype); }).kind() == ErrorKind::kBadInput);
+  CHECK(error_of([&] { validate_tiling(other_dtype); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE("A cut through a packed byte is an error that names dtype and box") {
   TensorMap map = one_tensor(DType::kF4, {4, 6}, {4, 3});
   map.pieces[0] = {{0, {{0, 0}, {4, 3}}, {0, 0}}};
-  const Error error = error_of([&] { prove_tiling(map); });
+  const Error error = error_of([&] { validate_tiling(map); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK(error.tensor() == "w");
   CHECK_THAT(error.what(), Says("[0:4, 0:3]"));
   CHECK_THAT(error.what(), Says("F4 have 4 bits"));
   TensorMap even = one_tensor(DType::kF4, {4, 8}, {4, 4});
   even.pieces[0] = {{0, {{0, 4}, {4, 4}}, {0, 0}}};
-  CHECK_NOTHROW(prove_tiling(even));
+  CHECK_NOTHROW(validate_tiling(even));
 }
 
 TEST_CASE("Scalars and tensors without elements are tiled too") {
   TensorMap scalar = one_tensor(DType::kF32, {}, {});
-  CHECK_THAT(error_of([&] { prove_tiling(scalar); }).what(), Says("1 of its 1 elements"));
+  CHECK_THAT(error_of([&] { validate_tiling(scalar); }).what(), Says("1 of its 1 elements"));
   scalar.add_whole(0, "w");
-  CHECK_NOTHROW(prove_tiling(scalar));
+  CHECK_NOTHROW(validate_tiling(scalar));
   TensorMap empty = one_tensor(DType::kF4, {0, 3}, {0, 3});
   empty.add_pieces(0, rows_of_w(2, {1}), 0);
-  CHECK_NOTHROW(prove_tiling(empty));
+  CHECK_NOTHROW(validate_tiling(empty));
 }
 
 TEST_CASE("A cut that does not fit the stored shape is an error with the shape and the dim") {
@@ -91,7 +91,7 @@ TEST_CASE("A cut that does not fit the stored shape is an error with the shape a
   CHECK(error.path() == "rank.safetensors");
   CHECK(error.tensor() == "s");
   CHECK_THAT(error.what(), Says("[3, 2]"));
-  CHECK_THAT(error.what(), Says("cut along dim 0"));
+  CHECK_THAT(error.what(), Says("does not fit its partition along dim 0"));
 }
 
 TEST_CASE("A logical tensor that two files make differently is an error that shows both") {

@@ -27,7 +27,7 @@ TEST_CASE("Tensors are dealt into files in order, a new one where the next would
   CHECK(map.files[0].path == "model-00001-of-00002.safetensors");
   CHECK(names_of(map, 0) == std::vector<std::string>{"a", "b"});  // exactly full
   CHECK(names_of(map, 1) == std::vector<std::string>{"c", "d"});
-  CHECK_NOTHROW(prove_tiling(map));
+  CHECK_NOTHROW(validate_tiling(map));
 }
 
 TEST_CASE("A tensor larger than a file gets one to itself, before the one that is being filled") {

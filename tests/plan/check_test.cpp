@@ -76,7 +76,7 @@ TEST_CASE("Where equal replicas are the only evidence, their difference is never
   TensorMap map = two_ranks(DType::kF32);
   const std::vector<Piece> reads{map.pieces[0][0]};
   CHECK(make_check(map, 0, reads, map.pieces[0][1]).may_differ);
-  map.proved_by_copies = "try another number of heads";
+  map.inferred_partition_hint = "try another number of heads";
   CHECK_FALSE(check_of(map).may_differ);
   CHECK(failure_of(map).hint() == "try another number of heads");
 }
@@ -88,7 +88,7 @@ TEST_CASE("Only replicas may differ, and only trained replicas of another rank m
   CHECK(check(trained).may_drift);
   CHECK(check(trained).may_differ);
   CHECK_FALSE(check(replicated(DType::kF32)).may_drift);
-  CHECK_FALSE(check(two_ranks(DType::kBF16)).may_drift);  // repeated heads train as one
+  CHECK_FALSE(check(two_ranks(DType::kBF16)).may_drift);  // replicated heads train as one
   TensorMap same_rank = trained;
   same_rank.files[1].tp_rank = 0;  // another data-parallel rank saved it again
   CHECK_FALSE(check(same_rank).may_drift);

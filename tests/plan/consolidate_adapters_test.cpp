@@ -48,24 +48,24 @@ TEST_CASE("What stands beside lora_A and lora_B is consolidated where the metada
   hand.add_base();
   hand.add_module("mlp", fused_spec());
   hand.add_module("self_attn", gqa_spec());
-  const std::string joined = kLayer + "mlp.gate_up_proj.";
-  hand.parameters[joined + "lora_A.default.weight"] = whole();
-  hand.parameters[joined + "lora_B.default.weight"] = cut(0, 2);
-  hand.parameters[joined + "lora_B.default.bias"] = cut(0, 2);
-  hand.parameters[joined + "lora_magnitude_vector.default.weight"] = cut(0, 2);
+  const std::string fused = kLayer + "mlp.gate_up_proj.";
+  hand.parameters[fused + "lora_A.default.weight"] = whole();
+  hand.parameters[fused + "lora_B.default.weight"] = cut(0, 2);
+  hand.parameters[fused + "lora_B.default.bias"] = cut(0, 2);
+  hand.parameters[fused + "lora_magnitude_vector.default.weight"] = cut(0, 2);
   hand.parameters["embed.lora_embedding_A.default"] = whole();
   hand.parameters["embed.base_layer.weight"] = cut(0);
   hand.parameters["head.modules_to_save.default.weight"] = cut(0);
   hand.parameters["frozen.lora_A.default.weight"] = whole();
-  TensorMap rank{{joined + "lora_A.weight", bytes({1, 2}, "ab")},
-                 {joined + "lora_B.weight", bytes({6, 1}, "001111")},
-                 {joined + "lora_B.bias", bytes({6}, "223333")},
-                 {joined + "lora_magnitude_vector", bytes({6}, "445555")},
+  TensorMap rank{{fused + "lora_A.weight", bytes({1, 2}, "ab")},
+                 {fused + "lora_B.weight", bytes({6, 1}, "001111")},
+                 {fused + "lora_B.bias", bytes({6}, "223333")},
+                 {fused + "lora_magnitude_vector", bytes({6}, "445555")},
                  {"embed.lora_embedding_A", bytes({1, 3}, "xyz")},
                  {"embed.base_layer.weight", bytes({1, 1}, "e")},
                  {"head.weight", bytes({1, 2}, "hi")}};
   TensorMap other = rank;
-  other[joined + "lora_B.weight"].bytes = "667777";
+  other[fused + "lora_B.weight"].bytes = "667777";
   const TempDir temp;
   hand.write(temp / "in", "default", {rank, other});
   const auto job = plan_consolidate(request_of(temp / "in", temp / "out"));
@@ -89,11 +89,11 @@ TEST_CASE("Linears fused along rows share their lora_B") {
   HandMade hand;
   hand.parameters[kLayer + "mlp.gate_up_proj.base_layer.weight"] = cut(1, 2);
   hand.add_module("mlp", fused_spec("lora", 1));
-  const std::string joined = kLayer + "mlp.gate_up_proj.";
-  hand.parameters[joined + "lora_A.x.weight"] = cut(1, 2);
-  hand.parameters[joined + "lora_B.x.weight"] = whole();
+  const std::string fused = kLayer + "mlp.gate_up_proj.";
+  hand.parameters[fused + "lora_A.x.weight"] = cut(1, 2);
+  hand.parameters[fused + "lora_B.x.weight"] = whole();
   const auto rank = [&](const char* a) {
-    return TensorMap{{joined + "lora_A.weight", bytes({1, 6}, a)}, {joined + "lora_B.weight", bytes({1, 1}, "b")}};
+    return TensorMap{{fused + "lora_A.weight", bytes({1, 6}, a)}, {fused + "lora_B.weight", bytes({1, 1}, "b")}};
   };
   const TempDir temp;
   hand.write(temp / "in", "x", {rank("001111"), rank("223333")});
@@ -103,7 +103,7 @@ TEST_CASE("Linears fused along rows share their lora_B") {
                                              {kLayer + "mlp.up_proj.lora_B.weight", bytes({1, 1}, "b")}});
 }
 
-TEST_CASE("An output projection adapted alone is put back into the order of its heads, the joined layers left alone") {
+TEST_CASE("An output projection adapted alone is put back into the order of its heads, the fused layers left alone") {
   for (const bool mentioned : {true, false}) {  // old metadata has no peft_type at all
     HandMade hand;
     hand.add_base();

@@ -39,7 +39,7 @@ struct Names {
 };
 
 void add_rename(ConvertRequest& request, const std::string& text) {
-  request.names.renames.push_back(parse_rename("--rename", text));
+  request.names.renames.push_back(parse_rename("rename", text));
 }
 
 using Map = std::map<std::string, std::string>;
@@ -91,7 +91,7 @@ TEST_CASE("A rename that makes two names one, or one empty, is a usage error tha
   Error error = error_of([&] { plan_convert(request); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK(error.tensor() == "b.w");
-  CHECK_THAT(error.what(), Says("--rename gives it and a.w the same name, c.w"));
+  CHECK_THAT(error.what(), Says("`rename` gives it and a.w the same name, c.w"));
   request = names.request();
   add_rename(request, "^a.*=");
   error = error_of([&] { plan_convert(request); });
@@ -102,11 +102,11 @@ TEST_CASE("A rename that makes two names one, or one empty, is a usage error tha
 TEST_CASE("What is dropped, or not kept, is left out by its old name, and its bytes are counted") {
   const Names names{"a.w", "b.w", "c.w"};
   ConvertRequest request = names.request();
-  request.names.drop.emplace_back("--drop", "^b");
+  request.names.drop.emplace_back("drop", "^b");
   CHECK(plan_convert(request)->program.dropped_bytes == names.tensors.at("b.w").bytes.size());
   CHECK(names.run(request) == Map{{"a.w", "a.w"}, {"c.w", "c.w"}});
-  request.names.keep.emplace_back("--keep", "^a");
-  request.names.keep.emplace_back("--keep", "^b");  // dropped all the same
+  request.names.keep.emplace_back("keep", "^a");
+  request.names.keep.emplace_back("keep", "^b");  // dropped all the same
   CHECK(names.run(request) == Map{{"a.w", "a.w"}});
   const auto job = plan_convert(request);
   CHECK(job->program.dropped_bytes == names.tensors.at("b.w").bytes.size() + names.tensors.at("c.w").bytes.size());
@@ -114,7 +114,7 @@ TEST_CASE("What is dropped, or not kept, is left out by its old name, and its by
 
   request = names.request();
   add_rename(request, "^a=z");
-  request.names.drop.emplace_back("--drop", "^a");
+  request.names.drop.emplace_back("drop", "^a");
   CHECK(names.run(request) == Map{{"b.w", "b.w"}, {"c.w", "c.w"}});
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("What is dropped from shards is counted as often as ranks hold it") {
   request.target.tp = 2;
   convert(request);
   request = convert_request(temp / "ranks", temp / "whole");
-  request.names.drop.emplace_back("--drop", "^model.norm.weight$");
+  request.names.drop.emplace_back("drop", "^model.norm.weight$");
   const auto job = plan_convert(request);
   CHECK(job->program.dropped_bytes == 2 * model.hidden * 2);
   std::uint64_t stored_bytes = 0;
@@ -141,12 +141,12 @@ TEST_CASE("To leave no tensor is a usage error") {
   for (const bool keep : {false, true}) {
     ConvertRequest request = names.request();
     if (keep)
-      request.names.keep.emplace_back("--keep", "nothing");
+      request.names.keep.emplace_back("keep", "nothing");
     else
-      request.names.drop.emplace_back("--drop", "w");
+      request.names.drop.emplace_back("drop", "w");
     const Error error = error_of([&] { plan_convert(request); });
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("--drop and --keep leave no tensor"));
+    CHECK_THAT(error.what(), Says("`drop` and `keep` leave no tensor"));
   }
 }
 
@@ -161,13 +161,13 @@ TEST_CASE("A source that holds no tensors is said to, whatever is dropped and ke
 TEST_CASE("A pattern that matches nothing is noted with its option") {
   const Names names{"a.w"};
   ConvertRequest request = names.request();
-  request.names.drop.emplace_back("--drop", "^x");
-  request.names.keep.emplace_back("--keep", "^y");
-  request.names.keep.emplace_back("--keep", "^a");
+  request.names.drop.emplace_back("drop", "^x");
+  request.names.keep.emplace_back("keep", "^y");
+  request.names.keep.emplace_back("keep", "^a");
   add_rename(request, "^z=q");
-  CHECK(plan_convert(request)->notes == std::vector<std::string>{"--drop ^x matches no tensor",
-                                                                 "--keep ^y matches no tensor",
-                                                                 "--rename ^z matches no tensor"});
+  CHECK(plan_convert(request)->notes == std::vector<std::string>{"`drop` ^x matches no tensor",
+                                                                 "`keep` ^y matches no tensor",
+                                                                 "`rename` ^z matches no tensor"});
 }
 
 TEST_CASE("A rename that works on what an earlier one made is of use, and is not noted") {
@@ -180,18 +180,18 @@ TEST_CASE("A rename that works on what an earlier one made is of use, and is not
 
 TEST_CASE("Patterns and renames that are none are usage errors that show them") {
   for (const char* text : {"no equals sign", "=y", ""}) {
-    const Error error = error_of([&] { parse_rename("--rename", text); });
+    const Error error = error_of([&] { parse_rename("rename", text); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("is not REGEX=REPLACEMENT"));
   }
   for (const char* text : {"(", "[", "*", "a{2,1}"}) {
-    const Error error = error_of([&] { NamePattern("--drop", text); });
+    const Error error = error_of([&] { NamePattern("drop", text); });
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("--drop: \"" + std::string(text) + "\" is not a regular expression"));
+    CHECK_THAT(error.what(), Says("`drop`: \"" + std::string(text) + "\" is not a regular expression"));
   }
-  const Error error = error_of([] { NamePattern("--keep", "^(?!lm_head)"); });
+  const Error error = error_of([] { NamePattern("keep", "^(?!lm_head)"); });
   CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("--keep: the pattern \"^(?!lm_head)\" uses look-ahead"));
+  CHECK_THAT(error.what(), Says("`keep`: the pattern \"^(?!lm_head)\" uses look-ahead"));
 }
 
 TEST_CASE("A checkpoint of other names is sharded once they are renamed to the family's") {
@@ -208,7 +208,7 @@ TEST_CASE("A checkpoint of other names is sharded once they are renamed to the f
   request.target.tp = 2;
   CHECK(error_of([&] { plan_convert(request); }).kind() == ErrorKind::kBadInput);
   add_rename(request, "^language_=");
-  request.names.drop.emplace_back("--drop", "^vision");
+  request.names.drop.emplace_back("drop", "^vision");
   convert(request);
   CHECK((read_shards(temp / "out") == expected_ranks(model, originals, {.tp = 2})));
 }

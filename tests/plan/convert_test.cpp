@@ -55,7 +55,7 @@ TEST_CASE("Shards of what is no shards need a number of ranks") {
     request.target.layout = kind;
     const Error error = refused(request, all.temp.path());
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("--tp is needed"));
+    CHECK_THAT(error.what(), Says("`tp` is needed"));
   }
 }
 
@@ -82,12 +82,12 @@ TEST_CASE("A format that the layout has not is a usage error") {
   const Checkpoints all;
   ConvertRequest request = convert_request(all.temp / "model", all.temp / "out");
   request.target.format = Format::kXser;
-  CHECK_THAT(refused(request, all.temp.path()).what(), Says("layout hf does not support --format xser"));
+  CHECK_THAT(refused(request, all.temp.path()).what(), Says("layout hf does not support `format` xser"));
   request = Checkpoints::to_shards(all.temp / "model", all.temp / "out", layout("optimum"));
   request.target.format = Format::kSafetensors;
   const Error error = refused(request, all.temp.path());
   CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("layout optimum does not support --format safetensors"));
+  CHECK_THAT(error.what(), Says("layout optimum does not support `format` safetensors"));
 }
 
 TEST_CASE("Packed dtypes cannot become files of torch, and the tensor is named") {

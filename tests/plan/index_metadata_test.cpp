@@ -135,7 +135,7 @@ TEST_CASE("The number of parameters is counted anew where tensors are left out")
     for (const char* from : {"model", "shards"}) {
       const std::string to = std::string(from) + "-less";
       ConvertRequest request = model.request(from, to);
-      request.names.drop.emplace_back("--drop", "mlp");
+      request.names.drop.emplace_back("drop", "mlp");
       convert(request);
       std::uint64_t left = 0;
       for (const auto& [name, tensor] : read_model(model.temp / to)) left += num_elems(tensor.shape).value();

@@ -11,20 +11,20 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// One adapter with one tensor of a joined linear besides lora_A and lora_B.
+/// One adapter with one tensor of a fused linear besides lora_A and lora_B.
 Error error_of_tensor(const std::string& in_metadata, const json& entry, const std::string& in_files,
                       const TensorData& tensor) {
   HandMade hand;
   hand.add_base();
   hand.add_module("mlp", fused_spec());
   hand.add_module("self_attn", gqa_spec("lora"));
-  const std::string joined = kLayer + "mlp.gate_up_proj.";
-  hand.parameters[joined + "lora_A.default.weight"] = whole();
-  hand.parameters[joined + "lora_B.default.weight"] = cut(0, 2);
+  const std::string fused = kLayer + "mlp.gate_up_proj.";
+  hand.parameters[fused + "lora_A.default.weight"] = whole();
+  hand.parameters[fused + "lora_B.default.weight"] = cut(0, 2);
   hand.parameters["m.lora_B.default.weight"] = cut(0);
   if (!in_metadata.empty()) hand.parameters[in_metadata] = entry;
-  const TensorMap rank{{joined + "lora_A.weight", bytes({1, 2}, "ab")},
-                       {joined + "lora_B.weight", bytes({6, 1}, "001111")},
+  const TensorMap rank{{fused + "lora_A.weight", bytes({1, 2}, "ab")},
+                       {fused + "lora_B.weight", bytes({6, 1}, "001111")},
                        {"m.lora_B.weight", bytes({1, 1}, "0")},
                        {in_files, tensor}};
   const TempDir temp;
@@ -35,19 +35,19 @@ Error error_of_tensor(const std::string& in_metadata, const json& entry, const s
 }
 
 TEST_CASE("A tensor that the metadata does not explain is an error that names it, and never lost") {
-  const std::string joined = kLayer + "mlp.gate_up_proj.";
+  const std::string fused = kLayer + "mlp.gate_up_proj.";
   const std::string qkv = kLayer + "self_attn.qkv_proj.";
   CHECK_THAT(error_of_tensor("", {}, "head.weight", bytes({1}, "h")).what(), Says("does not list it"));
   CHECK_THAT(error_of_tensor("head.modules_to_save.default2.weight", cut(0), "head.weight", bytes({1}, "h")).what(),
              Says("does not list it"));
-  CHECK_THAT(error_of_tensor(joined + "lora_magnitude_vector.default.weight", whole(), joined + "lora_magnitude_vector",
+  CHECK_THAT(error_of_tensor(fused + "lora_magnitude_vector.default.weight", whole(), fused + "lora_magnitude_vector",
                              bytes({6}, "445555"))
                  .what(),
              Says("contradicts its transformation spec"));
   const Error magnitude = error_of_tensor(qkv + "lora_magnitude_vector.default.weight", cut(0),
                                           qkv + "lora_magnitude_vector", bytes({6}, "445555"));
   CHECK(magnitude.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(magnitude.what(), Says("belongs to a joined linear"));
+  CHECK_THAT(magnitude.what(), Says("belongs to a fused linear"));
   CHECK_THAT(
       error_of_tensor("m.lora_magnitude_vector.default.weight", whole(), "m.lora_magnitude_vector", bytes({1}, "4"))
           .what(),

@@ -83,21 +83,21 @@ TEST_CASE("An adapter of a model that only the plan in config.json describes is 
   CHECK(c.rank(1).at(kLayer + "mlp.down_proj.lora_B.weight") == Case::counting({4, 1}));
 }
 
-TEST_CASE("Exactly joined linears have their lora_A stacked and their lora_B on a diagonal") {
+TEST_CASE("Exactly fused linears have their lora_A stacked and their lora_B on a diagonal") {
   Case c;
   c.adapt_mlp(1, 2);
   c.config["rank_pattern"] = {{"up_proj", 2}};
   c.config["alpha_pattern"] = {{"up_proj", 8}};
   shard(c.request(2, LoraFuse::kExact));
-  const std::string joined = kLayer + "mlp.gate_up_proj.";
+  const std::string fused = kLayer + "mlp.gate_up_proj.";
   for (int rank : {0, 1}) {
     const TensorMap tensors = c.rank(rank);
     REQUIRE(tensors.size() == 2);
-    CHECK(tensors.at(joined + "lora_A.weight") == TensorData{DType::kF8E4M3, {3, 4}, "0123ABCDEFGH"});
+    CHECK(tensors.at(fused + "lora_A.weight") == TensorData{DType::kF8E4M3, {3, 4}, "0123ABCDEFGH"});
     const std::string zero(1, '\0');
     const std::string b = rank == 0 ? "0" + zero + zero + "1" + zero + zero + zero + "AB" + zero + "CD"
                                     : "2" + zero + zero + "3" + zero + zero + zero + "EF" + zero + "GH";
-    CHECK(tensors.at(joined + "lora_B.weight") == TensorData{DType::kF8E4M3, {4, 3}, b});
+    CHECK(tensors.at(fused + "lora_B.weight") == TensorData{DType::kF8E4M3, {4, 3}, b});
   }
   CHECK(c.sharded_config()["rank_pattern"]["gate_up_proj"] == 3);
   CHECK(c.sharded_config()["alpha_pattern"]["gate_up_proj"] == 12);
@@ -127,12 +127,12 @@ TEST_CASE("Options that shards of adapters have no room for are refused") {
   c.adapt("self_attn.o_proj", 4, 8);
   CHECK_NOTHROW(plan_shard(c.request()));
   const std::pair<std::function<void(TargetRequest&)>, const char*> options[] = {
-      {[](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "--kv-replication"},
-      {[](TargetRequest& s) { s.options.set_flag("pad-attn-heads", true); }, "--pad-attn-heads"},
-      {[](TargetRequest& s) { s.options.set_flag("pad", true); }, "--pad"},
-      {[](TargetRequest& s) { s.options.set_flag("vocab-parallel", true); }, "--vocab-parallel"},
-      {[](TargetRequest& s) { s.options.set_number("start-rank", 1); }, "--start-rank"},
-      {[](TargetRequest& s) { s.ep = 2; }, "--ep"}};
+      {[](TargetRequest& s) { s.options.set("kv-replication", "adjacent"); }, "`kv-replication`"},
+      {[](TargetRequest& s) { s.options.set_flag("pad-attn-heads", true); }, "`pad-attn-heads`"},
+      {[](TargetRequest& s) { s.options.set_flag("pad", true); }, "`pad`"},
+      {[](TargetRequest& s) { s.options.set_flag("vocab-parallel", true); }, "`vocab-parallel`"},
+      {[](TargetRequest& s) { s.options.set_number("start-rank", 1); }, "`start-rank`"},
+      {[](TargetRequest& s) { s.ep = 2; }, "`ep`"}};
   for (const auto& [change, says] : options) {
     ShardRequest request = c.request();
     change(request.target);
@@ -142,7 +142,7 @@ TEST_CASE("Options that shards of adapters have no room for are refused") {
   }
 }
 
-TEST_CASE("A joined linear is adapted as a whole or not at all") {
+TEST_CASE("A fused linear is adapted as a whole or not at all") {
   Case c;
   c.adapt("mlp.up_proj", 4, 4);
   const Error half = c.error();
@@ -153,14 +153,14 @@ TEST_CASE("A joined linear is adapted as a whole or not at all") {
   CHECK_THAT(c.error().what(), Says("adapted in different ways"));
   c.tensors[kLayer + "mlp.gate_proj.lora_B.bias"] = Case::counting({4});
   CHECK_NOTHROW(plan_shard(c.request()));
-  c.adapt("self_attn.q_proj", 8, 4);  // is not joined here
+  c.adapt("self_attn.q_proj", 8, 4);  // is not fused here
   CHECK_NOTHROW(plan_shard(c.request()));
   ShardRequest fused = c.request();
   fused.target.options.set_flag("fuse-qkv", true);
   CHECK_THAT(error_of([&] { plan_shard(fused); }).what(), Says("k_proj, model.layers.0.self_attn.v_proj"));
 }
 
-TEST_CASE("Ranks and scales that joined linears cannot share are refused") {
+TEST_CASE("Ranks and scales that fused linears cannot share are refused") {
   Case c;
   c.adapt_mlp(1, 2);
   c.config["rank_pattern"] = {{"up_proj", 2}};
@@ -170,7 +170,7 @@ TEST_CASE("Ranks and scales that joined linears cannot share are refused") {
   CHECK(ranks.hint().empty());
   CHECK_THAT(c.error(2, LoraFuse::kExact).what(), Says("not the same scale"));
   c.config["alpha_pattern"] = {{"up_proj", 8}};
-  CHECK_THAT(c.error().hint(), Says("--lora-fuse exact"));
+  CHECK_THAT(c.error().hint(), Says("`lora-fuse` exact"));
   CHECK_NOTHROW(plan_shard(c.request(2, LoraFuse::kExact)));
   c.config["use_rslora"] = true;
   CHECK_THAT(c.error(2, LoraFuse::kExact).what(), Says("not the same scale"));
@@ -199,7 +199,7 @@ TEST_CASE("An adapter that does not fit the model or its own config is refused b
   refused("model.norm.weight", {4}, ErrorKind::kBadInput, "does not begin with base_model.model.");
   refused("base_model.model.model.nothing.weight", {4}, ErrorKind::kBadInput, "is neither");
   refused("base_model.model.lm_head.weight", {5, 4}, ErrorKind::kBadInput, "make it [32, 4]");
-  refused(kLayer + "mlp.gate_proj.weight", {4, 4}, ErrorKind::kUnsupported, "joined with others");
+  refused(kLayer + "mlp.gate_proj.weight", {4, 4}, ErrorKind::kUnsupported, "fused with others");
   refused(kLayer + "self_attn.o_proj.base_layer.weight", {4, 8}, ErrorKind::kUnsupported, "has no place");
   Case c;
   c.adapt("mlp.down_proj", 4, 4);
@@ -320,7 +320,7 @@ TEST_CASE("An exact adapter is consolidated elsewhere, is checked for its zeros,
   write_torch(other, read_torch_tensors(other));
   const auto trained = plan_consolidate(back);
   REQUIRE(trained->notes.size() == 2);
-  CHECK_THAT(trained->notes[0], Says("was trained after --lora-fuse exact"));
+  CHECK_THAT(trained->notes[0], Says("was trained after `lora-fuse` exact"));
   execute(*trained, unsynced());
   CHECK(read_tensors(c.temp / "again/adapter_model.safetensors").at(kLayer + "mlp.up_proj.lora_B.weight").shape ==
         Dims{4, 2});
@@ -335,7 +335,7 @@ TEST_CASE("An exact adapter is consolidated elsewhere, is checked for its zeros,
   in_place.force = true;
   const Error replaced = error_of([&] { plan_consolidate(in_place); });
   CHECK(replaced.kind() == ErrorKind::kUsage);
-  CHECK_THAT(replaced.hint(), Says("OUT_DIR"));
+  CHECK_THAT(replaced.hint(), Says("another output directory"));
 }
 
 TEST_CASE("A config with other ranks than the files is left as it is, and the scale is said to be unknown") {

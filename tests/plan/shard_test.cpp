@@ -88,7 +88,7 @@ TEST_CASE("A multiplier that cannot be is refused with those that can") {
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("(16 query, 2 key/value)"));
     CHECK_THAT(error.what(), Says("multiplier of " + std::to_string(multiplier)));
-    CHECK_THAT(error.hint(), Says("multipliers that work for --tp 8: 4, 8"));
+    CHECK_THAT(error.hint(), Says("multipliers that work for `tp` 8: 4, 8"));
   }
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("Cuts that make no partition are refused") {
   request.target.pp.reset();
   request.target.vpp = 2;
   request.target.pipeline_cuts = {"model.layers.1", "model.layers.2"};
-  CHECK_THAT(model.error(request).what(), Says("--vpp 2 does not divide"));
+  CHECK_THAT(model.error(request).what(), Says("`vpp` 2 does not divide"));
 }
 
 TEST_CASE("A cut through a packed byte is refused with the degrees that work") {
@@ -239,8 +239,8 @@ TEST_CASE("Options without effect are noted") {
   request.target.options.set_number("kv-size-multiplier", 2);
   const auto job = plan_shard(model.files, request);
   REQUIRE(job->notes.size() == 2);
-  CHECK_THAT(job->notes[0], Says("--kv-size-multiplier has no effect"));
-  CHECK_THAT(job->notes[1], Says("--fuse-qkv has no effect"));
+  CHECK_THAT(job->notes[0], Says("`kv-size-multiplier` has no effect"));
+  CHECK_THAT(job->notes[1], Says("`fuse-qkv` has no effect"));
 }
 
 // Degrees of zero, and those that no machine has. They come last: a division by zero would end the program.

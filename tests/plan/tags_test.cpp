@@ -81,9 +81,9 @@ TEST_CASE("The note says which tag is taken, of how many, and which newer one is
   CHECK(choose_tag({done("step_3")}, {}).note == "step_3 is taken, the only finished checkpoint in it");
   CHECK(choose_tag({done("step_3"), done("step_6"), cut_off("step_9")}, {}).note ==
         "step_6 is taken, the newest of 2 finished checkpoints in it; step_9 is newer, but not finished: it has no "
-        "file \"done\"; --tag NAME takes another");
+        "file \"done\"; `tag` takes another");
   CHECK(choose_tag({cut_off("step_3"), done("step_6")}, {}).note ==
-        "step_6 is taken, the only finished checkpoint in it; --tag NAME takes another");
+        "step_6 is taken, the only finished checkpoint in it; `tag` takes another");
 }
 
 TEST_CASE("The file latest goes before numbers, unless what it names is not finished") {
@@ -120,7 +120,7 @@ TEST_CASE("Where no tag is finished the error lists them, each with its reason")
   const Error error = error_of([&] { choose_tag({cut_off("step_3"), empty}, "step_3"); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(error.what(), Says("step_3 (it has no file \"done\"), step_6 (it holds no weights)"));
-  CHECK_THAT(error.hint(), Says("--tag"));
+  CHECK_THAT(error.hint(), Says("`tag`"));
 }
 
 TEST_CASE("Names that do not tell which tag is the newest are an error that lists them") {
@@ -131,7 +131,7 @@ TEST_CASE("Names that do not tell which tag is the newest are an error that list
     const Error error = error_of([&] { choose_tag(tags, {}); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says(tags[0].name + ", " + tags[1].name));
-    CHECK_THAT(error.hint(), Says("--tag"));
+    CHECK_THAT(error.hint(), Says("`tag`"));
   }
 }
 
@@ -145,7 +145,7 @@ TEST_CASE("A checkpoint whose name is not that of a tag is taken only if the fil
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("none named like a training run's (step_3, checkpoint-10): "));
     CHECK_THAT(error.what(), Says(tags.back().name));
-    CHECK_THAT(error.hint(), Says("--tag"));
+    CHECK_THAT(error.hint(), Says("`tag`"));
   }
   CHECK_THAT(error_of([&] { choose_tag(sizes, {}); }).what(), Says("llama-8b, llama-70b"));
   CHECK(chosen({done("llama-optimum")}, "llama-optimum") == "llama-optimum");
@@ -162,7 +162,7 @@ TEST_CASE("Of a directory of unrelated models none is taken without being asked 
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK(error.path() == (temp / "models").string());
     CHECK_THAT(error.what(), Says(": llama-optimum"));
-    CHECK_THAT(error.hint(), Says("--tag"));
+    CHECK_THAT(error.hint(), Says("`tag`"));
   }
   CHECK(find_checkpoint(files, temp / "models", "llama-optimum").path == temp / "models/llama-optimum");
   CHECK(find_checkpoint(files, temp / "models", "mistral").path == temp / "models/mistral");
@@ -231,7 +231,7 @@ TEST_CASE("Folders with the names of tags that hold no weights are an error that
     CHECK(error.path() == (temp / "run").string());
     CHECK_THAT(error.what(),
                Says("holds no finished checkpoint: step_3 (it holds no weights), step_4 (it holds no weights)"));
-    CHECK_THAT(error.hint(), !Says("--tag"));  // which would find nothing there either
+    CHECK_THAT(error.hint(), !Says("`tag`"));  // which would find nothing there either
   }
   CHECK(find_checkpoint(files, temp / "run/step_3", {}).path == temp / "run/step_3");
   files.make_directory(temp / "other/logs");
@@ -270,13 +270,13 @@ TEST_CASE("The name of a tag never leads out of the directory, from the command 
     INFO(name);
     const Error error = error_of([&] { find_checkpoint(files, temp / "run", name); });
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("--tag"));
+    CHECK_THAT(error.what(), Says("`tag`"));
     if (name == "a\nb") continue;
     files.write(temp / "run/latest", name + "\n");
     const Error in_file = error_of([&] { find_checkpoint(files, temp / "run", {}); });
     CHECK(in_file.kind() == ErrorKind::kBadInput);
     CHECK(in_file.path() == (temp / "run/latest").string());
-    CHECK_THAT(in_file.hint(), Says("--tag"));
+    CHECK_THAT(in_file.hint(), Says("`tag`"));
   }
 }
 

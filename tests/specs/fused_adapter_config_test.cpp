@@ -27,7 +27,7 @@ std::vector<FusedLayer> two_layers() {
   return layers;
 }
 
-TEST_CASE("Joined linears are named once where they are alike, one by one where not, before all other patterns") {
+TEST_CASE("Fused linears are named once where they are alike, one by one where not, before all other patterns") {
   const AdapterConfig plain = read(R"({"r": 4, "lora_alpha": 8})");
   CHECK(fused_config_text(plain, two_layers(), LoraFuse::kMean) == plain.text);
   CHECK(OrderedJson::parse(fused_config_text(plain, two_layers(), LoraFuse::kExact)) ==
@@ -44,11 +44,11 @@ TEST_CASE("Joined linears are named once where they are alike, one by one where 
   CHECK(again.alpha_of("l.1.gu") == 16);
 }
 
-TEST_CASE("The scale of a joined linear is that of its originals, and a config that misses it is mended") {
+TEST_CASE("The scale of a fused linear is that of its originals, and a config that misses it is mended") {
   const AdapterConfig roots = read(R"({"r": 4, "lora_alpha": 3, "use_rslora": true})");
   const AdapterConfig fused = read(fused_config_text(roots, two_layers(), LoraFuse::kExact));
   CHECK(std::abs(fused.alpha_of("l.0.gu") / std::sqrt(8.0) - 3 / std::sqrt(4.0)) < 1e-12);
-  // The reference matches patterns against joined names alone, and would give these the rank 4.
+  // The reference matches patterns against fused names alone, and would give these the rank 4.
   const AdapterConfig by_name = read(R"({"r": 4, "lora_alpha": 8, "rank_pattern": {"g": 2, "u": 2}})");
   const OrderedJson mean = OrderedJson::parse(fused_config_text(by_name, two_layers(), LoraFuse::kMean));
   CHECK(mean["rank_pattern"] == OrderedJson::parse(R"({"gu": 2, "g": 2, "u": 2})"));

@@ -16,7 +16,7 @@ using Cuts = std::vector<std::string>;
 Error cut_refused(std::uint64_t layers, const Mesh& mesh, const Cuts& cuts) {
   const Error error = error_of([&] { partition_by_cuts(layers, mesh, cuts, "model.layers"); });
   CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.what(), Says("--pipeline-cuts: "));
+  CHECK_THAT(error.what(), Says("`pipeline-cuts`: "));
   CHECK_FALSE(error.hint().empty());
   return error;
 }
@@ -51,7 +51,7 @@ TEST_CASE("More stages than layers are refused with both numbers") {
   const Error error = error_of([] { partition_evenly(3, {1, 2, 2}); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK_THAT(error.what(), Says("3 layers, fewer than the 4 pipeline stages"));
-  CHECK_THAT(error.what(), Says("--pp 2 × --vpp 2"));
+  CHECK_THAT(error.what(), Says("`pp` 2 × `vpp` 2"));
   CHECK_THAT(error.hint(), Says("at most 3 stages"));
 }
 
@@ -91,7 +91,7 @@ TEST_CASE("An even partition's own cuts give it back") {
 
 TEST_CASE("A wrong number of cuts is refused with the right one") {
   const Error few = cut_refused(8, {1, 2, 2}, {"model.layers.3"});
-  CHECK_THAT(few.what(), Says("1 cuts make 2 stages, but --pp 2 × --vpp 2 asks for 4"));
+  CHECK_THAT(few.what(), Says("1 cuts make 2 stages, but `pp` 2 × `vpp` 2 asks for 4"));
   CHECK_THAT(few.hint(), Says("give 3 cuts"));
   CHECK_THAT(cut_refused(8, {1, 1, 1}, {"model.layers.3"}).what(), Says("asks for 1"));
   cut_refused(8, {1, 2, 1}, {});

@@ -62,7 +62,7 @@ bool may_split(const Sizes& s, std::uint64_t tp, std::optional<std::uint64_t> mu
   return m > 0 && tp % m == 0 && s.kv_heads * m % tp == 0 && s.heads / s.kv_heads % m == 0;
 }
 
-TEST_CASE("Where sizes are filled up, the degrees that work are those that leave nothing else in the way") {
+TEST_CASE("Where sizes are padded, the degrees that work are those that leave nothing else in the way") {
   Sizes sizes;
   sizes.vocab = 7;
   sizes.intermediate = 10;
@@ -145,7 +145,7 @@ TEST_CASE("Heads that cannot be placed are named with the multipliers that would
   CHECK(error->kind() == ErrorKind::kUsage);
   CHECK_THAT(error->what(),
              Says("(24 query, 4 key/value) cannot be placed on 6 ranks with a key/value multiplier of 1"));
-  CHECK(error->hint() == "multipliers that work for --tp 6: 3, 6");
+  CHECK(error->hint() == "multipliers that work for `tp` 6: 3, 6");
   CHECK_FALSE(tensor_parallel_problem(model_of(sizes), 6, {false, 3}));
   for (const std::uint64_t multiplier : {std::uint64_t{0}, std::uint64_t{5}, UINT64_MAX}) {
     const auto bad = tensor_parallel_problem(model_of(sizes), 6, {false, multiplier});

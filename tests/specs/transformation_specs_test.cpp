@@ -131,7 +131,7 @@ TEST_CASE("An illegal multiplier is explained with the numbers that clash") {
   CHECK(multiplier_problem(8, 2, 4, 2).empty());
 }
 
-TEST_CASE("Key and value heads are repeated where they do not divide over the ranks") {
+TEST_CASE("Key and value heads are replicated where they do not divide over the ranks") {
   CHECK_FALSE(needs_gqa_qkv(8, 1));
   CHECK_FALSE(needs_gqa_qkv(8, 4));
   CHECK_FALSE(needs_gqa_qkv(8, 8));

@@ -32,7 +32,7 @@ OracleOptions legal_options(Random& random, const TinyModel& model);
 /// The request for a mesh, of no form yet.
 void set_target(TargetRequest& request, const OracleOptions& options);
 
-/// The name of a parameter, the same for those that may be joined into one.
+/// The name of a parameter, the same for those that may be fused into one.
 std::string joined_name(std::string name);
 
 /// One to three threads with little memory.

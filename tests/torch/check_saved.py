@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shards as training systems save them with torch, put together by the program.
+"""Shards as training systems save them with torch, consolidated by the program.
 
     RESHARD_PROGRAM=… check_saved.py [TEST]
 """

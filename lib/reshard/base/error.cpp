@@ -65,7 +65,7 @@ Error system_error(int errno_value, std::string_view doing, const std::filesyste
     error.hint(
         "raise the limit of file sizes (ulimit -f), or choose an output directory on a file system that takes larger "
         "files");
-  if (errno_value == EMFILE) error.hint("raise the limit of open files (ulimit -n), or give fewer --threads");
+  if (errno_value == EMFILE) error.hint("raise the limit of open files (ulimit -n), or give fewer `threads`");
   return error;
 }
 

@@ -210,7 +210,7 @@ void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const R
 /// Decides about the whole replica, whichever block showed that it differs.
 void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
                          const LogicalTensor& tensor, const Dims& index) {
-  windows_.prove_whole();  // else it is no difference, but a file that was cut
+  windows_.validate_whole();  // else it is no difference, but a file that was cut
   const Check& check = *std::find_if(reading.checks.begin(), reading.checks.end(),
                                      [&](const Check& one) { return one.stored == stored; });
   const Replicas replicas = shared_.options.replicas;

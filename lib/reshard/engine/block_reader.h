@@ -38,7 +38,7 @@ class BlockReader {
 
   /// What was seen of the block's views was the files'.
   /// \throws Error kIo.
-  void prove_whole() const { windows_.prove_whole(); }
+  void validate_whole() const { windows_.validate_whole(); }
 
  private:
   std::span<const std::byte> view(const TensorMap& map, FilePool<Source>& files, const Group& group,

@@ -54,8 +54,8 @@ JobRun::JobRun(const Job& job, RunOptions options)
 void JobRun::prepare() {
   with_file_system_errors([&] {
     start_ = std::chrono::steady_clock::now();
-    prove_output(job_);
-    prove_space(output_space(job_));
+    validate_output(job_);
+    validate_space(output_space(job_));
     staging_.emplace(job_);
     root_ = staging_->root();
     create_files();
@@ -71,7 +71,7 @@ void JobRun::attach(fs::path root) {
 void JobRun::create_files() {
   const std::vector<TensorFile>& files = job_.target.files;
   for_each_number(files.size(), thread_count(options_), [&](std::size_t i) {
-    prove_not_stopped(options_);
+    throw_if_stopped(options_);
     const fs::path path = root_ / files[i].path;
     const auto sink = options_.storage->create(path, files[i].size_bytes);
     set_permissions(path, staging_->permissions().weights());
@@ -94,7 +94,7 @@ ShareReport JobRun::run(const Share& share) {
 void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs) {
   if (options_.progress) options_.progress->flushing = true;
   for_each_number(files.size(), options_.sync ? kFlushingThreads : thread_count(options_), [&](std::size_t i) {
-    prove_not_stopped(options_);
+    throw_if_stopped(options_);
     const TensorFile& file = job_.target.files[files[i]];
     const auto sink = options_.storage->reopen(root_ / file.path);
     if (crcs && needs_crcs(file)) write_parts(*sink, target_parts(job_.target, file, *crcs));
@@ -124,7 +124,7 @@ RunResult JobRun::publish(ShareReport report) {
       if (unflushed_[file] || needs_crcs(job_.target.files[file])) files.push_back(file);
     flush(files, &report.crcs);
     for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
-    prove_not_stopped(options_);
+    throw_if_stopped(options_);
     RunResult result;
     result.notes = staging_->publish(options_.sync);
     result.divergent = std::move(report.divergent);

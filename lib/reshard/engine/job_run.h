@@ -43,7 +43,7 @@ class JobRun {
   JobRun(const JobRun&) = delete;
   JobRun& operator=(const JobRun&) = delete;
 
-  /// Proves that the outputs may be written and fit, makes a staging directory and in it the target's files at their
+  /// Validates that the outputs may be written and fit, makes a staging directory and in it the target's files at their
   /// full size, and copies the model's other files.
   void prepare();
   /// Joins a run that another process has prepared in `root`.

@@ -63,13 +63,13 @@ std::set<fs::path> present_alike(const Job& job, const fs::path& directory) {
 }
 
 /// A folder that is replaced as a whole holds none of the inputs.
-void prove_no_input_inside(const Job& job, const fs::path& folder) {
+void validate_no_input_inside(const Job& job, const fs::path& folder) {
   const fs::path resolved = resolved_path(folder);
   for (const TensorFile& file : job.source.files) {
     if (lies_inside(resolved_path(file.path), resolved))
       throw Error(ErrorKind::kUsage, "holds the inputs and would be replaced")
           .in(folder)
-          .hint("choose another OUT_DIR");
+          .hint("choose another output directory");
   }
 }
 
@@ -94,16 +94,16 @@ std::vector<fs::path> output_files(const Job& job) {
   return files;
 }
 
-void prove_only_ours(const Layout& layout, const fs::path& folder, const fs::path& shown_as) {
+void validate_only_ours(const Layout& layout, const fs::path& folder, const fs::path& shown_as) {
   const std::vector<std::string> foreign = layout.foreign_entries(local_storage(), folder);
   if (!foreign.empty())
     throw Error(ErrorKind::kBadInput,
                 "would be replaced as a whole, but holds what this program did not write: " + list_names(foreign))
         .in(shown_as)
-        .hint("move these away or choose another OUT_DIR; nothing foreign is ever deleted");
+        .hint("move these away or choose another output directory; nothing foreign is ever deleted");
 }
 
-void prove_output(const Job& job) {
+void validate_output(const Job& job) {
   const fs::path directory = resolved_path(job.output_directory);
   const fs::path existing = nearest_existing(directory);
   if (!fs::is_directory(existing))
@@ -130,7 +130,9 @@ void prove_output(const Job& job) {
     const fs::path final = directory / relative;
     const auto id = file_id(final);
     if (id && inputs.count(*id))
-      throw Error(ErrorKind::kUsage, "is an input and would be written").in(final).hint("choose another OUT_DIR");
+      throw Error(ErrorKind::kUsage, "is an input and would be written")
+          .in(final)
+          .hint("choose another output directory");
     if (in_whole_folder(job, relative) || !fs::exists(fs::symlink_status(final))) continue;
     if (fs::is_directory(final))
       throw Error(ErrorKind::kBadInput, "is a directory, but a file is to be written there").in(final);
@@ -140,16 +142,16 @@ void prove_output(const Job& job) {
     if (!fs::exists(fs::symlink_status(directory / folder))) continue;
     if (fs::is_symlink(directory / folder) || !fs::is_directory(directory / folder))
       throw Error(ErrorKind::kBadInput, "is not a folder that this program made").in(directory / folder);
-    prove_no_input_inside(job, directory / folder);
+    validate_no_input_inside(job, directory / folder);
     present.push_back(folder.string() + "/");
-    if (job.force) prove_only_ours(*job.layout, directory / folder, directory / folder);
+    if (job.force) validate_only_ours(*job.layout, directory / folder, directory / folder);
   }
   if (!present.empty() && !job.force)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} already there and would be replaced: {}",
                             present.size() == 1 ? "one output is" : "some outputs are", list_names(present)))
         .in(directory)
-        .hint("pass --force to replace them, or choose another OUT_DIR");
+        .hint("pass `force` to replace them, or choose another output directory");
 }
 
 std::string staging_prefix(const fs::path& output_directory) {
@@ -192,7 +194,7 @@ OutputSpace output_space(const Job& job) {
   return space;
 }
 
-void prove_space(const OutputSpace& space) {
+void validate_space(const OutputSpace& space) {
   if (space.needed_bytes <= space.free_bytes) return;
   throw Error(ErrorKind::kNoSpace, fmt::format("the outputs need {} ({} bytes), but only {} ({} bytes) are free",
                                                format_bytes(space.needed_bytes), space.needed_bytes,

@@ -21,10 +21,11 @@ bool is_left_alone(const Job& job, const std::filesystem::path& relative, const 
 /// Whether an output is one of the folders that are replaced as a whole, or lies in one.
 bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 
-/// Proves that everything in a shards folder has a name that this program writes. `shown_as` is the folder's name for
+/// Validates that everything in a shards folder has a name that this program writes. `shown_as` is the folder's name for
 /// errors.
 /// \throws Error kBadInput.
-void prove_only_ours(const Layout& layout, const std::filesystem::path& folder, const std::filesystem::path& shown_as);
+void validate_only_ours(const Layout& layout, const std::filesystem::path& folder,
+                        const std::filesystem::path& shown_as);
 
 /// Room for a job's outputs, as far as the file system says.
 struct OutputSpace {
@@ -41,16 +42,16 @@ std::string staging_prefix(const std::filesystem::path& output_directory);
 /// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on).
 std::vector<std::filesystem::path> stale_stagings(const Job& job);
 
-/// Proves that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
+/// Validates that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
 /// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing.
 /// \throws Error kUsage, kBadInput or kIo.
-void prove_output(const Job& job);
+void validate_output(const Job& job);
 
 /// Asks the file system.
 /// \throws Error kIo.
 OutputSpace output_space(const Job& job);
 
 /// \throws Error kNoSpace with both numbers if the outputs do not fit.
-void prove_space(const OutputSpace& space);
+void validate_space(const OutputSpace& space);
 
 }  // namespace reshard

@@ -198,12 +198,12 @@ void Staging::publish_entry(const fs::path& relative) {
   }
   if (is_left_alone(job_, relative, step.staged, step.final)) return;
   if (!job_.force)
-    throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without --force")
+    throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without `force`")
         .in(step.final);
   step.replaced = true;
   exchange(step.staged, step.final);
   steps_.push_back(step);
-  if (in_whole_folder(job_, relative)) prove_only_ours(*job_.layout, step.staged, step.final);
+  if (in_whole_folder(job_, relative)) validate_only_ours(*job_.layout, step.staged, step.final);
 }
 
 /// Takes every step back. What cannot be taken back keeps the staging directory, which then holds the only copy.

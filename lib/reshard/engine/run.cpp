@@ -40,15 +40,15 @@ class Worker {
   void run() {
     BlockQueue::Item item;
     while (!shared_.failed && shared_.queue.next(number_, item)) {
-      prove_not_stopped(shared_.options);
+      throw_if_stopped(shared_.options);
       reader_.start_block();
       try {
         process(item);
       } catch (const Error&) {
-        reader_.prove_whole();  // a file that was cut is the reason for what else went wrong
+        reader_.validate_whole();  // a file that was cut is the reason for what else went wrong
         throw;
       }
-      reader_.prove_whole();
+      reader_.validate_whole();
     }
   }
 
@@ -153,12 +153,12 @@ class Worker {
       const LogicalTensor& tensor = transfer.tensor(shared_.maps);
       const BlockGrid grid(tensor.dtype, tensor.shape, kComparedBlockBytes);
       for (std::uint64_t i = 0; i < grid.count() && !terms.differ; ++i) {
-        prove_not_stopped(shared_.options);
+        throw_if_stopped(shared_.options);
         reader_.start_block();
         const auto blocks = read_terms(transfer, grid.block(i), {});
         for (const auto block : blocks)
           terms.differ = terms.differ || std::memcmp(blocks.front().data(), block.data(), block.size()) != 0;
-        reader_.prove_whole();
+        reader_.validate_whole();
       }
       reader_.start_block();
     });
@@ -203,7 +203,7 @@ class Worker {
                   fmt::format("its element {} does not fit {}", to_string(index_in(box, *overflowed)), name(to)))
           .in(source.files[source.stored[transfer.source->reads.front().stored].file].path)
           .tensor(tensor.name)
-          .hint("choose a wider dtype, or let such values become the largest of theirs (--overflow saturate)");
+          .hint("choose a wider dtype, or saturate out-of-range values (`overflow` saturate)");
     return result;
   }
 
@@ -236,7 +236,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Sh
                        std::uint64_t visit_block_bytes) {
   if (options.max_memory_bytes < kMinMemoryBytes)
     throw Error(ErrorKind::kUsage,
-                "--max-memory " + format_memory(options.max_memory_bytes) + " is too little to work in")
+                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to work in")
         .hint("give at least " + format_memory(kMinMemoryBytes));
   // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
   const std::uint64_t visited_bytes = kPlainBuffers * visit_block_bytes * (options.storage->maps() ? 2 : 1);
@@ -256,7 +256,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Sh
   if (shared.failure) std::rethrow_exception(shared.failure);
   for (const TensorMap* map : {maps.source, maps.against}) {
     if (map == nullptr) continue;
-    for (const TensorFile& file : map->files) prove_unchanged(*options.storage, file);
+    for (const TensorFile& file : map->files) validate_unchanged(*options.storage, file);
   }
   ShareReport report;
   report.crcs = shared.checksums.values();
@@ -275,7 +275,7 @@ unsigned thread_count(const RunOptions& options) {
   return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxDefaultThreads);
 }
 
-void prove_not_stopped(const RunOptions& options) {
+void throw_if_stopped(const RunOptions& options) {
   if (options.progress && options.progress->stop) throw Error(ErrorKind::kInterrupted, kStoppedMessage);
 }
 

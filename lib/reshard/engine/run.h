@@ -72,7 +72,7 @@ inline constexpr const char* kStoppedMessage = "stopped by a signal; nothing was
 
 /// Throws if the run is to stop.
 /// \throws Error kInterrupted.
-void prove_not_stopped(const RunOptions& options);
+void throw_if_stopped(const RunOptions& options);
 
 /// The least memory a run can work in.
 inline constexpr std::uint64_t kMinMemoryBytes = std::uint64_t{4} << 20;

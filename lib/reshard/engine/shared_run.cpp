@@ -49,12 +49,12 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
 std::shared_ptr<Source> SharedRun::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {
   return files.get(file, [&] {
     auto source = options.storage->open(map.files[file].path);
-    prove_unchanged(*options.storage, map.files[file]);
+    validate_unchanged(*options.storage, map.files[file]);
     return source;
   });
 }
 
-void prove_unchanged(Files& files, const TensorFile& file) {
+void validate_unchanged(Files& files, const TensorFile& file) {
   if (!file.stamp || files.stamp(file.path) == *file.stamp) return;
   throw Error(ErrorKind::kIo, "was replaced or written to since its header was read")
       .in(file.path)

@@ -25,7 +25,7 @@ std::size_t open_files();
 
 /// A file of a source in `files` is still the one that the map is about.
 /// \throws Error kIo.
-void prove_unchanged(Files& files, const TensorFile& file);
+void validate_unchanged(Files& files, const TensorFile& file);
 
 /// What is known of the tensors that a mean is taken of.
 struct MeanTerms {

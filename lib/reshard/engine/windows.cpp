@@ -63,9 +63,9 @@ void Windows::learn_from(const Window& window) {
   if (window.seen_bytes <= mapped / 2) window_bytes_ = std::max(kLargePageBytes, window_bytes_ / 2);
 }
 
-void Windows::prove_whole() const {
+void Windows::validate_whole() const {
   for (const Window& window : windows_)
-    if (window.block == block_) window.range->prove_whole();
+    if (window.block == block_) window.range->validate_whole();
 }
 
 }  // namespace reshard

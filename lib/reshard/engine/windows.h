@@ -38,7 +38,7 @@ class Windows {
 
   /// What was seen of the block's views was the files'.
   /// \throws Error kIo.
-  void prove_whole() const;
+  void validate_whole() const;
 
  private:
   struct Window {

@@ -32,7 +32,7 @@ struct ContainerFile {
   std::optional<FileStamp> stamp;  // from before it was read, if anybody looked
 };
 
-/// What a reader found in one container, which is one file but for xser. Invariant, proved by the reader: names are
+/// What a reader found in one container, which is one file but for xser. Invariant, validated by the reader: names are
 /// unique, and every element of every entry lies inside its file. Only where the format allows it (torch's storages) do
 /// entries share bytes.
 struct Container {

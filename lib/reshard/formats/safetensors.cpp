@@ -29,7 +29,7 @@ Error bad(const std::filesystem::path& path, std::string message) {
 }
 
 /// Rules 10 to 12 for one tensor: shape and dtype give the size that the offsets claim.
-void prove_size(const SafetensorsHeader::Tensor& tensor, const std::filesystem::path& path) {
+void validate_size(const SafetensorsHeader::Tensor& tensor, const std::filesystem::path& path) {
   const auto elems = num_elems(tensor.shape);
   const auto total_bits = elems ? checked_mul(*elems, bits(tensor.dtype)) : std::nullopt;
   if (!total_bits)
@@ -48,7 +48,7 @@ void prove_size(const SafetensorsHeader::Tensor& tensor, const std::filesystem::
 }
 
 /// Rule 9: in the order of their offsets, each tensor begins where the one before it ends.
-void prove_offsets(const std::vector<SafetensorsHeader::Tensor>& by_offset, const std::filesystem::path& path) {
+void validate_offsets(const std::vector<SafetensorsHeader::Tensor>& by_offset, const std::filesystem::path& path) {
   std::uint64_t expected = 0;
   const std::string* previous = nullptr;
   for (const auto& tensor : by_offset) {
@@ -76,8 +76,8 @@ Container parse_safetensors_header(std::string_view header, std::uint64_t file_b
   auto& tensors = parsed.tensors;
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
-  prove_offsets(tensors, path);
-  for (const auto& tensor : tensors) prove_size(tensor, path);
+  validate_offsets(tensors, path);
+  for (const auto& tensor : tensors) validate_size(tensor, path);
 
   const std::uint64_t data_begin = kLengthBytes + header.size();
   const std::uint64_t data_bytes = tensors.empty() ? 0 : tensors.back().end;
@@ -150,7 +150,7 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
   std::uint64_t end = 0;
   std::unordered_set<std::string_view> names{"__metadata__"};
   for (TensorEntry& tensor : tensors) {
-    prove_name_length(tensor.name);
+    validate_name_length(tensor.name);
     if (!names.insert(tensor.name).second)
       throw Error(ErrorKind::kInternal, "a file cannot hold two entries of this name").tensor(tensor.name);
     const auto size = num_bytes(tensor.dtype, tensor.shape);
@@ -168,7 +168,7 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
     throw Error(ErrorKind::kUnsupported, "a file of " + std::to_string(tensors.size()) +
                                              " tensors would have a header of " + format_bytes(json.size()) +
                                              "; loaders read at most 25 MB")
-        .hint("write more, smaller files with --max-shard-size");
+        .hint("write more, smaller files with `max-shard-size`");
 
   ContainerPlan plan;
   const std::uint64_t header_bytes = json.size();

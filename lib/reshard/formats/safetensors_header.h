@@ -11,7 +11,7 @@
 
 namespace reshard {
 
-/// A safetensors header as written, before its offsets have been proved.
+/// A safetensors header as written, before its offsets have been validated.
 struct SafetensorsHeader {
   struct Tensor {
     std::string name;

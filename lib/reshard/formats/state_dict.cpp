@@ -78,10 +78,9 @@ class Finder {
       else
         aside_.add(label(key));
     }
-    if (!aside_.empty()) result_.warnings.push_back("left aside what is no tensor of the state dict: " + aside_.text());
+    if (!aside_.empty()) result_.warnings.push_back("skipped what is not a tensor of the state dict: " + aside_.text());
     if (!pickle_.unknown_classes().empty())
-      result_.warnings.push_back("holds objects of " + list_names(pickle_.unknown_classes()) +
-                                 ", which were left aside");
+      result_.warnings.push_back("holds objects of " + list_names(pickle_.unknown_classes()) + ", which were skipped");
     return std::move(result_);
   }
 

@@ -11,6 +11,6 @@ inline constexpr std::size_t kMaxTensorNameBytes = 4096;
 
 /// Of a tensor that is to be written.
 /// \throws Error kUnsupported, naming the tensor and the limit.
-void prove_name_length(const std::string& name);
+void validate_name_length(const std::string& name);
 
 }  // namespace reshard

@@ -23,7 +23,7 @@ struct TorchStorage {
   std::uint64_t size_bytes = 0;
 };
 
-/// One file of torch.save: the tree of its pickle, and where its storages lie. Invariant, proved by read_torch_file:
+/// One file of torch.save: the tree of its pickle, and where its storages lie. Invariant, validated by read_torch_file:
 /// the storages lie inside the file, none over another.
 class TorchFile {
  public:

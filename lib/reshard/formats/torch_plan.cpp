@@ -98,7 +98,7 @@ void put_tensor(Pickler& pickler, const TensorEntry& tensor, std::size_t key) {
   pickler.op('R');
 }
 
-void prove_storable(TensorEntry& tensor) {
+void validate_storable(TensorEntry& tensor) {
   const auto size = num_bytes(tensor.dtype, tensor.shape);
   if (bits(tensor.dtype) % 8 != 0)
     throw Error(ErrorKind::kUnsupported, "torch's files hold no tensors of " + std::string(name(tensor.dtype)))
@@ -140,8 +140,8 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
   pickler.op('(');
   std::unordered_map<std::string, std::size_t> keys;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    prove_name_length(tensors[i].name);
-    prove_storable(tensors[i]);
+    validate_name_length(tensors[i].name);
+    validate_storable(tensors[i]);
     if (!keys.emplace(tensors[i].name, i).second)
       throw Error(ErrorKind::kInternal, "a file cannot hold two entries of this name").tensor(tensors[i].name);
     pickler.string(tensors[i].name);
@@ -150,7 +150,7 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
   for (const TensorAlias& alias : aliases) {
     const auto source = keys.find(alias.source);
     if (source == keys.end()) throw Error(ErrorKind::kInternal, "an alias of no tensor").tensor(alias.name);
-    prove_name_length(alias.name);
+    validate_name_length(alias.name);
     pickler.string(alias.name);
     put_tensor(pickler, tensors[source->second], source->second);
   }
@@ -160,7 +160,7 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
 
 ContainerPlan plan_torch_tensor(const std::string& archive, TensorEntry tensor, std::uint32_t crc,
                                 const FileMetadata& metadata) {
-  prove_storable(tensor);
+  validate_storable(tensor);
   Pickler pickler;
   put_tensor(pickler, tensor, 0);
   const std::uint32_t crcs[] = {crc};
@@ -174,7 +174,7 @@ std::string xser_reference_file(const std::string& archive,
   pickler.op('}');
   pickler.op('(');
   for (const auto& [name, number] : names) {
-    prove_name_length(name);
+    validate_name_length(name);
     pickler.string(name);
     pickler.global("torch_xla.utils.serialization", "TensorReference");
     pickler.op(')');

@@ -162,7 +162,7 @@ bool is_c_order(const Dims& shape, const Dims& strides) {
   return true;
 }
 
-/// Proves that every element lies in the storage; sets the tensor's offset.
+/// Validates that every element lies in the storage; sets the tensor's offset.
 void TensorReader::place(TorchTensor& tensor, std::uint64_t offset_elems, const TorchStorageId& id) const {
   const TorchStorage& storage = file_.storages()[tensor.storage];
   tensor.offset_bytes = storage.offset_bytes;

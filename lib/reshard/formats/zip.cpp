@@ -68,7 +68,7 @@ class ZipReader {
       ranges.emplace_back(central.local_offset, entries.back().offset_bytes + central.size_bytes);
     }
     if (at != directory.size()) throw bad("its zip directory goes on after its last entry", place_.begin + at);
-    prove_apart(entries, std::move(ranges));
+    validate_apart(entries, std::move(ranges));
     return entries;
   }
 
@@ -91,8 +91,8 @@ class ZipReader {
   CentralEntry central_entry(const std::string& directory, std::uint64_t& at) const;
   void take_zip64(std::string_view extra, std::string_view record, CentralEntry& entry) const;
   ZipEntry locate(const CentralEntry& central) const;
-  void prove_apart(const std::vector<ZipEntry>& entries,
-                   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges) const;
+  void validate_apart(const std::vector<ZipEntry>& entries,
+                      std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges) const;
 
   const Source& source_;
   const std::filesystem::path& path_;
@@ -191,8 +191,8 @@ ZipEntry ZipReader::locate(const CentralEntry& central) const {
   return {std::string(central.name), offset, central.size_bytes, central.crc32, central.method != 0};
 }
 
-void ZipReader::prove_apart(const std::vector<ZipEntry>& entries,
-                            std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges) const {
+void ZipReader::validate_apart(const std::vector<ZipEntry>& entries,
+                               std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges) const {
   std::sort(ranges.begin(), ranges.end());
   for (std::size_t i = 1; i < ranges.size(); ++i)
     if (ranges[i].first < ranges[i - 1].second)

@@ -111,7 +111,7 @@ MappedRange::~MappedRange() {
   ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
-void MappedRange::prove_whole() const {
+void MappedRange::validate_whole() const {
   // The rest of a file's last page reads as zeros, without a fault, when the file is cut there.
   struct stat status {};
   if (::fstat(fd_, &status) == 0 && static_cast<std::uint64_t>(status.st_size) < end_bytes())
@@ -122,7 +122,7 @@ void MappedRange::prove_whole() const {
   if (slots[slot_].lost)
     throw Error(ErrorKind::kIo, "could not be read while it was mapped")
         .in(path_)
-        .hint("another process has changed it, or the disk fails (see dmesg); --io read tells where");
+        .hint("another process has changed it, or the disk fails (see dmesg); `io` read finds where");
 }
 
 }  // namespace reshard

@@ -13,7 +13,7 @@ inline constexpr std::uint64_t kLargePageBytes = std::uint64_t{2} << 20;
 
 /// A range of a file in memory, to be read. What a mapped file can no longer give (another process has cut it, the disk
 /// fails) would end the program with SIGBUS: the first range made installs a handler that puts zeros in such a place,
-/// and prove_whole tells. Faults elsewhere go on to the handler that was there before. The kernel's own accesses, as in
+/// and validate_whole tells. Faults elsewhere go on to the handler that was there before. The kernel's own accesses, as in
 /// write(2) from a range, fail with EFAULT.
 class MappedRange {
  public:
@@ -31,7 +31,7 @@ class MappedRange {
 
   /// Everything that was seen of the range so far was the file's.
   /// \throws Error kIo.
-  void prove_whole() const;
+  void validate_whole() const;
 
  private:
   MappedRange(int fd, std::filesystem::path path, std::uint64_t begin_bytes, std::span<const std::byte> bytes,

@@ -24,7 +24,7 @@ void validate_adapter_request(const TargetRequest& request) {
     throw Error(ErrorKind::kUsage, "sharded adapters have no safetensors form").hint("choose pytorch or xser");
   mesh_of(request);
   if (request.ep.value_or(1) != 1)
-    throw Error(ErrorKind::kUsage, "--ep: adapters are not spread over expert-parallel ranks");
+    throw Error(ErrorKind::kUsage, "`ep`: adapters are not spread over expert-parallel ranks");
   validate_request(request);
 }
 

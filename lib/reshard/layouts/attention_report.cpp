@@ -8,7 +8,7 @@ namespace reshard {
 
 AttentionReport attention_report(const Model& model, std::uint32_t tp, const PartitionOptions& options) {
   AttentionReport report{attention_form(model, tp, options), model.heads, model.kv_heads, model.head_dim, false, 1, {}};
-  report.joined = report.form != AttentionForm::kSeparate && options.fuse_qkv;
+  report.fused = report.form != AttentionForm::kSeparate && options.fuse_qkv;
   if (report.form != AttentionForm::kGroupedQuery) return report;
   const GQAQKVColumnParallelLinearSpec spec = gqa_spec(model, tp, options);
   report.copies = spec.kv_size_multiplier;

@@ -20,7 +20,7 @@ struct AttentionReport {
   std::uint64_t heads = 0;
   std::uint64_t kv_heads = 0;
   std::uint64_t head_dim = 0;
-  bool joined = false;           // q, k and v are one projection
+  bool fused = false;            // q, k and v are one projection
   std::uint64_t copies = 1;      // of each key/value head
   std::vector<RankHeads> ranks;  // of grouped query; else each rank has as many heads, in their order
 };

@@ -55,7 +55,7 @@ void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choic
     throw Error(ErrorKind::kBadInput,
                 files.is_directory(choice.path) ? "holds no config.json" : "no such file or directory")
         .in(choice.path)
-        .hint("--config takes the model's config.json, or the directory that holds it");
+        .hint("`config` takes the model's config.json, or the directory that holds it");
 }
 
 void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
@@ -66,7 +66,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     if (use == ConfigUse::kStrict && checkpoint.has_ranks())
       checkpoint.notes.push_back(
           "there is no config.json in " + checkpoint.directory.string() +
-          ", so whether the checkpoint has every tensor of its model is not known; --config names one "
+          ", so whether the checkpoint has every tensor of its model is not known; `config` names one "
           "that is elsewhere");
     return;
   }
@@ -87,7 +87,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
       return;
     }
     if (spec && spec->model_type != config.model_type)
-      checkpoint.notes.push_back(fmt::format("--spec describes the model_type \"{}\", but {} says \"{}\"",
+      checkpoint.notes.push_back(fmt::format("`spec` describes the model_type \"{}\", but {} says \"{}\"",
                                              printable(spec->model_type), config.path.string(),
                                              printable(config.model_type)));
     const auto has_prefix = [&](std::string_view name) { return name.starts_with(family->base_prefix); };
@@ -96,7 +96,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     checkpoint.model =
         instantiate(std::move(family), config, [&](const std::string& name) { return names.count(name) > 0; });
   } catch (Error& error) {
-    if (spec) error.hint("--spec and config.json have to fit: one of the two names a key that the other does not have");
+    if (spec) error.hint("`spec` and config.json have to fit: one of the two names a key that the other does not have");
     if (use != ConfigUse::kLenient || checkpoint.config_given) throw;
     checkpoint.notes.push_back(error.what());
   }
@@ -114,9 +114,9 @@ void order_tensors(Checkpoint& checkpoint) {
 
 std::string hint_for_model(const Checkpoint& checkpoint) {
   if (!checkpoint.model_type.empty())
-    return fmt::format("{} has the model_type \"{}\", which is not known: describe the model with --spec FILE",
+    return fmt::format("{} has the model_type \"{}\", which is not known: describe the model with `spec`",
                        checkpoint.config.string(), printable(checkpoint.model_type));
-  return "copy the model's config.json into " + checkpoint.directory.string() + ", or say with --config where it is";
+  return "copy the model's config.json into " + checkpoint.directory.string() + ", or say with `config` where it is";
 }
 
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,

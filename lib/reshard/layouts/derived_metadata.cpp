@@ -31,10 +31,10 @@ class Derivation {
       const auto whole = by_name_.find(tensor.name);
       if (whole != by_name_.end())
         add_own(tensor, *whole->second);
-      else if (const auto joined = joined_.find(tensor.name); joined != joined_.end())
-        add_joined(tensor, joined->second);
+      else if (const auto fused = fused_.find(tensor.name); fused != fused_.end())
+        add_fused(tensor, fused->second);
       else
-        throw Error(ErrorKind::kBadInput, fmt::format("is no parameter of {}, whole or joined, and there is no "
+        throw Error(ErrorKind::kBadInput, fmt::format("is no parameter of {}, separate or fused, and there is no "
                                                       "metadata that would explain it",
                                                       model_.family->model_type))
             .in(file_.path)
@@ -46,9 +46,9 @@ class Derivation {
 
  private:
   /// What a name that the model does not have may be made of.
-  struct Joined {
+  struct Fused {
     std::string module;
-    std::string name;                // of the joined projection
+    std::string name;                // of the fused projection
     std::vector<std::string> parts;  // fused linears; empty for grouped-query attention
     std::string letter;              // "q", "k", "v", "qkv"
     bool bias = false;
@@ -61,7 +61,7 @@ class Derivation {
       const auto add_fused = [&](const std::string& pattern, const std::string& name,
                                  const std::vector<std::string>& parts) {
         const std::string module = expand_layer(pattern, layer);
-        joined_.emplace(module + "." + name + suffix, Joined{module, name, parts, {}, bias});
+        fused_.emplace(module + "." + name + suffix, Fused{module, name, parts, {}, bias});
       };
       for (const Family::Fused& fused : family.fused) add_fused(fused.module, fused.name, fused.linears);
       if (!family.attention) continue;
@@ -69,7 +69,7 @@ class Derivation {
       add_fused(a.module, a.fused, {a.query, a.key, a.value});
       const std::string module = expand_layer(a.module, layer);
       for (const char* letter : {"q", "k", "v", "qkv"})
-        joined_.emplace(module + "." + a.fused + suffix + "_" + letter, Joined{module, a.fused, {}, letter, bias});
+        fused_.emplace(module + "." + a.fused + suffix + "_" + letter, Fused{module, a.fused, {}, letter, bias});
     }
   }
 
@@ -108,8 +108,8 @@ class Derivation {
     if (!model_.family->attention || !parameter.layer || parameter.is_bias) return false;
     const Family::Attention& a = *model_.family->attention;
     const std::string module = expand_layer(a.module, *parameter.layer);
-    const std::string joined = module + "." + a.fused + ".weight_q";
-    return parameter.module == module + "." + a.output && (held_.count(joined) > 0 || held_.count(joined + "kv") > 0);
+    const std::string fused = module + "." + a.fused + ".weight_q";
+    return parameter.module == module + "." + a.output && (held_.count(fused) > 0 || held_.count(fused + "kv") > 0);
   }
 
   void add_own(const TensorEntry& tensor, const ModelParameter& parameter) {
@@ -135,22 +135,22 @@ class Derivation {
   std::uint64_t rows_of(const std::string& module, const std::string& linear) const {
     const auto found = by_name_.find(module + "." + linear + ".weight");
     if (found == by_name_.end())
-      throw Error(ErrorKind::kInternal, "a family joins a linear that it does not have").tensor(module + "." + linear);
+      throw Error(ErrorKind::kInternal, "a family fuses a linear that it does not have").tensor(module + "." + linear);
     return found->second->shape.front();
   }
 
-  void add_joined(const TensorEntry& tensor, const Joined& joined) {
-    if (joined.letter.empty()) {
-      FusedLinearsSpec spec{joined.name, joined.parts, joined.bias, 0, {}, tp_};
-      for (const std::string& part : joined.parts) spec.original_dims.push_back(rows_of(joined.module, part));
-      const auto stride = static_cast<std::uint32_t>(joined.parts.size());
+  void add_fused(const TensorEntry& tensor, const Fused& fused) {
+    if (fused.letter.empty()) {
+      FusedLinearsSpec spec{fused.name, fused.parts, fused.bias, 0, {}, tp_};
+      for (const std::string& part : fused.parts) spec.original_dims.push_back(rows_of(fused.module, part));
+      const auto stride = static_cast<std::uint32_t>(fused.parts.size());
       metadata_.parameters.push_back({tensor.name, true, 0, stride, tp_, {}});
-      if (!joined.bias) modules_[joined.module].emplace_back(std::move(spec));
+      if (!fused.bias) modules_[fused.module].emplace_back(std::move(spec));
       return;
     }
-    metadata_.parameters.push_back({tensor.name, joined.letter != "qkv", 0, 1, tp_, {}});
-    if (!joined.bias && (joined.letter == "q" || joined.letter == "qkv"))
-      modules_[joined.module].emplace_back(attention_spec(tensor, joined));
+    metadata_.parameters.push_back({tensor.name, fused.letter != "qkv", 0, 1, tp_, {}});
+    if (!fused.bias && (fused.letter == "q" || fused.letter == "qkv"))
+      modules_[fused.module].emplace_back(attention_spec(tensor, fused));
   }
 
   /// The rows of a tensor that a rank has; 0 if it has none.
@@ -166,20 +166,20 @@ class Derivation {
     return found->second->shape[1];
   }
 
-  /// How often key/value heads are repeated, and whether heads of zeros fill up, shows in how many rows a rank has.
-  GQAQKVColumnParallelLinearSpec attention_spec(const TensorEntry& tensor, const Joined& joined) const {
-    const bool fused = joined.letter == "qkv";
-    const std::string prefix = joined.module + "." + joined.name + ".weight_";
+  /// How often key/value heads are replicated, and whether there are padding heads, shows in how many rows a rank has.
+  GQAQKVColumnParallelLinearSpec attention_spec(const TensorEntry& tensor, const Fused& fused) const {
+    const bool one_weight = fused.letter == "qkv";
+    const std::string prefix = fused.module + "." + fused.name + ".weight_";
     const std::uint64_t rows = tensor.shape.empty() ? 0 : tensor.shape.front();
-    const auto columns = columns_held(joined.module + "." + model_.family->attention->output + ".weight");
+    const auto columns = columns_held(fused.module + "." + model_.family->attention->output + ".weight");
     const auto fits = [&](const GQAQKVColumnParallelLinearSpec& spec) {
       const std::uint64_t q = spec.q_output_size_per_partition;
       const std::uint64_t kv = spec.kv_output_size_per_partition;
       if (columns && *columns != q) return false;  // of the output projection, which takes the same heads
-      return fused ? rows == q + 2 * kv : rows == q && rows_held(prefix + "k") == kv;
+      return one_weight ? rows == q + 2 * kv : rows == q && rows_held(prefix + "k") == kv;
     };
     PartitionOptions options = heads_;
-    options.fuse_qkv = fused;
+    options.fuse_qkv = one_weight;
     for (const bool pad : {false, true}) {
       if (heads_.pad_heads && !pad) continue;
       options.pad_heads = pad;
@@ -191,15 +191,15 @@ class Derivation {
         if (!multiplier_problem(model_.heads, model_.kv_heads, tp_, multiplier, pad).empty()) continue;
         options.kv_size_multiplier = multiplier;
         GQAQKVColumnParallelLinearSpec spec = gqa_spec(model_, tp_, options);
-        spec.bias = held_.count(joined.module + "." + joined.name + ".bias_" + joined.letter) > 0;
+        spec.bias = held_.count(fused.module + "." + fused.name + ".bias_" + fused.letter) > 0;
         if (fits(spec)) return spec;
       }
     }
     throw Error(ErrorKind::kBadInput,
                 fmt::format("a rank has {} rows of it{}, which {} query and {} key/value heads of {} elements over {} "
                             "ranks cannot make",
-                            rows, fused ? "" : fmt::format(" and {} of keys", rows_held(prefix + "k")), model_.heads,
-                            model_.kv_heads, model_.head_dim, tp_))
+                            rows, one_weight ? "" : fmt::format(" and {} of keys", rows_held(prefix + "k")),
+                            model_.heads, model_.kv_heads, model_.head_dim, tp_))
         .in(file_.path)
         .tensor(tensor.name)
         .hint(heads_.kv_size_multiplier || heads_.pad_heads
@@ -212,7 +212,7 @@ class Derivation {
   PartitionOptions heads_;
   const Container& file_;
   std::unordered_map<std::string, const ModelParameter*> by_name_;
-  std::unordered_map<std::string, Joined> joined_;
+  std::unordered_map<std::string, Fused> fused_;
   std::unordered_map<std::string, const TensorEntry*> held_;
   std::map<std::string, std::vector<TransformationSpec>> modules_;
   StageMetadata metadata_;

@@ -7,7 +7,7 @@ namespace reshard {
 
 /// Fills the metadata of a checkpoint that has none, from its tensors' names and shapes and the model that config.json
 /// describes. `heads` says of attention what the shapes may not: the order of heads, and where it is given the
-/// multiplier, or that heads of zeros fill up.
+/// multiplier, or that padding heads pad.
 /// \throws Error kBadInput for a tensor that the model does not explain.
 void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads = {});
 

@@ -36,7 +36,7 @@ Error no_weights(Files& files, const fs::path& directory) {
 }
 
 /// The tensors that the index puts into each file, against those that the file holds.
-void prove_against_index(const Container& file, const std::vector<std::string>& listed, const fs::path& index_path) {
+void validate_against_index(const Container& file, const std::vector<std::string>& listed, const fs::path& index_path) {
   std::unordered_map<std::string, bool> held;  // name → also listed
   for (const TensorEntry& tensor : file.tensors) held.emplace(tensor.name, false);
   const std::string file_name = file.path.filename().string();
@@ -72,7 +72,7 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
           .in(index_path)
           .hint("the download did not finish; fetch the model again");
     containers.push_back(read_container(files, directory / file, format));
-    prove_against_index(containers.back(), names, index_path);
+    validate_against_index(containers.back(), names, index_path);
     for (const TensorEntry& tensor : containers.back().tensors) total_bytes += tensor.size_bytes;
   }
   if (!containers.empty() && index.total_size_bytes != 0 && index.total_size_bytes != total_bytes)
@@ -180,8 +180,7 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
   const bool both = *format == Format::kSafetensors &&
                     (files.exists(directory / kPytorchFile) || files.exists(directory / kPytorchIndexFile));
   if (both)
-    containers.front().warnings.push_back(
-        "there are PyTorch weights beside it, which are left aside as transformers leaves them");
+    containers.front().warnings.push_back("there are PyTorch weights beside it, which are ignored, as in transformers");
   return containers;
 }
 

@@ -18,8 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr LayoutOption kStartRank{"start-rank", LayoutOption::Type::kRank, "First rank that is written (default: 0)"};
-constexpr LayoutOption kEndRank{"end-rank", LayoutOption::Type::kRank, "Last rank that is written (default: TP - 1)"};
+constexpr LayoutOption kStartRank{"start-rank", LayoutOption::Type::kRank, "First rank to write (default: 0)"};
+constexpr LayoutOption kEndRank{"end-rank", LayoutOption::Type::kRank, "Last rank to write (default: TP - 1)"};
 
 /// The number in "tp3_sharded_checkpoint.safetensors"; nothing for any other name.
 std::optional<RankId> rank_of_file(std::string_view file_name) {
@@ -40,12 +40,12 @@ RankTarget ranks_to_write(const RankLayout& layout, const TargetRequest& request
   target.first_rank = static_cast<std::uint32_t>(request.options.number(kStartRank).value_or(0));
   target.last_rank = static_cast<std::uint32_t>(request.options.number(kEndRank).value_or(tp - 1));
   if (target.last_rank >= tp || target.first_rank > target.last_rank)
-    throw Error(ErrorKind::kUsage, fmt::format("--start-rank {} --end-rank {}: with --tp {} the ranks are 0 to {}",
+    throw Error(ErrorKind::kUsage, fmt::format("`start-rank` {} `end-rank` {}: with `tp` {} the ranks are 0 to {}",
                                                target.first_rank, target.last_rank, tp, tp - 1));
   return target;
 }
 
-/// Says what was filled up, a name for each kind of tensor: layers are alike.
+/// Says what was padded, a name for each kind of tensor: layers are alike.
 void note_padding(TargetPlan& plan) {
   std::vector<std::string> names;
   for (std::size_t l = 0; l < plan.map.logical.size(); ++l) {
@@ -55,7 +55,7 @@ void note_padding(TargetPlan& plan) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   if (names.empty()) return;
-  plan.notes.push_back("filled up, as the ranks do not divide their sizes: " + list_names(names));
+  plan.notes.push_back("padded, as the ranks do not divide their sizes: " + list_names(names));
 }
 
 }  // namespace
@@ -124,9 +124,9 @@ void InferenceLayout::validate_beside(Files& files, const TargetPlan& plan, cons
     std::sort(names.begin(), names.end(), natural_less);
     throw Error(ErrorKind::kBadInput, what + ": " + list_names(names))
         .in(folder)
-        .hint("move them away or choose another OUT_DIR");
+        .hint("move them away or choose another output directory");
   };
-  refuse(fmt::format("holds files of ranks that do not exist with --tp {}", plan.mesh.tp), leftover);
+  refuse(fmt::format("holds files of ranks that do not exist with `tp` {}", plan.mesh.tp), leftover);
   refuse("holds ranks of another checkpoint, or of one that was cut in another way", others);
 }
 

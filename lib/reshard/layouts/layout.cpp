@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 Error value_error(const LayoutOption& option, const std::string& prefix, const std::string& value,
                   const std::string& expected) {
-  return Error(ErrorKind::kUsage, fmt::format("{}{}: \"{}\" is {}", prefix, option.name, printable(value), expected));
+  return Error(ErrorKind::kUsage, fmt::format("`{}{}`: \"{}\" is {}", prefix, option.name, printable(value), expected));
 }
 
 /// The layouts that have an option of this name.
@@ -40,10 +40,10 @@ void validate_options(const TargetRequest& request) {
         std::find_if(options.begin(), options.end(), [&](const LayoutOption* o) { return name == o->name; });
     if (found == options.end()) {
       const std::string others = layouts_with(name);
-      throw Error(ErrorKind::kUsage, fmt::format("layout {} has no option --{}", request.layout->traits().name, name))
-          .hint(others.empty() ? "" : fmt::format("layouts with --{}: {}", name, others));
+      throw Error(ErrorKind::kUsage, fmt::format("layout {} has no option `{}`", request.layout->traits().name, name))
+          .hint(others.empty() ? "" : fmt::format("layouts with `{}`: {}", name, others));
     }
-    validate_value(request.options, **found, "--");
+    validate_value(request.options, **found, "");
   }
 }
 
@@ -105,7 +105,7 @@ void validate_no_leftovers(Files& files, const TargetPlan& plan, const fs::path&
               fmt::format("holds {} that would not be replaced, and that loaders would mix with the new ones: {}", what,
                           list_names(leftover)))
       .in(directory)
-      .hint("move them away or choose another OUT_DIR");
+      .hint("move them away or choose another output directory");
 }
 
 const Layout* layout_named(std::string_view name) {
@@ -179,7 +179,7 @@ Format format_of(const TargetRequest& request) {
   if (std::find(traits.formats.begin(), traits.formats.end(), format) != traits.formats.end()) return format;
   std::vector<std::string> names;
   for (const Format one : traits.formats) names.emplace_back(name(one));
-  throw Error(ErrorKind::kUsage, fmt::format("layout {} does not support --format {}", traits.name, name(format)))
+  throw Error(ErrorKind::kUsage, fmt::format("layout {} does not support `format` {}", traits.name, name(format)))
       .hint(fmt::format("formats of layout {}: {}", traits.name, join(names, ", ")));
 }
 
@@ -196,9 +196,9 @@ void validate_request(const TargetRequest& request) {
   };
   format_of(request);
   const bool stages = request.pp.value_or(1) != 1 || request.vpp != 1 || !request.pipeline_cuts.empty();
-  if (stages && !traits.has_stages) refuse("pipeline stages (--pp, --vpp, --pipeline-cuts)");
-  if (request.ep.value_or(1) != 1 && !traits.has_experts) refuse("expert-parallel ranks (--ep)");
-  if (request.tp && !traits.has_ranks) refuse("ranks (--tp)");
+  if (stages && !traits.has_stages) refuse("pipeline stages (`pp`, `vpp`, `pipeline-cuts`)");
+  if (request.ep.value_or(1) != 1 && !traits.has_experts) refuse("expert-parallel ranks (`ep`)");
+  if (request.tp && !traits.has_ranks) refuse("ranks (`tp`)");
   validate_options(request);
 }
 

@@ -65,10 +65,10 @@ class OptionValues {
   /// The number of kCount, kRank or kSize; nothing if it was not given. `prefix` is what stands before its name in an
   /// error.
   /// \throws Error kUsage if it is none.
-  std::optional<std::uint64_t> number(const LayoutOption& option, const std::string& prefix = "--") const;
+  std::optional<std::uint64_t> number(const LayoutOption& option, const std::string& prefix = "") const;
   /// The chosen one of `choices`.
   /// \throws Error kUsage if it is none of them.
-  std::string choice(const LayoutOption& option, const std::string& prefix = "--") const;
+  std::string choice(const LayoutOption& option, const std::string& prefix = "") const;
 
  private:
   std::map<std::string, std::string> values_;
@@ -228,7 +228,7 @@ void validate_no_leftovers(Files& files, const TargetPlan& plan, const std::file
 Format format_of(const TargetRequest& request);
 /// Validates the values of options that say how a source was made; `prefix` is what stands before their names.
 /// \throws Error kUsage.
-void validate_source_options(const OptionValues& values, const std::string& prefix = "--");
+void validate_source_options(const OptionValues& values, const std::string& prefix = "");
 /// Validates everything about a request that needs no model: format, options and mesh fit the layout.
 /// \throws Error kUsage.
 void validate_request(const TargetRequest& request);

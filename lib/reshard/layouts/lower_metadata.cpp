@@ -27,7 +27,7 @@ constexpr const char* kLoraA = ".lora_A.weight";
 constexpr const char* kLoraB = ".lora_B.weight";
 constexpr std::uint64_t kMaxChunks = 1 << 24;
 
-/// The tables of one mesh; parameters that are cut alike share one.
+/// The tables of one mesh; parameters that are partitioned alike share one.
 class Tables {
  public:
   Tables(std::uint32_t tp, std::uint32_t ep) : tp_(tp), ep_(ep) {}

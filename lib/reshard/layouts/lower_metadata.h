@@ -10,7 +10,7 @@
 namespace reshard {
 
 /// The rule of every parameter in a stage's metadata, in its order: fused linears, grouped-query heads, stride, packed
-/// matrices and experts become tables. `tp` and `ep` are those of the mesh; `metadata` is proved to be for them.
+/// matrices and experts become tables. `tp` and `ep` are those of the mesh; `metadata` is validated to be for them.
 /// \throws Error kBadInput if the tables would have more chunks than any model's.
 std::vector<PartitionRule> partition_rules(const StageMetadata& metadata, std::uint32_t tp, std::uint32_t ep = 1);
 

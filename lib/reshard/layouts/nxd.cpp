@@ -31,14 +31,14 @@ constexpr LayoutOption kMultiplier{kKvSizeMultiplier.name,
                                    {},
                                    "",
                                    true,
-                                   "Copies of each key/value head (default: inferred from the shapes)"};
+                                   "Replicas of each key/value head (default: inferred from the shapes)"};
 constexpr LayoutOption kPadSourceHeads{kPadHeads.name,
                                        LayoutOption::Type::kFlag,
                                        kPadHeads.help,
                                        {},
                                        "",
                                        true,
-                                       "There are padding heads (default: inferred from the shapes)"};
+                                       "The source has padding heads (default: inferred from the shapes)"};
 
 LayoutTraits make_traits() {
   LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kRankFormats};
@@ -117,14 +117,15 @@ class NxdLayout final : public TrainingLayout {
 
   void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& values) const override {
     checkpoint.notes.push_back(
-        "there are no metadata files, so how the parameters are laid out is told from config.json");
+        "there are no metadata files, so the partition of the parameters is inferred from config.json");
     derive_metadata(shards, *checkpoint.model, options_of(values));
   }
 
   std::string hint_for_replicas() const override {
-    return "there is no metadata, and the ranks are not laid out as was thought: files of ranks that were swapped, of "
-           "two checkpoints, or another placement of heads (--kv-replication, --kv-size-multiplier, --pad-attn-heads; "
-           "of convert's SRC with --from- before them)?";
+    return "there is no metadata, and the ranks do not fit the inferred partition: files of ranks were swapped or come "
+           "from "
+           "two checkpoints, or heads are placed in another way (`kv-replication`, `kv-size-multiplier`, "
+           "`pad-attn-heads`; convert takes them with from- before the name)";
   }
 };
 

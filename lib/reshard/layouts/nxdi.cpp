@@ -69,7 +69,7 @@ class Rules {
     if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
       throw Error(ErrorKind::kUnsupported,
                   fmt::format("how NxD Inference names the weights of {} is not known", model.family->model_type))
-          .hint(fmt::format("known are {}; a description (--spec FILE) with \"nxd_inference\" may say it; the layout "
+          .hint(fmt::format("known are {}; a description (`spec`) with \"nxd_inference\" may say it; the layout "
                             "presharded takes any family",
                             fmt::join(inference_families(), ", ")));
     if (model.quantized)
@@ -181,7 +181,7 @@ class NxdiLayout final : public InferenceLayout {
     plan.attention = inference_report(model, tp, options);
     for (const LayoutOption* option : {&kPad, &kPadHeads})
       if (values.has(option->name))
-        plan.notes.push_back(fmt::format("--{} has no effect: layout {} always pads", option->name, traits().name));
+        plan.notes.push_back(fmt::format("`{}` has no effect: layout {} always pads", option->name, traits().name));
   }
 
   bool fits(const ShardedCheckpoint& shards) const override {

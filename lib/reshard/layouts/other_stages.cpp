@@ -45,7 +45,7 @@ std::optional<std::uint64_t> layer_of(std::string_view name) {
 
 /// The first layer of each pipeline rank lies before that of the next. Where files hold the names of all stages, nothing
 /// else shows that two metadata files were swapped.
-void prove_stages_in_order(const ShardedCheckpoint& checkpoint) {
+void validate_stages_in_order(const ShardedCheckpoint& checkpoint) {
   std::optional<std::uint64_t> before;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     std::optional<std::uint64_t> first;
@@ -91,7 +91,7 @@ std::uint64_t remove_other_stages(ShardedCheckpoint& checkpoint) {
                                                       metadata_file_name(pp_rank)))
             .in(file.path)
             .hint(kSwapped);
-  prove_stages_in_order(checkpoint);
+  validate_stages_in_order(checkpoint);
   return removed;
 }
 

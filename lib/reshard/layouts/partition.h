@@ -14,7 +14,7 @@
 
 namespace reshard {
 
-/// What people are told about how a stored tensor is partitioned: reports print it, and nothing else depends on it.
+/// How a stored tensor is partitioned, as reports print it; nothing else depends on it.
 enum class PartitionLabel : std::uint8_t {
   kWhole,
   kReplicated,

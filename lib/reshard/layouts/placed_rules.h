@@ -38,7 +38,7 @@ class PlacedRules {
   void add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim);
 
   /// An equal share of `padded` elements along `dim` for each rank, which divide them; what is past the parameter's own
-  /// size is padding. Parameters that are cut alike share a table.
+  /// size is padding. Parameters that are partitioned alike share a table.
   /// \throws as add.
   std::shared_ptr<const Placement> evenly(const ModelParameter& parameter, std::uint32_t dim, std::uint64_t padded);
 

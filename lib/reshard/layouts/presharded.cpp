@@ -75,7 +75,7 @@ class PreshardedLayout final : public InferenceLayout {
     }
     if (model.by_config_plan && !shards.record)
       checkpoint.notes.push_back(
-          "the files do not say how large their tensors were: what was filled up stays, as a plan in config.json knows "
+          "the files do not record the original shapes: padding stays, as a plan in config.json knows "
           "no sizes");
     derive_metadata(shards, model);
   }

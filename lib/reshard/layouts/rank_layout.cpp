@@ -34,7 +34,7 @@ fs::path directory_of(Files& files, const fs::path& shards, const std::string& u
 
 /// The attention specs of the metadata are about the heads that config.json says. Their sizes alone would not show it:
 /// twice the heads of half the size fit the same files in another order.
-void prove_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
+void validate_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
   if (checkpoint.metadata.empty()) return;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
     for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
@@ -136,12 +136,13 @@ std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
 
 void RankLayout::explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const {
   checkpoint.notes.push_back(
-      "there are no metadata files, so how the parameters are laid out is told from config.json");
+      "there are no metadata files, so the partition of the parameters is inferred from config.json");
   derive_metadata(shards, *checkpoint.model);
 }
 
 std::string RankLayout::hint_for_replicas() const {
-  return "as there is no metadata, replicas alone prove the layout, and --replicas first has no effect: files of ranks "
+  return "as there is no metadata, replicas alone confirm the partition, and `replicas` first has no effect: files of "
+         "ranks "
          "were swapped or come from different checkpoints, or config.json belongs to another model";
 }
 
@@ -190,10 +191,10 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
   shards.other_stages += remove_other_stages(shards, tied);
   if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
   checkpoint.map = sharded_source_map(shards, tied);
-  if (inferred) checkpoint.map.proved_by_copies = layout.hint_for_replicas();
+  if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
-    prove_heads(shards, *checkpoint.model);
-    prove_against_model(checkpoint.map, *checkpoint.model, found.path);
+    validate_heads(shards, *checkpoint.model);
+    validate_against_model(checkpoint.map, *checkpoint.model, found.path);
   }
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);

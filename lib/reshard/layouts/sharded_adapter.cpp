@@ -14,7 +14,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
-#include "reshard/layouts/adapter_proofs.h"
+#include "reshard/layouts/adapter_validation.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/sharded_map.h"
@@ -104,7 +104,7 @@ fs::path config_of(Files& files, const AdapterFolder& adapter, ShardedCheckpoint
   for (StageMetadata& metadata : stacked) stack_ranks(metadata, unfused);
   if (!holds_stacked(files, shards, stacked)) {
     notes.push_back(
-        fmt::format("adapter {} was trained after --lora-fuse exact: its lora_B is no longer block-diagonal, so "
+        fmt::format("adapter {} was trained after `lora-fuse` exact: its lora_B is no longer block-diagonal, so "
                     "separate linears keep the rank of the fused ones",
                     printable(adapter.name.empty() ? kDefaultAdapter : adapter.name)));
     return config;
@@ -172,7 +172,7 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
                                " is not used: the metadata of an adapter says how it is laid out");
   const std::string name = name_in_metadata(files, folder);
   ShardedCheckpoint shards = read_sharded_checkpoint(files, folder.shards, name);
-  prove_adapter_explained(shards);
+  validate_adapter_explained(shards);
   const std::vector<FusedLayer> fused = held_layers(shards);
   auto adapter = std::make_shared<Adapter>();
   adapter->name = folder.name.empty() ? name : folder.name;
@@ -180,7 +180,7 @@ Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const
   checkpoint.format = shards.format;
   checkpoint.mesh = {shards.tp, shards.pp, 1, shards.ep};
   checkpoint.map = sharded_source_map(shards, {});
-  prove_adapter_sizes(checkpoint.map, checkpoint.path);
+  validate_adapter_sizes(checkpoint.map, checkpoint.path);
   add_notes(shards, checkpoint.notes);
   const bool trained_fused = adapter->config.filename() == kAdapterConfigFile;
   adapter->modules = adapted_modules(checkpoint.map, trained_fused ? fused : std::vector<FusedLayer>());

@@ -16,11 +16,11 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/xser.h"
 #include "reshard/layouts/master_weights.h"
-#include "reshard/layouts/metadata_proofs.h"
+#include "reshard/layouts/metadata_validation.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/rank_record.h"
-#include "reshard/layouts/record_proofs.h"
+#include "reshard/layouts/record_validation.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/torch_metadata.h"
@@ -67,7 +67,7 @@ Listing list_folder(Files& files, const FoundLayout& folder) {
   return listing;
 }
 
-void prove_all_ranks_present(const FoundLayout& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
+void validate_all_ranks_present(const FoundLayout& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
   // Names of files alone make the mesh, so that most of a large one may be missing: the first few are named.
   constexpr std::size_t kNamed = 7;
   const std::uint64_t count = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep - listing.ranks.size();
@@ -85,10 +85,10 @@ void prove_all_ranks_present(const FoundLayout& folder, const Listing& listing, 
               fmt::format("{} of the {} ranks{} {} missing: {}", count, std::uint64_t{mesh.tp} * mesh.pp * mesh.ep,
                           form, count == 1 ? "is" : "are", names))
       .in(folder.path)
-      .hint("copy the missing ranks here; a model cannot be put together without them");
+      .hint("copy the missing ranks here; a model cannot be consolidated without them");
 }
 
-void prove_weights_saved(Files& files, const FoundLayout& folder, const Listing& listing) {
+void validate_weights_saved(Files& files, const FoundLayout& folder, const Listing& listing) {
   std::vector<RankFile> ranks;
   for (const auto& [place, file] : listing.ranks) ranks.push_back(file);
   if (ranks_of(folder).weights_folder(folder.path) != folder.path)  // else nothing lies beside them
@@ -96,7 +96,7 @@ void prove_weights_saved(Files& files, const FoundLayout& folder, const Listing&
 }
 
 /// The ranks of one stage hold the same parameters, in the same shapes where they are `alike`.
-void prove_ranks_agree(const Container& first, const Container& other, bool alike) {
+void validate_ranks_agree(const Container& first, const Container& other, bool alike) {
   std::unordered_map<std::string, const TensorEntry*> expected;
   for (const TensorEntry& tensor : first.tensors) expected.emplace(tensor.name, &tensor);
   for (const TensorEntry& tensor : other.tensors) {
@@ -138,7 +138,7 @@ void note_not_saved(const StageMetadata& metadata, const ShardedCheckpoint& chec
 }
 
 /// Where there are several expert-parallel ranks, the metadata says how experts are spread over so many.
-void prove_experts(const ShardedCheckpoint& checkpoint, const Listing& listing) {
+void validate_experts(const ShardedCheckpoint& checkpoint, const Listing& listing) {
   bool said = false;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank)
     for (const ParallelParameter& parameter : checkpoint.metadata[pp_rank].parameters) {
@@ -190,7 +190,7 @@ void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& 
       checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);
     else
       refuse_adapters(checkpoint.metadata.back(), found->second);
-    checkpoint.tp = prove_metadata(checkpoint.metadata.back(), found->second, checkpoint.tp);
+    checkpoint.tp = validate_metadata(checkpoint.metadata.back(), found->second, checkpoint.tp);
   }
 }
 
@@ -207,7 +207,7 @@ void read_old_metadata(Files& files, const Listing& listing, ShardedCheckpoint& 
       return found->second->shape;
     };
     checkpoint.metadata[pp_rank] = read_torch_metadata(files, path, checkpoint.tp, shape);
-    checkpoint.tp = prove_metadata(checkpoint.metadata[pp_rank], path, checkpoint.tp);
+    checkpoint.tp = validate_metadata(checkpoint.metadata[pp_rank], path, checkpoint.tp);
   }
 }
 
@@ -275,16 +275,17 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
       of_stage.push_back(first ? std::move(*first) : read_rank(files, rank));
       first.reset();
       refuse_experts(of_stage.back(), rank.rank);
-      prove_record(of_stage.back(), rank.rank, checkpoint);
-      if (i % checkpoint.tp > 0) prove_ranks_agree(of_stage[i / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);
+      validate_record(of_stage.back(), rank.rank, checkpoint);
+      if (i % checkpoint.tp > 0)
+        validate_ranks_agree(of_stage[i / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);
       note_warnings(of_stage.back(), checkpoint.warnings);
     }
   }
   for (const RankFile& copy : listing.copies) {
     checkpoint.copies.push_back({copy.rank, read_rank(files, copy)});
-    prove_record(checkpoint.copies.back().file, copy.rank, checkpoint);
-    prove_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
-                      checkpoint.copies.back().file, alike);
+    validate_record(checkpoint.copies.back().file, copy.rank, checkpoint);
+    validate_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
+                         checkpoint.copies.back().file, alike);
   }
 }
 
@@ -303,20 +304,20 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
     checkpoint.ep = std::max(checkpoint.ep, file.rank.ep_rank + 1);
   }
   for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
-  prove_weights_saved(files, folder, listing);  // before any file is read: they refer to tensors that are not there
+  validate_weights_saved(files, folder, listing);  // before any file is read: they refer to tensors that are not there
   std::optional<Container> first_file = take_recorded_mesh(files, listing, checkpoint);
   if (!listing.metadata.empty()) read_all_metadata(files, listing, checkpoint);
-  prove_experts(checkpoint, listing);
-  prove_all_ranks_present(folder, listing, checkpoint);
+  validate_experts(checkpoint, listing);
+  validate_all_ranks_present(folder, listing, checkpoint);
   read_all_files(files, listing, std::move(first_file), checkpoint);
   read_old_metadata(files, listing, checkpoint);
   checkpoint.other_stages = remove_other_stages(checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const Container& of_stage = checkpoint.files[pp_rank].front();
     note_not_saved(checkpoint.metadata[pp_rank], checkpoint, checkpoint.files[pp_rank], checkpoint.not_saved);
-    prove_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), of_stage);
+    validate_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), of_stage);
   }
-  if (!checkpoint.metadata.empty()) prove_all_stages_present(checkpoint);
+  if (!checkpoint.metadata.empty()) validate_all_stages_present(checkpoint);
   if (files.exists(folder.path / kCheckpointMarker) && !files.exists(folder.path / kDoneMarker))
     checkpoint.warnings.push_back(folder.path.string() +
                                   " has no file \"done\": the save that made these shards may have been cut off");

@@ -39,7 +39,7 @@ struct ShardedCheckpoint {
   std::vector<std::string> warnings;          // whole sentences
 };
 
-/// Reads all headers and metadata and proves that every rank is there, that the ranks of a stage agree in names, shapes
+/// Reads all headers and metadata and validates that every rank is there, that the ranks of a stage agree in names, shapes
 /// and dtypes, and that the metadata, where there is any, is about these files. With `adapter`, the shards are of the
 /// adapter of that name, and the metadata becomes that of its files (adapter_metadata).
 /// \throws Error kBadInput; kUnsupported for expert-parallel ranks whose metadata does not say how the experts are

@@ -42,7 +42,7 @@ std::vector<NamedRule> named_rules(const std::vector<PartitionRule>& rules, cons
   return named;
 }
 
-/// The originals of which the ranks together have more than they are: heads that are repeated, and what is filled up.
+/// The originals of which the ranks together have more than they are: heads that are replicated, and what is padded.
 OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const TensorMap& map) {
   OriginalShapes found;
   for (const PartitionRule& rule : rules)
@@ -78,7 +78,7 @@ Originals originals_of(const TensorMap& map, const PartitionRule& rule) {
   for (const PartitionRule::Part& part : rule.parts) {
     const auto logical = map.find_logical(part.logical_name);
     if (!logical)
-      throw Error(ErrorKind::kInternal, "the plan asks for a tensor that was not proved").tensor(part.logical_name);
+      throw Error(ErrorKind::kInternal, "the plan asks for a tensor that was not validated").tensor(part.logical_name);
     originals.logical.push_back(*logical);
     originals.shapes.push_back(map.logical[*logical].shape);
   }
@@ -98,12 +98,12 @@ StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint
     const LogicalTensor& tensor = map.logical[index];
     if (tensor.dtype != stored.dtype)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("is {}, but {} is {}: tensors of two dtypes cannot be joined into {}", name(tensor.dtype),
+                  fmt::format("is {}, but {} is {}: tensors of two dtypes cannot be fused into {}", name(tensor.dtype),
                               rule.parts.front().logical_name, name(stored.dtype), named.stored_name))
           .tensor(tensor.name);
   }
   const auto shape = stored_shape(rule, rank, originals.shapes);
-  if (!shape) throw Error(ErrorKind::kInternal, "the rule does not fit a proved shape").tensor(named.stored_name);
+  if (!shape) throw Error(ErrorKind::kInternal, "the rule does not fit a validated shape").tensor(named.stored_name);
   if (!num_bytes(stored.dtype, *shape))
     throw Error(ErrorKind::kUsage,
                 fmt::format("a rank's part {} goes through a packed byte: elements of {} have {} bits",
@@ -337,7 +337,7 @@ void add_source_rank(TensorMap& map, const Container& file, RankId rank, const S
 }
 
 /// The originals are as large as the files say that they were.
-void prove_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& by_rules) {
+void validate_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& by_rules) {
   const OriginalShapes& recorded = *checkpoint.record->originals;
   const auto fail = [&](const std::string& tensor, const std::string& message) {
     throw Error(ErrorKind::kBadInput, message)
@@ -349,14 +349,14 @@ void prove_originals(const ShardedCheckpoint& checkpoint, const OriginalShapes& 
     const auto found = by_rules.find(tensor);
     const std::string had = fmt::format("the file says that the original has the shape {}", to_string(shape));
     if (found == by_rules.end())
-      fail(tensor, had + ", but by config.json it is neither filled up nor repeated on these ranks");
+      fail(tensor, had + ", but by config.json it is neither padded nor replicated on these ranks");
     else if (found->second != shape)
       fail(tensor, fmt::format("{}, but config.json says {}", had, to_string(found->second)));
   }
   for (const auto& [tensor, shape] : by_rules)
     if (!recorded.count(tensor))
       fail(tensor, fmt::format("by config.json the original has the shape {}, but the file does not say that it is "
-                               "filled up or repeated on these ranks",
+                               "padded or replicated on these ranks",
                                to_string(shape)));
 }
 
@@ -391,7 +391,7 @@ TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vec
       if (copy.rank.pp_rank == pp_rank) add_source_rank(map, copy.file, copy.rank, checkpoint, by_name);
   }
   for (const std::uint32_t index : transposed_logical(checkpoint.rules, map)) map.transpose(index);
-  if (checkpoint.record) prove_originals(checkpoint, enlarged_originals(checkpoint.rules, map));
+  if (checkpoint.record) validate_originals(checkpoint, enlarged_originals(checkpoint.rules, map));
   return map;
 }
 

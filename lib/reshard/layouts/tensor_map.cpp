@@ -28,7 +28,7 @@ Error tiling_error(const TensorMap& map, std::uint32_t stored, const std::string
 }
 
 /// No two tiles overlap. They are sorted by where they begin, so that only neighbours along one dim need comparing.
-void prove_disjoint(const TensorMap& map, std::uint32_t stored, std::vector<Tile>& tiles) {
+void validate_disjoint(const TensorMap& map, std::uint32_t stored, std::vector<Tile>& tiles) {
   std::size_t dim = 0;  // along which they lie one after the other
   while (!tiles.empty() && dim + 1 < tiles.front().box.begin.size() &&
          std::all_of(tiles.begin(), tiles.end(),
@@ -48,7 +48,7 @@ void prove_disjoint(const TensorMap& map, std::uint32_t stored, std::vector<Tile
   }
 }
 
-void prove_whole_bytes(const TensorMap& map, const StoredTensor& tensor, const Tile& tile) {
+void validate_whole_bytes(const TensorMap& map, const StoredTensor& tensor, const Tile& tile) {
   if (bits(tensor.dtype) % 8 == 0) return;
   const LogicalTensor& logical = map.logical[tile.logical];
   const Piece& piece = map.pieces[tile.logical][tile.piece];
@@ -149,12 +149,11 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
   const auto& path = files[tensor.file].path;
   const auto shapes = logical_shapes(rule, rank, tensor.shape);
   if (!shapes)
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("its shape {} does not fit the way it is said to be cut along dim {}{}",
-                            to_string(tensor.shape), rule.dim, expected_size(rule, rank)))
+    throw Error(ErrorKind::kBadInput, fmt::format("its shape {} does not fit its partition along dim {}{}",
+                                                  to_string(tensor.shape), rule.dim, expected_size(rule, rank)))
         .in(path)
         .tensor(tensor.name)
-        .hint("what describes the shards (metadata, config.json) belongs to others, or the last ranks are missing");
+        .hint("the metadata or config.json belongs to other shards, or the last ranks are missing");
   std::vector<std::uint32_t> indices;
   indices.reserve(rule.parts.size());
   for (std::size_t i = 0; i < rule.parts.size(); ++i) {
@@ -287,7 +286,7 @@ void TensorMap::order_logical(const std::vector<std::string>& names) {
   pieces = std::move(sorted_pieces);
 }
 
-void prove_tiling(const TensorMap& map) {
+void validate_tiling(const TensorMap& map) {
   struct Place {
     std::uint32_t logical;
     std::uint32_t piece;
@@ -315,12 +314,12 @@ void prove_tiling(const TensorMap& map) {
                            fmt::format("the piece {} of {} does not fit it", to_string(piece.box), logical.name));
       filled += volume(stored_box);
       tiles.push_back({std::move(stored_box), place.logical, place.piece});
-      prove_whole_bytes(map, tensor, tiles.back());
+      validate_whole_bytes(map, tensor, tiles.back());
     }
     const std::uint64_t elems = num_elems(tensor.shape).value_or(0);
     if (filled < elems)
       throw tiling_error(map, s, fmt::format("{} of its {} elements belong to no tensor", elems - filled, elems));
-    prove_disjoint(map, s, tiles);
+    validate_disjoint(map, s, tiles);
     if (filled > elems) throw tiling_error(map, s, "its pieces overlap");
   }
 }

@@ -122,9 +122,9 @@ class TensorMap {
   std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
   std::vector<std::uint32_t> transposed;            // of a target: logical tensors with the last two dims swapped
   std::vector<TextFile> text_files;                 // of a target: files without tensors that belong to its containers
-  /// Of a source whose cuts were told without metadata, so that only copies that are alike show that it is so: what to
-  /// try where they differ. Else empty.
-  std::string proved_by_copies;
+  /// What to try where replicas differ, for a source whose partition was inferred without metadata: identical replicas
+  /// alone confirm it. Else empty.
+  std::string inferred_partition_hint;
 
   /// Makes room for so many logical tensors.
   void reserve_logical(std::size_t count);
@@ -177,9 +177,9 @@ class TensorMap {
   std::unordered_map<std::string, std::uint32_t> filler_by_name_;  // whose names a tensor may have too
 };
 
-/// Proves that the pieces of each stored tensor tile it without gap or overlap, lie inside both tensors, and begin and
+/// Validates that the pieces of each stored tensor tile it without gap or overlap, lie inside both tensors, and begin and
 /// end at whole bytes.
 /// \throws Error naming the tensor, the box and the file: kBadInput, or kUsage for a cut through a packed byte.
-void prove_tiling(const TensorMap& map);
+void validate_tiling(const TensorMap& map);
 
 }  // namespace reshard

@@ -16,15 +16,15 @@ namespace reshard {
 
 Mesh mesh_of(const TargetRequest& request) {
   Mesh mesh{request.tp.value_or(1), request.pp.value_or(1), request.vpp, request.ep.value_or(1)};
-  prove_mesh(mesh);
+  validate_mesh(mesh);
   if (request.pp || request.pipeline_cuts.empty()) return mesh;
   const std::size_t stages = request.pipeline_cuts.size() + 1;
   if (stages % mesh.vpp != 0)
     throw Error(ErrorKind::kUsage,
-                fmt::format("--pipeline-cuts: {} cuts make {} stages, which --vpp {} does not divide",
+                fmt::format("`pipeline-cuts`: {} cuts make {} stages, which `vpp` {} does not divide",
                             request.pipeline_cuts.size(), stages, mesh.vpp));
   mesh.pp = static_cast<std::uint32_t>(std::min<std::size_t>(stages / mesh.vpp, kMaxParallelDegree + 1));
-  prove_mesh(mesh);
+  validate_mesh(mesh);
   return mesh;
 }
 
@@ -41,10 +41,10 @@ void plan_mesh(TargetPlan& plan, const TargetRequest& request, const Model& mode
 void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options,
                     const PartitionOptions& padded, const LayoutOption* padding) {
   try {
-    prove_split(model, tp, options);
+    validate_split(model, tp, options);
   } catch (Error& error) {
     if (padding != nullptr && !tensor_parallel_problem(model, tp, padded))
-      error.hint(fmt::format("--{} fills up what {} ranks do not divide; {}", padding->name, tp, error.hint()));
+      error.hint(fmt::format("`{}` pads sizes that {} ranks do not divide; {}", padding->name, tp, error.hint()));
     throw;
   }
 }
@@ -101,17 +101,17 @@ void note_idle_options(const TargetRequest& request, const Model& model, TargetP
   if (!plan.attention) {
     for (const auto& [option, given] : {std::pair(&kFuseQkv, fuse), {&kKvSizeMultiplier, multiplier}})
       if (given)
-        plan.notes.push_back(fmt::format("--{} has no effect: models of {} keep their projections as they are",
+        plan.notes.push_back(fmt::format("`{}` has no effect: models of {} keep their projections as they are",
                                          option->name, model.family->model_type));
     return;
   }
   if (multiplier && plan.attention->form != AttentionForm::kGroupedQuery)
     plan.notes.push_back(
-        fmt::format("--kv-size-multiplier has no effect: {} key/value heads divide over {} ranks as they are",
+        fmt::format("`kv-size-multiplier` has no effect: {} key/value heads divide over {} ranks as they are",
                     model.kv_heads, plan.mesh.tp));
-  if (fuse && !plan.attention->joined)
+  if (fuse && !plan.attention->fused)
     plan.notes.push_back(
-        fmt::format("--fuse-qkv has no effect: {} query and {} key/value heads are joined only where they "
+        fmt::format("`fuse-qkv` has no effect: {} query and {} key/value heads are fused only where they "
                     "are as many, or do not divide over the ranks",
                     model.heads, model.kv_heads));
 }

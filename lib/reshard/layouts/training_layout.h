@@ -13,7 +13,7 @@ namespace reshard {
 inline constexpr LayoutOption kFuseQkv{"fuse-qkv", LayoutOption::Type::kFlag,
                                        "Fuse the query, key and value projections where the model can"};
 inline constexpr LayoutOption kKvSizeMultiplier{"kv-size-multiplier", LayoutOption::Type::kCount,
-                                                "Copies of each key/value head (default: TP / key-value heads)"};
+                                                "Replicas of each key/value head (default: TP / key-value heads)"};
 
 inline constexpr LayoutOption kPadHeads{"pad-attn-heads", LayoutOption::Type::kFlag,
                                         "Pad with heads of zeros where the ranks do not divide the heads"};

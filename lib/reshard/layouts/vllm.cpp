@@ -73,7 +73,7 @@ constexpr auto kVersionNames = [] {
 constexpr LayoutOption kVersion{"vllm-version", LayoutOption::Type::kChoice,
                                 "Version of vLLM or SGLang that loads the files", kVersionNames};
 constexpr LayoutOption kExpertParallel{"enable-expert-parallel", LayoutOption::Type::kFlag,
-                                       "Give each rank whole experts, for vLLM with its option of this name"};
+                                       "Give each rank whole experts, for vLLM run with the same option"};
 
 /// What is known of a model_type's class.
 struct Architecture {

@@ -20,7 +20,7 @@ std::string missing_hint(const std::vector<std::string>& missing) {
 }
 
 /// Of a model whose tensors nobody lists, each layer has at least one.
-void prove_layers(const Model& model, const std::filesystem::path& where) {
+void validate_layers(const Model& model, const std::filesystem::path& where) {
   std::vector<bool> held(model.layers);
   for (const ModelParameter& parameter : model.parameters)
     if (parameter.layer) held[*parameter.layer] = true;
@@ -71,8 +71,8 @@ std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model) {
   return tied;
 }
 
-void prove_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where) {
-  if (model.by_config_plan) prove_layers(model, where);
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where) {
+  if (model.by_config_plan) validate_layers(model, where);
   std::unordered_map<std::string_view, const ModelParameter*> expected;
   std::vector<std::string> order;
   expected.reserve(model.parameters.size());

@@ -11,7 +11,7 @@
 
 namespace reshard {
 
-/// The tensor map of files in which every stored tensor is one original tensor. A tensor named in `tied` is a second copy
+/// The tensor map of files in which every stored tensor is one original tensor. A tensor named in `tied` is a replica
 /// of another where the files hold both.
 TensorMap whole_map(const std::vector<Container>& files, const std::vector<TiedParameter>& tied = {});
 
@@ -23,6 +23,6 @@ std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model);
 /// order.
 /// \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another shape;
 /// `where` is the checkpoint's directory.
-void prove_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where);
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where);
 
 }  // namespace reshard

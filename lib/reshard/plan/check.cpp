@@ -19,7 +19,7 @@ CheckReason reason_of(const StoredTensor& stored, const LogicalTensor& tensor) {
   return stored.tied ? CheckReason::kTied : CheckReason::kReplica;
 }
 
-/// Whether a stored tensor is a parameter that every rank trains a replica of. Repeated heads are none: their gradients
+/// Whether a stored tensor is a parameter that every rank trains a replica of. Replicated heads are none: their gradients
 /// are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of the same one.
 bool is_trained_replica(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor,
                         const std::vector<Piece>& reads) {
@@ -58,16 +58,16 @@ std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTe
 std::string hint_of(CheckReason reason, const TensorMap& map) {
   switch (reason) {
     case CheckReason::kRankNumber: return "files of ranks were renamed or swapped";
-    case CheckReason::kConstant: return "the file is of another layout, or of another version of whoever reads it";
+    case CheckReason::kConstant: return "the file is of another layout, or of another version of its reader";
     case CheckReason::kPadding:
       return "config.json belongs to another model, or the weights were changed after they were padded";
     case CheckReason::kTied:
       return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
     case CheckReason::kReplica:
-      return map.proved_by_copies.empty()
-                 ? "the ranks are mixed up, or come from different checkpoints, or training led them apart; --replicas "
-                   "first takes the first rank's values"
-                 : map.proved_by_copies;
+      return map.inferred_partition_hint.empty() ? "the ranks are mixed up, or come from different checkpoints, or "
+                                                   "training let them diverge; `replicas` "
+                                                   "first takes the first rank's values"
+                                                 : map.inferred_partition_hint;
   }
   return {};
 }
@@ -80,7 +80,7 @@ Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<
   Check check(piece, reason_of(stored, tensor));
   if (check.reason != CheckReason::kReplica) return check;
   check.may_drift = is_trained_replica(map, stored, tensor, reads);
-  check.may_differ = map.proved_by_copies.empty();
+  check.may_differ = map.inferred_partition_hint.empty();
   return check;
 }
 

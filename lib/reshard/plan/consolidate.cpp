@@ -11,10 +11,10 @@ namespace {
 std::unique_ptr<Job> plan_adapters(Files& files, const ConsolidateRequest& request, const FoundCheckpoint& found,
                                    const std::vector<AdapterFolder>& adapters) {
   if (!request.source.config.empty())
-    throw Error(ErrorKind::kUsage, "--config has no effect: these are adapters, which need no config.json")
+    throw Error(ErrorKind::kUsage, "`config` has no effect: these are adapters, which need no config.json")
         .in(found.path);
   for (const std::string& option : request.target.options.names())
-    throw Error(ErrorKind::kUsage, "--" + option + " is about models: adapters have one file each").in(found.path);
+    throw Error(ErrorKind::kUsage, "`" + option + "` is about models: adapters have one file each").in(found.path);
   return plan_consolidate_adapters(files, request, found, adapters);
 }
 
@@ -30,7 +30,7 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
                        request.output_directory.value_or(checkpoint.layout->default_output(files, checkpoint.found())),
                        request.force);
   if (job->source.tensor_count() == 0) throw Error(ErrorKind::kBadInput, "holds no tensors").in(checkpoint.path);
-  prove_outside(files, job->output_directory, checkpoint);
+  validate_outside(files, job->output_directory, checkpoint);
   note_adapters_left(files, *job, checkpoint.directory);
   ProgramOptions options;
   options.dropped = plan_target(files, *job, request.target, checkpoint.model ? &*checkpoint.model : nullptr,

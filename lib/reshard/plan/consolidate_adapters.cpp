@@ -25,7 +25,7 @@ void validate_outside(Files& files, const fs::path& output_directory, const std:
     if (lies_inside(files.resolve(output_directory / "."), files.resolve(adapter.shards.path)))
       throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
           .in(output_directory)
-          .hint("choose another OUT_DIR");
+          .hint("choose another output directory");
 }
 
 /// PEFT takes safetensors where both are there.
@@ -36,7 +36,7 @@ void validate_beside(Files& files, const fs::path& output_directory, Format form
     throw Error(ErrorKind::kBadInput,
                 "is of another adapter, would not be replaced, and loaders would mix it up with the new file")
         .in(other)
-        .hint("move it away or choose another OUT_DIR");
+        .hint("move it away or choose another output directory");
 }
 
 void add_config(Files& files, Job& job, const Adapter& adapter, const fs::path& folder) {
@@ -53,7 +53,7 @@ void add_config(Files& files, Job& job, const Adapter& adapter, const fs::path& 
     throw Error(ErrorKind::kUsage,
                 "says how the shards beside it are to be read, and that of the separate linears would replace it")
         .in(job.output_directory / final)
-        .hint("choose another OUT_DIR");
+        .hint("choose another output directory");
   if (separate)
     job.text_files.push_back({final, *separate, adapter.config});
   else if (!in_place)

@@ -35,13 +35,13 @@ bool is_dropped(const NameRules& rules, const std::string& name) {
 }
 
 void note_useless_rules(const NameRules& rules, const TensorMap& source, Job& job) {
-  const auto check = [&](const char* option, const NamePattern& pattern) {
+  const auto check = [&](const char* parameter, const NamePattern& pattern) {
     const bool matches = std::any_of(source.logical.begin(), source.logical.end(),
                                      [&](const LogicalTensor& tensor) { return pattern.matches(tensor.name); });
-    if (!matches) job.notes.push_back(fmt::format("{} {} matches no tensor", option, printable(pattern.text())));
+    if (!matches) job.notes.push_back(fmt::format("{} {} matches no tensor", parameter, printable(pattern.text())));
   };
-  for (const NamePattern& pattern : rules.drop) check("--drop", pattern);
-  for (const NamePattern& pattern : rules.keep) check("--keep", pattern);
+  for (const NamePattern& pattern : rules.drop) check("`drop`", pattern);
+  for (const NamePattern& pattern : rules.keep) check("`keep`", pattern);
 }
 
 /// Renames the source's tensors; each rule sees what those before it made.
@@ -63,17 +63,17 @@ void rename(TensorMap& source, const NameRules& rules, Job& job) {
       matched[r] = true;
       name = pattern.replace(name, replacement);
     }
-    if (name.empty()) throw Error(ErrorKind::kUsage, "--rename leaves nothing of its name").tensor(tensor.name);
+    if (name.empty()) throw Error(ErrorKind::kUsage, "`rename` leaves nothing of its name").tensor(tensor.name);
     const auto [found, is_new] = old_names.emplace(name, tensor.name);
     if (!is_new)
       throw Error(ErrorKind::kUsage,
-                  fmt::format("--rename gives it and {} the same name, {}", printable(found->second), printable(name)))
+                  fmt::format("`rename` gives it and {} the same name, {}", printable(found->second), printable(name)))
           .tensor(tensor.name);
     new_names.push_back(std::move(name));
   }
   for (std::size_t r = 0; r < matched.size(); ++r)
     if (!matched[r])
-      job.notes.push_back(fmt::format("--rename {} matches no tensor", printable(rules.renames[r].first.text())));
+      job.notes.push_back(fmt::format("`rename` {} matches no tensor", printable(rules.renames[r].first.text())));
   source.rename_logical(new_names);
 }
 
@@ -85,7 +85,7 @@ DType dtype_after(const LogicalTensor& tensor, const ConvertRequest& request) {
   throw Error(ErrorKind::kUnsupported,
               fmt::format("is {}, which cannot be cast to {}", name(tensor.dtype), name(*request.dtype)))
       .tensor(tensor.name)
-      .hint("leave it out with --drop, or do without --dtype");
+      .hint("leave it out with `drop`, or do without `dtype`");
 }
 
 /// The elements of all tensors of a state dict.
@@ -110,8 +110,8 @@ std::string scales_of(const TensorMap& source, const std::string& weight) {
 }
 
 /// Refuses to cast a quantised weight: without its scales its numbers mean another model.
-void prove_not_quantized(const TensorMap& source, const std::string& weight, DType from, DType to,
-                         const OrderedJson& config) {
+void validate_not_quantized(const TensorMap& source, const std::string& weight, DType from, DType to,
+                            const OrderedJson& config) {
   const DTypeRow& row = describe(from);
   const bool small_float = row.kind == DTypeClass::kFloat && row.bits <= 8 && from != DType::kF8E8M0;
   const bool integer = row.kind == DTypeClass::kSigned || row.kind == DTypeClass::kUnsigned;
@@ -120,10 +120,10 @@ void prove_not_quantized(const TensorMap& source, const std::string& weight, DTy
   if (scales.empty() && !is_quantized_config(config)) return;
   throw Error(
       ErrorKind::kUnsupported,
-      fmt::format("is quantised ({}, {}), and --dtype does not apply scales: its numbers alone make another model",
+      fmt::format("is quantised ({}, {}), and `dtype` does not apply scales: its numbers alone make another model",
                   row.name, scales.empty() ? "says config.json" : "with " + printable(scales)))
       .tensor(weight)
-      .hint("do without --dtype, or dequantise the model first with the tool that quantised it");
+      .hint("do without `dtype`, or dequantise the model first with the tool that quantised it");
 }
 
 Selection select(TensorMap& source, const ConvertRequest& request, const OrderedJson& config, Job& job) {
@@ -142,35 +142,35 @@ Selection select(TensorMap& source, const ConvertRequest& request, const Ordered
       continue;
     }
     const DType dtype = dtype_after(tensor, request);
-    if (request.dtype) prove_not_quantized(source, tensor.name, tensor.dtype, dtype, config);
+    if (request.dtype) validate_not_quantized(source, tensor.name, tensor.dtype, dtype, config);
     scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
     tensor.dtype = dtype;
     selection.wanted.push_back(std::move(tensor));
   }
   if (scaled)
     job.notes.push_back(
-        "the model is quantised: --dtype casts its scales and what is not quantised; quantised weights stay as they "
+        "the model is quantised: `dtype` casts its scales and what is not quantised; quantised weights stay as they "
         "are");
-  if (selection.wanted.empty()) throw Error(ErrorKind::kUsage, "--drop and --keep leave no tensor");
+  if (selection.wanted.empty()) throw Error(ErrorKind::kUsage, "`drop` and `keep` leave no tensor");
   if (!selection.dropped.empty())
     job.index_metadata = recounted_metadata(job.index_metadata, elems_of(source.logical), elems_of(selection.wanted));
   return selection;
 }
 
 /// Holds the wanted tensors against the model whose shards they shall be.
-const Model& prove_model(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request) {
+const Model& validated_model(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request) {
   if (!checkpoint.model)
     throw Error(ErrorKind::kBadInput, "has no config.json of a known family, which says how the parameters are split")
         .in(checkpoint.directory)
-        .hint(checkpoint.config.empty() ? "say with --config where the model's config.json is"
+        .hint(checkpoint.config.empty() ? "say with `config` where the model's config.json is"
                                         : "families: " + join(known_model_types(), ", "));
   TensorMap wanted;
   for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
   try {
-    prove_against_model(wanted, *checkpoint.model, request.source.path);
+    validate_against_model(wanted, *checkpoint.model, request.source.path);
   } catch (Error& error) {
     if (request.names.renames.empty() && selection.dropped.empty()) throw;
-    throw error.hint("with --rename, --drop and --keep, what is left must be the model of config.json");
+    throw error.hint("with `rename`, `drop` and `keep`, what is left must be the model of config.json");
   }
   selection.wanted = std::move(wanted.logical);
   return *checkpoint.model;
@@ -185,11 +185,11 @@ std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoi
   if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted);
   const bool from_ranks = checkpoint.has_ranks();
   if (!target.tp && !from_ranks)
-    throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
+    throw Error(ErrorKind::kUsage, "`tp` is needed: how many tensor-parallel ranks shall there be?");
   if (!target.tp) target.tp = checkpoint.mesh.tp;
   if (!target.pp && target.pipeline_cuts.empty() && from_ranks && traits.has_stages) target.pp = checkpoint.mesh.pp;
   if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;
-  const Model& model = prove_model(checkpoint, selection, request);
+  const Model& model = validated_model(checkpoint, selection, request);
   if (!request.dtype) take_config_dtype(files, job, *target.layout, checkpoint.config, selection.wanted);
   return plan_target(files, job, target, &model, selection.wanted);
 }
@@ -207,9 +207,9 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   Checkpoint checkpoint = read_checkpoint(files, found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   if (request.lora_fuse && !checkpoint.adapter)
-    throw Error(ErrorKind::kUsage, "--lora-fuse has no effect: this is no adapter").in(checkpoint.path);
+    throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(checkpoint.path);
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
-  prove_outside(files, request.output_directory, checkpoint);
+  validate_outside(files, request.output_directory, checkpoint);
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   Selection selection = select(job->source, request, config, *job);
   ProgramOptions options;

@@ -24,7 +24,7 @@ struct CopiedFile {
   std::uint64_t size_bytes = 0;
 };
 
-/// Everything that a run will do, proved, before it does any of it. Made by plan_shard and its like; run by execute;
+/// Everything that a run will do, validated, before it does any of it. Made by plan_shard and its like; run by execute;
 /// printed by --dry-run. A value: `program` holds indices into `source` and `target`.
 struct Job {
   std::string command;  // "shard", "consolidate"

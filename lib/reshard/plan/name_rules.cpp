@@ -8,25 +8,25 @@
 namespace reshard {
 namespace {
 
-Pattern parse(const std::string& option, const std::string& text) {
+Pattern parse(const std::string& parameter, const std::string& text) {
   try {
     return Pattern(text);
   } catch (const Error& error) {
-    throw Error(ErrorKind::kUsage, option + ": " + error.message()).hint(error.hint());
+    throw Error(ErrorKind::kUsage, "`" + parameter + "`: " + error.message()).hint(error.hint());
   }
 }
 
 }  // namespace
 
-NamePattern::NamePattern(const std::string& option, const std::string& text)
-    : text_(text), pattern_(parse(option, text)) {}
+NamePattern::NamePattern(const std::string& parameter, const std::string& text)
+    : text_(text), pattern_(parse(parameter, text)) {}
 
-std::pair<NamePattern, std::string> parse_rename(const std::string& option, const std::string& text) {
+std::pair<NamePattern, std::string> parse_rename(const std::string& parameter, const std::string& text) {
   const std::size_t equals = text.rfind('=');
   if (equals == std::string::npos || equals == 0)
-    throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not REGEX=REPLACEMENT", option, printable(text)))
+    throw Error(ErrorKind::kUsage, fmt::format("`{}`: \"{}\" is not REGEX=REPLACEMENT", parameter, printable(text)))
         .hint("such as '^transformer\\.=model.'");
-  return {NamePattern(option, text.substr(0, equals)), text.substr(equals + 1)};
+  return {NamePattern(parameter, text.substr(0, equals)), text.substr(equals + 1)};
 }
 
 }  // namespace reshard

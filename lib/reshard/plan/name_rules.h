@@ -11,9 +11,9 @@ namespace reshard {
 /// A regular expression that names are searched with.
 class NamePattern {
  public:
-  /// `option` is what the user typed it for, "--filter".
+  /// `parameter` is what takes the pattern, such as "drop"; errors name it.
   /// \throws Error kUsage if it is no regular expression, or one that Pattern does not support.
-  NamePattern(const std::string& option, const std::string& text);
+  NamePattern(const std::string& parameter, const std::string& text);
 
   bool matches(const std::string& name) const { return pattern_.found_in(name); }
   /// `name` with every match replaced, as Pattern::replace_all does it.
@@ -36,6 +36,6 @@ struct NameRules {
 
 /// "REGEX=REPLACEMENT", cut at the last "=".
 /// \throws Error kUsage.
-std::pair<NamePattern, std::string> parse_rename(const std::string& option, const std::string& text);
+std::pair<NamePattern, std::string> parse_rename(const std::string& parameter, const std::string& text);
 
 }  // namespace reshard

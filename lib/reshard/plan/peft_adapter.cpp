@@ -41,17 +41,17 @@ PeftAdapter read_one(Files& files, const std::string& name, const fs::path& dire
 /// Sorts the tensors of one adapter's file.
 class Sorter {
  public:
-  Sorter(const AdapterSource& adapter, const Model& model, const std::vector<FusedLayer>& joined) : adapter_(adapter) {
+  Sorter(const AdapterSource& adapter, const Model& model, const std::vector<FusedLayer>& fused) : adapter_(adapter) {
     content_.name = adapter.name;
     for (const ModelParameter& parameter : model.parameters) parameters_.emplace(parameter.name, &parameter);
-    for (const FusedLayer& layer : joined)
-      for (const std::string& linear : layer.linears) joined_.emplace(linear, &layer);
+    for (const FusedLayer& layer : fused)
+      for (const std::string& linear : layer.linears) fused_.emplace(linear, &layer);
   }
 
   AdapterContent run() {
     for (const LogicalTensor& tensor : adapter_.tensors) sort(tensor);
-    for (const auto& [module, tensors] : own_) prove_pairs(module, tensors);
-    for (const auto& [module, tensors] : own_) prove_fused(module, tensors);
+    for (const auto& [module, tensors] : own_) validate_pairs(module, tensors);
+    for (const auto& [module, tensors] : own_) validate_fused(module, tensors);
     return std::move(content_);
   }
 
@@ -73,9 +73,9 @@ class Sorter {
     if (found == parameters_.end())
       throw error(tensor, ErrorKind::kBadInput, "is neither an adapter's nor the model's")
           .hint("config.json belongs to another model than the adapter");
-    if (joined_.count(module))
-      throw error(tensor, ErrorKind::kUnsupported, "is a copy of a linear that is joined with others");
-    prove_shape(tensor, found->second->shape);
+    if (fused_.count(module))
+      throw error(tensor, ErrorKind::kUnsupported, "is a copy of a linear that is fused with others");
+    validate_shape(tensor, found->second->shape);
     if (!wrapped && adapter_.config.saves(module))
       content_.saved_modules.insert(module);
     else
@@ -93,23 +93,23 @@ class Sorter {
     const std::uint64_t r = adapter_.config.rank_of(name.module);
     const bool embedding = found->second->plan == TensorParallelPlan::kEmbeddingRowwise;
     if (!embedding && kind == "lora_A.weight")
-      prove_shape(tensor, {r, in});
+      validate_shape(tensor, {r, in});
     else if (!embedding && kind == "lora_B.weight")
-      prove_shape(tensor, {out, r});
+      validate_shape(tensor, {out, r});
     else if (!embedding && (kind == "lora_B.bias" || kind == "lora_magnitude_vector"))
-      prove_shape(tensor, {out});
+      validate_shape(tensor, {out});
     else if (embedding && kind == "lora_embedding_A")
-      prove_shape(tensor, {r, out});
+      validate_shape(tensor, {r, out});
     else if (embedding && kind == "lora_embedding_B")
-      prove_shape(tensor, {in, r});
+      validate_shape(tensor, {in, r});
     else
       throw error(tensor, ErrorKind::kUnsupported, "is of a kind of adapter that is not known");
     own_[name.module].insert(kind);
-    const auto layer = joined_.find(name.module);
-    content_.lora[layer == joined_.end() ? name.module : layer->second->module].insert(kind);
+    const auto layer = fused_.find(name.module);
+    content_.lora[layer == fused_.end() ? name.module : layer->second->module].insert(kind);
   }
 
-  void prove_shape(const LogicalTensor& tensor, const Dims& expected) const {
+  void validate_shape(const LogicalTensor& tensor, const Dims& expected) const {
     if (tensor.shape != expected)
       throw error(tensor, ErrorKind::kBadInput,
                   fmt::format("is {}, but the model and the adapter's config make it {}", to_string(tensor.shape),
@@ -118,7 +118,7 @@ class Sorter {
   }
 
   /// lora_A and lora_B come in pairs.
-  void prove_pairs(const std::string& module, const std::set<std::string>& tensors) const {
+  void validate_pairs(const std::string& module, const std::set<std::string>& tensors) const {
     for (const auto& [a, b] : {std::pair("lora_A.weight", "lora_B.weight"), {"lora_embedding_A", "lora_embedding_B"}}) {
       if (tensors.count(a) == tensors.count(b)) continue;
       const std::string lost = tensors.count(a) ? b : a;
@@ -132,9 +132,9 @@ class Sorter {
   }
 
   /// What is fused is adapted as a whole, and all alike.
-  void prove_fused(const std::string& module, const std::set<std::string>& tensors) const {
-    const auto layer = joined_.find(module);
-    if (layer == joined_.end()) return;
+  void validate_fused(const std::string& module, const std::set<std::string>& tensors) const {
+    const auto layer = fused_.find(module);
+    if (layer == fused_.end()) return;
     std::vector<std::string> missing;
     for (const std::string& linear : layer->second->linears) {
       const auto other = own_.find(linear);
@@ -154,8 +154,8 @@ class Sorter {
 
   const AdapterSource& adapter_;
   std::unordered_map<std::string, const ModelParameter*> parameters_;
-  std::unordered_map<std::string, const FusedLayer*> joined_;  // by linear
-  std::map<std::string, std::set<std::string>> own_;           // module of the model → tensors
+  std::unordered_map<std::string, const FusedLayer*> fused_;  // by linear
+  std::map<std::string, std::set<std::string>> own_;          // module of the model → tensors
   AdapterContent content_;
 };
 
@@ -196,9 +196,8 @@ std::vector<PeftAdapter> read_peft_adapters(Files& files, const std::vector<fs::
   return adapters;
 }
 
-AdapterContent adapter_content(const AdapterSource& adapter, const Model& model,
-                               const std::vector<FusedLayer>& joined) {
-  return Sorter(adapter, model, joined).run();
+AdapterContent adapter_content(const AdapterSource& adapter, const Model& model, const std::vector<FusedLayer>& fused) {
+  return Sorter(adapter, model, fused).run();
 }
 
 }  // namespace reshard

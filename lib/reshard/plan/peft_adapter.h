@@ -36,9 +36,9 @@ struct AdapterSource {
 std::vector<PeftAdapter> read_peft_adapters(Files& files, const std::vector<std::filesystem::path>& directories);
 
 /// Holds the adapter's tensors against the model and the config's ranks, and sorts them: each by the module that it
-/// belongs to in the ranks, where `joined` linears are one. Of a joined linear either all are adapted, all alike, or
+/// belongs to in the ranks, where `fused` linears are one. Of a fused linear either all are adapted, all alike, or
 /// none.
 /// \throws Error kBadInput or kUnsupported, naming the tensor or the module.
-AdapterContent adapter_content(const AdapterSource& adapter, const Model& model, const std::vector<FusedLayer>& joined);
+AdapterContent adapter_content(const AdapterSource& adapter, const Model& model, const std::vector<FusedLayer>& fused);
 
 }  // namespace reshard

@@ -127,7 +127,7 @@ void skip_replicas(Program& program, Reading& reading, DType dtype) {
   });
 }
 
-void prove_fits(const LogicalTensor& source, const LogicalTensor& target) {
+void validate_fits(const LogicalTensor& source, const LogicalTensor& target) {
   if (source.shape != target.shape)
     throw Error(ErrorKind::kBadInput, fmt::format("is {} {} in the source, but {} {} in the target", name(source.dtype),
                                                   to_string(source.shape), name(target.dtype), to_string(target.shape)))
@@ -157,7 +157,7 @@ class ProgramMaker {
  private:
   Reading read(std::uint32_t index) {
     Reading reading = read_logical(source_, index);
-    if (!options_.check_replicas && source_.proved_by_copies.empty())
+    if (!options_.check_replicas && source_.inferred_partition_hint.empty())
       skip_replicas(program_, reading, source_.logical[index].dtype);
     return reading;
   }
@@ -191,7 +191,7 @@ class ProgramMaker {
       if (!index) throw Error(ErrorKind::kInternal, "a mean of a tensor that is not there").tensor(source_name);
       const LogicalTensor& tensor = source_.logical[*index];
       if (transfer) {
-        prove_same_form(tensor, transfer->tensor(maps_));
+        validate_same_form(tensor, transfer->tensor(maps_));
         Reading reading = read(*index);
         if (!is_same_place(source_, *transfer->source, reading)) transfer->more.push_back(std::move(reading));
       } else {
@@ -204,7 +204,7 @@ class ProgramMaker {
   }
 
   /// A mean is of tensors of one dtype and shape.
-  static void prove_same_form(const LogicalTensor& tensor, const LogicalTensor& first) {
+  static void validate_same_form(const LogicalTensor& tensor, const LogicalTensor& first) {
     if (tensor.dtype == first.dtype && tensor.shape == first.shape) return;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("is {} {}, but {} is {} {}: of these no mean can be taken", name(tensor.dtype),
@@ -227,14 +227,14 @@ class ProgramMaker {
 
   void write(Transfer& transfer, std::uint32_t wanted) {
     const LogicalTensor& target = target_.logical[wanted];
-    if (transfer.source) prove_fits(transfer.tensor(maps_), target);
-    if (!target.filler && !options_.partial_target) prove_covered(wanted);
+    if (transfer.source) validate_fits(transfer.tensor(maps_), target);
+    if (!target.filler && !options_.partial_target) validate_covered(wanted);
     transfer.target = wanted;
     regroup_writes(transfer, target_.pieces[wanted]);
   }
 
   /// No part of the tensor is without a place.
-  void prove_covered(std::uint32_t wanted) const {
+  void validate_covered(std::uint32_t wanted) const {
     const LogicalTensor& tensor = target_.logical[wanted];
     std::vector<Box> open{whole(tensor.shape)};
     if (volume(open.front()) == 0) return;
@@ -313,19 +313,19 @@ std::uint64_t Transfer::moved_bytes(const ProgramMaps& maps) const {
 }
 
 Program make_program(const TensorMap& source, const TensorMap& target, const ProgramOptions& options) {
-  prove_tiling(source);
-  prove_tiling(target);
+  validate_tiling(source);
+  validate_tiling(target);
   return ProgramMaker(source, target, options).make();
 }
 
 Program make_reading_program(const TensorMap& source) {
-  prove_tiling(source);
+  validate_tiling(source);
   const ProgramMaps maps{&source};
   Program program;
   for (std::uint32_t i = 0; i < source.logical.size(); ++i) {
     Transfer transfer;
     transfer.source = read_logical(source, i);
-    if (source.proved_by_copies.empty()) transfer.source->checks.clear();
+    if (source.inferred_partition_hint.empty()) transfer.source->checks.clear();
     count(program, maps, transfer);
     program.transfers.push_back(std::move(transfer));
   }
@@ -333,8 +333,8 @@ Program make_reading_program(const TensorMap& source) {
 }
 
 Program make_comparing_program(const TensorMap& a, const TensorMap& b) {
-  prove_tiling(a);
-  prove_tiling(b);
+  validate_tiling(a);
+  validate_tiling(b);
   Program program;
   for (std::uint32_t i = 0; i < a.logical.size(); ++i) {
     const LogicalTensor& tensor = a.logical[i];

@@ -1,4 +1,4 @@
-// plan/: from what is asked for to what will be done: map × map → program, with the proofs that it is complete,
+// plan/: from what is asked for to what will be done: map × map → program, with the checks that it is complete,
 // and the jobs that programs come from. Reads headers only; moves nothing.
 #pragma once
 
@@ -52,7 +52,7 @@ struct Transfer {
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
-/// What is to be moved from one map to another, or compared, proved whole. It holds indices and boxes and no address, so
+/// What is to be moved from one map to another, or compared, validated whole. It holds indices and boxes and no address, so
 /// that it can be copied, compared, and planned anew by each process of a run.
 struct Program {
   std::vector<Transfer> transfers;
@@ -80,7 +80,7 @@ struct ProgramOptions {
   bool partial_target = false;  // it has only some of the ranks, and so not every part of each tensor
 };
 
-/// The program that makes `target` out of `source`. Proves that both maps are tiled (prove_tiling), that every logical
+/// The program that makes `target` out of `source`. Validates that both maps are tiled (validate_tiling), that every logical
 /// tensor of each side is on the other with the same shape and a dtype that it can be cast to, and that the source covers
 /// each of them whole. Every source byte is read once: placed, or, where it is a replica or a tied parameter, compared
 /// with the one that is placed.

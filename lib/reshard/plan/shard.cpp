@@ -16,10 +16,10 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   if (files.is_same(request.source.path, request.output_directory))
     throw Error(ErrorKind::kUsage, "the output directory is the model's own")
         .in(request.output_directory)
-        .hint("choose another OUT_DIR");
+        .hint("choose another output directory");
   Checkpoint checkpoint = read_whole(files, request.source.path, context_of(request.source, ConfigUse::kNeeded));
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
-  prove_against_model(job->source, *checkpoint.model, request.source.path);
+  validate_against_model(job->source, *checkpoint.model, request.source.path);
   std::vector<LogicalTensor> logical = job->source.state_dict();
   take_config_dtype(files, *job, *request.target.layout, checkpoint.config, logical);
   ProgramOptions options;

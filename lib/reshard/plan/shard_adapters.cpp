@@ -208,11 +208,11 @@ std::vector<Mean> plan_same_ranks(Files& files, Job& job, const Checkpoint& sour
   if (!same)
     throw Error(ErrorKind::kBadInput, "is an adapter, which does not say how its model is split over ranks")
         .in(source.path)
-        .hint("say with --config where the base model's config.json is");
+        .hint("say with `config` where the base model's config.json is");
   if (wanted.size() != job.source.tensor_count() || !names.renames.empty())
     throw Error(ErrorKind::kUsage, "shards of an adapter that are cut as they were keep all of its tensors and names")
         .in(source.path)
-        .hint("say with --config where the base model's config.json is, to cut what is left anew");
+        .hint("say with `config` where the base model's config.json is, to cut what is left anew");
   std::vector<Mean> means = shared_means(job.source);
   job.target = adapter_target_map(adapter.name, adapter.stages, {}, source.mesh.tp, target_tensors(wanted, means),
                                   format_of(request));
@@ -237,7 +237,7 @@ std::vector<Mean> plan_other_ranks(Files& files, Job& job, const Checkpoint& sou
                                    TargetRequest target) {
   const Adapter& adapter = *source.adapter;
   if (!target.tp && !source.has_ranks())
-    throw Error(ErrorKind::kUsage, "--tp is needed: how many tensor-parallel ranks shall there be?");
+    throw Error(ErrorKind::kUsage, "`tp` is needed: how many tensor-parallel ranks shall there be?");
   if (!target.tp) target.tp = source.mesh.tp;
   if (!target.pp && target.pipeline_cuts.empty() && source.has_ranks()) target.pp = source.mesh.pp;
   if (!files.exists(adapter.config))
@@ -287,10 +287,10 @@ std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoin
   job.layout = &layout;
   const bool anew = source.config_given && &layout == &adapter_layout();
   if (request.lora_fuse && !anew)
-    throw Error(ErrorKind::kUsage, "--lora-fuse has no effect: no linears are fused anew").in(source.path);
+    throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: no linears are fused anew").in(source.path);
   if (&layout == &whole_layout()) {
     for (const std::string& option : request.target.options.names())
-      throw Error(ErrorKind::kUsage, "--" + option + " is about models: adapters have one file each").in(source.path);
+      throw Error(ErrorKind::kUsage, "`" + option + "` is about models: adapters have one file each").in(source.path);
     add_peft_target(files, job, *source.adapter, wanted, format_of(request.target), {});
     return {};
   }

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxLatestBytes = 4096;  // it holds one name of a folder
-constexpr const char* kChoose = "choose one with --tag NAME, or give its own directory";
+constexpr const char* kChoose = "choose one with `tag`, or give its own directory";
 
 /// The words that training code makes names of checkpoints from, with numbers between and after them.
 constexpr std::array<std::string_view, 9> kTagWords = {"checkpoint", "ckpt", "epoch", "global", "iter",
@@ -150,25 +150,25 @@ std::optional<std::string> read_latest(Files& files, const fs::path& directory) 
               is_plain_name(name) ? fmt::format("names the checkpoint {}, which is not beside it", printable(name))
                                   : fmt::format("holds \"{}\", which is not the name of a folder", printable(name)))
       .in(path)
-      .hint("choose a checkpoint with --tag NAME, or give its own directory");
+      .hint("choose a checkpoint with `tag`, or give its own directory");
 }
 
 /// The folder `name` of the run's directory.
 FoundCheckpoint take_tag(Files& files, const fs::path& directory, const std::string& name) {
   if (!is_plain_name(name))
-    throw Error(ErrorKind::kUsage, fmt::format("--tag: \"{}\" is not the name of a folder", printable(name)))
+    throw Error(ErrorKind::kUsage, fmt::format("`tag`: \"{}\" is not the name of a folder", printable(name)))
         .hint("give the name alone, such as step_3, and the directory that holds it as the path");
   if (!files.is_directory(directory))
     throw Error(files.exists(directory) ? ErrorKind::kUsage : ErrorKind::kBadInput,
-                files.exists(directory) ? "is not a directory, so --tag has nothing to choose from"
+                files.exists(directory) ? "is not a directory, so `tag` has nothing to choose from"
                                         : "no such file or directory")
         .in(directory);
   if (files.is_directory(directory / name)) return {directory / name, {}};
   if (is_checkpoint(files, directory))
     throw Error(ErrorKind::kUsage,
-                "--tag has no effect: this is a checkpoint itself, and holds no folder " + printable(name))
+                "`tag` has no effect: this is a checkpoint itself, and holds no folder " + printable(name))
         .in(directory)
-        .hint("leave out --tag, or give the directory that holds the folder of that name");
+        .hint("leave out `tag`, or give the directory that holds the folder of that name");
   const std::vector<Tag> tags = list_tags(files, directory);
   Error error(ErrorKind::kBadInput, fmt::format("holds no folder {}", printable(name)));
   error.in(directory);
@@ -256,7 +256,7 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
   const bool any_weights = std::any_of(tags.begin(), tags.end(), [](const Tag& tag) { return tag.has_weights; });
   if (finished.empty())
     throw Error(ErrorKind::kBadInput, "holds no finished checkpoint: " + list_names(reasons))
-        .hint(any_weights ? "--tag NAME takes one all the same" : "give the directory of a checkpoint");
+        .hint(any_weights ? "`tag` takes one all the same" : "give the directory of a checkpoint");
   const auto named = std::find_if(finished.begin(), finished.end(), [&](const Tag& tag) { return tag.name == latest; });
   const Tag& chosen = named != finished.end() ? *named : newest(finished);
   std::string why = finished.size() == 1 ? "the only finished checkpoint in it"
@@ -264,7 +264,7 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
   if (named != finished.end()) why = "which the file \"latest\" names";
   return {chosen.name,
           fmt::format("{} is taken, {}{}{}", printable(chosen.name), why, unfinished_text(tags, chosen.name, latest),
-                      tags.size() == 1 ? "" : "; --tag NAME takes another")};
+                      tags.size() == 1 ? "" : "; `tag` takes another")};
 }
 
 bool is_checkpoint(Files& files, const fs::path& directory, TagContent content) {

@@ -30,7 +30,7 @@ void note_tied(Job& job) {
     const std::string name = printable(tensor.name.text());
     if (job.layout->traits().has_ranks)
       job.notes.push_back("config.json ties " + name +
-                          " to the embedding: it is compared with it, and its second copy "
+                          " to the embedding: it is compared with it, and its replica "
                           "in the files is not kept when they are consolidated");
     else
       job.notes.push_back(name +
@@ -118,7 +118,7 @@ void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::p
     job.notes.push_back(fmt::format("{} of the tensors are cast to {}, which config.json says", count, name(*wanted)));
 }
 
-void prove_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {
+void validate_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {
   if (!source.has_ranks()) return;
   const fs::path folder = files.resolve(source.path);
   const fs::path output = files.resolve(output_directory);
@@ -127,7 +127,7 @@ void prove_outside(Files& files, const fs::path& output_directory, const Checkpo
   if (lies_inside(output, folder))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
         .in(output_directory)
-        .hint("choose another OUT_DIR");
+        .hint("choose another output directory");
 }
 
 bool is_in_place(Files& files, const fs::path& config, const fs::path& output_directory) {

@@ -32,7 +32,7 @@ void take_config_dtype(Files& files, Job& job, const Layout& layout, const std::
 
 /// The outputs do not go into the shards folder that is read.
 /// \throws Error kUsage.
-void prove_outside(Files& files, const std::filesystem::path& output_directory, const Checkpoint& source);
+void validate_outside(Files& files, const std::filesystem::path& output_directory, const Checkpoint& source);
 
 /// Whether `config` is the config.json of the output directory, where it stays as it is.
 bool is_in_place(Files& files, const std::filesystem::path& config, const std::filesystem::path& output_directory);

@@ -13,7 +13,7 @@
 namespace reshard {
 
 inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
-/// Beside a sharded adapter: its adapter_config.json as it was before joined linears got entries of their own.
+/// Beside a sharded adapter: its adapter_config.json as it was before fused linears got entries of their own.
 inline constexpr const char* kUnfusedConfigFile = "adapter_config.unfused.json";
 
 /// What makes a key of rank_pattern or alpha_pattern more than a name. A dot does not: names are full of them.
@@ -24,7 +24,7 @@ bool is_plain_pattern(std::string_view key);
 /// \throws Error kUnsupported for a key that is no regular expression, or one that Pattern does not support.
 bool pattern_matches(const std::string& key, const std::string& module, const std::filesystem::path& path);
 
-/// What becomes of the lora_A of linears that are joined into one.
+/// What becomes of the lora_A of linears that are fused into one.
 enum class LoraFuse : std::uint8_t {
   kMean,   // their mean, as the reference takes it
   kExact,  // all of them, stacked; each lora_B meets its own rows alone
@@ -55,13 +55,13 @@ AdapterConfig parse_adapter_config(std::string text, const std::filesystem::path
 /// \throws Error as parse_adapter_config does.
 AdapterConfig read_adapter_config(Files& files, const std::filesystem::path& path);
 
-/// A joined linear that an adapter adapts.
+/// A fused linear that an adapter adapts.
 struct FusedLayer {
   std::string module;                // "model.layers.0.mlp.gate_up_proj"
   std::vector<std::string> linears;  // "model.layers.0.mlp.gate_proj", …
 };
 
-/// The joined linears that a stage's specs speak of, without what PEFT puts before their names.
+/// The fused linears that a stage's specs speak of, without what PEFT puts before their names.
 std::vector<FusedLayer> fused_layers(const StageMetadata& metadata);
 
 /// Sets the stacked ranks of the specs to what the config says of the linears.

@@ -83,7 +83,7 @@ void ConfigPlan::read_plan(const char* key) {
       throw Error(ErrorKind::kBadInput, fmt::format("{}: the plan of \"{}\" is {}, expected one of {}", key,
                                                     printable(module), brief(word), plan_words()))
           .in(config_.path)
-          .hint("describe the model in a file and give it with --spec FILE, or take the plan out of config.json");
+          .hint("describe the model in a file and give it with `spec`, or take the plan out of config.json");
     plans_[module] = *plan;
   }
 }
@@ -125,7 +125,7 @@ void ConfigPlan::find_layers(const std::vector<std::string>& names) {
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} speaks of {}.*, but no tensor is called {}.0.…", kPlanKey, layers_, layers_))
         .in(config_.path)
-        .hint("keys are the modules' names without the base model's prefix; describe other models with --spec FILE");
+        .hint("keys are the modules' names without the base model's prefix; describe other models with `spec`");
   base_prefix_ = std::max_element(planned.begin(), planned.end(), [](const auto& a, const auto& b) {
                    return a.second < b.second;
                  })->first;
@@ -228,7 +228,7 @@ ModelParameter ConfigPlan::parameter(WholeTensor tensor) const {
                                                   *parameter.split_dim, size, kPlanKey))
         .in(config_.path)
         .tensor(parameter.name)
-        .hint("describe the model in a file, with the sizes of what is packed, and give it with --spec FILE");
+        .hint("describe the model in a file, with the sizes of what is packed, and give it with `spec`");
   parameter.packed = {{size / 2, false}, {size / 2, false}};
   return parameter;
 }

@@ -305,8 +305,8 @@ const Family& find_family(const ModelConfig& config) {
                                                    printable(config.model_type), join(known, ", ")))
       .in(config.path)
       .hint(
-          "describe the model in a file and give it with --spec FILE (reshard inspect --print-spec llama shows the "
-          "form), or put the base_model_tp_plan of its configuration class into config.json");
+          "describe the model in a file and give it with `spec` (`print-spec` shows the "
+          "form of a built-in one), or put the base_model_tp_plan of its configuration class into config.json");
 }
 
 Family without_base_prefix(const Family& family) {

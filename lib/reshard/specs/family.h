@@ -110,7 +110,7 @@ struct Family {
   struct Attention {
     std::string module;  // "model.layers.*.self_attn"
     std::string query, key, value, output;
-    std::string fused;  // the name of the joined projection
+    std::string fused;  // the name of the fused projection
   };
   struct Fused {
     std::string module;
@@ -175,7 +175,7 @@ struct Model {
   std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
   std::uint64_t kv_heads = 0;  // key/value heads
   std::uint64_t head_dim = 0;
-  bool quantized = false;       // linears have scales, and are not joined with others
+  bool quantized = false;       // linears have scales, and are not fused with others
   std::string quant_method;     // of config.json's quantization_config; empty where there is none
   bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have
   std::vector<ModelParameter> parameters;

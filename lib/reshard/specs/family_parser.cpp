@@ -1,4 +1,4 @@
-// From a family's JSON to the type, with every mistake in it told when it is read.
+// From a family's JSON to the type, with every mistake in it reported when it is read.
 
 #include "reshard/specs/family_parser.h"
 
@@ -42,7 +42,7 @@ class SpecObject {
   }
 
   /// \throws Error for any other key.
-  void prove_keys(const std::vector<std::string>& known) const {
+  void validate_keys(const std::vector<std::string>& known) const {
     for (const auto& [key, value] : json_.items()) {
       if (std::find(known.begin(), known.end(), key) != known.end()) continue;
       Error error = reading_.error(pointer_to(key), prefix() + "the key \"" + printable(key) + "\" is not known");
@@ -130,7 +130,7 @@ std::vector<Family::Packed> packed_at(const SpecObject& module) {
       continue;
     }
     const SpecObject part(item, module.reading(), pointer, "packed");
-    part.prove_keys({"size", "count", "plan"});
+    part.validate_keys({"size", "count", "plan"});
     if (part.has("plan") && part.string_at("plan") != "replicate") part.fail("plan", "\"replicate\", or no such key");
     packed.push_back(
         {part.expression_at("size"), part.has("count") ? part.expression_at("count") : Expression(), part.has("plan")});
@@ -140,8 +140,8 @@ std::vector<Family::Packed> packed_at(const SpecObject& module) {
 }
 
 Family::Module parse_module(const SpecObject& object) {
-  object.prove_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "heads", "experts",
-                     "stacked_experts", "optional", "stage", "tied_to", "dim"});
+  object.validate_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "heads", "experts",
+                        "stacked_experts", "optional", "stage", "tied_to", "dim"});
   Family::Module module;
   module.name = object.string_at("name");
   module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
@@ -216,18 +216,18 @@ std::vector<std::string> keys_of_default(const Json& value) {
 }
 
 /// No default needs itself, by whatever way, or others in a long row.
-class DefaultProof {
+class DefaultCheck {
  public:
-  explicit DefaultProof(const SpecObject& defaults) : defaults_(defaults) {}
+  explicit DefaultCheck(const SpecObject& defaults) : defaults_(defaults) {}
 
-  void prove(const std::string& key, std::size_t depth = 0) {
+  void validate(const std::string& key, std::size_t depth = 0) {
     if (!defaults_.has(key) || done_.count(key)) return;
     const auto fail = [&](const char* what) {
       throw defaults_.reading().error(defaults_.pointer_to(key), "the default of \"" + printable(key) + "\" " + what);
     };
     if (!on_the_way_.insert(key).second) fail("depends on itself");
     if (depth > kMaxDepth) fail("is at the end of a longer row of defaults than any model has");
-    for (const std::string& next : keys_of_default(defaults_.at(key))) prove(next, depth + 1);
+    for (const std::string& next : keys_of_default(defaults_.at(key))) validate(next, depth + 1);
     on_the_way_.erase(key);
     done_.insert(key);
   }
@@ -240,7 +240,7 @@ class DefaultProof {
   std::set<std::string> done_;
 };
 
-void prove_defaults(const SpecObject& defaults, const Json& json) {
+void validate_defaults(const SpecObject& defaults, const Json& json) {
   for (const auto& item : json.items()) {
     const std::string& key = item.key();
     const Json& value = item.value();
@@ -248,17 +248,17 @@ void prove_defaults(const SpecObject& defaults, const Json& json) {
     if (value.is_object() && !(value.size() == 2 && value.contains("absent") && value.contains("null")))
       throw defaults.reading().error(pointer,
                                      "the default of \"" + printable(key) + "\" must have \"absent\" and \"null\"");
-    const auto prove_form = [&](const Json& form) {
+    const auto validate_form = [&](const Json& form) {
       if (form.is_string()) defaults.expression(form.get<std::string>(), pointer, key);
       if (form.is_object()) defaults.fail(key, "a value, or an expression");
     };
     if (!value.is_object())
-      prove_form(value);
+      validate_form(value);
     else
-      for (const auto& [when, form] : value.items()) prove_form(form);
+      for (const auto& [when, form] : value.items()) validate_form(form);
   }
-  DefaultProof proof(defaults);
-  for (const auto& item : json.items()) proof.prove(item.key());
+  DefaultCheck check(defaults);
+  for (const auto& item : json.items()) check.validate(item.key());
 }
 
 /// Other names of whole modules in the one of attention.
@@ -282,8 +282,8 @@ std::map<std::string, std::string> inference_names_at(const SpecObject& object, 
 }
 
 /// Every module that is spoken of is there.
-void prove_names(const Family& family, const Reading& reading) {
-  const auto prove_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
+void validate_names(const Family& family, const Reading& reading) {
+  const auto validate_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
     for (const Family::Module& module : family.modules)
       if (module.name == name) return;
     throw reading.error(pointer, wanted_by + " names the module " + printable(name) + ", which is not there");
@@ -295,7 +295,7 @@ void prove_names(const Family& family, const Reading& reading) {
     if (!module.tied_to.empty() && module.tied_to == module.name)
       throw reading.error(pointer + "/tied_to", "\"tied_to\" of " + printable(module.name) + " names itself");
     if (!module.tied_to.empty())
-      prove_module(module.tied_to, pointer + "/tied_to", "\"tied_to\" of " + printable(module.name));
+      validate_module(module.tied_to, pointer + "/tied_to", "\"tied_to\" of " + printable(module.name));
     const bool layered = module.name.find('*') != std::string::npos;
     if (layered && !module.name.starts_with(family.layers + ".*."))
       throw reading.error(pointer + "/name", fmt::format("\"name\" {} does not begin with \"layers\", {}.*.",
@@ -308,16 +308,16 @@ void prove_names(const Family& family, const Reading& reading) {
   }
   for (std::size_t i = 0; i < family.fused.size(); ++i)
     for (const std::string& linear : family.fused[i].linears)
-      prove_module(family.fused[i].module + "." + linear, fmt::format("/fused/{}/linears", i),
-                   "\"linears\" of " + printable(family.fused[i].name));
+      validate_module(family.fused[i].module + "." + linear, fmt::format("/fused/{}/linears", i),
+                      "\"linears\" of " + printable(family.fused[i].name));
   if (!family.attention) return;
   const Family::Attention& attention = *family.attention;
   for (const std::string& linear : {attention.query, attention.key, attention.value, attention.output})
-    prove_module(attention.module + "." + linear, "/attention", "\"attention\"");
+    validate_module(attention.module + "." + linear, "/attention", "\"attention\"");
 }
 
 /// Whether no module is there twice. Modules of which `when` chooses, and parts of one, may share a name.
-void prove_unique(const Family& family, const Reading& reading) {
+void validate_unique(const Family& family, const Reading& reading) {
   std::set<std::pair<std::string, std::string>> always;
   for (std::size_t i = 0; i < family.modules.size(); ++i) {
     const Family::Module& module = family.modules[i];
@@ -327,18 +327,18 @@ void prove_unique(const Family& family, const Reading& reading) {
 }
 
 /// What training layouts join are linears that are split along their outputs, under a name that nothing else has.
-void prove_joined(const Family& family, const Reading& reading) {
-  const auto prove_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
-                              const std::string& what) {
+void validate_joined(const Family& family, const Reading& reading) {
+  const auto validate_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
+                                 const std::string& what) {
     for (const Family::Module& module : family.modules)
       if (module.name == name && module.parameter == "weight" && module.plan != plan)
         throw reading.error(pointer, fmt::format("{} {} needs the plan {}", what, printable(name),
                                                  plan == TensorParallelPlan::kColwise ? "colwise" : "rowwise"));
   };
-  const auto prove_new = [&](const std::string& name, const std::string& pointer) {
+  const auto validate_new = [&](const std::string& name, const std::string& pointer) {
     for (const Family::Module& module : family.modules)
       if (module.name == name)
-        throw reading.error(pointer, "the joined linear cannot be called " + printable(name) + ", as a module is");
+        throw reading.error(pointer, "the fused linear cannot be called " + printable(name) + ", as a module is");
   };
   for (std::size_t i = 0; i < family.fused.size(); ++i) {
     const Family::Fused& fused = family.fused[i];
@@ -347,23 +347,23 @@ void prove_joined(const Family& family, const Reading& reading) {
       throw reading.error(pointer + "/linears",
                           fmt::format("\"linears\" of {} are not several different ones", printable(fused.name)));
     for (const std::string& linear : fused.linears)
-      prove_plan(fused.module + "." + linear, TensorParallelPlan::kColwise, pointer + "/linears",
-                 "of \"linears\" to join,");
-    prove_new(fused.module + "." + fused.name, pointer + "/name");
+      validate_plan(fused.module + "." + linear, TensorParallelPlan::kColwise, pointer + "/linears",
+                    "of \"linears\" to fuse,");
+    validate_new(fused.module + "." + fused.name, pointer + "/name");
   }
   if (!family.attention) return;
   const Family::Attention& attention = *family.attention;
   for (const std::string& linear : {attention.query, attention.key, attention.value})
-    prove_plan(attention.module + "." + linear, TensorParallelPlan::kColwise, "/attention", "of \"attention\",");
-  prove_plan(attention.module + "." + attention.output, TensorParallelPlan::kRowwise, "/attention",
-             "the output of \"attention\",");
-  prove_new(attention.module + "." + attention.fused, "/attention/fused");
+    validate_plan(attention.module + "." + linear, TensorParallelPlan::kColwise, "/attention", "of \"attention\",");
+  validate_plan(attention.module + "." + attention.output, TensorParallelPlan::kRowwise, "/attention",
+                "the output of \"attention\",");
+  validate_new(attention.module + "." + attention.fused, "/attention/fused");
 }
 
 Family parse(const Json& json, const Reading& reading) {
   const SpecObject object(json, reading, "", "");
-  object.prove_keys({"$schema", "model_type", "layers", "num_layers", "base_prefix", "defaults", "modules", "attention",
-                     "fused", "nxd_inference"});
+  object.validate_keys({"$schema", "model_type", "layers", "num_layers", "base_prefix", "defaults", "modules",
+                        "attention", "fused", "nxd_inference"});
   Family family;
   family.model_type = object.string_at("model_type");
   family.layers = object.string_at("layers");
@@ -371,7 +371,7 @@ Family parse(const Json& json, const Reading& reading) {
   family.num_layers =
       object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
   family.defaults = std::make_shared<const Json>(object.has("defaults") ? object.at("defaults") : Json::object());
-  prove_defaults(SpecObject(*family.defaults, reading, "/defaults", "defaults"), *family.defaults);
+  validate_defaults(SpecObject(*family.defaults, reading, "/defaults", "defaults"), *family.defaults);
   std::size_t i = 0;
   for (const Json& module : object.array_at("modules")) {
     family.modules.push_back(
@@ -380,7 +380,7 @@ Family parse(const Json& json, const Reading& reading) {
   }
   if (object.has("attention")) {
     const SpecObject attention(object.at("attention"), reading, "/attention", "attention");
-    attention.prove_keys({"module", "query", "key", "value", "output", "fused"});
+    attention.validate_keys({"module", "query", "key", "value", "output", "fused"});
     family.attention = {attention.string_at("module"), attention.string_at("query"),  attention.string_at("key"),
                         attention.string_at("value"),  attention.string_at("output"), attention.string_at("fused")};
   }
@@ -388,15 +388,15 @@ Family parse(const Json& json, const Reading& reading) {
     i = 0;
     for (const Json& item : object.array_at("fused")) {
       const SpecObject fused(item, reading, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
-      fused.prove_keys({"module", "name", "linears"});
+      fused.validate_keys({"module", "name", "linears"});
       family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
       ++i;
     }
   }
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
-  prove_names(family, reading);
-  prove_unique(family, reading);
-  prove_joined(family, reading);
+  validate_names(family, reading);
+  validate_unique(family, reading);
+  validate_joined(family, reading);
   return family;
 }
 

@@ -57,7 +57,7 @@ RankAndAlpha fused_rank(const AdapterConfig& config, const FusedLayer& layer, Lo
                     "which is not the same {}",
                     layer.module, layer.linears.front(), first.r, first.alpha, linear, other.r, other.alpha, what))
         .in(config.path)
-        .hint(can_hint ? "--lora-fuse exact fuses different ranks of the same scale" : "");
+        .hint(can_hint ? "`lora-fuse` exact fuses different ranks of the same scale" : "");
   };
   std::uint64_t sum = 0;
   for (const std::string& linear : layer.linears) {

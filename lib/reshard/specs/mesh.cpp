@@ -9,9 +9,9 @@
 
 namespace reshard {
 
-void prove_mesh(const Mesh& mesh) {
+void validate_mesh(const Mesh& mesh) {
   const std::pair<const char*, std::uint32_t> degrees[] = {
-      {"--tp", mesh.tp}, {"--pp", mesh.pp}, {"--vpp", mesh.vpp}, {"--ep", mesh.ep}};
+      {"`tp`", mesh.tp}, {"`pp`", mesh.pp}, {"`vpp`", mesh.vpp}, {"`ep`", mesh.ep}};
   for (const auto& [option, degree] : degrees)
     if (degree == 0 || degree > kMaxParallelDegree)
       throw Error(ErrorKind::kUsage,
@@ -33,7 +33,7 @@ PipelinePartition partition_evenly(std::uint64_t layers, const Mesh& mesh) {
   const std::uint64_t stages = mesh.stages();
   if (stages > layers)
     throw Error(ErrorKind::kUsage, fmt::format("the model has {} layers, fewer than the {} pipeline stages asked for "
-                                               "(--pp {} × --vpp {})",
+                                               "(`pp` {} × `vpp` {})",
                                                layers, stages, mesh.pp, mesh.vpp))
         .hint(fmt::format("use at most {} stages", layers));
   PipelinePartition partition{mesh.pp, {0}};
@@ -46,10 +46,10 @@ PipelinePartition partition_evenly(std::uint64_t layers, const Mesh& mesh) {
 PipelinePartition partition_by_cuts(std::uint64_t layers, const Mesh& mesh, const std::vector<std::string>& cuts,
                                     const std::string& layer_prefix) {
   const auto fail = [](const std::string& message, const std::string& hint) -> Error {
-    return Error(ErrorKind::kUsage, "--pipeline-cuts: " + message).hint(hint);
+    return Error(ErrorKind::kUsage, "`pipeline-cuts`: " + message).hint(hint);
   };
   if (cuts.size() + 1 != mesh.stages())
-    throw fail(fmt::format("{} cuts make {} stages, but --pp {} × --vpp {} asks for {}", cuts.size(), cuts.size() + 1,
+    throw fail(fmt::format("{} cuts make {} stages, but `pp` {} × `vpp` {} asks for {}", cuts.size(), cuts.size() + 1,
                            mesh.pp, mesh.vpp, mesh.stages()),
                fmt::format("give {} cuts", mesh.stages() - 1));
   PipelinePartition partition{mesh.pp, {0}};

@@ -24,7 +24,7 @@ struct Mesh {
 inline constexpr std::uint32_t kMaxParallelDegree = 4096;
 
 /// \throws Error kUsage unless tp, pp, vpp and ep all lie in 1 … kMaxParallelDegree.
-void prove_mesh(const Mesh& mesh);
+void validate_mesh(const Mesh& mesh);
 
 /// Which layers each stage holds: stage s has layers [first[s], first[s+1]). Interleaved stages: stage s lies on rank
 /// s mod pp.

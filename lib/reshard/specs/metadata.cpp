@@ -82,7 +82,7 @@ Json packed_json(const std::vector<PackedPart>& packed) {
 ParallelParameter read_parameter(const std::string& name, const Json& json, const fs::path& path) {
   const JsonObject object(json, path, "parameters: " + printable(name));
   ParallelParameter parameter;
-  parameter.name = prove_name(name, path);
+  parameter.name = validate_name(name, path);
   parameter.tensor_model_parallel = object.bool_at("tensor_model_parallel");
   if (object.has("expert_model_parallel") && object.bool_at("expert_model_parallel") && !object.has("expert_rank") &&
       !object.has("expert_partitions"))
@@ -115,13 +115,13 @@ std::uint32_t read_fuse_axis(const JsonObject& object) {
 
 FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
   FusedLinearsSpec spec;
-  spec.fused_linear_name = prove_name(object.string_at("fused_linear_name"), path);
+  spec.fused_linear_name = validate_name(object.string_at("fused_linear_name"), path);
   spec.bias = object.bool_at("bias");
   spec.fuse_axis = read_fuse_axis(object);
   spec.tp_size = tp_size_at(object);
   for (const Json& name : object.array_at("linear_names")) {
     if (!name.is_string()) object.fail("linear_names", "an array of strings");
-    spec.linear_names.push_back(prove_name(name.get<std::string>(), path));
+    spec.linear_names.push_back(validate_name(name.get<std::string>(), path));
   }
   for (const Json& dim : object.array_at("original_dims")) {
     if (!dim.is_number_unsigned()) object.fail("original_dims", "an array of sizes");
@@ -149,11 +149,11 @@ FusedLinearsSpec read_fused(const JsonObject& object, const fs::path& path) {
 GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path& path) {
   constexpr std::uint64_t kMaxRows = std::uint64_t{1} << 40;
   GQAQKVColumnParallelLinearSpec spec;
-  spec.gqa_qkv_projection_name = prove_name(object.string_at("gqa_qkv_projection_name"), path);
-  spec.query_projection_name = prove_name(object.string_at("query_projection_name"), path);
-  spec.key_projection_name = prove_name(object.string_at("key_projection_name"), path);
-  spec.value_projection_name = prove_name(object.string_at("value_projection_name"), path);
-  spec.output_projection_name = prove_name(object.string_at("output_projection_name"), path);
+  spec.gqa_qkv_projection_name = validate_name(object.string_at("gqa_qkv_projection_name"), path);
+  spec.query_projection_name = validate_name(object.string_at("query_projection_name"), path);
+  spec.key_projection_name = validate_name(object.string_at("key_projection_name"), path);
+  spec.value_projection_name = validate_name(object.string_at("value_projection_name"), path);
+  spec.output_projection_name = validate_name(object.string_at("output_projection_name"), path);
   spec.num_attention_heads = bounded_at(object, "num_attention_heads", 1, kMaxHeads);
   spec.num_key_value_heads = bounded_at(object, "num_key_value_heads", 1, kMaxHeads);
   spec.kv_size_multiplier = bounded_at(object, "kv_size_multiplier", 1, kMaxParallelDegree);
@@ -185,7 +185,7 @@ GQAQKVColumnParallelLinearSpec read_gqa(const JsonObject& object, const fs::path
 ModuleSpecs read_module(const Json& json, const fs::path& path) {
   const JsonObject object(json, path, "model_weight_transformation_specs");
   ModuleSpecs module;
-  module.module_fully_qualified_name = prove_name(object.string_at("module_fully_qualified_name"), path);
+  module.module_fully_qualified_name = validate_name(object.string_at("module_fully_qualified_name"), path);
   const std::string where = printable(module.module_fully_qualified_name);
   for (const Json& pair : object.array_at("specs")) {
     if (!pair.is_array() || pair.size() != 2 || !pair[0].is_string())
@@ -236,7 +236,7 @@ Json to_json(const GQAQKVColumnParallelLinearSpec& spec) {
 
 }  // namespace
 
-const std::string& prove_name(const std::string& name, const fs::path& path) {
+const std::string& validate_name(const std::string& name, const fs::path& path) {
   bool control = name.empty();
   for (std::size_t i = 0; i < name.size(); ++i)
     control = control || begins_with_control(std::string_view(name).substr(i));

@@ -19,7 +19,7 @@ std::optional<std::uint32_t> metadata_pp_rank(std::string_view file_name);
 
 /// `name`, which may become a tensor's: not empty, without control characters.
 /// \throws Error kBadInput.
-const std::string& prove_name(const std::string& name, const std::filesystem::path& path);
+const std::string& validate_name(const std::string& name, const std::filesystem::path& path);
 
 /// Reads one; parameters come sorted by name.
 /// \throws Error kBadInput for anything that is not such a file, and for specs whose numbers contradict each other;

@@ -99,7 +99,7 @@ class PeftBuilder {
         }
   }
 
-  /// One of kTensors, of a module whose base layer has `weights`: one, or those of a joined projection.
+  /// One of kTensors, of a module whose base layer has `weights`: one, or those of a fused projection.
   void add_tensor(const std::string& module, const std::string& tensor, const std::string& adapter,
                   const std::vector<ParallelParameter>& weights) {
     const std::string component = tensor.substr(0, tensor.find('.'));

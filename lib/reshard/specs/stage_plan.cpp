@@ -33,11 +33,11 @@ Error attention_error(const Model& model, std::uint64_t tp, const PartitionOptio
   std::erase_if(legal, [&](std::uint64_t m) {  // other sizes may not divide
     return tensor_parallel_problem(model, tp, with_multiplier(options, m)).has_value();
   });
-  if (!legal.empty()) error.hint(fmt::format("multipliers that work for --tp {}: {}", tp, list_numbers(legal)));
+  if (!legal.empty()) error.hint(fmt::format("multipliers that work for `tp` {}: {}", tp, list_numbers(legal)));
   return error;
 }
 
-/// Walks the state dict of one pipeline rank and puts each parameter, or the joined one it becomes, into the metadata.
+/// Walks the state dict of one pipeline rank and puts each parameter, or the fused one it becomes, into the metadata.
 class StageBuilder {
  public:
   StageBuilder(const Model& model, std::uint32_t tp, std::uint32_t ep, const PartitionOptions& options)
@@ -90,19 +90,19 @@ class StageBuilder {
     held.insert(held.begin(), sources.begin(), sources.end());
   }
 
-  /// What a Hugging Face parameter becomes in a rank's state dict: itself, or the joined parameter it is a part of.
+  /// What a Hugging Face parameter becomes in a rank's state dict: itself, or the fused parameter it is a part of.
   std::vector<ParallelParameter> stored_parameters(const ModelParameter& parameter) const {
     const std::string suffix = parameter.is_bias ? "bias" : "weight";
     if (gqa_ && parameter.layer) {
       const auto& a = *model_.family->attention;
       const std::string module = expand_layer(a.module, *parameter.layer);
-      const std::string joined = module + "." + a.fused + "." + suffix;
+      const std::string fused = module + "." + a.fused + "." + suffix;
       const std::pair<const std::string&, const char*> projections[] = {
           {a.query, "_q"}, {a.key, "_k"}, {a.value, "_v"}};
       for (const auto& [projection, letter] : projections) {
         if (parameter.module != module + "." + projection) continue;
-        if (gqa_->fuse_qkv) return {{joined + "_qkv", false, 0, 1, 1, {}}};
-        return {{joined + letter, true, 0, 1, tp_, {}}};
+        if (gqa_->fuse_qkv) return {{fused + "_qkv", false, 0, 1, 1, {}}};
+        return {{fused + letter, true, 0, 1, tp_, {}}};
       }
     }
     for (const Family::Fused& fused : fused_) {
@@ -156,10 +156,10 @@ class StageBuilder {
     for (const std::string& linear : fused.linears) {
       const ModelParameter& weight = *by_name_.at(module + "." + linear + ".weight");
       if (weight.shape.size() != first.size() || !std::equal(first.begin() + 1, first.end(), weight.shape.begin() + 1))
-        throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, and cannot be joined with {} of {}",
+        throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, and cannot be fused with {} of {}",
                                                       to_string(weight.shape), fused.linears.front(), to_string(first)))
             .tensor(weight.name)
-            .hint("\"fused\" in the description of the model joins linears of the same inputs");
+            .hint("\"fused\" in the description of the model fuses linears of the same inputs");
       spec.original_dims.push_back(weight.shape.front());
     }
     spec.bias = by_name_.count(module + "." + fused.linears.front() + ".bias") > 0;
@@ -255,12 +255,12 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   }
   if (model.quantized && !options.separate && model.family->attention && model.kv_heads % tp != 0)
     return Error(ErrorKind::kUsage, fmt::format("{} key/value heads cannot be shared by {} ranks: heads of quantised "
-                                                "linears are not repeated",
+                                                "linears are not replicated",
                                                 model.kv_heads, tp));
   if (model.quantized && model.by_config_plan && tp > 1) {
     Error error(ErrorKind::kUnsupported,
                 "the model is quantised, and the plan in its config.json does not say how scales are split");
-    return error.hint("describe the model in a file and give it with --spec FILE");
+    return error.hint("describe the model in a file and give it with `spec`");
   }
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
@@ -272,12 +272,12 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
       if (parameter.module == module + "." + a.key || parameter.module == module + "." + a.value) continue;
       if (options.pad_heads &&
           (parameter.module == module + "." + a.query || parameter.module == module + "." + a.output))
-        continue;  // filled up
+        continue;  // padded
     }
-    Error error(ErrorKind::kUsage, *problem + (options.pad ? ", and it cannot be filled up" : ""));
+    Error error(ErrorKind::kUsage, *problem + (options.pad ? ", and it cannot be padded" : ""));
     error.tensor(parameter.name);
     if (model.by_config_plan && parameter.heads % tp != 0)
-      error.hint("heads are not repeated for a model that only its config.json's plan describes");
+      error.hint("heads are not replicated for a model that only its config.json's plan describes");
     return error;
   }
   return std::nullopt;
@@ -303,7 +303,7 @@ std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionO
 namespace {
 
 /// The experts of each layer are shared by so many ranks.
-void prove_experts(const Model& model, std::uint64_t ep) {
+void validate_experts(const Model& model, std::uint64_t ep) {
   if (ep == 1) return;
   bool any = false;
   for (const ModelParameter& parameter : model.parameters) {
@@ -327,13 +327,13 @@ void prove_experts(const Model& model, std::uint64_t ep) {
         .hint("degrees that work: " + list_numbers(degrees));
   }
   if (!any)
-    throw Error(ErrorKind::kUsage, fmt::format("--ep {}: this {} model has no experts", ep, model.family->model_type))
-        .hint("leave out --ep");
+    throw Error(ErrorKind::kUsage, fmt::format("`ep` {}: this {} model has no experts", ep, model.family->model_type))
+        .hint("leave out `ep`");
 }
 
 }  // namespace
 
-void prove_split(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
+void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
   auto problem = tensor_parallel_problem(model, tp, options);
   if (!problem) return;
   const std::string degrees =
@@ -344,8 +344,8 @@ void prove_split(const Model& model, std::uint64_t tp, const PartitionOptions& o
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
                                    const PartitionOptions& options,
                                    const std::function<bool(const std::string&)>& holds, std::uint32_t ep) {
-  prove_split(model, tp, options);
-  prove_experts(model, ep);
+  validate_split(model, tp, options);
+  validate_experts(model, ep);
   StageBuilder builder(model, tp, ep, options);
   std::vector<StagePlan> plans;
   for (std::uint32_t pp_rank = 0; pp_rank < partition.pp; ++pp_rank)

@@ -37,7 +37,7 @@ struct StagePlan {
 /// How attention is laid out for one TP degree.
 enum class AttentionForm {
   kSeparate,      // q, k, v as they are, split along their heads
-  kFused,         // joined, as many key/value heads as query heads
+  kFused,         // fused, as many key/value heads as query heads
   kGroupedQuery,  // GQAQKVColumnParallelLinear
 };
 
@@ -66,11 +66,11 @@ std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionO
 
 /// That the model can be split over `tp` ranks.
 /// \throws Error kUsage or kUnsupported, with the degrees that work, if it cannot.
-void prove_split(const Model& model, std::uint64_t tp, const PartitionOptions& options);
+void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options);
 
 /// The metadata of every pipeline rank. `holds` says whether the checkpoint has a parameter that the family calls
 /// optional; `ep` is the number of expert-parallel ranks.
-/// \throws as prove_split, and Error kUsage for experts that cannot be shared.
+/// \throws as validate_split, and Error kUsage for experts that cannot be shared.
 std::vector<StagePlan> plan_stages(const Model& model, std::uint32_t tp, const PipelinePartition& partition,
                                    const PartitionOptions& options,
                                    const std::function<bool(const std::string&)>& holds, std::uint32_t ep = 1);

@@ -56,7 +56,7 @@ class Reader {
       throw bad("has something else where a name must be");
     if (pickle_.text(node).size() > kMaxTensorNameBytes)
       throw bad("has a name of more than " + std::to_string(kMaxTensorNameBytes) + " bytes");
-    return prove_name(std::string(pickle_.text(node)), file_.path());
+    return validate_name(std::string(pickle_.text(node)), file_.path());
   }
 
   std::uint32_t number(PickleRef dict, const char* key, std::uint32_t max) const {
@@ -86,40 +86,40 @@ class Reader {
     metadata_.parameters.push_back(std::move(parameter));
   }
 
-  /// A module's attention, by the names of what was joined.
+  /// A module's attention, by the names of what was fused.
   void add_attention(PickleRef attention) {
     const PickleRef names = member(attention, "original_names_to_gqa_qkv_names");
     if (names == kNoNode || pickle_.pairs(names).empty()) return;
     std::map<std::string, GQAQKVColumnParallelLinearSpec> by_module;
-    for (const auto& [original, joined] : pickle_.pairs(names)) add_name(text(original), text(joined), by_module);
+    for (const auto& [original, fused] : pickle_.pairs(names)) add_name(text(original), text(fused), by_module);
     add_outputs(attention, by_module);
     for (auto& [module, spec] : by_module) {
       // The names are those of the whole model; this stage holds some of the modules.
       const std::string stem = module + "." + spec.gqa_qkv_projection_name + ".weight_";
       const auto query = stored_shape_(stem + "q");
-      const auto joined = stored_shape_(stem + "qkv");
+      const auto fused = stored_shape_(stem + "qkv");
       ModuleSpecs specs{module, {}};
-      if (query || joined) {
-        fill(attention, spec, stem, joined.has_value());
+      if (query || fused) {
+        fill(attention, spec, stem, fused.has_value());
         specs.specs.emplace_back(spec);
       }
       metadata_.modules.push_back(std::move(specs));
     }
   }
 
-  void add_name(const std::string& original, const std::string& joined,
+  void add_name(const std::string& original, const std::string& fused,
                 std::map<std::string, GQAQKVColumnParallelLinearSpec>& by_module) const {
     const std::vector<std::string> from = split(original, '.');
-    const std::vector<std::string> to = split(joined, '.');
+    const std::vector<std::string> to = split(fused, '.');
     if (from.size() < 3 || to.size() != from.size() || to.back().find('_') == std::string::npos)
-      throw bad(fmt::format("says that {} became {}", printable(original), printable(joined)));
+      throw bad(fmt::format("says that {} became {}", printable(original), printable(fused)));
     const std::size_t module_bytes = original.size() - from.back().size() - from[from.size() - 2].size() - 2;
     GQAQKVColumnParallelLinearSpec& spec = by_module[original.substr(0, module_bytes)];
     spec.gqa_qkv_projection_name = to[to.size() - 2];
     spec.bias = spec.bias || from.back() == "bias";
     const std::string& projection = from[from.size() - 2];
     const std::string letter = to.back().substr(to.back().find('_') + 1);
-    // A joined weight does not say which projection is which: they come in the order q, k, v.
+    // A fused weight does not say which projection is which: they come in the order q, k, v.
     std::string* const slots[] = {&spec.query_projection_name, &spec.key_projection_name, &spec.value_projection_name};
     if (letter == "qkv") {
       for (std::string* slot : slots)
@@ -153,26 +153,26 @@ class Reader {
     }
   }
 
-  void fill(PickleRef attention, GQAQKVColumnParallelLinearSpec& spec, const std::string& stem, bool joined) const {
+  void fill(PickleRef attention, GQAQKVColumnParallelLinearSpec& spec, const std::string& stem, bool fused) const {
     spec.num_attention_heads = number(attention, "num_attention_heads", kMaxHeads);
     spec.num_key_value_heads = number(attention, "num_key_value_heads", kMaxHeads);
     spec.kv_size_multiplier = number(attention, "kv_size_multiplier", kMaxParallelDegree);
-    spec.fuse_qkv = joined;
+    spec.fuse_qkv = fused;
     spec.tp_size = tp_;
     const std::string problem =
         multiplier_problem(spec.num_attention_heads, spec.num_key_value_heads, tp_, spec.kv_size_multiplier);
     if (!problem.empty()) throw bad("its attention cannot be: " + problem).tensor(stem + "q");
     if (spec.output_projection_name.empty() || spec.query_projection_name.empty() || spec.key_projection_name.empty() ||
         spec.value_projection_name.empty())
-      throw bad("does not name all four projections").tensor(stem + (joined ? "qkv" : "q"));
+      throw bad("does not name all four projections").tensor(stem + (fused ? "qkv" : "q"));
     const std::uint64_t heads = spec.query_heads(0).size();
     const std::uint64_t slots = spec.slots_per_rank();
-    const Dims shape = stored_shape_(stem + (joined ? "qkv" : "q")).value_or(Dims{});
-    const std::uint64_t units = joined ? heads + 2 * slots : heads;
+    const Dims shape = stored_shape_(stem + (fused ? "qkv" : "q")).value_or(Dims{});
+    const std::uint64_t units = fused ? heads + 2 * slots : heads;
     if (shape.empty() || shape.front() == 0 || shape.front() % units != 0)
       throw bad(fmt::format("says that a rank has {} query and {} key/value heads, but its shape is {}", heads, slots,
                             to_string(shape)))
-          .tensor(stem + (joined ? "qkv" : "q"));
+          .tensor(stem + (fused ? "qkv" : "q"));
     spec.q_output_size_per_partition = shape.front() / units * heads;
     spec.kv_output_size_per_partition = shape.front() / units * slots;
   }

@@ -41,8 +41,8 @@ struct ParallelParameter {
   friend bool operator==(const ParallelParameter&, const ParallelParameter&) = default;
 };
 
-/// Linear layers of one module joined into one. Each is split over the ranks along `fuse_axis`; a rank's slices are
-/// joined along the same axis, in the order of `linear_names`.
+/// Linear layers of one module fused into one. Each is split over the ranks along `fuse_axis`; a rank's slices are
+/// fused along the same axis, in the order of `linear_names`.
 struct FusedLinearsSpec {
   std::string fused_linear_name;
   std::vector<std::string> linear_names;
@@ -50,7 +50,7 @@ struct FusedLinearsSpec {
   std::uint32_t fuse_axis = 0;               // 0 "column", 1 "row"
   std::vector<std::uint64_t> original_dims;  // full sizes of the linears along fuse_axis, in elements
   std::uint32_t tp_size = 1;
-  std::string peft_type;  // "lora" where the joined linear is adapted; empty otherwise
+  std::string peft_type;  // "lora" where the fused linear is adapted; empty otherwise
   /// Of adapters whose lora_A are stacked: the rows of each linear's. Empty where all share one, and in every file.
   std::vector<std::uint64_t> stacked_ranks;
 
@@ -86,7 +86,7 @@ struct GQAQKVColumnParallelLinearSpec {
   std::vector<std::uint64_t> stacked_ranks;  // of query, key and value; as of FusedLinearsSpec
   /// The metadata has no word for it: there it is always kTiled.
   KvReplication replication = KvReplication::kTiled;
-  /// Slots and heads that the ranks do not divide are filled up with heads of zeros: slots at the end, query heads after
+  /// Slots and heads that the ranks do not divide are padded with heads of zeros: slots at the end, query heads after
   /// those of each key/value head. The metadata has no word for it either.
   bool pad_heads = false;
 

@@ -1,4 +1,4 @@
-#include "reshard/layouts/adapter_proofs.h"
+#include "reshard/layouts/adapter_validation.h"
 
 #include <fmt/format.h>
 
@@ -13,34 +13,34 @@ namespace reshard {
 
 namespace fs = std::filesystem;
 
-void prove_adapter_explained(const ShardedCheckpoint& checkpoint) {
+void validate_adapter_explained(const ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     const Container& file = checkpoint.files[pp_rank].front();
     std::unordered_set<std::string> held;
     for (const TensorEntry& tensor : file.tensors) held.insert(tensor.name);
-    std::vector<std::string> joined;
+    std::vector<std::string> prefixes;  // of the fused linears
     for (const ModuleSpecs& module : checkpoint.metadata[pp_rank].modules)
       for (const TransformationSpec& spec : module.specs) {
         const auto* fused = std::get_if<FusedLinearsSpec>(&spec);
-        joined.push_back(module.module_fully_qualified_name + "." +
-                         (fused ? fused->fused_linear_name
-                                : std::get<GQAQKVColumnParallelLinearSpec>(spec).gqa_qkv_projection_name) +
-                         ".");
+        prefixes.push_back(module.module_fully_qualified_name + "." +
+                           (fused ? fused->fused_linear_name
+                                  : std::get<GQAQKVColumnParallelLinearSpec>(spec).gqa_qkv_projection_name) +
+                           ".");
       }
-    std::sort(joined.begin(), joined.end());
+    std::sort(prefixes.begin(), prefixes.end());
     for (const PartitionRule& rule : rules_of_stage(checkpoint, pp_rank)) {
       if (rule.from_spec || !held.count(rule.stored_name)) continue;
-      const auto after = std::upper_bound(joined.begin(), joined.end(), rule.stored_name);
-      if (after != joined.begin() && rule.stored_name.starts_with(*std::prev(after)))
+      const auto after = std::upper_bound(prefixes.begin(), prefixes.end(), rule.stored_name);
+      if (after != prefixes.begin() && rule.stored_name.starts_with(*std::prev(after)))
         throw Error(ErrorKind::kUnsupported,
-                    "belongs to a joined linear, and how it is shared out among the originals is not known")
+                    "belongs to a fused linear, and how its rows divide among the originals is not known")
             .in(file.path)
             .tensor(rule.stored_name);
     }
   }
 }
 
-void prove_adapter_sizes(const TensorMap& map, const fs::path& where) {
+void validate_adapter_sizes(const TensorMap& map, const fs::path& where) {
   const auto shape_of = [&](const std::string& name) -> const Dims* {
     const auto found = map.find_logical(name);
     return found ? &map.logical[*found].shape : nullptr;

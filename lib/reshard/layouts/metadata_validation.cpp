@@ -1,4 +1,4 @@
-#include "reshard/layouts/metadata_proofs.h"
+#include "reshard/layouts/metadata_validation.h"
 
 #include <fmt/format.h>
 
@@ -38,7 +38,7 @@ std::optional<std::uint32_t> tp_of_metadata(const StageMetadata& metadata, const
 }
 
 /// The parameters that the specs speak of are listed, and split as the specs say.
-void prove_specs_fit(const StageMetadata& metadata, const fs::path& path) {
+void validate_specs_fit(const StageMetadata& metadata, const fs::path& path) {
   std::unordered_set<std::string> listed;
   for (const ParallelParameter& parameter : metadata.parameters) listed.insert(parameter.name);
   const auto require = [&](const std::string& module, const char* leaf, const char* alternative) {
@@ -65,14 +65,14 @@ void prove_specs_fit(const StageMetadata& metadata, const fs::path& path) {
 }
 
 /// A parameter that a spec explains is split as the spec says.
-void prove_entries_fit(const StageMetadata& metadata, const fs::path& path) {
+void validate_entries_fit(const StageMetadata& metadata, const fs::path& path) {
   std::unordered_map<std::string_view, const ParallelParameter*> entries;
   for (const ParallelParameter& parameter : metadata.parameters) entries.emplace(parameter.name, &parameter);
   for (const SpecEntry& expected : spec_entries(metadata)) {
     const ParallelParameter& parameter = *entries.at(expected.name);
     if (!expected.is_split) {
       if (parameter.tensor_model_parallel)
-        throw Error(ErrorKind::kBadInput, "is shared by the layers that are joined, but its entry says it is split")
+        throw Error(ErrorKind::kBadInput, "is shared by the fused layers, but its entry says it is split")
             .in(path)
             .tensor(parameter.name);
     } else if (!parameter.tensor_model_parallel || parameter.partition_dim != expected.dim ||
@@ -88,9 +88,9 @@ void prove_entries_fit(const StageMetadata& metadata, const fs::path& path) {
 
 }  // namespace
 
-std::uint32_t prove_metadata(const StageMetadata& metadata, const fs::path& path, std::uint32_t ranks_present) {
-  prove_specs_fit(metadata, path);
-  prove_entries_fit(metadata, path);
+std::uint32_t validate_metadata(const StageMetadata& metadata, const fs::path& path, std::uint32_t ranks_present) {
+  validate_specs_fit(metadata, path);
+  validate_entries_fit(metadata, path);
   const auto tp = tp_of_metadata(metadata, path);
   if (tp && *tp < ranks_present)
     throw Error(ErrorKind::kBadInput,
@@ -100,7 +100,7 @@ std::uint32_t prove_metadata(const StageMetadata& metadata, const fs::path& path
   return std::max(ranks_present, tp.value_or(1));
 }
 
-void prove_spec_sizes(const StageMetadata& metadata, const fs::path& path, const Container& file) {
+void validate_spec_sizes(const StageMetadata& metadata, const fs::path& path, const Container& file) {
   std::unordered_map<std::string, const TensorEntry*> held;
   for (const TensorEntry& tensor : file.tensors) held.emplace(tensor.name, &tensor);
   const auto check = [&](const std::string& stored_name, std::uint64_t rows) {
@@ -117,16 +117,16 @@ void prove_spec_sizes(const StageMetadata& metadata, const fs::path& path, const
         const std::uint64_t q = gqa->q_output_size_per_partition;
         const std::uint64_t kv = gqa->kv_output_size_per_partition;
         for (const char* suffix : {".weight", ".bias", ".lora_B.weight"}) {
-          const std::string joined = module.module_fully_qualified_name + "." + gqa->gqa_qkv_projection_name + suffix;
-          check(joined + "_q", q);
-          check(joined + "_k", kv);
-          check(joined + "_v", kv);
-          check(joined + "_qkv", q + 2 * kv);
+          const std::string fused = module.module_fully_qualified_name + "." + gqa->gqa_qkv_projection_name + suffix;
+          check(fused + "_q", q);
+          check(fused + "_k", kv);
+          check(fused + "_v", kv);
+          check(fused + "_qkv", q + 2 * kv);
         }
       }
 }
 
-void prove_all_stages_present(const ShardedCheckpoint& checkpoint) {
+void validate_all_stages_present(const ShardedCheckpoint& checkpoint) {
   std::set<std::string> held;  // every prefix of a parameter's name that ends before a dot
   for (const StageMetadata& metadata : checkpoint.metadata)
     for (const ParallelParameter& parameter : metadata.parameters)

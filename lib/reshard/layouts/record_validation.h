@@ -8,6 +8,6 @@ namespace reshard {
 /// as files that other programs wrote. The first file is `checkpoint.files[0][0]`, which comes first; its record becomes
 /// the checkpoint's.
 /// \throws Error kBadInput for files that were renamed or swapped, or are of different checkpoints.
-void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint);
+void validate_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint);
 
 }  // namespace reshard

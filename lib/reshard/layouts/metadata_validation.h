@@ -9,18 +9,18 @@
 
 namespace reshard {
 
-/// Proves that the metadata of one stage agrees with itself, and is for no fewer tensor-parallel ranks than the
+/// Validates that the metadata of one stage agrees with itself, and is for no fewer tensor-parallel ranks than the
 /// `ranks_present` of its folder. `path` is its file. \returns the ranks there must be.
 /// \throws Error kBadInput.
-std::uint32_t prove_metadata(const StageMetadata& metadata, const std::filesystem::path& path,
-                             std::uint32_t ranks_present);
+std::uint32_t validate_metadata(const StageMetadata& metadata, const std::filesystem::path& path,
+                                std::uint32_t ranks_present);
 
-/// Proves that the sizes which an attention spec states are those of `file`, a rank of the stage.
+/// Validates that the sizes which an attention spec states are those of `file`, a rank of the stage.
 /// \throws Error kBadInput, naming the tensor.
-void prove_spec_sizes(const StageMetadata& metadata, const std::filesystem::path& path, const Container& file);
+void validate_spec_sizes(const StageMetadata& metadata, const std::filesystem::path& path, const Container& file);
 
 /// A module that some rank's metadata knows of, but no rank has parameters of, lay on a stage that is gone.
 /// \throws Error kBadInput, naming the modules.
-void prove_all_stages_present(const ShardedCheckpoint& checkpoint);
+void validate_all_stages_present(const ShardedCheckpoint& checkpoint);
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-#include "reshard/layouts/record_proofs.h"
+#include "reshard/layouts/record_validation.h"
 
 #include <fmt/format.h>
 
@@ -21,7 +21,7 @@ struct SaidRank {
   std::uint32_t degree;
 };
 
-void prove_rank(const Container& file, const SaidRank& said) {
+void validate_rank(const Container& file, const SaidRank& said) {
   if (said.degree != said.number_there_are)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("its metadata says that there {} {} {} rank{}, but the folder holds {}",
@@ -40,7 +40,7 @@ void prove_rank(const Container& file, const SaidRank& said) {
 
 }  // namespace
 
-void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint) {
+void validate_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint) {
   const auto record = read_record(file);
   const Container& first = checkpoint.files.front().front();
   if (&file != &first && record.has_value() != checkpoint.record.has_value())
@@ -49,9 +49,9 @@ void prove_record(const Container& file, RankId rank, ShardedCheckpoint& checkpo
         .in(file.path)
         .hint(kMixed);
   if (!record) return;
-  prove_rank(file, {"tensor-parallel", rank.tp_rank, checkpoint.tp, record->tp_rank, record->tp_degree});
-  prove_rank(file, {"pipeline", rank.pp_rank, checkpoint.pp, record->pp_rank, record->pp_degree});
-  prove_rank(file, {"expert-parallel", rank.ep_rank, checkpoint.ep, record->ep_rank, record->ep_degree});
+  validate_rank(file, {"tensor-parallel", rank.tp_rank, checkpoint.tp, record->tp_rank, record->tp_degree});
+  validate_rank(file, {"pipeline", rank.pp_rank, checkpoint.pp, record->pp_rank, record->pp_degree});
+  validate_rank(file, {"expert-parallel", rank.ep_rank, checkpoint.ep, record->ep_rank, record->ep_degree});
   if (&file == &first) checkpoint.record = record;
   if (*record->originals != *checkpoint.record->originals)
     throw Error(ErrorKind::kBadInput,
