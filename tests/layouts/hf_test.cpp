@@ -6,6 +6,8 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/io/memory_files.h"
 #include "reshard/io/text_file.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/layout.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -53,6 +55,28 @@ Error refused(const Directory& dir, ErrorKind kind = ErrorKind::kBadInput) {
   CHECK(error.kind() == kind);
   return error;
 }
+
+/// Files in memory that count how often those of a name are opened.
+class CountingFiles final : public Files {
+ public:
+  CountingFiles(Files& files, std::string name) : files_(files), name_(std::move(name)) {}
+  int opened() const { return opened_; }
+
+  std::unique_ptr<Source> open(const fs::path& path) override {
+    opened_ += path.filename() == name_;
+    return files_.open(path);
+  }
+  std::vector<DirectoryEntry> list(const fs::path& directory) override { return files_.list(directory); }
+  FileKind kind_of(const fs::path& path) override { return files_.kind_of(path); }
+  FileStamp stamp(const fs::path& path) override { return files_.stamp(path); }
+  fs::path absolute(const fs::path& path) override { return files_.absolute(path); }
+  fs::path resolve(const fs::path& path) override { return files_.resolve(path); }
+
+ private:
+  Files& files_;
+  std::string name_;
+  int opened_ = 0;
+};
 
 /// The error for a checkpoint whose index is patched, which must name the index.
 Error index_refused(const nlohmann::json& index) {
@@ -321,6 +345,29 @@ TEST_CASE("Files are numbered from one with five digits, and one alone has no nu
   CHECK(hf_file_name(Format::kPytorch, 2, 12) == "pytorch_model-00002-of-00012.bin");
   CHECK(hf_index_name(Format::kSafetensors) == "model.safetensors.index.json");
   CHECK(hf_index_name(Format::kPytorch) == "pytorch_model.bin.index.json");
+}
+
+TEST_CASE("The index of a checkpoint is read once, however often its directory is looked at") {
+  const Directory dir;
+  write_checkpoint(dir);
+  CountingFiles files(dir.files, kSafetensorsIndexFile);
+  CHECK(find_whole(files, dir.path()));
+  CHECK(files.opened() == 0);
+  read_checkpoint(files, dir.path(), {});
+  CHECK(files.opened() == 1);
+}
+
+TEST_CASE("An index without any file that it names holds no weights") {
+  const Directory dir;
+  write_checkpoint(dir);
+  dir.files.remove(dir / kFirst);
+  dir.files.remove(dir / kSecond);
+  const auto found = find_whole(dir.files, dir.path());
+  REQUIRE(found);
+  CHECK(found->is_empty);
+  dir.files.write(dir / "other-name.safetensors", "");
+  write_index(dir, {{"metadata", {{"total_size", 15}}}, {"weight_map", {{"a", "other-name.safetensors"}}}});
+  CHECK_FALSE(find_whole(dir.files, dir.path())->is_empty);
 }
 
 }  // namespace

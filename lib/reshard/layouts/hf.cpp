@@ -87,9 +87,15 @@ constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of
 
 /// Whether there is any file of weights, and not an index alone, as other systems copy it beside files of their own.
 bool holds_weights(Files& files, const fs::path& directory, Format format) {
+  const std::string whole = hf_file_name(format, 1, 1);
   const fs::path index = directory / hf_index_name(format);
-  if (!files.exists(index) || files.exists(directory / hf_file_name(format, 1, 1))) return true;
+  if (!files.exists(index) || files.exists(directory / whole)) return true;
   try {
+    // Reading the index of a large model takes longer than all else that recognises a directory.
+    const std::string ending = fs::path(whole).extension();
+    for (const DirectoryEntry& entry : files.list(directory))
+      if (is_hf_weights_name(entry.name) && entry.name.find("-of-") != entry.name.npos && entry.name.ends_with(ending))
+        return true;
     const HfIndex names = read_hf_index(files, index);
     return std::any_of(names.weight_map.begin(), names.weight_map.end(),
                        [&](const auto& entry) { return files.exists(directory / entry.second); });
