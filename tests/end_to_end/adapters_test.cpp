@@ -35,24 +35,24 @@ ConsolidateRequest consolidate_request(const fs::path& checkpoint, const fs::pat
 
 TEST_CASE("Every golden adapter is consolidated into the tensors that the reference makes of it, in both formats") {
   REQUIRE(cases().size() == 3);
-  for (const fs::path& golden_case : cases()) {
-    const json golden = golden_of(golden_case);
+  for (const fs::path& golden_case : cases())
     for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
-      INFO(golden_case.filename() << " " << name(format));
-      const TempDir temp;
-      consolidate(consolidate_request(golden_case / "sharded", temp / "out", format));
-      for (const auto& [adapter, tensors] : golden.at("consolidated").items()) {
-        INFO(adapter);
-        const fs::path folder = temp / "out" / folder_of(adapter);
-        const TensorMap ours = format == Format::kSafetensors ? read_tensors(folder / "adapter_model.safetensors")
-                                                              : read_torch_tensors(folder / "adapter_model.bin");
-        CHECK(describe_tensors(ours) == tensors);
-        CHECK(read_file(folder / "adapter_config.json") ==
-              read_file(golden_case / "original" / folder_of(adapter) / "adapter_config.json"));
+      DYNAMIC_SECTION(golden_case.filename().string() << ", " << name(format)) {
+        const json golden = golden_of(golden_case);
+        const TempDir temp;
+        consolidate(consolidate_request(golden_case / "sharded", temp / "out", format));
+        for (const auto& [adapter, tensors] : golden.at("consolidated").items()) {
+          INFO(adapter);
+          const fs::path folder = temp / "out" / folder_of(adapter);
+          const TensorMap ours = format == Format::kSafetensors ? read_tensors(folder / "adapter_model.safetensors")
+                                                                : read_torch_tensors(folder / "adapter_model.bin");
+          CHECK(describe_tensors(ours) == tensors);
+          CHECK(read_file(folder / "adapter_config.json") ==
+                read_file(golden_case / "original" / folder_of(adapter) / "adapter_config.json"));
+        }
+        CHECK(snapshot(temp / "out").size() == golden.at("consolidated").size() * 3 - 1);
       }
-      CHECK(snapshot(temp / "out").size() == golden.at("consolidated").size() * 3 - 1);
     }
-  }
 }
 
 /// A golden case's base model, which its own files do not describe.
@@ -79,46 +79,47 @@ ShardRequest shard_request_of(const fs::path& golden_case, const TempDir& temp, 
 }
 
 TEST_CASE("Every golden adapter is sharded into the tensors and metadata that the reference wrote, plain and as xser") {
-  for (const fs::path& golden_case : cases()) {
-    const json golden = golden_of(golden_case);
+  for (const fs::path& golden_case : cases())
     for (const Format format : {Format::kPytorch, Format::kXser}) {
-      INFO(golden_case.filename() << " " << name(format));
-      const TempDir temp;
-      shard(shard_request_of(golden_case, temp, format));
-      for (const auto& [file, tensors] : golden.at("files").items()) {
-        INFO(file);
-        CHECK(describe_tensors(read_torch_tensors(temp / "out" / file)) == tensors);
-        CHECK(fs::exists(temp / "out" / (file + ".tensors")) == (format == Format::kXser));
+      DYNAMIC_SECTION(golden_case.filename().string() << ", " << name(format)) {
+        const json golden = golden_of(golden_case);
+        const TempDir temp;
+        shard(shard_request_of(golden_case, temp, format));
+        for (const auto& [file, tensors] : golden.at("files").items()) {
+          INFO(file);
+          CHECK(describe_tensors(read_torch_tensors(temp / "out" / file)) == tensors);
+          CHECK(fs::exists(temp / "out" / (file + ".tensors")) == (format == Format::kXser));
+        }
+        for (const auto& entry : fs::recursive_directory_iterator(golden_case / "sharded")) {
+          if (entry.path().extension() != ".json") continue;
+          const fs::path relative = fs::relative(entry.path(), golden_case / "sharded");
+          INFO(relative);
+          CHECK(json::parse(read_file(temp / "out" / relative)) == json::parse(read_file(entry.path())));
+        }
+        for (const auto& [adapter, tensors] : golden.at("consolidated").items()) {
+          const fs::path folder = temp / "out" / ("adapter_" + adapter);
+          for (const char* marker : {"checkpoint", "done"}) CHECK(read_file(folder / "adapter_shards" / marker) == "1");
+          CHECK(read_file(folder / "adapter_config.json") ==
+                read_file(golden_case / "original" / folder_of(adapter) / "adapter_config.json"));
+        }
+        consolidate(consolidate_request(temp / "out", temp / "again"));
+        for (const auto& [adapter, tensors] : golden.at("consolidated").items())
+          CHECK(describe_tensors(read_tensors(temp / "again" / folder_of(adapter) / "adapter_model.safetensors")) ==
+                tensors);
       }
-      for (const auto& entry : fs::recursive_directory_iterator(golden_case / "sharded")) {
-        if (entry.path().extension() != ".json") continue;
-        const fs::path relative = fs::relative(entry.path(), golden_case / "sharded");
-        INFO(relative);
-        CHECK(json::parse(read_file(temp / "out" / relative)) == json::parse(read_file(entry.path())));
-      }
-      for (const auto& [adapter, tensors] : golden.at("consolidated").items()) {
-        const fs::path folder = temp / "out" / ("adapter_" + adapter);
-        for (const char* marker : {"checkpoint", "done"}) CHECK(read_file(folder / "adapter_shards" / marker) == "1");
-        CHECK(read_file(folder / "adapter_config.json") ==
-              read_file(golden_case / "original" / folder_of(adapter) / "adapter_config.json"));
-      }
-      consolidate(consolidate_request(temp / "out", temp / "again"));
-      for (const auto& [adapter, tensors] : golden.at("consolidated").items())
-        CHECK(describe_tensors(read_tensors(temp / "again" / folder_of(adapter) / "adapter_model.safetensors")) ==
-              tensors);
     }
-  }
 }
 
 TEST_CASE("Golden adapters that are sharded exactly come back to the byte, with their config") {
   for (const fs::path& golden_case : cases()) {
-    INFO(golden_case.filename());
-    const TempDir temp;
-    ShardRequest request = shard_request_of(golden_case, temp, Format::kPytorch);
-    request.lora_fuse = LoraFuse::kExact;
-    shard(request);
-    consolidate(consolidate_request(temp / "out", temp / "again"));
-    CHECK((snapshot(temp / "again") == snapshot(golden_case / "original")));
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const TempDir temp;
+      ShardRequest request = shard_request_of(golden_case, temp, Format::kPytorch);
+      request.lora_fuse = LoraFuse::kExact;
+      shard(request);
+      consolidate(consolidate_request(temp / "out", temp / "again"));
+      CHECK((snapshot(temp / "again") == snapshot(golden_case / "original")));
+    }
   }
 }
 
@@ -126,11 +127,12 @@ TEST_CASE("One adapter's folder, or its shards, is consolidated into the output 
   const fs::path golden_case = testdata("golden/lora/llama-tp2-two-adapters");
   const json expected = golden_of(golden_case).at("consolidated").at("test");
   for (const char* given : {"adapter_test", "adapter_test/", "adapter_test/adapter_shards"}) {
-    INFO(given);
-    const TempDir temp;
-    consolidate(consolidate_request(golden_case / "sharded" / given, temp / "out"));
-    CHECK(describe_tensors(read_tensors(temp / "out/adapter_model.safetensors")) == expected);
-    CHECK(snapshot(temp / "out").size() == 2);
+    DYNAMIC_SECTION(given) {
+      const TempDir temp;
+      consolidate(consolidate_request(golden_case / "sharded" / given, temp / "out"));
+      CHECK(describe_tensors(read_tensors(temp / "out/adapter_model.safetensors")) == expected);
+      CHECK(snapshot(temp / "out").size() == 2);
+    }
   }
 }
 

@@ -46,22 +46,25 @@ TEST_CASE("A plan that makes no sense is refused with its key") {
       {R"({"num_attention_heads": "8"})", "\"num_attention_heads\" is \"8\""},
       {R"({"num_hidden_layers": 100000})", "\"num_hidden_layers\" is 100000"}};
   for (const auto& [patch, says] : wrong) {
-    CAPTURE(patch);
-    json config = json::parse(kPlannedConfig);
-    config.update(json::parse(patch));
-    const Error error = refused(config);
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says(says));
+    DYNAMIC_SECTION(patch) {
+      json config = json::parse(kPlannedConfig);
+      config.update(json::parse(patch));
+      const Error error = refused(config);
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.what(), Says(says));
+    }
   }
 }
 
 TEST_CASE("An empty plan is none, and so the model_type is not known") {
   json config = json::parse(kPlannedConfig);
   for (const json& none : {json::object(), json(nullptr)}) {
-    config["base_model_tp_plan"] = none;
-    const Error error = refused(config);
-    CHECK(error.kind() == ErrorKind::kUnsupported);
-    CHECK_THAT(error.hint(), Says("base_model_tp_plan"));
+    DYNAMIC_SECTION(none.dump()) {
+      config["base_model_tp_plan"] = none;
+      const Error error = refused(config);
+      CHECK(error.kind() == ErrorKind::kUnsupported);
+      CHECK_THAT(error.hint(), Says("base_model_tp_plan"));
+    }
   }
 }
 

@@ -43,42 +43,42 @@ TEST_CASE("A model that only its config.json's plan describes is cut over meshes
   const Form forms[] = {{layout("ranks"), Format::kSafetensors}, {layout("ranks"), Format::kPytorch},
                         {layout("ranks"), Format::kXser},        {layout("optimum"), Format::kPytorch},
                         {layout("optimum"), Format::kXser},      {layout("presharded"), Format::kSafetensors}};
-  for (const std::string prefix : {"model.", "transformer.decoder.", ""}) {
-    const TempDir temp;
-    const std::vector<Planned> all = tensors_of(prefix, true);
-    const TensorMap tensors = write_planned(temp / "model", all, json::parse(kPlannedConfig));
+  for (const std::string prefix : {"model.", "transformer.decoder.", ""})
     for (const Form& form : forms)
       for (const std::uint32_t tp : {1, 2, 4})
         for (const std::uint32_t pp : {1, 2, 3}) {
           if (form.kind == layout("presharded") && pp > 1) continue;
           if (prefix != "model." && form.format == Format::kXser) continue;  // many files
-          CAPTURE(prefix, form.kind->traits().name, static_cast<int>(form.format), tp, pp);
-          fs::remove_all(temp / "out");
-          ShardRequest request = shard_request(temp / "model", temp / "out", tp, pp);
-          request.target.layout = form.kind;
-          request.target.format = form.format;
-          shard(request);
-          CHECK((consolidated(temp / "out", temp / "whole") == tensors));
-          if (form.kind != layout("ranks") || form.format != Format::kSafetensors) continue;
+          DYNAMIC_SECTION("prefix \"" << prefix << "\", " << form.kind->traits().name << " " << name(form.format)
+                                      << ", tp " << tp << ", pp " << pp) {
+            const TempDir temp;
+            const std::vector<Planned> all = tensors_of(prefix, true);
+            const TensorMap tensors = write_planned(temp / "model", all, json::parse(kPlannedConfig));
+            ShardRequest request = shard_request(temp / "model", temp / "out", tp, pp);
+            request.target.layout = form.kind;
+            request.target.format = form.format;
+            shard(request);
+            CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+            if (form.kind != layout("ranks") || form.format != Format::kSafetensors) continue;
 
-          std::size_t held_once = 0;
-          for (const auto& [folder, held] : read_ranks(temp / "out")) {
-            const std::uint64_t tp_rank = std::stoul(folder.substr(8, 2));
-            for (const Planned& planned : all) {
-              if (held.count(planned.name) == 0) continue;
-              CAPTURE(folder, planned.name);
-              CHECK((held.at(planned.name) == rank_part(planned, tensors.at(planned.name), tp, tp_rank)));
-              held_once += tp_rank == 0 ? 1 : 0;
+            std::size_t held_once = 0;
+            for (const auto& [folder, held] : read_ranks(temp / "out")) {
+              const std::uint64_t tp_rank = std::stoul(folder.substr(8, 2));
+              for (const Planned& planned : all) {
+                if (held.count(planned.name) == 0) continue;
+                CAPTURE(folder, planned.name);
+                CHECK((held.at(planned.name) == rank_part(planned, tensors.at(planned.name), tp, tp_rank)));
+                held_once += tp_rank == 0 ? 1 : 0;
+              }
+              const std::uint64_t pp_rank = std::stoul(folder.substr(19, 2));
+              CHECK((held.count(prefix + "embed_tokens.weight") == 1) == (pp_rank == 0));
+              CHECK((held.count(prefix + "embed_positions.weight") == 1) == (pp_rank == 0));
+              CHECK((held.count(prefix + "final.weight") == 1) == (pp_rank == pp - 1));
+              CHECK((held.count("lm_head.weight") == 1) == (pp_rank == pp - 1));
             }
-            const std::uint64_t pp_rank = std::stoul(folder.substr(19, 2));
-            CHECK((held.count(prefix + "embed_tokens.weight") == 1) == (pp_rank == 0));
-            CHECK((held.count(prefix + "embed_positions.weight") == 1) == (pp_rank == 0));
-            CHECK((held.count(prefix + "final.weight") == 1) == (pp_rank == pp - 1));
-            CHECK((held.count("lm_head.weight") == 1) == (pp_rank == pp - 1));
+            CHECK(held_once == all.size());
           }
-          CHECK(held_once == all.size());
         }
-  }
 }
 
 TEST_CASE("Shards of a planned model without metadata are read by its plan") {
@@ -136,28 +136,27 @@ TEST_CASE("A tied head shares the embedding's matrix on the last stage, and is c
   json config = json::parse(kPlannedConfig);
   config["tie_word_embeddings"] = true;
   config["base_model_tp_plan"]["embed_tokens"] = "embedding_rowwise";
-  for (const bool second_copy : {false, true}) {
-    const TempDir temp;
-    TensorMap tensors = write_planned(temp / "model", tensors_of("model.", false), config);
-    const TensorMap once = tensors;
-    if (second_copy) {
-      tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight");
-      write_safetensors(temp / "model/model.safetensors", tensors);
-    }
+  for (const bool second_copy : {false, true})
     for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
-      CAPTURE(second_copy, kind->traits().name);
-      fs::remove_all(temp / "out");
-      ShardRequest request = shard_request(temp / "model", temp / "out", 2, 2);
-      request.target.layout = kind,
-      request.target.format = kind == layout("optimum") ? Format::kPytorch : Format::kSafetensors;
-      shard(request);
-      const auto ranks = read_shards(temp / "out");
-      const TensorMap& last = ranks.at("tp_rank_01_pp_rank_01");
-      CHECK(last.at("lm_head.weight").shape == Dims{5, 16});
-      CHECK((last.at("lm_head.weight") == last.at("model.embed_tokens.weight")));
-      CHECK((consolidated(temp / "out", temp / "whole") == once));
+      DYNAMIC_SECTION(kind->traits().name << (second_copy ? ", in the source twice" : ", in the source once")) {
+        const TempDir temp;
+        TensorMap tensors = write_planned(temp / "model", tensors_of("model.", false), config);
+        const TensorMap once = tensors;
+        if (second_copy) {
+          tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight");
+          write_safetensors(temp / "model/model.safetensors", tensors);
+        }
+        ShardRequest request = shard_request(temp / "model", temp / "out", 2, 2);
+        request.target.layout = kind,
+        request.target.format = kind == layout("optimum") ? Format::kPytorch : Format::kSafetensors;
+        shard(request);
+        const auto ranks = read_shards(temp / "out");
+        const TensorMap& last = ranks.at("tp_rank_01_pp_rank_01");
+        CHECK(last.at("lm_head.weight").shape == Dims{5, 16});
+        CHECK((last.at("lm_head.weight") == last.at("model.embed_tokens.weight")));
+        CHECK((consolidated(temp / "out", temp / "whole") == once));
+      }
     }
-  }
 }
 
 TEST_CASE("That the plan was used is noted, and so are its keys that split nothing") {

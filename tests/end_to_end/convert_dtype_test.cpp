@@ -53,40 +53,39 @@ std::string floats(const std::vector<float>& values) {
 }
 
 TEST_CASE("A checkpoint that is cast holds each tensor as it is cast by itself, in any form") {
-  for (const std::uint64_t seed : seeds(60)) {
-    INFO("RESHARD_TEST_SEED=" << seed);
-    Random random(seed);
-    const TempDir temp;
-    const TinyModel model = random_model(random);
-    const TensorMap originals = mixed_tensors(model, random);
-    write_model(temp / "model", model, originals);
-    ConvertRequest request = convert_request(temp / "model", temp / "out");
-    request.dtype = kTargets[seed % std::size(kTargets)];
-    request.cast_all = random() % 2;
-    INFO("to " << name(*request.dtype) << (request.cast_all ? ", integers too" : ""));
-    TensorMap expected;
-    for (const auto& [name, tensor] : originals)
-      expected[name] = is_float(tensor.dtype) || request.cast_all ? cast_whole(tensor, *request.dtype) : tensor;
-    const OracleOptions mesh = legal_options(random, model);
-    if (random() % 3) {
-      request.target.layout = random() % 2 ? layout("ranks") : layout("optimum");
-      request.target.format = random() % 2 ? Format::kPytorch : Format::kXser;
-      set_target(request.target, mesh);
-    } else if (random() % 2) {
-      request.target.format = Format::kPytorch;
-    }
-    FaultStorage storage;
-    const auto job = plan_convert(request);
-    execute(*job, random_run(random, storage));
-    if (request.target.layout)
-      CHECK((read_shards(temp / "out") == expected_ranks(model, expected, mesh)));
-    else
-      CHECK((read_whole(temp / "out") == expected));
-    check_crcs(temp / "out");
-    run_in_blocks(*job, temp / "blocks", one_of(random, {1, 8, 100}), 2);
-    for (const TensorFile& file : job->target.files)
-      CHECK((read_file(temp / "blocks" / file.path) == read_file(temp / "out" / file.path)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(60)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const TempDir temp;
+  const TinyModel model = random_model(random);
+  const TensorMap originals = mixed_tensors(model, random);
+  write_model(temp / "model", model, originals);
+  ConvertRequest request = convert_request(temp / "model", temp / "out");
+  request.dtype = kTargets[seed % std::size(kTargets)];
+  request.cast_all = random() % 2;
+  INFO("to " << name(*request.dtype) << (request.cast_all ? ", integers too" : ""));
+  TensorMap expected;
+  for (const auto& [name, tensor] : originals)
+    expected[name] = is_float(tensor.dtype) || request.cast_all ? cast_whole(tensor, *request.dtype) : tensor;
+  const OracleOptions mesh = legal_options(random, model);
+  if (random() % 3) {
+    request.target.layout = random() % 2 ? layout("ranks") : layout("optimum");
+    request.target.format = random() % 2 ? Format::kPytorch : Format::kXser;
+    set_target(request.target, mesh);
+  } else if (random() % 2) {
+    request.target.format = Format::kPytorch;
   }
+  FaultStorage storage;
+  const auto job = plan_convert(request);
+  execute(*job, random_run(random, storage));
+  if (request.target.layout)
+    CHECK((read_shards(temp / "out") == expected_ranks(model, expected, mesh)));
+  else
+    CHECK((read_whole(temp / "out") == expected));
+  check_crcs(temp / "out");
+  run_in_blocks(*job, temp / "blocks", one_of(random, {1, 8, 100}), 2);
+  for (const TensorFile& file : job->target.files)
+    CHECK((read_file(temp / "blocks" / file.path) == read_file(temp / "out" / file.path)));
 }
 
 TEST_CASE("Shards that are cast while they are consolidated are what their originals are when they are cast") {
@@ -101,13 +100,14 @@ TEST_CASE("Shards that are cast while they are consolidated are what their origi
   request.target.tp = 4;
   convert(request);
   for (const DType dtype : kTargets) {
-    INFO(name(dtype));
-    ConvertRequest back = convert_request(temp / "shards", temp / std::string(name(dtype)));
-    back.dtype = dtype;
-    convert(back);
-    const TensorMap whole = read_model(back.output_directory);
-    REQUIRE(whole.size() == originals.size());
-    for (const auto& [tensor_name, tensor] : originals) CHECK((whole.at(tensor_name) == cast_whole(tensor, dtype)));
+    DYNAMIC_SECTION(name(dtype)) {
+      ConvertRequest back = convert_request(temp / "shards", temp / std::string(name(dtype)));
+      back.dtype = dtype;
+      convert(back);
+      const TensorMap whole = read_model(back.output_directory);
+      REQUIRE(whole.size() == originals.size());
+      for (const auto& [tensor_name, tensor] : originals) CHECK((whole.at(tensor_name) == cast_whole(tensor, dtype)));
+    }
   }
 }
 
@@ -124,23 +124,28 @@ TEST_CASE("A value that does not fit is an error with its tensor and index where
   request.dtype = DType::kF16;
   RunOptions options;
   options.max_memory_bytes = kMinMemoryBytes;
-  options.overflow = Overflow::kError;
   for (const unsigned threads : {1u, 2u, 5u}) {
-    options.threads = threads;
-    const Error error = error_of([&] { convert(request, options); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == "big");
-    CHECK_THAT(error.what(), Says("[2, 345, 678] does not fit F16"));
-    CHECK_THAT(error.hint(), Says("`overflow` saturate"));
-    CHECK(snapshot(temp.path()).size() == 2);  // the input alone
+    DYNAMIC_SECTION("error, threads " << threads) {
+      options.threads = threads;
+      options.overflow = Overflow::kError;
+      const Error error = error_of([&] { convert(request, options); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.tensor() == "big");
+      CHECK_THAT(error.what(), Says("[2, 345, 678] does not fit F16"));
+      CHECK_THAT(error.hint(), Says("`overflow` saturate"));
+      CHECK(snapshot(temp.path()).size() == 2);  // the input alone
+    }
   }
-  options.overflow = Overflow::kSaturate;
-  convert(request, options);
-  const TensorMap whole = read_model(temp / "out");
-  CHECK((whole.at("big") == cast_whole({DType::kF32, shape, floats(values)}, DType::kF16)));
-  std::uint16_t largest = 0;
-  std::memcpy(&largest, &whole.at("big").bytes[2 * (2 * 700 * 800 + 345 * 800 + 678)], 2);
-  CHECK(largest == 0x7BFF);
+  SECTION("saturated") {
+    options.threads = 5;
+    options.overflow = Overflow::kSaturate;
+    convert(request, options);
+    const TensorMap whole = read_model(temp / "out");
+    CHECK((whole.at("big") == cast_whole({DType::kF32, shape, floats(values)}, DType::kF16)));
+    std::uint16_t largest = 0;
+    std::memcpy(&largest, &whole.at("big").bytes[2 * (2 * 700 * 800 + 345 * 800 + 678)], 2);
+    CHECK(largest == 0x7BFF);
+  }
 }
 
 TEST_CASE("A dtype that cannot be cast is unsupported by name, unless it is left out or has that dtype already") {
@@ -180,27 +185,27 @@ TEST_CASE("A quantised weight is not cast without its scales, whatever says that
       {"l.scale", plain, DType::kF8E4M3FNUZ, false},    {"", quantized, DType::kF8E4M3, false},
       {"l.weight_scale", plain, DType::kI8, true},      {"", quantized, DType::kI32, true}};
   for (const Case& one : cases) {
-    INFO(one.scale << " " << one.config << " " << name(one.dtype));
-    fs::remove_all(temp / "in");
-    TensorMap tensors{{"l.weight", random_tensor(random, one.dtype, {4})},
-                      {"norm", random_tensor(random, DType::kF32, {4})}};
-    if (*one.scale) tensors[one.scale] = scale;
-    write_safetensors(temp / "in/model.safetensors", tensors);
-    write_file(temp / "in/config.json", one.config);
-    ConvertRequest request = convert_request(temp / "in", temp / "out");
-    CHECK_NOTHROW(plan_convert(request));
-    request.cast_all = one.cast_all;
-    for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
-      request.dtype = dtype;
-      const Error error = error_of([&] { plan_convert(request); });
-      CHECK(error.kind() == ErrorKind::kUnsupported);
-      CHECK(error.tensor() == "l.weight");
-      CHECK_THAT(error.what(), Says("is quantised") && Says("scales"));
-      CHECK_THAT(error.hint(), Says("`dtype`"));
+    DYNAMIC_SECTION((*one.scale ? one.scale : "quantization_config") << ", " << name(one.dtype)) {
+      TensorMap tensors{{"l.weight", random_tensor(random, one.dtype, {4})},
+                        {"norm", random_tensor(random, DType::kF32, {4})}};
+      if (*one.scale) tensors[one.scale] = scale;
+      write_safetensors(temp / "in/model.safetensors", tensors);
+      write_file(temp / "in/config.json", one.config);
+      ConvertRequest request = convert_request(temp / "in", temp / "out");
+      CHECK_NOTHROW(plan_convert(request));
+      request.cast_all = one.cast_all;
+      for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
+        request.dtype = dtype;
+        const Error error = error_of([&] { plan_convert(request); });
+        CHECK(error.kind() == ErrorKind::kUnsupported);
+        CHECK(error.tensor() == "l.weight");
+        CHECK_THAT(error.what(), Says("is quantised") && Says("scales"));
+        CHECK_THAT(error.hint(), Says("`dtype`"));
+      }
+      request.names.drop.emplace_back("drop", "^l\\.weight$");
+      CHECK_NOTHROW(plan_convert(request));
+      CHECK_FALSE(fs::exists(temp / "out"));
     }
-    request.names.drop.emplace_back("drop", "^l\\.weight$");
-    CHECK_NOTHROW(plan_convert(request));
-    CHECK_FALSE(fs::exists(temp / "out"));
   }
 }
 

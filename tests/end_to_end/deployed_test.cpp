@@ -27,29 +27,30 @@ using nlohmann::json;
 TEST_CASE("Every case of NxD Inference is made tensor by tensor, and consolidated again") {
   REQUIRE(golden_cases("nxdi").size() == 7);
   for (const fs::path& golden_case : golden_cases("nxdi")) {
-    CAPTURE(golden_case.filename().string());
-    const TempDir temp;
-    const json golden = golden_of(golden_case);
-    const json& options = golden.at("case");
-    ShardRequest request =
-        deployed_request(layout("nxdi"), golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>());
-    request.target.options.set_flag("fuse-qkv", options.at("fused_qkv").get<bool>());
-    shard(request);
-    json found = json::object();
-    for (const auto& [file, tensors] : read_weights(temp / "out")) found[file] = describe_tensors(tensors);
-    CHECK(found == golden.at("files"));
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const TempDir temp;
+      const json golden = golden_of(golden_case);
+      const json& options = golden.at("case");
+      ShardRequest request = deployed_request(layout("nxdi"), golden_case / "original", temp / "out",
+                                              options.at("tp").get<std::uint32_t>());
+      request.target.options.set_flag("fuse-qkv", options.at("fused_qkv").get<bool>());
+      shard(request);
+      json found = json::object();
+      for (const auto& [file, tensors] : read_weights(temp / "out")) found[file] = describe_tensors(tensors);
+      CHECK(found == golden.at("files"));
 
-    // What the reference itself has saved, with config.json beside it as its users have it.
-    fs::create_directory(temp / "reference");
-    fs::copy(golden_case / "weights", temp / "reference/weights");
-    fs::copy_file(golden_case / "original/config.json", temp / "reference/config.json");
-    CHECK((consolidated(temp / "reference", temp / "whole") == read_model(golden_case / "original")));
-    const Checkpoint a = read_checkpoint(golden_case / "original", {ConfigUse::kStrict});
-    const Checkpoint b = read_checkpoint(temp / "reference", {ConfigUse::kStrict});
-    for (const auto& [left, right] : {std::pair(&a, &b), std::pair(&b, &a)}) {
-      const Verification result = verify(left->map, right->map, {}, {});
-      CHECK(result.same());
-      CHECK(result.compared_tensors == a.map.logical.size());
+      // What the reference itself has saved, with config.json beside it as its users have it.
+      fs::create_directory(temp / "reference");
+      fs::copy(golden_case / "weights", temp / "reference/weights");
+      fs::copy_file(golden_case / "original/config.json", temp / "reference/config.json");
+      CHECK((consolidated(temp / "reference", temp / "whole") == read_model(golden_case / "original")));
+      const Checkpoint a = read_checkpoint(golden_case / "original", {ConfigUse::kStrict});
+      const Checkpoint b = read_checkpoint(temp / "reference", {ConfigUse::kStrict});
+      for (const auto& [left, right] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+        const Verification result = verify(left->map, right->map, {}, {});
+        CHECK(result.same());
+        CHECK(result.compared_tensors == a.map.logical.size());
+      }
     }
   }
 }
@@ -182,38 +183,37 @@ TEST_CASE("Random models become NxD Inference's tensors, whatever divides, and c
 }
 
 TEST_CASE("Any family is padded where the ranks do not divide, and comes back") {
-  for (const std::uint64_t seed : seeds(40)) {
-    INFO("RESHARD_TEST_SEED=" << seed);
-    Random random(seed);
-    const TempDir temp;
-    const TinyModel model = random_model(random);
-    const auto tp = static_cast<std::uint32_t>(pick(random, 1, 9));
-    INFO(model.config().dump() << " tp " << tp);
-    const TensorMap tensors = random_tensors(model, random);
-    write_model(temp / "model", model, tensors);
-    ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
-    request.target.options.set_flag("pad", true);
-    shard(request);
-    const auto ranks = read_weights(temp / "out");
-    REQUIRE(ranks.size() == tp);
-    for (std::uint32_t rank = 0; rank < tp; ++rank)
-      for (const auto& [name, tensor] :
-           ranks.at("weights/tp" + std::to_string(rank) + "_sharded_checkpoint.safetensors")) {
-        const auto has = [&, &full = name](const char* what) { return full.find(what) != std::string::npos; };
-        const TensorData& original = tensors.at(name);
-        const bool bias = name.ends_with(".bias");
-        const bool rows = has("embed_tokens") || has("lm_head") || has("q_proj") || has("k_proj") || has("v_proj") ||
-                          has("gate_proj") || has("up_proj");
-        const bool columns = (has("o_proj") || has("down_proj")) && !bias;
-        if (rows)
-          CHECK((tensor == taken(original, 0, even_part(original.shape[0], tp, rank), bias ? kLowest : kZero)));
-        else if (columns)
-          CHECK((tensor == taken(original, 1, even_part(original.shape[1], tp, rank), kZero)));
-        else
-          CHECK((tensor == original));
-      }
-    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
-  }
+  const std::uint64_t seed = GENERATE(from_range(seeds(40)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const TempDir temp;
+  const TinyModel model = random_model(random);
+  const auto tp = static_cast<std::uint32_t>(pick(random, 1, 9));
+  INFO(model.config().dump() << " tp " << tp);
+  const TensorMap tensors = random_tensors(model, random);
+  write_model(temp / "model", model, tensors);
+  ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
+  request.target.options.set_flag("pad", true);
+  shard(request);
+  const auto ranks = read_weights(temp / "out");
+  REQUIRE(ranks.size() == tp);
+  for (std::uint32_t rank = 0; rank < tp; ++rank)
+    for (const auto& [name, tensor] :
+         ranks.at("weights/tp" + std::to_string(rank) + "_sharded_checkpoint.safetensors")) {
+      const auto has = [&, &full = name](const char* what) { return full.find(what) != std::string::npos; };
+      const TensorData& original = tensors.at(name);
+      const bool bias = name.ends_with(".bias");
+      const bool rows = has("embed_tokens") || has("lm_head") || has("q_proj") || has("k_proj") || has("v_proj") ||
+                        has("gate_proj") || has("up_proj");
+      const bool columns = (has("o_proj") || has("down_proj")) && !bias;
+      if (rows)
+        CHECK((tensor == taken(original, 0, even_part(original.shape[0], tp, rank), bias ? kLowest : kZero)));
+      else if (columns)
+        CHECK((tensor == taken(original, 1, even_part(original.shape[1], tp, rank), kZero)));
+      else
+        CHECK((tensor == original));
+    }
+  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
 }
 
 /// The case 6q2kv-tp4, made anew in `temp`/out.
@@ -262,15 +262,17 @@ TEST_CASE("Ranks that have nothing but what pads are written by a run of their o
   const TensorMap tensors = random_tensors(model, random);
   write_model(temp / "model", model, tensors);
   for (const Layout* const kind : {layout("nxdi"), layout("presharded")}) {
-    ShardRequest request = deployed_request(kind, temp / "model", temp / kind->traits().name, 4);
-    request.target.options.set_flag("pad", true);
-    shard(request);
-    const auto all = read_weights(request.output_directory);
-    request.output_directory = temp / (std::string(kind->traits().name) + "-last");
-    request.target.options.set_number("start-rank", 3), request.target.options.set_number("end-rank", 3);
-    shard(request);
-    const std::string last = "weights/tp3_sharded_checkpoint.safetensors";
-    CHECK((read_weights(request.output_directory).at(last) == all.at(last)));
+    DYNAMIC_SECTION(kind->traits().name) {
+      ShardRequest request = deployed_request(kind, temp / "model", temp / kind->traits().name, 4);
+      request.target.options.set_flag("pad", true);
+      shard(request);
+      const auto all = read_weights(request.output_directory);
+      request.output_directory = temp / (std::string(kind->traits().name) + "-last");
+      request.target.options.set_number("start-rank", 3), request.target.options.set_number("end-rank", 3);
+      shard(request);
+      const std::string last = "weights/tp3_sharded_checkpoint.safetensors";
+      CHECK((read_weights(request.output_directory).at(last) == all.at(last)));
+    }
   }
 }
 
@@ -372,33 +374,38 @@ TEST_CASE("A dtype in config.json that is none is refused where it is needed, wi
       {R"({"dtype": 16})", "\"dtype\" is 16"},
       {R"({"torch_dtype": {"": "float16"}})", "\"torch_dtype\" is an object"}};
   for (const auto& [patch, says] : wrong) {
-    CAPTURE(patch);
-    json patched = config;
-    patched.update(json::parse(patch));
-    write_file(path, patched.dump());
-    ConvertRequest convert = convert_request(temp / "model", temp / "out");
-    convert.target.layout = layout("nxdi");
-    convert.target.tp = 2;
-    for (const Error& error :
-         {error_of([&] { plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2)); }),
-          error_of([&] { plan_convert(convert); })}) {
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK(error.path() == path);
-      CHECK_THAT(error.what(), Says(says));
+    DYNAMIC_SECTION(patch) {
+      json patched = config;
+      patched.update(json::parse(patch));
+      write_file(path, patched.dump());
+      ConvertRequest convert = convert_request(temp / "model", temp / "out");
+      convert.target.layout = layout("nxdi");
+      convert.target.tp = 2;
+      for (const Error& error :
+           {error_of([&] { plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2)); }),
+            error_of([&] { plan_convert(convert); })}) {
+        CHECK(error.kind() == ErrorKind::kBadInput);
+        CHECK(error.path() == path);
+        CHECK_THAT(error.what(), Says(says));
+      }
+      convert.dtype = DType::kBF16;  // then it is not needed
+      CHECK_NOTHROW(plan_convert(convert));
+      CHECK_NOTHROW(plan_shard(deployed_request(layout("presharded"), temp / "model", temp / "out", 2)));
     }
-    convert.dtype = DType::kBF16;  // then it is not needed
-    CHECK_NOTHROW(plan_convert(convert));
-    CHECK_NOTHROW(plan_shard(deployed_request(layout("presharded"), temp / "model", temp / "out", 2)));
   }
   json both = config;
-  both.update({{"dtype", "bfloat16"}, {"torch_dtype", "float16"}});  // transformers takes dtype
-  write_file(path, both.dump());
-  const auto job = plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2));
-  CHECK(std::any_of(job->notes.begin(), job->notes.end(),
-                    [](const std::string& note) { return note.find("are cast to BF16") != note.npos; }));
-  both["dtype"] = both["torch_dtype"] = nullptr;
-  write_file(path, both.dump());
-  CHECK_NOTHROW(plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2)));
+  SECTION("two dtypes, of which transformers takes dtype") {
+    both.update({{"dtype", "bfloat16"}, {"torch_dtype", "float16"}});
+    write_file(path, both.dump());
+    const auto job = plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2));
+    CHECK(std::any_of(job->notes.begin(), job->notes.end(),
+                      [](const std::string& note) { return note.find("are cast to BF16") != note.npos; }));
+  }
+  SECTION("null, which is none") {
+    both["dtype"] = both["torch_dtype"] = nullptr;
+    write_file(path, both.dump());
+    CHECK_NOTHROW(plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", 2)));
+  }
 }
 
 TEST_CASE("What these layouts do not have is refused, with what has it") {

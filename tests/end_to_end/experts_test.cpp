@@ -25,52 +25,50 @@ std::string two_digits(std::uint64_t number) {
 }
 
 TEST_CASE("Experts are spread over expert-parallel ranks, all else is on each of them, and they come together again") {
-  for (const char* family : kExpertFamilies) {
-    const FamilyCase c = with_six_experts(family);
-    const TempDir temp;
-    const TensorMap tensors = write_case(c, temp / "model");
+  for (const char* family : kExpertFamilies)
     for (const auto& [tp, pp, ep] : {std::tuple(1u, 1u, 2u), {2u, 1u, 3u}, {1u, 2u, 6u}, {2u, 2u, 2u}})
       for (const Format format : {Format::kSafetensors, Format::kPytorch, Format::kXser}) {
-        CAPTURE(c.name, tp, pp, ep, name(format));
-        const fs::path out = temp / "out";
-        const fs::path whole = temp / "whole";
-        fs::remove_all(out);
-        fs::remove_all(whole);
-        ShardRequest request = shard_request(temp / "model", out, tp, pp);
-        request.target.ep = ep;
-        request.target.layout = format == Format::kSafetensors ? layout("ranks") : layout("optimum"),
-        request.target.format = format;
-        shard(request);
-        if (format == Format::kSafetensors && pp == 1) {
-          const auto ranks = read_ranks(out);
-          REQUIRE(ranks.size() == tp * ep);
-          for (std::uint64_t ep_rank = 0; ep_rank < ep; ++ep_rank)
-            for (std::uint64_t tp_rank = 0; tp_rank < tp; ++tp_rank) {
-              const TensorMap& held =
-                  ranks.at("ep_rank_" + two_digits(ep_rank) + "_tp_rank_" + two_digits(tp_rank) + "_pp_rank_00");
-              std::size_t count = 0;
-              for (const auto& tensor : c.json["tensors"]) {
-                const auto tensor_name = tensor["name"].get<std::string>();
-                CAPTURE(tensor_name);
-                const auto part = expert_part(tensor_name, tensors.at(tensor_name), ep, ep_rank);
-                CHECK(held.count(tensor_name) == (part ? 1 : 0));
-                if (!part || held.count(tensor_name) == 0) continue;
-                CHECK((held.at(tensor_name) == rank_part(c, tensor, *part, tp, tp_rank)));
-                ++count;
+        DYNAMIC_SECTION(family << ", tp " << tp << ", pp " << pp << ", ep " << ep << ", " << name(format)) {
+          const FamilyCase c = with_six_experts(family);
+          const TempDir temp;
+          const TensorMap tensors = write_case(c, temp / "model");
+          const fs::path out = temp / "out";
+          const fs::path whole = temp / "whole";
+          ShardRequest request = shard_request(temp / "model", out, tp, pp);
+          request.target.ep = ep;
+          request.target.layout = format == Format::kSafetensors ? layout("ranks") : layout("optimum"),
+          request.target.format = format;
+          shard(request);
+          if (format == Format::kSafetensors && pp == 1) {
+            const auto ranks = read_ranks(out);
+            REQUIRE(ranks.size() == tp * ep);
+            for (std::uint64_t ep_rank = 0; ep_rank < ep; ++ep_rank)
+              for (std::uint64_t tp_rank = 0; tp_rank < tp; ++tp_rank) {
+                const TensorMap& held =
+                    ranks.at("ep_rank_" + two_digits(ep_rank) + "_tp_rank_" + two_digits(tp_rank) + "_pp_rank_00");
+                std::size_t count = 0;
+                for (const auto& tensor : c.json["tensors"]) {
+                  const auto tensor_name = tensor["name"].get<std::string>();
+                  CAPTURE(tensor_name);
+                  const auto part = expert_part(tensor_name, tensors.at(tensor_name), ep, ep_rank);
+                  CHECK(held.count(tensor_name) == (part ? 1 : 0));
+                  if (!part || held.count(tensor_name) == 0) continue;
+                  CHECK((held.at(tensor_name) == rank_part(c, tensor, *part, tp, tp_rank)));
+                  ++count;
+                }
+                CHECK(held.size() == count);
               }
-              CHECK(held.size() == count);
-            }
-        } else if (format != Format::kSafetensors) {
-          CHECK(fs::exists(out / "shards/model" /
-                           ("dp_rank_00_ep_rank_" + two_digits(ep - 1) + "_tp_rank_00_pp_rank_00.pt")));
+          } else if (format != Format::kSafetensors) {
+            CHECK(fs::exists(out / "shards/model" /
+                             ("dp_rank_00_ep_rank_" + two_digits(ep - 1) + "_tp_rank_00_pp_rank_00.pt")));
+          }
+          ConsolidateRequest back;
+          back.source.path = out;
+          back.output_directory = whole;
+          consolidate(back);
+          CHECK((read_tensors(whole / "model.safetensors") == tensors));
         }
-        ConsolidateRequest back;
-        back.source.path = out;
-        back.output_directory = whole;
-        consolidate(back);
-        CHECK((read_tensors(whole / "model.safetensors") == tensors));
       }
-  }
 }
 
 TEST_CASE("Expert-parallel ranks become other ranks, and those of another mesh are the same as made directly") {

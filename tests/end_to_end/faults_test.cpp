@@ -91,36 +91,37 @@ TEST_CASE("A disk that pads after some bytes is a no-space error, and nothing is
   const auto before = snapshot(model.temp.path());
   const std::uint64_t all = plan_shard(model.request)->output_bytes();
   for (std::uint64_t bytes = 0; bytes < all; bytes += all / 23) {
-    INFO(bytes << " bytes");
-    FaultStorage storage;
-    storage.fail_after_bytes = bytes;
-    storage.kind = ErrorKind::kNoSpace;
-    RunOptions options;
-    options.storage = &storage;
-    CHECK(error_of([&] { shard(model.request, options); }).kind() == ErrorKind::kNoSpace);
-    CHECK((snapshot(model.temp.path()) == before));
+    DYNAMIC_SECTION(bytes << " bytes") {
+      FaultStorage storage;
+      storage.fail_after_bytes = bytes;
+      storage.kind = ErrorKind::kNoSpace;
+      RunOptions options;
+      options.storage = &storage;
+      CHECK(error_of([&] { shard(model.request, options); }).kind() == ErrorKind::kNoSpace);
+      CHECK((snapshot(model.temp.path()) == before));
+    }
   }
 }
 
 TEST_CASE("A stop that was asked for before or during the run ends it, and nothing is left") {
-  for (const bool existing : {false, true}) {
-    Model model;
-    if (existing) model.fill_output();
-    const auto before = snapshot(model.temp.path());
+  for (const bool existing : {false, true})
     for (const std::uint64_t number : {0, 5, 20, 40}) {
-      INFO("stop at operation " << number);
-      Progress progress;
-      FaultStorage storage;
-      storage.before = [&](FaultStorage::Operation, std::uint64_t at) {
-        if (at >= number) progress.stop = true;
-      };
-      RunOptions options;
-      options.storage = &storage;
-      options.progress = &progress;
-      CHECK(error_of([&] { shard(model.request, options); }).kind() == ErrorKind::kInterrupted);
-      CHECK((snapshot(model.temp.path()) == before));
+      DYNAMIC_SECTION((existing ? "over old outputs" : "into a new directory") << ", at operation " << number) {
+        Model model;
+        if (existing) model.fill_output();
+        const auto before = snapshot(model.temp.path());
+        Progress progress;
+        FaultStorage storage;
+        storage.before = [&](FaultStorage::Operation, std::uint64_t at) {
+          if (at >= number) progress.stop = true;
+        };
+        RunOptions options;
+        options.storage = &storage;
+        options.progress = &progress;
+        CHECK(error_of([&] { shard(model.request, options); }).kind() == ErrorKind::kInterrupted);
+        CHECK((snapshot(model.temp.path()) == before));
+      }
     }
-  }
 }
 
 TEST_CASE("A stop during the last flush ends the run before anything is published") {
@@ -142,21 +143,22 @@ TEST_CASE("A file that appears while the outputs are written is not replaced wit
   const Model model;
   fs::create_directories(model.temp / "new/deep/out");
   for (const std::string name : {"config.json", "sub/tokenizer.json", "tensor_parallel_shards/mine.txt"}) {
-    INFO(name);
-    FaultStorage storage;
-    const fs::path appearing = model.temp / "new/deep/out" / name;
-    storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-      if (operation == FaultStorage::Operation::kSync) write_file(appearing, "mine");
-    };
-    RunOptions options;
-    options.storage = &storage;
-    const Error error = error_of([&] { shard(model.request, options); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("appeared while the outputs were written"));
-    CHECK(read_file(appearing) == "mine");
-    fs::remove(appearing);
-    if (appearing.parent_path() != model.temp / "new/deep/out") fs::remove(appearing.parent_path());
-    CHECK(fs::is_empty(model.temp / "new/deep/out"));
+    DYNAMIC_SECTION(name) {
+      FaultStorage storage;
+      const fs::path appearing = model.temp / "new/deep/out" / name;
+      storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+        if (operation == FaultStorage::Operation::kSync) write_file(appearing, "mine");
+      };
+      RunOptions options;
+      options.storage = &storage;
+      const Error error = error_of([&] { shard(model.request, options); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.what(), Says("appeared while the outputs were written"));
+      CHECK(read_file(appearing) == "mine");
+      fs::remove(appearing);
+      if (appearing.parent_path() != model.temp / "new/deep/out") fs::remove(appearing.parent_path());
+      CHECK(fs::is_empty(model.temp / "new/deep/out"));
+    }
   }
 }
 

@@ -36,19 +36,20 @@ ConsolidateRequest request_of(const fs::path& golden_case, const TempDir& temp) 
 TEST_CASE("Shards without metadata are consolidated by the model beside them into the original, byte for byte") {
   REQUIRE(cases().size() == 5);
   for (const fs::path& golden_case : cases()) {
-    INFO(golden_case.filename());
-    const TempDir temp;
-    const ConsolidateRequest request = request_of(golden_case, temp);
-    consolidate(request);
-    CHECK((snapshot(temp / "whole") == snapshot(golden_case / "original")));
-    const json golden = json::parse(read_file(golden_case / "golden.json"));
-    CHECK(describe_tensors(read_model(temp / "whole")) == golden.at("original"));
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const TempDir temp;
+      const ConsolidateRequest request = request_of(golden_case, temp);
+      consolidate(request);
+      CHECK((snapshot(temp / "whole") == snapshot(golden_case / "original")));
+      const json golden = json::parse(read_file(golden_case / "golden.json"));
+      CHECK(describe_tensors(read_model(temp / "whole")) == golden.at("original"));
 
-    const auto job = plan_consolidate(request);
-    CHECK(std::any_of(job->notes.begin(), job->notes.end(),
-                      [](const std::string& note) { return note.find("inferred from config.json") != note.npos; }));
-    run_in_blocks(*job, temp / "blocks", 24, 2);
-    CHECK((read_file(temp / "blocks/model.safetensors") == read_file(golden_case / "original/model.safetensors")));
+      const auto job = plan_consolidate(request);
+      CHECK(std::any_of(job->notes.begin(), job->notes.end(),
+                        [](const std::string& note) { return note.find("inferred from config.json") != note.npos; }));
+      run_in_blocks(*job, temp / "blocks", 24, 2);
+      CHECK((read_file(temp / "blocks/model.safetensors") == read_file(golden_case / "original/model.safetensors")));
+    }
   }
 }
 
@@ -61,34 +62,36 @@ std::map<std::string, TensorMap> read_torch_ranks(const fs::path& directory) {
 
 TEST_CASE("The layout nxd is what the converter makes, tensor by tensor, and comes back") {
   for (const fs::path& golden_case : cases()) {
-    INFO(golden_case.filename());
-    const TempDir temp;
-    const json golden = golden_of(golden_case);
-    const json& options = golden.at("case");
-    ShardRequest request = shard_request(golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>(),
-                                         options.at("pp").get<std::uint32_t>());
-    request.target.vpp = options.at("vpp").get<std::uint32_t>();
-    request.target.layout = layout("nxd"),
-    request.target.format = options.at("xser").is_null() ? Format::kPytorch : Format::kXser;
-    request.target.options.set_flag("fuse-qkv", options.at("fuse_qkv") || options.at("coalesce_qkv"));
-    if (options.at("qkv_linear"))
-      request.target.options.set_number("kv-size-multiplier", options.at("kv_size_multiplier").get<std::uint64_t>());
-    shard(request);
-    json found = json::object();
-    for (const auto& [file, tensors] : read_torch_ranks(temp / "out")) found[file] = describe_tensors(tensors);
-    CHECK(found == golden.at("files"));
-    ConsolidateRequest back;
-    back.source.path = temp / "out";
-    back.output_directory = temp / "whole";
-    consolidate(back);
-    CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const TempDir temp;
+      const json golden = golden_of(golden_case);
+      const json& options = golden.at("case");
+      ShardRequest request =
+          shard_request(golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>(),
+                        options.at("pp").get<std::uint32_t>());
+      request.target.vpp = options.at("vpp").get<std::uint32_t>();
+      request.target.layout = layout("nxd"),
+      request.target.format = options.at("xser").is_null() ? Format::kPytorch : Format::kXser;
+      request.target.options.set_flag("fuse-qkv", options.at("fuse_qkv") || options.at("coalesce_qkv"));
+      if (options.at("qkv_linear"))
+        request.target.options.set_number("kv-size-multiplier", options.at("kv_size_multiplier").get<std::uint64_t>());
+      shard(request);
+      json found = json::object();
+      for (const auto& [file, tensors] : read_torch_ranks(temp / "out")) found[file] = describe_tensors(tensors);
+      CHECK(found == golden.at("files"));
+      ConsolidateRequest back;
+      back.source.path = temp / "out";
+      back.output_directory = temp / "whole";
+      consolidate(back);
+      CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
 
-    request.force = true;  // over its own outputs, of which nothing is foreign
-    fs::remove(temp / "out/model/dp_rank_00_tp_rank_00_pp_rank_00.pt");
-    shard(request);
-    write_file(temp / "out/model/notes.txt", "mine");
-    const Error foreign = error_of([&] { shard(request); });
-    CHECK_THAT(foreign.what(), Says("notes.txt"));
+      request.force = true;  // over its own outputs, of which nothing is foreign
+      fs::remove(temp / "out/model/dp_rank_00_tp_rank_00_pp_rank_00.pt");
+      shard(request);
+      write_file(temp / "out/model/notes.txt", "mine");
+      const Error foreign = error_of([&] { shard(request); });
+      CHECK_THAT(foreign.what(), Says("notes.txt"));
+    }
   }
 }
 
@@ -131,16 +134,17 @@ TEST_CASE("Adjacent copies: a head's are on neighbours, the queries in their own
 
 TEST_CASE("Shards without metadata and without a model are refused, and the hint says what to copy where") {
   for (const fs::path& golden_case : cases()) {
-    INFO(golden_case.filename());
-    const TempDir temp;
-    const ConsolidateRequest request = request_of(golden_case, temp);
-    fs::remove(temp / "nxd/config.json");
-    const Error error = error_of([&] { plan_consolidate(request); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (temp / "nxd").string());
-    CHECK_THAT(error.what(), Says("has no metadata files"));
-    CHECK_THAT(error.hint(),
-               Says("copy the model's config.json into " + (temp / "nxd").string() + ", or say with `config`"));
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const TempDir temp;
+      const ConsolidateRequest request = request_of(golden_case, temp);
+      fs::remove(temp / "nxd/config.json");
+      const Error error = error_of([&] { plan_consolidate(request); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (temp / "nxd").string());
+      CHECK_THAT(error.what(), Says("has no metadata files"));
+      CHECK_THAT(error.hint(),
+                 Says("copy the model's config.json into " + (temp / "nxd").string() + ", or say with `config`"));
+    }
   }
 }
 

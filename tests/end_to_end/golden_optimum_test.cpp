@@ -71,53 +71,55 @@ void check_original(const fs::path& golden_case, const json& golden, const fs::p
 TEST_CASE("Consolidating the shards that the reference wrote gives its original, byte for byte") {
   REQUIRE(cases().size() == 9);
   for (const fs::path& golden_case : cases()) {
-    INFO(golden_case.filename());
-    const json golden = golden_of(golden_case);
-    const TempDir temp;
-    const RunResult result = consolidate(consolidate_request(golden_case / "sharded", golden, temp / "whole"));
-    CHECK(result.divergent.empty());
-    check_original(golden_case, golden, temp / "whole");
-    consolidate(consolidate_request(golden_case / "sharded/shards", golden, temp / "again"));
-    CHECK((snapshot(temp / "again") == snapshot(temp / "whole")));
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const json golden = golden_of(golden_case);
+      const TempDir temp;
+      const RunResult result = consolidate(consolidate_request(golden_case / "sharded", golden, temp / "whole"));
+      CHECK(result.divergent.empty());
+      check_original(golden_case, golden, temp / "whole");
+      consolidate(consolidate_request(golden_case / "sharded/shards", golden, temp / "again"));
+      CHECK((snapshot(temp / "again") == snapshot(temp / "whole")));
+    }
   }
 }
 
 TEST_CASE("The reference's shards give the same bytes in blocks of any size and with any threads") {
-  for (const fs::path& golden_case : cases()) {
-    const json golden = golden_of(golden_case);
+  for (const fs::path& golden_case : cases())
     for (const std::uint64_t block_bytes : {2, 24, 1000}) {
-      INFO(golden_case.filename() << " in blocks of " << block_bytes);
-      const TempDir temp;
-      const auto job = plan_consolidate(consolidate_request(golden_case / "sharded", golden, temp / "unused"));
-      run_in_blocks(*job, temp / "whole", block_bytes, 3);
-      for (const TensorFile& file : job->target.files)
-        CHECK((read_file(temp / "whole" / file.path) == read_file(golden_case / "original" / file.path)));
+      DYNAMIC_SECTION(golden_case.filename().string() << ", blocks of " << block_bytes << " bytes") {
+        const json golden = golden_of(golden_case);
+        const TempDir temp;
+        const auto job = plan_consolidate(consolidate_request(golden_case / "sharded", golden, temp / "unused"));
+        run_in_blocks(*job, temp / "whole", block_bytes, 3);
+        for (const TensorFile& file : job->target.files)
+          CHECK((read_file(temp / "whole" / file.path) == read_file(golden_case / "original" / file.path)));
+      }
     }
-  }
 }
 
 TEST_CASE("The layout optimum is written with the reference's tensors, metadata, markers and file names") {
   std::size_t xser = 0;
   for (const fs::path& golden_case : cases()) {
-    INFO(golden_case.filename());
     const json golden = golden_of(golden_case);
-    const TempDir temp;
-    shard(request_of(golden_case, golden, temp / "out"));
-    const auto ranks = read_shards(temp / "out");
-    REQUIRE(ranks.size() == golden.at("files").size());
-    for (const auto& [file, tensors] : golden.at("files").items()) {
-      INFO(file);
-      CHECK(describe_tensors(ranks.at(rank_of_reference(file))) == tensors);
-    }
-    const fs::path reference = golden_case / "sharded";
-    CHECK(names_under(temp / "out") == names_under(reference));
-    for (const auto& [name, content] : snapshot(reference)) {
-      INFO(name);
-      if (name.ends_with(".json")) CHECK(json::parse(read_file(temp / "out" / name)) == json::parse(content));
-      if (name == "shards/checkpoint" || name == "shards/done") CHECK(read_file(temp / "out" / name) == content);
-    }
-    CHECK(check_crcs(temp / "out") > 0);
     xser += is_xser_case(golden);
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const TempDir temp;
+      shard(request_of(golden_case, golden, temp / "out"));
+      const auto ranks = read_shards(temp / "out");
+      REQUIRE(ranks.size() == golden.at("files").size());
+      for (const auto& [file, tensors] : golden.at("files").items()) {
+        INFO(file);
+        CHECK(describe_tensors(ranks.at(rank_of_reference(file))) == tensors);
+      }
+      const fs::path reference = golden_case / "sharded";
+      CHECK(names_under(temp / "out") == names_under(reference));
+      for (const auto& [name, content] : snapshot(reference)) {
+        INFO(name);
+        if (name.ends_with(".json")) CHECK(json::parse(read_file(temp / "out" / name)) == json::parse(content));
+        if (name == "shards/checkpoint" || name == "shards/done") CHECK(read_file(temp / "out" / name) == content);
+      }
+      CHECK(check_crcs(temp / "out") > 0);
+    }
   }
   CHECK(xser == 2);
 }

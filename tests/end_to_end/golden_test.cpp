@@ -63,10 +63,11 @@ TEST_CASE("Every golden case is sharded into the tensors and metadata that the r
     const json golden = json::parse(read_file(golden_case / "golden.json"));
     for (const bool cuts_by_hand : {false, true}) {
       if (cuts_by_hand && golden.at("pipeline_cuts").empty()) continue;
-      INFO(golden_case.filename() << (cuts_by_hand ? ", cuts by hand" : ""));
-      const TempDir temp;
-      shard(request_of(golden_case, golden, temp / "out", cuts_by_hand));
-      check_ranks(golden_case, golden, temp / "out");
+      DYNAMIC_SECTION(golden_case.filename().string() << (cuts_by_hand ? ", cuts by hand" : "")) {
+        const TempDir temp;
+        shard(request_of(golden_case, golden, temp / "out", cuts_by_hand));
+        check_ranks(golden_case, golden, temp / "out");
+      }
     }
   }
 }
@@ -75,39 +76,42 @@ TEST_CASE("The cuts that are worked out for a golden case are those of the refer
   std::size_t with_cuts = 0;
   for (const fs::path& golden_case : cases()) {
     const json golden = json::parse(read_file(golden_case / "golden.json"));
-    INFO(golden_case.filename());
-    const TempDir temp;
-    const auto job = plan_shard(request_of(golden_case, golden, temp / "out", false));
-    CHECK(job->cut_names == golden.at("pipeline_cuts").get<std::vector<std::string>>());
-    with_cuts += job->cut_names.empty() ? 0 : 1;
+    const auto cuts = golden.at("pipeline_cuts").get<std::vector<std::string>>();
+    with_cuts += cuts.empty() ? 0 : 1;
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const TempDir temp;
+      const auto job = plan_shard(request_of(golden_case, golden, temp / "out", false));
+      CHECK(job->cut_names == cuts);
+    }
   }
   CHECK(with_cuts >= 4);
 }
 
 TEST_CASE("Consolidating a sharded golden case gives the original back, byte for byte") {
   for (const fs::path& golden_case : cases()) {
-    INFO(golden_case.filename());
-    const json golden = json::parse(read_file(golden_case / "golden.json"));
-    const TempDir temp;
-    shard(request_of(golden_case, golden, temp / "ranks", false));
-    ConsolidateRequest request;
-    request.source.path = temp / "ranks";
-    request.output_directory = temp / "whole";
-    const bool several_files = fs::exists(golden_case / "original/model.safetensors.index.json");
-    if (several_files) request.target.options.set_number("max-shard-size", golden.at("case").at("shard_original"));
-    consolidate(request);
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const json golden = json::parse(read_file(golden_case / "golden.json"));
+      const TempDir temp;
+      shard(request_of(golden_case, golden, temp / "ranks", false));
+      ConsolidateRequest request;
+      request.source.path = temp / "ranks";
+      request.output_directory = temp / "whole";
+      const bool several_files = fs::exists(golden_case / "original/model.safetensors.index.json");
+      if (several_files) request.target.options.set_number("max-shard-size", golden.at("case").at("shard_original"));
+      consolidate(request);
 
-    CHECK(describe_tensors(read_model(temp / "whole")) == golden.at("original"));
-    const auto original = snapshot(golden_case / "original");
-    auto ours = snapshot(temp / "whole");
-    REQUIRE(ours.size() == original.size());
-    for (const auto& [name, content] : original) {
-      INFO(name);
-      REQUIRE(ours.count(name) == 1);
-      if (name.ends_with(".index.json"))
-        CHECK(json::parse(ours[name]) == json::parse(content));
-      else
-        CHECK((ours[name] == content));
+      CHECK(describe_tensors(read_model(temp / "whole")) == golden.at("original"));
+      const auto original = snapshot(golden_case / "original");
+      auto ours = snapshot(temp / "whole");
+      REQUIRE(ours.size() == original.size());
+      for (const auto& [name, content] : original) {
+        INFO(name);
+        REQUIRE(ours.count(name) == 1);
+        if (name.ends_with(".index.json"))
+          CHECK(json::parse(ours[name]) == json::parse(content));
+        else
+          CHECK((ours[name] == content));
+      }
     }
   }
 }

@@ -71,56 +71,57 @@ TEST_CASE("Random models come back from the layout nxd in either order of heads,
 TEST_CASE("With adjacent copies every projection is what the hardware takes: queries in order, each beside its head") {
   for (const bool fused : {false, true})
     for (const std::uint32_t tp : {4u, 8u}) {
-      CAPTURE(fused, tp);
-      const TempDir temp;
-      TinyModel model;
-      model.heads = 16;
-      model.kv_heads = 2;
-      model.head_dim = 2;
-      model.layers = 1;
-      model.model_type = "qwen2";  // which has biases of q, k and v
-      Random random(3);
-      write_model(temp / "model", model, random_tensors(model, random));
-      ShardRequest request = shard_request(temp / "model", temp / "out", tp);
-      request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
-      request.target.options.set_flag("fuse-qkv", fused);
-      request.target.options.set_number("kv-size-multiplier", tp);  // slots for two heads on each rank
-      request.target.options.set("kv-replication", "adjacent");
-      const TensorMap whole = read_model(temp / "model");
-      shard(request);
-      const auto ranks = read_shards(temp / "out");
-      REQUIRE(ranks.size() == tp);
-      const std::string prefix = "model.layers.0.self_attn.";
-      const std::uint64_t copies = tp, queries = 16 / tp;
-      for (std::uint64_t rank = 0; rank < tp; ++rank) {
-        const TensorMap& held = ranks.at("tp_rank_0" + std::to_string(rank) + "_pp_rank_00");
-        for (const std::string leaf : {"weight", "bias"}) {
-          const auto heads = [&](const char* linear, std::uint64_t first, std::uint64_t count) {
-            const std::string& bytes = whole.at(prefix + linear + "." + leaf).bytes;
-            const std::size_t head_bytes = 2 * (leaf == "weight" ? model.hidden : 1) * 2;
-            return bytes.substr(first * head_bytes, count * head_bytes);
-          };
-          const std::string query = heads("q_proj", rank * queries, queries);
-          std::string key, value;  // two slots a rank, slot s has head s / copies
-          for (const std::uint64_t slot : {2 * rank, 2 * rank + 1}) {
-            key += heads("k_proj", slot / copies, 1);
-            value += heads("v_proj", slot / copies, 1);
+      DYNAMIC_SECTION("tp " << tp << (fused ? ", fused" : "")) {
+        const TempDir temp;
+        TinyModel model;
+        model.heads = 16;
+        model.kv_heads = 2;
+        model.head_dim = 2;
+        model.layers = 1;
+        model.model_type = "qwen2";  // which has biases of q, k and v
+        Random random(3);
+        write_model(temp / "model", model, random_tensors(model, random));
+        ShardRequest request = shard_request(temp / "model", temp / "out", tp);
+        request.target.layout = layout("nxd"), request.target.format = Format::kPytorch;
+        request.target.options.set_flag("fuse-qkv", fused);
+        request.target.options.set_number("kv-size-multiplier", tp);  // slots for two heads on each rank
+        request.target.options.set("kv-replication", "adjacent");
+        const TensorMap whole = read_model(temp / "model");
+        shard(request);
+        const auto ranks = read_shards(temp / "out");
+        REQUIRE(ranks.size() == tp);
+        const std::string prefix = "model.layers.0.self_attn.";
+        const std::uint64_t copies = tp, queries = 16 / tp;
+        for (std::uint64_t rank = 0; rank < tp; ++rank) {
+          const TensorMap& held = ranks.at("tp_rank_0" + std::to_string(rank) + "_pp_rank_00");
+          for (const std::string leaf : {"weight", "bias"}) {
+            const auto heads = [&](const char* linear, std::uint64_t first, std::uint64_t count) {
+              const std::string& bytes = whole.at(prefix + linear + "." + leaf).bytes;
+              const std::size_t head_bytes = 2 * (leaf == "weight" ? model.hidden : 1) * 2;
+              return bytes.substr(first * head_bytes, count * head_bytes);
+            };
+            const std::string query = heads("q_proj", rank * queries, queries);
+            std::string key, value;  // two slots a rank, slot s has head s / copies
+            for (const std::uint64_t slot : {2 * rank, 2 * rank + 1}) {
+              key += heads("k_proj", slot / copies, 1);
+              value += heads("v_proj", slot / copies, 1);
+            }
+            const std::string joined = prefix + "qkv_proj." + leaf + "_";
+            if (fused) {
+              CHECK((held.at(joined + "qkv").bytes == query + key + value));
+            } else {
+              CHECK((held.at(joined + "q").bytes == query));
+              CHECK((held.at(joined + "k").bytes == key));
+              CHECK((held.at(joined + "v").bytes == value));
+            }
           }
-          const std::string joined = prefix + "qkv_proj." + leaf + "_";
-          if (fused) {
-            CHECK((held.at(joined + "qkv").bytes == query + key + value));
-          } else {
-            CHECK((held.at(joined + "q").bytes == query));
-            CHECK((held.at(joined + "k").bytes == key));
-            CHECK((held.at(joined + "v").bytes == value));
-          }
+          const TensorData& output = whole.at(prefix + "o_proj.weight");
+          std::string columns;
+          const std::size_t row_bytes = 32 * 2, part_bytes = row_bytes / tp;
+          for (std::uint64_t row = 0; row < model.hidden; ++row)
+            columns += output.bytes.substr(row * row_bytes + rank * part_bytes, part_bytes);
+          CHECK((held.at(prefix + "o_proj.weight").bytes == columns));
         }
-        const TensorData& output = whole.at(prefix + "o_proj.weight");
-        std::string columns;
-        const std::size_t row_bytes = 32 * 2, part_bytes = row_bytes / tp;
-        for (std::uint64_t row = 0; row < model.hidden; ++row)
-          columns += output.bytes.substr(row * row_bytes + rank * part_bytes, part_bytes);
-        CHECK((held.at(prefix + "o_proj.weight").bytes == columns));
       }
     }
 }

@@ -64,7 +64,11 @@ TinyModel with_heads(std::uint64_t heads, std::uint64_t kv_heads) {
 }
 
 TEST_CASE("Separate projections are cut as column and row layers say") {
-  for (const std::uint64_t tp : {1, 2, 4}) check_case({with_heads(8, 4), {.tp = tp}});
+  for (const std::uint64_t tp : {1, 2, 4}) {
+    DYNAMIC_SECTION("tp " << tp) {
+      check_case({with_heads(8, 4), {.tp = tp}});
+    }
+  }
 }
 
 TEST_CASE("Every multiplier that works puts the heads where the formulae say") {
@@ -76,20 +80,25 @@ TEST_CASE("Every multiplier that works puts the heads where the formulae say") {
           Case c{with_heads(kv_heads * group, kv_heads), {.tp = tp, .kv_size_multiplier = m}};
           c.model.layers = 1;
           if (!is_legal(c.model, c.options) || (kv_heads >= tp && kv_heads % tp == 0)) continue;
-          check_case(c);
           ++cases;
+          DYNAMIC_SECTION(c.model.heads << " heads, " << kv_heads << " key/value heads, tp " << tp << ", multiplier "
+                                        << m) {
+            check_case(c);
+          }
         }
   CHECK(cases > 20);
 }
 
 TEST_CASE("A fused grouped-query projection joins the rank's q, k and v") {
-  for (const std::uint64_t tp : {4, 8}) {
-    Case c{with_heads(16, 2), {.tp = tp, .fuse_qkv = true}};
-    c.model.attention_bias = c.model.mlp_bias = true;
-    check_case(c);
-    c.model.model_type = "granite";
-    check_case(c);
-  }
+  for (const std::uint64_t tp : {4, 8})
+    for (const char* family : {"llama", "granite"}) {
+      DYNAMIC_SECTION(family << ", tp " << tp) {
+        Case c{with_heads(16, 2), {.tp = tp, .fuse_qkv = true}};
+        c.model.attention_bias = c.model.mlp_bias = true;
+        c.model.model_type = family;
+        check_case(c);
+      }
+    }
 }
 
 TEST_CASE("As many key/value heads as query heads are fused with stride three") {
@@ -131,11 +140,13 @@ TEST_CASE("A tied output matrix stands with the embedding on the last stage") {
 
 TEST_CASE("Every family is sharded by the same formulae") {
   for (const char* family : {"llama", "mistral", "qwen2", "qwen3", "granite"}) {
-    Case c{with_heads(8, 2), {.tp = 4, .pp = 2}};
-    c.model.model_type = family;
-    c.model.head_dim = 6;  // not hidden / heads
-    c.model.inv_freq = std::string(family) == "llama";
-    check_case(c);
+    DYNAMIC_SECTION(family) {
+      Case c{with_heads(8, 2), {.tp = 4, .pp = 2}};
+      c.model.model_type = family;
+      c.model.head_dim = 6;  // not hidden / heads
+      c.model.inv_freq = std::string(family) == "llama";
+      check_case(c);
+    }
   }
 }
 

@@ -29,21 +29,22 @@ bool is_padded(const fs::path& golden_case) {
 TEST_CASE("Every case of the reference is pre-sharded into its tensors") {
   REQUIRE(golden_cases("preshard").size() == 4);
   for (const fs::path& golden_case : golden_cases("preshard")) {
-    CAPTURE(golden_case.filename().string());
-    const TempDir temp;
-    const json golden = golden_of(golden_case);
-    const json& options = golden.at("case");
-    ShardRequest request =
-        presharded_request(golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>());
-    request.target.options.set_flag("pad", is_padded(golden_case));
-    if (!options.at("start_rank").is_null()) {
-      request.target.options.set_number("start-rank", options.at("start_rank").get<std::uint32_t>());
-      request.target.options.set_number("end-rank", options.at("end_rank").get<std::uint32_t>());
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const TempDir temp;
+      const json golden = golden_of(golden_case);
+      const json& options = golden.at("case");
+      ShardRequest request =
+          presharded_request(golden_case / "original", temp / "out", options.at("tp").get<std::uint32_t>());
+      request.target.options.set_flag("pad", is_padded(golden_case));
+      if (!options.at("start_rank").is_null()) {
+        request.target.options.set_number("start-rank", options.at("start_rank").get<std::uint32_t>());
+        request.target.options.set_number("end-rank", options.at("end_rank").get<std::uint32_t>());
+      }
+      shard(request);
+      json found = json::object();
+      for (const auto& [file, tensors] : read_weights(temp / "out")) found[file] = describe_tensors(tensors);
+      CHECK(found == golden.at("files"));
     }
-    shard(request);
-    json found = json::object();
-    for (const auto& [file, tensors] : read_weights(temp / "out")) found[file] = describe_tensors(tensors);
-    CHECK(found == golden.at("files"));
   }
 }
 
@@ -61,17 +62,18 @@ TEST_CASE("What the reference has pre-sharded is consolidated again, byte for by
   for (const fs::path& golden_case : golden_cases("preshard")) {
     const json options = golden_of(golden_case).at("case");
     if (!options.at("start_rank").is_null()) continue;
-    CAPTURE(golden_case.filename().string());
-    const TempDir temp;
-    fs::create_directory(temp / "nxd");
-    fs::copy(golden_case / "weights", temp / "nxd/weights");
-    fs::copy_file(golden_case / "original/config.json", temp / "nxd/config.json");
-    ConsolidateRequest back;
-    back.source.path = temp / "nxd";
-    back.output_directory = temp / "whole";
-    consolidate(back);
-    CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
     ++count;
+    DYNAMIC_SECTION(golden_case.filename().string()) {
+      const TempDir temp;
+      fs::create_directory(temp / "nxd");
+      fs::copy(golden_case / "weights", temp / "nxd/weights");
+      fs::copy_file(golden_case / "original/config.json", temp / "nxd/config.json");
+      ConsolidateRequest back;
+      back.source.path = temp / "nxd";
+      back.output_directory = temp / "whole";
+      consolidate(back);
+      CHECK((read_model(temp / "whole") == read_model(golden_case / "original")));
+    }
   }
   CHECK(count == 3);
 }

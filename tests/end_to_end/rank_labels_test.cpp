@@ -85,43 +85,45 @@ struct Case {
 
 TEST_CASE("Every rank's file says which rank it is of, whatever its layout and format") {
   for (const Form& form : kForms) {
-    CAPTURE(form.layout_name, name(form.format));
-    const Case c(form);
-    for (std::uint32_t pp_rank : {0u, 1u})
-      for (std::uint32_t tp_rank : {0u, 1u}) {
-        Metadata expected{{"reshard.tp_rank", std::to_string(tp_rank)},
-                          {"reshard.tp_degree", "2"},
-                          {"reshard.pp_rank", std::to_string(pp_rank)},
-                          {"reshard.pp_degree", "2"}};
-        if (form.format == Format::kSafetensors) expected["format"] = "pt";
-        CHECK(metadata_of(c.rank(tp_rank, pp_rank), form.format) == expected);
-      }
-    CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
-    const Case one_stage(form, 1);
-    CHECK(metadata_of(one_stage.rank(1), form.format).count("reshard.pp_rank") == 0);
+    DYNAMIC_SECTION(form.layout_name << " " << name(form.format)) {
+      const Case c(form);
+      for (std::uint32_t pp_rank : {0u, 1u})
+        for (std::uint32_t tp_rank : {0u, 1u}) {
+          Metadata expected{{"reshard.tp_rank", std::to_string(tp_rank)},
+                            {"reshard.tp_degree", "2"},
+                            {"reshard.pp_rank", std::to_string(pp_rank)},
+                            {"reshard.pp_degree", "2"}};
+          if (form.format == Format::kSafetensors) expected["format"] = "pt";
+          CHECK(metadata_of(c.rank(tp_rank, pp_rank), form.format) == expected);
+        }
+      CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
+      const Case one_stage(form, 1);
+      CHECK(metadata_of(one_stage.rank(1), form.format).count("reshard.pp_rank") == 0);
+    }
   }
 }
 
 TEST_CASE("Ranks that were swapped or copied over each other are errors that name the file, in every layout") {
   for (const Form& form : kForms) {
-    CAPTURE(form.layout_name, name(form.format));
-    const Case c(form);
-    c.swap(c.rank(0, 1), c.rank(1, 1));
-    const Error swapped = c.error();
-    CHECK(swapped.path() == c.rank(0, 1).string());
-    CHECK_THAT(swapped.what(), Says("its name says tensor-parallel rank 0, its metadata rank 1"));
-    CHECK_THAT(swapped.hint(), Says("swapped"));
-    c.swap(c.rank(0, 1), c.rank(1, 1));
-    c.swap(c.rank(1, 0), c.rank(1, 1));
-    const Error stages = c.error();
-    CHECK(stages.path() == c.rank(1, 0).string());
-    CHECK_THAT(stages.what(), Says("its name says pipeline rank 0, its metadata rank 1"));
-    c.swap(c.rank(1, 0), c.rank(1, 1));
-    for (std::size_t i = 0; i < c.entries(c.rank(0)).size(); ++i) {
-      fs::remove_all(c.entries(c.rank(1))[i]);
-      fs::copy(c.entries(c.rank(0))[i], c.entries(c.rank(1))[i], fs::copy_options::recursive);
+    DYNAMIC_SECTION(form.layout_name << " " << name(form.format)) {
+      const Case c(form);
+      c.swap(c.rank(0, 1), c.rank(1, 1));
+      const Error swapped = c.error();
+      CHECK(swapped.path() == c.rank(0, 1).string());
+      CHECK_THAT(swapped.what(), Says("its name says tensor-parallel rank 0, its metadata rank 1"));
+      CHECK_THAT(swapped.hint(), Says("swapped"));
+      c.swap(c.rank(0, 1), c.rank(1, 1));
+      c.swap(c.rank(1, 0), c.rank(1, 1));
+      const Error stages = c.error();
+      CHECK(stages.path() == c.rank(1, 0).string());
+      CHECK_THAT(stages.what(), Says("its name says pipeline rank 0, its metadata rank 1"));
+      c.swap(c.rank(1, 0), c.rank(1, 1));
+      for (std::size_t i = 0; i < c.entries(c.rank(0)).size(); ++i) {
+        fs::remove_all(c.entries(c.rank(1))[i]);
+        fs::copy(c.entries(c.rank(0))[i], c.entries(c.rank(1))[i], fs::copy_options::recursive);
+      }
+      CHECK_THAT(c.error().what(), Says("its name says tensor-parallel rank 1, its metadata rank 0"));
     }
-    CHECK_THAT(c.error().what(), Says("its name says tensor-parallel rank 1, its metadata rank 0"));
   }
 }
 
@@ -138,28 +140,30 @@ TEST_CASE("Swapped ranks are errors with replicated key/value heads, tied embedd
   for (const Variant& variant : {Variant{"replicated heads", repeated, 4, 1, 1}, Variant{"tied", tied, 2, 2, 1},
                                  Variant{"virtual stages", interleaved, 2, 2, 2}})
     for (const Form& form : kForms) {
-      CAPTURE(variant.what, form.layout_name, name(form.format));
-      const Case c(form, variant.model, variant.tp, variant.pp, variant.vpp);
-      CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
-      fs::remove_all(c.temp / "whole");
-      const std::uint32_t last = variant.pp - 1;
-      c.swap(c.rank(0, last), c.rank(1, last));
-      const Error error = c.error();
-      CHECK(error.path() == c.rank(0, last).string());
-      CHECK_THAT(error.what(), Says("its name says tensor-parallel rank 0, its metadata rank 1"));
+      DYNAMIC_SECTION(variant.what << ", " << form.layout_name << " " << name(form.format)) {
+        const Case c(form, variant.model, variant.tp, variant.pp, variant.vpp);
+        CHECK((consolidated(c.temp / "out", c.temp / "whole") == c.tensors));
+        fs::remove_all(c.temp / "whole");
+        const std::uint32_t last = variant.pp - 1;
+        c.swap(c.rank(0, last), c.rank(1, last));
+        const Error error = c.error();
+        CHECK(error.path() == c.rank(0, last).string());
+        CHECK_THAT(error.what(), Says("its name says tensor-parallel rank 0, its metadata rank 1"));
+      }
     }
 }
 
 TEST_CASE("Folders of xser's tensors that were swapped alone are an error that names one of their files") {
   for (const char* const kind : {"ranks", "optimum", "nxd"}) {
-    CAPTURE(kind);
-    const Case c({kind, Format::kXser});
-    fs::rename(c.rank(0).string() + ".tensors", c.temp / "aside");
-    fs::rename(c.rank(1).string() + ".tensors", c.rank(0).string() + ".tensors");
-    fs::rename(c.temp / "aside", c.rank(1).string() + ".tensors");
-    const Error error = c.error();
-    CHECK(error.path() == c.rank(0).string() + ".tensors/tensor_0.pt");
-    CHECK_THAT(error.what(), Says("its metadata names another rank than that of " + c.rank(0).filename().string()));
+    DYNAMIC_SECTION(kind) {
+      const Case c({kind, Format::kXser});
+      fs::rename(c.rank(0).string() + ".tensors", c.temp / "aside");
+      fs::rename(c.rank(1).string() + ".tensors", c.rank(0).string() + ".tensors");
+      fs::rename(c.temp / "aside", c.rank(1).string() + ".tensors");
+      const Error error = c.error();
+      CHECK(error.path() == c.rank(0).string() + ".tensors/tensor_0.pt");
+      CHECK_THAT(error.what(), Says("its metadata names another rank than that of " + c.rank(0).filename().string()));
+    }
   }
 }
 
@@ -213,53 +217,56 @@ TEST_CASE("Ranks of two digits, whose labels are longer, come back in every layo
   Random random(8);
   const TensorMap tensors = random_tensors(model, random);
   for (const Form& form : kForms) {
-    CAPTURE(form.layout_name, name(form.format));
-    const TempDir temp;
-    write_model(temp / "model", model, tensors);
-    ShardRequest request = shard_request(temp / "model", temp / "out", 16);
-    request.target.layout = layout(form.layout_name), request.target.format = form.format;
-    shard(request);
-    for (std::uint32_t rank = 0; rank < 16; ++rank)
-      CHECK(metadata_of(temp / "out" / path_of(form, {rank}), form.format).at("reshard.tp_rank") ==
-            std::to_string(rank));
-    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    DYNAMIC_SECTION(form.layout_name << " " << name(form.format)) {
+      const TempDir temp;
+      write_model(temp / "model", model, tensors);
+      ShardRequest request = shard_request(temp / "model", temp / "out", 16);
+      request.target.layout = layout(form.layout_name), request.target.format = form.format;
+      shard(request);
+      for (std::uint32_t rank = 0; rank < 16; ++rank)
+        CHECK(metadata_of(temp / "out" / path_of(form, {rank}), form.format).at("reshard.tp_rank") ==
+              std::to_string(rank));
+      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    }
   }
 }
 
 TEST_CASE("Ranks of an adapter that were swapped are an error") {
   for (const Format format : {Format::kPytorch, Format::kXser}) {
-    const TempDir temp;
-    const TinyModel model;
-    write_file(temp / "model/config.json", model.config().dump());
-    write_file(temp / "peft/adapter_config.json", R"({"peft_type": "LORA", "r": 1})");
-    const std::string down = "base_model.model.model.layers.0.mlp.down_proj.";
-    Random random(9);
-    const TensorMap tensors{{down + "lora_A.weight", random_tensor(random, DType::kF32, {1, model.intermediate})},
-                            {down + "lora_B.weight", random_tensor(random, DType::kF32, {model.hidden, 1})}};
-    write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
-    ShardRequest request = shard_request(temp / "model", temp / "out", 2);
-    request.target.layout = layout("optimum"), request.target.format = format;
-    request.adapters = {temp / "peft"};
-    shard(request);
-    ConsolidateRequest back;
-    back.source.path = temp / "out";
-    back.output_directory = temp / "again";
-    consolidate(back);
-    CHECK((read_tensors(temp / "again/adapter_model.safetensors") == tensors));
-    const fs::path ranks = temp / "out/adapter_default/adapter_shards/model";
-    const auto swap = [&](const std::string& ending) {
-      fs::rename(ranks / ("dp_rank_00_tp_rank_00_pp_rank_00.pt" + ending), ranks / "aside");
-      fs::rename(ranks / ("dp_rank_00_tp_rank_01_pp_rank_00.pt" + ending),
-                 ranks / ("dp_rank_00_tp_rank_00_pp_rank_00.pt" + ending));
-      fs::rename(ranks / "aside", ranks / ("dp_rank_00_tp_rank_01_pp_rank_00.pt" + ending));
-    };
-    swap("");
-    if (format == Format::kXser)
-      for (const char* ending : {".tensors", ".info.pt"}) swap(ending);
-    back.force = true;
-    const Error error = error_of([&] { consolidate(back); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (ranks / "dp_rank_00_tp_rank_00_pp_rank_00.pt").string());
+    DYNAMIC_SECTION(name(format)) {
+      const TempDir temp;
+      const TinyModel model;
+      write_file(temp / "model/config.json", model.config().dump());
+      write_file(temp / "peft/adapter_config.json", R"({"peft_type": "LORA", "r": 1})");
+      const std::string down = "base_model.model.model.layers.0.mlp.down_proj.";
+      Random random(9);
+      const TensorMap tensors{{down + "lora_A.weight", random_tensor(random, DType::kF32, {1, model.intermediate})},
+                              {down + "lora_B.weight", random_tensor(random, DType::kF32, {model.hidden, 1})}};
+      write_safetensors(temp / "peft/adapter_model.safetensors", tensors);
+      ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+      request.target.layout = layout("optimum"), request.target.format = format;
+      request.adapters = {temp / "peft"};
+      shard(request);
+      ConsolidateRequest back;
+      back.source.path = temp / "out";
+      back.output_directory = temp / "again";
+      consolidate(back);
+      CHECK((read_tensors(temp / "again/adapter_model.safetensors") == tensors));
+      const fs::path ranks = temp / "out/adapter_default/adapter_shards/model";
+      const auto swap = [&](const std::string& ending) {
+        fs::rename(ranks / ("dp_rank_00_tp_rank_00_pp_rank_00.pt" + ending), ranks / "aside");
+        fs::rename(ranks / ("dp_rank_00_tp_rank_01_pp_rank_00.pt" + ending),
+                   ranks / ("dp_rank_00_tp_rank_00_pp_rank_00.pt" + ending));
+        fs::rename(ranks / "aside", ranks / ("dp_rank_00_tp_rank_01_pp_rank_00.pt" + ending));
+      };
+      swap("");
+      if (format == Format::kXser)
+        for (const char* ending : {".tensors", ".info.pt"}) swap(ending);
+      back.force = true;
+      const Error error = error_of([&] { consolidate(back); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (ranks / "dp_rank_00_tp_rank_00_pp_rank_00.pt").string());
+    }
   }
 }
 

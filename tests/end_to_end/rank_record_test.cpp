@@ -113,17 +113,19 @@ TEST_CASE("Files of more than ten ranks say their numbers too") {
 
 TEST_CASE("Files of ranks that were swapped are told by what they say, and else by their numbers in rank_util") {
   for (const Layout* const kind : {layout("presharded"), layout("nxdi")}) {
-    const TempDir temp;
-    shard(
-        deployed_request(kind, testdata("golden/nxdi/llama-tp4/original"), temp / "out", 4));  // nothing is replicated
-    swap_files(rank_file(temp / "out", 1), rank_file(temp / "out", 2));
-    const Error error = consolidate_error(temp);
-    CHECK(error.path() == rank_file(temp / "out", 1).string());
-    CHECK_THAT(error.what(), Says("its name says tensor-parallel rank 1, its metadata rank 2"));
-    CHECK_THAT(error.hint(), Says("swapped"));
-    if (kind != layout("nxdi")) continue;
-    for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(rank_file(temp / "out", rank), {});  // as NxD's
-    CHECK_THAT(consolidate_error(temp).what(), Says("rank_util.rank: is the number of another rank than "));
+    DYNAMIC_SECTION(kind->traits().name) {
+      const TempDir temp;
+      const fs::path model = testdata("golden/nxdi/llama-tp4/original");  // nothing is replicated
+      shard(deployed_request(kind, model, temp / "out", 4));
+      swap_files(rank_file(temp / "out", 1), rank_file(temp / "out", 2));
+      const Error error = consolidate_error(temp);
+      CHECK(error.path() == rank_file(temp / "out", 1).string());
+      CHECK_THAT(error.what(), Says("its name says tensor-parallel rank 1, its metadata rank 2"));
+      CHECK_THAT(error.hint(), Says("swapped"));
+      if (kind != layout("nxdi")) continue;
+      for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(rank_file(temp / "out", rank), {});  // as NxD's
+      CHECK_THAT(consolidate_error(temp).what(), Says("rank_util.rank: is the number of another rank than "));
+    }
   }
 }
 
@@ -265,13 +267,14 @@ TEST_CASE("Records that make no sense are refused") {
   make_padded(temp);
   const Metadata good = metadata_of(rank_file(temp / "out", 0));
   const auto refused = [&](const char* key, const std::string& value, const char* says) {
-    CAPTURE(key, value);
-    Metadata metadata = good;
-    metadata[key] = value;
-    set_metadata(rank_file(temp / "out", 0), metadata);
-    CHECK_THAT(consolidate_error(temp).what(), Says("tp0_sharded_checkpoint.safetensors: its metadata"));
-    CHECK_THAT(consolidate_error(temp).what(), Says(says));
-    CHECK_THAT(consolidate_error(temp).hint(), Says("shard it again"));
+    DYNAMIC_SECTION(key << " " << json(value).dump()) {
+      Metadata metadata = good;
+      metadata[key] = value;
+      set_metadata(rank_file(temp / "out", 0), metadata);
+      CHECK_THAT(consolidate_error(temp).what(), Says("tp0_sharded_checkpoint.safetensors: its metadata"));
+      CHECK_THAT(consolidate_error(temp).what(), Says(says));
+      CHECK_THAT(consolidate_error(temp).hint(), Says("shard it again"));
+    }
   };
   for (const char* number : {"", "x", "-1", "1.5", "99999999999999999999", "1\n"}) {
     refused("reshard.tp_rank", number, "reshard.tp_rank, which is not a number of ranks");
@@ -282,10 +285,13 @@ TEST_CASE("Records that make no sense are refused") {
   for (const char* text : {"", "{\"a\": [1, 2", "[]", "3", "{\"a\": 1}", "{\"a\": [1, -1]}", "{\"a\": [1.5]}",
                            "{\"a\": [\"1\"]}", "{\"a\": {}}"})
     refused("reshard.original_shapes", text, "which is not an object of shapes");
-  Metadata metadata = good;
-  metadata["reshard.original_shapes"] = "{\"lm_head.weight\": [1]}";
-  set_metadata(rank_file(temp / "out", 0), metadata);
-  CHECK_THAT(consolidate_error(temp).what(), Says("tp1_sharded_checkpoint.safetensors: its metadata has other shapes"));
+  SECTION("other shapes than the other ranks'") {
+    Metadata metadata = good;
+    metadata["reshard.original_shapes"] = "{\"lm_head.weight\": [1]}";
+    set_metadata(rank_file(temp / "out", 0), metadata);
+    CHECK_THAT(consolidate_error(temp).what(),
+               Says("tp1_sharded_checkpoint.safetensors: its metadata has other shapes"));
+  }
 }
 
 TEST_CASE("A model that only its config.json's plan describes is padded, and comes back by what the files say") {
@@ -296,13 +302,13 @@ TEST_CASE("A model that only its config.json's plan describes is padded, and com
   for (const char* key : {"num_attention_heads", "num_key_value_heads"}) config.erase(key);  // nor heads kept whole
   const TensorMap tensors = write_planned(temp / "model", tensors_of("model.", true), config);
   for (const std::uint32_t tp : {3u, 5u, 7u}) {
-    CAPTURE(tp);
-    fs::remove_all(temp / "out");
-    ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
-    request.target.options.set_flag("pad", true);
-    shard(request);
-    CHECK(read_weights(temp / "out").begin()->second.at("lm_head.weight").shape == Dims{(40 + tp - 1) / tp, 16});
-    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    DYNAMIC_SECTION("tp " << tp) {
+      ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
+      request.target.options.set_flag("pad", true);
+      shard(request);
+      CHECK(read_weights(temp / "out").begin()->second.at("lm_head.weight").shape == Dims{(40 + tp - 1) / tp, 16});
+      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    }
   }
 }
 

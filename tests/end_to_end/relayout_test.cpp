@@ -24,6 +24,14 @@ struct MeshCase {
   OracleOptions to;
 };
 
+std::string describe(const OracleOptions& options) {
+  std::string text = "tp " + std::to_string(options.tp);
+  if (options.pp > 1) text += " pp " + std::to_string(options.pp);
+  if (options.vpp > 1) text += " vpp " + std::to_string(options.vpp);
+  if (options.kv_size_multiplier) text += " multiplier " + std::to_string(options.kv_size_multiplier);
+  return text + (options.fuse_qkv ? " fused" : "");
+}
+
 ShardRequest request_of(const OracleOptions& options, const fs::path& model, const fs::path& output) {
   ShardRequest request =
       shard_request(model, output, static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp));
@@ -64,28 +72,27 @@ TEST_CASE("Ranks become the ranks of another mesh as if they had been made from 
       {{.tp = 4, .pp = 4}, {.tp = 4, .pp = 4}},
   };
   for (const MeshCase& c : cases)
-    for (const bool tied : {false, true}) {
-      INFO("tp " << c.from.tp << " → " << c.to.tp << (tied ? ", tied" : ""));
-      TinyModel model;
-      model.heads = 8;
-      model.kv_heads = 2;
-      model.layers = 4;
-      model.attention_bias = true;
-      model.tied = tied;
-      REQUIRE(is_legal(model, c.from));
-      REQUIRE(is_legal(model, c.to));
-      const TempDir temp;
-      Random random(5);
-      const TensorMap tensors = random_tensors(model, random);
-      write_model(temp / "model", model, tensors);
-      shard(request_of(c.from, temp / "model", temp / "from"));
-      std::uint64_t block_bytes = 40;
-      for (const char* name : {"small", "large"}) {
-        relayout(temp / "from", temp / name, c.to, block_bytes);
-        CHECK((read_ranks(temp / name) == expected_ranks(model, tensors, c.to)));
-        block_bytes = 100000;
+    for (const bool tied : {false, true})
+      for (const std::uint64_t block_bytes : {40, 100000}) {
+        DYNAMIC_SECTION(describe(c.from) << " → " << describe(c.to) << (tied ? ", tied" : "") << ", blocks of "
+                                         << block_bytes << " bytes") {
+          TinyModel model;
+          model.heads = 8;
+          model.kv_heads = 2;
+          model.layers = 4;
+          model.attention_bias = true;
+          model.tied = tied;
+          REQUIRE(is_legal(model, c.from));
+          REQUIRE(is_legal(model, c.to));
+          const TempDir temp;
+          Random random(5);
+          const TensorMap tensors = random_tensors(model, random);
+          write_model(temp / "model", model, tensors);
+          shard(request_of(c.from, temp / "model", temp / "from"));
+          relayout(temp / "from", temp / "to", c.to, block_bytes);
+          CHECK((read_ranks(temp / "to") == expected_ranks(model, tensors, c.to)));
+        }
       }
-    }
 }
 
 /// A cut layout of one tensor "w" for every rank, made of metadata written by hand.
@@ -133,60 +140,57 @@ TensorData pick_elements(const TensorData& from, std::uint64_t rows, std::uint64
 }
 
 TEST_CASE("Strided parameters of any dim take the chunks that the formula says, there and back") {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    INFO("seed " << seed);
-    Random random(seed);
-    HandMade hand;
-    hand.tp = static_cast<std::uint32_t>(pick(random, 1, 4));
-    const std::uint64_t stride = pick(random, 1, 3);
-    const auto dim = static_cast<std::uint32_t>(random() % 2);
-    const std::uint64_t chunk = pick(random, 1, 3);
-    Dims shape{pick(random, 1, 5), pick(random, 1, 5)};
-    shape[dim] = chunk * hand.tp * stride;
-    hand.metadata.parameters = {{"w", true, dim, static_cast<std::uint32_t>(stride), hand.tp}};
-    hand.metadata.parameters.push_back({"scalar", false, 0, 1, 1});
-    hand.metadata.parameters.push_back({"empty", true, 0, 1, hand.tp});
-    hand.originals = {{"w", random_tensor(random, DType::kU8, shape)},
-                      {"scalar", random_tensor(random, DType::kF64, {})},
-                      {"empty", {DType::kF32, {0, 3}, {}}}};
-    std::vector<TensorMap> expected;
-    for (std::uint64_t t = 0; t < hand.tp; ++t) {
-      const auto at = [&](std::uint64_t k) { return (t + k / chunk * hand.tp) * chunk + k % chunk; };
-      TensorMap rank = hand.originals;
-      rank["w"] = pick_elements(
-          hand.originals["w"], dim == 0 ? chunk * stride : shape[0], dim == 1 ? chunk * stride : shape[1],
-          [&](std::uint64_t i, std::uint64_t j) { return dim == 0 ? std::pair(at(i), j) : std::pair(i, at(j)); });
-      expected.push_back(rank);
-    }
-    check_hand_made(hand, expected, pick(random, 1, 40));
+  const std::uint64_t seed = GENERATE(range<std::uint64_t>(1, 61));
+  INFO("seed " << seed);
+  Random random(seed);
+  HandMade hand;
+  hand.tp = static_cast<std::uint32_t>(pick(random, 1, 4));
+  const std::uint64_t stride = pick(random, 1, 3);
+  const auto dim = static_cast<std::uint32_t>(random() % 2);
+  const std::uint64_t chunk = pick(random, 1, 3);
+  Dims shape{pick(random, 1, 5), pick(random, 1, 5)};
+  shape[dim] = chunk * hand.tp * stride;
+  hand.metadata.parameters = {{"w", true, dim, static_cast<std::uint32_t>(stride), hand.tp}};
+  hand.metadata.parameters.push_back({"scalar", false, 0, 1, 1});
+  hand.metadata.parameters.push_back({"empty", true, 0, 1, hand.tp});
+  hand.originals = {{"w", random_tensor(random, DType::kU8, shape)},
+                    {"scalar", random_tensor(random, DType::kF64, {})},
+                    {"empty", {DType::kF32, {0, 3}, {}}}};
+  std::vector<TensorMap> expected;
+  for (std::uint64_t t = 0; t < hand.tp; ++t) {
+    const auto at = [&](std::uint64_t k) { return (t + k / chunk * hand.tp) * chunk + k % chunk; };
+    TensorMap rank = hand.originals;
+    rank["w"] = pick_elements(
+        hand.originals["w"], dim == 0 ? chunk * stride : shape[0], dim == 1 ? chunk * stride : shape[1],
+        [&](std::uint64_t i, std::uint64_t j) { return dim == 0 ? std::pair(at(i), j) : std::pair(i, at(j)); });
+    expected.push_back(rank);
   }
+  check_hand_made(hand, expected, pick(random, 1, 40));
 }
 
 TEST_CASE("Linears of different sizes fused along rows are fused column by column, there and back") {
-  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    INFO("seed " << seed);
-    Random random(seed);
-    HandMade hand;
-    hand.tp = static_cast<std::uint32_t>(pick(random, 1, 4));
-    const std::uint64_t a = pick(random, 1, 4);
-    const std::uint64_t b = pick(random, 1, 4);
-    const std::uint64_t rows = pick(random, 1, 6);
-    hand.metadata.parameters = {{"m.ab.weight", true, 1, 2, hand.tp}};
-    hand.metadata.modules = {
-        {"m", {FusedLinearsSpec{"ab", {"a", "b"}, false, 1, {a * hand.tp, b * hand.tp}, hand.tp}}}};
-    hand.originals = {{"m.a.weight", random_tensor(random, DType::kI8, {rows, a * hand.tp})},
-                      {"m.b.weight", random_tensor(random, DType::kI8, {rows, b * hand.tp})}};
-    std::vector<TensorMap> expected;
-    for (std::uint64_t t = 0; t < hand.tp; ++t) {
-      TensorData joined{DType::kI8, {rows, a + b}, {}};
-      for (std::uint64_t i = 0; i < rows; ++i) {
-        joined.bytes += hand.originals["m.a.weight"].bytes.substr(i * a * hand.tp + t * a, a);
-        joined.bytes += hand.originals["m.b.weight"].bytes.substr(i * b * hand.tp + t * b, b);
-      }
-      expected.push_back({{"m.ab.weight", joined}});
+  const std::uint64_t seed = GENERATE(range<std::uint64_t>(1, 41));
+  INFO("seed " << seed);
+  Random random(seed);
+  HandMade hand;
+  hand.tp = static_cast<std::uint32_t>(pick(random, 1, 4));
+  const std::uint64_t a = pick(random, 1, 4);
+  const std::uint64_t b = pick(random, 1, 4);
+  const std::uint64_t rows = pick(random, 1, 6);
+  hand.metadata.parameters = {{"m.ab.weight", true, 1, 2, hand.tp}};
+  hand.metadata.modules = {{"m", {FusedLinearsSpec{"ab", {"a", "b"}, false, 1, {a * hand.tp, b * hand.tp}, hand.tp}}}};
+  hand.originals = {{"m.a.weight", random_tensor(random, DType::kI8, {rows, a * hand.tp})},
+                    {"m.b.weight", random_tensor(random, DType::kI8, {rows, b * hand.tp})}};
+  std::vector<TensorMap> expected;
+  for (std::uint64_t t = 0; t < hand.tp; ++t) {
+    TensorData joined{DType::kI8, {rows, a + b}, {}};
+    for (std::uint64_t i = 0; i < rows; ++i) {
+      joined.bytes += hand.originals["m.a.weight"].bytes.substr(i * a * hand.tp + t * a, a);
+      joined.bytes += hand.originals["m.b.weight"].bytes.substr(i * b * hand.tp + t * b, b);
     }
-    check_hand_made(hand, expected, pick(random, 1, 40));
+    expected.push_back({{"m.ab.weight", joined}});
   }
+  check_hand_made(hand, expected, pick(random, 1, 40));
 }
 
 }  // namespace

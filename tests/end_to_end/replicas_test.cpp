@@ -113,43 +113,45 @@ std::uint64_t bytes_read(const FaultStorage& storage, const Job& job) {
 TEST_CASE("Every copy is read and compared, unless that is not asked for") {
   const Shards shards;
   for (const bool check : {true, false}) {
-    INFO("check " << check);
-    FaultStorage storage;
-    RunOptions options;
-    options.storage = &storage;
-    ConsolidateRequest request = shards.request();
-    request.check_replicas = check;
-    const auto job = plan_consolidate(request);
-    execute(*job, options);
-    CHECK((read_model(shards.temp / "whole") == shards.originals));
-    const std::uint64_t all = shards.bytes_of_data();
-    CHECK(job->program.read_bytes + job->program.check_bytes + job->program.skipped_bytes == all);
-    CHECK((job->program.skipped_bytes == 0) == check);
-    CHECK(bytes_read(storage, *job) == job->program.read_bytes + job->program.check_bytes);
-    // A tied matrix is not of one name, so trust in the ranks is no trust in it.
-    const std::uint64_t tied = shards.originals.at("model.embed_tokens.weight").bytes.size();
-    if (!check) CHECK(job->program.check_bytes == tied);
-    std::uint64_t placed = 0;
-    for (const auto& [name, tensor] : shards.originals) placed += tensor.bytes.size();
-    CHECK(job->program.read_bytes == placed);
-    fs::remove_all(shards.temp / "whole");
+    DYNAMIC_SECTION((check ? "checked" : "not checked")) {
+      FaultStorage storage;
+      RunOptions options;
+      options.storage = &storage;
+      ConsolidateRequest request = shards.request();
+      request.check_replicas = check;
+      const auto job = plan_consolidate(request);
+      execute(*job, options);
+      CHECK((read_model(shards.temp / "whole") == shards.originals));
+      const std::uint64_t all = shards.bytes_of_data();
+      CHECK(job->program.read_bytes + job->program.check_bytes + job->program.skipped_bytes == all);
+      CHECK((job->program.skipped_bytes == 0) == check);
+      CHECK(bytes_read(storage, *job) == job->program.read_bytes + job->program.check_bytes);
+      // A tied matrix is not of one name, so trust in the ranks is no trust in it.
+      const std::uint64_t tied = shards.originals.at("model.embed_tokens.weight").bytes.size();
+      if (!check) CHECK(job->program.check_bytes == tied);
+      std::uint64_t placed = 0;
+      for (const auto& [name, tensor] : shards.originals) placed += tensor.bytes.size();
+      CHECK(job->program.read_bytes == placed);
+    }
   }
 }
 
 TEST_CASE("A copy that differs is an error that names the tensor and the rank's file, and nothing is written") {
   for (const unsigned threads : {1u, 3u}) {
-    const Shards shards;
-    shards.spoil(2, 0, "model.layers.0.self_attn.qkv_proj.weight_k");
-    const auto before = snapshot(shards.temp.path());
-    RunOptions options;
-    options.threads = threads;
-    const Error error = error_of([&] { consolidate(shards.request(), options); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == "model.layers.0.self_attn.qkv_proj.weight_k");
-    CHECK(error.path() == shards.rank_file(2, 0).string());
-    CHECK_THAT(error.what(), Says("a replica of model.layers.0.self_attn.k_proj.weight"));
-    CHECK_THAT(error.hint(), Says("`replicas` first takes the first rank's values"));
-    CHECK((snapshot(shards.temp.path()) == before));
+    DYNAMIC_SECTION("threads " << threads) {
+      const Shards shards;
+      shards.spoil(2, 0, "model.layers.0.self_attn.qkv_proj.weight_k");
+      const auto before = snapshot(shards.temp.path());
+      RunOptions options;
+      options.threads = threads;
+      const Error error = error_of([&] { consolidate(shards.request(), options); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.tensor() == "model.layers.0.self_attn.qkv_proj.weight_k");
+      CHECK(error.path() == shards.rank_file(2, 0).string());
+      CHECK_THAT(error.what(), Says("a replica of model.layers.0.self_attn.k_proj.weight"));
+      CHECK_THAT(error.hint(), Says("`replicas` first takes the first rank's values"));
+      CHECK((snapshot(shards.temp.path()) == before));
+    }
   }
 }
 
@@ -171,50 +173,53 @@ TEST_CASE("Copies that may differ are told once each, by tensor and file, and th
   options.replicas = Replicas::kFirst;
   options.threads = 3;
   for (const bool small_blocks : {false, true}) {
-    std::vector<std::string> told;
-    if (small_blocks) {
-      const auto job = plan_consolidate(shards.request());
-      fs::create_directories(shards.temp / "blocks");
-      local_storage().create(shards.temp / "blocks/model.safetensors", job->target.files[0].size_bytes);
-      options.on_divergence = [&](const Divergence& one) { told.push_back(one.text); };
-      run_program(job->maps(), job->program, shards.temp / "blocks", options, {}, 2);
-      std::sort(told.begin(), told.end());
-    } else {
-      for (const Divergence& one : consolidate(shards.request(), options).divergent) told.push_back(one.text);
-      CHECK((read_model(shards.temp / "whole") == shards.originals));
-      fs::remove_all(shards.temp / "whole");
+    DYNAMIC_SECTION((small_blocks ? "small blocks" : "large blocks")) {
+      std::vector<std::string> told;
+      if (small_blocks) {
+        const auto job = plan_consolidate(shards.request());
+        fs::create_directories(shards.temp / "blocks");
+        local_storage().create(shards.temp / "blocks/model.safetensors", job->target.files[0].size_bytes);
+        options.on_divergence = [&](const Divergence& one) { told.push_back(one.text); };
+        run_program(job->maps(), job->program, shards.temp / "blocks", options, {}, 2);
+        std::sort(told.begin(), told.end());
+      } else {
+        for (const Divergence& one : consolidate(shards.request(), options).divergent) told.push_back(one.text);
+        CHECK((read_model(shards.temp / "whole") == shards.originals));
+      }
+      REQUIRE(told.size() == 3);
+      CHECK_THAT(told[0], Says("tp_rank_01_pp_rank_01/model.safetensors"));
+      CHECK_THAT(told[0], Says(kNorm));
+      CHECK_THAT(told[1], Says("tp_rank_02_pp_rank_00/model.safetensors"));
+      CHECK_THAT(told[1], Says("qkv_proj.weight_v"));
+      CHECK_THAT(told[2], Says("tp_rank_03_pp_rank_01/model.safetensors"));
+      CHECK_THAT(told[2], Says("first at element ["));
     }
-    REQUIRE(told.size() == 3);
-    CHECK_THAT(told[0], Says("tp_rank_01_pp_rank_01/model.safetensors"));
-    CHECK_THAT(told[0], Says(kNorm));
-    CHECK_THAT(told[1], Says("tp_rank_02_pp_rank_00/model.safetensors"));
-    CHECK_THAT(told[1], Says("qkv_proj.weight_v"));
-    CHECK_THAT(told[2], Says("tp_rank_03_pp_rank_01/model.safetensors"));
-    CHECK_THAT(told[2], Says("first at element ["));
   }
 }
 
 TEST_CASE("A norm that drifted apart between ranks is the first rank's, and told once for each replica") {
   for (const unsigned threads : {1u, 3u}) {
-    const Shards shards;
-    Random random(21);
-    for (const int tp_rank : {1, 3})
-      shards.change(tp_rank, 1, kNorm, [&](TensorData& norm) { drift(norm, 0.05, random); });
-    RunOptions options = unsynced();
-    options.threads = threads;
-    const RunResult result = consolidate(shards.request(), options);
-    CHECK((read_model(shards.temp / "whole") == shards.originals));
-    REQUIRE(result.divergent.size() == 2);
-    for (const Divergence& one : result.divergent) {
-      CHECK(one.tensor == kNorm);
-      CHECK(one.is_drift);
-      CHECK(one.relative > 0);
-      CHECK(one.relative < 0.06);
-      CHECK(one.max_abs > 0);
-      CHECK(one.max_abs < 0.01);
+    DYNAMIC_SECTION("threads " << threads) {
+      const Shards shards;
+      Random random(21);
+      for (const int tp_rank : {1, 3})
+        shards.change(tp_rank, 1, kNorm, [&](TensorData& norm) { drift(norm, 0.05, random); });
+      RunOptions options = unsynced();
+      options.threads = threads;
+      const RunResult result = consolidate(shards.request(), options);
+      CHECK((read_model(shards.temp / "whole") == shards.originals));
+      REQUIRE(result.divergent.size() == 2);
+      for (const Divergence& one : result.divergent) {
+        CHECK(one.tensor == kNorm);
+        CHECK(one.is_drift);
+        CHECK(one.relative > 0);
+        CHECK(one.relative < 0.06);
+        CHECK(one.max_abs > 0);
+        CHECK(one.max_abs < 0.01);
+      }
+      CHECK_THAT(result.divergent[0].text, Says("tp_rank_01_pp_rank_01/model.safetensors"));
+      CHECK_THAT(result.divergent[1].text, Says("tp_rank_03_pp_rank_01/model.safetensors"));
     }
-    CHECK_THAT(result.divergent[0].text, Says("tp_rank_01_pp_rank_01/model.safetensors"));
-    CHECK_THAT(result.divergent[1].text, Says("tp_rank_03_pp_rank_01/model.safetensors"));
   }
 }
 
@@ -380,18 +385,20 @@ TEST_CASE("Verifying compares the copies inside either side, too") {
   const Checkpoint model = read_checkpoint(shards.temp / "model", {ConfigUse::kLenient});
   const Checkpoint sharded = read_checkpoint(shards.temp / "shards", {ConfigUse::kLenient});
   for (const bool sharded_first : {false, true}) {
-    const reshard::TensorMap& a = sharded_first ? sharded.map : model.map;
-    const reshard::TensorMap& b = sharded_first ? model.map : sharded.map;
-    const Error error = error_of([&] { verify(a, b, {}, {}); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == kNorm);
-    CHECK(error.path() == shards.rank_file(3, 1).string());
-    RunOptions options;
-    options.replicas = Replicas::kFirst;
-    std::vector<std::string> told;
-    options.on_divergence = [&](const Divergence& one) { told.push_back(one.text); };
-    CHECK(verify(a, b, {}, options).same());
-    CHECK(told.size() == 1);
+    DYNAMIC_SECTION((sharded_first ? "the shards first" : "the model first")) {
+      const reshard::TensorMap& a = sharded_first ? sharded.map : model.map;
+      const reshard::TensorMap& b = sharded_first ? model.map : sharded.map;
+      const Error error = error_of([&] { verify(a, b, {}, {}); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.tensor() == kNorm);
+      CHECK(error.path() == shards.rank_file(3, 1).string());
+      RunOptions options;
+      options.replicas = Replicas::kFirst;
+      std::vector<std::string> told;
+      options.on_divergence = [&](const Divergence& one) { told.push_back(one.text); };
+      CHECK(verify(a, b, {}, options).same());
+      CHECK(told.size() == 1);
+    }
   }
 }
 

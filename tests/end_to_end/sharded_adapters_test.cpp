@@ -149,22 +149,25 @@ TEST_CASE("Shards, PEFT's directory and shards of other ranks hold the same adap
 }
 
 TEST_CASE("Converting shards to PEFT's directory writes what consolidating them writes, of any adapter that is given") {
-  const Format format = GENERATE(Format::kSafetensors, Format::kPytorch);
-  for (const fs::path& golden_case : golden_cases("lora"))
-    for (const auto& [adapter, tensors] : golden_of(golden_case).at("consolidated").items()) {
-      INFO(golden_case.filename() << " " << adapter);
-      const TempDir temp;
-      const fs::path source = golden_case / "sharded" / ("adapter_" + adapter);
-      ConsolidateRequest request;
-      request.source.path = source;
-      request.output_directory = temp / "consolidated";
-      request.target.format = format;
-      consolidate(request);
-      ConvertRequest converted = convert_request(source, temp / "converted");
-      converted.target.format = format;
-      convert(converted);
-      CHECK((snapshot(temp / "converted") == snapshot(temp / "consolidated")));
-    }
+  for (const fs::path& golden_case : golden_cases("lora")) {
+    const json golden = golden_of(golden_case);
+    for (const auto& [adapter, tensors] : golden.at("consolidated").items())
+      for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
+        DYNAMIC_SECTION(golden_case.filename().string() << ", " << adapter << ", " << name(format)) {
+          const TempDir temp;
+          const fs::path source = golden_case / "sharded" / ("adapter_" + adapter);
+          ConsolidateRequest request;
+          request.source.path = source;
+          request.output_directory = temp / "consolidated";
+          request.target.format = format;
+          consolidate(request);
+          ConvertRequest converted = convert_request(source, temp / "converted");
+          converted.target.format = format;
+          convert(converted);
+          CHECK((snapshot(temp / "converted") == snapshot(temp / "consolidated")));
+        }
+      }
+  }
 }
 
 TEST_CASE("Shards become those of the other format and back to the byte, with all that stands beside them") {
@@ -185,24 +188,27 @@ TEST_CASE("Shards become those of the other format and back to the byte, with al
 }
 
 TEST_CASE("Golden adapters become xser and back in the very tensors and metadata that the reference wrote") {
-  for (const fs::path& golden_case : golden_cases("lora")) DYNAMIC_SECTION(golden_case.filename()) {
-      const json golden = golden_of(golden_case);
-      for (const auto& [adapter, tensors] : golden.at("consolidated").items()) {
-        const TempDir temp;
-        ConvertRequest request = convert_request(golden_case / "sharded" / ("adapter_" + adapter), temp / "out");
-        request.target.layout = layout("optimum");
-        request.target.format = GENERATE(Format::kPytorch, Format::kXser);
-        convert(request);
-        for (const auto& [file, held] : golden.at("files").items()) {
-          if (!file.starts_with("adapter_" + adapter + "/")) continue;
-          INFO(file);
-          CHECK(describe_tensors(read_torch_tensors(temp / "out" / file)) == held);
+  for (const fs::path& golden_case : golden_cases("lora")) {
+    const json golden = golden_of(golden_case);
+    for (const auto& [adapter, tensors] : golden.at("consolidated").items())
+      for (const Format format : {Format::kPytorch, Format::kXser}) {
+        DYNAMIC_SECTION(golden_case.filename().string() << ", " << adapter << ", " << name(format)) {
+          const TempDir temp;
+          ConvertRequest request = convert_request(golden_case / "sharded" / ("adapter_" + adapter), temp / "out");
+          request.target.layout = layout("optimum");
+          request.target.format = format;
+          convert(request);
+          for (const auto& [file, held] : golden.at("files").items()) {
+            if (!file.starts_with("adapter_" + adapter + "/")) continue;
+            INFO(file);
+            CHECK(describe_tensors(read_torch_tensors(temp / "out" / file)) == held);
+          }
+          for (const char* name : {"adapter_config.json", "adapter_shards/mp_metadata_pp_rank_0.json"})
+            CHECK(read_file(temp / "out" / ("adapter_" + adapter) / name) ==
+                  read_file(golden_case / "sharded" / ("adapter_" + adapter) / name));
         }
-        for (const char* name : {"adapter_config.json", "adapter_shards/mp_metadata_pp_rank_0.json"})
-          CHECK(read_file(temp / "out" / ("adapter_" + adapter) / name) ==
-                read_file(golden_case / "sharded" / ("adapter_" + adapter) / name));
       }
-    }
+  }
 }
 
 TEST_CASE("With the base model's config.json shards become those of other ranks, as PEFT's directory does") {
@@ -210,13 +216,14 @@ TEST_CASE("With the base model's config.json shards become those of other ranks,
   const Sharded s(LoraFuse::kExact);
   s.shard_to("four", 4, fuse, Format::kPytorch);
   for (const char* source : {"shards", "peft"}) {
-    INFO(source);
-    ConvertRequest request = s.to_shards(source, std::string(source) + "-four", Format::kPytorch);
-    request.source.config = s.temp / "model";
-    request.target.tp = 4;
-    request.lora_fuse = fuse;
-    convert(request);
-    CHECK((snapshot(s.temp / (std::string(source) + "-four")) == snapshot(s.temp / "four")));
+    DYNAMIC_SECTION(source << (fuse == LoraFuse::kMean ? ", mean" : ", exact")) {
+      ConvertRequest request = s.to_shards(source, std::string(source) + "-four", Format::kPytorch);
+      request.source.config = s.temp / "model";
+      request.target.tp = 4;
+      request.lora_fuse = fuse;
+      convert(request);
+      CHECK((snapshot(s.temp / (std::string(source) + "-four")) == snapshot(s.temp / "four")));
+    }
   }
 }
 

@@ -185,41 +185,44 @@ TEST_CASE("Two names of one storage are two tensors of the same bytes, and a row
   const TempDir temp;
   file.write(temp / "in/pytorch_model.bin");
   for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
-    ConvertRequest request = convert_request(temp / "in", temp / std::string(name(format)));
-    request.target.format = format;
-    convert(request);
-    CHECK((read_whole(request.output_directory) == file.tensors));
+    DYNAMIC_SECTION(name(format)) {
+      ConvertRequest request = convert_request(temp / "in", temp / std::string(name(format)));
+      request.target.format = format;
+      convert(request);
+      CHECK((read_whole(request.output_directory) == file.tensors));
+    }
   }
 }
 
 TEST_CASE("Large matrices in columns are turned in little memory, and read but once or twice") {
   for (const StorageType type : {kTypes[0], kTypes[1], kTypes[2]}) {
-    INFO(name(type.dtype));
-    TorchViews file;
-    Random random(5);
-    const std::uint64_t rows = 2111;
-    const std::uint64_t columns = 1531;
-    const std::size_t key = file.add_storage(random_tensor(random, type.dtype, {rows * columns}).bytes);
-    file.add("o_proj", type, {rows, columns}, {1, rows}, 0, key);
-    const TempDir temp;
-    file.write(temp / "in/pytorch_model.bin");
-    for (const unsigned threads : {1u, 4u}) {
-      for (const std::uint64_t memory : {kMinMemoryBytes, std::uint64_t{256} << 20}) {
-        INFO(threads << " threads, " << memory << " bytes");
-        FaultStorage storage;
-        RunOptions options;
-        options.storage = &storage;
-        options.threads = threads;
-        options.max_memory_bytes = memory;
-        ConvertRequest request = convert_request(temp / "in", temp / "out");
-        request.force = true;
-        const auto job = plan_convert(request);
-        execute(*job, options);
-        CHECK((read_model(temp / "out") == file.tensors));
-        std::uint64_t bytes_read = 0;
-        for (const FaultStorage::Range& range : storage.reads(job->source.files[0].path))
-          bytes_read += range.end_bytes - range.begin_bytes;
-        CHECK(bytes_read <= 2 * file.tensors.at("o_proj").bytes.size());
+    DYNAMIC_SECTION(name(type.dtype)) {
+      TorchViews file;
+      Random random(5);
+      const std::uint64_t rows = 2111;
+      const std::uint64_t columns = 1531;
+      const std::size_t key = file.add_storage(random_tensor(random, type.dtype, {rows * columns}).bytes);
+      file.add("o_proj", type, {rows, columns}, {1, rows}, 0, key);
+      const TempDir temp;
+      file.write(temp / "in/pytorch_model.bin");
+      for (const unsigned threads : {1u, 4u}) {
+        for (const std::uint64_t memory : {kMinMemoryBytes, std::uint64_t{256} << 20}) {
+          INFO(threads << " threads, " << memory << " bytes");
+          FaultStorage storage;
+          RunOptions options;
+          options.storage = &storage;
+          options.threads = threads;
+          options.max_memory_bytes = memory;
+          ConvertRequest request = convert_request(temp / "in", temp / "out");
+          request.force = true;
+          const auto job = plan_convert(request);
+          execute(*job, options);
+          CHECK((read_model(temp / "out") == file.tensors));
+          std::uint64_t bytes_read = 0;
+          for (const FaultStorage::Range& range : storage.reads(job->source.files[0].path))
+            bytes_read += range.end_bytes - range.begin_bytes;
+          CHECK(bytes_read <= 2 * file.tensors.at("o_proj").bytes.size());
+        }
       }
     }
   }

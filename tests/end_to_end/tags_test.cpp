@@ -55,24 +55,25 @@ std::string joined(const std::vector<std::string>& notes) {
 
 TEST_CASE("A training run's directory is consolidated with a config.json from elsewhere, byte for byte") {
   for (const char* name : kNxdCases) {
-    INFO(name);
-    const TempDir temp;
-    ConsolidateRequest request = request_of(golden(name) / "checkpoint", temp / "out");
-    for (const fs::path& config : {golden(name) / "original", golden(name) / "original/config.json"}) {
-      request.source.config = config;
-      request.force = true;
-      const auto job = plan_consolidate(request);
-      CHECK_THAT(joined(job->notes), Says("checkpoint: step_3 is taken"));
-      CHECK(execute(*job, unsynced()).divergent.empty());
-      CHECK(names_in(temp / "out") == std::vector<std::string>{"config.json", "model.safetensors"});
-      CHECK((read_model(temp / "out") == read_model(golden(name) / "original")));
-      CHECK(read_file(temp / "out/config.json") == read_file(golden(name) / "original/config.json"));
+    DYNAMIC_SECTION(name) {
+      const TempDir temp;
+      ConsolidateRequest request = request_of(golden(name) / "checkpoint", temp / "out");
+      for (const fs::path& config : {golden(name) / "original", golden(name) / "original/config.json"}) {
+        request.source.config = config;
+        request.force = true;
+        const auto job = plan_consolidate(request);
+        CHECK_THAT(joined(job->notes), Says("checkpoint: step_3 is taken"));
+        CHECK(execute(*job, unsynced()).divergent.empty());
+        CHECK(names_in(temp / "out") == std::vector<std::string>{"config.json", "model.safetensors"});
+        CHECK((read_model(temp / "out") == read_model(golden(name) / "original")));
+        CHECK(read_file(temp / "out/config.json") == read_file(golden(name) / "original/config.json"));
+      }
+      request.source.config.clear();
+      const Error error = error_of([&] { plan_consolidate(request); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (golden(name) / "checkpoint/step_3").string());
+      CHECK_THAT(error.hint(), Says("`config`"));
     }
-    request.source.config.clear();
-    const Error error = error_of([&] { plan_consolidate(request); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (golden(name) / "checkpoint/step_3").string());
-    CHECK_THAT(error.hint(), Says("`config`"));
   }
 }
 
@@ -98,26 +99,27 @@ TEST_CASE("Of several tags the newest finished one is consolidated, or the one t
 
 TEST_CASE("Without OUT_DIR the outputs go into the folder of the tag, wherever config.json is") {
   for (const char* config_at : {"run", "run/step_3", ""}) {
-    INFO(config_at);
-    const TempDir temp;
-    copy_run(kNxdCases[0], temp / "run");
-    fs::copy(temp / "run/step_3", temp / "run/step_1", fs::copy_options::recursive);
-    const fs::path config = golden(kNxdCases[0]) / "original/config.json";
-    ConsolidateRequest request;
-    request.source.path = temp / "run";
-    if (std::string(config_at).empty())
-      request.source.config = config;
-    else
-      fs::copy(config, temp / config_at / "config.json");
-    write_file(temp / "run/tokenizer.json", "{}");
-    consolidate(request);
-    CHECK((read_model(temp / "run/step_3") == read_model(golden(kNxdCases[0]) / "original")));
-    CHECK(read_file(temp / "run/step_3/config.json") == read_file(config));
-    CHECK(fs::exists(temp / "run/step_3/tokenizer.json") == (std::string(config_at) == "run"));
-    CHECK_FALSE(fs::exists(temp / "run/model.safetensors"));
-    CHECK_FALSE(fs::exists(temp / "run/step_3/step_1"));
-    const Error again = error_of([&] { consolidate(request); });
-    CHECK_THAT(again.hint(), Says("`force`"));
+    DYNAMIC_SECTION("config.json in " << (*config_at ? config_at : "another directory")) {
+      const TempDir temp;
+      copy_run(kNxdCases[0], temp / "run");
+      fs::copy(temp / "run/step_3", temp / "run/step_1", fs::copy_options::recursive);
+      const fs::path config = golden(kNxdCases[0]) / "original/config.json";
+      ConsolidateRequest request;
+      request.source.path = temp / "run";
+      if (std::string(config_at).empty())
+        request.source.config = config;
+      else
+        fs::copy(config, temp / config_at / "config.json");
+      write_file(temp / "run/tokenizer.json", "{}");
+      consolidate(request);
+      CHECK((read_model(temp / "run/step_3") == read_model(golden(kNxdCases[0]) / "original")));
+      CHECK(read_file(temp / "run/step_3/config.json") == read_file(config));
+      CHECK(fs::exists(temp / "run/step_3/tokenizer.json") == (std::string(config_at) == "run"));
+      CHECK_FALSE(fs::exists(temp / "run/model.safetensors"));
+      CHECK_FALSE(fs::exists(temp / "run/step_3/step_1"));
+      const Error again = error_of([&] { consolidate(request); });
+      CHECK_THAT(again.hint(), Says("`force`"));
+    }
   }
 }
 
@@ -247,18 +249,17 @@ TEST_CASE("Files of tensors and whole models take a config.json from elsewhere w
   fs::create_directories(temp / "model");
   fs::copy(from / "model.safetensors", temp / "model/model.safetensors");
   for (const char* source : {"model", "model/model.safetensors"}) {
-    INFO(source);
-    ConvertRequest request = convert_request(temp / source, temp / (std::string(source) + "-out"));
-    request.output_directory = temp / "out";
-    request.force = true;
-    request.target.layout = layout("ranks");
-    request.target.tp = 2;
-    const Error error = error_of([&] { plan_convert(request); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.hint(), Says("`config`"));
-    request.source.config = from;
-    convert(request);
-    CHECK((consolidated(temp / "out", temp / "whole") == read_model(from)));
+    DYNAMIC_SECTION(source) {
+      ConvertRequest request = convert_request(temp / source, temp / "out");
+      request.target.layout = layout("ranks");
+      request.target.tp = 2;
+      const Error error = error_of([&] { plan_convert(request); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.hint(), Says("`config`"));
+      request.source.config = from;
+      convert(request);
+      CHECK((consolidated(temp / "out", temp / "whole") == read_model(from)));
+    }
   }
 }
 
