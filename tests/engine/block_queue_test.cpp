@@ -32,34 +32,33 @@ std::vector<std::uint64_t> block_counts(const Tensors& of, std::uint64_t block_b
 }
 
 TEST_CASE("Whatever the order in which workers ask, each block of each tensor is given once") {
-  for (const std::uint64_t seed : seeds(300)) {
-    INFO("RESHARD_TEST_SEED=" << seed);
-    Random random(seed);
-    std::vector<LogicalTensor> list(pick(random, 0, 12));
-    for (LogicalTensor& tensor : list) {
-      tensor.dtype = DType::kBF16;
-      for (std::uint64_t d = pick(random, 0, 3); d > 0; --d) tensor.shape.push_back(pick(random, 0, 9));
-    }
-    const Tensors tensors(list);
-    const std::uint64_t block_bytes = pick(random, 1, 40);
-    const auto workers = static_cast<unsigned>(pick(random, 1, 5));
-    BlockQueue queue(tensors.maps(), tensors.program, block_bytes, block_bytes, workers);
-    std::vector<std::set<std::uint64_t>> given(list.size());
-    std::set<unsigned> asking;
-    for (unsigned worker = 0; worker < workers; ++worker) asking.insert(worker);
-    while (!asking.empty()) {
-      const unsigned worker = *std::next(asking.begin(), static_cast<long>(random() % asking.size()));
-      BlockQueue::Item item;
-      if (!queue.next(worker, item)) {
-        asking.erase(worker);
-        continue;
-      }
-      CHECK(given[item.transfer].insert(item.block).second);
-      CHECK((item.box == BlockGrid(DType::kBF16, tensors.tensors[item.transfer].shape, block_bytes).block(item.block)));
-    }
-    const auto counts = block_counts(tensors, block_bytes);
-    for (std::size_t t = 0; t < list.size(); ++t) CHECK(given[t].size() == counts[t]);
+  const std::uint64_t seed = GENERATE(from_range(seeds(300)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  std::vector<LogicalTensor> list(pick(random, 0, 12));
+  for (LogicalTensor& tensor : list) {
+    tensor.dtype = DType::kBF16;
+    for (std::uint64_t d = pick(random, 0, 3); d > 0; --d) tensor.shape.push_back(pick(random, 0, 9));
   }
+  const Tensors tensors(list);
+  const std::uint64_t block_bytes = pick(random, 1, 40);
+  const auto workers = static_cast<unsigned>(pick(random, 1, 5));
+  BlockQueue queue(tensors.maps(), tensors.program, block_bytes, block_bytes, workers);
+  std::vector<std::set<std::uint64_t>> given(list.size());
+  std::set<unsigned> asking;
+  for (unsigned worker = 0; worker < workers; ++worker) asking.insert(worker);
+  while (!asking.empty()) {
+    const unsigned worker = *std::next(asking.begin(), static_cast<long>(random() % asking.size()));
+    BlockQueue::Item item;
+    if (!queue.next(worker, item)) {
+      asking.erase(worker);
+      continue;
+    }
+    CHECK(given[item.transfer].insert(item.block).second);
+    CHECK((item.box == BlockGrid(DType::kBF16, tensors.tensors[item.transfer].shape, block_bytes).block(item.block)));
+  }
+  const auto counts = block_counts(tensors, block_bytes);
+  for (std::size_t t = 0; t < list.size(); ++t) CHECK(given[t].size() == counts[t]);
 }
 
 TEST_CASE("Workers that ask in turn have about the same bytes, each one range of the program") {

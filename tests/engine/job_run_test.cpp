@@ -84,46 +84,47 @@ std::vector<std::uint32_t> shuffled(Random& random, std::uint32_t count) {
 TEST_CASE("One to seven shares in any order write the same bytes and checksums as one, by one process or several") {
   const Jobs jobs;
   for (const auto& [what, plan] : jobs.planners) {
-    const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
-    const auto expected_job = plan(whole);
-    JobRun at_once(*expected_job, unsynced());
-    at_once.prepare();
-    ShareReport all = at_once.run();
-    const std::vector<std::uint32_t> crcs = all.crcs;
-    at_once.publish(std::move(all));
-    const auto expected = snapshot(whole);
-    CHECK(expected.size() > 3);
-    for (std::uint32_t count = 1; count <= 7; ++count) {
-      const bool several_processes = (count + what.size()) % 2 == 0;
-      INFO(what << ", " << count << " shares" << (several_processes ? ", each on its own" : ""));
-      Random random(count);
-      FaultStorage storage;
-      const auto job = plan(parts);
-      JobRun leader(*job, random_run(random, storage));
-      leader.prepare();
-      ShareReport merged;
-      for (const std::uint32_t index : shuffled(random, count)) {
-        if (several_processes && random() % 3) {  // the leader runs some, too
-          const auto own_job = plan(parts);
-          JobRun other(*own_job, random_run(random, storage));
-          other.attach(leader.root());
-          ShareReport report = other.run({index, count});
-          other.finish(report);
-          merge(merged, std::move(report));
-        } else {
-          ShareReport report = leader.run({index, count});
-          leader.finish(report);
-          merge(merged, std::move(report));
+    DYNAMIC_SECTION(what) {
+      const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
+      const auto expected_job = plan(whole);
+      JobRun at_once(*expected_job, unsynced());
+      at_once.prepare();
+      ShareReport all = at_once.run();
+      const std::vector<std::uint32_t> crcs = all.crcs;
+      at_once.publish(std::move(all));
+      const auto expected = snapshot(whole);
+      CHECK(expected.size() > 3);
+      for (std::uint32_t count = 1; count <= 7; ++count) {
+        const bool several_processes = (count + what.size()) % 2 == 0;
+        INFO(count << " shares" << (several_processes ? ", each on its own" : ""));
+        Random random(count);
+        FaultStorage storage;
+        const auto job = plan(parts);
+        JobRun leader(*job, random_run(random, storage));
+        leader.prepare();
+        ShareReport merged;
+        for (const std::uint32_t index : shuffled(random, count)) {
+          if (several_processes && random() % 3) {  // the leader runs some, too
+            const auto own_job = plan(parts);
+            JobRun other(*own_job, random_run(random, storage));
+            other.attach(leader.root());
+            ShareReport report = other.run({index, count});
+            other.finish(report);
+            merge(merged, std::move(report));
+          } else {
+            ShareReport report = leader.run({index, count});
+            leader.finish(report);
+            merge(merged, std::move(report));
+          }
+          CHECK_FALSE(fs::exists(parts));
         }
-        CHECK_FALSE(fs::exists(parts));
+        CHECK(merged.crcs == crcs);
+        CHECK(merged.written_bytes == job->program.write_bytes);
+        leader.publish(std::move(merged));
+        CHECK((snapshot(parts) == expected));
+        fs::remove_all(parts);
       }
-      CHECK(merged.crcs == crcs);
-      CHECK(merged.written_bytes == job->program.write_bytes);
-      leader.publish(std::move(merged));
-      CHECK((snapshot(parts) == expected));
-      fs::remove_all(parts);
     }
-    fs::remove_all(whole);
   }
 }
 
@@ -149,9 +150,10 @@ std::vector<std::vector<unsigned>> reads_of(const Planner& plan, const fs::path&
 TEST_CASE("Shares together read each byte of the source as often as one run does") {
   const Jobs jobs;
   for (const auto& [what, plan] : jobs.planners) {
-    INFO(what);
-    const auto whole = reads_of(plan, jobs.temp / "out", 1);
-    for (const std::uint32_t count : {2u, 3u, 7u}) CHECK((reads_of(plan, jobs.temp / "out", count) == whole));
+    DYNAMIC_SECTION(what) {
+      const auto whole = reads_of(plan, jobs.temp / "out", 1);
+      for (const std::uint32_t count : {2u, 3u, 7u}) CHECK((reads_of(plan, jobs.temp / "out", count) == whole));
+    }
   }
 }
 
@@ -159,12 +161,18 @@ TEST_CASE("A run in which a share is missing, or ran twice, is not published") {
   const Jobs jobs;
   const auto job = jobs.planners.front().second(jobs.temp / "out");
   const auto before = snapshot(jobs.temp.path());
-  for (const std::vector<std::uint32_t>& ran : {std::vector<std::uint32_t>{0, 2}, {0, 1, 2, 1}, {}}) {
-    JobRun run(*job, unsynced());
-    run.prepare();
-    ShareReport merged;
-    for (const std::uint32_t index : ran) merge(merged, run.run({index, 3}));
-    CHECK(error_of([&] { run.publish(std::move(merged)); }).kind() == ErrorKind::kInternal);
+  struct Case {
+    const char* what;
+    std::vector<std::uint32_t> ran;
+  };
+  for (const Case& one : {Case{"one is missing", {0, 2}}, Case{"one ran twice", {0, 1, 2, 1}}, Case{"none ran", {}}}) {
+    DYNAMIC_SECTION(one.what) {
+      JobRun run(*job, unsynced());
+      run.prepare();
+      ShareReport merged;
+      for (const std::uint32_t index : one.ran) merge(merged, run.run({index, 3}));
+      CHECK(error_of([&] { run.publish(std::move(merged)); }).kind() == ErrorKind::kInternal);
+    }
   }
   CHECK((snapshot(jobs.temp.path()) == before));
 }
@@ -182,22 +190,24 @@ TEST_CASE("Reports of shares of different programs are not merged") {
 TEST_CASE("A share that fails leaves nothing published and nothing behind") {
   const Jobs jobs;
   for (const auto& [what, plan] : jobs.planners) {
-    INFO(what);
-    const auto job = plan(jobs.temp / "out");
-    const auto before = snapshot(jobs.temp.path());
-    for (const std::uint32_t failing : {0u, 1u, 2u}) {
-      FaultStorage storage;
-      RunOptions options = unsynced();
-      options.storage = &storage;
-      {
-        JobRun run(*job, options);
-        run.prepare();
-        for (std::uint32_t index = 0; index < failing; ++index) run.finish(run.run({index, 3}));
-        storage.fail_at = storage.operations() + 2;
-        CHECK(error_of([&] { run.run({failing, 3}); }).kind() == ErrorKind::kIo);
-        CHECK_FALSE(fs::exists(jobs.temp / "out"));
+    DYNAMIC_SECTION(what) {
+      const auto job = plan(jobs.temp / "out");
+      const auto before = snapshot(jobs.temp.path());
+      for (const std::uint32_t failing : {0u, 1u, 2u}) {
+        CAPTURE(failing);
+        FaultStorage storage;
+        RunOptions options = unsynced();
+        options.storage = &storage;
+        {
+          JobRun run(*job, options);
+          run.prepare();
+          for (std::uint32_t index = 0; index < failing; ++index) run.finish(run.run({index, 3}));
+          storage.fail_at = storage.operations() + 2;
+          CHECK(error_of([&] { run.run({failing, 3}); }).kind() == ErrorKind::kIo);
+          CHECK_FALSE(fs::exists(jobs.temp / "out"));
+        }
+        CHECK((snapshot(jobs.temp.path()) == before));
       }
-      CHECK((snapshot(jobs.temp.path()) == before));
     }
   }
 }
@@ -259,20 +269,21 @@ TEST_CASE("A replica that several shares find to differ is reported once, whatev
 TEST_CASE("What a process wrote is on stable storage once it has finished its share") {
   const Jobs jobs;
   for (const auto& [what, plan] : jobs.planners) {
-    INFO(what);
-    const auto job = plan(jobs.temp / "out");
-    FaultStorage storage;
-    RunOptions options;
-    options.storage = &storage;
-    JobRun leader(*job, unsynced());
-    leader.prepare();
-    JobRun other(*job, options);
-    other.attach(leader.root());
-    const ShareReport report = other.run();
-    CHECK(storage.count(FaultStorage::Operation::kSync) == 0);
-    other.finish(report);
-    CHECK(report.written_files.size() > 1);
-    CHECK(storage.count(FaultStorage::Operation::kSync) == report.written_files.size());
+    DYNAMIC_SECTION(what) {
+      const auto job = plan(jobs.temp / "out");
+      FaultStorage storage;
+      RunOptions options;
+      options.storage = &storage;
+      JobRun leader(*job, unsynced());
+      leader.prepare();
+      JobRun other(*job, options);
+      other.attach(leader.root());
+      const ShareReport report = other.run();
+      CHECK(storage.count(FaultStorage::Operation::kSync) == 0);
+      other.finish(report);
+      CHECK(report.written_files.size() > 1);
+      CHECK(storage.count(FaultStorage::Operation::kSync) == report.written_files.size());
+    }
   }
 }
 

@@ -74,18 +74,20 @@ TEST_CASE("New outputs have no more permissions than the inputs, and than the um
         Case{0022, 0755, 0600, 0755, 0600}, Case{0002, 0775, 0664, 0775, 0664}, Case{0002, 0750, 0640, 0750, 0640},
         Case{0000, 0755, 0640, 0755, 0640}, Case{0027, 0777, 0666, 0750, 0640}, Case{0077, 0755, 0644, 0700, 0600},
         Case{0022, 0555, 0444, 0755, 0644}, Case{0022, 02750, 0755, 0750, 0644}, Case{0022, 0711, 0604, 0711, 0604}}) {
-    INFO(std::oct << one.mask << ": " << one.directory << ", " << one.weights);
-    const Model model;
-    model.restrict(one.directory, one.weights);
-    const Umask umask(one.mask);
-    ShardRequest request = model.request();
-    request.output_directory = model.temp / "deep/out";
-    shard(request);
-    for (const fs::path& folder : {fs::path(), kRank.parent_path(), kRank})
-      CHECK(mode_of(model.temp / "deep/out" / folder) == one.made_directory);
-    CHECK(mode_of(model.temp / "deep/out" / kRank / "model.safetensors") == one.made_weights);
-    CHECK(mode_of(model.temp / "deep/out/tensor_parallel_shards/mp_metadata_pp_rank_0.json") == one.made_weights);
-    CHECK(mode_of(model.temp / "deep/out/config.json") == (0644 & ~one.mask));
+    DYNAMIC_SECTION(std::oct << "umask " << one.mask << ", directory " << one.directory << ", weights "
+                             << one.weights) {
+      const Model model;
+      model.restrict(one.directory, one.weights);
+      const Umask umask(one.mask);
+      ShardRequest request = model.request();
+      request.output_directory = model.temp / "deep/out";
+      shard(request);
+      for (const fs::path& folder : {fs::path(), kRank.parent_path(), kRank})
+        CHECK(mode_of(model.temp / "deep/out" / folder) == one.made_directory);
+      CHECK(mode_of(model.temp / "deep/out" / kRank / "model.safetensors") == one.made_weights);
+      CHECK(mode_of(model.temp / "deep/out/tensor_parallel_shards/mp_metadata_pp_rank_0.json") == one.made_weights);
+      CHECK(mode_of(model.temp / "deep/out/config.json") == (0644 & ~one.mask));
+    }
   }
 }
 
@@ -99,17 +101,18 @@ TEST_CASE("Copied files and their folders keep their mode as far as the umask le
   }
   fs::permissions(model.temp / "model/tools", mode(0700));
   for (const mode_t mask : {0022, 0027}) {
-    const Umask umask(mask);
-    shard(model.request());
-    for (const auto& [name, bits] : modes) {
-      INFO(name);
-      CHECK(mode_of(model.temp / "out/tools/deep" / name) == (bits & 0777 & ~mask));
-      CHECK(read_file(model.temp / "out/tools/deep" / name) == name);
+    DYNAMIC_SECTION(std::oct << "umask " << mask) {
+      const Umask umask(mask);
+      shard(model.request());
+      for (const auto& [name, bits] : modes) {
+        INFO(name);
+        CHECK(mode_of(model.temp / "out/tools/deep" / name) == (bits & 0777 & ~mask));
+        CHECK(read_file(model.temp / "out/tools/deep" / name) == name);
+      }
+      CHECK(mode_of(model.temp / "out/tools") == 0700);
+      CHECK(mode_of(model.temp / "out/tools/deep") == (0755 & ~mask));
+      CHECK(mode_of(model.temp / "out/sub") == (0755 & ~mask));
     }
-    CHECK(mode_of(model.temp / "out/tools") == 0700);
-    CHECK(mode_of(model.temp / "out/tools/deep") == (0755 & ~mask));
-    CHECK(mode_of(model.temp / "out/sub") == (0755 & ~mask));
-    fs::remove_all(model.temp / "out");
   }
 }
 
@@ -120,18 +123,19 @@ TEST_CASE("A directory that is there keeps its mode, and shows no one what the i
   };
   for (const Case& one : {Case{0700, 0755, 0700, 0600, 0600}, Case{0750, 0755, 0750, 0640, 0640},
                           Case{0700, 0700, 0700, 0644, 0644}, Case{0755, 0700, 0755, 0644, 0644}}) {
-    INFO(std::oct << one.input << ", " << one.output);
-    const Model model;
-    model.restrict(one.input, 0644);
-    fs::create_directories(model.temp / "out");
-    fs::permissions(model.temp / "out", mode(one.output));
-    shard(model.request());
-    CHECK(mode_of(model.temp / "out") == one.output);
-    CHECK(mode_of(model.temp / "out/sub") == one.folder);
-    CHECK(mode_of(model.temp / "out" / kRank) == one.folder);
-    CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == one.weights);
-    CHECK(mode_of(model.temp / "out/config.json") == one.copy);
-    CHECK(mode_of(model.temp / "out/sub/vocab.txt") == one.copy);
+    DYNAMIC_SECTION(std::oct << "input " << one.input << ", output " << one.output) {
+      const Model model;
+      model.restrict(one.input, 0644);
+      fs::create_directories(model.temp / "out");
+      fs::permissions(model.temp / "out", mode(one.output));
+      shard(model.request());
+      CHECK(mode_of(model.temp / "out") == one.output);
+      CHECK(mode_of(model.temp / "out/sub") == one.folder);
+      CHECK(mode_of(model.temp / "out" / kRank) == one.folder);
+      CHECK(mode_of(model.temp / "out" / kRank / "model.safetensors") == one.weights);
+      CHECK(mode_of(model.temp / "out/config.json") == one.copy);
+      CHECK(mode_of(model.temp / "out/sub/vocab.txt") == one.copy);
+    }
   }
 }
 
@@ -143,16 +147,16 @@ TEST_CASE("One private file among the weights makes all outputs private, and so 
   CHECK(mode_of(model.temp / "out") == 0755);
 
   for (const fs::path& folder : {fs::path(), kRank.parent_path(), kRank}) {
-    fs::permissions(model.temp / "out" / folder, mode(0750));
-    ConsolidateRequest request;
-    request.source.path = model.temp / "out";
-    request.output_directory = model.temp / "whole";
-    consolidate(request);
-    CHECK(mode_of(model.temp / "whole") == 0750);
-    CHECK(mode_of(model.temp / "whole/model.safetensors") == 0600);
-    CHECK((read_model(model.temp / "whole") == model.tensors));
-    fs::remove_all(model.temp / "whole");
-    fs::permissions(model.temp / "out" / folder, mode(0755));
+    DYNAMIC_SECTION(("out" / folder).string()) {
+      fs::permissions(model.temp / "out" / folder, mode(0750));
+      ConsolidateRequest request;
+      request.source.path = model.temp / "out";
+      request.output_directory = model.temp / "whole";
+      consolidate(request);
+      CHECK(mode_of(model.temp / "whole") == 0750);
+      CHECK(mode_of(model.temp / "whole/model.safetensors") == 0600);
+      CHECK((read_model(model.temp / "whole") == model.tensors));
+    }
   }
 }
 
@@ -178,27 +182,29 @@ TEST_CASE("A config.json from elsewhere hides what it and its directory hide, wh
                           Case{0700, 0600, false, 0700, 0600, 0644}, Case{0700, 0644, false, 0700, 0644, 0644},
                           Case{0755, 0600, true, 0755, 0600, 0644}, Case{0700, 0644, true, 0755, 0600, 0600}})
     for (const bool anew : {false, true}) {
-      INFO(std::oct << one.folder << ", " << one.config << (one.existing ? " existing" : "") << (anew ? " anew" : ""));
-      const Model model;
-      fs::create_directories(model.temp / "other");
-      std::string config = read_file(model.temp / "model/config.json");
-      config.insert(config.find('{') + 1, "\"torch_dtype\": \"bfloat16\",");
-      write_file(model.temp / "other/config.json", config);
-      fs::remove(model.temp / "model/config.json");
-      fs::permissions(model.temp / "other/config.json", mode(one.config));
-      fs::permissions(model.temp / "other", mode(one.folder));
-      if (one.existing) fs::create_directories(model.temp / "out");
-      ConvertRequest request;
-      request.source.path = model.temp / "model";
-      request.output_directory = model.temp / "out";
-      request.source.config = model.temp / "other";
-      if (anew) request.dtype = DType::kF32;
-      const auto job = plan_convert(request);
-      REQUIRE(job->copied_files.size() == (anew ? 0 : 1));
-      execute(*job, unsynced());
-      CHECK(mode_of(model.temp / "out") == one.made_folder);
-      CHECK(mode_of(model.temp / "out/config.json") == one.made_config);
-      CHECK(mode_of(model.temp / "out/model.safetensors") == one.made_weights);
+      DYNAMIC_SECTION(std::oct << "folder " << one.folder << ", config.json " << one.config
+                               << (one.existing ? ", existing output" : "") << (anew ? ", anew" : ", copied")) {
+        const Model model;
+        fs::create_directories(model.temp / "other");
+        std::string config = read_file(model.temp / "model/config.json");
+        config.insert(config.find('{') + 1, "\"torch_dtype\": \"bfloat16\",");
+        write_file(model.temp / "other/config.json", config);
+        fs::remove(model.temp / "model/config.json");
+        fs::permissions(model.temp / "other/config.json", mode(one.config));
+        fs::permissions(model.temp / "other", mode(one.folder));
+        if (one.existing) fs::create_directories(model.temp / "out");
+        ConvertRequest request;
+        request.source.path = model.temp / "model";
+        request.output_directory = model.temp / "out";
+        request.source.config = model.temp / "other";
+        if (anew) request.dtype = DType::kF32;
+        const auto job = plan_convert(request);
+        REQUIRE(job->copied_files.size() == (anew ? 0 : 1));
+        execute(*job, unsynced());
+        CHECK(mode_of(model.temp / "out") == one.made_folder);
+        CHECK(mode_of(model.temp / "out/config.json") == one.made_config);
+        CHECK(mode_of(model.temp / "out/model.safetensors") == one.made_weights);
+      }
     }
 }
 
@@ -266,15 +272,16 @@ TEST_CASE("Bits of a group go to that group alone, another one gets those of oth
   };
   for (const Case& one : {Case{0640, 0600}, Case{0750, 0700}, Case{0775, 0755}, Case{0664, 0644}, Case{0660, 0600},
                           Case{0644, 0644}, Case{0604, 0604}, Case{0751, 0711}}) {
-    INFO(std::oct << one.bits);
-    const AllowedMode allowed{one.bits, {7}, 0777};
-    CHECK(allowed.for_group(7) == one.bits);
-    CHECK(allowed.for_group(8) == one.other_bits);
-    CHECK(allowed.for_any_group() == one.other_bits);
-    AllowedMode both = allowed;
-    both &= AllowedMode{0777, {8}, 0777};
-    CHECK(both.for_group(7) == one.other_bits);
-    CHECK(both.for_group(8) == one.other_bits);
+    DYNAMIC_SECTION(std::oct << "mode " << one.bits) {
+      const AllowedMode allowed{one.bits, {7}, 0777};
+      CHECK(allowed.for_group(7) == one.bits);
+      CHECK(allowed.for_group(8) == one.other_bits);
+      CHECK(allowed.for_any_group() == one.other_bits);
+      AllowedMode both = allowed;
+      both &= AllowedMode{0777, {8}, 0777};
+      CHECK(both.for_group(7) == one.other_bits);
+      CHECK(both.for_group(8) == one.other_bits);
+    }
   }
   // What the umask takes from others, it does not take from the group.
   CHECK(AllowedMode{0664, {7}, 0750}.for_group(8) == 0640);
@@ -325,44 +332,47 @@ TEST_CASE("Outputs of another group than the inputs' are closed to it, and those
 
 TEST_CASE("While outputs grow, nobody else may look at them") {
   for (const bool existing : {false, true}) {
-    const Model model;
-    if (existing) fs::create_directories(model.temp / "out");
-    const fs::path home = existing ? model.temp / "out" : model.temp.path();
-    std::size_t seen = 0;
-    FaultStorage storage;
-    storage.before = [&](FaultStorage::Operation, std::uint64_t) {
-      for (const auto& entry : fs::directory_iterator(home))
-        if (entry.path().filename().string().starts_with(".")) {
-          CHECK(mode_of(entry.path()) == 0700);
-          ++seen;
-        }
-    };
-    RunOptions options = unsynced();
-    options.storage = &storage;
-    options.threads = 1;
-    shard(model.request(), options);
-    CHECK(seen > 10);
-    CHECK(mode_of(model.temp / "out") == 0755);
+    DYNAMIC_SECTION((existing ? "in an existing directory" : "in a new directory")) {
+      const Model model;
+      if (existing) fs::create_directories(model.temp / "out");
+      const fs::path home = existing ? model.temp / "out" : model.temp.path();
+      std::size_t seen = 0;
+      FaultStorage storage;
+      storage.before = [&](FaultStorage::Operation, std::uint64_t) {
+        for (const auto& entry : fs::directory_iterator(home))
+          if (entry.path().filename().string().starts_with(".")) {
+            CHECK(mode_of(entry.path()) == 0700);
+            ++seen;
+          }
+      };
+      RunOptions options = unsynced();
+      options.storage = &storage;
+      options.threads = 1;
+      shard(model.request(), options);
+      CHECK(seen > 10);
+      CHECK(mode_of(model.temp / "out") == 0755);
+    }
   }
 }
 
 TEST_CASE("Outputs go into a directory that may be written to but not read, and are flushed to disk there too") {
   for (const bool existing : {false, true}) {
-    INFO("existing " << existing);
-    const Model model;
-    const fs::path drop = model.temp / "drop";
-    fs::create_directories(drop);
-    const Unprivileged nobody(model.temp.path());
-    fs::permissions(drop, mode(0300));
-    ShardRequest request = model.request();
-    request.output_directory = existing ? drop : drop / "out";
-    RunOptions options;
-    options.sync = true;
-    CHECK_NOTHROW(shard(request, options));
-    fs::permissions(drop, mode(0700));
-    REQUIRE(fs::exists(request.output_directory / "config.json"));
-    CHECK(read_ranks(request.output_directory).size() == 2);
-    for (const auto& entry : fs::directory_iterator(drop)) CHECK(entry.path().filename().string().front() != '.');
+    DYNAMIC_SECTION((existing ? "in the directory itself" : "in a new one in it")) {
+      const Model model;
+      const fs::path drop = model.temp / "drop";
+      fs::create_directories(drop);
+      const Unprivileged nobody(model.temp.path());
+      fs::permissions(drop, mode(0300));
+      ShardRequest request = model.request();
+      request.output_directory = existing ? drop : drop / "out";
+      RunOptions options;
+      options.sync = true;
+      CHECK_NOTHROW(shard(request, options));
+      fs::permissions(drop, mode(0700));
+      REQUIRE(fs::exists(request.output_directory / "config.json"));
+      CHECK(read_ranks(request.output_directory).size() == 2);
+      for (const auto& entry : fs::directory_iterator(drop)) CHECK(entry.path().filename().string().front() != '.');
+    }
   }
 }
 

@@ -74,15 +74,16 @@ TEST_CASE("A shards folder with what others wrote is refused even with force") {
   const fs::path shards = model.temp / "out/tensor_parallel_shards";
   for (const std::string name : {"notes.txt", "tp_rank_00_pp_rank_00/optimizer.pt", "other/file", ".hidden",
                                  "tp_rank_00_pp_rank_00/sub/model.safetensors", "mp_metadata_pp_rank_0.json.bak"}) {
-    INFO(name);
-    write_file(shards / name, "mine");
-    const Error error = model.refused(model.request(2, true));
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == shards.string());
-    CHECK_THAT(error.what(), Says(fs::path(name).begin()->string()));
-    fs::remove_all(shards / name);
-    fs::remove(shards / "other");
-    fs::remove(shards / "tp_rank_00_pp_rank_00/sub");
+    DYNAMIC_SECTION(name) {
+      write_file(shards / name, "mine");
+      const Error error = model.refused(model.request(2, true));
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == shards.string());
+      CHECK_THAT(error.what(), Says(fs::path(name).begin()->string()));
+      fs::remove_all(shards / name);
+      fs::remove(shards / "other");
+      fs::remove(shards / "tp_rank_00_pp_rank_00/sub");
+    }
   }
   CHECK_NOTHROW(shard(model.request(2, true)));
 }
@@ -123,33 +124,40 @@ TEST_CASE("An output directory that is a file, lies under one, or is a link to n
   write_file(model.temp / "file", "mine");
   ShardRequest request = model.request(2, true);
   for (const char* name : {"file", "file/sub/out"}) {
-    request.output_directory = model.temp / name;
-    const Error error = model.refused(request);
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (model.temp / "file").string());
+    DYNAMIC_SECTION(name) {
+      request.output_directory = model.temp / name;
+      const Error error = model.refused(request);
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (model.temp / "file").string());
+    }
   }
-  fs::create_symlink("nowhere", model.temp / "dangling");
-  request.output_directory = model.temp / "dangling";
-  const auto space_before = fs::read_symlink(model.temp / "dangling");
-  CHECK_THROWS_AS(shard(request), Error);
-  CHECK(fs::read_symlink(model.temp / "dangling") == space_before);
-  CHECK_FALSE(fs::exists(model.temp / "nowhere"));
+  SECTION("a link to nowhere") {
+    fs::create_symlink("nowhere", model.temp / "dangling");
+    request.output_directory = model.temp / "dangling";
+    const auto space_before = fs::read_symlink(model.temp / "dangling");
+    CHECK_THROWS_AS(shard(request), Error);
+    CHECK(fs::read_symlink(model.temp / "dangling") == space_before);
+    CHECK_FALSE(fs::exists(model.temp / "nowhere"));
+  }
 }
 
 TEST_CASE("Missing parents are made, and an output directory may be given in any form") {
   const Model model;
   ShardRequest request = model.request();
   for (const char* name : {"a/b/out", "c/out/", "d/./out", "out/"}) {
-    INFO(name);
-    request.output_directory = model.temp / name;
-    shard(request);
-    CHECK(read_ranks(model.temp / name).size() == 2);
+    DYNAMIC_SECTION(name) {
+      request.output_directory = model.temp / name;
+      shard(request);
+      CHECK(read_ranks(model.temp / name).size() == 2);
+    }
   }
-  fs::create_directories(model.temp / "real");
-  fs::create_directory_symlink("real", model.temp / "link");
-  request.output_directory = model.temp / "link";
-  shard(request);
-  CHECK(read_ranks(model.temp / "real").size() == 2);
+  SECTION("a link to a directory") {
+    fs::create_directories(model.temp / "real");
+    fs::create_directory_symlink("real", model.temp / "link");
+    request.output_directory = model.temp / "link";
+    shard(request);
+    CHECK(read_ranks(model.temp / "real").size() == 2);
+  }
 }
 
 TEST_CASE("Two dots behind a link lead where the file system says, for all of the outputs") {
@@ -169,24 +177,26 @@ TEST_CASE("Outputs have the permissions that the umask leaves") {
   const Model model;
   write_file(model.temp / "model/sub/vocab.txt", "");
   for (const bool existing : {false, true}) {
-    ShardRequest request = model.request();
-    request.output_directory = model.temp / (existing ? "old" : "new");
-    if (existing) fs::create_directories(request.output_directory);
-    const mode_t before = ::umask(027);
-    shard(request);
-    ::umask(before);
-    std::size_t seen = 0;
-    for (const auto& entry : fs::recursive_directory_iterator(request.output_directory)) {
-      INFO(entry.path());
+    DYNAMIC_SECTION((existing ? "existing directory" : "new directory")) {
+      ShardRequest request = model.request();
+      request.output_directory = model.temp / (existing ? "old" : "new");
+      if (existing) fs::create_directories(request.output_directory);
+      const mode_t before = ::umask(027);
+      shard(request);
+      ::umask(before);
+      std::size_t seen = 0;
+      for (const auto& entry : fs::recursive_directory_iterator(request.output_directory)) {
+        INFO(entry.path());
+        struct stat status {};
+        REQUIRE(::stat(entry.path().c_str(), &status) == 0);
+        CHECK((status.st_mode & 07777) == (entry.is_directory() ? 0750u : 0640u));
+        ++seen;
+      }
+      CHECK(seen == 9);
       struct stat status {};
-      REQUIRE(::stat(entry.path().c_str(), &status) == 0);
-      CHECK((status.st_mode & 07777) == (entry.is_directory() ? 0750u : 0640u));
-      ++seen;
+      REQUIRE(::stat(request.output_directory.c_str(), &status) == 0);
+      if (!existing) CHECK((status.st_mode & 07777) == 0750u);
     }
-    CHECK(seen == 9);
-    struct stat status {};
-    REQUIRE(::stat(request.output_directory.c_str(), &status) == 0);
-    if (!existing) CHECK((status.st_mode & 07777) == 0750u);
   }
 }
 
@@ -244,40 +254,42 @@ void fill(const Staging& staging, const Job& job) {
 
 TEST_CASE("Outputs replace old ones as well where the file system cannot swap two names in one step") {
   for (const bool exchange : {true, false}) {
-    INFO("exchange " << exchange);
-    const Model model;
-    shard(model.request(4));
-    const auto job = plan_shard(model.request(2, true));
-    {
-      Staging staging(*job, {exchange});
-      fill(staging, *job);
-      staging.publish();
+    DYNAMIC_SECTION((exchange ? "swapped in one step" : "swapped in several steps")) {
+      const Model model;
+      shard(model.request(4));
+      const auto job = plan_shard(model.request(2, true));
+      {
+        Staging staging(*job, {exchange});
+        fill(staging, *job);
+        staging.publish();
+      }
+      CHECK(read_file(model.temp / "out/config.json") == "new copy");
+      CHECK(read_file(model.temp / "out/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors") ==
+            "new weights");
+      CHECK_FALSE(fs::exists(model.temp / "out/tensor_parallel_shards/tp_rank_02_pp_rank_00"));
+      for (const auto& entry : fs::directory_iterator(model.temp / "out"))
+        CHECK(entry.path().filename().string().front() != '.');
     }
-    CHECK(read_file(model.temp / "out/config.json") == "new copy");
-    CHECK(read_file(model.temp / "out/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors") ==
-          "new weights");
-    CHECK_FALSE(fs::exists(model.temp / "out/tensor_parallel_shards/tp_rank_02_pp_rank_00"));
-    for (const auto& entry : fs::directory_iterator(model.temp / "out"))
-      CHECK(entry.path().filename().string().front() != '.');
   }
 }
 
 TEST_CASE("Publishing that fails half-way puts everything back, with and without swapping in one step") {
   for (const bool exchange : {true, false}) {
-    INFO("exchange " << exchange);
-    const Model model;
-    shard(model.request(4));
-    const auto job = plan_shard(model.request(2, true));
-    write_file(model.temp / "out/tensor_parallel_shards/precious.txt", "mine");
-    const auto before = snapshot(model.temp.path());
-    {
-      Staging staging(*job, {exchange});
-      fill(staging, *job);
-      const Error error = error_of([&] { staging.publish(); });
-      CHECK(error.kind() == ErrorKind::kBadInput);
-      CHECK_THAT(error.what(), Says("precious.txt"));
+    DYNAMIC_SECTION((exchange ? "swapped in one step" : "swapped in several steps")) {
+      const Model model;
+      shard(model.request(4));
+      const auto job = plan_shard(model.request(2, true));
+      write_file(model.temp / "out/tensor_parallel_shards/precious.txt", "mine");
+      const auto before = snapshot(model.temp.path());
+      {
+        Staging staging(*job, {exchange});
+        fill(staging, *job);
+        const Error error = error_of([&] { staging.publish(); });
+        CHECK(error.kind() == ErrorKind::kBadInput);
+        CHECK_THAT(error.what(), Says("precious.txt"));
+      }
+      CHECK((snapshot(model.temp.path()) == before));
     }
-    CHECK((snapshot(model.temp.path()) == before));
   }
 }
 
@@ -298,28 +310,29 @@ struct FailingFlush {
 
 TEST_CASE("A flush that fails before the outputs have their names changes nothing, after that it is a note") {
   for (const bool existing : {false, true}) {
-    INFO("existing " << existing);
-    const Model model;
-    if (existing) shard(model.request(4));
-    const auto job = plan_shard(model.request(2, true));
-    const auto before = snapshot(model.temp.path());
-    std::vector<std::string> notes;
-    int failures = 0;
-    for (; notes.empty(); ++failures) {
-      REQUIRE((snapshot(model.temp.path()) == before));
-      Staging staging(*job, FailingFlush::from(failures));
-      fill(staging, *job);
-      try {
-        notes = staging.publish();
-        REQUIRE(notes.size() == 1);
-      } catch (const Error& error) {
-        REQUIRE(error.kind() == ErrorKind::kIo);
-        REQUIRE_THAT(error.what(), Says("cannot flush to disk"));
+    DYNAMIC_SECTION((existing ? "over old outputs" : "in a new directory")) {
+      const Model model;
+      if (existing) shard(model.request(4));
+      const auto job = plan_shard(model.request(2, true));
+      const auto before = snapshot(model.temp.path());
+      std::vector<std::string> notes;
+      int failures = 0;
+      for (; notes.empty(); ++failures) {
+        REQUIRE((snapshot(model.temp.path()) == before));
+        Staging staging(*job, FailingFlush::from(failures));
+        fill(staging, *job);
+        try {
+          notes = staging.publish();
+          REQUIRE(notes.size() == 1);
+        } catch (const Error& error) {
+          REQUIRE(error.kind() == ErrorKind::kIo);
+          REQUIRE_THAT(error.what(), Says("cannot flush to disk"));
+        }
       }
+      CHECK(failures > 4);
+      CHECK_THAT(notes[0], Says("the outputs are complete"));
+      CHECK(read_file(model.temp / "out/config.json") == "new copy");
     }
-    CHECK(failures > 4);
-    CHECK_THAT(notes[0], Says("the outputs are complete"));
-    CHECK(read_file(model.temp / "out/config.json") == "new copy");
   }
 }
 
@@ -340,39 +353,42 @@ TEST_CASE("An output directory may have any name that the file system takes, and
   while (accents.size() + 3 <= 255) accents += "\u20ac";
   for (const std::string& name : {std::string("o"), std::string(100, 'x'), std::string(101, 'x'), std::string(238, 'x'),
                                   std::string(239, 'x'), std::string(255, 'x'), accents}) {
-    INFO(name.size() << " bytes: " << name);
-    ShardRequest request = model.request();
-    request.output_directory = model.temp / name;
-    ShardRequest similar = request;
-    similar.output_directory = model.temp / (name.substr(0, name.size() - 1) + "y");
-    const auto job = plan_shard(request);
-    {
-      const Staging staging(*job);
-      CHECK(stale_stagings(*job) == std::vector<fs::path>{staging.root()});
-      CHECK(stale_stagings(*plan_shard(similar)).empty());
-      const std::string made = staging.root().filename().string();
-      for (std::size_t at = 0, length = 0; at < made.size(); at += length) {
-        length = utf8_length(std::string_view(made).substr(at));
-        REQUIRE(length > 0);
+    DYNAMIC_SECTION(name.size() << " bytes of " << name.substr(0, 3)) {
+      ShardRequest request = model.request();
+      request.output_directory = model.temp / name;
+      ShardRequest similar = request;
+      similar.output_directory = model.temp / (name.substr(0, name.size() - 1) + "y");
+      const auto job = plan_shard(request);
+      {
+        const Staging staging(*job);
+        CHECK(stale_stagings(*job) == std::vector<fs::path>{staging.root()});
+        CHECK(stale_stagings(*plan_shard(similar)).empty());
+        const std::string made = staging.root().filename().string();
+        for (std::size_t at = 0, length = 0; at < made.size(); at += length) {
+          length = utf8_length(std::string_view(made).substr(at));
+          REQUIRE(length > 0);
+        }
       }
+      execute(*job, unsynced());
+      CHECK(read_ranks(model.temp / name).size() == 2);
+      CHECK(stale_stagings(*job).empty());
     }
-    execute(*job, unsynced());
-    CHECK(read_ranks(model.temp / name).size() == 2);
-    CHECK(stale_stagings(*job).empty());
   }
 }
 
 TEST_CASE("Files with names of 255 bytes replace others, also where two names cannot be swapped in one step") {
   for (const bool exchange : {true, false}) {
-    const Model model;
-    const std::string name(255, 'n');
-    write_file(model.temp / "model" / name, "new");
-    write_file(model.temp / "out" / name, "old");
-    const auto job = plan_shard(model.request(2, true));
-    Staging staging(*job, {exchange});
-    fill(staging, *job);
-    staging.publish();
-    CHECK(read_file(model.temp / "out" / name) == "new copy");
+    DYNAMIC_SECTION((exchange ? "swapped in one step" : "swapped in several steps")) {
+      const Model model;
+      const std::string name(255, 'n');
+      write_file(model.temp / "model" / name, "new");
+      write_file(model.temp / "out" / name, "old");
+      const auto job = plan_shard(model.request(2, true));
+      Staging staging(*job, {exchange});
+      fill(staging, *job);
+      staging.publish();
+      CHECK(read_file(model.temp / "out" / name) == "new copy");
+    }
   }
 }
 

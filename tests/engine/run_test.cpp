@@ -52,57 +52,61 @@ std::uint64_t header_end(const fs::path& file) {
 
 TEST_CASE("Sharding to eight ranks reads each byte of the source once, not once a rank") {
   for (const std::uint64_t block_bytes : {std::uint64_t{0}, std::uint64_t{8}, std::uint64_t{100}}) {
-    const Sharded sharded;
-    FaultStorage storage;
-    RunOptions options;
-    options.storage = &storage;
-    options.threads = 3;
-    const auto job = plan_shard(sharded.request);
-    if (block_bytes == 0) {
-      execute(*job, options);
-    } else {
-      for (const TensorFile& file : job->target.files) {
-        fs::create_directories((sharded.temp / "ranks" / file.path).parent_path());
-        storage.create(sharded.temp / "ranks" / file.path, file.size_bytes);
+    DYNAMIC_SECTION((block_bytes == 0 ? "blocks as usual" : "blocks of " + std::to_string(block_bytes) + " bytes")) {
+      const Sharded sharded;
+      FaultStorage storage;
+      RunOptions options;
+      options.storage = &storage;
+      options.threads = 3;
+      const auto job = plan_shard(sharded.request);
+      if (block_bytes == 0) {
+        execute(*job, options);
+      } else {
+        for (const TensorFile& file : job->target.files) {
+          fs::create_directories((sharded.temp / "ranks" / file.path).parent_path());
+          storage.create(sharded.temp / "ranks" / file.path, file.size_bytes);
+        }
+        run_program(job->maps(), job->program, sharded.temp / "ranks", options, {}, block_bytes);
       }
-      run_program(job->maps(), job->program, sharded.temp / "ranks", options, {}, block_bytes);
+      const fs::path file = sharded.temp / "model/model.safetensors";
+      const auto counts = storage.read_counts(file, fs::file_size(file));
+      const std::uint64_t data = header_end(file);
+      std::uint64_t wrong = 0;
+      for (std::uint64_t at = 0; at < counts.size(); ++at) wrong += counts[at] != (at < data ? 0 : 1);
+      CHECK(wrong == 0);
+      CHECK(job->program.read_bytes == counts.size() - data);
     }
-    const fs::path file = sharded.temp / "model/model.safetensors";
-    const auto counts = storage.read_counts(file, fs::file_size(file));
-    const std::uint64_t data = header_end(file);
-    std::uint64_t wrong = 0;
-    for (std::uint64_t at = 0; at < counts.size(); ++at) wrong += counts[at] != (at < data ? 0 : 1);
-    CHECK(wrong == 0);
-    CHECK(job->program.read_bytes == counts.size() - data);
   }
 }
 
 TEST_CASE("Consolidating reads each byte that is placed once, and no replica") {
   for (const bool fuse_qkv : {false, true}) {
-    const Sharded sharded(fuse_qkv);
-    shard(sharded.request);
-    FaultStorage storage;
-    RunOptions options;
-    options.storage = &storage;
-    options.threads = 2;
-    const auto job = plan_consolidate(sharded.back);
-    execute(*job, options);
-    std::uint64_t read = 0;
-    std::uint64_t twice = 0;
-    for (const TensorFile& file : job->source.files)
-      for (const unsigned count : storage.read_counts(file.path, file.size_bytes)) {
-        read += count;
-        twice += count > 1;
-      }
-    CHECK(twice == 0);
-    CHECK(read == job->program.read_bytes + job->program.check_bytes);
-    CHECK(job->program.check_bytes > 0);
-    // A norm is read on every rank: placed from one, compared on the others.
-    for (const StoredTensor& tensor : job->source.stored)
-      if (tensor.name.text() == "model.norm.weight") {
-        const TensorFile& file = job->source.files[tensor.file];
-        CHECK(storage.read_counts(file.path, file.size_bytes)[tensor.offset_bytes] == 1u);
-      }
+    DYNAMIC_SECTION((fuse_qkv ? "fused" : "separate") << " projections") {
+      const Sharded sharded(fuse_qkv);
+      shard(sharded.request);
+      FaultStorage storage;
+      RunOptions options;
+      options.storage = &storage;
+      options.threads = 2;
+      const auto job = plan_consolidate(sharded.back);
+      execute(*job, options);
+      std::uint64_t read = 0;
+      std::uint64_t twice = 0;
+      for (const TensorFile& file : job->source.files)
+        for (const unsigned count : storage.read_counts(file.path, file.size_bytes)) {
+          read += count;
+          twice += count > 1;
+        }
+      CHECK(twice == 0);
+      CHECK(read == job->program.read_bytes + job->program.check_bytes);
+      CHECK(job->program.check_bytes > 0);
+      // A norm is read on every rank: placed from one, compared on the others.
+      for (const StoredTensor& tensor : job->source.stored)
+        if (tensor.name.text() == "model.norm.weight") {
+          const TensorFile& file = job->source.files[tensor.file];
+          CHECK(storage.read_counts(file.path, file.size_bytes)[tensor.offset_bytes] == 1u);
+        }
+    }
   }
 }
 
@@ -134,16 +138,16 @@ TEST_CASE("A job that was moved and copied after it was planned does the same") 
 TEST_CASE("Progress ends at the bytes that the program writes") {
   const Sharded sharded;
   for (const unsigned threads : {1u, 3u}) {
-    Progress progress;
-    RunOptions options;
-    options.progress = &progress;
-    options.threads = threads;
-    ShardRequest request = sharded.request;
-    request.force = true;
-    const auto job = plan_shard(request);
-    execute(*job, options);
-    CHECK(progress.done_bytes == job->program.write_bytes);
-    CHECK(progress.flushing);
+    DYNAMIC_SECTION("threads " << threads) {
+      Progress progress;
+      RunOptions options;
+      options.progress = &progress;
+      options.threads = threads;
+      const auto job = plan_shard(sharded.request);
+      execute(*job, options);
+      CHECK(progress.done_bytes == job->program.write_bytes);
+      CHECK(progress.flushing);
+    }
   }
 }
 
@@ -179,28 +183,30 @@ TEST_CASE("A visitor sees every tensor whole, block by block, whatever the threa
 
 TEST_CASE("What lies in one piece is copied from file to file, where no checksums are wanted") {
   for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
-    const Sharded sharded;
-    ShardRequest request = sharded.request;
-    request.target.format = format;
-    std::uint64_t companions_bytes = 0;
-    const auto job = plan_shard(request);
-    for (const CopiedFile& file : job->copied_files) companions_bytes += fs::file_size(file.source);
-    for (const bool in_kernel : {true, false}) {
-      request.output_directory = sharded.temp / (in_kernel ? "copied" : "read");
-      FaultStorage storage;
-      storage.copies_in_kernel = in_kernel;
-      RunOptions options;
-      options.storage = &storage;
-      options.threads = 1;
-      shard(request, options);
-      if (!in_kernel)
-        CHECK(storage.copied_bytes() == 0);
-      else if (format == Format::kSafetensors)
-        CHECK(storage.copied_bytes() > companions_bytes);
-      else
-        CHECK(storage.copied_bytes() == companions_bytes);  // of the weights a checksum is wanted
+    DYNAMIC_SECTION(name(format)) {
+      const Sharded sharded;
+      ShardRequest request = sharded.request;
+      request.target.format = format;
+      std::uint64_t companions_bytes = 0;
+      const auto job = plan_shard(request);
+      for (const CopiedFile& file : job->copied_files) companions_bytes += fs::file_size(file.source);
+      for (const bool in_kernel : {true, false}) {
+        request.output_directory = sharded.temp / (in_kernel ? "copied" : "read");
+        FaultStorage storage;
+        storage.copies_in_kernel = in_kernel;
+        RunOptions options;
+        options.storage = &storage;
+        options.threads = 1;
+        shard(request, options);
+        if (!in_kernel)
+          CHECK(storage.copied_bytes() == 0);
+        else if (format == Format::kSafetensors)
+          CHECK(storage.copied_bytes() > companions_bytes);
+        else
+          CHECK(storage.copied_bytes() == companions_bytes);  // of the weights a checksum is wanted
+      }
+      CHECK((snapshot(sharded.temp / "copied") == snapshot(sharded.temp / "read")));
     }
-    CHECK((snapshot(sharded.temp / "copied") == snapshot(sharded.temp / "read")));
   }
 }
 
@@ -288,84 +294,87 @@ TEST_CASE("A source that is replaced or written to after its header was read is 
   for (const Format format : {Format::kSafetensors, Format::kXser})
     for (const bool replaced : {true, false})
       for (const bool at_once : {true, false}) {
-        CAPTURE(static_cast<int>(format), replaced, at_once);
-        const TempDir temp;
-        Random random(3);
-        TinyModel model;
-        write_model(temp / "model", model, random_tensors(model, random), 2);
-        ShardRequest request = shard_request(temp / "model", temp / "shards", 2);
-        request.target.format = format;
-        shard(request);
-        ConsolidateRequest back;
-        back.source.path = temp / "shards";
-        back.output_directory = temp / "whole";
-        const auto job = plan_consolidate(back);
-        const fs::path changed = job->source.files.back().path;
-        const auto change = [&] {
-          const std::string content = read_file(changed);
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a file system's clock is coarse
-          if (replaced) {
-            write_file(temp / "other", content);
-            fs::rename(temp / "other", changed);
-          } else {
-            write_file(changed, content);
-          }
-        };
-        FaultStorage storage;
-        bool done = false;
-        storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-          if (done || (!at_once && operation != FaultStorage::Operation::kFinish)) return;
-          done = true;
-          change();
-        };
-        RunOptions options;
-        options.storage = &storage;
-        options.threads = 1;
-        options.sync = false;
-        const auto before = snapshot(temp / "shards");
-        const Error error = error_of([&] { execute(*job, options); });
-        CHECK(done);
-        CHECK(error.kind() == ErrorKind::kIo);
-        CHECK(error.path() == changed.string());
-        CHECK_THAT(error.what(), Says("was replaced or written to"));
-        CHECK_FALSE(fs::exists(temp / "whole"));
+        DYNAMIC_SECTION(name(format) << (replaced ? ", replaced" : ", written to")
+                                     << (at_once ? ", at once" : ", after some bytes")) {
+          const TempDir temp;
+          Random random(3);
+          TinyModel model;
+          write_model(temp / "model", model, random_tensors(model, random), 2);
+          ShardRequest request = shard_request(temp / "model", temp / "shards", 2);
+          request.target.format = format;
+          shard(request);
+          ConsolidateRequest back;
+          back.source.path = temp / "shards";
+          back.output_directory = temp / "whole";
+          const auto job = plan_consolidate(back);
+          const fs::path changed = job->source.files.back().path;
+          const auto change = [&] {
+            const std::string content = read_file(changed);
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a file system's clock is coarse
+            if (replaced) {
+              write_file(temp / "other", content);
+              fs::rename(temp / "other", changed);
+            } else {
+              write_file(changed, content);
+            }
+          };
+          FaultStorage storage;
+          bool done = false;
+          storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+            if (done || (!at_once && operation != FaultStorage::Operation::kFinish)) return;
+            done = true;
+            change();
+          };
+          RunOptions options;
+          options.storage = &storage;
+          options.threads = 1;
+          options.sync = false;
+          const auto before = snapshot(temp / "shards");
+          const Error error = error_of([&] { execute(*job, options); });
+          CHECK(done);
+          CHECK(error.kind() == ErrorKind::kIo);
+          CHECK(error.path() == changed.string());
+          CHECK_THAT(error.what(), Says("was replaced or written to"));
+          CHECK_FALSE(fs::exists(temp / "whole"));
+        }
       }
 }
 
 TEST_CASE("A source that is cut while it is mapped is an I/O error that names it, and nothing is left") {
   for (const bool fuse_qkv : {false, true})  // written straight from there, and consolidated first
     for (const bool consolidating : {false, true}) {
-      const Sharded sharded(fuse_qkv);
-      shard(sharded.request);
-      fs::remove_all(sharded.temp / "ranks2");
-      ShardRequest request = sharded.request;
-      request.output_directory = sharded.temp / "ranks2";
-      const auto job = consolidating ? plan_consolidate(sharded.back) : plan_shard(request);
-      FaultStorage storage;
-      storage.lets_map = true;
-      std::uint64_t reads_before = 0;
-      const auto cut = [&](FaultStorage::Operation operation, std::uint64_t) {
-        // By now the first block is mapped, and the whole file with it.
-        if (operation != FaultStorage::Operation::kReopen) return;
-        reads_before = storage.count(FaultStorage::Operation::kRead);
-        for (const TensorFile& file : job->source.files) fs::resize_file(file.path, 0);
-      };
-      storage.before = cut;
-      RunOptions options;
-      options.storage = &storage;
-      options.threads = 1;
-      options.tuning = {1, 1};
-      const Error error = error_of([&] { execute(*job, options); });
-      INFO(error.what());
-      CHECK(error.kind() == ErrorKind::kIo);
-      CHECK_THAT(error.what(), Says("the file ends here, though it was longer when it was opened"));
-      const bool names_a_source = std::any_of(job->source.files.begin(), job->source.files.end(),
-                                              [&](const TensorFile& file) { return error.path() == file.path; });
-      CHECK(names_a_source);
-      CHECK(storage.mapped_ranges() > 0);
-      // One thread goes on to no other block: what it saw was mapped, so nothing was read of what it could not see.
-      CHECK(storage.count(FaultStorage::Operation::kRead) == reads_before);
-      CHECK_FALSE(fs::exists(job->output_directory));
+      DYNAMIC_SECTION((consolidating ? "consolidated" : "sharded") << (fuse_qkv ? ", fused" : "")) {
+        const Sharded sharded(fuse_qkv);
+        shard(sharded.request);
+        ShardRequest request = sharded.request;
+        request.output_directory = sharded.temp / "ranks2";
+        const auto job = consolidating ? plan_consolidate(sharded.back) : plan_shard(request);
+        FaultStorage storage;
+        storage.lets_map = true;
+        std::uint64_t reads_before = 0;
+        const auto cut = [&](FaultStorage::Operation operation, std::uint64_t) {
+          // By now the first block is mapped, and the whole file with it.
+          if (operation != FaultStorage::Operation::kReopen) return;
+          reads_before = storage.count(FaultStorage::Operation::kRead);
+          for (const TensorFile& file : job->source.files) fs::resize_file(file.path, 0);
+        };
+        storage.before = cut;
+        RunOptions options;
+        options.storage = &storage;
+        options.threads = 1;
+        options.tuning = {1, 1};
+        const Error error = error_of([&] { execute(*job, options); });
+        INFO(error.what());
+        CHECK(error.kind() == ErrorKind::kIo);
+        CHECK_THAT(error.what(), Says("the file ends here, though it was longer when it was opened"));
+        const bool names_a_source = std::any_of(job->source.files.begin(), job->source.files.end(),
+                                                [&](const TensorFile& file) { return error.path() == file.path; });
+        CHECK(names_a_source);
+        CHECK(storage.mapped_ranges() > 0);
+        // One thread goes on to no other block: what it saw was mapped, so nothing was read of what it could not see.
+        CHECK(storage.count(FaultStorage::Operation::kRead) == reads_before);
+        CHECK_FALSE(fs::exists(job->output_directory));
+      }
     }
 }
 

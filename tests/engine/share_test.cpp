@@ -53,52 +53,49 @@ void count_elements(std::vector<unsigned>& counts, const Dims& shape, const Box&
 }
 
 TEST_CASE("Each element of a program is in one share, and in one block of it, whatever the blocks of each share") {
-  for (const std::uint64_t seed : seeds(300)) {
-    INFO("RESHARD_TEST_SEED=" << seed);
-    Random random(seed);
-    const DType dtype = random() % 4 ? DType::kBF16 : DType::kF4;
-    const Tensors tensors = random_tensor_list(random, dtype);
-    const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
-    std::vector<std::vector<unsigned>> counts;
-    for (const LogicalTensor& tensor : tensors.map.logical) counts.emplace_back(num_elems(tensor.shape).value());
-    for (std::uint32_t index = 0; index < count; ++index) {
-      const std::uint64_t block_bytes = pick(random, 1, 60);
-      const auto workers = static_cast<unsigned>(pick(random, 1, 3));
-      BlockQueue queue(tensors.maps(), tensors.program, block_bytes, block_bytes, workers, {index, count});
-      BlockQueue::Item item;
-      for (unsigned worker = 0; worker < workers; ++worker)
-        while (queue.next(worker, item)) {
-          REQUIRE(contains(tensors.tensor(item.transfer).shape, item.box));
-          count_elements(counts[item.transfer], tensors.tensor(item.transfer).shape, item.box);
-        }
-    }
-    for (const auto& of_tensor : counts)
-      CHECK(std::all_of(of_tensor.begin(), of_tensor.end(), [](unsigned times) { return times == 1; }));
+  const std::uint64_t seed = GENERATE(from_range(seeds(300)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const DType dtype = random() % 4 ? DType::kBF16 : DType::kF4;
+  const Tensors tensors = random_tensor_list(random, dtype);
+  const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
+  std::vector<std::vector<unsigned>> counts;
+  for (const LogicalTensor& tensor : tensors.map.logical) counts.emplace_back(num_elems(tensor.shape).value());
+  for (std::uint32_t index = 0; index < count; ++index) {
+    const std::uint64_t block_bytes = pick(random, 1, 60);
+    const auto workers = static_cast<unsigned>(pick(random, 1, 3));
+    BlockQueue queue(tensors.maps(), tensors.program, block_bytes, block_bytes, workers, {index, count});
+    BlockQueue::Item item;
+    for (unsigned worker = 0; worker < workers; ++worker)
+      while (queue.next(worker, item)) {
+        REQUIRE(contains(tensors.tensor(item.transfer).shape, item.box));
+        count_elements(counts[item.transfer], tensors.tensor(item.transfer).shape, item.box);
+      }
   }
+  for (const auto& of_tensor : counts)
+    CHECK(std::all_of(of_tensor.begin(), of_tensor.end(), [](unsigned times) { return times == 1; }));
 }
 
 TEST_CASE("Shares are about equally large, but for rows that are not cut") {
-  for (const std::uint64_t seed : seeds(200)) {
-    INFO("RESHARD_TEST_SEED=" << seed);
-    Random random(seed);
-    const Tensors tensors = random_tensor_list(random, DType::kF32);
-    std::uint64_t all = 0, largest_row = 0;
-    for (std::size_t t = 0; t < tensors.map.logical.size(); ++t) {
-      all += tensors.bytes(t);
-      const Dims& shape = tensors.tensor(t).shape;
-      const auto rows = std::find_if(shape.begin(), shape.end(), [](std::uint64_t size) { return size != 1; });
-      if (tensors.bytes(t) > 0)
-        largest_row = std::max(largest_row, tensors.bytes(t) / (rows == shape.end() ? 1 : *rows));
-    }
-    const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
-    for (std::uint32_t index = 0; index < count; ++index) {
-      const ShareBoxes boxes(tensors.maps(), tensors.program, {index, count});
-      std::uint64_t bytes = 0;
-      for (std::size_t t = boxes.begin_transfer(); t < boxes.end_transfer(); ++t)
-        bytes += volume(boxes.box(t, tensors.tensor(t))) * 4;
-      CHECK(bytes <= all / count + largest_row + count);
-      CHECK(bytes + largest_row + count >= all / count);
-    }
+  const std::uint64_t seed = GENERATE(from_range(seeds(200)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const Tensors tensors = random_tensor_list(random, DType::kF32);
+  std::uint64_t all = 0, largest_row = 0;
+  for (std::size_t t = 0; t < tensors.map.logical.size(); ++t) {
+    all += tensors.bytes(t);
+    const Dims& shape = tensors.tensor(t).shape;
+    const auto rows = std::find_if(shape.begin(), shape.end(), [](std::uint64_t size) { return size != 1; });
+    if (tensors.bytes(t) > 0) largest_row = std::max(largest_row, tensors.bytes(t) / (rows == shape.end() ? 1 : *rows));
+  }
+  const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
+  for (std::uint32_t index = 0; index < count; ++index) {
+    const ShareBoxes boxes(tensors.maps(), tensors.program, {index, count});
+    std::uint64_t bytes = 0;
+    for (std::size_t t = boxes.begin_transfer(); t < boxes.end_transfer(); ++t)
+      bytes += volume(boxes.box(t, tensors.tensor(t))) * 4;
+    CHECK(bytes <= all / count + largest_row + count);
+    CHECK(bytes + largest_row + count >= all / count);
   }
 }
 
@@ -135,8 +132,11 @@ TEST_CASE("What is written to many places weighs as much as it writes") {
 
 TEST_CASE("A share that does not exist is a usage error") {
   const Tensors tensors({{"t", DType::kU8, {3}}});
-  for (const Share share : {Share{1, 1}, Share{0, 0}, Share{7, 3}})
-    CHECK(error_of([&] { ShareBoxes(tensors.maps(), tensors.program, share); }).kind() == ErrorKind::kUsage);
+  for (const Share share : {Share{1, 1}, Share{0, 0}, Share{7, 3}}) {
+    DYNAMIC_SECTION(share.index << " of " << share.count) {
+      CHECK(error_of([&] { ShareBoxes(tensors.maps(), tensors.program, share); }).kind() == ErrorKind::kUsage);
+    }
+  }
 }
 
 }  // namespace

@@ -29,18 +29,20 @@ TEST_CASE("Statistics cover every value of tensors that take several blocks, a s
   const auto inspection = read_checkpoint(temp / "m.safetensors", {ConfigUse::kLenient});
   const reshard::TensorMap& map = inspection.map;
   for (const unsigned threads : {1u, 3u}) {
-    RunOptions options;
-    options.threads = threads;
-    const auto values =
-        compute_stats(map, {*map.find_logical("big"), *map.find_logical("one"), *map.find_logical("empty")}, options);
-    REQUIRE(values.size() == 3);
-    CHECK(values[0].count == count);
-    CHECK(values[0].min == -250.0);
-    CHECK(values[0].max == 749.0);
-    CHECK(values[0].mean() == 249.5);
-    CHECK(values[1].count == 1);
-    CHECK(values[1].min == -123.0);
-    CHECK(values[2].count == 0);
+    DYNAMIC_SECTION("threads " << threads) {
+      RunOptions options;
+      options.threads = threads;
+      const auto values =
+          compute_stats(map, {*map.find_logical("big"), *map.find_logical("one"), *map.find_logical("empty")}, options);
+      REQUIRE(values.size() == 3);
+      CHECK(values[0].count == count);
+      CHECK(values[0].min == -250.0);
+      CHECK(values[0].max == 749.0);
+      CHECK(values[0].mean() == 249.5);
+      CHECK(values[1].count == 1);
+      CHECK(values[1].min == -123.0);
+      CHECK(values[2].count == 0);
+    }
   }
 }
 

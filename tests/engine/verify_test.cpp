@@ -47,32 +47,31 @@ TensorData floats(const Dims& shape, const std::vector<float>& values) {
 }
 
 TEST_CASE("A checkpoint is the same in every form, and so it is to itself") {
-  for (const std::uint64_t seed : seeds(12)) {
-    INFO("RESHARD_TEST_SEED=" << seed);
-    Random random(seed);
-    const TempDir temp;
-    const TinyModel model = random_model(random);
-    const TensorMap originals = random_tensors(model, random);
-    write_model(temp / "model", model, originals, pick(random, 1, 3));
-    FaultStorage storage;
-    for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
-      ConvertRequest request = convert_request(temp / "model", temp / kind->traits().name);
-      request.target.layout = kind;
-      request.target.format = random() % 2 ? Format::kPytorch : Format::kXser;
-      set_target(request.target, legal_options(random, model));
-      convert(request, random_run(random, storage));
-    }
-    std::uint64_t bytes = 0;
-    for (const auto& [name, tensor] : originals) bytes += tensor.bytes.size();
-    for (const char* a : {"model", "ranks", "optimum"})
-      for (const char* b : {"model", "ranks", "optimum"}) {
-        INFO(a << " and " << b);
-        const Verification result = verify_paths(temp / a, temp / b, {}, random_run(random, storage));
-        CHECK(result.same());
-        CHECK(result.compared_tensors == originals.size());
-        CHECK(result.compared_bytes == bytes);
-      }
+  const std::uint64_t seed = GENERATE(from_range(seeds(12)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const TempDir temp;
+  const TinyModel model = random_model(random);
+  const TensorMap originals = random_tensors(model, random);
+  write_model(temp / "model", model, originals, pick(random, 1, 3));
+  FaultStorage storage;
+  for (const Layout* const kind : {layout("ranks"), layout("optimum")}) {
+    ConvertRequest request = convert_request(temp / "model", temp / kind->traits().name);
+    request.target.layout = kind;
+    request.target.format = random() % 2 ? Format::kPytorch : Format::kXser;
+    set_target(request.target, legal_options(random, model));
+    convert(request, random_run(random, storage));
   }
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : originals) bytes += tensor.bytes.size();
+  for (const char* a : {"model", "ranks", "optimum"})
+    for (const char* b : {"model", "ranks", "optimum"}) {
+      INFO(a << " and " << b);
+      const Verification result = verify_paths(temp / a, temp / b, {}, random_run(random, storage));
+      CHECK(result.same());
+      CHECK(result.compared_tensors == originals.size());
+      CHECK(result.compared_bytes == bytes);
+    }
 }
 
 TEST_CASE("What only one side has is listed in that side's order, and what both have is compared") {
@@ -94,11 +93,13 @@ TEST_CASE("Another shape is another form, with tolerance or without, and is not 
   TensorData turned = w;
   turned.shape = {3, 2};
   for (const double rtol : {0.0, 0.5}) {
-    const Verification result = verify_maps({{"v", w}, {"w", w}}, {{"v", w}, {"w", turned}}, {rtol, 0});
-    CHECK(result.other_form == std::vector<std::string>{"w: F32 [2, 3] and F32 [3, 2]"});
-    CHECK(result.compared_tensors == 1);
-    CHECK(result.compared_bytes == 24);
-    CHECK_FALSE(result.same());
+    DYNAMIC_SECTION("rtol " << rtol) {
+      const Verification result = verify_maps({{"v", w}, {"w", w}}, {{"v", w}, {"w", turned}}, {rtol, 0});
+      CHECK(result.other_form == std::vector<std::string>{"w: F32 [2, 3] and F32 [3, 2]"});
+      CHECK(result.compared_tensors == 1);
+      CHECK(result.compared_bytes == 24);
+      CHECK_FALSE(result.same());
+    }
   }
 }
 
@@ -128,76 +129,75 @@ TEST_CASE("Dtypes that no tolerance can compare are another form") {
 
 TEST_CASE(
     "The first element that differs, the number of them and the largest difference are right, whatever the threads") {
-  for (const std::uint64_t seed : seeds(8)) {
-    INFO("RESHARD_TEST_SEED=" << seed);
-    Random random(seed);
-    const Dims shape{2, pick(random, 2, 3), 300, pick(random, 300, 500)};  // one block to six
-    const std::uint64_t elems = num_elems(shape).value();
-    std::vector<float> a(elems);
-    for (float& value : a) value = static_cast<float>(random() % 1000);
-    std::vector<float> b = a;
-    std::uint64_t first = elems;
-    std::uint64_t changed = 0;
-    double largest = 0;
-    std::map<std::uint64_t, bool> seen;
-    for (std::uint64_t i = 0, count = pick(random, 1, 40); i < count; ++i) {
-      const std::uint64_t at = random() % elems;
-      if (!seen.emplace(at, true).second) continue;
-      b[at] += static_cast<float>(pick(random, 1, 50));
-      first = std::min(first, at);
-      largest = std::max(largest, std::abs(double{b[at]} - double{a[at]}));
-      ++changed;
-    }
-    for (const unsigned threads : {1u, 2u, 4u}) {
-      const Verification result =
-          verify_maps({{"w", floats(shape, a)}}, {{"w", floats(shape, b)}}, {}, little_memory(threads));
-      REQUIRE(result.different.size() == 1);
-      const TensorDifference& difference = result.different[0];
-      CHECK(difference.name == "w");
-      CHECK(difference.elems == elems);
-      CHECK(difference.differing == changed);
-      CHECK(difference.max_abs == largest);
-      REQUIRE(difference.first.size() == 4);
-      std::uint64_t at = 0;
-      for (std::size_t d = 0; d < 4; ++d) at = at * shape[d] + difference.first[d];
-      CHECK(at == first);
-      CHECK(std::stof(difference.a) == a[first]);
-      CHECK(std::stof(difference.b) == b[first]);
-    }
+  const std::uint64_t seed = GENERATE(from_range(seeds(8)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const Dims shape{2, pick(random, 2, 3), 300, pick(random, 300, 500)};  // one block to six
+  const std::uint64_t elems = num_elems(shape).value();
+  std::vector<float> a(elems);
+  for (float& value : a) value = static_cast<float>(random() % 1000);
+  std::vector<float> b = a;
+  std::uint64_t first = elems;
+  std::uint64_t changed = 0;
+  double largest = 0;
+  std::map<std::uint64_t, bool> seen;
+  for (std::uint64_t i = 0, count = pick(random, 1, 40); i < count; ++i) {
+    const std::uint64_t at = random() % elems;
+    if (!seen.emplace(at, true).second) continue;
+    b[at] += static_cast<float>(pick(random, 1, 50));
+    first = std::min(first, at);
+    largest = std::max(largest, std::abs(double{b[at]} - double{a[at]}));
+    ++changed;
+  }
+  for (const unsigned threads : {1u, 2u, 4u}) {
+    CAPTURE(threads);
+    const Verification result =
+        verify_maps({{"w", floats(shape, a)}}, {{"w", floats(shape, b)}}, {}, little_memory(threads));
+    REQUIRE(result.different.size() == 1);
+    const TensorDifference& difference = result.different[0];
+    CHECK(difference.name == "w");
+    CHECK(difference.elems == elems);
+    CHECK(difference.differing == changed);
+    CHECK(difference.max_abs == largest);
+    REQUIRE(difference.first.size() == 4);
+    std::uint64_t at = 0;
+    for (std::size_t d = 0; d < 4; ++d) at = at * shape[d] + difference.first[d];
+    CHECK(at == first);
+    CHECK(std::stof(difference.a) == a[first]);
+    CHECK(std::stof(difference.b) == b[first]);
   }
 }
 
 TEST_CASE("A single element of any dtype that differs is found where it is, in any form of the checkpoint") {
-  for (const std::uint64_t seed : seeds(25)) {
-    INFO("RESHARD_TEST_SEED=" << seed);
-    Random random(seed);
-    const TempDir temp;
-    const TinyModel model = random_model(random);
-    TensorMap tensors = random_tensors(model, random);
-    write_model(temp / "model", model, tensors);
-    auto changed = tensors.begin();
-    std::advance(changed, random() % tensors.size());
-    const std::uint64_t at = random() % changed->second.bytes.size();
-    changed->second.bytes[at] ^= 4;
-    write_model(temp / "changed", model, tensors);
-    ConvertRequest request = convert_request(temp / "changed", temp / "shards");
-    request.target.layout = random() % 2 ? layout("ranks") : layout("optimum");
-    set_target(request.target, legal_options(random, model));
-    FaultStorage storage;
-    convert(request, random_run(random, storage));
-    const bool swapped = random() % 2;
-    const fs::path a = temp / (swapped ? "shards" : "model");
-    const fs::path b = temp / (swapped ? "model" : "shards");
-    const Verification result = verify_paths(a, b, {}, random_run(random, storage));
-    REQUIRE(result.different.size() == 1);
-    CHECK(result.different[0].name == changed->first);
-    CHECK(result.different[0].differing == 1);
-    std::uint64_t elem = 0;
-    for (std::size_t d = 0; d < changed->second.shape.size(); ++d)
-      elem = elem * changed->second.shape[d] + result.different[0].first[d];
-    CHECK(elem == at / 2);
-    CHECK(result.different[0].a != result.different[0].b);
-  }
+  const std::uint64_t seed = GENERATE(from_range(seeds(25)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const TempDir temp;
+  const TinyModel model = random_model(random);
+  TensorMap tensors = random_tensors(model, random);
+  write_model(temp / "model", model, tensors);
+  auto changed = tensors.begin();
+  std::advance(changed, random() % tensors.size());
+  const std::uint64_t at = random() % changed->second.bytes.size();
+  changed->second.bytes[at] ^= 4;
+  write_model(temp / "changed", model, tensors);
+  ConvertRequest request = convert_request(temp / "changed", temp / "shards");
+  request.target.layout = random() % 2 ? layout("ranks") : layout("optimum");
+  set_target(request.target, legal_options(random, model));
+  FaultStorage storage;
+  convert(request, random_run(random, storage));
+  const bool swapped = random() % 2;
+  const fs::path a = temp / (swapped ? "shards" : "model");
+  const fs::path b = temp / (swapped ? "model" : "shards");
+  const Verification result = verify_paths(a, b, {}, random_run(random, storage));
+  REQUIRE(result.different.size() == 1);
+  CHECK(result.different[0].name == changed->first);
+  CHECK(result.different[0].differing == 1);
+  std::uint64_t elem = 0;
+  for (std::size_t d = 0; d < changed->second.shape.size(); ++d)
+    elem = elem * changed->second.shape[d] + result.different[0].first[d];
+  CHECK(elem == at / 2);
+  CHECK(result.different[0].a != result.different[0].b);
 }
 
 TEST_CASE("Scalars, tensors without elements and packed elements are compared") {

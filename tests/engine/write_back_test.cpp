@@ -63,8 +63,9 @@ std::uint64_t most_unstarted(std::size_t files, std::uint64_t total_bytes) {
 TEST_CASE("What is not yet on its way to the disk is bounded over all files") {
   CHECK(most_unstarted(1, 64 * kMiB) == WriteBack::kStartBytes - (std::uint64_t{64} << 10));
   for (const std::size_t files : {32, 300, 5000}) {
-    INFO(files);
-    CHECK(most_unstarted(files, 2048 * kMiB / files) <= WriteBack::kUnstartedBytes);
+    DYNAMIC_SECTION("files " << files) {
+      CHECK(most_unstarted(files, 2048 * kMiB / files) <= WriteBack::kUnstartedBytes);
+    }
   }
 }
 
@@ -98,20 +99,21 @@ TEST_CASE("What is on its way is waited for beyond its bound, the oldest first")
 
 TEST_CASE("The disk always has as much on its way as is allowed, of one file as of many") {
   for (const std::uint32_t files : {1, 2, 7}) {
-    CAPTURE(files);
-    WriteBack write_back(files, 1000);
-    std::vector<std::shared_ptr<Counter>> sinks;
-    for (std::uint32_t i = 0; i < files; ++i) sinks.push_back(std::make_shared<Counter>());
-    std::uint64_t written = 0;
-    for (std::uint64_t at = 0; at < 4 * WriteBack::kOnTheWayBytes / files; at += 4 * kMiB)
-      for (std::uint32_t i = 0; i < files; ++i) {
-        write_back.wrote(i, sinks[i], at, 4 * kMiB);
-        written += 4 * kMiB;
-        std::uint64_t on_the_way = 0;
-        for (const auto& sink : sinks) on_the_way += sink->on_the_way_bytes();
-        CHECK(on_the_way <= WriteBack::kOnTheWayBytes);
-        CHECK(on_the_way + files * WriteBack::kStartBytes >= std::min(written, WriteBack::kOnTheWayBytes));
-      }
+    DYNAMIC_SECTION("files " << files) {
+      WriteBack write_back(files, 1000);
+      std::vector<std::shared_ptr<Counter>> sinks;
+      for (std::uint32_t i = 0; i < files; ++i) sinks.push_back(std::make_shared<Counter>());
+      std::uint64_t written = 0;
+      for (std::uint64_t at = 0; at < 4 * WriteBack::kOnTheWayBytes / files; at += 4 * kMiB)
+        for (std::uint32_t i = 0; i < files; ++i) {
+          write_back.wrote(i, sinks[i], at, 4 * kMiB);
+          written += 4 * kMiB;
+          std::uint64_t on_the_way = 0;
+          for (const auto& sink : sinks) on_the_way += sink->on_the_way_bytes();
+          CHECK(on_the_way <= WriteBack::kOnTheWayBytes);
+          CHECK(on_the_way + files * WriteBack::kStartBytes >= std::min(written, WriteBack::kOnTheWayBytes));
+        }
+    }
   }
 }
 
