@@ -3,6 +3,7 @@
 # finding, and says where the input that shows it lies. Needs clang++ with its libFuzzer; installs nothing.
 #
 #   scripts/fuzz.sh [SECONDS]
+#   BUILD=ci-asan-ubsan scripts/fuzz.sh     the fuzzers of another preset
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,11 +12,12 @@ if [[ ! "$seconds" =~ ^[0-9]+$ ]]; then
   echo "usage: scripts/fuzz.sh [SECONDS]" >&2
   exit 2
 fi
-build=build/fuzz
+preset=${BUILD:-fuzz}
+build=build/$preset
 targets=(safetensors_header zip_directory pickle torch_file xser)
 
-cmake --preset fuzz >/dev/null
-cmake --build --preset fuzz --target fuzzers
+cmake --preset "$preset" >/dev/null
+cmake --build --preset "$preset" --target fuzzers
 "$build/tests/fuzz/make_seeds" "$build/seeds"
 
 pids=()
