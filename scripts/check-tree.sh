@@ -3,6 +3,7 @@
 #
 # 1. A layout is one file. Its name stands in its own source, lib/reshard/layouts/NAME.{h,cpp}, and in the table there;
 #    no other file of lib/ or apps/ may name it.
+# 2. The library does not speak command line: its messages name parameters, as in `tp`, never options.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -34,3 +35,8 @@ found=$(git ls-files --cached --others --exclude-standard lib apps |
   xargs grep -nP "$pattern" || true)
 [[ -z "$found" ]] || fail "a layout is named outside its file:"$'\n'"$found"
 echo "${#names[@]} layouts are named in their own files alone"
+
+found=$(git ls-files --cached --others --exclude-standard lib | grep -E '\.(h|cpp)$' |
+  xargs grep -nP '^(?!\s*//).*"([^"\\]|\\.)*(--[a-z{]|\b(OUT_DIR|SRC|DST)\b)' || true)
+[[ -z "$found" ]] || fail "the library names an option of the program; write the parameter in backticks:"$'\n'"$found"
+echo "The library names no options"

@@ -70,7 +70,7 @@ inline constexpr PlanWord kPlanWords[] = {
     {"mla_kv_a_proj", TensorParallelPlan::kReplicate},
     {"all_reduce", TensorParallelPlan::kReplicate},
     {"ep_router", TensorParallelPlan::kReplicate},
-    {"grouped_gemm", TensorParallelPlan::kReplicate},  // experts that are spread whole: --ep's
+    {"grouped_gemm", TensorParallelPlan::kReplicate},  // experts that are spread whole, over the `ep` ranks
     {"moe_tp_experts", TensorParallelPlan::kReplicate},
     {"gather", TensorParallelPlan::kReplicate},
     {"local", TensorParallelPlan::kReplicate},
