@@ -291,6 +291,14 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("`max-shard-size` is about models"));
   }
+  SECTION("a config.json that is not needed") {
+    request.target.layout = layout("hf");
+    request.target.format.reset();
+    request.source.config = s.temp / "model";
+    const Error error = s.convert_error(request);
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("`config` has no effect"));
+  }
   SECTION("lora_A that are fused already") {
     request.lora_fuse = LoraFuse::kExact;
     const Error error = s.convert_error(request);

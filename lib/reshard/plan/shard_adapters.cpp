@@ -289,6 +289,10 @@ std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoin
   if (request.lora_fuse && !anew)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: no linears are fused anew").in(source.path);
   if (&layout == &whole_layout()) {
+    if (source.config_given)
+      throw Error(ErrorKind::kUsage, "`config` has no effect: a whole adapter does not depend on its base model")
+          .in(source.path)
+          .hint("leave out `config`");
     for (const std::string& option : request.target.options.names())
       throw Error(ErrorKind::kUsage, "`" + option + "` is about models: adapters have one file each").in(source.path);
     add_peft_target(files, job, *source.adapter, wanted, format_of(request.target), {});
