@@ -20,9 +20,9 @@
 namespace reshard::cli {
 namespace {
 
-void dry_run(const Job& job, const CommonArguments& arguments) {
-  validate_output(job);
-  const OutputSpace space = output_space(job);
+void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage) {
+  validate_output(storage, job);
+  const OutputSpace space = output_space(storage, job);
   if (arguments.json)
     print_output(to_text(job_document(job, space, nullptr)));
   else
@@ -119,15 +119,15 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
 void run_job(const Job& job, const CommonArguments& arguments, RunOptions options) {
   if (!arguments.quiet && !arguments.json) {
     print_notes(job.notes);
-    for (const auto& path : stale_stagings(job))
+    for (const auto& path : stale_stagings(*options.storage, job))
       print_notes({path.string() +
                    " was left by a run that was killed, or belongs to one that goes on; if none does, delete it"});
   }
   if (arguments.dry_run) {
     if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, nullptr));
-    return dry_run(job, arguments);
+    return dry_run(job, arguments, *options.storage);
   }
-  const OutputSpace space = output_space(job);
+  const OutputSpace space = output_space(*options.storage, job);
   Progress progress;
   options.progress = &progress;
   options.sync = !arguments.no_sync;

@@ -1,13 +1,16 @@
-# Fails if a file of FOLDER includes a header of a floor that is not in ALLOWED (comma-separated), or, with FILES_DOOR,
-# asks the operating system about files. Touches STAMP. Run with cmake -P.
+# Fails if a file of FOLDER includes a header of a floor that is not in ALLOWED (comma-separated), or, with FILES_DOOR
+# or STORAGE_DOOR, asks the operating system about files. Touches STAMP. Run with cmake -P.
 cmake_minimum_required(VERSION 3.25)  # for IN_LIST
 string(REPLACE "," ";" allowed ${ALLOWED})
 # What std::filesystem offers beyond paths, which are names: any call of it in lower case, in either spelling; what else
 # opens files; and the local file system as a Files.
 string(JOIN "|" local_calls
        "filesystem::[a-z_]+\\(" "fs::[a-z_]+\\(" "directory_iterator" "directory_entry" "filesystem_error"
-       "[io]fstream" "fopen\\(" "[^a-z_]::(open|stat|lstat|access)\\("
-       "local_storage\\(" "resolved_path\\(" "with_file_system_errors")
+       "[io]fstream" "fopen\\(" "local_directories\\(" "with_file_system_errors"
+       "[^a-z_]::(open|stat|lstat|access|mkdir|mkdtemp|rmdir|rename|renameat2|unlink|chmod|flock|statvfs|fsync|syncfs)\\(")
+if(FILES_DOOR)
+  string(APPEND local_calls "|local_storage\\(")
+endif()
 file(GLOB files ${FOLDER}/*.h ${FOLDER}/*.cpp)
 foreach(file ${files})
   file(STRINGS ${file} includes REGEX "^#include \"reshard/")
@@ -17,11 +20,11 @@ foreach(file ${files})
       message(FATAL_ERROR "${file}: ${include}: this floor may include only from: ${ALLOWED}")
     endif()
   endforeach()
-  if(FILES_DOOR)
+  if(FILES_DOOR OR STORAGE_DOOR)
     file(STRINGS ${file} calls REGEX "${local_calls}")
     list(FILTER calls EXCLUDE REGEX "::path\\(")
     if(calls)
-      message(FATAL_ERROR "${file}: this floor takes its files from a reshard::Files: ${calls}")
+      message(FATAL_ERROR "${file}: this floor takes its files from a reshard::Files or Storage: ${calls}")
     endif()
   endif()
 endforeach()

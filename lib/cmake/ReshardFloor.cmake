@@ -1,10 +1,11 @@
-# reshard_floor(NAME DEPENDS … PRIVATE_DEPENDS … [FILES_DOOR]): one static library from all sources of
-# lib/reshard/NAME. With FILES_DOOR none of them may ask the operating system about files.
+# reshard_floor(NAME DEPENDS … PRIVATE_DEPENDS … [FILES_DOOR | STORAGE_DOOR]): one static library from all sources of
+# lib/reshard/NAME. With a door none of them may ask the operating system about files;
+# with STORAGE_DOOR they may name the local file system as a Storage.
 #
 # Headers are included by their path from lib/: "reshard/<floor>/<header>.h". A floor may include its own headers and
 # those of the floors it depends on, directly or not; the build runs CheckFloor.cmake, which fails on any other.
 function(reshard_floor name)
-  cmake_parse_arguments(FLOOR "FILES_DOOR" "" "DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  cmake_parse_arguments(FLOOR "FILES_DOOR;STORAGE_DOOR" "" "DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/reshard/${name})
   file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
   file(GLOB headers CONFIGURE_DEPENDS ${folder}/*.h)
@@ -19,7 +20,7 @@ function(reshard_floor name)
   set(checked ${CMAKE_CURRENT_BINARY_DIR}/${name}_floor_checked)
   add_custom_command(OUTPUT ${checked}
                      COMMAND ${CMAKE_COMMAND} -DFOLDER=${folder} -DALLOWED=${allowed_text} -DSTAMP=${checked}
-                             -DFILES_DOOR=${FLOOR_FILES_DOOR}
+                             -DFILES_DOOR=${FLOOR_FILES_DOOR} -DSTORAGE_DOOR=${FLOOR_STORAGE_DOOR}
                              -P ${PROJECT_SOURCE_DIR}/lib/cmake/CheckFloor.cmake
                      DEPENDS ${sources} ${headers} ${PROJECT_SOURCE_DIR}/lib/cmake/CheckFloor.cmake
                      COMMENT "Checking the includes of ${name}")

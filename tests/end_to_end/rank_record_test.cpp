@@ -5,6 +5,7 @@
 
 #include "reshard/engine/publish.h"
 #include "reshard/formats/safetensors.h"
+#include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -226,7 +227,7 @@ TEST_CASE("Runs that each write some ranks share a directory: no --force for the
   refused(run(layout("nxdi"), testdata("golden/nxdi/llama-6q2kv-tp4-interleaved-pad/original"), 4, 2, 3));
   {
     const auto job = plan_shard(run(layout("nxdi"), model, 4, 2, 2));  // two that overlap in time
-    const Staging other(*job);
+    const Staging other(*job, local_storage());
     shard(run(layout("nxdi"), model, 4, 3, 3));
     ShardRequest whole = deployed_request(layout("nxdi"), model, temp / "out", 4);
     whole.force = true;

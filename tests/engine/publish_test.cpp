@@ -4,11 +4,16 @@
 
 #include <sys/stat.h>
 
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "reshard/base/strings.h"
+#include "reshard/engine/execute.h"
+#include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/fault_storage.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
@@ -242,8 +247,78 @@ TEST_CASE("Outputs that do not fit are refused before anything is made, with bot
   CHECK(error.path() == model.temp.path().string());
   CHECK_THAT(error.what(), Says(std::to_string(job->output_bytes()) + " bytes"));
   CHECK_FALSE(fs::exists(model.temp / "a"));
-  CHECK(output_space(*job).needed_bytes == job->output_bytes());
+  CHECK(output_space(local_storage(), *job).needed_bytes == job->output_bytes());
 }
+
+/// The local file system's, which swap names only if they may, and call a hook before each step.
+class TestDirectories final : public Directories {
+ public:
+  bool exchanges = true;
+  std::function<void(const char* step, const fs::path& path)> before = [](const char*, const fs::path&) {};
+
+  bool is_link(const fs::path& path) override { return local_directories().is_link(path); }
+  std::optional<Access> access(const fs::path& path) override { return local_directories().access(path); }
+  void set_access_bits(const fs::path& path, std::uint32_t bits) override {
+    before("access", path);
+    local_directories().set_access_bits(path, bits);
+  }
+  std::uint32_t bits_for_new() override { return local_directories().bits_for_new(); }
+  void validate_writable(const fs::path& directory) override {
+    before("writable", directory);
+    local_directories().validate_writable(directory);
+  }
+  std::uint64_t free_bytes(const fs::path& directory) override {
+    before("space", directory);
+    return local_directories().free_bytes(directory);
+  }
+  bool make(const fs::path& path, std::uint32_t bits) override {
+    before("make", path);
+    return local_directories().make(path, bits);
+  }
+  fs::path make_private(const fs::path& stem) override {
+    before("make", stem);
+    return local_directories().make_private(stem);
+  }
+  void remove_tree(const fs::path& path) noexcept override { local_directories().remove_tree(path); }
+  void remove_empty(const fs::path& path) noexcept override { local_directories().remove_empty(path); }
+  RenameResult rename(const fs::path& from, const fs::path& to, RenameMode mode) override {
+    before("rename", to);
+    if (mode == RenameMode::kExchange && !exchanges) return RenameResult::kUnsupported;
+    return local_directories().rename(from, to, mode);
+  }
+  std::unique_ptr<DirectoryClaim> claim(const fs::path& directory, bool shared) override {
+    before("claim", directory);
+    return local_directories().claim(directory, shared);
+  }
+  std::unique_ptr<OpenDirectories> open(const std::set<fs::path>& directories, const fs::path& inside) override {
+    before("open", inside);
+    return std::make_unique<Opened>(*this, local_directories().open(directories, inside), inside);
+  }
+
+ private:
+  struct Opened final : OpenDirectories {
+    Opened(TestDirectories& owner, std::unique_ptr<OpenDirectories> directories, fs::path path)
+        : test(owner), opened(std::move(directories)), inside(std::move(path)) {}
+    void flush() override {
+      test.before("flush", inside);
+      opened->flush();
+    }
+    TestDirectories& test;
+    std::unique_ptr<OpenDirectories> opened;
+    fs::path inside;
+  };
+};
+
+/// The local file system with directories of one's own.
+struct TestStorage {
+  TestDirectories directories;
+  FaultStorage storage;
+
+  explicit TestStorage(bool exchanges = true) {
+    directories.exchanges = exchanges;
+    storage.own_directories = &directories;
+  }
+};
 
 /// Fills a staging directory as a run would.
 void fill(const Staging& staging, const Job& job) {
@@ -259,7 +334,8 @@ TEST_CASE("Outputs replace old ones as well where the file system cannot swap tw
       shard(model.request(4));
       const auto job = plan_shard(model.request(2, true));
       {
-        Staging staging(*job, {exchange});
+        TestStorage test(exchange);
+        Staging staging(*job, test.storage);
         fill(staging, *job);
         staging.publish();
       }
@@ -282,7 +358,8 @@ TEST_CASE("Publishing that fails half-way puts everything back, with and without
       write_file(model.temp / "out/tensor_parallel_shards/precious.txt", "mine");
       const auto before = snapshot(model.temp.path());
       {
-        Staging staging(*job, {exchange});
+        TestStorage test(exchange);
+        Staging staging(*job, test.storage);
         fill(staging, *job);
         const Error error = error_of([&] { staging.publish(); });
         CHECK(error.kind() == ErrorKind::kBadInput);
@@ -292,21 +369,6 @@ TEST_CASE("Publishing that fails half-way puts everything back, with and without
     }
   }
 }
-
-/// A flush of directories that fails from the call of this number on, from 0.
-struct FailingFlush {
-  static inline int calls = 0, first_failing = 0;
-  static int flush(int) {
-    if (calls++ < first_failing) return 0;
-    errno = EIO;
-    return -1;
-  }
-  static Staging::FileSystem from(int number) {
-    calls = 0;
-    first_failing = number;
-    return {true, &flush};
-  }
-};
 
 TEST_CASE("A flush that fails before the outputs have their names changes nothing, after that it is a note") {
   for (const bool existing : {false, true}) {
@@ -319,7 +381,13 @@ TEST_CASE("A flush that fails before the outputs have their names changes nothin
       int failures = 0;
       for (; notes.empty(); ++failures) {
         REQUIRE((snapshot(model.temp.path()) == before));
-        Staging staging(*job, FailingFlush::from(failures));
+        TestStorage test;
+        int flushes = 0;
+        test.directories.before = [&](const char* step, const fs::path& path) {
+          if (std::string(step) == "flush" && flushes++ >= failures)
+            throw Error(ErrorKind::kIo, "cannot flush to disk").in(path);
+        };
+        Staging staging(*job, test.storage);
         fill(staging, *job);
         try {
           notes = staging.publish();
@@ -336,15 +404,53 @@ TEST_CASE("A flush that fails before the outputs have their names changes nothin
   }
 }
 
+TEST_CASE("Whichever step on directories fails, what stood there stays, and nothing is left beside it") {
+  for (const bool existing : {false, true})
+    for (const bool exchange : {true, false})
+      DYNAMIC_SECTION((existing ? "over old outputs" : "in a new directory")
+                      << (exchange ? ", swapped in one step" : ", swapped in several steps")) {
+        const Model model;
+        if (existing) shard(model.request(4));
+        const auto job = plan_shard(model.request(2, true));
+        const auto before = snapshot(model.temp.path());
+        std::set<std::string> failed;
+        for (int failing = 0;; ++failing) {
+          REQUIRE((snapshot(model.temp.path()) == before));
+          TestStorage test(exchange);
+          int steps = 0;
+          test.directories.before = [&](const char* step, const fs::path& path) {
+            if (steps++ != failing) return;
+            failed.insert(step);
+            throw Error(ErrorKind::kIo, "made to fail").in(path);
+          };
+          RunOptions options;
+          options.storage = &test.storage;
+          try {
+            const RunResult result = execute(*job, options);
+            CHECK(result.notes.size() == (steps > failing ? 1 : 0));  // the last flush, after all names were given
+            break;
+          } catch (const Error& error) {
+            REQUIRE(error.kind() == ErrorKind::kIo);
+            REQUIRE_THAT(error.what(), Says("made to fail"));
+          }
+        }
+        CHECK(read_ranks(model.temp / "out").size() == 2);
+        std::set<std::string> expected{"flush", "make", "open", "rename", "space", "writable"};
+        if (existing) expected.insert("claim");
+        failed.erase("access");  // only where permissions differ
+        CHECK(failed == expected);
+      }
+}
+
 TEST_CASE("Two runs do not write into one directory at once") {
   const Model model;
   shard(model.request());
   const auto job = plan_shard(model.request(2, true));
-  const Staging first(*job);
-  const Error error = error_of([&] { Staging second(*job); });
+  const Staging first(*job, local_storage());
+  const Error error = error_of([&] { Staging second(*job, local_storage()); });
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK_THAT(error.what(), Says("another run is writing here"));
-  CHECK(stale_stagings(*job) == std::vector<fs::path>{first.root()});
+  CHECK(stale_stagings(local_storage(), *job) == std::vector<fs::path>{first.root()});
 }
 
 TEST_CASE("An output directory may have any name that the file system takes, and its stagings are found again") {
@@ -360,9 +466,9 @@ TEST_CASE("An output directory may have any name that the file system takes, and
       similar.output_directory = model.temp / (name.substr(0, name.size() - 1) + "y");
       const auto job = plan_shard(request);
       {
-        const Staging staging(*job);
-        CHECK(stale_stagings(*job) == std::vector<fs::path>{staging.root()});
-        CHECK(stale_stagings(*plan_shard(similar)).empty());
+        const Staging staging(*job, local_storage());
+        CHECK(stale_stagings(local_storage(), *job) == std::vector<fs::path>{staging.root()});
+        CHECK(stale_stagings(local_storage(), *plan_shard(similar)).empty());
         const std::string made = staging.root().filename().string();
         for (std::size_t at = 0, length = 0; at < made.size(); at += length) {
           length = utf8_length(std::string_view(made).substr(at));
@@ -371,7 +477,7 @@ TEST_CASE("An output directory may have any name that the file system takes, and
       }
       execute(*job, unsynced());
       CHECK(read_ranks(model.temp / name).size() == 2);
-      CHECK(stale_stagings(*job).empty());
+      CHECK(stale_stagings(local_storage(), *job).empty());
     }
   }
 }
@@ -384,7 +490,8 @@ TEST_CASE("Files with names of 255 bytes replace others, also where two names ca
       write_file(model.temp / "model" / name, "new");
       write_file(model.temp / "out" / name, "old");
       const auto job = plan_shard(model.request(2, true));
-      Staging staging(*job, {exchange});
+      TestStorage test(exchange);
+      Staging staging(*job, test.storage);
       fill(staging, *job);
       staging.publish();
       CHECK(read_file(model.temp / "out" / name) == "new copy");

@@ -101,40 +101,41 @@ std::uint64_t FaultStorage::pass(Operation operation, const std::filesystem::pat
   return number;
 }
 
-Files& FaultStorage::files() const {
-  return files_ ? *files_ : local_storage(lets_map ? IoMode::kMmap : IoMode::kRead);
+Files& FaultStorage::files_with(const std::filesystem::path& path) const {
+  if (files_ && files_->exists(path)) return *files_;
+  return local_storage(lets_map ? IoMode::kMmap : IoMode::kRead);
 }
 
 std::vector<DirectoryEntry> FaultStorage::list(const std::filesystem::path& directory) {
   pass(Operation::kLook, directory);
-  return files().list(directory);
+  return files_with(directory).list(directory);
 }
 
 FileKind FaultStorage::kind_of(const std::filesystem::path& path) {
   pass(Operation::kLook, path);
-  return files().kind_of(path);
+  return files_with(path).kind_of(path);
 }
 
 FileStamp FaultStorage::stamp(const std::filesystem::path& path) {
-  return files().stamp(path);
+  return files_with(path).stamp(path);
 }
 
 std::uint64_t FaultStorage::size_bytes(const std::filesystem::path& path) {
   pass(Operation::kLook, path);
-  return files().size_bytes(path);
+  return files_with(path).size_bytes(path);
 }
 
 std::filesystem::path FaultStorage::absolute(const std::filesystem::path& path) {
-  return files().absolute(path);
+  return files_with(path).absolute(path);
 }
 
 std::filesystem::path FaultStorage::resolve(const std::filesystem::path& path) {
   pass(Operation::kLook, path);
-  return files().resolve(path);
+  return files_with(path).resolve(path);
 }
 
 bool FaultStorage::is_same(const std::filesystem::path& a, const std::filesystem::path& b) {
-  return files().is_same(a, b);
+  return files_with(a).is_same(a, b);
 }
 
 void FaultStorage::note_read(const std::filesystem::path& path, Range range) {
@@ -149,7 +150,7 @@ void FaultStorage::note_write(const std::filesystem::path& path, std::uint64_t b
 
 std::unique_ptr<Source> FaultStorage::open(const std::filesystem::path& path) {
   pass(Operation::kOpen, path);
-  return std::make_unique<WatchedSource>(*this, path, files().open(path));
+  return std::make_unique<WatchedSource>(*this, path, files_with(path).open(path));
 }
 
 std::unique_ptr<Sink> FaultStorage::create(const std::filesystem::path& path, std::uint64_t size_bytes) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/io/local_directories.h"
 #include "reshard/io/storage.h"
 
 namespace reshard::test {
@@ -28,7 +29,7 @@ class FaultStorage final : public Storage {
   };
 
   FaultStorage() = default;
-  /// Reads from `files`, which is borrowed; writes to the local file system.
+  /// Reads what `files` has from there, which is borrowed; all else is on the local file system.
   explicit FaultStorage(Files& files) : files_(&files) {}
 
   /// Called before every operation with its number, from 0; may throw in its place.
@@ -42,12 +43,15 @@ class FaultStorage final : public Storage {
   ErrorKind kind = ErrorKind::kIo;
   /// Whether files may be mapped; what is seen in this way is not noted.
   bool lets_map = false;
+  Directories* own_directories = nullptr;  // borrowed
   /// Whether ranges may be copied from file to file.
   bool copies_in_kernel = true;
 
   std::unique_ptr<Source> open(const std::filesystem::path& path) override;
   std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override;
   std::unique_ptr<Sink> reopen(const std::filesystem::path& path) override;
+  /// Not operations: tests put their own in this place.
+  Directories& directories() override { return own_directories ? *own_directories : local_directories(); }
   bool maps() const override { return lets_map; }
   std::vector<DirectoryEntry> list(const std::filesystem::path& directory) override;
   FileKind kind_of(const std::filesystem::path& path) override;
@@ -81,7 +85,7 @@ class FaultStorage final : public Storage {
   void note_write(const std::filesystem::path& path, std::uint64_t bytes);
 
  private:
-  Files& files() const;
+  Files& files_with(const std::filesystem::path& path) const;
 
   Files* files_ = nullptr;
   std::atomic<std::uint64_t> operations_{0};

@@ -21,7 +21,7 @@ constexpr std::size_t kFlushingThreads = 16;
 void write_text(const RunOptions& options, const TextFile& file, const Staging& staging) {
   const fs::path path = staging.root() / file.path;
   const auto sink = options.storage->create(path, file.text.size());
-  set_permissions(path, staging.permissions().text(file));
+  set_permissions(options.storage->directories(), path, staging.permissions().text(file));
   sink->write_at(0, std::as_bytes(std::span(file.text)));
   options.sync ? sink->sync() : sink->finish();
 }
@@ -34,7 +34,7 @@ void copy_file(const RunOptions& options, const CopiedFile& file, const Staging&
   const auto source = options.storage->open(file.source);
   const fs::path path = staging.root() / file.path;
   const auto sink = options.storage->create(path, source->size_bytes());
-  set_permissions(path, staging.permissions().copy(file));
+  set_permissions(options.storage->directories(), path, staging.permissions().copy(file));
   if (!sink->copy_from(*source, 0, 0, source->size_bytes())) {
     std::vector<std::byte> buffer(std::min(kCopyBytes, source->size_bytes()));
     for (std::uint64_t at = 0; at < source->size_bytes(); at += buffer.size()) {
@@ -52,15 +52,13 @@ JobRun::JobRun(const Job& job, RunOptions options)
     : job_(job), options_(std::move(options)), unflushed_(job.target.files.size()) {}
 
 void JobRun::prepare() {
-  with_file_system_errors([&] {
-    start_ = std::chrono::steady_clock::now();
-    validate_output(job_);
-    validate_space(output_space(job_));
-    staging_.emplace(job_);
-    root_ = staging_->root();
-    create_files();
-    for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
-  });
+  start_ = std::chrono::steady_clock::now();
+  validate_output(*options_.storage, job_);
+  validate_space(output_space(*options_.storage, job_));
+  staging_.emplace(job_, *options_.storage);
+  root_ = staging_->root();
+  create_files();
+  for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
 }
 
 void JobRun::attach(fs::path root) {
@@ -74,19 +72,17 @@ void JobRun::create_files() {
     throw_if_stopped(options_);
     const fs::path path = root_ / files[i].path;
     const auto sink = options_.storage->create(path, files[i].size_bytes);
-    set_permissions(path, staging_->permissions().weights());
+    set_permissions(options_.storage->directories(), path, staging_->permissions().weights());
     if (!needs_crcs(files[i])) write_parts(*sink, target_parts(job_.target, files[i]));
   });
   std::fill(unflushed_.begin(), unflushed_.end(), true);
 }
 
 ShareReport JobRun::run(const Share& share) {
-  return with_file_system_errors([&] {
-    if (root_.empty()) throw Error(ErrorKind::kInternal, "a share is run before the run is prepared");
-    ShareReport report = run_share(job_.maps(), job_.program, share, root_, options_);
-    for (const std::uint32_t file : report.written_files) unflushed_[file] = true;
-    return report;
-  });
+  if (root_.empty()) throw Error(ErrorKind::kInternal, "a share is run before the run is prepared");
+  ShareReport report = run_share(job_.maps(), job_.program, share, root_, options_);
+  for (const std::uint32_t file : report.written_files) unflushed_[file] = true;
+  return report;
 }
 
 /// Writes to files what is known of them with the CRCs, unless these are null, and has the disk confirm them: several at
@@ -104,41 +100,37 @@ void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<st
 }
 
 void JobRun::finish(const ShareReport& report) {
-  with_file_system_errors([&] {
-    std::vector<std::uint32_t> files;
-    for (const std::uint32_t file : report.written_files)
-      if (unflushed_[file] && !(staging_ && needs_crcs(job_.target.files[file]))) files.push_back(file);
-    flush(files, nullptr);
-  });
+  std::vector<std::uint32_t> files;
+  for (const std::uint32_t file : report.written_files)
+    if (unflushed_[file] && !(staging_ && needs_crcs(job_.target.files[file]))) files.push_back(file);
+  flush(files, nullptr);
 }
 
 RunResult JobRun::publish(ShareReport report) {
-  return with_file_system_errors([&] {
-    if (!staging_) throw Error(ErrorKind::kInternal, "only the process that prepared a run can publish it");
-    if (report.written_bytes != job_.program.write_bytes)
-      throw Error(ErrorKind::kInternal, fmt::format("the shares wrote {} of {} bytes, so some are missing or ran twice",
-                                                    report.written_bytes, job_.program.write_bytes))
-          .in(job_.output_directory);
-    std::vector<std::uint32_t> files;
-    for (std::uint32_t file = 0; file < unflushed_.size(); ++file)
-      if (unflushed_[file] || needs_crcs(job_.target.files[file])) files.push_back(file);
-    flush(files, &report.crcs);
-    for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
-    throw_if_stopped(options_);
-    RunResult result;
-    result.notes = staging_->publish(options_.sync);
-    result.divergent = std::move(report.divergent);
-    std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order
-              [](const Divergence& a, const Divergence& b) { return a.text < b.text; });
-    for (const std::size_t transfer : report.lossy_means)
-      result.lossy_means.push_back(job_.program.transfers[transfer].result(job_.maps())->name);
-    result.files = job_.target.files.size() + job_.copied_files.size() + job_.text_files.size();
-    result.read_bytes = job_.program.read_bytes + job_.program.check_bytes;
-    result.written_bytes = job_.output_bytes();
-    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    staging_.reset();  // what was replaced goes away with it
-    return result;
-  });
+  if (!staging_) throw Error(ErrorKind::kInternal, "only the process that prepared a run can publish it");
+  if (report.written_bytes != job_.program.write_bytes)
+    throw Error(ErrorKind::kInternal, fmt::format("the shares wrote {} of {} bytes, so some are missing or ran twice",
+                                                  report.written_bytes, job_.program.write_bytes))
+        .in(job_.output_directory);
+  std::vector<std::uint32_t> files;
+  for (std::uint32_t file = 0; file < unflushed_.size(); ++file)
+    if (unflushed_[file] || needs_crcs(job_.target.files[file])) files.push_back(file);
+  flush(files, &report.crcs);
+  for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
+  throw_if_stopped(options_);
+  RunResult result;
+  result.notes = staging_->publish(options_.sync);
+  result.divergent = std::move(report.divergent);
+  std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order
+            [](const Divergence& a, const Divergence& b) { return a.text < b.text; });
+  for (const std::size_t transfer : report.lossy_means)
+    result.lossy_means.push_back(job_.program.transfers[transfer].result(job_.maps())->name);
+  result.files = job_.target.files.size() + job_.copied_files.size() + job_.text_files.size();
+  result.read_bytes = job_.program.read_bytes + job_.program.check_bytes;
+  result.written_bytes = job_.output_bytes();
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  staging_.reset();  // what was replaced goes away with it
+  return result;
 }
 
 }  // namespace reshard

@@ -1,13 +1,9 @@
 #include "reshard/engine/output.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <optional>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -15,30 +11,31 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
-#include "reshard/io/local_storage.h"
 #include "reshard/layouts/layout.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-using FileId = std::pair<dev_t, ino_t>;
 
-std::optional<FileId> file_id(const fs::path& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return std::nullopt;
-  return FileId{status.st_dev, status.st_ino};
-}
-
-fs::path nearest_existing(fs::path path) {
-  while (!fs::exists(path) && path != path.parent_path()) path = path.parent_path();
+fs::path nearest_existing(Files& files, fs::path path) {
+  while (!files.exists(path) && path != path.parent_path()) path = path.parent_path();
   return path;
 }
 
+/// Whether anything has this name, be it a link to nowhere.
+bool is_taken(Files& files, const fs::path& path) {
+  return files.kind_of(path) != FileKind::kNone;
+}
+
+bool is_plain_file(Storage& storage, const fs::path& path) {
+  return storage.is_file(path) && !storage.directories().is_link(path);
+}
+
 /// Whether the files hold the same bytes.
-bool same_content(const fs::path& a, const fs::path& b) {
+bool same_content(Files& files, const fs::path& a, const fs::path& b) {
   constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;
-  const auto first = local_storage().open(a), second = local_storage().open(b);
+  const auto first = files.open(a), second = files.open(b);
   if (first->size_bytes() != second->size_bytes()) return false;
   std::vector<std::byte> of_a(std::min(kBlockBytes, first->size_bytes())), of_b(of_a.size());
   for (std::uint64_t at = 0; at < first->size_bytes(); at += of_a.size()) {
@@ -52,21 +49,45 @@ bool same_content(const fs::path& a, const fs::path& b) {
 
 /// The files of the model that are there already, byte for byte, as an earlier run has left them that shares the
 /// directory.
-std::set<fs::path> present_alike(const Job& job, const fs::path& directory) {
+std::set<fs::path> present_alike(Storage& storage, const Job& job, const fs::path& directory) {
   std::set<fs::path> alike;
   if (!job.shares_directory) return alike;
   for (const CopiedFile& file : job.copied_files)
-    if (fs::is_regular_file(fs::symlink_status(directory / file.path)) &&
-        same_content(file.source, directory / file.path))
+    if (is_plain_file(storage, directory / file.path) && same_content(storage, file.source, directory / file.path))
       alike.insert(file.path);
   return alike;
 }
 
+/// The files that a job reads.
+class Inputs {
+ public:
+  Inputs(Files& files, const Job& job) : files_(files) {
+    for (const TensorFile& file : job.source.files) add(file.path);
+    for (const CopiedFile& file : job.copied_files) add(file.source);
+  }
+
+  /// Whether `path` stands for one of them, under whatever name.
+  bool hold(const fs::path& path) const {
+    const FileStamp stamp = files_.stamp(path);
+    if (stamp.empty()) return false;
+    const auto [begin, end] = by_stamp_.equal_range(stamp);
+    return std::any_of(begin, end, [&](const auto& input) { return files_.is_same(input.second, path); });
+  }
+
+ private:
+  void add(const fs::path& path) {
+    if (const FileStamp stamp = files_.stamp(path); !stamp.empty()) by_stamp_.emplace(stamp, path);
+  }
+
+  Files& files_;
+  std::multimap<FileStamp, fs::path> by_stamp_;
+};
+
 /// A folder that is replaced as a whole holds none of the inputs.
-void validate_no_input_inside(const Job& job, const fs::path& folder) {
-  const fs::path resolved = resolved_path(folder);
+void validate_no_input_inside(Files& files, const Job& job, const fs::path& folder) {
+  const fs::path resolved = files.resolve(folder);
   for (const TensorFile& file : job.source.files) {
-    if (lies_inside(resolved_path(file.path), resolved))
+    if (lies_inside(files.resolve(file.path), resolved))
       throw Error(ErrorKind::kUsage, "holds the inputs and would be replaced")
           .in(folder)
           .hint("choose another output directory");
@@ -75,10 +96,11 @@ void validate_no_input_inside(const Job& job, const fs::path& folder) {
 
 }  // namespace
 
-bool is_left_alone(const Job& job, const fs::path& relative, const fs::path& staged, const fs::path& final) {
+bool is_left_alone(Storage& storage, const Job& job, const fs::path& relative, const fs::path& staged,
+                   const fs::path& final) {
   const auto is_it = [&](const CopiedFile& file) { return file.path == relative; };
   return job.shares_directory && std::any_of(job.copied_files.begin(), job.copied_files.end(), is_it) &&
-         fs::is_regular_file(fs::symlink_status(final)) && same_content(staged, final);
+         is_plain_file(storage, final) && same_content(storage, staged, final);
 }
 
 bool in_whole_folder(const Job& job, const fs::path& relative) {
@@ -94,8 +116,8 @@ std::vector<fs::path> output_files(const Job& job) {
   return files;
 }
 
-void validate_only_ours(const Layout& layout, const fs::path& folder, const fs::path& shown_as) {
-  const std::vector<std::string> foreign = layout.foreign_entries(local_storage(), folder);
+void validate_only_ours(Files& files, const Layout& layout, const fs::path& folder, const fs::path& shown_as) {
+  const std::vector<std::string> foreign = layout.foreign_entries(files, folder);
   if (!foreign.empty())
     throw Error(ErrorKind::kBadInput,
                 "would be replaced as a whole, but holds what this program did not write: " + list_names(foreign))
@@ -103,23 +125,18 @@ void validate_only_ours(const Layout& layout, const fs::path& folder, const fs::
         .hint("move these away or choose another output directory; nothing foreign is ever deleted");
 }
 
-void validate_output(const Job& job) {
-  const fs::path directory = resolved_path(job.output_directory);
-  const fs::path existing = nearest_existing(directory);
-  if (!fs::is_directory(existing))
+void validate_output(Storage& storage, const Job& job) {
+  const fs::path directory = storage.resolve(job.output_directory);
+  const fs::path existing = nearest_existing(storage, directory);
+  if (!storage.is_directory(existing))
     throw Error(ErrorKind::kBadInput, "is not a directory, so no outputs can be made in it").in(existing);
-  if (::access(existing.c_str(), W_OK | X_OK) != 0) throw system_error(errno, "cannot write here", existing);
+  storage.directories().validate_writable(existing);
 
-  if (fs::is_symlink(job.output_directory) && !fs::exists(job.output_directory))
+  if (storage.kind_of(job.output_directory) == FileKind::kBrokenLink)
     throw Error(ErrorKind::kBadInput, "is a link to nowhere").in(job.output_directory);
 
-  std::set<FileId> inputs;
-  for (const TensorFile& file : job.source.files)
-    if (const auto id = file_id(file.path)) inputs.insert(*id);
-  for (const CopiedFile& file : job.copied_files)
-    if (const auto id = file_id(file.source)) inputs.insert(*id);
-
-  const std::set<fs::path> alike = present_alike(job, directory);
+  const Inputs inputs(storage, job);
+  const std::set<fs::path> alike = present_alike(storage, job, directory);
   std::vector<std::string> present;
   std::set<fs::path> outputs(job.whole_folders.begin(), job.whole_folders.end());
   for (const fs::path& relative : output_files(job)) {
@@ -128,23 +145,22 @@ void validate_output(const Job& job) {
           .in(directory / relative)
           .hint("a file of the model has the name of one that is to be written; move it away");
     const fs::path final = directory / relative;
-    const auto id = file_id(final);
-    if (id && inputs.count(*id))
+    if (inputs.hold(final))
       throw Error(ErrorKind::kUsage, "is an input and would be written")
           .in(final)
           .hint("choose another output directory");
-    if (in_whole_folder(job, relative) || !fs::exists(fs::symlink_status(final))) continue;
-    if (fs::is_directory(final))
+    if (in_whole_folder(job, relative) || !is_taken(storage, final)) continue;
+    if (storage.is_directory(final))
       throw Error(ErrorKind::kBadInput, "is a directory, but a file is to be written there").in(final);
     if (!alike.count(relative)) present.push_back(relative.string());
   }
   for (const fs::path& folder : job.whole_folders) {
-    if (!fs::exists(fs::symlink_status(directory / folder))) continue;
-    if (fs::is_symlink(directory / folder) || !fs::is_directory(directory / folder))
+    if (!is_taken(storage, directory / folder)) continue;
+    if (storage.directories().is_link(directory / folder) || !storage.is_directory(directory / folder))
       throw Error(ErrorKind::kBadInput, "is not a folder that this program made").in(directory / folder);
-    validate_no_input_inside(job, directory / folder);
+    validate_no_input_inside(storage, job, directory / folder);
     present.push_back(folder.string() + "/");
-    if (job.force) validate_only_ours(*job.layout, directory / folder, directory / folder);
+    if (job.force) validate_only_ours(storage, *job.layout, directory / folder, directory / folder);
   }
   if (!present.empty() && !job.force)
     throw Error(ErrorKind::kBadInput,
@@ -167,14 +183,16 @@ std::string staging_prefix(const fs::path& output_directory) {
   return "." + name + std::string(kStagingPrefix);
 }
 
-std::vector<fs::path> stale_stagings(const Job& job) {
-  const fs::path output = resolved_path(job.output_directory);
+std::vector<fs::path> stale_stagings(Files& files, const Job& job) {
+  const fs::path output = files.resolve(job.output_directory);
   std::vector<fs::path> stale;
   const auto look = [&](const fs::path& directory, std::string_view prefix) {
-    std::error_code ignored;
-    for (const auto& entry : fs::directory_iterator(directory, ignored)) {
-      const std::string name = entry.path().filename().string();
-      if (name.starts_with(prefix) && name.size() == prefix.size() + 6) stale.push_back(entry.path());
+    try {
+      for (const DirectoryEntry& entry : files.list(directory))
+        if (entry.name.starts_with(prefix) && entry.name.size() == prefix.size() + 6)
+          stale.push_back(directory / entry.name);
+    } catch (const Error&) {
+      // One that is not there, or cannot be listed, shows none.
     }
   };
   look(output.parent_path(), staging_prefix(output));
@@ -183,14 +201,11 @@ std::vector<fs::path> stale_stagings(const Job& job) {
   return stale;
 }
 
-OutputSpace output_space(const Job& job) {
+OutputSpace output_space(Storage& storage, const Job& job) {
   OutputSpace space;
   space.needed_bytes = job.output_bytes();
-  space.file_system = nearest_existing(resolved_path(job.output_directory));
-  struct statvfs status {};
-  if (::statvfs(space.file_system.c_str(), &status) != 0)
-    throw system_error(errno, "cannot ask for free space", space.file_system);
-  space.free_bytes = static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize;
+  space.file_system = nearest_existing(storage, storage.resolve(job.output_directory));
+  space.free_bytes = storage.directories().free_bytes(space.file_system);
   return space;
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/io/storage.h"
 #include "reshard/plan/job.h"
 
 namespace reshard {
@@ -15,8 +16,8 @@ std::vector<std::filesystem::path> output_files(const Job& job);
 
 /// Whether `final` is a file of the model's that another run, which shares the directory, has written with the bytes of
 /// `staged`.
-bool is_left_alone(const Job& job, const std::filesystem::path& relative, const std::filesystem::path& staged,
-                   const std::filesystem::path& final);
+bool is_left_alone(Storage& storage, const Job& job, const std::filesystem::path& relative,
+                   const std::filesystem::path& staged, const std::filesystem::path& final);
 
 /// Whether an output is one of the folders that are replaced as a whole, or lies in one.
 bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
@@ -24,7 +25,7 @@ bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 /// Validates that everything in a shards folder has a name that this program writes. `shown_as` is the folder's name for
 /// errors.
 /// \throws Error kBadInput.
-void validate_only_ours(const Layout& layout, const std::filesystem::path& folder,
+void validate_only_ours(Files& files, const Layout& layout, const std::filesystem::path& folder,
                         const std::filesystem::path& shown_as);
 
 /// Room for a job's outputs, as far as the file system says.
@@ -40,16 +41,16 @@ inline constexpr std::string_view kStagingPrefix = ".reshard-";
 std::string staging_prefix(const std::filesystem::path& output_directory);
 
 /// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on).
-std::vector<std::filesystem::path> stale_stagings(const Job& job);
+std::vector<std::filesystem::path> stale_stagings(Files& files, const Job& job);
 
 /// Validates that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a
 /// folder that is replaced as a whole holds nothing that this program does not write. Writes nothing.
 /// \throws Error kUsage, kBadInput or kIo.
-void validate_output(const Job& job);
+void validate_output(Storage& storage, const Job& job);
 
 /// Asks the file system.
 /// \throws Error kIo.
-OutputSpace output_space(const Job& job);
+OutputSpace output_space(Storage& storage, const Job& job);
 
 /// \throws Error kNoSpace with both numbers if the outputs do not fit.
 void validate_space(const OutputSpace& space);

@@ -1,37 +1,19 @@
 #include "reshard/engine/permissions.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <set>
 #include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
-#include "reshard/io/local_storage.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr mode_t kAll = 0777;
-constexpr mode_t kOwner = 0700;
-
-AllowedMode allowed_by(const fs::path& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return {kOwner, {}, kAll};
-  AllowedMode allowed{status.st_mode & kAll, {}, kAll};
-  if (allowed.for_any_group() != allowed.bits) allowed.groups.insert(status.st_gid);
-  return allowed;
-}
-
-mode_t bits_that_umask_leaves() {
-  const mode_t mask = ::umask(077);  // it can only be read by setting it; if another thread makes a file now, privately
-  ::umask(mask);
-  return kAll & ~mask;
-}
+constexpr std::uint32_t kAll = 0777;
+constexpr std::uint32_t kOwner = 0700;
 
 }  // namespace
 
@@ -42,18 +24,27 @@ AllowedMode& AllowedMode::operator&=(const AllowedMode& other) {
   return *this;
 }
 
-mode_t AllowedMode::for_group(gid_t group) const {
-  const bool is_inputs = std::all_of(groups.begin(), groups.end(), [&](gid_t one) { return one == group; });
+std::uint32_t AllowedMode::for_group(std::uint32_t group) const {
+  const bool is_inputs = std::all_of(groups.begin(), groups.end(), [&](std::uint32_t one) { return one == group; });
   return is_inputs ? bits & kept : for_any_group();
 }
 
-mode_t AllowedMode::for_any_group() const {
-  const mode_t others_as_group = (bits & 0007) << 3;
+std::uint32_t AllowedMode::for_any_group() const {
+  const std::uint32_t others_as_group = (bits & 0007) << 3;
   return bits & (0707 | others_as_group) & kept;
 }
 
-Permissions::Permissions(const Job& job) : umask_left_(bits_that_umask_leaves()) {
-  model_directory_ = resolved_path(job.model_directory.empty() ? job.source_directory : job.model_directory);
+AllowedMode Permissions::allowed_by(const fs::path& path) const {
+  const auto access = storage_.directories().access(path);
+  if (!access) return {kOwner, {}, kAll};
+  AllowedMode allowed{access->bits, {}, kAll};
+  if (allowed.for_any_group() != allowed.bits) allowed.groups.insert(access->group);
+  return allowed;
+}
+
+Permissions::Permissions(const Job& job, Storage& storage)
+    : storage_(storage), umask_left_(storage.directories().bits_for_new()) {
+  model_directory_ = storage.resolve(job.model_directory.empty() ? job.source_directory : job.model_directory);
   for (const TensorFile& file : job.source.files) weights_ &= allowed_by(file.path);
   look_at_directories(job);
   look_at_folders(job);
@@ -65,7 +56,7 @@ Permissions::Permissions(const Job& job) : umask_left_(bits_that_umask_leaves())
 
 /// The model's directory, and those of all inputs that come from elsewhere than their outputs' place in it.
 void Permissions::look_at_directories(const Job& job) {
-  const auto resolved = [](const fs::path& path) { return resolved_path(path.empty() ? "." : path); };
+  const auto resolved = [&](const fs::path& path) { return storage_.resolve(path.empty() ? "." : path); };
   std::set<fs::path> parents;
   for (const TensorFile& file : job.source.files) parents.insert(file.path.parent_path());
   std::set<std::pair<fs::path, fs::path>> moves;  // of other files, from one directory to another
@@ -95,9 +86,9 @@ void Permissions::look_at_folders(const Job& job) {
 /// A new output directory hides what the input's hides. One that is there keeps its permissions, so that files have to
 /// hide themselves.
 void Permissions::look_at_output(const Job& job) {
-  struct stat output {};
-  if (::stat(job.output_directory.c_str(), &output) != 0 || !S_ISDIR(output.st_mode)) return;
-  const mode_t opened = output.st_mode & ~directories_.for_group(output.st_gid);
+  const auto output = storage_.directories().access(job.output_directory);
+  if (!output || !storage_.is_directory(job.output_directory)) return;
+  const std::uint32_t opened = output->bits & ~directories_.for_group(output->group);
   if ((opened & 0010) != 0) shown_.bits &= 0700;  // the directory's group may be others to a file of another group
   if ((opened & 0001) != 0) {
     shown_.bits &= 0770;
@@ -115,10 +106,9 @@ AllowedMode Permissions::directory(const fs::path& relative) const {
 }
 
 AllowedMode Permissions::text(const TextFile& file) const {
-  std::error_code ignored;
   const fs::path source = file.source.empty() ? model_directory_ / file.path : file.source;
   AllowedMode allowed = weights_;
-  if (file.source.empty() && !fs::exists(source, ignored)) return allowed;
+  if (file.source.empty() && !storage_.directories().access(source)) return allowed;
   allowed &= allowed_by(source);
   allowed.bits |= 0600;
   return allowed;
@@ -131,23 +121,17 @@ AllowedMode Permissions::copy(const CopiedFile& file) const {
   return allowed;
 }
 
-void set_permissions(const fs::path& path, const AllowedMode& allowed) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) throw system_error(errno, "cannot look at it", path);
-  const mode_t mode = allowed.for_group(status.st_gid);
-  if ((status.st_mode & kAll) == mode) return;
-  if (::chmod(path.c_str(), (status.st_mode & 07000) | mode) == 0) return;
-  if (errno != EPERM && errno != ENOTSUP && errno != ENOSYS)
-    throw system_error(errno, "cannot change its permissions", path);
+void set_permissions(Directories& directories, const fs::path& path, const AllowedMode& allowed) {
+  const auto access = directories.access(path);
+  if (!access) throw Error(ErrorKind::kIo, "cannot look at its permissions").in(path);
+  const std::uint32_t bits = allowed.for_group(access->group);
+  if (access->bits != bits) directories.set_access_bits(path, bits);
 }
 
-bool make_directory(const fs::path& path, const AllowedMode& allowed) {
-  if (::mkdir(path.c_str(), allowed.for_any_group()) == 0) {
-    if (!allowed.groups.empty()) set_permissions(path, allowed);  // its group is known only now
-    return true;
-  }
-  if (errno == EEXIST && fs::is_directory(path)) return false;  // another run has made it meanwhile
-  throw system_error(errno, "cannot make the directory", path);
+bool make_directory(Directories& directories, const fs::path& path, const AllowedMode& allowed) {
+  if (!directories.make(path, allowed.for_any_group())) return false;        // another run has made it meanwhile
+  if (!allowed.groups.empty()) set_permissions(directories, path, allowed);  // its group is known only now
+  return true;
 }
 
 }  // namespace reshard

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <sys/types.h>
-
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <set>
 
+#include "reshard/io/storage.h"
 #include "reshard/plan/job.h"
 
 namespace reshard {
@@ -13,15 +13,15 @@ namespace reshard {
 /// The permission bits that an output may have. A group may do more than others only if it is the inputs' group: a new
 /// file's group is often another one, of the user or of the directory.
 struct AllowedMode {
-  mode_t bits = 0777;
-  std::set<gid_t> groups;  // of the inputs whose group may do more than others
-  mode_t kept = 0777;      // applies to the result, as a umask does
+  std::uint32_t bits = 0777;
+  std::set<std::uint32_t> groups;  // of the inputs whose group may do more than others
+  std::uint32_t kept = 0777;       // applies to the result, as a umask does
 
   AllowedMode& operator&=(const AllowedMode& other);
   /// For a file or directory of this group.
-  mode_t for_group(gid_t group) const;
+  std::uint32_t for_group(std::uint32_t group) const;
   /// For one whose group is not known: its group may do what others may.
-  mode_t for_any_group() const;
+  std::uint32_t for_any_group() const;
 };
 
 /// The permissions that a job's outputs get: what is private stays private. No output lets a group or others do more
@@ -30,8 +30,8 @@ struct AllowedMode {
 class Permissions {
  public:
   /// Asks the file system for the modes of the inputs, and of the output directory if it exists. Inputs that cannot be
-  /// asked for count as private.
-  explicit Permissions(const Job& job);
+  /// asked for count as private. `storage` is borrowed.
+  Permissions(const Job& job, Storage& storage);
 
   /// For a directory that the run makes; `relative` to the output directory, which is "". Limited by the directories
   /// that the inputs come from, and by the model's own folder of that name.
@@ -45,12 +45,14 @@ class Permissions {
   AllowedMode copy(const CopiedFile& file) const;
 
  private:
+  AllowedMode allowed_by(const std::filesystem::path& path) const;
   void look_at_directories(const Job& job);
   void look_at_folders(const Job& job);
   void look_at_output(const Job& job);
 
+  Storage& storage_;
   std::filesystem::path model_directory_;
-  mode_t umask_left_;                                     // the bits that it leaves
+  std::uint32_t umask_left_;                              // the bits that it leaves
   AllowedMode directories_;                               // by all input directories
   AllowedMode weights_{0666, {}, 0777};                   // by all files of weights
   AllowedMode shown_;                                     // of files, by the mode of an output directory that exists
@@ -58,12 +60,12 @@ class Permissions {
 };
 
 /// Gives a file or directory that the run has made the permissions that its group allows, if it has others; special bits
-/// stay. A file system that knows no permissions is left alone.
+/// stay.
 /// \throws Error kIo.
-void set_permissions(const std::filesystem::path& path, const AllowedMode& allowed);
+void set_permissions(Directories& directories, const std::filesystem::path& path, const AllowedMode& allowed);
 
 /// Makes a directory with the permissions that its group allows. \returns whether it was not there.
 /// \throws Error kIo.
-bool make_directory(const std::filesystem::path& path, const AllowedMode& allowed);
+bool make_directory(Directories& directories, const std::filesystem::path& path, const AllowedMode& allowed);
 
 }  // namespace reshard

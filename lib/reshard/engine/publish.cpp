@@ -1,157 +1,82 @@
 #include "reshard/engine/publish.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
-#include "reshard/io/local_storage.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
 
-void rename_entry(const fs::path& from, const fs::path& to, unsigned flags) {
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) != 0)
-    throw system_error(errno, "cannot rename to", to);
-}
-
-/// Whether the file system could not do the rename in one step (NFS and others know no flags).
-bool lacks_flags(int errno_value) {
-  return errno_value == EINVAL || errno_value == ENOSYS || errno_value == ENOTSUP;
+void rename_entry(Directories& directories, const fs::path& from, const fs::path& to) {
+  directories.rename(from, to, RenameMode::kReplace);
 }
 
 /// Renames to a name that nothing has; what appeared there meanwhile is not replaced where the file system can tell.
-void rename_new(const fs::path& from, const fs::path& to) {
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
-  if (errno == EEXIST)
-    throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced")
-        .in(to)
-        .hint("another run may have made it");
-  if (!lacks_flags(errno)) throw system_error(errno, "cannot rename to", to);
-  rename_entry(from, to, 0);
+void rename_new(Directories& directories, const fs::path& from, const fs::path& to) {
+  switch (directories.rename(from, to, RenameMode::kNew)) {
+    case RenameResult::kDone: return;
+    case RenameResult::kExists:
+      throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced")
+          .in(to)
+          .hint("another run may have made it");
+    case RenameResult::kUnsupported: rename_entry(directories, from, to);
+  }
 }
 
-int open_directory(const fs::path& path) {
-  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+void add_directories(Files& files, const fs::path& directory, std::set<fs::path>& found) {
+  found.insert(directory);
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kDirectory && !entry.is_link) add_directories(files, directory / entry.name, found);
 }
 
-using Flush = int (*)(int fd);
-
-/// Directories whose entries are to be on stable storage. They are opened before they get them, so that flushing them
-/// needs nothing more that may be denied. One that may be written to but not read cannot be opened: then the whole file
-/// system is flushed.
-class FlushedDirectories {
- public:
-  /// \param inside  a directory on their file system that can be opened.
-  /// \throws Error kIo.
-  FlushedDirectories(const std::set<fs::path>& directories, const fs::path& inside, Flush flush_one) {
-    opened_.reserve(directories.size() + 1);
-    try {
-      bool all = true;
-      for (const fs::path& path : directories) {
-        const int failed = open(path, flush_one);
-        if (failed != 0 && failed != EACCES) throw system_error(failed, "cannot open", path);
-        all = all && failed == 0;
-      }
-      if (const int failed = all ? 0 : open(inside, ::syncfs)) throw system_error(failed, "cannot open", inside);
-    } catch (...) {
-      close();
-      throw;
-    }
-  }
-  FlushedDirectories(const FlushedDirectories&) = delete;
-  FlushedDirectories& operator=(const FlushedDirectories&) = delete;
-  ~FlushedDirectories() { close(); }
-
-  /// \throws Error kIo or kNoSpace.
-  void flush() const {
-    for (const Opened& one : opened_)
-      if (one.flush(one.fd) != 0 && !lacks_flags(errno)) throw system_error(errno, "cannot flush to disk", one.path);
-  }
-
- private:
-  struct Opened {
-    fs::path path;
-    Flush flush;
-    int fd;
-  };
-
-  /// \returns 0 or an errno value.
-  int open(const fs::path& path, Flush flush_it) {
-    const int fd = open_directory(path);
-    if (fd < 0) return errno;
-    opened_.push_back({path, flush_it, fd});
-    return 0;
-  }
-  void close() {
-    for (const Opened& one : opened_) ::close(one.fd);
-  }
-
-  std::vector<Opened> opened_;
-};
-
-void flush_tree(const fs::path& root, Flush flush) {
-  std::set<fs::path> directories{root};
-  for (const auto& entry : fs::recursive_directory_iterator(root))
-    if (entry.is_directory() && !entry.is_symlink()) directories.insert(entry.path());
-  for (const fs::path& path : directories) FlushedDirectories({path}, root, flush).flush();
+void flush_tree(Storage& storage, const fs::path& root) {
+  std::set<fs::path> found;
+  add_directories(storage, root, found);
+  for (const fs::path& path : found) storage.directories().open({path}, root)->flush();
 }
 
 }  // namespace
 
-Staging::Staging(const Job& job, FileSystem file_system) : Staging(job, file_system, Unmade{}) {
-  final_ = resolved_path(job.output_directory);
+Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmade{}) {
+  final_ = storage.resolve(job.output_directory);
   if (job.shares_directory) make_directories(final_);  // at once, for others to find
-  output_existed_ = fs::is_directory(final_);
-  if (output_existed_) {
-    lock_ = open_directory(final_);
-    const int kind = job.shares_directory ? LOCK_SH : LOCK_EX;
-    if (lock_ >= 0 && ::flock(lock_, kind | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-      throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it is done");
-  }
+  output_existed_ = storage.is_directory(final_);
+  if (output_existed_) claim_ = directories().claim(final_, job.shares_directory);
   const fs::path home = output_existed_ ? final_ : final_.parent_path();
   make_directories(home);
-  const std::string prefix = output_existed_ ? std::string(kStagingPrefix) : staging_prefix(final_);
-  std::string name = (home / (prefix + "XXXXXX")).string();
-  if (::mkdtemp(name.data()) == nullptr) throw system_error(errno, "cannot make a temporary directory", home);
-  root_ = name;
+  root_ = directories().make_private(home / (output_existed_ ? std::string(kStagingPrefix) : staging_prefix(final_)));
   for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
 }
 
 Staging::~Staging() {
-  std::error_code ignored;
-  if (!root_.empty()) fs::remove_all(root_, ignored);
-  if (lock_ >= 0) ::close(lock_);
+  if (!root_.empty()) directories().remove_tree(root_);
+  claim_.reset();
   if (published_) return;
-  for (auto it = made_directories_.rbegin(); it != made_directories_.rend(); ++it) fs::remove(*it, ignored);
+  for (auto it = made_directories_.rbegin(); it != made_directories_.rend(); ++it) directories().remove_empty(*it);
 }
 
 /// Makes `directory` and those above it that are missing, and remembers which.
 void Staging::make_directories(const fs::path& directory) {
   std::vector<fs::path> missing;
-  for (fs::path path = directory; !fs::exists(path); path = path.parent_path()) missing.push_back(path);
+  for (fs::path path = directory; !storage_.exists(path); path = path.parent_path()) missing.push_back(path);
   for (; !missing.empty(); missing.pop_back()) {
     const fs::path& path = missing.back();
     const bool inside = lies_inside(path, final_) && path != final_;
-    if (make_directory(path, permissions_.directory(inside ? path.lexically_relative(final_) : fs::path())))
+    if (make_directory(directories(), path,
+                       permissions_.directory(inside ? path.lexically_relative(final_) : fs::path())))
       made_directories_.push_back(path);
   }
 }
 
 void Staging::make_staged_folders(const fs::path& relative) {
-  if (relative.empty() || fs::exists(root_ / relative)) return;
+  if (relative.empty() || storage_.exists(root_ / relative)) return;
   make_staged_folders(relative.parent_path());
-  make_directory(root_ / relative, permissions_.directory(relative));
+  make_directory(directories(), root_ / relative, permissions_.directory(relative));
 }
 
 std::vector<fs::path> Staging::entries_in_order() const {
@@ -164,46 +89,44 @@ std::vector<fs::path> Staging::entries_in_order() const {
 
 /// Swaps two entries: in one step where the file system can, by way of a third name where it cannot.
 void Staging::exchange(const fs::path& staged, const fs::path& final) {
-  const bool one_step = file_system_.exchange;
-  if (one_step && ::renameat2(AT_FDCWD, staged.c_str(), AT_FDCWD, final.c_str(), RENAME_EXCHANGE) == 0) return;
-  if (one_step && !lacks_flags(errno)) throw system_error(errno, "cannot rename to", final);
+  if (directories().rename(staged, final, RenameMode::kExchange) == RenameResult::kDone) return;
   const fs::path aside = staged.parent_path() / ".aside";  // no output is hidden
-  rename_entry(final, aside, 0);
+  rename_entry(directories(), final, aside);
   try {
-    rename_entry(staged, final, 0);
+    rename_entry(directories(), staged, final);
   } catch (...) {
-    rename_entry(aside, final, 0);
+    rename_entry(directories(), aside, final);
     throw;
   }
   try {
-    rename_entry(aside, staged, 0);
+    rename_entry(directories(), aside, staged);
   } catch (...) {
-    rename_entry(final, staged, 0);
-    rename_entry(aside, final, 0);
+    rename_entry(directories(), final, staged);
+    rename_entry(directories(), aside, final);
     throw;
   }
 }
 
 void Staging::publish_entry(const fs::path& relative) {
   Step step{root_ / relative, final_ / relative, false};
-  if (!fs::exists(fs::symlink_status(step.final))) {
+  if (storage_.kind_of(step.final) == FileKind::kNone) {
     try {
-      rename_new(step.staged, step.final);
+      rename_new(directories(), step.staged, step.final);
     } catch (const Error&) {
-      if (is_left_alone(job_, relative, step.staged, step.final)) return;  // it has come just now
+      if (is_left_alone(storage_, job_, relative, step.staged, step.final)) return;  // it has come just now
       throw;
     }
     steps_.push_back(step);
     return;
   }
-  if (is_left_alone(job_, relative, step.staged, step.final)) return;
+  if (is_left_alone(storage_, job_, relative, step.staged, step.final)) return;
   if (!job_.force)
     throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without `force`")
         .in(step.final);
   step.replaced = true;
   exchange(step.staged, step.final);
   steps_.push_back(step);
-  if (in_whole_folder(job_, relative)) validate_only_ours(*job_.layout, step.staged, step.final);
+  if (in_whole_folder(job_, relative)) validate_only_ours(storage_, *job_.layout, step.staged, step.final);
 }
 
 /// Takes every step back. What cannot be taken back keeps the staging directory, which then holds the only copy.
@@ -214,7 +137,7 @@ void Staging::undo(const std::string& reason) {
       if (it->replaced)
         exchange(it->final, it->staged);
       else
-        rename_entry(it->final, it->staged, 0);
+        rename_entry(directories(), it->final, it->staged);
     } catch (const Error&) {
       kept += (kept.empty() ? "" : ", ") + it->final.filename().string();
     }
@@ -239,7 +162,7 @@ std::set<fs::path> Staging::named_directories() const {
 
 void Staging::give_names() {
   if (!output_existed_) {
-    rename_new(root_, final_);
+    rename_new(directories(), root_, final_);
   } else {
     try {
       for (const fs::path& relative : entries_in_order()) publish_entry(relative);
@@ -255,17 +178,17 @@ std::vector<std::string> Staging::publish(bool sync) {
   if (output_existed_)
     for (const fs::path& relative : entries_in_order()) make_directories((final_ / relative).parent_path());
   else
-    set_permissions(root_, permissions_.directory());
+    set_permissions(directories(), root_, permissions_.directory());
   if (!sync) {
     give_names();
     return {};
   }
-  flush_tree(root_, file_system_.flush);
-  const FlushedDirectories named(named_directories(), root_, file_system_.flush);
-  named.flush();  // what fails now fails before anything has its name
+  flush_tree(storage_, root_);
+  const auto named = directories().open(named_directories(), root_);
+  named->flush();  // what fails now fails before anything has its name
   give_names();
   try {
-    named.flush();
+    named->flush();
   } catch (const Error& error) {
     return {fmt::format("the outputs are complete, but a crash of the machine may still lose them: {}", error.what())};
   }

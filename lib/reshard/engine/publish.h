@@ -1,14 +1,14 @@
 #pragma once
 
-#include <unistd.h>
-
 #include <filesystem>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "reshard/engine/output.h"
 #include "reshard/engine/permissions.h"
+#include "reshard/io/storage.h"
 #include "reshard/plan/job.h"
 
 namespace reshard {
@@ -17,15 +17,8 @@ namespace reshard {
 /// removed with all it holds unless published. Not thread-safe.
 class Staging {
  public:
-  /// What the file system can do. Some network file systems cannot swap two entries in one step.
-  struct FileSystem {
-    bool exchange = true;
-    int (*flush)(int fd) = ::fsync;  // of a directory
-  };
-
-  /// Makes the directory, and those above it that are missing.
-  explicit Staging(const Job& job) : Staging(job, FileSystem{}) {}
-  Staging(const Job& job, FileSystem file_system);
+  /// Makes the directory, and those above it that are missing. Job and storage are borrowed.
+  Staging(const Job& job, Storage& storage);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
   /// Removes what was not published, and the directories it made if they are empty.
@@ -46,10 +39,10 @@ class Staging {
 
  private:
   struct Unmade {};
-  Staging(const Job& job, FileSystem file_system, Unmade)
+  Staging(const Job& job, Storage& storage, Unmade)
       : job_(job),
-        file_system_(file_system),
-        permissions_(job) {}  // so that a constructor that fails is cleaned up after
+        storage_(storage),
+        permissions_(job, storage) {}  // so that a constructor that fails is cleaned up after
 
   struct Step {
     std::filesystem::path staged;
@@ -57,6 +50,7 @@ class Staging {
     bool replaced = false;  // `staged` now holds what stood at `final`
   };
 
+  Directories& directories() const { return storage_.directories(); }
   void make_directories(const std::filesystem::path& directory);
   void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;
@@ -67,11 +61,11 @@ class Staging {
   void undo(const std::string& reason);
 
   const Job& job_;
-  FileSystem file_system_;
+  Storage& storage_;
   Permissions permissions_;
   std::filesystem::path root_;
-  std::filesystem::path final_;  // the output directory, resolved
-  int lock_ = -1;  // on the output directory where that exists, so that two runs do not publish into it at once
+  std::filesystem::path final_;            // the output directory, resolved
+  std::unique_ptr<DirectoryClaim> claim_;  // on the output directory where that exists, for two runs not to mix in it
   bool output_existed_ = false;
   bool published_ = false;
   std::vector<std::filesystem::path> made_directories_;  // outermost first

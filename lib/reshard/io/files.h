@@ -2,6 +2,7 @@
 // (storage.h) and memory (memory_files.h) are the ones that exist. Writing is Storage's.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -53,6 +54,7 @@ class FileStamp {
   bool empty() const { return state_.empty(); }
 
   friend bool operator==(const FileStamp&, const FileStamp&) = default;
+  friend auto operator<=>(const FileStamp&, const FileStamp&) = default;
 
  private:
   std::string state_;

@@ -17,6 +17,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/direct_io.h"
+#include "reshard/io/local_directories.h"
 
 namespace reshard {
 namespace {
@@ -342,6 +343,8 @@ class LocalStorage final : public Storage {
     return sink(fd, path);
   }
 
+  Directories& directories() override { return local_directories(); }
+
   bool maps() const override { return mode_ == IoMode::kMmap; }
 
  private:
@@ -370,10 +373,6 @@ class LocalStorage final : public Storage {
 };
 
 }  // namespace
-
-std::filesystem::path resolved_path(const std::filesystem::path& path) {
-  return local_storage().resolve(path);
-}
 
 Storage& local_storage(IoMode mode) {
   static LocalStorage automatic(IoMode::kAuto), mapped(IoMode::kMmap), read(IoMode::kRead), direct(IoMode::kDirect);

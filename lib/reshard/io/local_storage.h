@@ -1,9 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 
-#include "reshard/base/error.h"
 #include "reshard/io/storage.h"
 
 namespace reshard {
@@ -25,19 +23,5 @@ inline constexpr IoModeRow kIoModes[] = {
 
 /// The local file system in one of its modes; lives as long as the program. What is mapped comes under MappedRange.
 Storage& local_storage(IoMode mode = IoMode::kAuto);
-
-/// Files::resolve of the local file system.
-std::filesystem::path resolved_path(const std::filesystem::path& path);
-
-/// Calls `action`; what std::filesystem throws in it (a loop of links, a directory that may not be read, a name too
-/// long) becomes an Error kIo. The entry points of the library go through it.
-template <typename Action>
-auto with_file_system_errors(Action&& action) {
-  try {
-    return action();
-  } catch (const std::filesystem::filesystem_error& error) {
-    throw system_error(error.code().value(), "cannot look at it", error.path1());
-  }
-}
 
 }  // namespace reshard

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "reshard/base/error.h"
+#include "reshard/io/directories.h"
 #include "reshard/io/files.h"
 
 namespace reshard {
@@ -53,6 +54,8 @@ class Storage : public Files {
   virtual std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) = 0;
   /// Opens a file that `create` made, to write more of it.
   virtual std::unique_ptr<Sink> reopen(const std::filesystem::path& path) = 0;
+  /// For what directories do besides holding files. Borrowed: it lives as long as the storage.
+  virtual Directories& directories() = 0;
   /// Whether its sources may be mapped, and memory is to be kept for that.
   virtual bool maps() const { return false; }
 };

@@ -1,0 +1,184 @@
+#include "reshard/io/local_directories.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "reshard/base/error.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr mode_t kPermissionBits = 0777;
+
+/// Whether the file system knows no such operation (NFS and others know no flags).
+bool is_unsupported(int errno_value) {
+  return errno_value == EINVAL || errno_value == ENOSYS || errno_value == ENOTSUP;
+}
+
+int open_directory(const fs::path& path) {
+  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+/// Owns a descriptor, or -1.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+class LocalClaim final : public DirectoryClaim {
+ public:
+  explicit LocalClaim(Descriptor lock) : lock_(std::move(lock)) {}
+
+ private:
+  Descriptor lock_;
+};
+
+class LocalOpenDirectories final : public OpenDirectories {
+ public:
+  LocalOpenDirectories(const std::set<fs::path>& directories, const fs::path& inside) {
+    bool all = true;
+    for (const fs::path& path : directories) {
+      const int failed = open(path, ::fsync);
+      if (failed != 0 && failed != EACCES) throw system_error(failed, "cannot open", path);
+      all = all && failed == 0;
+    }
+    if (const int failed = all ? 0 : open(inside, ::syncfs)) throw system_error(failed, "cannot open", inside);
+  }
+
+  void flush() override {
+    for (const Opened& one : opened_)
+      if (one.flush(one.fd.get()) != 0 && !is_unsupported(errno))
+        throw system_error(errno, "cannot flush to disk", one.path);
+  }
+
+ private:
+  using Flush = int (*)(int fd);
+  struct Opened {
+    fs::path path;
+    Flush flush;
+    Descriptor fd;
+  };
+
+  /// \returns 0 or an errno value.
+  int open(const fs::path& path, Flush flush_it) {
+    Descriptor fd(open_directory(path));
+    if (fd.get() < 0) return errno;
+    opened_.push_back({path, flush_it, std::move(fd)});
+    return 0;
+  }
+
+  std::vector<Opened> opened_;
+};
+
+class LocalDirectories final : public Directories {
+ public:
+  bool is_link(const fs::path& path) override {
+    struct stat status {};
+    return ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+  }
+
+  std::optional<Access> access(const fs::path& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+    return Access{status.st_mode & kPermissionBits, status.st_gid};
+  }
+
+  void set_access_bits(const fs::path& path, std::uint32_t bits) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) throw system_error(errno, "cannot look at it", path);
+    if (::chmod(path.c_str(), (status.st_mode & 07000) | bits) == 0) return;
+    if (errno != EPERM && errno != ENOTSUP && errno != ENOSYS)
+      throw system_error(errno, "cannot change its permissions", path);
+  }
+
+  std::uint32_t bits_for_new() override {
+    const mode_t mask = ::umask(077);  // if another thread makes a file now, privately
+    ::umask(mask);
+    return kPermissionBits & ~mask;
+  }
+
+  void validate_writable(const fs::path& directory) override {
+    if (::access(directory.c_str(), W_OK | X_OK) != 0) throw system_error(errno, "cannot write here", directory);
+  }
+
+  std::uint64_t free_bytes(const fs::path& directory) override {
+    struct statvfs status {};
+    if (::statvfs(directory.c_str(), &status) != 0) throw system_error(errno, "cannot ask for free space", directory);
+    return static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize;
+  }
+
+  bool make(const fs::path& path, std::uint32_t bits) override {
+    if (::mkdir(path.c_str(), bits) == 0) return true;
+    const int number = errno;
+    struct stat status {};
+    if (number == EEXIST && ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) return false;
+    throw system_error(number, "cannot make the directory", path);
+  }
+
+  fs::path make_private(const fs::path& stem) override {
+    std::string name = stem.string() + "XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr)
+      throw system_error(errno, "cannot make a temporary directory", stem.parent_path());
+    return name;
+  }
+
+  void remove_tree(const fs::path& path) noexcept override {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+
+  void remove_empty(const fs::path& path) noexcept override { ::rmdir(path.c_str()); }
+
+  RenameResult rename(const fs::path& from, const fs::path& to, RenameMode mode) override {
+    const unsigned flags = mode == RenameMode::kNew        ? RENAME_NOREPLACE
+                           : mode == RenameMode::kExchange ? RENAME_EXCHANGE
+                                                           : 0;
+    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0) return RenameResult::kDone;
+    if (mode == RenameMode::kNew && errno == EEXIST) return RenameResult::kExists;
+    if (flags != 0 && is_unsupported(errno)) return RenameResult::kUnsupported;
+    throw system_error(errno, "cannot rename to", to);
+  }
+
+  std::unique_ptr<DirectoryClaim> claim(const fs::path& directory, bool shared) override {
+    Descriptor lock(open_directory(directory));
+    const int kind = shared ? LOCK_SH : LOCK_EX;
+    if (lock.get() >= 0 && ::flock(lock.get(), kind | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      throw Error(ErrorKind::kIo, "another run is writing here").in(directory).hint("wait until it is done");
+    return std::make_unique<LocalClaim>(std::move(lock));
+  }
+
+  std::unique_ptr<OpenDirectories> open(const std::set<fs::path>& directories, const fs::path& inside) override {
+    return std::make_unique<LocalOpenDirectories>(directories, inside);
+  }
+};
+
+}  // namespace
+
+Directories& local_directories() {
+  static LocalDirectories directories;
+  return directories;
+}
+
+}  // namespace reshard
