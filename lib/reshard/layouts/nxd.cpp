@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/derived_metadata.h"
+#include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/training_layout.h"
 
@@ -118,7 +118,7 @@ class NxdLayout final : public TrainingLayout {
   void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& values) const override {
     checkpoint.notes.push_back(
         "there are no metadata files, so the partition of the parameters is inferred from config.json");
-    derive_metadata(shards, *checkpoint.model, options_of(values));
+    infer_metadata(shards, *checkpoint.model, options_of(values));
   }
 
   std::string hint_for_replicas() const override {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/derived_metadata.h"
 #include "reshard/layouts/inference_layout.h"
+#include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 
@@ -77,7 +77,7 @@ class PreshardedLayout final : public InferenceLayout {
       checkpoint.notes.push_back(
           "the files do not record the original shapes: padding stays, as a plan in config.json knows "
           "no sizes");
-    derive_metadata(shards, model);
+    infer_metadata(shards, model);
   }
 };
 

@@ -10,7 +10,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/checkpoint.h"
-#include "reshard/layouts/derived_metadata.h"
+#include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_map.h"
@@ -137,7 +137,7 @@ std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
 void RankLayout::explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const {
   checkpoint.notes.push_back(
       "there are no metadata files, so the partition of the parameters is inferred from config.json");
-  derive_metadata(shards, *checkpoint.model);
+  infer_metadata(shards, *checkpoint.model);
 }
 
 std::string RankLayout::hint_for_replicas() const {

@@ -42,7 +42,7 @@ std::vector<NamedRule> named_rules(const std::vector<PartitionRule>& rules, cons
   return named;
 }
 
-/// The originals of which the ranks together have more than they are: heads that are replicated, and what is padded.
+/// The originals of which the ranks together have more than they are: replicated heads, and padding.
 OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const TensorMap& map) {
   OriginalShapes found;
   for (const PartitionRule& rule : rules)

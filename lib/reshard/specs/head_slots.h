@@ -13,7 +13,7 @@ struct HeadSlots {
 };
 
 /// As NxD Inference places them: heads of keys and values are replicated beside each other, so that the queries that
-/// belong to one are on the same rank; padding heads pad what the ranks do not divide. Where it fails itself (more
+/// belong to one are on the same rank; padding heads make up what the ranks do not divide. Where it fails itself (more
 /// query than key/value heads, of a number that neither divides the ranks nor is divided by them), its description
 /// holds: multi-head attention, each head of keys and values once for each of its queries.
 /// \param heads, kv_heads Of the model; `kv_heads` divides `heads`. \param tp At least 1.

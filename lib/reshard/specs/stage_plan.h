@@ -37,7 +37,7 @@ struct StagePlan {
 /// How attention is laid out for one TP degree.
 enum class AttentionForm {
   kSeparate,      // q, k, v as they are, split along their heads
-  kFused,         // fused, as many key/value heads as query heads
+  kFused,         // one projection, as many key/value heads as query heads
   kGroupedQuery,  // GQAQKVColumnParallelLinear
 };
 

@@ -1,7 +1,7 @@
 // Metadata for shards that were saved without it (NxD's own checkpoints): what each stored name and shape can only be,
 // given the model.
 
-#include "reshard/layouts/derived_metadata.h"
+#include "reshard/layouts/inferred_metadata.h"
 
 #include <fmt/format.h>
 
@@ -220,7 +220,7 @@ class Derivation {
 
 }  // namespace
 
-void derive_metadata(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads) {
+void infer_metadata(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads) {
   checkpoint.metadata.clear();
   for (const auto& files : checkpoint.files)
     checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, heads, files.front()).run());
