@@ -36,6 +36,10 @@ std::string padded(const std::string& text, std::size_t width, Table::Align alig
 
 }  // namespace
 
+bool is_terminal() {
+  return ::isatty(STDOUT_FILENO) != 0;
+}
+
 std::size_t table_columns(int fd) {
   constexpr std::size_t kLeast = 60;  // in which tables are still of use
   winsize terminal{};
@@ -107,13 +111,13 @@ bool Table::fits() const {
   return all <= table_columns() + kGap;
 }
 
-std::string Table::text() const {
+std::string Table::text(bool may_shorten) const {
   std::vector<std::size_t> widths = this->widths();
   std::size_t others = 0;
   for (std::size_t c = 1; c < widths.size(); ++c) others += widths[c] + kGap;
   const std::size_t all = table_columns();
   const std::size_t room = all > others + kLeastFirstColumn ? all - others : kLeastFirstColumn;
-  widths[0] = std::min(widths[0], room);
+  if (may_shorten) widths[0] = std::min(widths[0], room);
   std::string out;
   const auto add_line = [&](const std::vector<std::string>& cells) {
     std::string line;

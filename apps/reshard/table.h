@@ -5,8 +5,11 @@
 
 namespace reshard::cli {
 
-/// Lines of columns for people, at most table_columns() wide. The first column gives way: it is shortened when the
-/// others need the room.
+/// Whether standard output is a terminal.
+bool is_terminal();
+
+/// Lines of columns for people. In a terminal they are at most table_columns() wide, and the first column is shortened
+/// when the others need the room; what goes elsewhere, such as to grep, is shown whole.
 class Table {
  public:
   enum class Align { kLeft, kRight };
@@ -15,8 +18,8 @@ class Table {
 
   /// What is not fit for a terminal in a cell is shown as \xNN.
   void add(std::vector<std::string> cells);
-  std::string text() const;
-  /// Whether text() shows every cell whole.
+  std::string text(bool may_shorten = is_terminal()) const;
+  /// Whether every cell fits whole into table_columns().
   bool fits() const;
 
  private:
