@@ -3,9 +3,12 @@
 
 #include <cstdio>
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc != 2) return 2;
   const reshard::Checkpoint checkpoint = reshard::read_checkpoint(argv[1], {});
   for (const reshard::LogicalTensor& tensor : checkpoint.map.logical)
     std::printf("%s %s\n", tensor.name.c_str(), reshard::to_string(tensor.shape).c_str());
+} catch (const reshard::Error& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }
