@@ -15,6 +15,7 @@
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
+#include "support/trials.h"
 
 namespace reshard::test {
 namespace {
@@ -187,7 +188,7 @@ TEST_CASE("Any operation on a file that fails while planning ends it with an err
       CHECK(std::count_if(steps.begin(), steps.end(),
                           [](const FaultStorage::Step& step) { return step.operation == Operation::kRead; }) > 2);
       std::size_t harmless = 0;
-      for (std::uint64_t number = 0; number < steps.size(); ++number) {
+      for (std::uint64_t number = 0; number < steps.size(); number += share_of_trials()) {
         INFO("operation " << number << " on " << steps[number].path);
         const bool failed =
             fails_at(one, files, root, *plain.job, steps[number], "made to fail", [&](FaultStorage& storage) {
@@ -208,7 +209,7 @@ TEST_CASE("A file that is cut while it is planned with is an error that names it
   for (const PlanCase& one : plan_cases()) DYNAMIC_SECTION(one.name) {
       const Undisturbed plain = undisturbed(one, files, root);
       const auto& steps = plain.steps;
-      for (std::uint64_t number = 0; number < steps.size(); ++number) {
+      for (std::uint64_t number = 0; number < steps.size(); number += share_of_trials()) {
         if (steps[number].operation != Operation::kRead) continue;
         INFO("operation " << number << " on " << steps[number].path);
         CHECK(fails_at(one, files, root, *plain.job, steps[number], "made to end here",

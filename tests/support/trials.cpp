@@ -7,10 +7,14 @@
 
 namespace reshard::test {
 
+std::uint64_t share_of_trials() {
+  const char* share = std::getenv("RESHARD_TEST_SHARE");
+  return share ? std::max<std::uint64_t>(1, std::strtoull(share, nullptr, 10)) : 1;
+}
+
 std::vector<std::uint64_t> seeds(std::uint64_t count) {
   if (const char* one = std::getenv("RESHARD_TEST_SEED")) return {std::strtoull(one, nullptr, 10)};
-  if (const char* share = std::getenv("RESHARD_TEST_SHARE"))
-    count = std::max<std::uint64_t>(1, count / std::max<std::uint64_t>(1, std::strtoull(share, nullptr, 10)));
+  count = std::max<std::uint64_t>(1, count / share_of_trials());
   std::vector<std::uint64_t> all;
   for (std::uint64_t seed = 1; seed <= count; ++seed) all.push_back(seed);
   return all;

@@ -15,6 +15,9 @@ namespace reshard::test {
 /// 1 to `count`, or the first of RESHARD_TEST_SHARE equal parts of them, or RESHARD_TEST_SEED alone.
 std::vector<std::uint64_t> seeds(std::uint64_t count);
 
+/// RESHARD_TEST_SHARE, or 1: of 3, a test takes each third of its trials where these have no seeds.
+std::uint64_t share_of_trials();
+
 /// Whether seeds() has them all, so that a test may count what they have met.
 bool has_all_seeds();
 
