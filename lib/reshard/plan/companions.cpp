@@ -60,8 +60,8 @@ bool is_of_shards(Files& files, const fs::path& directory, const std::string& na
 
 using Entries = std::vector<DirectoryEntry>;
 
-/// Whether a folder is a checkpoint of its own: a model's or an adapter's config with weights beside it, weights with an
-/// index, shards of any layout, or what a trainer saves at a step (NxD: model/ and optim/, with marker files).
+/// Whether a folder is a checkpoint of its own: a model's or an adapter's config with weights beside it, weights with
+/// an index, shards of any layout, or what a trainer saves at a step (NxD: model/ and optim/, with marker files).
 bool holds_checkpoint(Files& files, const fs::path& folder, const Entries& entries) {
   bool config = false, tensors = false;
   std::set<std::string> file_names, folder_names;
@@ -128,6 +128,8 @@ class Collector {
         if (!is_link) try_folder(directory / name, relative / name);
       } else if (kind == FileKind::kFile && !is_weights(name)) {
         add(directory / name, relative / name);
+      } else if (kind == FileKind::kBrokenLink && !is_weights(name)) {
+        broken_links_.push_back((relative / name).string());
       }
     }
   }
@@ -139,6 +141,7 @@ class Collector {
             fmt::format("{} left out: {}", folders.size() == 1 ? one : several, list_names(folders, SIZE_MAX)));
     };
     note(checkpoints_, "a folder that is a checkpoint of its own is", "folders that are checkpoints of their own are");
+    note(broken_links_, "a link that leads nowhere is", "links that lead nowhere are");
     note(denied_, "a folder that may not be read is", "folders that may not be read are");
     return std::move(found_);
   }
@@ -181,7 +184,7 @@ class Collector {
   Files& files_;
   const std::vector<fs::path>& left_out_;
   Companions found_;
-  std::vector<std::string> checkpoints_, denied_;
+  std::vector<std::string> checkpoints_, denied_, broken_links_;
 };
 
 }  // namespace
