@@ -38,7 +38,34 @@ void validate_rank(const Container& file, const SaidRank& said) {
         .hint("files of ranks were renamed or swapped");
 }
 
+/// What it says it is, for comparing and for errors.
+std::string rank_text(const RankRecord& record) {
+  return fmt::format("tp {}/{}, pp {}/{}, ep {}/{}", record.tp_rank, record.tp_degree, record.pp_rank, record.pp_degree,
+                     record.ep_rank, record.ep_degree);
+}
+
 }  // namespace
+
+void validate_part_record(const Container& part, const Container& first) {
+  const auto of_part = read_record(part), of_first = read_record(first);
+  if (of_part.has_value() != of_first.has_value())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} which rank it is of, but {} {}", of_part ? "says" : "does not say", first.path.string(),
+                            of_part ? "does not" : "does"))
+        .in(part.path)
+        .hint(kMixed);
+  if (!of_part) return;
+  if (rank_text(*of_part) != rank_text(*of_first))
+    throw Error(ErrorKind::kBadInput, fmt::format("its metadata says rank {}, that of {} says {}", rank_text(*of_part),
+                                                  first.path.filename().string(), rank_text(*of_first)))
+        .in(part.path)
+        .hint("files of ranks were renamed or swapped");
+  if (*of_part->originals != *of_first->originals)
+    throw Error(ErrorKind::kBadInput,
+                "its metadata has other shapes of the original tensors than " + first.path.string())
+        .in(part.path)
+        .hint("the ranks come from different checkpoints");
+}
 
 void validate_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint) {
   const auto record = read_record(file);
