@@ -68,7 +68,7 @@ run() {
 }
 
 # Whether the directory $1 holds the model that went in; compare_checkpoints shares no code with reshard.
-prove_same() {
+check_same() {
   if [[ -f $model/model.safetensors ]] && cmp --silent "$model/model.safetensors" "$1/model.safetensors"; then
     verdict="the file is the same, byte for byte"
   else
@@ -91,13 +91,13 @@ run reshard consolidate "$work/sharded" "$work/whole" "${one_file[@]}"
 for file in config.json generation_config.json tokenizer.json; do
   [[ ! -f $model/$file ]] || cmp "$model/$file" "$work/whole/$file" || fail "$file came back different"
 done
-prove_same "$work/whole"
+check_same "$work/whole"
 rm -r "$work/whole" # room for the next
 
 run reshard convert "$work/sharded" "$work/pytorch" --format pytorch
 rm -r "$work/sharded"
 run reshard verify "$model" "$work/pytorch" || fail "torch's files do not hold the model"
 run reshard convert "$work/pytorch" "$work/again" "${one_file[@]}"
-prove_same "$work/again"
+check_same "$work/again"
 echo
 echo "Demo passed: $model went into TP $tp x PP $pp shards and came back, and into torch's files and back; $verdict."

@@ -39,7 +39,8 @@ struct Settings {
   std::function<void(const std::string&)> log;
 };
 
-/// Runs every command of `contest`, round after round. Each writes to `output`, which is emptied and moved away after it.
+/// Runs every command of `contest`, round after round. Each writes to `output`, which is emptied and moved away after
+/// it.
 void measure(Contest& contest, const std::filesystem::path& output, const WorkDir& work, const Settings& settings);
 
 /// The middle one, or the mean of the middle two. `values` is not empty.

@@ -127,6 +127,13 @@ std::string layouts_text(const std::vector<const Layout*>& all) {
   return (names.size() == 1 ? "layout " : "layouts ") + join(names, ", ");
 }
 
+/// With the choices, where the help does not explain them itself.
+std::string help_text(const LayoutOption& option) {
+  const std::string help = option.help;
+  if (option.type != Type::kChoice || help.find(option.choices.front()) != help.npos) return help;
+  return fmt::format("{}: {}", help, fmt::join(option.choices, ", "));
+}
+
 void add_layout_option(CLI::App& command, OptionValues& values, const LayoutOption& option, const std::string& prefix,
                        const std::string& help) {
   const std::string name = option.name;
@@ -149,8 +156,9 @@ void add_layout_options(CLI::App& command, OptionValues& values, const LayoutFil
   const auto count = static_cast<std::size_t>(
       std::count_if(layouts().begin(), layouts().end(), [&](const Layout* layout) { return wanted(*layout); }));
   for (const auto& [option, of] : all)
-    add_layout_option(command, values, *option, "--",
-                      of.size() == count ? option->help : fmt::format("{} ({})", option->help, layouts_text(of)));
+    add_layout_option(
+        command, values, *option, "--",
+        of.size() == count ? help_text(*option) : fmt::format("{} ({})", help_text(*option), layouts_text(of)));
 }
 
 void add_source_options(CLI::App& command, OptionValues& values, const std::string& prefix) {

@@ -177,7 +177,7 @@ std::string ranks_table(const Checkpoint& inspection) {
   const double mean = static_cast<double>(all) / static_cast<double>(count);
   std::string text = table.text();
   if (mean > 0)
-    text += fmt::format("bytes a rank: mean {}, fullest {:+.1f} %, emptiest {:+.1f} %\n",
+    text += fmt::format("bytes per rank: mean {}, fullest {:+.1f} %, emptiest {:+.1f} %\n",
                         format_bytes(static_cast<std::uint64_t>(mean)), (static_cast<double>(most) / mean - 1) * 100,
                         (static_cast<double>(least) / mean - 1) * 100);
   return text;

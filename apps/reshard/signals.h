@@ -4,8 +4,9 @@
 
 namespace reshard::cli {
 
-/// From now on SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 stop the program: at once, with the message and exit
-/// code of kInterrupted, as long as there is nothing to clean up. Those that were ignored stay ignored, as under nohup.
+/// From now on SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 stop the program: at once, with the message and
+/// exit code of kInterrupted, as long as there is nothing to clean up. Those that were ignored stay ignored, as under
+/// nohup.
 void mind_stop_signals();
 
 /// While one exists, the signals ask a run to stop instead, which then cleans up after itself. At most one at a time.

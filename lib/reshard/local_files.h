@@ -1,4 +1,5 @@
-// Entry points of the library for checkpoints on the local file system: what plan/, layouts/ and specs/ do with any Files.
+// Entry points of the library for checkpoints on the local file system: what plan/, layouts/ and specs/ do with any
+// Files.
 #pragma once
 
 #include <filesystem>

@@ -1,6 +1,6 @@
-// The library's interface: what a program needs to read, plan, run and compare. A request becomes a Job, with everything
-// validated and nothing written; execute runs it. Of the other headers only those are installed that these include;
-// they are the library's own, and may change with any version.
+// The library's interface: what a program needs to read, plan, run and compare. A request becomes a Job, with
+// everything validated and nothing written; execute runs it. Of the other headers only those are installed that these
+// include; they are the library's own, and may change with any version.
 //
 // What is read comes through a Files (io/files.h); without one it is the local file system.
 //

@@ -1,5 +1,5 @@
-// What the documents say is what the repository holds: the program prints what their examples show, their C++ is that of
-// programs that are compiled, links lead somewhere, every family is named. scripts/make-docs.sh renews them.
+// What the documents say is what the repository holds: the program prints what their examples show, their C++ is that
+// of programs that are compiled, links lead somewhere, every family is named. scripts/make-docs.sh renews them.
 
 #include <algorithm>
 #include <cstdlib>

@@ -8,8 +8,8 @@ namespace reshard::test {
 /// Runs the commands of a transcript anew and returns the text with what they print today.
 ///
 /// A line that begins with "$ " is a command of the shell; what it printed follows, standard error first, then
-/// "[exit code N]" if that is not 0. In a Markdown file only the blocks marked ```console are transcripts. All commands of
-/// a text run in one new directory, in which `testdata` leads to the repository's, on a terminal of 80 columns, and
+/// "[exit code N]" if that is not 0. In a Markdown file only the blocks marked ```console are transcripts. All commands
+/// of a text run in one new directory, in which `testdata` leads to the repository's, on a terminal of 80 columns, and
 /// `reshard` is the built program. What differs from run to run (times, memory, free space) does not count: output that
 /// differs in nothing else is returned as it was.
 /// \throws std::runtime_error if the system gives no terminal.

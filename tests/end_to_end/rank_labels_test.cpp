@@ -198,7 +198,7 @@ TEST_CASE("A rank of a mesh of another size is an error, and without metadata th
   CHECK_THAT(stages.error().what(), Says("its metadata says that there is 1 pipeline rank, but the folder holds 2"));
 }
 
-TEST_CASE("Other data-parallel copies of ranks are held to what they say, too") {
+TEST_CASE("Other data-parallel replicas of ranks are held to what they say, too") {
   const Case c({"optimum", Format::kPytorch}, 1);
   const fs::path copy = c.rank(0).parent_path() / "dp_rank_01_tp_rank_00_pp_rank_00.pt";
   fs::copy_file(c.rank(0), copy);

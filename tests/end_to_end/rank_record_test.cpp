@@ -125,7 +125,7 @@ TEST_CASE("Files of ranks that were swapped are told by what they say, and else 
       CHECK_THAT(error.hint(), Says("swapped"));
       if (kind != layout("nxdi")) continue;
       for (std::uint32_t rank = 0; rank < 4; ++rank) set_metadata(rank_file(temp / "out", rank), {});  // as NxD's
-      CHECK_THAT(consolidate_error(temp).what(), Says("rank_util.rank: is the number of another rank than "));
+      CHECK_THAT(consolidate_error(temp).what(), Says("rank_util.rank: is not the number of "));
     }
   }
 }
@@ -220,7 +220,7 @@ TEST_CASE("Runs that each write some ranks share a directory: no --force for the
     const auto before = snapshot(temp / "out");
     const Error error = error_of([&] { shard(request); });
     CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("of another checkpoint, or of one that was cut in another way: tp0_sharded"));
+    CHECK_THAT(error.what(), Says("of another checkpoint, or of one with another partition: tp0_sharded"));
     CHECK((snapshot(temp / "out") == before));
   };
   refused(run(layout("nxdi"), model, 8, 2, 3));

@@ -227,6 +227,21 @@ TEST_CASE("With the base model's config.json shards become those of other ranks,
   }
 }
 
+TEST_CASE("The base model's config.json may have another name, and no other beside it counts") {
+  const Sharded s;
+  ConvertRequest request = s.to_shards("shards", "plain", Format::kPytorch);
+  request.target.tp = 4;
+  request.source.config = s.temp / "model";
+  convert(request);
+  fs::create_directory(s.temp / "configs");
+  fs::copy_file(s.temp / "model/config.json", s.temp / "configs/base.json");
+  write_file(s.temp / "configs/config.json", R"({"model_type": "of nobody"})");
+  request.source.config = s.temp / "configs/base.json";
+  request.output_directory = s.temp / "named";
+  convert(request);
+  CHECK((snapshot(s.temp / "named") == snapshot(s.temp / "plain")));
+}
+
 TEST_CASE("Names and dtypes of an adapter can be changed on the way to PEFT's directory, and its file's format") {
   const Sharded s(LoraFuse::kExact);
   ConvertRequest request = convert_request(s.temp / "shards", s.temp / "half");
@@ -264,7 +279,7 @@ TEST_CASE("An adapter's conversion that needs the model, has no place or no effe
     request.source.config = s.temp / "model";
     const Error error = s.convert_error(request);
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`tp` is needed"));
+    CHECK_THAT(error.what(), Says("`tp` is required"));
   }
   SECTION("a layout of models") {
     request.target.layout = layout("nxd");

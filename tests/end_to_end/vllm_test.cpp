@@ -165,8 +165,47 @@ TEST_CASE("A rank that lacks a part, or has a tensor twice, is refused") {
     fs::copy_file(temp / "vllm/model-rank-0-part-1.safetensors", temp / "vllm/model-rank-0-part-9.safetensors");
     const Error error = error_of([&] { consolidated(temp / "vllm", temp / "whole"); });
     CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("stands in this file and in") && Says("model-rank-0-part-1.safetensors"));
+    CHECK_THAT(error.what(), Says("is in this file and in") && Says("model-rank-0-part-1.safetensors"));
   }
+}
+
+TEST_CASE("Parts that were swapped between ranks, or come from another program, are refused") {
+  const TempDir temp;
+  ConvertRequest request = convert_request(vllm_case("llama-tp2") / "original", temp / "vllm");
+  request.target.layout = layout("vllm");
+  request.target.tp = 2;
+  request.target.options.set("max-shard-size", "20KB");
+  convert(request);
+  const fs::path a = temp / "vllm/model-rank-0-part-1.safetensors", b = temp / "vllm/model-rank-1-part-1.safetensors";
+  SECTION("swapped") {
+    fs::rename(a, temp / "aside");
+    fs::rename(b, a);
+    fs::rename(temp / "aside", b);
+    const Error error = error_of([&] { consolidated(temp / "vllm", temp / "whole"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == a.string());
+    CHECK_THAT(error.what(),
+               Says("its metadata says rank tp 1/2") && Says("model-rank-0-part-0.safetensors says tp 0/2"));
+  }
+  SECTION("saved again without the rank's record") {
+    write_safetensors(b, read_tensors(b));
+    const Error error = error_of([&] { consolidated(temp / "vllm", temp / "whole"); });
+    CHECK(error.path() == b.string());
+    CHECK_THAT(error.what(), Says("does not say which rank it is of"));
+  }
+}
+
+TEST_CASE("Shards of another layout do not go beside files that are a checkpoint themselves") {
+  const TempDir temp;
+  copy_sharded(vllm_case("llama-tp2"), temp / "vllm");
+  ConvertRequest request = convert_request(vllm_case("llama-tp2") / "original", temp / "vllm");
+  request.target.layout = layout("ranks");
+  request.target.tp = 2;
+  request.force = true;
+  const Error error = error_of([&] { convert(request); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "vllm").string());
+  CHECK_THAT(error.what(), Says("holds a sharded checkpoint in layout vllm"));
 }
 
 TEST_CASE("Ranks of another degree than the files are for are refused") {
@@ -192,7 +231,7 @@ TEST_CASE("Swapped ranks, another value of a scale and another value of padding 
     const Error error =
         change("llama-tp2", "model-rank-1-part-0.safetensors", "model.layers.1.self_attn.attn._k_scale", 0);
     CHECK(error.tensor() == "model.layers.1.self_attn.attn._k_scale");
-    CHECK_THAT(error.what(), Says("holds another value than the layout has there"));
+    CHECK_THAT(error.what(), Says("differs from the value that the layout has there"));
   }
   SECTION("padding") {
     const Error error = change("llama-vocab200-tp2", "model-rank-1-part-0.safetensors", "lm_head.weight", 127 * 64);
@@ -202,7 +241,7 @@ TEST_CASE("Swapped ranks, another value of a scale and another value of padding 
   SECTION("a map of experts") {
     const Error error = change("v0.23.0-qwen3_moe-ep-tp2", "model-rank-1-part-0.safetensors",
                                "model.layers.1.mlp.experts._expert_map", 0);
-    CHECK_THAT(error.what(), Says("holds another value than the layout has there, first at [0]"));
+    CHECK_THAT(error.what(), Says("differs from the value that the layout has there, first at [0]"));
   }
 }
 
@@ -277,14 +316,14 @@ TEST_CASE("What vLLM does not load, or serves otherwise, is refused with the rea
     Family family = *builtin_family("llama");
     family.model_type = "olmo2";
     request.source.family = std::make_shared<const Family>(std::move(family));
-    refused(ErrorKind::kUnsupported, "what vLLM calls the weights of olmo2 is not known", "known are gemma, gemma2");
+    refused(ErrorKind::kUnsupported, "vLLM's names for olmo2 are unknown", "known are gemma, gemma2");
   }
   SECTION("a description of the user's own") {
     Family family = *builtin_family("llama");
     family.attention.reset();
     family.json_text += " ";
     request.source.family = std::make_shared<const Family>(std::move(family));
-    refused(ErrorKind::kUnsupported, "what vLLM calls the weights of llama is known for the built-in description alone",
+    refused(ErrorKind::kUnsupported, "vLLM's names for llama are known for the built-in description alone",
             "leave out `spec`");
   }
   SECTION("heads that the ranks do not divide") {
@@ -302,12 +341,12 @@ TEST_CASE("What vLLM does not load, or serves otherwise, is refused with the rea
   }
   SECTION("expert parallelism without experts") {
     request.target.options.set_flag("enable-expert-parallel", true);
-    refused(ErrorKind::kUnsupported, "models of llama have no experts", "");
+    refused(ErrorKind::kUnsupported, "`enable-expert-parallel` is not supported for llama", "");
   }
   SECTION("SGLang and a family that was not run there") {
     request.source.path = vllm_case("gemma3_text-kv1-tp2") / "original";
     request.target.options.set("vllm-version", "sglang-0.5.6");
-    refused(ErrorKind::kUnsupported, "what SGLang stores for gemma3_text is not known", "");
+    refused(ErrorKind::kUnsupported, "SGLang's tensors of gemma3_text are unknown", "");
   }
 }
 

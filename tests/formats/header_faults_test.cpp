@@ -1,5 +1,5 @@
-// Faults while headers are read: every operation of every reader fails once, and every read is cut short once. The error
-// names the file, and the reader does nothing more.
+// Faults while headers are read: every operation of every reader fails once, and every read is cut short once. The
+// error names the file, and the reader does nothing more.
 
 #include <functional>
 #include <map>

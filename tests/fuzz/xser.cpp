@@ -1,5 +1,5 @@
-// xser containers. An input is up to three pickles with "@@" between them: of the reference file, of the one tensor file,
-// and of the info file. A container of files that are whole archives is their readers' matter (torch_file.cpp).
+// xser containers. An input is up to three pickles with "@@" between them: of the reference file, of the one tensor
+// file, and of the info file. A container of files that are whole archives is their readers' matter (torch_file.cpp).
 
 #include "reshard/formats/xser.h"
 

@@ -141,7 +141,7 @@ TEST_CASE("Two files of one rank, numbered with other widths, are refused") {
   fs::copy_file(optimum.rank(1, 1), optimum.shards / "model/dp_rank_0_tp_rank_1_pp_rank_1.pt");
   const Error error = optimum.planning_error();
   CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("is there twice: tp rank 1, pp rank 1"));
+  CHECK_THAT(error.what(), Says("duplicates tp rank 1, pp rank 1"));
 }
 
 TEST_CASE("A stage whose metadata is missing is named, and so is one with two kinds of metadata") {

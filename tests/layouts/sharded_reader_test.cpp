@@ -153,7 +153,7 @@ TEST_CASE("Two folders of one rank are refused") {
            ranks.rank("tp_rank_1_pp_rank_001") / "model.safetensors");
   const Error error = ranks.planning_error();
   CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), Says("is there twice: tp rank 1, pp rank 1"));
+  CHECK_THAT(error.what(), Says("duplicates tp rank 1, pp rank 1"));
 }
 
 TEST_CASE("A rank folder that is a link to nowhere is an Error that names it") {

@@ -65,10 +65,10 @@ TEST_CASE("What a check that fails says depends on the reason for it") {
   CHECK_THAT(padding.hint(), Says("config.json belongs to another model"));
   CHECK_THAT(failure_of(two_ranks(DType::kF32, 7)).what(), Says("the lowest of its dtype"));
   const Error number = failure_of(two_ranks(DType::kI32, 3, Fill::kRankNumber));
-  CHECK_THAT(number.what(), Says("is the number of another rank than 3"));
+  CHECK_THAT(number.what(), Says("is not the number of 3"));
   CHECK_THAT(number.hint(), Says("renamed or swapped"));
   const Error constant = failure_of(two_ranks(DType::kF32, 3, Fill::kConstant));
-  CHECK_THAT(constant.what(), Says("holds another value than the layout has there, first at [2]"));
+  CHECK_THAT(constant.what(), Says("differs from the value that the layout has there, first at [2]"));
   CHECK_THAT(constant.hint(), Says("of another layout"));
 }
 

@@ -55,7 +55,7 @@ TEST_CASE("Shards of what is no shards need a number of ranks") {
     request.target.layout = kind;
     const Error error = refused(request, all.temp.path());
     CHECK(error.kind() == ErrorKind::kUsage);
-    CHECK_THAT(error.what(), Says("`tp` is needed"));
+    CHECK_THAT(error.what(), Says("`tp` is required"));
   }
 }
 
@@ -241,7 +241,7 @@ TEST_CASE("A tied matrix is said to be left out where it is: of a whole model, n
   const auto says_left_out = [](const ConvertRequest& request) {
     const auto notes = plan_convert(request)->notes;
     return std::count_if(notes.begin(), notes.end(), [](const std::string& note) {
-      return note.find("lm_head.weight is a tied copy") == 0 && note.find("left out") != note.npos;
+      return note.find("lm_head.weight is tied to the embedding") == 0 && note.find("left out") != note.npos;
     });
   };
   CHECK(says_left_out(convert_request(all.temp / "ranks", all.temp / "whole")) == 1);

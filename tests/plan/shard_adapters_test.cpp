@@ -255,10 +255,10 @@ TEST_CASE("Directories that hold no adapter, no model or two adapters of one nam
   refused(request, ErrorKind::kBadInput, "no such directory");
   request = c.request();
   request.source.path = c.temp / "peft/adapter_config.json";
-  refused(request, ErrorKind::kBadInput, "is not a directory");
+  refused(request, ErrorKind::kBadInput, "has no \"model_type\"");
   request = c.request();
   request.target.format = Format::kSafetensors;
-  refused(request, ErrorKind::kUsage, "no safetensors form");
+  refused(request, ErrorKind::kUsage, "do not support `format` safetensors");
   request = c.request();
   fs::create_directories(c.temp / "peft/default");
   fs::copy(c.temp / "peft/adapter_config.json", c.temp / "peft/default/adapter_config.json");

@@ -17,9 +17,9 @@ inline constexpr std::uint64_t kBlockBytes = std::uint64_t{4} << 20;
 /// Of a matrix that lies in columns, a block of rows is short ranges: the more rows, the longer.
 inline constexpr std::uint64_t kStridedBlockBytes = std::uint64_t{32} << 20;
 
-/// The blocks of a program, or of a share of it. Each worker has a stretch, about as many bytes as the others', and walks
-/// it in order: so workers read each a file from front to back, and mostly write to different files, which a file system
-/// does at the same time. Who is done takes half of what the slowest still has to do. Thread-safe.
+/// The blocks of a program, or of a share of it. Each worker has a stretch, about as many bytes as the others', and
+/// walks it in order: so workers read each a file from front to back, and mostly write to different files, which a file
+/// system does at the same time. Who is done takes half of what the slowest still has to do. Thread-safe.
 class BlockQueue {
  public:
   struct Item {

@@ -15,10 +15,10 @@ struct FilePlaces {
   std::optional<std::uint64_t> written_to_bytes{};
 };
 
-/// Memory that is used again and again, for one block after another. It begins where the kernel copies fast: as far into
-/// a cache line as in the file that is written, and never, within a page, just after where it is read from. The copy
-/// between a page of the cache and a buffer is one `rep movsb`: 17 GB/s on Zen 4 where both begin alike, 10 where they do
-/// not, and 3 where the target begins up to a cache line after the source, modulo a page.
+/// Memory that is used again and again, for one block after another. It begins where the kernel copies fast: as far
+/// into a cache line as in the file that is written, and never, within a page, just after where it is read from. The
+/// copy between a page of the cache and a buffer is one `rep movsb`: 17 GB/s on Zen 4 where both begin alike, 10 where
+/// they do not, and 3 where the target begins up to a cache line after the source, modulo a page.
 class Buffer {
  public:
   Buffer() = default;

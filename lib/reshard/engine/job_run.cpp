@@ -85,8 +85,8 @@ ShareReport JobRun::run(const Share& share) {
   return report;
 }
 
-/// Writes to files what is known of them with the CRCs, unless these are null, and has the disk confirm them: several at
-/// a time, since each waits.
+/// Writes to files what is known of them with the CRCs, unless these are null, and has the disk confirm them: several
+/// at a time, since each waits.
 void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs) {
   if (options_.progress) options_.progress->flushing = true;
   for_each_number(files.size(), options_.sync ? kFlushingThreads : thread_count(options_), [&](std::size_t i) {

@@ -22,8 +22,8 @@ bool is_left_alone(Storage& storage, const Job& job, const std::filesystem::path
 /// Whether an output is one of the folders that are replaced as a whole, or lies in one.
 bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 
-/// Validates that everything in a shards folder has a name that this program writes. `shown_as` is the folder's name for
-/// errors.
+/// Validates that everything in a shards folder has a name that this program writes. `shown_as` is the folder's name
+/// for errors.
 /// \throws Error kBadInput.
 void validate_only_ours(Files& files, const Layout& layout, const std::filesystem::path& folder,
                         const std::filesystem::path& shown_as);

@@ -59,8 +59,8 @@ class Permissions {
   std::map<std::filesystem::path, AllowedMode> folders_;  // by the model's own, by their relative path
 };
 
-/// Gives a file or directory that the run has made the permissions that its group allows, if it has others; special bits
-/// stay.
+/// Gives a file or directory that the run has made the permissions that its group allows, if it has others; special
+/// bits stay.
 /// \throws Error kIo.
 void set_permissions(Directories& directories, const std::filesystem::path& path, const AllowedMode& allowed);
 

@@ -145,8 +145,8 @@ class Worker {
     return is_mean ? mean(transfer, box, block, written_to_bytes) : block;
   }
 
-  /// Whether the tensors of a mean differ anywhere. If not, it is each of them, to the byte: arithmetic could change the
-  /// sign of a zero or the payload of a NaN.
+  /// Whether the tensors of a mean differ anywhere. If not, it is each of them, to the byte: arithmetic could change
+  /// the sign of a zero or the payload of a NaN.
   bool terms_differ(const Transfer& transfer) {
     MeanTerms& terms = shared_.means.at(static_cast<std::size_t>(&transfer - shared_.program.transfers.data()));
     std::call_once(terms.compared, [&] {

@@ -91,8 +91,8 @@ struct VisitedBlock {
 using BlockVisitor = std::function<void(const VisitedBlock& block)>;
 
 /// Moves the bytes of `program` into files under `target_root`, which exist with their full size. Output bytes depend
-/// on the program alone, not on threads or memory. `maps` are the program's. A visitor's blocks have `visit_block_bytes`
-/// whatever the memory.
+/// on the program alone, not on threads or memory. `maps` are the program's. A visitor's blocks have
+/// `visit_block_bytes` whatever the memory.
 /// \returns the CRC-32 of each stored tensor of the target whose file has need of it, as TensorMap::stored counts them;
 /// nothing where no file has.
 /// \throws Error kBadInput if a check finds different bytes (naming both tensors and the first element that differs);

@@ -17,8 +17,8 @@ inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 /// below.
 inline constexpr std::uint64_t kMaxWrittenHeaderBytes = 25'000'000;
 
-/// Reads the header of a safetensors file and validates the file by every rule of the format: sizes, offsets without hole
-/// or overlap, exact length, known dtypes, unique names. Reads nothing of the tensors.
+/// Reads the header of a safetensors file and validates the file by every rule of the format: sizes, offsets without
+/// hole or overlap, exact length, known dtypes, unique names. Reads nothing of the tensors.
 /// \param path  What errors and the container call it.
 /// \throws Error kBadInput, naming the file and where possible the tensor; kIo.
 Container read_safetensors(const Source& source, const std::filesystem::path& path);

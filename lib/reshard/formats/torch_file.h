@@ -60,8 +60,8 @@ class TorchFile {
   FileMetadata metadata_;
 };
 
-/// Reads the pickle and finds the storages, but reads no byte of a tensor. `path` is what errors and the result call the
-/// file; nothing is kept of `source`.
+/// Reads the pickle and finds the storages, but reads no byte of a tensor. `path` is what errors and the result call
+/// the file; nothing is kept of `source`.
 /// \throws Error kBadInput for what is damaged, no file of torch's, or runs code when Python loads it; kUnsupported for
 ///         TorchScript, big-endian files and the formats before torch 0.1.10; kIo.
 TorchFile read_torch_file(const Source& source, const std::filesystem::path& path);

@@ -19,8 +19,8 @@ struct ZipEntry {
   bool compressed = false;         // nothing here can unpack it
 };
 
-/// What an archive holds, in the order of its central directory. Invariant, validated by `read_zip`: names are unique and
-/// free of control characters, and the entries lie inside the file, none over another or over the directory.
+/// What an archive holds, in the order of its central directory. Invariant, validated by `read_zip`: names are unique
+/// and free of control characters, and the entries lie inside the file, none over another or over the directory.
 class ZipDirectory {
  public:
   explicit ZipDirectory(std::vector<ZipEntry> entries);

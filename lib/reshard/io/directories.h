@@ -41,7 +41,8 @@ class OpenDirectories {
 };
 
 /// What outputs need of directories to grow in one and get their names in another. Paths are those of the Storage that
-/// it belongs to; links are followed unless said otherwise. Every Error is kIo, unless said otherwise, and names the path.
+/// it belongs to; links are followed unless said otherwise. Every Error is kIo, unless said otherwise, and names the
+/// path.
 class Directories {
  public:
   virtual ~Directories() = default;

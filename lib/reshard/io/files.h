@@ -99,7 +99,8 @@ class Files {
   /// \throws Error kIo.
   virtual std::filesystem::path absolute(const std::filesystem::path& path) = 0;
 
-  /// The one name of what `path` stands for: absolute, links and dots resolved as far as it exists, no slash at its end.
+  /// The one name of what `path` stands for: absolute, links and dots resolved as far as it exists, no slash at its
+  /// end.
   /// \throws Error kIo.
   virtual std::filesystem::path resolve(const std::filesystem::path& path) = 0;
 

@@ -13,8 +13,8 @@ inline constexpr std::uint64_t kLargePageBytes = std::uint64_t{2} << 20;
 
 /// A range of a file in memory, to be read. What a mapped file can no longer give (another process has cut it, the disk
 /// fails) would end the program with SIGBUS: the first range made installs a handler that puts zeros in such a place,
-/// and validate_whole tells. Faults elsewhere go on to the handler that was there before. The kernel's own accesses, as in
-/// write(2) from a range, fail with EFAULT.
+/// and validate_whole tells. Faults elsewhere go on to the handler that was there before. The kernel's own accesses, as
+/// in write(2) from a range, fail with EFAULT.
 class MappedRange {
  public:
   /// Maps `size_bytes`, at least 1, of `fd` from `begin_bytes`, a multiple of the page size, with its pages present if

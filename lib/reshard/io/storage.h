@@ -22,11 +22,11 @@ class Sink {
   /// Writes one range that lies in parts.
   /// \throws as write_at.
   virtual void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts);
-  /// Whether copy_from is better than reading and writing: where no bytes move at all, because the file system lets both
-  /// files have the same blocks, or a server does it.
+  /// Whether copy_from is better than reading and writing: where no bytes move at all, because the file system lets
+  /// both files have the same blocks, or a server does it.
   virtual bool copy_pays(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes) const;
-  /// Copies a range of a file without bringing it here. \returns false, with nothing said about the range's bytes, where
-  /// the two files cannot do that, and after any failure: read_at and write_at then say which.
+  /// Copies a range of a file without bringing it here. \returns false, with nothing said about the range's bytes,
+  /// where the two files cannot do that, and after any failure: read_at and write_at then say which.
   virtual bool copy_from(const Source& source, std::uint64_t source_offset_bytes, std::uint64_t offset_bytes,
                          std::uint64_t size_bytes);
   /// Starts to bring what has been written of a range to stable storage, and does not wait.

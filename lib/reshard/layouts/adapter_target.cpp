@@ -21,7 +21,8 @@ const TrainingLayout& layout() {
 
 void validate_adapter_request(const TargetRequest& request) {
   if (request.format == Format::kSafetensors)
-    throw Error(ErrorKind::kUsage, "sharded adapters have no safetensors form").hint("choose pytorch or xser");
+    throw Error(ErrorKind::kUsage, "sharded adapters do not support `format` safetensors")
+        .hint("choose pytorch or xser");
   mesh_of(request);
   if (request.ep.value_or(1) != 1)
     throw Error(ErrorKind::kUsage, "`ep`: adapters are not spread over expert-parallel ranks");

@@ -172,7 +172,7 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
                          [&](const LayoutOption* option) { return option->of_source && name == option->name; });
     };
     if (checkpoint.layout == nullptr || !has(*checkpoint.layout))
-      checkpoint.notes.push_back(fmt::format("the option {} has no effect on {}: it is for sources in layout {}", name,
+      checkpoint.notes.push_back(fmt::format("`{}` has no effect on {}: it is for sources in layout {}", name,
                                              checkpoint.path.string(), layout_names(has)));
   }
 }
@@ -208,6 +208,10 @@ Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& c
   if (!files.is_directory(path))
     throw Error(ErrorKind::kBadInput, files.exists(path) ? "is not a directory" : "no such directory").in(path);
   if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
+  if (find_whole(files, path))
+    throw Error(ErrorKind::kBadInput, "holds whole tensors, and no ranks to consolidate")
+        .in(path)
+        .hint("it is a Hugging Face checkpoint already");
   throw Error(ErrorKind::kBadInput, fmt::format("holds neither {} nor files of ranks", shards_folders()))
       .in(path)
       .hint("give the directory that holds the shards folder, or that folder itself");
@@ -218,6 +222,10 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
     throw Error(ErrorKind::kBadInput, files.exists(directory) ? "is not a directory" : "no such directory")
         .in(directory)
         .hint("give the directory that holds config.json and the weights");
+  if (!find_whole(files, directory) && find_shards(files, directory))
+    throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, and holds no whole tensors")
+        .in(directory)
+        .hint("convert reads it, or consolidate it first");
   return read(files, {&whole_layout(), directory, directory}, context);
 }
 

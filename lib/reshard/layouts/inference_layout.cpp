@@ -127,7 +127,7 @@ void InferenceLayout::validate_beside(Files& files, const TargetPlan& plan, cons
         .hint("move them away or choose another output directory");
   };
   refuse(fmt::format("holds files of ranks that do not exist with `tp` {}", plan.mesh.tp), leftover);
-  refuse("holds ranks of another checkpoint, or of one that was cut in another way", others);
+  refuse("holds ranks of another checkpoint, or of one with another partition", others);
 }
 
 void validate_padded_split(const ShardedCheckpoint& shards, const Checkpoint& checkpoint) {

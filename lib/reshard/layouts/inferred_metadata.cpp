@@ -22,7 +22,7 @@ class Derivation {
   Derivation(const Model& model, std::uint32_t tp, const PartitionOptions& heads, const Container& file)
       : model_(model), tp_(tp), heads_(heads), file_(file) {
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
-    for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_joined_names(layer);
+    for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_fused_names(layer);
     for (const TensorEntry& tensor : file.tensors) held_.emplace(tensor.name, &tensor);
   }
 
@@ -54,7 +54,7 @@ class Derivation {
     bool bias = false;
   };
 
-  void add_joined_names(std::uint64_t layer) {
+  void add_fused_names(std::uint64_t layer) {
     const Family& family = *model_.family;
     for (const bool bias : {false, true}) {
       const std::string suffix = bias ? ".bias" : ".weight";

@@ -100,9 +100,10 @@ class Tables {
       placement.taken.push_back(taken(rank));
       chunks_ += placement.taken.back().size();
       if (chunks_ > kMaxChunks)
-        throw Error(ErrorKind::kBadInput, fmt::format("the metadata cuts its tensors into more than {} chunks over {} "
-                                                      "ranks, more than any model has",
-                                                      kMaxChunks, ranks))
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("the metadata splits its tensors into more than {} chunks over {} "
+                                "ranks, more than any model has",
+                                kMaxChunks, ranks))
             .hint("the metadata is damaged, or of another checkpoint");
     }
     return std::make_shared<const Placement>(std::move(placement));

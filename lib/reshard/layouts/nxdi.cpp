@@ -22,7 +22,7 @@ constexpr std::string_view kBasePrefix = "model.";
 constexpr std::string_view kLayers = "layers.";  // which other checkpoints have a prefix of
 constexpr const char* kRankName = "rank_util.rank";
 constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
-constexpr const char* kJoinedName = "qkv_proj.Wqkv";
+constexpr const char* kFusedName = "qkv_proj.Wqkv";
 
 constexpr Format kRankFormats[] = {Format::kSafetensors};
 constexpr LayoutOption kVocabParallel{"vocab-parallel", LayoutOption::Type::kFlag,
@@ -54,7 +54,7 @@ std::optional<Form> form_of(const std::vector<TensorEntry>& tensors) {
   for (const TensorEntry& tensor : tensors) {
     const std::string& name = tensor.name;
     if (name == kRankName || (name.starts_with(kLayers) && name.find(".qkv_proj.") != std::string::npos)) own = true;
-    if (name.find(kJoinedName) != std::string::npos) form.fuse_qkv = true;
+    if (name.find(kFusedName) != std::string::npos) form.fuse_qkv = true;
     if (name == kVocabularyRankName) form.vocab_parallel = true;
   }
   if (!own) return std::nullopt;
@@ -68,13 +68,14 @@ class Rules {
       : model_(model), fuse_qkv_(form.fuse_qkv), vocab_parallel_(form.vocab_parallel), rules_(tp) {
     if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
       throw Error(ErrorKind::kUnsupported,
-                  fmt::format("how NxD Inference names the weights of {} is not known", model.family->model_type))
-          .hint(fmt::format("known are {}; a description (`spec`) with \"nxd_inference\" may say it; the layout "
-                            "presharded takes any family",
-                            fmt::join(inference_families(), ", ")));
+                  fmt::format("NxD Inference's names for {} are unknown", model.family->model_type))
+          .hint(fmt::format(
+              "known are {}; describe others with `spec` and \"nxd_inference\" in it, or take a layout that keeps "
+              "the checkpoint's names",
+              fmt::join(inference_families(), ", ")));
     if (model.quantized)
-      throw Error(ErrorKind::kUnsupported, "the layout nxdi has no place for the scales of quantised linears")
-          .hint("a layout for inference with the names of the checkpoint has it");
+      throw Error(ErrorKind::kUnsupported, "layout nxdi has no place for the scales of quantised linears")
+          .hint("take a layout for inference that keeps the checkpoint's names");
     const auto heads = static_cast<std::uint32_t>(model.heads);
     const auto kv_heads = static_cast<std::uint32_t>(model.kv_heads);
     const HeadSlots slots = inference_head_slots(heads, kv_heads, tp);
@@ -125,7 +126,7 @@ class Rules {
         rules_.add_placed(prefix + "qkv_proj." + linear + leaf, PartitionLabel::kGroupedQuery, 0,
                           {{parameter.name, is_query ? query_ : key_value_}});
       else if (is_query)
-        rules_.add_placed(prefix + kJoinedName + leaf, PartitionLabel::kGroupedQuery, 0,
+        rules_.add_placed(prefix + kFusedName + leaf, PartitionLabel::kGroupedQuery, 0,
                           {{parameter.name, query_},
                            {module + "." + names.key + leaf, key_value_},
                            {module + "." + names.value + leaf, key_value_}});

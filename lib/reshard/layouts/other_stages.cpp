@@ -43,8 +43,8 @@ std::optional<std::uint64_t> layer_of(std::string_view name) {
   return std::nullopt;
 }
 
-/// The first layer of each pipeline rank lies before that of the next. Where files hold the names of all stages, nothing
-/// else shows that two metadata files were swapped.
+/// The first layer of each pipeline rank lies before that of the next. Where files hold the names of all stages,
+/// nothing else shows that two metadata files were swapped.
 void validate_stages_in_order(const ShardedCheckpoint& checkpoint) {
   std::optional<std::uint64_t> before;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {

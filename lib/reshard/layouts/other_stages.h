@@ -11,9 +11,9 @@
 namespace reshard {
 
 /// Removes from the files of each pipeline rank the tensors that belong to other pipeline ranks: names that its
-/// metadata does not list and that of another rank does. optimum-neuron with several stages saves every parameter of the model in
-/// every file; those of other stages are uninitialised memory (seen in files that it wrote).
-/// Names that no metadata lists stay, for others to refuse. Does nothing without metadata.
+/// metadata does not list and that of another rank does. optimum-neuron with several stages saves every parameter of
+/// the model in every file; those of other stages are uninitialised memory (seen in files that it wrote). Names that no
+/// metadata lists stay, for others to refuse. Does nothing without metadata.
 /// \returns how many tensors were removed, over all files.
 /// \throws Error kBadInput if a file is left with none, or if the metadata of two pipeline ranks seem swapped.
 std::uint64_t remove_other_stages(ShardedCheckpoint& checkpoint);

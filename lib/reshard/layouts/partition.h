@@ -80,8 +80,8 @@ struct PartitionRule {
   std::uint32_t stack_dim = 0;  // along which the parts lie one after the other
   std::vector<Part> parts;
   bool one_of_parts = false;  // the stored tensor is each of the parts, not all of them: a replica of several originals
-  /// Of a block diagonal, the columns of the stored matrix: each part has rows (both dims are 0) and columns of its own,
-  /// all else is zeros. 0 for all others.
+  /// Of a block diagonal, the columns of the stored matrix: each part has rows (both dims are 0) and columns of its
+  /// own, all else is zeros. 0 for all others.
   std::uint64_t diagonal_columns = 0;
   std::optional<Constant> constant;  // then there are no parts
   /// The file's tensor has one dim more, in front: a slice of it is so many parts, stacked in dim 0. 0: it has the

@@ -1,5 +1,5 @@
-// What NxD's shard_checkpoint writes for inference: weights/tpR_sharded_checkpoint.safetensors with the checkpoint's own
-// names, every parameter split by itself.
+// What NxD's shard_checkpoint writes for inference: weights/tpR_sharded_checkpoint.safetensors with the checkpoint's
+// own names, every parameter split by itself.
 #include <algorithm>
 
 #include "reshard/layouts/checkpoint.h"
@@ -61,10 +61,11 @@ class PreshardedLayout final : public InferenceLayout {
   }
 
   void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const override {
+    note_unrecorded_ranks(shards, checkpoint);
     const Model& model = *checkpoint.model;
     const bool padded =
         std::any_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
-          return can_fill_up(model, parameter) && split_problem(parameter, shards.tp, false).has_value();
+          return can_pad(model, parameter) && split_problem(parameter, shards.tp, false).has_value();
         });
     if (padded) {
       validate_padded_split(shards, checkpoint);

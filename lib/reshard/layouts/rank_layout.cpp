@@ -98,6 +98,12 @@ std::vector<FoundLayout> RankLayout::recognise(Files& files, const fs::path& pat
   return found;
 }
 
+void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  if (shards.record || shards.tp == 1) return;
+  checkpoint.notes.push_back(
+      "the files do not record which ranks they are of: files that were swapped between ranks would go unnoticed");
+}
+
 std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
   const RankLayout& layout = ranks_of(found);
   std::map<RankId, RankFile> by_rank;
@@ -108,11 +114,11 @@ std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
     if (!file) continue;
     if (file->part && !parts[file->rank].emplace(*file->part, folder / entry.name).second)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("is there twice: part {} of rank {}", *file->part, layout.name_of(file->rank)))
+                  fmt::format("duplicates part {} of rank {}", *file->part, layout.name_of(file->rank)))
           .in(folder / entry.name);
     if (!by_rank.emplace(file->rank, *file).second && !file->part)
       throw Error(ErrorKind::kBadInput,
-                  fmt::format("is there twice: tp rank {}, pp rank {}", file->rank.tp_rank, file->rank.pp_rank))
+                  fmt::format("duplicates tp rank {}, pp rank {}", file->rank.tp_rank, file->rank.pp_rank))
           .in(folder / entry.name);
   }
   for (const auto& [rank, of_rank] : parts) {
@@ -126,7 +132,8 @@ std::vector<RankFile> list_rank_files(Files& files, const FoundLayout& found) {
     for (auto part = std::next(of_rank.begin()); part != of_rank.end(); ++part) file.more_parts.push_back(part->second);
   }
   if (by_rank.empty())
-    throw Error(ErrorKind::kBadInput, "holds no weights named tp_rank_XX_pp_rank_YY")
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("holds no file with a rank's weights, as layout {} names them", layout.traits().name))
         .in(found.path)
         .hint("copy the files of all ranks here, or give another directory");
   std::vector<RankFile> ranks;

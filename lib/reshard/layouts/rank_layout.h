@@ -64,6 +64,9 @@ class RankLayout : public Layout {
   const RankLayout& choose(Files& files, const ShardedCheckpoint& shards) const;
 };
 
+/// Notes that swapped files of ranks cannot be found, where the files do not record their ranks.
+void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoint);
+
 /// The shards folder of a rank layout, which `found.layout` is.
 const RankLayout& ranks_of(const FoundLayout& found);
 

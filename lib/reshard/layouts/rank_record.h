@@ -14,8 +14,8 @@ namespace reshard {
 /// Original tensors with their shapes, by name.
 using OriginalShapes = std::map<std::string, Dims>;
 
-/// What a rank's file says of itself, in the `__metadata__` of safetensors or its equal in torch's archives: which rank it
-/// is of, and, of weights for inference, the shapes of the originals of which the ranks together have more than they
+/// What a rank's file says of itself, in the `__metadata__` of safetensors or its equal in torch's archives: which rank
+/// it is of, and, of weights for inference, the shapes of the originals of which the ranks together have more than they
 /// are: heads that are replicated, and padding. The systems that read and write these layouts look at no such metadata;
 /// the keys are our own.
 struct RankRecord {

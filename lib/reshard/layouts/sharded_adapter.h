@@ -18,9 +18,9 @@ struct Adapter {
   std::vector<StageMetadata> stages;   // of shards: what the files of each pipeline rank hold; else empty
 };
 
-/// Reads the shards of one adapter, headers and metadata: its logical tensors are PEFT's, those of separate linears. The
-/// only tensor data that is read is lora_B of fused linears, and only where a config says that `--lora-fuse exact` made
-/// them (holds_stacked): shapes alone do not tell whether the adapter was trained since.
+/// Reads the shards of one adapter, headers and metadata: its logical tensors are PEFT's, those of separate linears.
+/// The only tensor data that is read is lora_B of fused linears, and only where a config says that LoraFuse::kExact
+/// made them (holds_stacked): shapes alone do not tell whether the adapter was trained since.
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_sharded_adapter(Files& files, const AdapterFolder& folder, const ReadContext& context);
 

@@ -233,10 +233,11 @@ Container read_rank(Files& files, const RankFile& rank) {
   for (const TensorEntry& tensor : all.tensors) held.emplace(tensor.name, rank.path);
   for (const fs::path& path : rank.more_parts) {
     Container part = read_container(files, path, rank.format);
+    validate_part_record(part, all);
     for (TensorEntry& tensor : part.tensors) {
       const auto [found, is_new] = held.emplace(tensor.name, path);
       if (!is_new)
-        throw Error(ErrorKind::kBadInput, "stands in this file and in " + found->second.string())
+        throw Error(ErrorKind::kBadInput, "is in this file and in " + found->second.string())
             .in(path)
             .tensor(tensor.name)
             .hint("files of two checkpoints are mixed in one folder");
@@ -250,7 +251,8 @@ Container read_rank(Files& files, const RankFile& rank) {
   return all;
 }
 
-/// Without a metadata file the first rank's file may say how many ranks there are, so that missing last ranks are found.
+/// Without a metadata file the first rank's file may say how many ranks there are, so that missing last ranks are
+/// found.
 /// \returns that file, for read_all_files; nothing where it was not read.
 std::optional<Container> take_recorded_mesh(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
   if (!listing.metadata.empty()) return std::nullopt;

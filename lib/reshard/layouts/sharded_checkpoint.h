@@ -39,9 +39,9 @@ struct ShardedCheckpoint {
   std::vector<std::string> warnings;          // whole sentences
 };
 
-/// Reads all headers and metadata and validates that every rank is there, that the ranks of a stage agree in names, shapes
-/// and dtypes, and that the metadata, where there is any, is about these files. With `adapter`, the shards are of the
-/// adapter of that name, and the metadata becomes that of its files (adapter_metadata).
+/// Reads all headers and metadata and validates that every rank is there, that the ranks of a stage agree in names,
+/// shapes and dtypes, and that the metadata, where there is any, is about these files. With `adapter`, the shards are
+/// of the adapter of that name, and the metadata becomes that of its files (adapter_metadata).
 /// \throws Error kBadInput; kUnsupported for expert-parallel ranks whose metadata does not say how the experts are
 /// spread, and for adapters that are taken for a model.
 ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,

@@ -105,9 +105,8 @@ StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint
   const auto shape = stored_shape(rule, rank, originals.shapes);
   if (!shape) throw Error(ErrorKind::kInternal, "the rule does not fit a validated shape").tensor(named.stored_name);
   if (!num_bytes(stored.dtype, *shape))
-    throw Error(ErrorKind::kUsage,
-                fmt::format("a rank's part {} goes through a packed byte: elements of {} have {} bits",
-                            to_string(*shape), name(stored.dtype), bits(stored.dtype)))
+    throw Error(ErrorKind::kUsage, fmt::format("a rank's part {} splits a packed byte: elements of {} have {} bits",
+                                               to_string(*shape), name(stored.dtype), bits(stored.dtype)))
         .tensor(rule.parts.front().logical_name)
         .hint("choose a smaller TP degree");
   stored.shape = *shape;
@@ -194,8 +193,8 @@ void add_rank_pieces(TensorMap& map, const std::vector<NamedRule>& rules, const 
     map.add_pieces(in_map.stored[i], *rules[i].rule, rank, in_map.originals[i].logical, in_map.originals[i].shapes);
 }
 
-/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`, which is what the files
-/// say of themselves.
+/// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`, which is what the
+/// files say of themselves.
 void add_tensor_parallel_ranks(TensorMap& map, const std::vector<NamedRule>& rules,
                                const std::vector<TensorAlias>& aliases, RankRecord record, const RankTarget& target) {
   std::optional<RankInMap> rank;  // the one before, which others are as, if one file has all of it
@@ -311,7 +310,7 @@ void add_source_rank(TensorMap& map, const Container& file, RankId rank, const S
           .tensor(tensor.name)
           .hint(!checkpoint.rules.empty() ? "config.json belongs to another model"
                 : checkpoint.adapter      ? "the metadata belongs to another adapter, or knows this one by another name"
-                                          : "if it is a tied copy of another parameter, config.json must say "
+                                          : "if it is a tied replica of another parameter, config.json must say "
                                             "\"tie_word_embeddings\": true");
     const PartitionRule& rule = *found->second.rule;
     const std::uint32_t number = rank.ep_rank * checkpoint.tp + rank.tp_rank;

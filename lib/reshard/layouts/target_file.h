@@ -25,7 +25,8 @@ struct TargetContainer {
 };
 
 /// Adds its files to a target: one, but for xser, whose tensors have a file each, and whose reference and info
-/// files join `text_files`. \returns the index of each tensor in `TensorMap::stored`, in the order of `container.tensors`.
+/// files join `text_files`. \returns the index of each tensor in `TensorMap::stored`, in the order of
+/// `container.tensors`.
 /// \throws Error kUnsupported where the format cannot hold a tensor.
 std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer container);
 

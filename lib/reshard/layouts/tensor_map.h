@@ -45,8 +45,8 @@ struct LogicalTensor {
   Filler filler;  // none for tensors of the state dict
 };
 
-/// One file of a tensor map. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to the
-/// output directory.
+/// One file of a tensor map. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to
+/// the output directory.
 struct TensorFile {
   enum class Encoding : std::uint8_t { kSafetensors, kTorch, kTorchTensor };
 
@@ -177,8 +177,8 @@ class TensorMap {
   std::unordered_map<std::string, std::uint32_t> filler_by_name_;  // whose names a tensor may have too
 };
 
-/// Validates that the pieces of each stored tensor tile it without gap or overlap, lie inside both tensors, and begin and
-/// end at whole bytes.
+/// Validates that the pieces of each stored tensor tile it without gap or overlap, lie inside both tensors, and begin
+/// and end at whole bytes.
 /// \throws Error naming the tensor, the box and the file: kBadInput, or kUsage for a cut through a packed byte.
 void validate_tiling(const TensorMap& map);
 

@@ -16,7 +16,7 @@ inline constexpr LayoutOption kKvSizeMultiplier{"kv-size-multiplier", LayoutOpti
                                                 "Replicas of each key/value head (default: TP / key-value heads)"};
 
 inline constexpr LayoutOption kPadHeads{"pad-attn-heads", LayoutOption::Type::kFlag,
-                                        "Pad with heads of zeros where the ranks do not divide the heads"};
+                                        "Pad attention heads with zeros to a multiple of the ranks"};
 
 /// Metadata files beside the shards of a training run say how they are partitioned, and modules are fused as NeuronX
 /// Distributed's model classes fuse them.

@@ -1,10 +1,11 @@
 // What vLLM and SGLang load with --load-format sharded_state: model-rank-R-part-P.safetensors in the model's directory,
 // the state dict of each tensor-parallel rank's model object before its weights are processed (vLLM's
 // sharded_state_loader.py). Loading is strict, so that files fit the versions alone whose parameters have these names.
+#include "reshard/layouts/vllm.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <numeric>
 #include <set>
@@ -33,78 +34,7 @@ constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
 constexpr std::uint64_t kVocabularyMultiple = 64;  // vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE
 constexpr std::uint64_t kOneF32 = 0x3F80'0000;
 
-/// How a version names what is not named alike in all. Names of experts stand after their layer's module.
-struct Version {
-  const char* name;
-  bool has_scales;           // each attention has scales of 1.0 (set_default_quant_scales)
-  const char* experts;       // of w13 and w2
-  const char* qwen3_router;  // qwen3_moe's; others' is "gate"
-  const char* shared_expert;
-  const char* shared_expert_gate;
-  const char* expert_map;  // with expert parallelism: which experts a rank has; null: not stored
-  const char* gpt_oss_qkv;
-  bool is_sglang = false;
-};
-
-/// Those that are known, the newest first. A name is the alphabetically first of all that a module tree has for one
-/// tensor, so that it moves with the tree.
-constexpr Version kVersions[] = {
-    {"main-2026-08-17", true, "experts.routed_experts", "experts.gate", "experts._shared_experts._layer",
-     "experts._shared_experts._layer.expert_gate", nullptr, "qkv_proj"},
-    {"0.24.0", true, "experts.routed_experts", "experts.gate", "experts._shared_experts._layer",
-     "experts._shared_experts._layer.expert_gate", "experts.routed_experts._expert_map", "qkv_proj"},
-    {"0.23.0", true, "experts", "experts.runner.gate", "shared_expert", "shared_expert.expert_gate",
-     "experts._expert_map", "qkv_proj"},
-    {"0.19.1", true, "experts", "experts._gate", "experts._shared_experts", "experts._shared_experts.expert_gate",
-     "experts._expert_map", "qkv_proj"},
-    {"0.14.0", true, "experts", "gate", "experts._shared_experts", "experts._shared_experts.expert_gate",
-     "experts._expert_map", "qkv_proj"},
-    {"0.11.0", false, "experts", "gate", "shared_expert", "shared_expert_gate", "experts.expert_map", "qkv"},
-    {"0.10.0", false, "experts", "gate", "shared_expert", "shared_expert_gate", nullptr, "qkv"},
-    {"sglang-0.5.6", false, "experts", "gate", "shared_expert", "shared_expert_gate", nullptr, nullptr, true},
-};
-
-constexpr auto kVersionNames = [] {
-  std::array<const char*, std::size(kVersions)> names{};
-  for (std::size_t i = 0; i < names.size(); ++i) names[i] = kVersions[i].name;
-  return names;
-}();
-
-constexpr LayoutOption kVersion{"vllm-version", LayoutOption::Type::kChoice,
-                                "Version of vLLM or SGLang that loads the files", kVersionNames};
-constexpr LayoutOption kExpertParallel{"enable-expert-parallel", LayoutOption::Type::kFlag,
-                                       "Give each rank whole experts, for vLLM run with the same option"};
-
-/// What is known of a model_type's class.
-struct Architecture {
-  const char* model_type;
-  bool has_head = true;        // an lm_head of its own, which is stored in place of a tied embedding
-  bool takes_f16 = true;       // vLLM serves it in float16
-  bool in_sglang = false;      // SGLang's class has the same tensors
-  bool takes_experts = false;  // spread over ranks
-};
-
-constexpr Architecture kArchitectures[] = {
-    {"gemma", false},
-    {"gemma2", false, false},
-    {"gemma3_text", true, false},
-    {"gpt_oss"},
-    {"granite"},
-    {"llama", true, true, true},
-    {"mistral", true, true, true},
-    {"mixtral", true, true, true, true},
-    {"phi3", true, true, true},
-    {"qwen2", true, true, true},
-    {"qwen2_moe", true, true, true, true},
-    {"qwen3", true, true, true},
-    {"qwen3_moe", true, true, true, true},
-};
-
-/// What a checkpoint may be one of.
-struct Form {
-  const Version* version = &kVersions[0];
-  bool expert_parallel = false;
-};
+using namespace vllm;
 
 const Architecture& architecture_of(const Model& model) {
   const std::string& type = model.family->model_type;
@@ -113,7 +43,7 @@ const Architecture& architecture_of(const Model& model) {
   if (found != std::end(kArchitectures)) return *found;
   std::vector<std::string> names;
   for (const Architecture& one : kArchitectures) names.emplace_back(one.model_type);
-  throw Error(ErrorKind::kUnsupported, fmt::format("what vLLM calls the weights of {} is not known", printable(type)))
+  throw Error(ErrorKind::kUnsupported, fmt::format("vLLM's names for {} are unknown", printable(type)))
       .hint("known are " + join(names, ", ") + "; vLLM itself loads the Hugging Face directory of any model it serves");
 }
 
@@ -125,24 +55,22 @@ void validate_model(const Model& model, const Form& form) {
   };
   const Family* known = builtin_family(architecture.model_type);
   if (known == nullptr || model.family->json_text != known->json_text)
-    refuse(fmt::format("what vLLM calls the weights of {} is known for the built-in description alone",
-                       architecture.model_type),
+    refuse(fmt::format("vLLM's names for {} are known for the built-in description alone", architecture.model_type),
            "leave out `spec`");
   if (!model.quant_method.empty())
     refuse(fmt::format("the model is quantised ({}), and vLLM stores quantised weights in forms of its own",
                        printable(model.quant_method)),
            "vLLM loads the Hugging Face directory of a quantised model itself");
   if (form.version->is_sglang && !architecture.in_sglang)
-    refuse(fmt::format("what SGLang stores for {} is not known", model.family->model_type), kWhole);
+    refuse(fmt::format("SGLang's tensors of {} are unknown", model.family->model_type), kWhole);
   if (form.version->is_sglang && form.expert_parallel)
-    refuse("how SGLang stores experts that are spread over ranks is not known", "leave out `enable-expert-parallel`");
+    refuse("`enable-expert-parallel` is not supported for SGLang", "leave out `enable-expert-parallel`");
   const bool mlp_bias = std::any_of(model.parameters.begin(), model.parameters.end(), [](const ModelParameter& p) {
     return p.is_bias && p.module.find(".mlp.") != std::string::npos;
   });
   if (form.version->is_sglang && mlp_bias) refuse("SGLang has no place for biases of the MLP", kWhole);
   if (form.expert_parallel && !architecture.takes_experts)
-    refuse(fmt::format("models of {} have no experts that vLLM's expert parallelism is known to spread",
-                       model.family->model_type),
+    refuse(fmt::format("`enable-expert-parallel` is not supported for {}", model.family->model_type),
            "leave out `enable-expert-parallel`");
 }
 
@@ -210,8 +138,7 @@ struct Sizes {
   std::string problem(std::uint64_t tp, bool expert_parallel) const {
     if (heads % tp != 0) return fmt::format("{} query heads do not divide over {} ranks", heads, tp);
     if (kv_heads % tp != 0 && tp % kv_heads != 0)
-      return fmt::format("{} key/value heads neither divide over {} ranks nor are so many ranks a multiple of them",
-                         kv_heads, tp);
+      return fmt::format("{} key/value heads neither divide over {} ranks nor divide their number", kv_heads, tp);
     for (const auto& [size, name] : vocabularies)
       if (padded_vocabulary(size) % tp != 0)
         return fmt::format("{} has {} rows, with vLLM's padding {}, which {} ranks do not divide", name, size,
@@ -548,6 +475,7 @@ class VllmLayout final : public RankLayout {
 
  protected:
   void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const override {
+    note_unrecorded_ranks(shards, checkpoint);
     const Model& model = *checkpoint.model;
     try {
       Form form;
@@ -614,7 +542,8 @@ class VllmLayout final : public RankLayout {
                                          padded_vocabulary(size)));
     const std::string version = form.version->name;
     plan.notes.push_back(fmt::format(
-        "the files fit {} alone, and a tensor-parallel size of {}{}: {} checks neither",
+        "the files are for {} and its tensor-parallel size of {}{}: {} does not check the size, and refuses other "
+        "names",
         form.version->is_sglang ? "SGLang " + version.substr(version.find('-') + 1) : "vLLM " + version, plan.mesh.tp,
         form.expert_parallel ? " with expert parallelism" : "", form.version->is_sglang ? "SGLang" : "vLLM"));
   }
@@ -635,8 +564,8 @@ class VllmLayout final : public RankLayout {
                         rows, shards.tp == 1 ? "is one rank" : fmt::format("are {} ranks", shards.tp)))
             .in(first.path)
             .tensor(tensor.name)
-            .hint("copy the files of all ranks here");
-      return;  // whatever it is, its size is told of later
+            .hint("copy the files of all ranks here; or config.json belongs to another model");
+      return;  // an error about its size comes later
     }
   }
 
@@ -673,8 +602,9 @@ class VllmLayout final : public RankLayout {
     const auto strange = std::find_if(file.tensors.begin(), file.tensors.end(),
                                       [&](const TensorEntry& tensor) { return known.count(tensor.name) == 0; });
     const bool has_strange = strange != file.tensors.end();
-    throw Error(ErrorKind::kBadInput, has_strange ? "is no parameter of the model in any version of vLLM that is known"
-                                                  : "is missing: every known version of vLLM has it")
+    throw Error(ErrorKind::kBadInput, has_strange
+                                          ? "is not a parameter of the model in any known version of vLLM or SGLang"
+                                          : "is missing: every known version of vLLM has it")
         .in(file.path)
         .tensor(has_strange ? strange->name : missing)
         .hint(fmt::format("known are {}; config.json may belong to another model, or a file of the rank is missing",

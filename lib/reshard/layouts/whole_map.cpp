@@ -43,7 +43,7 @@ TensorMap whole_map(const std::vector<Container>& files, const std::vector<TiedP
     for (const TensorEntry& tensor : file.tensors) {
       const auto [found, is_new] = names_held.emplace(tensor.name, &file);
       if (!is_new)
-        throw Error(ErrorKind::kBadInput, "stands in this file and in " + found->second->path.string())
+        throw Error(ErrorKind::kBadInput, "is in this file and in " + found->second->path.string())
             .in(file.path)
             .tensor(tensor.name);
     }

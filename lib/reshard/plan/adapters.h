@@ -13,8 +13,8 @@
 
 namespace reshard {
 
-/// The text of adapter_config.json once it names the separate linears in place of fused ones; nothing where it stays as it
-/// is. What to know of it joins `notes`.
+/// The text of adapter_config.json once it names the separate linears in place of fused ones; nothing where it stays as
+/// it is. What to know of it joins `notes`.
 std::optional<std::string> separate_config_text(Files& files, const Adapter& adapter, std::vector<std::string>& notes);
 
 /// Adds PEFT's directory of an adapter to the target: its tensors `logical` in one file, and its adapter_config.json.

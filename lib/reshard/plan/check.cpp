@@ -19,8 +19,9 @@ CheckReason reason_of(const StoredTensor& stored, const LogicalTensor& tensor) {
   return stored.tied ? CheckReason::kTied : CheckReason::kReplica;
 }
 
-/// Whether a stored tensor is a parameter that every rank trains a replica of. Replicated heads are none: their gradients
-/// are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of the same one.
+/// Whether a stored tensor is a parameter that every rank trains a replica of. Replicated heads are none: their
+/// gradients are summed before the step, which keeps them equal. Nor is what another data-parallel rank has saved of
+/// the same one.
 bool is_trained_replica(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor,
                         const std::vector<Piece>& reads) {
   if (!stored.replicated || !can_drift(tensor.dtype) || reads.empty()) return false;
@@ -41,9 +42,9 @@ std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTe
                        const std::vector<Piece>& reads, const Dims& index) {
   switch (reason) {
     case CheckReason::kRankNumber:
-      return fmt::format("is the number of another rank than {}, whose file it is in by its name", *tensor.filler);
+      return fmt::format("is not the number of {}, the rank in the name of its file", *tensor.filler);
     case CheckReason::kConstant:
-      return fmt::format("holds another value than the layout has there, first at {}", to_string(index));
+      return fmt::format("differs from the value that the layout has there, first at {}", to_string(index));
     case CheckReason::kPadding:
       return fmt::format("holds other values than {} in its padding, first at {}",
                          *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index));

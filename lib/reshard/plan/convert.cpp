@@ -185,7 +185,7 @@ std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoi
   if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted);
   const bool from_ranks = checkpoint.has_ranks();
   if (!target.tp && !from_ranks)
-    throw Error(ErrorKind::kUsage, "`tp` is needed: how many tensor-parallel ranks shall there be?");
+    throw Error(ErrorKind::kUsage, "`tp` is required: the number of tensor-parallel ranks");
   if (!target.tp) target.tp = checkpoint.mesh.tp;
   if (!target.pp && target.pipeline_cuts.empty() && from_ranks && traits.has_stages) target.pp = checkpoint.mesh.pp;
   if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;

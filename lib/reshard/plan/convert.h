@@ -17,8 +17,8 @@ struct ConvertRequest {
   std::optional<DType> dtype;  // cast tensors of floating dtypes to it
   bool cast_all = false;       // integers and booleans too
   NameRules names;
-  /// What becomes of the lora_A of fused linears where an adapter is sharded for the model of a config.json; the default
-  /// is the mean.
+  /// What becomes of the lora_A of fused linears where an adapter is sharded for the model of a config.json; the
+  /// default is the mean.
   std::optional<LoraFuse> lora_fuse;
   bool check_replicas = true;
   bool force = false;

@@ -21,9 +21,9 @@ std::string to_string(const Fingerprint& fingerprint);
 
 /// The fingerprint of what a run of `job` writes, by this version of the library. Jobs with one fingerprint write the
 /// same bytes from the same tensor data into files of the same relative paths; a job that differs in anything that
-/// changes a byte, in the files, tensors or pieces of either side, has another one. Directories do not count, nor whether
-/// existing outputs may be replaced, nor what is only reported to the user. Tensor data is not read: sources are known by
-/// their files' names and sizes and by their headers.
+/// changes a byte, in the files, tensors or pieces of either side, has another one. Directories do not count, nor
+/// whether existing outputs may be replaced, nor what is only reported to the user. Tensor data is not read: sources
+/// are known by their files' names and sizes and by their headers.
 /// \param options  what options of the run influence the bytes, in a fixed order.
 /// Takes time in proportion to the pieces of both maps, about a second for ten million.
 Fingerprint fingerprint_of(const Job& job, std::span<const std::uint64_t> options = {});

@@ -25,7 +25,7 @@ struct CopiedFile {
 };
 
 /// Everything that a run will do, validated, before it does any of it. Made by plan_shard and its like; run by execute;
-/// printed by --dry-run. A value: `program` holds indices into `source` and `target`.
+/// printed by a dry run. A value: `program` holds indices into `source` and `target`.
 struct Job {
   std::string command;  // "shard", "consolidate"
   std::filesystem::path source_directory;

@@ -207,7 +207,7 @@ class ProgramMaker {
   static void validate_same_form(const LogicalTensor& tensor, const LogicalTensor& first) {
     if (tensor.dtype == first.dtype && tensor.shape == first.shape) return;
     throw Error(ErrorKind::kBadInput,
-                fmt::format("is {} {}, but {} is {} {}: of these no mean can be taken", name(tensor.dtype),
+                fmt::format("is {} {}, but {} is {} {}: their mean cannot be taken", name(tensor.dtype),
                             to_string(tensor.shape), first.name, name(first.dtype), to_string(first.shape)))
         .tensor(tensor.name);
   }

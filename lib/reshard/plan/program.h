@@ -23,8 +23,8 @@ struct Reading {
   friend bool operator==(const Reading&, const Reading&) = default;
 };
 
-/// The maps whose tensors and pieces a program's indices mean: borrowed, and the very maps that it was made from, or equal
-/// ones. Kept apart from the program so that both can be copied, moved and sent to another process.
+/// The maps whose tensors and pieces a program's indices mean: borrowed, and the very maps that it was made from, or
+/// equal ones. Kept apart from the program so that both can be copied, moved and sent to another process.
 struct ProgramMaps {
   const TensorMap* source = nullptr;
   const TensorMap* target = nullptr;   // null for a program that only reads
@@ -52,8 +52,8 @@ struct Transfer {
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
-/// What is to be moved from one map to another, or compared, validated whole. It holds indices and boxes and no address, so
-/// that it can be copied, compared, and planned anew by each process of a run.
+/// What is to be moved from one map to another, or compared, validated whole. It holds indices and boxes and no
+/// address, so that it can be copied, compared, and planned anew by each process of a run.
 struct Program {
   std::vector<Transfer> transfers;
 
@@ -80,10 +80,10 @@ struct ProgramOptions {
   bool partial_target = false;  // it has only some of the ranks, and so not every part of each tensor
 };
 
-/// The program that makes `target` out of `source`. Validates that both maps are tiled (validate_tiling), that every logical
-/// tensor of each side is on the other with the same shape and a dtype that it can be cast to, and that the source covers
-/// each of them whole. Every source byte is read once: placed, or, where it is a replica or a tied parameter, compared
-/// with the one that is placed.
+/// The program that makes `target` out of `source`. Validates that both maps are tiled (validate_tiling), that every
+/// logical tensor of each side is on the other with the same shape and a dtype that it can be cast to, and that the
+/// source covers each of them whole. Every source byte is read once: placed, or, where it is a replica or a tied
+/// parameter, compared with the one that is placed.
 /// \throws Error kBadInput naming the tensor and the box that is missing; kUnsupported for a cast that cannot be.
 Program make_program(const TensorMap& source, const TensorMap& target, const ProgramOptions& options = {});
 

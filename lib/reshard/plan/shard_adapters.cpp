@@ -160,23 +160,21 @@ class AdapterSharder {
   std::vector<Mean> means_;
 };
 
-/// The directory of the base model, for that or its config.json.
-fs::path base_directory(Files& files, const fs::path& given) {
-  if (files.is_directory(given)) return given;
-  if (files.is_file(given) && given.filename() == kConfigFile)
-    return given.has_parent_path() ? given.parent_path() : fs::path(".");
+/// \param given  The base model's directory, or its config.json under whatever name.
+ModelConfig base_config(Files& files, const fs::path& given) {
+  if (files.is_directory(given)) return read_model_config(files, given);
+  if (files.is_file(given)) return read_model_config_file(files, given);
   throw Error(ErrorKind::kBadInput, files.exists(given) ? "is not a directory" : "no such directory")
       .in(given)
       .hint("give the base model's directory, or its config.json");
 }
 
-/// Only a plan in config.json, which knows no shapes, needs the base model's weights.
-Model base_model(Files& files, const fs::path& directory, const FamilySpec& family, Job& job) {
-  const ModelConfig config = read_model_config(files, directory);
+/// Only a plan in config.json, which knows no shapes, needs the base model's weights, which lie beside it.
+Model base_model(Files& files, const ModelConfig& config, const FamilySpec& family, Job& job) {
   job.family = config.model_type;
   if (family) return instantiate(family, config);
   if (builtin_family(config.model_type) == nullptr && has_config_plan(config))
-    return planned_model(config, read_hf_checkpoint(files, directory), job.notes);
+    return planned_model(config, read_hf_checkpoint(files, config.path.parent_path()), job.notes);
   return instantiate(find_family(config), config);
 }
 
@@ -210,9 +208,9 @@ std::vector<Mean> plan_same_ranks(Files& files, Job& job, const Checkpoint& sour
         .in(source.path)
         .hint("say with `config` where the base model's config.json is");
   if (wanted.size() != job.source.tensor_count() || !names.renames.empty())
-    throw Error(ErrorKind::kUsage, "shards of an adapter that are cut as they were keep all of its tensors and names")
+    throw Error(ErrorKind::kUsage, "shards of an adapter that keep their partition keep all of its tensors and names")
         .in(source.path)
-        .hint("say with `config` where the base model's config.json is, to cut what is left anew");
+        .hint("say with `config` where the base model's config.json is, to partition what is left anew");
   std::vector<Mean> means = shared_means(job.source);
   job.target = adapter_target_map(adapter.name, adapter.stages, {}, source.mesh.tp, target_tensors(wanted, means),
                                   format_of(request));
@@ -237,7 +235,7 @@ std::vector<Mean> plan_other_ranks(Files& files, Job& job, const Checkpoint& sou
                                    TargetRequest target) {
   const Adapter& adapter = *source.adapter;
   if (!target.tp && !source.has_ranks())
-    throw Error(ErrorKind::kUsage, "`tp` is needed: how many tensor-parallel ranks shall there be?");
+    throw Error(ErrorKind::kUsage, "`tp` is required: the number of tensor-parallel ranks");
   if (!target.tp) target.tp = source.mesh.tp;
   if (!target.pp && target.pipeline_cuts.empty() && source.has_ranks()) target.pp = source.mesh.pp;
   if (!files.exists(adapter.config))
@@ -246,7 +244,7 @@ std::vector<Mean> plan_other_ranks(Files& files, Job& job, const Checkpoint& sou
   const auto changed = separate_config_text(files, adapter, job.notes);
   AdapterSource one{adapter.name, {}, changed.has_value(), source.path, wanted, {}};
   one.config = changed ? parse_adapter_config(*changed, adapter.config) : read_adapter_config(files, adapter.config);
-  const Model model = base_model(files, source.config.parent_path(), request.source.family, job);
+  const Model model = base_model(files, read_model_config_file(files, source.config), request.source.family, job);
   return AdapterSharder(job, target, model, request.lora_fuse.value_or(LoraFuse::kMean)).add({one});
 }
 
@@ -262,7 +260,7 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& reque
   job->source_directory = job->model_directory = request.adapters.front();
   job->output_directory = request.output_directory;
   job->force = request.force;
-  const Model model = base_model(files, base_directory(files, request.source.path), request.source.family, *job);
+  const Model model = base_model(files, base_config(files, request.source.path), request.source.family, *job);
   AdapterSharder sharder(*job, target, model, request.lora_fuse);
   std::vector<AdapterSource> sources;
   for (PeftAdapter& adapter : read_peft_adapters(files, request.adapters)) {

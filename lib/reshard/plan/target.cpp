@@ -30,11 +30,11 @@ void note_tied(Job& job) {
     const std::string name = printable(tensor.name.text());
     if (job.layout->traits().has_ranks)
       job.notes.push_back("config.json ties " + name +
-                          " to the embedding: it is compared with it, and its replica "
-                          "in the files is not kept when they are consolidated");
+                          " to the embedding: the two are compared, and the replica "
+                          "in the files is left out when they are consolidated");
     else
       job.notes.push_back(name +
-                          " is a tied copy of the embedding: it is compared with it and left out, as Hugging Face's "
+                          " is tied to the embedding: the two are compared, and it is left out, as Hugging Face's "
                           "file has it once");
   }
 }
@@ -50,6 +50,26 @@ std::optional<DType> config_dtype(const ModelConfig& config) {
     object.fail(key, "the name of a dtype, such as \"bfloat16\"");
   }
   return std::nullopt;
+}
+
+/// Where ranks of another layout lie in the output directory itself, no path would stand for them alone any more.
+void validate_alone(Files& files, const Layout& target, const fs::path& output_directory) {
+  if (!target.traits().has_ranks || !files.is_directory(output_directory)) return;
+  try {
+    for (const Layout* layout : layouts()) {
+      const LayoutTraits& traits = layout->traits();
+      if (layout == &target || !traits.has_ranks || !std::string_view(traits.folder).empty()) continue;
+      for (const FoundLayout& found : layout->recognise(files, output_directory))
+        if (found.path == output_directory)
+          throw Error(ErrorKind::kBadInput, fmt::format("holds a sharded checkpoint in layout {}, which could not be "
+                                                        "read with another beside it",
+                                                        traits.name))
+              .in(output_directory)
+              .hint("move its files away or choose another output directory");
+    }
+  } catch (const Error& error) {
+    if (error.code() != std::errc::permission_denied) throw;  // what may be written to need not be readable
+  }
 }
 
 }  // namespace
@@ -79,6 +99,7 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   const LayoutTraits& traits = request.layout->traits();
   job.layout = request.layout;
   TargetPlan plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file});
+  validate_alone(files, *request.layout, job.output_directory);
   request.layout->validate_beside(files, plan, job.output_directory);
   if (traits.has_ranks) job.mesh = plan.mesh;
   job.partition = std::move(plan.partition);

@@ -117,8 +117,8 @@ AdapterConfig parse_adapter_config(std::string text, const fs::path& path) {
   AdapterConfig config;
   config.path = path;
   config.text = std::move(text);
-  const Json proved = parse_json(config.text, path, JsonDialect::kPython);
-  const JsonObject object(proved, path);
+  const Json parsed = parse_json(config.text, path, JsonDialect::kPython);
+  const JsonObject object(parsed, path);
   const OrderedJson json =
       parse_ordered_json(config.text, path, JsonDialect::kPython);  // patterns are tried in their order
   const Json peft_type = object.has("peft_type") ? object.at("peft_type") : Json("LORA");

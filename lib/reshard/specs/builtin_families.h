@@ -5,7 +5,7 @@
 
 namespace reshard {
 
-/// One file of lib/specs/families, compiled in by lib/cmake/EmbedFamilies.cmake.
+/// One file of lib/reshard/specs/families, compiled in by lib/cmake/EmbedFamilies.cmake.
 struct BuiltinFamily {
   std::string_view name;
   std::string_view json;

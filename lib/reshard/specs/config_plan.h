@@ -26,11 +26,13 @@ bool has_config_plan(const ModelConfig& config);
 
 /// How a model is split of which nobody knows more than its config.json says, in the words of transformers:
 ///
-///   base_model_tp_plan    {"layers.*.mlp.down_proj": "rowwise"}: a word of kPlanWords for a module, or a parameter. Keys
+///   base_model_tp_plan    {"layers.*.mlp.down_proj": "rowwise"}: a word of kPlanWords for a module, or a parameter.
+/// Keys
 ///                         lack the prefix of the base model ("model."); a "*" stands for a number. What no key names,
 ///                         every rank has all of.
 ///   _tp_plan              the same with whole names, as for the head: {"lm_head": "colwise_rep"}
-///   base_model_pp_plan    {"norm": [["hidden_states"], ["hidden_states"]]}: what each module takes and gives. What takes
+///   base_model_pp_plan    {"norm": [["hidden_states"], ["hidden_states"]]}: what each module takes and gives. What
+/// takes
 ///                         something that the layers give lies behind them, all else before.
 ///
 /// It knows no shapes: those are what the files have.
@@ -46,8 +48,8 @@ class ConfigPlan {
   Dims whole_shape(const std::string& name, const Dims& part, std::uint32_t tp) const;
 
   /// The model that has these tensors and no others, in any order; of those of one name the first counts.
-  /// \throws Error kBadInput, naming config.json and the tensor, for a size that does not fall into the heads, or halves,
-  /// that it must have.
+  /// \throws Error kBadInput, naming config.json and the tensor, for a size that does not fall into the heads, or
+  /// halves, that it must have.
   Model model(std::vector<WholeTensor> tensors) const;
 
   /// The keys of plans that split something, but no tensor that there is; sorted.

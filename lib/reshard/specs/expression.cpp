@@ -164,7 +164,7 @@ class Parser {
       node.kind = Kind::kCeil;
       node.operands.push_back(binary(0));
       const Node& inner = node.operands.front();
-      if (inner.kind != Kind::kBinary || inner.word != "/") fail("\"ceil\" is of a division");
+      if (inner.kind != Kind::kBinary || inner.word != "/") fail("\"ceil\" takes a division");
       if (word_ != ")") fail("a closing bracket is expected");
     } else if (begins_name(word_.front()) && word_ != "and" && word_ != "or" && word_ != "not" && word_ != "in") {
       node.kind = Kind::kKey;
@@ -179,7 +179,7 @@ class Parser {
   /// Brackets in brackets are bounded, as the text may be a stranger's.
   struct Depth {
     explicit Depth(Parser& parser) : parser_(parser) {
-      if (++parser_.depth_ > kMaxDepth) parser_.fail("it has too many brackets in one another");
+      if (++parser_.depth_ > kMaxDepth) parser_.fail("its brackets are nested too deeply");
     }
     ~Depth() { --parser_.depth_; }
     Depth(const Depth&) = delete;
@@ -224,7 +224,7 @@ class Evaluator {
         const Node& division = node.operands.front();
         const std::uint64_t a = number(division.operands[0]);
         const std::uint64_t b = number(division.operands[1]);
-        if (b == 0) fail(fmt::format(" even: {} / {}", a, b));
+        if (b == 0) fail(fmt::format(": {} / {}", a, b));
         return a / b + (a % b != 0 ? 1 : 0);
       }
       case Kind::kBinary: return binary(node);
@@ -240,7 +240,7 @@ class Evaluator {
 
  private:
   [[noreturn]] void fail(const std::string& problem) const {
-    throw Error(ErrorKind::kBadInput, fmt::format("{} does not come out{}", text_, problem));
+    throw Error(ErrorKind::kBadInput, fmt::format("{} does not give a whole number{}", text_, problem));
   }
 
   [[noreturn]] void fail_kind(const Node& node, const ConfigValue& value, const char* expected) const {
@@ -287,7 +287,7 @@ class Evaluator {
     if (op == "-" && a >= b) result = a - b;
     if (op == "/" && b != 0 && a % b == 0) result = a / b;
     if (op == "%" && b != 0) result = a % b;
-    if (!result) fail(fmt::format("{}{} {} {}", op == "/" ? " even: " : ": ", a, op, b));
+    if (!result) fail(fmt::format(": {} {} {}", a, op, b));
     return *result;
   }
 

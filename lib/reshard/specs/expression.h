@@ -21,7 +21,7 @@ using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json
 ///   or, and, not          of conditions
 ///   == != < <= > >=       of numbers; == and != of any two values
 ///   in, not in            a list of config.json
-///   + - * / %             a division has to come out even, a difference is not negative
+///   + - * / %             a division has to divide evenly, a difference is not negative
 ///   ceil(a / b)           the same division, rounded up
 ///   name, a.b             a key of config.json, of an object in it; `layer` is the layer's number
 ///   "text" true false null

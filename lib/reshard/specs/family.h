@@ -81,9 +81,9 @@ std::optional<TensorParallelPlan> plan_of_word(std::string_view word);
 /// All those words, for an error: "colwise, rowwise, …".
 std::string plan_words();
 
-/// A model architecture, as data: lib/reshard/specs/families/*.json are compiled in, others come with --spec. The form of such
-/// a file is lib/reshard/specs/family.schema.json. In a name the first "*" stands for the layer's number, the second for an
-/// expert's.
+/// A model architecture, as data: lib/reshard/specs/families/*.json are compiled in, others come from files. The form
+/// of such a file is lib/reshard/specs/family.schema.json. In a name the first "*" stands for the layer's number, the
+/// second for an expert's.
 struct Family {
   /// One of the matrices of a packed one, or several alike.
   struct Packed {

@@ -326,8 +326,8 @@ void validate_unique(const Family& family, const Reading& reading) {
   }
 }
 
-/// What training layouts join are linears that are split along their outputs, under a name that nothing else has.
-void validate_joined(const Family& family, const Reading& reading) {
+/// What training layouts fuse are linears that are split along their outputs, under a name that nothing else has.
+void validate_fused(const Family& family, const Reading& reading) {
   const auto validate_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
                                  const std::string& what) {
     for (const Family::Module& module : family.modules)
@@ -396,7 +396,7 @@ Family parse(const Json& json, const Reading& reading) {
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
   validate_names(family, reading);
   validate_unique(family, reading);
-  validate_joined(family, reading);
+  validate_fused(family, reading);
   return family;
 }
 

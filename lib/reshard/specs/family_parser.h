@@ -18,7 +18,7 @@ Family parse_family(const Json& json, const std::filesystem::path& path);
 /// \throws Error kBadInput with the line and the key.
 Family parse_family_text(std::string text, const std::filesystem::path& path);
 
-/// A file that somebody wrote, for --spec.
+/// A file that somebody wrote, for `spec`.
 /// \throws as parse_family_text.
 std::shared_ptr<const Family> read_family(Files& files, const std::filesystem::path& path);
 

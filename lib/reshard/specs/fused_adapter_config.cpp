@@ -46,7 +46,7 @@ const std::string* other_scale(const AdapterConfig& config, const FusedLayer& la
   return nullptr;
 }
 
-/// `can_hint`: --lora-fuse exact would take what kMean does not.
+/// `can_hint`: LoraFuse::kExact would take what kMean does not.
 RankAndAlpha fused_rank(const AdapterConfig& config, const FusedLayer& layer, LoraFuse fuse, bool can_hint) {
   const RankAndAlpha first = said_of(config, layer.linears.front());
   const auto refuse = [&](const std::string& linear, const char* what) {
@@ -151,9 +151,9 @@ std::optional<RankAndAlpha> named_by_key(const AdapterConfig& config, const Adap
   return std::nullopt;
 }
 
-/// What the module was trained with; nothing if the config says another rank. PEFT sorts the keys when it saves, so that
-/// the first that matches need not be the one that it was. A key that names a fused linear decides wherever it stands:
-/// no model has such a name by itself.
+/// What the module was trained with; nothing if the config says another rank. PEFT sorts the keys when it saves, so
+/// that the first that matches need not be the one that it was. A key that names a fused linear decides wherever it
+/// stands: no model has such a name by itself.
 std::optional<RankAndAlpha> trained_with(const AdapterConfig& config, const AdaptedModule& module) {
   const auto named = named_by_key(config, module);
   if (named && module.trained_as != module.name) return named;

@@ -9,8 +9,9 @@
 
 namespace reshard {
 
-// NxD's parallel layers (neuronx_distributed.parallel_layers), by what they split. A layer's name is that of its module:
-// "model.layers.0.mlp.up_proj". A weight of a linear has the shape (out, in), T is the number of tensor-parallel ranks.
+// NxD's parallel layers (neuronx_distributed.parallel_layers), by what they split. A layer's name is that of its
+// module: "model.layers.0.mlp.up_proj". A weight of a linear has the shape (out, in), T is the number of
+// tensor-parallel ranks.
 
 /// A linear that is split along its outputs. A rank has (out / T, in) of the weight and (out / T) of the bias. With a
 /// stride the weight is that many matrices, one under the other, and a rank has its part of each: of gate_up_proj 2.
@@ -33,8 +34,8 @@ struct ParallelEmbedding {
 };
 
 /// Query, key and value projections whose key/value heads do not divide over the ranks. A rank has
-/// (q_output_size_per_partition, in) of weight_q and (kv_output_size_per_partition, in) of weight_k and weight_v, or all
-/// three, one under the other, in weight_qkv where the spec fuses them; biases likewise.
+/// (q_output_size_per_partition, in) of weight_q and (kv_output_size_per_partition, in) of weight_k and weight_v, or
+/// all three, one under the other, in weight_qkv where the spec fuses them; biases likewise.
 struct GQAQKVColumnParallelLinear {
   std::string module;  // that of attention, "model.layers.0.self_attn"; the spec has the layer's name in it
   GQAQKVColumnParallelLinearSpec spec;

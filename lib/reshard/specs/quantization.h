@@ -14,8 +14,8 @@ namespace reshard {
 struct ModelParameter;
 
 /// What config.json's quantization_config says of linears, in the forms of transformers' fp8, compressed-tensors, GPTQ
-/// and AWQ. (What each stores was read from transformers' finegrained_fp8, from compressed-tensors' compressors and from
-/// AutoGPTQ's and AutoAWQ's linears.)
+/// and AWQ. (What each stores was read from transformers' finegrained_fp8, from compressed-tensors' compressors and
+/// from AutoGPTQ's and AutoAWQ's linears.)
 class Quantization {
  public:
   /// Nothing where the model is not quantised, or in a way that is not known here.

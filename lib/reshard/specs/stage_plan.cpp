@@ -217,7 +217,7 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
   return std::nullopt;
 }
 
-bool can_fill_up(const Model& model, const ModelParameter& parameter) {
+bool can_pad(const Model& model, const ModelParameter& parameter) {
   return parameter.packed.empty() && !parameter.block_cut && !model.quantized;
 }
 
@@ -265,7 +265,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
     const auto problem = split_problem(parameter, tp, !options.separate);
-    if (!problem || (options.pad && can_fill_up(model, parameter))) continue;
+    if (!problem || (options.pad && can_pad(model, parameter))) continue;
     if (gqa && parameter.layer) {  // repeated, not cut
       const auto& a = *model.family->attention;
       const std::string module = expand_layer(a.module, *parameter.layer);

@@ -56,7 +56,7 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
 
 /// Whether the parameter may get more elements at its end along the dim that is split. Matrices packed in one and what
 /// is quantised may not.
-bool can_fill_up(const Model& model, const ModelParameter& parameter);
+bool can_pad(const Model& model, const ModelParameter& parameter);
 
 /// Why the model cannot be split over `tp` ranks, or nothing. The error names the tensor, the dim and the sizes.
 std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const PartitionOptions& options);

@@ -30,9 +30,9 @@ struct ParallelParameter {
   /// Of matrices that are split each on its own and cannot be said with a stride, as they differ in size or some are
   /// replicated: those, and a stride of 1. NxD's metadata has no such key; ours adds "packed".
   std::vector<PackedPart> packed;
-  /// Of experts that are spread over expert-parallel ranks (NxD's expert_model_parallel). Our own keys say how: a single
-  /// expert's parameter is on one such rank; of those stacked in dim 0 each rank has an equal part, in order. All else
-  /// every rank has.
+  /// Of experts that are spread over expert-parallel ranks (NxD's expert_model_parallel). Our own keys say how: a
+  /// single expert's parameter is on one such rank; of those stacked in dim 0 each rank has an equal part, in order.
+  /// All else every rank has.
   std::optional<std::uint32_t> expert_rank;
   std::uint32_t expert_partitions = 1;
 
