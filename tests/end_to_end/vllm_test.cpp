@@ -114,6 +114,23 @@ TEST_CASE("What vLLM and SGLang wrote is consolidated byte for byte") {
   }
 }
 
+TEST_CASE("A note says where files do not record which ranks they are of") {
+  const auto noted = [](const fs::path& path) {
+    const std::vector<std::string> notes = read_checkpoint(path, {ConfigUse::kLenient}).notes;
+    return std::any_of(notes.begin(), notes.end(), [](const std::string& note) {
+      return note.find("the files do not record which ranks they are of") == 0;
+    });
+  };
+  const TempDir temp;
+  copy_sharded(vllm_case("llama-tp2"), temp / "vllm");
+  CHECK(noted(temp / "vllm"));
+  ConvertRequest request = convert_request(vllm_case("llama-tp2") / "original", temp / "ours");
+  request.target.layout = layout("vllm");
+  request.target.tp = 2;
+  convert(request);
+  CHECK_FALSE(noted(temp / "ours"));
+}
+
 TEST_CASE("vLLM's ranks become those of another degree, and back") {
   const TempDir temp;
   copy_sharded(vllm_case("gpt_oss-tp2"), temp / "two");

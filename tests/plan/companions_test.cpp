@@ -1,3 +1,4 @@
+#include "reshard/io/local_storage.h"
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -41,6 +42,20 @@ TEST_CASE("Weights of any format and indexes of weights stay behind") {
                            "tf_model.h5", "flax_model.msgpack", "x.gguf", "onnx/model.onnx"})
     files.write(temp / name, name);
   CHECK(companions(files, temp).empty());
+}
+
+TEST_CASE("Links are followed, and those that lead nowhere are noted by name") {
+  const TempDir temp;
+  write_file(temp / "elsewhere.json", "{}");
+  fs::create_directories(temp / "model/sub");
+  fs::create_symlink(temp / "elsewhere.json", temp / "model/tokenizer.json");
+  fs::create_symlink(temp / "gone", temp / "model/vocab.json");
+  fs::create_symlink(temp / "gone", temp / "model/sub/merges.txt");
+  fs::create_symlink(temp / "gone", temp / "model/old.safetensors");
+  const Companions found = companion_files(local_storage(), temp / "model");
+  REQUIRE(found.files.size() == 1);
+  CHECK(found.files[0].path == "tokenizer.json");
+  CHECK(found.notes == std::vector<std::string>{"links that lead nowhere are left out: sub/merges.txt, vocab.json"});
 }
 
 TEST_CASE("Hidden files, training checkpoints, adapters and shards stay behind") {
