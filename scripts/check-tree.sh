@@ -16,24 +16,18 @@ table=lib/reshard/layouts/layout_table.cpp
 mapfile -t names < <(sed -n 's/^const Layout& \([a-z0-9_]*\)_layout();$/\1/p' "$table")
 ((${#names[@]})) || fail "$table declares no layout"
 
-own=("$table")
+# A name as a string, in an identifier, or after an option or the word layout; and wherever it stands, if it is no
+# English word. "optimum-neuron" is a program, and "ranks" a key of reports, which a bracket or a comma follows.
 for name in "${names[@]}"; do
-  [[ -f lib/reshard/layouts/$name.cpp ]] || fail "lib/reshard/layouts/$name.cpp is missing, which $table needs"
-  own+=("lib/reshard/layouts/$name.cpp" "lib/reshard/layouts/$name.h")
+  source=lib/reshard/layouts/$name
+  [[ -f $source.cpp ]] || fail "$source.cpp is missing, which $table needs"
+  pattern="\b(--layout|--to|[Ll]ayouts?) $name\b(?!-)|[=(] *\"$name\"|k${name^}\b|\b${name}_layout\b"
+  [[ $name =~ ^(hf|ranks)$ ]] || pattern+="|\b$name\b(?!-)"
+  found=$(git ls-files --cached --others --exclude-standard lib apps |
+    grep -E '\.(h|cpp|txt|in|json)$' | grep -vxF -e "$table" -e "$source.cpp" -e "$source.h" |
+    xargs grep -nP "$pattern" || true)
+  [[ -z "$found" ]] || fail "layout $name is named outside its file:"$'\n'"$found"
 done
-
-# A name as a string, in an identifier, or after an option or the word layout. "optimum-neuron" is a program, and
-# "ranks" a word: as a key of a report it is followed by a bracket or a comma.
-words=$(IFS='|' && echo "${names[*]}")
-constants=$(IFS='|' && echo "${names[*]^}") # kHf, kRanks
-pattern="\b(--layout|--to|[Ll]ayouts?) ($words)\b(?!-)|[=(] *\"($words)\"|k($constants)\b|\b($words)_layout\b"
-for name in "${names[@]}"; do
-  [[ $name =~ ^(hf|ranks)$ ]] || pattern+="|\b$name\b(?!-)" # no English, and no part of other names
-done
-found=$(git ls-files --cached --others --exclude-standard lib apps |
-  grep -E '\.(h|cpp|txt|in|json)$' | grep -vxFf <(printf '%s\n' "${own[@]}") |
-  xargs grep -nP "$pattern" || true)
-[[ -z "$found" ]] || fail "a layout is named outside its file:"$'\n'"$found"
 echo "${#names[@]} layouts are named in their own files alone"
 
 found=$(git ls-files --cached --others --exclude-standard lib | grep -E '\.(h|cpp)$' |
