@@ -6,7 +6,7 @@ string(REPLACE "," ";" allowed ${ALLOWED})
 # opens files; and the local file system as a Files.
 string(JOIN "|" local_calls
        "filesystem::[a-z_]+\\(" "fs::[a-z_]+\\(" "directory_iterator" "directory_entry" "filesystem_error"
-       "[io]fstream" "fopen\\(" "local_directories\\(" "with_file_system_errors"
+       "[io]fstream" "fopen\\(" "local_directories\\("
        "[^a-z_]::(open|stat|lstat|access|mkdir|mkdtemp|rmdir|rename|renameat2|unlink|chmod|flock|statvfs|fsync|syncfs)\\(")
 if(FILES_DOOR)
   string(APPEND local_calls "|local_storage\\(")

@@ -1,6 +1,6 @@
 # reshard_floor(NAME DEPENDS … PRIVATE_DEPENDS … [FILES_DOOR | STORAGE_DOOR]): one static library from all sources of
-# lib/reshard/NAME. With a door none of them may ask the operating system about files;
-# with STORAGE_DOOR they may name the local file system as a Storage.
+# lib/reshard/NAME. With a door none of them may ask the operating system about files; with
+# STORAGE_DOOR they may name the local file system as a Storage.
 #
 # Headers are included by their path from lib/: "reshard/<floor>/<header>.h". A floor may include its own headers and
 # those of the floors it depends on, directly or not; the build runs CheckFloor.cmake, which fails on any other.

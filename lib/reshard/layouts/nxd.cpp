@@ -122,9 +122,8 @@ class NxdLayout final : public TrainingLayout {
   }
 
   std::string hint_for_replicas() const override {
-    return "there is no metadata, and the ranks do not fit the inferred partition: files of ranks were swapped or come "
-           "from "
-           "two checkpoints, or heads are placed in another way (`kv-replication`, `kv-size-multiplier`, "
+    return "there is no metadata, and the ranks do not fit the inferred partition: files of ranks were swapped or "
+           "come from two checkpoints, or heads are placed in another way (`kv-replication`, `kv-size-multiplier`, "
            "`pad-attn-heads`; convert takes them with from- before the name)";
   }
 };

@@ -148,9 +148,8 @@ void RankLayout::explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, cons
 }
 
 std::string RankLayout::hint_for_replicas() const {
-  return "as there is no metadata, replicas alone confirm the partition, and `replicas` first has no effect: files of "
-         "ranks "
-         "were swapped or come from different checkpoints, or config.json belongs to another model";
+  return "as there is no metadata, replicas alone confirm the partition, and `replicas` first has no effect: files "
+         "of ranks were swapped or come from different checkpoints, or config.json belongs to another model";
 }
 
 const RankLayout& RankLayout::choose(Files& files, const ShardedCheckpoint& shards) const {

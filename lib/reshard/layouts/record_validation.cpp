@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+#include <string>
+
 #include "reshard/base/error.h"
 #include "reshard/layouts/rank_record.h"
 
@@ -44,47 +47,45 @@ std::string rank_text(const RankRecord& record) {
                      record.ep_rank, record.ep_degree);
 }
 
-}  // namespace
-
-void validate_part_record(const Container& part, const Container& first) {
-  const auto of_part = read_record(part), of_first = read_record(first);
-  if (of_part.has_value() != of_first.has_value())
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("{} which rank it is of, but {} {}", of_part ? "says" : "does not say", first.path.string(),
-                            of_part ? "does not" : "does"))
-        .in(part.path)
-        .hint(kMixed);
-  if (!of_part) return;
-  if (rank_text(*of_part) != rank_text(*of_first))
-    throw Error(ErrorKind::kBadInput, fmt::format("its metadata says rank {}, that of {} says {}", rank_text(*of_part),
-                                                  first.path.filename().string(), rank_text(*of_first)))
-        .in(part.path)
-        .hint("files of ranks were renamed or swapped");
-  if (*of_part->originals != *of_first->originals)
-    throw Error(ErrorKind::kBadInput,
-                "its metadata has other shapes of the original tensors than " + first.path.string())
-        .in(part.path)
-        .hint("the ranks come from different checkpoints");
-}
-
-void validate_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint) {
-  const auto record = read_record(file);
-  const Container& first = checkpoint.files.front().front();
-  if (&file != &first && record.has_value() != checkpoint.record.has_value())
+/// `file` has a record if `first` has one, and it is about the same original tensors.
+void validate_same_checkpoint(const Container& file, const std::optional<RankRecord>& record, const Container& first,
+                              const std::optional<RankRecord>& of_first) {
+  if (record.has_value() != of_first.has_value())
     throw Error(ErrorKind::kBadInput, fmt::format("{} which rank it is of, but {} {}", record ? "says" : "does not say",
                                                   first.path.string(), record ? "does not" : "does"))
         .in(file.path)
         .hint(kMixed);
-  if (!record) return;
-  validate_rank(file, {"tensor-parallel", rank.tp_rank, checkpoint.tp, record->tp_rank, record->tp_degree});
-  validate_rank(file, {"pipeline", rank.pp_rank, checkpoint.pp, record->pp_rank, record->pp_degree});
-  validate_rank(file, {"expert-parallel", rank.ep_rank, checkpoint.ep, record->ep_rank, record->ep_degree});
-  if (&file == &first) checkpoint.record = record;
-  if (*record->originals != *checkpoint.record->originals)
+  if (record && *record->originals != *of_first->originals)
     throw Error(ErrorKind::kBadInput,
                 "its metadata has other shapes of the original tensors than " + first.path.string())
         .in(file.path)
         .hint("the ranks come from different checkpoints");
+}
+
+}  // namespace
+
+void validate_part_record(const Container& part, const Container& first) {
+  const auto of_part = read_record(part), of_first = read_record(first);
+  if (of_part && of_first && rank_text(*of_part) != rank_text(*of_first))
+    throw Error(ErrorKind::kBadInput, fmt::format("its metadata says rank {}, that of {} says {}", rank_text(*of_part),
+                                                  first.path.filename().string(), rank_text(*of_first)))
+        .in(part.path)
+        .hint("files of ranks were renamed or swapped");
+  validate_same_checkpoint(part, of_part, first, of_first);
+}
+
+void validate_record(const Container& file, RankId rank, ShardedCheckpoint& checkpoint) {
+  const auto record = read_record(file);
+  if (record) {
+    validate_rank(file, {"tensor-parallel", rank.tp_rank, checkpoint.tp, record->tp_rank, record->tp_degree});
+    validate_rank(file, {"pipeline", rank.pp_rank, checkpoint.pp, record->pp_rank, record->pp_degree});
+    validate_rank(file, {"expert-parallel", rank.ep_rank, checkpoint.ep, record->ep_rank, record->ep_degree});
+  }
+  const Container& first = checkpoint.files.front().front();
+  if (&file == &first)
+    checkpoint.record = record;
+  else
+    validate_same_checkpoint(file, record, first, checkpoint.record);
 }
 
 }  // namespace reshard
