@@ -9,10 +9,10 @@
 #include "reshard/formats/xser.h"
 #include "reshard/formats/zip.h"
 #include "support/catch.h"
-#include "support/checkpoints.h"
+#include "support/containers.h"
 #include "support/errors.h"
 #include "support/local_files.h"
-#include "support/models.h"
+#include "support/random.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {

@@ -7,7 +7,7 @@
 #include "reshard/formats/zip.h"
 #include "reshard/formats/zip_end.h"
 #include "support/catch.h"
-#include "support/models.h"
+#include "support/random.h"
 
 namespace reshard::test {
 namespace {

@@ -18,15 +18,6 @@ namespace reshard::test {
 
 namespace fs = std::filesystem;
 
-TensorMap tensors_of(const Container& container) {
-  std::vector<std::unique_ptr<Source>> files;
-  for (const ContainerFile& file : container.files) files.push_back(local_storage().open(file.path));
-  TensorMap tensors;
-  for (const TensorEntry& tensor : container.tensors)
-    tensors[tensor.name] = {tensor.dtype, tensor.shape, c_order_bytes(tensor, *files.at(tensor.file))};
-  return tensors;
-}
-
 TensorMap read_whole(const fs::path& directory) {
   TensorMap all;
   for (const Container& file : read_hf_checkpoint(local_storage(), directory)) all.merge(tensors_of(file));
@@ -71,23 +62,6 @@ nlohmann::json describe_tensors(const TensorMap& tensors) {
     list[name] = {
         {"dtype", describe(tensor.dtype).torch_name}, {"shape", tensor.shape}, {"sha256", sha256_hex(tensor.bytes)}};
   return list;
-}
-
-std::size_t check_crcs(const fs::path& directory) {
-  std::size_t entries = 0;
-  for (const auto& file : fs::recursive_directory_iterator(directory)) {
-    if (!file.is_regular_file()) continue;
-    const std::string content = read_file(file.path());
-    if (content.substr(0, 4) != "PK\3\4") continue;
-    INFO(file.path());
-    const ZipDirectory zip = read_zip(*local_storage().open(file.path()), file.path());
-    for (const ZipEntry& entry : zip.entries()) {
-      INFO(entry.name);
-      CHECK(entry.crc32 == crc32(std::as_bytes(std::span(content)).subspan(entry.offset_bytes, entry.size_bytes)));
-      ++entries;
-    }
-  }
-  return entries;
 }
 
 RunResult convert(const ConvertRequest& request, const RunOptions& options) {

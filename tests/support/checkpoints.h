@@ -8,16 +8,13 @@
 #include <string>
 
 #include "reshard/engine/execute.h"
-#include "reshard/formats/container.h"
 #include "reshard/plan/convert.h"
+#include "support/containers.h"
 #include "support/files.h"
 #include "support/models.h"
 
 /// Checkpoints of any format and layout, looked into with the library's readers of files, but not with its layouts.
 namespace reshard::test {
-
-/// All tensors, each in C order whatever its strides.
-TensorMap tensors_of(const Container& container);
 
 /// Of the Hugging Face directory, safetensors or torch's.
 TensorMap read_whole(const std::filesystem::path& directory);
@@ -34,9 +31,6 @@ TensorMap consolidated(const std::filesystem::path& checkpoint, const std::files
 
 /// Names, dtypes, shapes and hashes, as golden.json has them.
 nlohmann::json describe_tensors(const TensorMap& tensors);
-
-/// Holds the CRC of every entry of every zip archive under `directory` against its bytes. \returns their number.
-std::size_t check_crcs(const std::filesystem::path& directory);
 
 /// plan_convert and execute.
 RunResult convert(const ConvertRequest& request, const RunOptions& options = unsynced());

@@ -52,16 +52,6 @@ std::vector<TinyParameter> parameters_of(const TinyModel& model) {
   return list;
 }
 
-std::uint64_t pick(Random& random, std::uint64_t low, std::uint64_t high) {
-  return low + random() % (high - low + 1);
-}
-
-TensorData random_tensor(Random& random, DType dtype, const Dims& shape) {
-  TensorData tensor{dtype, shape, std::string(num_bytes(dtype, shape).value(), '\0')};
-  for (char& byte : tensor.bytes) byte = static_cast<char>(random());
-  return tensor;
-}
-
 TensorMap random_tensors(const TinyModel& model, Random& random, DType dtype) {
   TensorMap tensors;
   for (const TinyParameter& parameter : parameters_of(model))

@@ -2,12 +2,12 @@
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "reshard/engine/execute.h"
 #include "support/files.h"
+#include "support/random.h"
 
 namespace reshard::test {
 
@@ -36,13 +36,6 @@ struct TinyParameter {
   Dims shape;
 };
 std::vector<TinyParameter> parameters_of(const TinyModel& model);
-
-using Random = std::mt19937_64;
-
-/// A whole number of [low, high].
-std::uint64_t pick(Random& random, std::uint64_t low, std::uint64_t high);
-
-TensorData random_tensor(Random& random, DType dtype, const Dims& shape);
 
 /// Every parameter, of one dtype.
 TensorMap random_tensors(const TinyModel& model, Random& random, DType dtype = DType::kBF16);

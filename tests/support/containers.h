@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+
+#include "reshard/formats/container.h"
+#include "support/files.h"
+
+namespace reshard::test {
+
+/// All tensors, each in C order whatever its strides.
+TensorMap tensors_of(const Container& container);
+
+/// Holds the CRC of every entry of every zip archive under `directory` against its bytes. \returns their number.
+std::size_t check_crcs(const std::filesystem::path& directory);
+
+}  // namespace reshard::test

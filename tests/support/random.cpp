@@ -1,0 +1,39 @@
+#include "support/random.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace reshard::test {
+
+std::uint64_t share_of_trials() {
+  const char* share = std::getenv("RESHARD_TEST_SHARE");
+  return share ? std::max<std::uint64_t>(1, std::strtoull(share, nullptr, 10)) : 1;
+}
+
+std::vector<std::uint64_t> seeds(std::uint64_t count) {
+  if (const char* one = std::getenv("RESHARD_TEST_SEED")) return {std::strtoull(one, nullptr, 10)};
+  count = std::max<std::uint64_t>(1, count / share_of_trials());
+  std::vector<std::uint64_t> all;
+  for (std::uint64_t seed = 1; seed <= count; ++seed) all.push_back(seed);
+  return all;
+}
+
+bool has_all_seeds() {
+  return std::getenv("RESHARD_TEST_SEED") == nullptr && std::getenv("RESHARD_TEST_SHARE") == nullptr;
+}
+
+std::uint64_t pick(Random& random, std::uint64_t low, std::uint64_t high) {
+  return low + random() % (high - low + 1);
+}
+
+std::uint64_t one_of(Random& random, std::initializer_list<std::uint64_t> values) {
+  return values.begin()[random() % values.size()];
+}
+
+TensorData random_tensor(Random& random, DType dtype, const Dims& shape) {
+  TensorData tensor{dtype, shape, std::string(num_bytes(dtype, shape).value(), '\0')};
+  for (char& byte : tensor.bytes) byte = static_cast<char>(random());
+  return tensor;
+}
+
+}  // namespace reshard::test

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <random>
+#include <vector>
+
+#include "support/files.h"
+
+/// What tests of properties are tried on: everything is drawn from a seed, which a failure prints.
+namespace reshard::test {
+
+using Random = std::mt19937_64;
+
+/// 1 to `count`, or the first of RESHARD_TEST_SHARE equal parts of them, or RESHARD_TEST_SEED alone.
+std::vector<std::uint64_t> seeds(std::uint64_t count);
+
+/// RESHARD_TEST_SHARE, or 1: of 3, a test takes each third of its trials where these have no seeds.
+std::uint64_t share_of_trials();
+
+/// Whether seeds() has them all, so that a test may count what they have met.
+bool has_all_seeds();
+
+/// A whole number of [low, high].
+std::uint64_t pick(Random& random, std::uint64_t low, std::uint64_t high);
+
+std::uint64_t one_of(Random& random, std::initializer_list<std::uint64_t> values);
+
+TensorData random_tensor(Random& random, DType dtype, const Dims& shape);
+
+}  // namespace reshard::test
