@@ -81,8 +81,10 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
   command
       .add_option(
           "--spec", arguments.spec,
-          "Description of the model's family, in place of the built-in one; inspect --print-spec shows the form")
+          "Description of the model's family, in place of the built-in one; inspect --print-family shows the form")
       ->type_name("FILE");
+  command.add_option("--family", arguments.family, "Built-in family of the model, whatever its model_type")
+      ->type_name("NAME");
   command.add_option("--threads", arguments.threads, "Threads that move bytes (default: the processors, at most 16)")
       ->type_name("N");
   command
@@ -94,8 +96,20 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
       ->capture_default_str();
 }
 
+const Family& named_family(const char* option, const std::string& name) {
+  if (const Family* family = builtin_family(name)) return *family;
+  const std::vector<std::string> known = known_model_types();
+  const std::string guess = nearest(name, known);
+  throw Error(ErrorKind::kUsage, fmt::format("{}: the family \"{}\" is not known", option, printable(name)))
+      .hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean " + guess + "?");
+}
+
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
-  return arguments.spec.empty() ? nullptr : read_family(arguments.spec);
+  if (!arguments.spec.empty() && !arguments.family.empty())
+    throw Error(ErrorKind::kUsage, "--spec and --family both say which family the model is of").hint("leave out one");
+  if (!arguments.spec.empty()) return read_family(arguments.spec);
+  if (arguments.family.empty()) return nullptr;
+  return {std::shared_ptr<const void>(), &named_family("--family", arguments.family)};
 }
 
 namespace {

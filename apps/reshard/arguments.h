@@ -17,13 +17,18 @@ namespace reshard::cli {
 /// What all commands are told: how bytes are moved, and of which family the model is, as the user typed it.
 struct MovingArguments {
   std::string spec;
+  std::string family;
   std::string threads;
   std::string max_memory = "256MiB";
   std::string io = "auto";
 };
 void add_moving(CLI::App& command, MovingArguments& arguments);
 
-/// The family that --spec gives, or null.
+/// The built-in family of a name that `option` gives.
+/// \throws Error kUsage, with the nearest name or all, if there is none.
+const Family& named_family(const char* option, const std::string& name);
+
+/// The family that --spec or --family gives, or null.
 /// \throws Error kBadInput with the line and the key of a mistake in it.
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments);
 

@@ -23,7 +23,7 @@ namespace {
 
 struct InspectArguments : MovingArguments {
   std::string path;
-  std::string print_spec;
+  std::string print_family;
   std::string filter;
   OptionValues source_options;
   SourceArguments source;
@@ -62,18 +62,6 @@ void add_stats(Checkpoint& checkpoint, const InspectArguments& arguments, RunOpt
   for (std::string& note : divergent_notes(divergent)) checkpoint.notes.push_back(std::move(note));
 }
 
-/// The description of a built-in family, as --spec takes one.
-void print_spec(const std::string& model_type) {
-  const Family* family = builtin_family(model_type);
-  if (!family) {
-    const std::vector<std::string> known = known_model_types();
-    const std::string guess = nearest(model_type, known);
-    throw Error(ErrorKind::kUsage, "--print-spec: the family \"" + printable(model_type) + "\" is not known")
-        .hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean " + guess + "?");
-  }
-  print_output(family->json_text);
-}
-
 /// Several adapters in one directory, of which it gives an overview.
 void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>& folders, const FoundCheckpoint& found,
                       const InspectArguments& arguments) {
@@ -89,11 +77,12 @@ void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>&
 }
 
 void inspect(const InspectArguments& arguments) {
-  if (!arguments.print_spec.empty() && !arguments.path.empty())
-    throw Error(ErrorKind::kUsage,
-                "--print-spec prints a built-in description and looks at no PATH, such as " + printable(arguments.path))
+  if (!arguments.print_family.empty() && !arguments.path.empty())
+    throw Error(ErrorKind::kUsage, "--print-family prints a built-in description and looks at no PATH, such as " +
+                                       printable(arguments.path))
         .hint("leave out one of the two");
-  if (!arguments.print_spec.empty()) return print_spec(arguments.print_spec);
+  if (!arguments.print_family.empty())
+    return print_output(named_family("--print-family", arguments.print_family).json_text);
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // a wrong one is told before reading
   validate_source_options(arguments.source_options);
@@ -126,7 +115,7 @@ void add_inspect(CLI::App& app) {
       "inspect", "Show what a file, a Hugging Face directory, a sharded checkpoint or an adapter holds");
   command->add_option("PATH", arguments->path, "File or directory");
   command
-      ->add_option("--print-spec", arguments->print_spec,
+      ->add_option("--print-family,--print-spec", arguments->print_family,
                    "Print the description of a built-in family, the form of --spec")
       ->type_name("FAMILY");
   command->add_flag("--tensors", arguments->tensors, "One line per tensor, instead of one for all layers");

@@ -241,7 +241,7 @@ reshard::TensorMap make_layout(const Options& options, const Json& config) {
   const auto max_file_bytes = reshard::parse_size(options.max_file_size);
   if (!max_file_bytes) throw std::runtime_error("--max-file-size: " + options.max_file_size + " is not a size");
   const reshard::ModelConfig model_config = model_config_of(options, config);
-  const reshard::Model model = reshard::instantiate(reshard::find_family(model_config), model_config);
+  const reshard::Model model = reshard::instantiate(model_config);
   std::vector<reshard::LogicalTensor> logical;
   for (const reshard::ModelParameter& parameter : model.parameters)
     if (parameter.tied_to.empty() && !parameter.optional) logical.push_back({parameter.name, *dtype, parameter.shape});
@@ -257,7 +257,7 @@ void make_model(const Options& options) {
     if (equals == std::string::npos) throw std::runtime_error("--set: " + key + " has no =");
     config[key.substr(0, equals)] = Json::parse(key.substr(equals + 1));
   }
-  if (options.bias) set_biases(reshard::find_family(model_config_of(options, config)), config);
+  if (options.bias) set_biases(*reshard::builtin_family(options.family), config);
   const reshard::TensorMap map = make_layout(options, config);
 
   const auto start = std::chrono::steady_clock::now();

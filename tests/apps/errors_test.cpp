@@ -141,7 +141,7 @@ TEST_CASE("options of the other commands that would have no effect are usage err
   for (const char* fuse : {"mean", "exact"})
     check_error(run_reshard({"shard", kModel, "o", "--tp", "2", "--lora-fuse", fuse}), 2,
                 {"--lora-fuse needs --adapter"});
-  check_error(run_reshard({"inspect", kModel, "--print-spec", "llama"}), 2, {"--print-spec", kModel.c_str()});
+  check_error(run_reshard({"inspect", kModel, "--print-family", "llama"}), 2, {"--print-family", kModel.c_str()});
   const std::string adapters = testdata("golden/lora/llama-tp2-two-adapters/sharded").string();
   check_error(run_reshard({"consolidate", adapters, "o", "--max-shard-size", "5GB"}), 2,
               {"--max-shard-size", "adapters"});
@@ -210,10 +210,12 @@ TEST_CASE("a model without weights or without config.json is bad input") {
   copy.check_fails(3, {"model.safetensors"});
 }
 
-TEST_CASE("an unknown model_type lists the known ones and points to --spec") {
+TEST_CASE("an unknown model_type is refused with the families whose tensors fit, or a way to describe it") {
   ModelCopy copy;
-  copy.patch_config("model_type", "mamba");
-  copy.check_fails(4, {"mamba", "granite, llama, llama4_text, mistral", "--spec"});
+  copy.patch_config("model_type", "unheard_of");
+  copy.check_fails(4, {"unheard_of", "its tensors fit several families", "--family"});
+  copy.patch_config("vocab_size", "7");
+  copy.check_fails(4, {"unheard_of", "--spec", "--print-family"});
 }
 
 TEST_CASE("sizes that do not divide are told with the degrees that would") {

@@ -44,7 +44,7 @@ ShardRequest request_of(const OracleOptions& options, const fs::path& model, con
 /// Moves the ranks under `from` into ranks of another mesh under `to`.
 void relayout(const fs::path& from, const fs::path& to, const OracleOptions& options, std::uint64_t block_bytes) {
   const ModelConfig config = read_model_config(from);
-  const Model model = instantiate(find_family(config), config);
+  const Model model = instantiate(config);
   Job job;
   const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards(from));
   job.source = sharded_source_map(checkpoint, tied_parameters(model));

@@ -30,7 +30,7 @@ ModelConfig config_of(const std::string& model_type, const Json& json) {
 
 Model model_of(const std::string& model_type, const Json& json) {
   const ModelConfig config = config_of(model_type, json);
-  return instantiate(find_family(config), config);
+  return instantiate(config);
 }
 
 /// The error for a configuration with `key` set to `value`.
@@ -212,7 +212,7 @@ TEST_CASE("A family description without attention is filled in with the configur
   CHECK(family.model_type == "tiny");
   CHECK(family.layers == "h");
   CHECK_FALSE(family.attention);
-  const Model model = instantiate(family, config_of("tiny", base()));
+  const Model model = instantiate(std::make_shared<const Family>(family), config_of("tiny", base()));
   REQUIRE(model.parameters.size() == 1 + 2 * 3 + 1);
   CHECK(model.heads == 0);
   CHECK(model.parameters[1].name == "h.0.up.weight");
@@ -241,7 +241,7 @@ TEST_CASE("A family description with a key missing or of another type is refused
     refused_family(key, nullptr);
     refused_family(key, "7");
   }
-  for (const char* key : {"/fused", "/num_layers", "/base_prefix", "/modules/1/when", "/modules/1/heads",
+  for (const char* key : {"/fused", "/num_layers", "/define", "/modules/1/when", "/modules/1/heads",
                           "/modules/1/experts", "/modules/1/packed", "/modules/1/dim", "/modules/1/parameter"})
     refused_family(key, "-7");
   refused_family("/modules/1/colour", "7");

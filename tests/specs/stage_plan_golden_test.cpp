@@ -24,7 +24,7 @@ struct GoldenCase {
 
   explicit GoldenCase(const fs::path& at) : directory(at), json(Json::parse(test::read_file(at / "golden.json"))) {
     const ModelConfig config = read_model_config(at / "original");
-    model = instantiate(find_family(config), config);
+    model = instantiate(config);
     const Json& given = json["case"];
     mesh = {given["tp"].get<std::uint32_t>(), given["pp"].get<std::uint32_t>(), given["vpp"].get<std::uint32_t>()};
     options.fuse_qkv = given["fuse_qkv"].get<bool>();

@@ -29,7 +29,7 @@ Model model_of(const Sizes& s) {
       {"mlp_bias", s.mlp_bias}};
   // Numbers as a parser types them.
   const ModelConfig config{"m/config.json", std::make_shared<const Json>(Json::parse(json.dump())), s.model_type};
-  return instantiate(find_family(config), config);
+  return instantiate(config);
 }
 
 bool none(const std::string&) {

@@ -28,11 +28,6 @@ void order_naturally(TensorMap& map) {
   map.order_logical(names);
 }
 
-/// The family that a checkpoint is of, if anybody knows it.
-FamilySpec family_of(const ModelConfig& config, const FamilySpec& spec) {
-  return spec ? spec : FamilySpec(std::shared_ptr<const void>(), builtin_family(config.model_type));
-}
-
 void add_names(const Container& file, std::unordered_set<std::string_view>& names) {
   for (const TensorEntry& tensor : file.tensors) names.insert(tensor.name);
 }
@@ -74,27 +69,27 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     const ModelConfig config = checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
                                                          : read_model_config_file(files, checkpoint.config);
     checkpoint.model_type = config.model_type;
-    FamilySpec family = family_of(config, spec);
-    if (!family && has_config_plan(config)) {
+    checkpoint.language_model = find_language_model(config, spec);
+    const LanguageModel& found = checkpoint.language_model;
+    if (!found.family && has_config_plan(config)) {
       checkpoint.model = planned(config, checkpoint.notes);
       return;
     }
-    if (!family) {
+    if (!found.family) {
       if (use == ConfigUse::kStrict && checkpoint.has_ranks())
         checkpoint.notes.push_back(
             fmt::format("the model_type \"{}\" is not known, so the metadata alone says what the tensors are",
-                        printable(config.model_type)));
+                        printable(found.config.model_type)));
       return;
     }
-    if (spec && spec->model_type != config.model_type)
+    const bool other = spec && spec->model_type != config.model_type && spec->model_type != found.config.model_type;
+    const bool chosen = other && spec.get() == builtin_family(spec->model_type);
+    if (other && !chosen)
       checkpoint.notes.push_back(fmt::format("`spec` describes the model_type \"{}\", but {} says \"{}\"",
                                              printable(spec->model_type), config.path.string(),
                                              printable(config.model_type)));
-    const auto has_prefix = [&](std::string_view name) { return name.starts_with(family->base_prefix); };
-    if (!family->base_prefix.empty() && std::none_of(names.begin(), names.end(), has_prefix))
-      family = std::make_shared<const Family>(without_base_prefix(*family));
-    checkpoint.model =
-        instantiate(std::move(family), config, [&](const std::string& name) { return names.count(name) > 0; });
+    checkpoint.model = instantiate(found, names);
+    checkpoint.model->family_chosen = chosen;
   } catch (Error& error) {
     if (spec) error.hint("`spec` and config.json have to fit: one of the two names a key that the other does not have");
     if (use != ConfigUse::kLenient || checkpoint.config_given) throw;

@@ -33,6 +33,7 @@ struct Checkpoint {
   bool config_given = false;             // it is the one of ConfigChoice
   std::string model_type;                // empty if unknown
   std::optional<Model> model;            // of a known family, or as the plan in config.json says
+  LanguageModel language_model;          // what `model` is made of; without a family where there is none
   TensorMap map;
   Mesh mesh;
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
@@ -65,7 +66,7 @@ void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choic
 using PlannedModel = std::function<Model(const ModelConfig& config, std::vector<std::string>& notes)>;
 
 /// Reads the model of its config.json, if there is one and its family is known, or `planned` can make it.
-/// `names` are those of the weights' tensors.
+/// `names` are those of the weights' tensors; none where the layout has names of its own.
 void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                 const std::unordered_set<std::string_view>& names, const PlannedModel& planned);
 

@@ -12,6 +12,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/fitting.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/specs/config_plan.h"
@@ -104,6 +105,19 @@ bool holds_weights(Files& files, const fs::path& directory, Format format) {
   }
 }
 
+/// That somebody knows the model of config.json.
+void validate_known(Files& files, const fs::path& directory, const ReadContext& context) {
+  const ModelConfig config = read_model_config(files, directory);
+  if (has_config_plan(config) || find_language_model(config, context.family).family) return;
+  std::vector<std::string> fitting;
+  try {
+    fitting = families_that_fit(config, read_hf_checkpoint(files, directory));
+  } catch (const Error&) {
+    fitting.clear();  // what is wrong with the weights comes second
+  }
+  throw unknown_model_type(config, fitting);
+}
+
 class HfLayout final : public Layout {
  public:
   const LayoutTraits& traits() const override { return kTraits; }
@@ -120,10 +134,8 @@ class HfLayout final : public Layout {
     checkpoint.layout = this;
     checkpoint.path = checkpoint.directory = found.path;
     find_config(files, checkpoint, context.config);
-    if (context.use == ConfigUse::kNeeded) {  // the first thing that is missed
-      const ModelConfig config = read_model_config(files, found.path);
-      if (!context.family && !has_config_plan(config)) find_family(config);
-    }
+    if (context.use == ConfigUse::kNeeded)
+      validate_known(files, found.path, context);  // the first thing that is missed
     checkpoint.format = hf_format(files, found.path).value_or(Format::kSafetensors);
     const std::vector<Container> containers = read_hf_checkpoint(files, found.path, &checkpoint.index_metadata);
     if (!checkpoint.index_metadata.empty())

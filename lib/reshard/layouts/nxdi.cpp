@@ -73,6 +73,9 @@ class Rules {
               "known are {}; describe others with `spec` and \"nxd_inference\" in it, or take a layout that keeps "
               "the checkpoint's names",
               fmt::join(inference_families(), ", ")));
+    if (model.is_part)
+      throw Error(ErrorKind::kUnsupported, "NxD Inference's names for models of several parts are unknown")
+          .hint("take a layout that keeps the checkpoint's names");
     if (model.quantized)
       throw Error(ErrorKind::kUnsupported, "layout nxdi has no place for the scales of quantised linears")
           .hint("take a layout for inference that keeps the checkpoint's names");
@@ -167,6 +170,7 @@ class NxdiLayout final : public InferenceLayout {
     options.push_back(&kPadHeads);
     return options;
   }
+  bool keeps_names() const override { return false; }
 
  protected:
   bool pads(const OptionValues&) const override { return true; }

@@ -178,7 +178,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
   std::unordered_set<std::string_view> names;
   for (const auto& ranks : shards.files)
-    for (std::size_t i = 0; i < ranks.size(); i += shards.tp)
+    for (std::size_t i = 0; i < ranks.size() && layout.keeps_names(); i += shards.tp)
       for (const TensorEntry& tensor : ranks[i].tensors) names.insert(tensor.name);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, shards, notes);

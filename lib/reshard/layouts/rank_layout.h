@@ -40,6 +40,9 @@ class RankLayout : public Layout {
   /// The name of a shards folder that lies in the checkpoint's directory.
   virtual std::string usual_folder() const { return traits().folder; }
 
+  /// Whether tensors that are not fused have the checkpoint's own names.
+  virtual bool keeps_names() const { return true; }
+
   /// Whether all tensor-parallel ranks of a stage store the same shapes.
   virtual bool ranks_are_alike() const { return true; }
 

@@ -57,6 +57,9 @@ void validate_model(const Model& model, const Form& form) {
   if (known == nullptr || model.family->json_text != known->json_text)
     refuse(fmt::format("vLLM's names for {} are known for the built-in description alone", architecture.model_type),
            "leave out `spec`");
+  if (model.is_part || model.family->layers != known->layers)
+    refuse("vLLM's names for models of several parts, or of other names, are unknown",
+           "vLLM itself loads the Hugging Face directory");
   if (!model.quant_method.empty())
     refuse(fmt::format("the model is quantised ({}), and vLLM stores quantised weights in forms of its own",
                        printable(model.quant_method)),
@@ -443,6 +446,7 @@ class VllmLayout final : public RankLayout {
     return RankFile{{numbers->rank}, folder / entry.name, Format::kSafetensors, numbers->part, {}};
   }
   std::vector<fs::path> shards_folders(const fs::path&) const override { return {}; }
+  bool keeps_names() const override { return false; }
   bool ranks_are_alike() const override { return false; }  // experts may not divide over ranks
 
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {

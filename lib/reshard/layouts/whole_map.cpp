@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/fitting.h"
 
 namespace reshard {
 namespace {
@@ -17,6 +18,15 @@ std::string missing_hint(const std::vector<std::string>& missing) {
   if (missing.size() == 1 && missing.front() == "lm_head.weight")
     return "if the output matrix is the embedding's, config.json must say \"tie_word_embeddings\": true";
   return "the checkpoint is incomplete, or config.json belongs to another model";
+}
+
+constexpr std::size_t kMostMisfits = 5;
+
+/// The one of `names` that is most like `name`, for a hint; nothing where none is.
+std::string nearest_hint(const std::string& name, const std::vector<std::string>& names, const char* says) {
+  constexpr std::size_t kMost = 10000;
+  const std::string guess = nearest(name, std::span(names).first(std::min(names.size(), kMost)));
+  return guess.empty() ? std::string() : says + guess + "; ";
 }
 
 /// Of a model whose tensors nobody lists, each layer has at least one.
@@ -81,6 +91,12 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
     order.push_back(parameter.name);
     if (parameter.tied_to.empty()) expected.emplace(parameter.name, &parameter);
   }
+  if (model.family_chosen)
+    if (const auto lines = misfits(map, model, kMostMisfits); !lines.empty())
+      throw Error(ErrorKind::kBadInput, fmt::format("the tensors are not those of the family {}: {}",
+                                                    model.family->model_type, join(lines, "; ")))
+          .in(where)
+          .hint("take another `family`, or leave the option out");
   std::vector<std::string> unexplained;
   for (const LogicalTensor& tensor : map.logical) {
     if (tensor.filler) continue;
@@ -105,6 +121,7 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
         .in(where)
         .tensor(unexplained.front())
         .hint(
+            nearest_hint(unexplained.front(), order, "the nearest name that it explains is ") +
             "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, more heads) "
             "that this family does not describe");
   std::vector<std::string> missing;

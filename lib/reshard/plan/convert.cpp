@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
@@ -158,22 +160,28 @@ Selection select(TensorMap& source, const ConvertRequest& request, const Ordered
 }
 
 /// Holds the wanted tensors against the model whose shards they shall be.
-const Model& validated_model(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request) {
+Model validated_model(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request) {
   if (!checkpoint.model)
     throw Error(ErrorKind::kBadInput, "has no config.json of a known family, which says how the parameters are split")
         .in(checkpoint.directory)
         .hint(checkpoint.config.empty() ? "say with `config` where the model's config.json is"
-                                        : "families: " + join(known_model_types(), ", "));
+                                        : hint_for_model(checkpoint));
   TensorMap wanted;
-  for (const LogicalTensor& tensor : selection.wanted) wanted.add_logical(tensor, {});
+  std::unordered_set<std::string_view> names;
+  for (const LogicalTensor& tensor : selection.wanted) {
+    wanted.add_logical(tensor, {});
+    names.insert(tensor.name);
+  }
+  const bool renamed = !request.names.renames.empty() && checkpoint.language_model.family;
+  Model model = renamed ? instantiate(checkpoint.language_model, names) : *checkpoint.model;
   try {
-    validate_against_model(wanted, *checkpoint.model, request.source.path);
+    validate_against_model(wanted, model, request.source.path);
   } catch (Error& error) {
     if (request.names.renames.empty() && selection.dropped.empty()) throw;
     throw error.hint("with `rename`, `drop` and `keep`, what is left must be the model of config.json");
   }
   selection.wanted = std::move(wanted.logical);
-  return *checkpoint.model;
+  return model;
 }
 
 /// Makes the target; ranks that the request leaves open are the source's.
@@ -189,7 +197,7 @@ std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoi
   if (!target.tp) target.tp = checkpoint.mesh.tp;
   if (!target.pp && target.pipeline_cuts.empty() && from_ranks && traits.has_stages) target.pp = checkpoint.mesh.pp;
   if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;
-  const Model& model = validated_model(checkpoint, selection, request);
+  const Model model = validated_model(checkpoint, selection, request);
   if (!request.dtype) take_config_dtype(files, job, *target.layout, checkpoint.config, selection.wanted);
   return plan_target(files, job, target, &model, selection.wanted);
 }

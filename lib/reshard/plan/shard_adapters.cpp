@@ -172,10 +172,10 @@ ModelConfig base_config(Files& files, const fs::path& given) {
 /// Only a plan in config.json, which knows no shapes, needs the base model's weights, which lie beside it.
 Model base_model(Files& files, const ModelConfig& config, const FamilySpec& family, Job& job) {
   job.family = config.model_type;
-  if (family) return instantiate(family, config);
-  if (builtin_family(config.model_type) == nullptr && has_config_plan(config))
-    return planned_model(config, read_hf_checkpoint(files, config.path.parent_path()), job.notes);
-  return instantiate(find_family(config), config);
+  const LanguageModel model = find_language_model(config, family);
+  if (model.family) return instantiate(model.family, model.config);
+  if (!has_config_plan(config)) throw unknown_model_type(config);
+  return planned_model(config, read_hf_checkpoint(files, config.path.parent_path()), job.notes);
 }
 
 /// Text files that belong to the target's files come first.

@@ -13,7 +13,7 @@
 namespace reshard {
 
 struct Expression::Node {
-  enum class Kind : std::uint8_t { kLiteral, kText, kKey, kNot, kCeil, kBinary };
+  enum class Kind : std::uint8_t { kLiteral, kText, kKey, kItem, kNot, kCeil, kFloor, kBinary };
 
   Kind kind = Kind::kLiteral;
   ConfigValue literal;
@@ -78,7 +78,7 @@ class Parser {
     } else if ((first == '=' || first == '!' || first == '<' || first == '>') && at_ < text_.size() &&
                text_[at_] == '=') {
       ++at_;
-    } else if (std::string_view("+-*/%()<>").find(first) == std::string_view::npos) {
+    } else if (std::string_view("+-*/%()[]<>").find(first) == std::string_view::npos) {
       fail("this character has no meaning here");
     }
     word_ = text_.substr(begin_, at_ - begin_);
@@ -158,13 +158,14 @@ class Parser {
       node.literal = word_ == "true";
     } else if (word_ == "null") {
       node.literal = std::monostate{};
-    } else if (word_ == "ceil") {
+    } else if (word_ == "ceil" || word_ == "floor") {
+      const std::string word(word_);
       advance();
-      if (!take("(")) fail("\"ceil\" is followed by a division in brackets");
-      node.kind = Kind::kCeil;
+      if (!take("(")) fail("\"" + word + "\" is followed by a division in brackets");
+      node.kind = word == "ceil" ? Kind::kCeil : Kind::kFloor;
       node.operands.push_back(binary(0));
       const Node& inner = node.operands.front();
-      if (inner.kind != Kind::kBinary || inner.word != "/") fail("\"ceil\" takes a division");
+      if (inner.kind != Kind::kBinary || inner.word != "/") fail("\"" + word + "\" takes a division");
       if (word_ != ")") fail("a closing bracket is expected");
     } else if (begins_name(word_.front()) && word_ != "and" && word_ != "or" && word_ != "not" && word_ != "in") {
       node.kind = Kind::kKey;
@@ -173,7 +174,13 @@ class Parser {
       fail(fmt::format("\"{}\" stands where a number, a key or a bracket is expected", printable(word_)));
     }
     advance();
-    return node;
+    if (node.kind != Kind::kKey || !take("[")) return node;
+    Node item;
+    item.kind = Kind::kItem;
+    item.operands.push_back(std::move(node));
+    item.operands.push_back(binary(0));
+    if (!take("]")) fail("a closing square bracket is expected");
+    return item;
   }
 
   /// Brackets in brackets are bounded, as the text may be a stranger's.
@@ -220,12 +227,14 @@ class Evaluator {
       case Kind::kText: return node.text.get();
       case Kind::kKey: return key(node.word);
       case Kind::kNot: return !flag(node.operands.front());
-      case Kind::kCeil: {
+      case Kind::kItem: return item(node);
+      case Kind::kCeil:
+      case Kind::kFloor: {
         const Node& division = node.operands.front();
         const std::uint64_t a = number(division.operands[0]);
         const std::uint64_t b = number(division.operands[1]);
         if (b == 0) fail(fmt::format(": {} / {}", a, b));
-        return a / b + (a % b != 0 ? 1 : 0);
+        return a / b + (node.kind == Kind::kCeil && a % b != 0 ? 1 : 0);
       }
       case Kind::kBinary: return binary(node);
     }
@@ -259,6 +268,21 @@ class Evaluator {
     const ConfigValue of_node = value(node);
     if (const std::uint64_t* number = std::get_if<std::uint64_t>(&of_node)) return *number;
     fail_kind(node, of_node, "a whole number");
+  }
+
+  /// An item of a list; null where the list is null or has none there.
+  ConfigValue item(const Node& node) {
+    const ConfigValue of_list = lookup_(node.operands[0].word);
+    const std::uint64_t index = number(node.operands[1]);
+    if (std::holds_alternative<std::monostate>(of_list)) return {};
+    const Json* const* list = std::get_if<const Json*>(&of_list);
+    if (!list || !(*list)->is_array()) fail_kind(node.operands[0], of_list, "a list");
+    if (index >= (*list)->size()) return {};
+    const Json& value = (**list)[index];
+    if (value.is_null()) return {};
+    if (value.is_boolean()) return value.get<bool>();
+    if (value.is_number_unsigned()) return value.get<std::uint64_t>();
+    return &value;
   }
 
   ConfigValue binary(const Node& node) {
@@ -331,6 +355,10 @@ std::uint64_t Expression::size(const Lookup& lookup) const {
   if (!number || *number == 0 || *number > kMaxSize)
     throw not_a_size(root_->kind == Kind::kKey ? "\"" + text_ + "\"" : text_, value);
   return *number;
+}
+
+ConfigValue Expression::value(const Lookup& lookup) const {
+  return Evaluator(text_, lookup, false).value(*root_);
 }
 
 bool Expression::holds(const Lookup& lookup) const {

@@ -22,8 +22,9 @@ using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json
 ///   == != < <= > >=       of numbers; == and != of any two values
 ///   in, not in            a list of config.json
 ///   + - * / %             a division has to divide evenly, a difference is not negative
-///   ceil(a / b)           the same division, rounded up
+///   ceil(a / b), floor(a / b)   the same division, rounded up or down
 ///   name, a.b             a key of config.json, of an object in it; `layer` is the layer's number
+///   name[i]               an item of a list, counted from 0; null where there is none
 ///   "text" true false null
 class Expression {
  public:
@@ -47,6 +48,9 @@ class Expression {
   /// A condition.
   /// \throws as size.
   bool holds(const Lookup& lookup) const;
+  /// Either of them, or null.
+  /// \throws as size.
+  ConfigValue value(const Lookup& lookup) const;
 
   struct Node;
 

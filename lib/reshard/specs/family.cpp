@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <mutex>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
@@ -11,6 +13,7 @@
 #include "reshard/specs/builtin_families.h"
 #include "reshard/specs/family_parser.h"
 #include "reshard/specs/quantization.h"
+#include "reshard/specs/resolve_family.h"
 
 namespace reshard {
 namespace {
@@ -28,7 +31,7 @@ class ConfigValues {
   /// Of which layer is asked from now on.
   void set_layer(std::optional<std::uint64_t> layer) {
     layer_ = layer;
-    defaults_.clear();
+    defined_.clear();
   }
 
  private:
@@ -63,18 +66,24 @@ class ConfigValues {
 
   ConfigValue value(const std::string& key) const {
     if (key == "layer" && layer_) return *layer_;
+    if (const auto definition = family_.definitions.find(key); definition != family_.definitions.end())
+      return defined(key, definition->second);
     const auto [json, is_default] = find(key);
     if (json->is_null()) return {};
     if (json->is_boolean()) return json->get<bool>();
     if (json->is_number_unsigned()) return json->get<std::uint64_t>();
     if (!is_default || !json->is_string()) return json;
-    // Only a default may be an expression; what it comes to may be asked for by many others.
-    const auto known = defaults_.find(key);
-    if (known != defaults_.end()) return known->second;
-    const Expression expression = Expression::parse(json->get_ref<const std::string&>());
-    const std::uint64_t size = expression.size(lookup());
-    defaults_.emplace(key, size);
-    return size;
+    // Only a default may be an expression.
+    return defined(key, Expression::parse(json->get_ref<const std::string&>()));
+  }
+
+  /// What the expressions of defaults and definitions come to may be asked for by many others.
+  ConfigValue defined(const std::string& key, const Expression& expression) const {
+    const auto known = defined_.find(key);
+    if (known != defined_.end()) return known->second;
+    const ConfigValue value = expression.value(lookup());
+    defined_.emplace(key, value);
+    return value;
   }
 
   /// The key's value, and whether it is the family's default.
@@ -98,7 +107,7 @@ class ConfigValues {
   const Family& family_;
   const ModelConfig& config_;
   std::optional<std::uint64_t> layer_;
-  mutable std::map<std::string, std::uint64_t> defaults_;  // that are expressions, with their values
+  mutable std::map<std::string, ConfigValue> defined_;  // defaults and definitions that are expressions
 };
 
 /// The sizes of the matrices in a packed one.
@@ -127,7 +136,7 @@ std::vector<PackedPart> packed_parts(const Family::Module& module, std::uint64_t
 ModelParameter bias_of(const ModelParameter& weight) {
   ModelParameter bias = weight;
   bias.is_bias = true;
-  if (bias.shape.size() > 1) bias.shape.resize(bias.shape.size() - 1);  // else a norm's
+  if (bias.shape.size() > 1) bias.shape.resize(weight.experts != 0 ? bias.shape.size() - 1 : 1);  // else a norm's
   if (splits_outputs(weight.plan)) {
     bias.split_dim = static_cast<std::uint32_t>(bias.shape.size()) - 1;
   } else {
@@ -186,7 +195,7 @@ class ModelBuilder {
       throw;
     }
     weight.plan = module.plan;
-    weight.any_shape = module.shape.empty();
+    weight.any_shape = module.any_shape;
     weight.split_dim = module.dim ? module.dim : split_dim_of(module.plan, weight.shape.size());
     if (is_packed(module.plan)) weight.packed = packed_parts(module, weight.shape[*weight.split_dim], values_);
     if (module.heads) weight.heads = values_.size(module.heads);
@@ -247,17 +256,45 @@ bool is_layered(const Family::Module& module) {
   return module.name.find('*') != std::string::npos;
 }
 
-const std::map<std::string, Family>& builtin_families() {
-  static const std::map<std::string, Family> families = [] {
-    std::map<std::string, Family> parsed;
-    for (const BuiltinFamily& file : kBuiltinFamilies) {
-      const fs::path path = fs::path("built-in family") / file.name;
-      Family family = parse_family_text(std::string(file.json), path);
-      parsed.emplace(family.model_type, std::move(family));
+/// Keys of config.json under which a larger model has the configuration of its language model.
+constexpr const char* kTextConfigs[] = {"text_config", "llm_config", "language_config", "thinker_config"};
+/// Those of other parts; one beside the keys of a language model says that there are such parts.
+constexpr const char* kOtherConfigs[] = {"vision_config", "audio_config", "visual", "vit_config"};
+/// What the whole configuration says of its language model, too.
+constexpr const char* kSharedKeys[] = {"tie_word_embeddings", "quantization_config", "dtype", "torch_dtype"};
+
+const Json* object_at(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_object() ? &*found : nullptr;
+}
+
+/// The configuration of the language model in `config`, which may lie deeper than one level; null where it has none.
+const Json* text_config(const Json& config) {
+  for (const char* key : kTextConfigs)
+    if (const Json* part = object_at(config, key)) {
+      const Json* deeper = text_config(*part);
+      return deeper ? deeper : part;
     }
-    return parsed;
-  }();
-  return families;
+  return nullptr;
+}
+
+}  // namespace
+
+const Family* builtin_family(std::string_view model_type) {
+  static std::mutex mutex;
+  static std::map<std::string, Family, std::less<>> parsed;
+  const std::lock_guard lock(mutex);
+  if (const auto known = parsed.find(model_type); known != parsed.end()) return &known->second;
+  const auto resolved = builtin_description(std::string(model_type));
+  if (!resolved) return nullptr;
+  const fs::path path = fs::path("built-in family") / (std::string(model_type) + ".json");
+  return &parsed.emplace(model_type, parse_family_text(family_text(*resolved), path)).first->second;
+}
+
+namespace {
+
+std::shared_ptr<const Family> shared_builtin(const std::string& model_type) {
+  return {std::shared_ptr<const void>(), builtin_family(model_type)};
 }
 
 }  // namespace
@@ -289,40 +326,159 @@ std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t n
 
 std::vector<std::string> known_model_types() {
   std::vector<std::string> names;
-  for (const auto& [name, family] : builtin_families()) names.push_back(name);
+  for (const BuiltinFamily& file : kBuiltinFamilies) names.push_back(fs::path(file.name).stem().string());
+  std::sort(names.begin(), names.end());
   return names;
 }
 
-const Family* builtin_family(std::string_view model_type) {
-  const auto found = builtin_families().find(std::string(model_type));
-  return found == builtin_families().end() ? nullptr : &found->second;
-}
-
-const Family& find_family(const ModelConfig& config) {
-  if (const Family* family = builtin_family(config.model_type)) return *family;
-  const std::vector<std::string> known = known_model_types();
-  throw Error(ErrorKind::kUnsupported, fmt::format("the model_type \"{}\" is not known; known are {}",
-                                                   printable(config.model_type), join(known, ", ")))
-      .in(config.path)
-      .hint(
-          "describe the model in a file and give it with `spec` (`print-spec` shows the "
-          "form of a built-in one), or put the base_model_tp_plan of its configuration class into config.json");
-}
-
-Family without_base_prefix(const Family& family) {
-  Family bare = family;
-  const auto strip = [&](std::string& name) {
-    if (name.starts_with(family.base_prefix)) name.erase(0, family.base_prefix.size());
+LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec) {
+  const auto known = [](const std::string& model_type) {
+    const Family* family = builtin_family(model_type);
+    return family && !family->modules.empty() ? shared_builtin(model_type) : nullptr;
   };
-  strip(bare.layers);
-  for (Family::Module& module : bare.modules) {
-    strip(module.name);
-    strip(module.tied_to);
+  const Json* part = text_config(*config.json);
+  const auto part_type = part ? part->find("model_type") : Json::const_iterator();
+  const bool part_has_type = part && part_type != part->end() && part_type->is_string();
+  if (!part || (spec && spec->model_type == config.model_type) || (!part_has_type && known(config.model_type))) {
+    LanguageModel model{spec ? spec : known(config.model_type), config};
+    model.is_part = std::any_of(std::begin(kOtherConfigs), std::end(kOtherConfigs),
+                                [&](const char* key) { return object_at(*config.json, key) != nullptr; });
+    return model;
   }
-  if (bare.attention) strip(bare.attention->module);
-  for (Family::Fused& fused : bare.fused) strip(fused.module);
-  bare.base_prefix.clear();
-  return bare;
+  LanguageModel model{spec, config, true};
+  if (part_has_type)
+    model.config.model_type = part_type->get<std::string>();
+  else if (const Family* larger = builtin_family(config.model_type))
+    model.config.model_type = larger->language_model;
+  if (!spec) model.family = known(model.config.model_type);
+  Json json = *part;
+  for (const char* key : kSharedKeys)
+    if (!json.contains(key) && config.json->contains(key)) json[key] = config.json->at(key);
+  if (model.family && model.family->class_defaults)
+    for (const auto& [key, value] : model.family->class_defaults->items())
+      if (!json.contains(key)) json[key] = value;
+  model.config.json = std::make_shared<const Json>(std::move(json));
+  return model;
+}
+
+Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting) {
+  const std::string model_type = find_language_model(config).config.model_type;
+  Error error(ErrorKind::kUnsupported, fmt::format("the model_type \"{}\" is not known", printable(model_type)));
+  error.in(config.path);
+  if (fitting.size() == 1)
+    return error.hint(fmt::format("its tensors are those of {0}: give `family` {0}", fitting.front()));
+  if (!fitting.empty())
+    return error.hint(fmt::format("its tensors fit several families, of which you give the right one with `family`: {}",
+                                  join(fitting, ", ")));
+  const std::string guess = nearest(model_type, known_model_types());
+  return error.hint(
+      (guess.empty() ? std::string() : "the nearest known is " + guess + "; ") +
+      "give a built-in family with `family`, a description of the model with `spec` (`print-family` shows a built-in "
+      "one), or put the base_model_tp_plan of its configuration class into config.json");
+}
+
+bool is_second_name(std::string_view model_type) {
+  for (const BuiltinFamily& file : kBuiltinFamilies) {
+    if (fs::path(file.name).stem() != model_type) continue;
+    const Json json = Json::parse(file.json);
+    return json.size() == 2 && json.contains("like");
+  }
+  return false;
+}
+
+namespace {
+
+/// "model." of "model.layers", "" of "layers".
+std::string base_of(const std::string& layers) {
+  const std::size_t dot = layers.rfind('.');
+  return dot == std::string::npos ? std::string() : layers.substr(0, dot + 1);
+}
+
+/// The prefixes that `suffix` has in names, each once.
+std::vector<std::string> prefixes_before(const std::string& suffix, const std::unordered_set<std::string_view>& names) {
+  std::vector<std::string> prefixes;
+  for (const std::string_view name : names) {
+    if (!name.ends_with(suffix)) continue;
+    const std::string_view prefix = name.substr(0, name.size() - suffix.size());
+    if (prefix.empty() || prefix.back() == '.') prefixes.emplace_back(prefix);
+  }
+  std::sort(prefixes.begin(), prefixes.end());
+  return prefixes;
+}
+
+/// What stands before the language model's head where its base model has the prefix `base`.
+std::string prefix_of_head(const std::string& base) {
+  constexpr std::string_view kBaseModel = "model.";
+  if (base == kBaseModel || !base.ends_with("." + std::string(kBaseModel))) return {};
+  return base.substr(0, base.size() - kBaseModel.size());
+}
+
+}  // namespace
+
+std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
+                                               const std::unordered_set<std::string_view>& names) {
+  const std::string base = base_of(family->layers);
+  const auto embedding =
+      std::find_if(family->modules.begin(), family->modules.end(), [&](const Family::Module& module) {
+        return module.plan == TensorParallelPlan::kEmbeddingRowwise && module.name.starts_with(base);
+      });
+  if (embedding == family->modules.end()) return family;
+  std::vector<std::string> found =
+      prefixes_before(embedding->name.substr(base.size()) + "." + embedding->parameter, names);
+  if (found.empty() || std::find(found.begin(), found.end(), base) != found.end()) return family;
+  const std::string layers = family->layers.substr(base.size());
+  const auto has_layers = [&](const std::string& prefix) {
+    return std::any_of(names.begin(), names.end(),
+                       [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
+  };
+  if (found.size() > 1) std::erase_if(found, [&](const std::string& prefix) { return !has_layers(prefix); });
+  if (found.size() != 1) return family;
+  const std::string& own = found.front();
+
+  Family renamed = *family;
+  std::string head = prefix_of_head(own);
+  for (const Family::Module& module : renamed.modules)
+    if (!module.tied_to.empty() && !module.name.starts_with(base))
+      if (const auto heads = prefixes_before(module.name + "." + module.parameter, names); heads.size() == 1)
+        head = heads.front();
+  const auto rename = [&](std::string& name) {
+    if (name.empty()) return;
+    if (name.starts_with(base))
+      name.replace(0, base.size(), own);
+    else
+      name.insert(0, head);
+  };
+  rename(renamed.layers);
+  for (Family::Module& module : renamed.modules) {
+    // A base model alone has no head.
+    if (own.empty() && !base.empty() && !module.name.starts_with(base)) module.optional = true;
+    rename(module.name);
+    rename(module.tied_to);
+  }
+  if (renamed.attention) rename(renamed.attention->module);
+  for (Family::Fused& fused : renamed.fused) rename(fused.module);
+  return std::make_shared<const Family>(std::move(renamed));
+}
+
+void add_other_parts(Model& model, const std::unordered_set<std::string_view>& names) {
+  std::unordered_set<std::string_view> explained;
+  for (const ModelParameter& parameter : model.parameters) explained.insert(parameter.name);
+  const std::string layers = model.family->layers + ".";
+  std::vector<std::string> others;
+  for (const std::string_view name : names)
+    if (explained.count(name) == 0 && !name.starts_with(layers)) others.emplace_back(name);
+  std::sort(others.begin(), others.end(), natural_less);
+  std::vector<ModelParameter> parameters;
+  parameters.reserve(others.size() + model.parameters.size());
+  for (std::string& name : others) {
+    ModelParameter& parameter = parameters.emplace_back();
+    parameter.module = name.substr(0, name.rfind('.'));
+    parameter.name = std::move(name);
+    parameter.any_shape = parameter.optional = true;
+  }
+  std::move(model.parameters.begin(), model.parameters.end(), std::back_inserter(parameters));
+  model.parameters = std::move(parameters);
+  model.is_part = true;
 }
 
 std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
@@ -331,8 +487,17 @@ std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
   return name;
 }
 
-Model instantiate(const Family& family, const ModelConfig& config, const HoldsName& holds) {
-  return instantiate(std::shared_ptr<const Family>(std::shared_ptr<const void>(), &family), config, holds);
+Model instantiate(const ModelConfig& config, const HoldsName& holds) {
+  const LanguageModel model = find_language_model(config);
+  if (!model.family) throw unknown_model_type(config);
+  return instantiate(model.family, model.config, holds);
+}
+
+Model instantiate(const LanguageModel& found, const std::unordered_set<std::string_view>& names) {
+  Model model = instantiate(with_prefixes_of(found.family, names), found.config,
+                            [&](const std::string& name) { return names.count(name) > 0; });
+  if (found.is_part) add_other_parts(model, names);
+  return model;
 }
 
 namespace {

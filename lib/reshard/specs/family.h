@@ -8,8 +8,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
+#include "reshard/base/error.h"
 #include "reshard/base/json_fwd.h"
 #include "reshard/io/files.h"
 #include "reshard/specs/expression.h"
@@ -95,7 +97,8 @@ struct Family {
     std::string name;       // "model.layers.*.self_attn.q_proj"
     std::string parameter;  // "weight" but for buffers and biases that are split in another way; "" if the name has it
     TensorParallelPlan plan = TensorParallelPlan::kReplicate;
-    std::vector<Expression> shape;     // of the parameter; empty: any, of one that is replicated and optional
+    std::vector<Expression> shape;     // of the parameter; empty: a scalar
+    bool any_shape = false;            // nobody knows it, of one that is replicated and optional
     std::optional<std::uint32_t> dim;  // that is split, where it is another than the plan's word says
     Expression bias;                   // whether there is a bias too
     Expression when;                   // whether there is such a module, in a layer
@@ -119,11 +122,17 @@ struct Family {
   };
 
   std::string model_type;
-  std::string layers;       // the prefix of a layer's name: "model.layers"
-  std::string base_prefix;  // that all names in a checkpoint of the model without its head lack: "gpt_neox."
-  Expression num_layers;    // how many there are
+  /// Of a model that is more than its language model, and says no more than this: the model_type of that one where
+  /// config.json's part about it has none. All else is empty.
+  std::string language_model;
+  std::string layers;                    // the prefix of a layer's name: "model.layers"
+  Expression num_layers;                 // how many there are
   std::shared_ptr<const Json> defaults;  // an object, for keys that config.json lacks or has as null
-  std::vector<Module> modules;           // in state-dict order
+  /// The same for keys that only a part of config.json may lack, such as text_config: Transformers leaves out there
+  /// what its configuration class has. Null: none.
+  std::shared_ptr<const Json> class_defaults;
+  std::map<std::string, Expression, std::less<>> definitions;  // names for expressions that repeat
+  std::vector<Module> modules;                                 // in state-dict order
   std::optional<Attention> attention;
   std::vector<Fused> fused;
   /// Modules in that of `attention` which NxD Inference calls otherwise, by name; else it has the names of the
@@ -132,18 +141,32 @@ struct Family {
   std::string json_text;  // what it was read from
 };
 
-/// The built-in family for a model_type.
-/// \throws Error kUnsupported, listing those that there are.
-const Family& find_family(const ModelConfig& config);
-
-/// The built-in family of a name, if there is one.
+/// The built-in family of a name, if there is one. It lives as long as the program.
 const Family* builtin_family(std::string_view model_type);
 
-/// The family with names as a checkpoint has them that was saved without the head's model around it.
-Family without_base_prefix(const Family& family);
+/// What of a model is split: a language model, perhaps beside vision towers, projectors and the like.
+struct LanguageModel {
+  std::shared_ptr<const Family> family;  // null: nobody knows it
+  ModelConfig config;                    // of it alone: the text_config of a config.json that has one
+  bool is_part = false;                  // the checkpoint has other tensors beside it
+};
+
+/// The language model that `config` is about, of the family `spec`, else of the built-in one of its model_type.
+LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec = {});
+
+/// That nobody knows the model_type. `fitting` are the families that its tensors would fit.
+Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting = {});
+
+/// The family with the names that a checkpoint gives its modules, `names` among others: without or with another prefix
+/// ("language_model.model."), as whole models, base models and parts of larger models are saved with different ones.
+std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
+                                               const std::unordered_set<std::string_view>& names);
 
 /// The model_types of the built-in families, sorted.
 std::vector<std::string> known_model_types();
+
+/// Whether a built-in family is another one under a second name: like it, and with no difference.
+bool is_second_name(std::string_view model_type);
 
 /// One parameter of one model: a family's module with its numbers filled in.
 struct ModelParameter {
@@ -177,6 +200,8 @@ struct Model {
   std::uint64_t head_dim = 0;
   bool quantized = false;       // linears have scales, and are not fused with others
   std::string quant_method;     // of config.json's quantization_config; empty where there is none
+  bool is_part = false;         // of a larger one, whose other tensors are among the parameters
+  bool family_chosen = false;   // the family is a built-in one, but not that of config.json's model_type
   bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have
   std::vector<ModelParameter> parameters;
 };
@@ -184,11 +209,19 @@ struct Model {
 /// Whether a checkpoint has a tensor of this name.
 using HoldsName = std::function<bool(const std::string& name)>;
 
-/// `family` is borrowed, and lives as long as the program: a built-in one. `holds` says which linears of a quantised
-/// model are; without it, none.
+/// `holds` says which linears of a quantised model are; without it, none.
 /// \throws Error kBadInput, naming config.json and the key, where a number is missing or makes no sense.
-Model instantiate(const Family& family, const ModelConfig& config, const HoldsName& holds = {});
 Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config, const HoldsName& holds = {});
+/// The same of a model_type that is known.
+/// \throws also unknown_model_type.
+Model instantiate(const ModelConfig& config, const HoldsName& holds = {});
+
+/// The same of a checkpoint with tensors of these names, all parts of the model.
+Model instantiate(const LanguageModel& model, const std::unordered_set<std::string_view>& names);
+
+/// Adds what a checkpoint has beside its language model, of `names`: every rank of the first stage has all of it.
+/// Tensors in the language model's layers are none of it.
+void add_other_parts(Model& model, const std::unordered_set<std::string_view>& names);
 
 /// `pattern` with the layer's number for its "*".
 std::string expand_layer(std::string_view pattern, std::uint64_t layer);

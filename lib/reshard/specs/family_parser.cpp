@@ -11,6 +11,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
+#include "reshard/specs/resolve_family.h"
 
 namespace reshard {
 namespace {
@@ -146,9 +147,8 @@ Family::Module parse_module(const SpecObject& object) {
   module.name = object.string_at("name");
   module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
   module.plan = plan_at(object);
-  const bool any_shape =
-      !object.has("shape") && object.has("optional") && module.plan == TensorParallelPlan::kReplicate;
-  if (!any_shape)
+  module.any_shape = !object.has("shape") && object.has("optional") && module.plan == TensorParallelPlan::kReplicate;
+  if (!module.any_shape)
     for (const std::string& size : object.strings_at("shape"))
       module.shape.push_back(object.expression(size, object.pointer_to("shape"), "shape"));
   if (object.has("bias")) {
@@ -174,7 +174,7 @@ Family::Module parse_module(const SpecObject& object) {
   if (object.has("tied_to")) module.tied_to = object.string_at("tied_to");
 
   const bool rowwise = module.plan == TensorParallelPlan::kRowwise || module.plan == TensorParallelPlan::kPackedRowwise;
-  const std::size_t needed = rowwise ? 2 : module.optional && module.plan == TensorParallelPlan::kReplicate ? 0 : 1;
+  const std::size_t needed = rowwise ? 2 : module.plan == TensorParallelPlan::kReplicate ? 0 : 1;
   if (module.shape.size() < needed)
     throw object.reading().error(object.pointer_to("shape"),
                                  fmt::format("\"shape\" of {} has {} dims, which is too few for its plan",
@@ -215,19 +215,23 @@ std::vector<std::string> keys_of_default(const Json& value) {
   return keys;
 }
 
-/// No default needs itself, by whatever way, or others in a long row.
+/// No default or definition needs itself, by whatever way, or others in a long row.
 class DefaultCheck {
  public:
-  explicit DefaultCheck(const SpecObject& defaults) : defaults_(defaults) {}
+  DefaultCheck(const SpecObject& defaults, const SpecObject& definitions)
+      : defaults_(defaults), definitions_(definitions) {}
 
   void validate(const std::string& key, std::size_t depth = 0) {
-    if (!defaults_.has(key) || done_.count(key)) return;
+    const bool defined = definitions_.has(key);
+    const SpecObject& object = defined ? definitions_ : defaults_;
+    if (!object.has(key) || done_.count(key)) return;
     const auto fail = [&](const char* what) {
-      throw defaults_.reading().error(defaults_.pointer_to(key), "the default of \"" + printable(key) + "\" " + what);
+      throw object.reading().error(object.pointer_to(key), (defined ? "the definition of \"" : "the default of \"") +
+                                                               printable(key) + "\" " + what);
     };
     if (!on_the_way_.insert(key).second) fail("depends on itself");
     if (depth > kMaxDepth) fail("is at the end of a longer row of defaults than any model has");
-    for (const std::string& next : keys_of_default(defaults_.at(key))) validate(next, depth + 1);
+    for (const std::string& next : keys_of_default(object.at(key))) validate(next, depth + 1);
     on_the_way_.erase(key);
     done_.insert(key);
   }
@@ -236,6 +240,7 @@ class DefaultCheck {
   static constexpr std::size_t kMaxDepth = 64;
 
   const SpecObject& defaults_;
+  const SpecObject& definitions_;
   std::set<std::string> on_the_way_;
   std::set<std::string> done_;
 };
@@ -257,8 +262,12 @@ void validate_defaults(const SpecObject& defaults, const Json& json) {
     else
       for (const auto& [when, form] : value.items()) validate_form(form);
   }
-  DefaultCheck check(defaults);
-  for (const auto& item : json.items()) check.validate(item.key());
+}
+
+std::map<std::string, Expression, std::less<>> definitions_at(const SpecObject& definitions, const Json& json) {
+  std::map<std::string, Expression, std::less<>> named;
+  for (const auto& item : json.items()) named.emplace(item.key(), definitions.expression_at(item.key()));
+  return named;
 }
 
 /// Other names of whole modules in the one of attention.
@@ -362,16 +371,34 @@ void validate_fused(const Family& family, const Reading& reading) {
 
 Family parse(const Json& json, const Reading& reading) {
   const SpecObject object(json, reading, "", "");
-  object.validate_keys({"$schema", "model_type", "layers", "num_layers", "base_prefix", "defaults", "modules",
-                        "attention", "fused", "nxd_inference"});
   Family family;
+  if (object.has("language_model")) {
+    object.validate_keys({"$schema", "model_type", "language_model"});
+    family.model_type = object.string_at("model_type");
+    family.language_model = object.string_at("language_model");
+    return family;
+  }
+  object.validate_keys({"$schema", "model_type", "layers", "num_layers", "defaults", "class_defaults", "define",
+                        "modules", "attention", "fused", "nxd_inference"});
   family.model_type = object.string_at("model_type");
   family.layers = object.string_at("layers");
-  if (object.has("base_prefix")) family.base_prefix = object.string_at("base_prefix");
   family.num_layers =
       object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
   family.defaults = std::make_shared<const Json>(object.has("defaults") ? object.at("defaults") : Json::object());
-  validate_defaults(SpecObject(*family.defaults, reading, "/defaults", "defaults"), *family.defaults);
+  const SpecObject defaults(*family.defaults, reading, "/defaults", "defaults");
+  validate_defaults(defaults, *family.defaults);
+  const Json none = Json::object();
+  const Json& defined = object.has("define") ? object.at("define") : none;
+  if (!defined.is_object()) object.fail("define", "an object");
+  const SpecObject definitions(defined, reading, "/define", "define");
+  family.definitions = definitions_at(definitions, defined);
+  DefaultCheck check(defaults, definitions);
+  for (const auto& item : family.defaults->items()) check.validate(item.key());
+  for (const auto& item : defined.items()) check.validate(item.key());
+  if (object.has("class_defaults")) {
+    const SpecObject class_defaults(object.at("class_defaults"), reading, "/class_defaults", "class_defaults");
+    family.class_defaults = std::make_shared<const Json>(object.at("class_defaults"));
+  }
   std::size_t i = 0;
   for (const Json& module : object.array_at("modules")) {
     family.modules.push_back(
@@ -408,8 +435,15 @@ Family parse_family(const Json& json, const fs::path& path) {
 
 Family parse_family_text(std::string text, const fs::path& path) {
   const LocatedJson located = parse_located_json(text, path);
-  Family family = parse(located.json, {path, &located.places});
-  family.json_text = std::move(text);
+  if (!located.json.is_object() || !located.json.contains("like")) {
+    Family family = parse(located.json, {path, &located.places});
+    family.json_text = std::move(text);
+    return family;
+  }
+  // Its lines are not those of the whole description.
+  std::string resolved = family_text(resolve_family(parse_ordered_json(text, path), builtin_description, path));
+  Family family = parse(Json::parse(resolved), {path, nullptr});
+  family.json_text = std::move(resolved);
   return family;
 }
 

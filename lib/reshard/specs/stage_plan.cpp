@@ -131,20 +131,23 @@ class StageBuilder {
           if (module.module_fully_qualified_name == name) return module;
         return modules.emplace_back(ModuleSpecs{name, {}});
       };
-      if (model_.family->attention) {
+      // A layer may have other modules than most: experts, or another mixer.
+      const std::string query = model_.family->attention ? expand_layer(model_.family->attention->module, layer) + "." +
+                                                               model_.family->attention->query
+                                                         : std::string();
+      if (!query.empty() && by_name_.count(query + ".weight") > 0) {
         ModuleSpecs& attention = module_specs(model_.family->attention->module);
         if (held && gqa_) {
           GQAQKVColumnParallelLinearSpec spec = *gqa_;
-          const std::string query = attention.module_fully_qualified_name + "." + spec.query_projection_name;
           spec.bias = by_name_.count(query + ".bias") > 0;
           attention.specs.emplace_back(std::move(spec));
         }
       }
       for (const Family::Fused& fused : fused_) {
+        const std::string first = expand_layer(fused.module, layer) + "." + fused.linears.front() + ".weight";
+        if (by_name_.count(first) == 0) continue;
         ModuleSpecs& module = module_specs(fused.module);
-        const std::string first = module.module_fully_qualified_name + "." + fused.linears.front() + ".weight";
-        if (held && by_name_.count(first) > 0)  // else this layer has other modules
-          module.specs.emplace_back(fused_spec(fused, module.module_fully_qualified_name));
+        if (held) module.specs.emplace_back(fused_spec(fused, module.module_fully_qualified_name));
       }
       for (ModuleSpecs& module : modules) metadata.modules.push_back(std::move(module));
     }
