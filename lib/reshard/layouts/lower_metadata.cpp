@@ -148,8 +148,11 @@ struct Linear {
 
 /// A stored name that a spec explains: what its entry must say, and its rule.
 struct Explained {
+  Explained(SpecEntry an_entry, bool exempt, std::function<PartitionRule()> a_rule)
+      : entry(std::move(an_entry)), is_exempt(exempt), rule(std::move(a_rule)) {}
+
   SpecEntry entry;
-  bool is_exempt = false;  // its entry says nothing
+  bool is_exempt;  // its entry says nothing
   std::function<PartitionRule()> rule;
 };
 
@@ -202,20 +205,18 @@ void explain(const std::string& module, const FusedLinearsSpec& spec, std::uint3
   };
   const auto add = [&](const std::string& suffix) {
     const std::string name = prefix + spec.fused_linear_name + suffix;
-    names.try_emplace(name, Explained{{name, true, spec.fuse_axis, stride}, false, [&spec, suffix, linears] {
-                                        const std::vector<Linear> all = linears();
-                                        return rule_of(PartitionLabel::kFused, spec.fuse_axis, all, 0, all.size(),
-                                                       suffix, spec.stacked_ranks);
-                                      }});
+    names.try_emplace(name, SpecEntry{name, true, spec.fuse_axis, stride}, false, [&spec, suffix, linears] {
+      const std::vector<Linear> all = linears();
+      return rule_of(PartitionLabel::kFused, spec.fuse_axis, all, 0, all.size(), suffix, spec.stacked_ranks);
+    });
   };
   const bool column = spec.fuse_axis == 0;
   for (const char* place : column ? kOutputPlaces : kInputPlaces)
     for (const char* leaf : {".weight", ".bias"}) add(std::string(place) + leaf);
   const std::string shared = column || !spec.stacked_ranks.empty() ? kLoraA : kLoraB;
   const std::string name = prefix + spec.fused_linear_name + shared;
-  names.try_emplace(name, Explained{{name, false}, false, [&spec, shared, linears] {
-                                      return shared_rule(linears(), shared, spec.stacked_ranks);
-                                    }});
+  names.try_emplace(name, SpecEntry{name, false}, false,
+                    [&spec, shared, linears] { return shared_rule(linears(), shared, spec.stacked_ranks); });
   if (column) add(".lora_magnitude_vector");
 }
 
@@ -236,10 +237,9 @@ void explain(const std::string& module, const GQAQKVColumnParallelLinearSpec& sp
   };
   const auto add = [&](const std::string& name, const std::string& suffix, std::uint32_t dim, std::size_t first,
                        std::size_t count) {
-    names.try_emplace(name, Explained{{name, true, dim, 1}, count > 1, [&spec, suffix, dim, first, count, linears] {
-                                        return rule_of(PartitionLabel::kGroupedQuery, dim, linears(), first, count,
-                                                       suffix, spec.stacked_ranks);
-                                      }});
+    names.try_emplace(name, SpecEntry{name, true, dim, 1}, count > 1, [&spec, suffix, dim, first, count, linears] {
+      return rule_of(PartitionLabel::kGroupedQuery, dim, linears(), first, count, suffix, spec.stacked_ranks);
+    });
   };
   for (const char* place : kOutputPlaces)
     for (const char* leaf : {".weight", ".bias"}) {
@@ -255,11 +255,11 @@ void explain(const std::string& module, const GQAQKVColumnParallelLinearSpec& sp
     add(prefix + spec.output_projection_name + suffix, suffix, 1, 3, 1);
   }
   const std::string name = prefix + spec.gqa_qkv_projection_name + kLoraA;
-  names.try_emplace(name, Explained{{name, false}, false, [&spec, linears] {
-                                      std::vector<Linear> three = linears();
-                                      three.pop_back();
-                                      return shared_rule(three, kLoraA, spec.stacked_ranks);
-                                    }});
+  names.try_emplace(name, SpecEntry{name, false}, false, [&spec, linears] {
+    std::vector<Linear> three = linears();
+    three.pop_back();
+    return shared_rule(three, kLoraA, spec.stacked_ranks);
+  });
 }
 
 /// The names that the stage's specs explain, by a mesh. Borrows all three.
