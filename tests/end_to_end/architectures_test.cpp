@@ -2,6 +2,7 @@
 // (testdata/architectures), is cut over meshes and consolidated again.
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -16,6 +17,7 @@
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/random.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -164,6 +166,177 @@ TEST_CASE("What Transformers' own plan splits is split along the same dim") {
       ++split;
     }
     CHECK(split > 0);
+  }
+}
+
+/// The tensors of `all` with other names.
+TensorMap renamed(const TensorMap& all, const std::function<std::string(const std::string&)>& rename) {
+  TensorMap other;
+  for (const auto& [name, tensor] : all) other[rename(name)] = tensor;
+  return other;
+}
+
+std::string with_prefix(const std::string& name, const std::string& from, const std::string& to) {
+  return name.starts_with(from) ? to + name.substr(from.size()) : name;
+}
+
+/// Shards `tensors` over two stages of two ranks, or for inference, and consolidates them again.
+void check_comes_back(const TempDir& temp, const TensorMap& tensors, const char* layout_name) {
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  fs::remove_all(temp / "out");
+  const Target target{layout_name, 2, std::string(layout_name) == "presharded" ? 1u : 2u};
+  REQUIRE(shard_to(temp / "model", temp / "out", target));
+  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+}
+
+TEST_CASE("The language model is found under whichever prefix its tensors have") {
+  const auto [base, head] = GENERATE(table<std::string, std::string>({{"language_model.model.", "language_model."},
+                                                                      {"model.language_model.", ""},
+                                                                      {"model.text_model.", ""},
+                                                                      {"model.", ""},
+                                                                      {"thinker.model.", "thinker."},
+                                                                      {"llm.", "llm."}}));
+  const char* layout_name = GENERATE("ranks", "presharded");
+  DYNAMIC_SECTION(base << ", " << layout_name) {
+    const TempDir temp;
+    TensorMap tensors = write_architecture(architecture("llava"), temp / "model");
+    tensors = renamed(tensors, [&, &base_now = base, &head_now = head](const std::string& name) {
+      return with_prefix(with_prefix(name, "language_model.model.", base_now), "language_model.lm_head",
+                         head_now + "lm_head");
+    });
+    check_comes_back(temp, tensors, layout_name);
+    const TensorMap rank = layout_name == std::string("ranks")
+                               ? read_ranks(temp / "out").at("tp_rank_00_pp_rank_00")
+                               : read_tensors(temp / "out/weights/tp0_sharded_checkpoint.safetensors");
+    const std::string query = base + "layers.0.self_attn.q_proj.weight";
+    REQUIRE(rank.count(query) == 1);
+    CHECK(rank.at(query).shape[0] * 2 == tensors.at(query).shape[0]);
+    REQUIRE(rank.count("multi_modal_projector.linear_1.weight") == 1);
+    CHECK((rank.at("multi_modal_projector.linear_1.weight") == tensors.at("multi_modal_projector.linear_1.weight")));
+  }
+}
+
+TEST_CASE("A base model without its prefix is sharded, with its head or without") {
+  const char* name = GENERATE("llama", "qwen3", "opt", "bloom");
+  const bool head = GENERATE(true, false);
+  DYNAMIC_SECTION(name << (head ? ", with" : ", without") << " a head") {
+    const TempDir temp;
+    TensorMap tensors = write_architecture(architecture(name), temp / "model");
+    if (!head) tensors.erase("lm_head.weight");
+    tensors = renamed(
+        tensors, [](const std::string& of) { return with_prefix(with_prefix(of, "model.", ""), "transformer.", ""); });
+    check_comes_back(temp, tensors, "ranks");
+  }
+}
+
+TEST_CASE("A tied head that is stored a second time comes back, and one that is missing though untied is refused") {
+  const TempDir temp;
+  TensorMap tensors = write_architecture(architecture("cohere"), temp / "model");
+  tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight");
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  REQUIRE(shard_to(temp / "model", temp / "out", {"ranks", 2, 2}));
+  tensors.erase("lm_head.weight");
+  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+  TensorMap untied = write_architecture(architecture("llama"), temp / "untied");
+  untied.erase("lm_head.weight");
+  write_safetensors(temp / "untied/model.safetensors", untied);
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "untied", temp / "none", 2)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("lm_head.weight"));
+}
+
+TEST_CASE("Sizes that the text_config of a larger model leaves out are those of its configuration class") {
+  const TempDir temp;
+  Architecture of = architecture("gemma3");
+  json& text = of.facts["config"]["text_config"];
+  for (const char* key : {"num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"}) text.erase(key);
+  write_architecture(of, temp / "model");
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);  // a tiny model is not of that size
+  CHECK_THAT(error.what(), Says("but config.json asks for [262208, 64]"));
+}
+
+TEST_CASE("A built-in family is used for a model of another name, and misfits are named") {
+  const TempDir temp;
+  Architecture of = architecture("smollm3");
+  of.facts["config"]["model_type"] = "unheard_of";
+  const TensorMap tensors = write_architecture(of, temp / "model");
+  ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+  const Error unknown = error_of([&] { plan_shard(request); });
+  CHECK(unknown.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(unknown.hint(), Says("smollm3"));
+  const auto family = [](const char* name) {
+    return std::shared_ptr<const Family>(std::shared_ptr<const void>(), builtin_family(name));
+  };
+  request.source.family = family("smollm3");
+  shard(request);
+  CHECK((consolidated(temp / "out", temp / "whole", family("smollm3")) == tensors));
+  request.source.family = family("qwen3");
+  const Error misfit = error_of([&] { plan_shard(request); });
+  CHECK(misfit.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(misfit.what(), Says("not those of the family qwen3: model.layers.0.self_attn.q_proj.weight has the shape "
+                                 "[64, 64], expected [512, 64]; "));
+  CHECK(std::count(misfit.message().begin(), misfit.message().end(), ';') == 4);  // five of many
+  CHECK_THAT(misfit.hint(), Says("`family`"));
+}
+
+TEST_CASE("What no plan splits is named in one note") {
+  const TempDir temp;
+  const std::pair<const char*, const char*> cases[] = {
+      {"jamba", "model.layers.*.feed_forward.router, model.layers.*.mamba"},
+      {"llava", "multi_modal_projector, vision_tower"},
+      {"mixtral", "model.layers.*.block_sparse_moe.gate"}};
+  for (const auto& [name, says] : cases) {
+    write_architecture(architecture(name), temp / name);
+    const auto job = plan_shard(shard_request(temp / name, temp / "out", 2));
+    const auto notes = std::count_if(job->notes.begin(), job->notes.end(), [&](const std::string& note) {
+      return note.find("replicated on all ranks, as no plan for tensor parallelism splits them: ") == 0;
+    });
+    CHECK(notes == 1);
+    CHECK_THAT(join(job->notes, "\n"), Says(says));
+  }
+  write_architecture(architecture("llama"), temp / "plain");
+  CHECK_THAT(join(plan_shard(shard_request(temp / "plain", temp / "out", 2))->notes, "\n"), !Says("replicated on all"));
+}
+
+/// `of` with another value of a key, in the language model's own configuration.
+void set_key(json& config, const char* key, const json& value) {
+  (config.contains("text_config") ? config["text_config"] : config)[key] = value;
+}
+
+TEST_CASE("Variants of architectures come back: other sizes, layers, experts, heads, biases, ties") {
+  const std::vector<std::string> names = architecture_names();
+  const std::size_t index = GENERATE_COPY(range(std::size_t{0}, names.size()));
+  const std::uint64_t seed = 100 + index;
+  DYNAMIC_SECTION(names[index] << ", seed " << seed) {
+    Random random(seed);
+    json config = architecture(names[index]).facts.at("config");
+    const json& text = config.contains("text_config") ? config["text_config"] : config;
+    const auto maybe = [&](const char* key, const json& value) {
+      if (text.contains(key) && random() % 2) set_key(config, key, value);
+    };
+    maybe("intermediate_size", 192);
+    maybe("moe_intermediate_size", 48);
+    maybe("vocab_size", 288);
+    maybe("num_hidden_layers", 5);
+    maybe("n_layer", 3);
+    maybe("tie_word_embeddings", random() % 2 == 0);
+    for (const char* key : {"attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "mamba_proj_bias", "conv_bias",
+                            "lm_head_bias", "attention_out_bias", "use_qk_norm", "use_parallel_residual"})
+      maybe(key, random() % 2 == 0);
+    maybe("num_key_value_heads", one_of(random, {1, 2, 4}));
+    maybe("first_k_dense_replace", pick(random, 0, 3));
+    for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"})
+      maybe(key, one_of(random, {2, 6, 8}));
+    INFO(config.dump());
+    const TempDir temp;
+    fs::create_directories(temp / "model");
+    write_file(temp / "model/config.json", config.dump());
+    const ModelConfig read = read_model_config(temp / "model");
+    TensorMap tensors;
+    for (const ModelParameter& p : instantiate(read).parameters)
+      if (p.tied_to.empty() && !p.optional) tensors[p.name] = random_tensor(random, DType::kBF16, p.shape);
+    check_comes_back(temp, tensors, random() % 2 ? "ranks" : "presharded");
   }
 }
 

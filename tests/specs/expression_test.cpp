@@ -54,6 +54,9 @@ TEST_CASE("Sizes come out as arithmetic says") {
   CHECK(size("17 % three") == 2);
   CHECK(size("ceil(7 / two)") == 4);
   CHECK(size("ceil(three * two / (1 + 1))") == 3);
+  CHECK(size("floor(7 / two)") == 3);
+  CHECK(size("2 * floor(three * 5 / 4)") == 6);
+  CHECK(size("list[1] + list[two - 2]") == 4);
   CHECK(size("zero + two") == 2);
   CHECK(size("2*three") == 6);
 }
@@ -78,6 +81,17 @@ TEST_CASE("Conditions hold as logic says") {
   CHECK(holds("not two in list"));
   CHECK(holds("layer not in nothing and two > zero and (layer + 1) % two == 0"));
   CHECK_FALSE(holds("zero > 0 and 1 / zero == 1"));  // the second is not looked at
+}
+
+TEST_CASE("An item of a list is null where there is none") {
+  CHECK(holds("list[0] == 1"));
+  CHECK(holds("list[two] == null"));
+  CHECK(holds("nothing[layer] == null"));
+  CHECK(holds("list[list[0]] == 3"));
+  CHECK_THAT(error_of([] { holds("two[0] == 1"); }).what(), Says("\"two\" is 2, expected a list"));
+  CHECK_THAT(error_of([] { holds("list[yes] == 1"); }).what(), Says("expected a whole number"));
+  CHECK_THAT(error_of([] { Expression::parse("list[0"); }).what(), Says("a closing square bracket is expected"));
+  CHECK_THAT(error_of([] { Expression::parse("7[0]"); }).what(), Says("\"[\" is too much"));
 }
 
 TEST_CASE("What cannot be read is refused with its place") {

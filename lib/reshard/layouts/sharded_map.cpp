@@ -278,15 +278,16 @@ namespace {
 /// Takes a tensor of slices as the matrix that they are, one under the other.
 void take_slices(StoredTensor& stored, std::uint32_t slices, const std::filesystem::path& path) {
   if (slices == 0) return;
-  const Dims in_file = stored.shape;
+  const Dims& in_file = stored.shape;
   if (in_file.size() < 2 || in_file[0] != slices)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("has the shape {}, but is one of {} slices by the model", to_string(in_file), slices))
         .in(path)
         .tensor(stored.name);
   stored.slices = slices;
-  stored.shape = {in_file[0] * in_file[1]};
-  for (std::size_t d = 2; d < in_file.size(); ++d) stored.shape.push_back(in_file[d]);
+  Dims shape{in_file[0] * in_file[1]};
+  for (std::size_t d = 2; d < in_file.size(); ++d) shape.push_back(in_file[d]);
+  stored.shape = std::move(shape);
 }
 
 void add_source_rank(TensorMap& map, const Container& file, RankId rank, const ShardedCheckpoint& checkpoint,

@@ -251,8 +251,8 @@ void write_line(const OrderedJson& value, std::string& text) {
 OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const fs::path& path) {
   if (!derived.is_object() || !derived.contains(kLike)) return derived;
   static const std::vector<std::string> kKnown = {
-      "$schema",   "model_type", kLike,    "rename",     "remove",         "modules",     "defaults",     "define",
-      "attention", "fused",      "layers", "num_layers", "class_defaults", "base_prefix", "nxd_inference"};
+      "$schema", "model_type", kLike,   "rename", "remove",     "modules",        "defaults",
+      "define",  "attention",  "fused", "layers", "num_layers", "class_defaults", "nxd_inference"};
   for (const auto& [key, value] : derived.items())
     if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end())
       throw bad(path, "the key \"" + printable(key) + "\" is not known").hint("known are " + join(kKnown, ", "));
@@ -263,7 +263,7 @@ OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find,
   OrderedJson family = OrderedJson::object();
   family["model_type"] = text_at(derived, "model_type");
   for (const auto& [key, value] : parent->items())
-    if (key != "model_type" && key != "nxd_inference") family[key] = value;
+    if (key != "model_type" && key != "nxd_inference" && key != "class_defaults") family[key] = value;
   Renames rename(derived, path);
   rename_all(family, rename);
   rename.validate_used();
@@ -275,7 +275,7 @@ OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find,
     family.erase("attention");
   else
     merge_keys(family, derived, "attention", path);
-  for (const char* key : {"layers", "num_layers", "class_defaults", "base_prefix", "fused", "nxd_inference"})
+  for (const char* key : {"layers", "num_layers", "class_defaults", "fused", "nxd_inference"})
     if (derived.contains(key)) family[key] = derived.at(key);
   return family;
 }

@@ -20,9 +20,10 @@ using FindResolved = std::function<std::optional<OrderedJson>(const std::string&
 ///   modules     one that is there already, by its name and "parameter", gets the keys that are given here (null takes
 ///               one away); others are new
 ///   defaults, define, attention    are added key by key; with "attention": null there is none
-///   fused, class_defaults, base_prefix, layers, num_layers    take the place of the other family's
+///   fused, layers, num_layers    take the place of the other family's
+///   class_defaults, nxd_inference    are never taken over
 ///
-/// "nxd_inference" is never taken over. A description without "like" is returned as it is.
+/// A description without "like" is returned as it is.
 /// \throws Error kBadInput, naming `path`, for a family that `find` does not know, and for names that are not there.
 OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const std::filesystem::path& path);
 

@@ -1,0 +1,163 @@
+#include "reshard/specs/resolve_family.h"
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/specs/family.h"
+#include "reshard/specs/family_parser.h"
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+OrderedJson parent() {
+  return OrderedJson::parse(R"({
+    "model_type": "parent",
+    "layers": "model.layers",
+    "defaults": {"bias": false, "size": 4},
+    "modules": [
+      {"name": "model.embed", "plan": "embedding_rowwise", "shape": ["vocab", "size"], "stage": "first"},
+      {"name": "model.layers.*.attn.q", "plan": "colwise", "shape": ["size", "size"], "bias": "bias"},
+      {"name": "model.layers.*.attn.k", "plan": "colwise", "shape": ["size", "size"]},
+      {"name": "model.layers.*.attn.v", "plan": "colwise", "shape": ["size", "size"]},
+      {"name": "model.layers.*.attn.o", "plan": "rowwise", "shape": ["size", "size"]},
+      {"name": "model.layers.*.mlp.up", "plan": "colwise", "shape": ["size", "size"]},
+      {"name": "model.layers.*.mlp.gate", "plan": "colwise", "shape": ["size", "size"]},
+      {"name": "model.layers.*.mlp", "plan": "replicate", "parameter": "scale", "shape": ["size"]},
+      {"name": "model.norm", "plan": "replicate", "shape": ["size"], "stage": "last"},
+      {"name": "head", "plan": "colwise", "shape": ["vocab", "size"], "stage": "last", "tied_to": "model.embed"}
+    ],
+    "attention": {"module": "model.layers.*.attn", "query": "q", "key": "k", "value": "v", "output": "o", "fused": "qkv"},
+    "fused": [{"module": "model.layers.*.mlp", "name": "gate_up", "linears": ["gate", "up"]}],
+    "nxd_inference": {}
+  })");
+}
+
+OrderedJson resolved(const std::string& derived) {
+  const auto find = [](const std::string& name) { return name == "parent" ? std::optional(parent()) : std::nullopt; };
+  return resolve_family(OrderedJson::parse(derived), find, "child.json");
+}
+
+std::vector<std::string> names_of(const OrderedJson& family) {
+  std::vector<std::string> names;
+  for (const OrderedJson& module : family.at("modules")) names.push_back(module.at("name").get<std::string>());
+  return names;
+}
+
+TEST_CASE("A family that is like another has all of it but its name and those of NxD Inference") {
+  OrderedJson expected = parent();
+  expected["model_type"] = "child";
+  expected.erase("nxd_inference");
+  CHECK(resolved(R"({"model_type": "child", "like": "parent"})") == expected);
+}
+
+TEST_CASE("Without \"like\" a family is as it stands") {
+  CHECK(resolve_family(
+            parent(), [](const std::string&) { return std::nullopt; }, "f.json") == parent());
+}
+
+TEST_CASE("Renames reach modules, ties, attention and fused linears, and replace whole parts of names alone") {
+  const OrderedJson family = resolved(
+      R"({"model_type": "child", "like": "parent",
+          "rename": {"attn.o": "attn.dense", "attn": "self_attn", "mlp.up": "mlp.fc1", "model.embed": "model.wte"}})");
+  CHECK(names_of(family)[0] == "model.wte");
+  CHECK(names_of(family)[1] == "model.layers.*.self_attn.q");
+  CHECK(names_of(family)[4] == "model.layers.*.attn.dense");  // the longest decides
+  CHECK(names_of(family)[5] == "model.layers.*.mlp.fc1");
+  CHECK(family.at("modules").back().at("tied_to") == "model.wte");
+  CHECK(family.at("fused")[0].at("linears") == OrderedJson({"gate", "fc1"}));
+}
+
+TEST_CASE("What is removed takes the fused linears and the attention with it that need it") {
+  const OrderedJson family = resolved(R"({"model_type": "child", "like": "parent", "remove": ["gate", "attn"]})");
+  CHECK(names_of(family) ==
+        std::vector<std::string>{"model.embed", "model.layers.*.mlp.up", "model.layers.*.mlp", "model.norm", "head"});
+  CHECK(family.at("fused").empty());
+  CHECK_FALSE(family.contains("attention"));
+  const OrderedJson scale = resolved(R"({"model_type": "child", "like": "parent", "remove": ["scale"]})");
+  CHECK(scale.at("modules").size() == parent().at("modules").size() - 1);
+}
+
+TEST_CASE("Modules that are there are changed key by key, others are added behind those of their kind") {
+  const OrderedJson family = resolved(
+      R"({"model_type": "child", "like": "parent", "modules": [
+          {"name": "model.layers.*.attn.q", "bias": null, "heads": "4"},
+          {"name": "model.layers.*.mlp", "parameter": "scale", "shape": ["2 * size"]},
+          {"name": "model.wpe", "plan": "replicate", "shape": ["size"], "stage": "first"},
+          {"name": "model.layers.*.extra", "plan": "replicate", "shape": ["size"]},
+          {"name": "model.last", "plan": "replicate", "shape": ["size"], "stage": "last"}]})");
+  CHECK(family.at("modules")[2] ==
+        OrderedJson::parse(
+            R"({"name": "model.layers.*.attn.q", "plan": "colwise", "shape": ["size", "size"], "heads": "4"})"));
+  CHECK(names_of(family) == std::vector<std::string>{"model.embed", "model.wpe", "model.layers.*.attn.q",
+                                                     "model.layers.*.attn.k", "model.layers.*.attn.v",
+                                                     "model.layers.*.attn.o", "model.layers.*.mlp.up",
+                                                     "model.layers.*.mlp.gate", "model.layers.*.mlp",
+                                                     "model.layers.*.extra", "model.norm", "head", "model.last"});
+  CHECK(family.at("modules")[8].at("shape") == OrderedJson({"2 * size"}));
+}
+
+TEST_CASE("Defaults and definitions are added to, attention can be taken away") {
+  const OrderedJson family = resolved(
+      R"({"model_type": "child", "like": "parent", "defaults": {"size": 8, "other": null},
+          "define": {"twice": "2 * size"}, "attention": null})");
+  CHECK(family.at("defaults") == OrderedJson::parse(R"({"bias": false, "size": 8, "other": null})"));
+  CHECK(family.at("define") == OrderedJson::parse(R"({"twice": "2 * size"})"));
+  CHECK_FALSE(family.contains("attention"));
+}
+
+TEST_CASE("Differences from what is not there are refused with their name") {
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({"model_type": "c", "like": "stranger"})", "\"stranger\", which is not known"},
+      {R"({"model_type": "c", "like": "parent", "colour": 1})", "\"colour\" is not known"},
+      {R"({"model_type": "c", "like": "parent", "rename": {"attn.x": "y"}})", "\"attn.x\""},
+      {R"({"model_type": "c", "like": "parent", "rename": {"att": "y"}})", "\"att\""},
+      {R"({"model_type": "c", "like": "parent", "rename": ["attn"]})", "\"rename\" is not an object"},
+      {R"({"model_type": "c", "like": "parent", "remove": ["ate"]})", "\"ate\""},
+      {R"({"model_type": "c", "like": "parent", "remove": "gate"})", "\"remove\" is not an array"},
+      {R"({"model_type": "c", "like": "parent", "modules": [{"plan": "colwise"}]})", "without a \"name\""},
+      {R"({"model_type": "c", "like": "parent", "defaults": 3})", "\"defaults\" is not an object"}};
+  for (const auto& [derived, says] : wrong) {
+    INFO(derived);
+    const Error error = error_of([&, text = derived] { resolved(text); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == "child.json");
+    CHECK_THAT(error.what(), Says(says));
+  }
+}
+
+TEST_CASE("A module that is there twice is not changed, as nobody knows which is meant") {
+  const auto find = [](const std::string&) {
+    OrderedJson twice = parent();
+    twice["modules"][7] = twice["modules"][6];
+    return std::optional(twice);
+  };
+  const OrderedJson derived = OrderedJson::parse(
+      R"({"model_type": "c", "like": "parent", "modules": [{"name": "model.layers.*.mlp.gate", "plan": "replicate"}]})");
+  CHECK_THAT(error_of([&] { resolve_family(derived, find, "child.json"); }).what(), Says("is there 2 times"));
+}
+
+TEST_CASE("The text of a family is the same family") {
+  CHECK(OrderedJson::parse(family_text(parent())) == parent());
+  for (const std::string& name : known_model_types()) {
+    INFO(name);
+    const auto family = builtin_description(name);
+    REQUIRE(family);
+    CHECK(OrderedJson::parse(family_text(*family)) == *family);
+    CHECK_FALSE(family->contains("like"));
+  }
+}
+
+TEST_CASE("A description of somebody's own can be like a built-in family") {
+  const Family family = parse_family_text(R"({"model_type": "mine", "like": "llama", "remove": ["gate_proj"]})", "m");
+  CHECK(family.model_type == "mine");
+  CHECK(family.fused.empty());
+  CHECK_FALSE(family.inference_names);
+  CHECK(family.modules.size() + 1 == builtin_family("llama")->modules.size());
+}
+
+}  // namespace
+}  // namespace reshard
