@@ -120,7 +120,7 @@ TEST_CASE("A model whose config.json has a plan is cut, shown, compared and cons
 TEST_CASE("A built-in description is printed in the form that --spec takes") {
   const Mine mine;
   const std::string model = testdata("golden/optimum/qwen3-tp4-pp3-gqa/original").string();
-  const ProgramResult print = run_reshard({"inspect", "--print-spec", "qwen3"});
+  const ProgramResult print = run_reshard({"inspect", "--print-family", "qwen3"});
   REQUIRE(print.exit_code == 0);
   CHECK(nlohmann::json::parse(print.out)["model_type"] == "qwen3");
   write_file(mine.dir / "qwen3.json", print.out);
@@ -128,10 +128,40 @@ TEST_CASE("A built-in description is printed in the form that --spec takes") {
   REQUIRE(run_reshard({"shard", model, mine.path("b"), "--tp", "4", "--spec", mine.path("qwen3.json")}).exit_code == 0);
   CHECK((snapshot(mine.dir / "a") == snapshot(mine.dir / "b")));
 
-  const ProgramResult unknown = run_reshard({"inspect", "--print-spec", "lama"});
+  CHECK(run_reshard({"inspect", "--print-spec", "qwen3"}).out == print.out);  // its old name
+  const ProgramResult unknown = run_reshard({"inspect", "--print-family", "lama"});
   CHECK(unknown.exit_code == 2);
   CHECK_THAT(unknown.err, Says("did you mean llama?"));
   CHECK(run_reshard({"inspect"}).exit_code == 2);
+}
+
+TEST_CASE("--family takes a built-in family for a model of another name") {
+  const TempDir temp;
+  const fs::path original = testdata("golden/nxdi/llama-tp4/original");
+  const auto path = [&](const char* name) { return (temp / name).string(); };
+  fs::copy(original, temp / "model");
+  nlohmann::json config = nlohmann::json::parse(read_file(original / "config.json"));
+  config["model_type"] = "unheard_of";
+  write_file(temp / "model/config.json", config.dump());
+  const ProgramResult unknown = run_reshard({"shard", path("model"), path("out"), "--tp", "2"});
+  CHECK(unknown.exit_code == 4);
+  CHECK_THAT(unknown.err, Says("--family"));
+  const ProgramResult chosen = run_reshard({"shard", path("model"), path("out"), "--tp", "2", "--family", "llama"});
+  INFO(chosen.err);
+  REQUIRE(chosen.exit_code == 0);
+  CHECK_THAT(chosen.err, !Says("describes the model_type"));
+  REQUIRE(run_reshard({"verify", path("model"), path("out"), "--family", "llama"}).exit_code == 0);
+  REQUIRE(run_reshard({"consolidate", path("out"), path("back"), "--family", "llama"}).exit_code == 0);
+  CHECK((read_tensors(temp / "back/model.safetensors") == read_tensors(original / "model.safetensors")));
+  const ProgramResult misfit = run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "qwen3"});
+  CHECK(misfit.exit_code == 3);
+  CHECK_THAT(misfit.err, Says("not those of the family qwen3") && Says("self_attn.q_norm.weight"));
+  const ProgramResult typo = run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "lama"});
+  CHECK(typo.exit_code == 2);
+  CHECK_THAT(typo.err, Says("--family: the family \"lama\" is not known") && Says("did you mean llama?"));
+  const ProgramResult both =
+      run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "llama", "--spec", "x"});
+  CHECK(both.exit_code == 2);
 }
 
 TEST_CASE("A description of another model is noted, and a mistake may be in either file") {
