@@ -277,7 +277,9 @@ void make_model(const Options& options) {
 
 void add_options(CLI::App& app, Options& options) {
   app.add_option("OUT_DIR", options.out_dir, "the new checkpoint's directory")->required();
-  app.add_option("--family", options.family, "model_type")->check(CLI::IsMember(reshard::known_model_types()));
+  app.add_option("--family", options.family, "model_type")->check([](const std::string& name) {
+    return reshard::builtin_family(name) ? std::string() : name + " is no built-in family";
+  });
   app.add_option("--hidden", options.hidden, "hidden_size")->check(CLI::PositiveNumber);
   app.add_option("--intermediate", options.intermediate, "intermediate_size")->check(CLI::PositiveNumber);
   app.add_option("--layers", options.layers, "num_hidden_layers")->check(CLI::PositiveNumber);

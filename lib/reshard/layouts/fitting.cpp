@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -40,35 +41,33 @@ bool may_fit(const Family& family, const std::unordered_set<std::string_view>& n
 
 std::vector<std::string> misfits(const TensorMap& map, const Model& model, std::size_t most) {
   std::unordered_map<std::string_view, const ModelParameter*> expected;
-  std::vector<std::string> expected_names, held_names;
+  std::vector<std::string> expected_names;
   for (const ModelParameter& parameter : model.parameters) {
     expected_names.push_back(parameter.name);
     if (parameter.tied_to.empty()) expected.emplace(parameter.name, &parameter);
   }
   std::vector<std::string> lines, unexplained;
-  const auto add = [&](std::string line) {
-    if (lines.size() < most) lines.push_back(std::move(line));
+  std::set<std::string> kinds;  // a misfit of one layer is one of all
+  const auto is_new = [&](const std::string& name) {
+    return lines.size() < most && kinds.insert(with_stars(name)).second;
   };
   for (const LogicalTensor& tensor : map.logical) {
     if (tensor.filler) continue;
-    held_names.push_back(tensor.name);
     const auto found = expected.find(tensor.name);
     if (found == expected.end()) {
       unexplained.push_back(tensor.name);
       continue;
     }
-    if (found->second->shape != tensor.shape && !found->second->any_shape)
-      add(fmt::format("{} has the shape {}, expected {}", tensor.name, to_string(tensor.shape),
-                      to_string(found->second->shape)));
+    if (found->second->shape != tensor.shape && !found->second->any_shape && is_new(tensor.name))
+      lines.push_back(fmt::format("{} has the shape {}, expected {}", tensor.name, to_string(tensor.shape),
+                                  to_string(found->second->shape)));
     expected.erase(found);
   }
-  for (const std::string& name : unexplained) {
-    if (lines.size() == most) break;
-    add(with_nearest(name, expected_names) + " is not named by it");
-  }
+  for (const std::string& name : unexplained)
+    if (is_new(name)) lines.push_back(with_nearest(name, expected_names) + " is not named by it");
   for (const ModelParameter& parameter : model.parameters)
-    if (lines.size() < most && expected.count(parameter.name) > 0 && !parameter.optional)
-      add(with_nearest(parameter.name, held_names) + " is missing");
+    if (expected.count(parameter.name) > 0 && !parameter.optional && is_new(parameter.name))
+      lines.push_back(with_nearest(parameter.name, unexplained) + " is missing");
   return lines;
 }
 

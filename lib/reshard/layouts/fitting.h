@@ -12,7 +12,7 @@
 namespace reshard {
 
 /// What of the tensors is not as the model says, a line each, at most `most`: tensors of another shape, tensors that
-/// the model does not name, with the nearest name, and tensors that it needs.
+/// the model does not name, with the nearest name, and tensors that it needs. Of several layers' alike, the first.
 std::vector<std::string> misfits(const TensorMap& map, const Model& model, std::size_t most);
 
 /// The built-in families under which every tensor of these files is explained with its shape, and none is missing;
