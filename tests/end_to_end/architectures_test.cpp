@@ -245,6 +245,23 @@ TEST_CASE("A tied head that is stored a second time comes back, and one that is 
   CHECK_THAT(error.what(), Says("lm_head.weight"));
 }
 
+TEST_CASE("Buffers of rotary embeddings that old exports carry are on every rank of their layers' stages") {
+  const char* name = GENERATE("llama", "gemma", "phi", "seed_oss", "mixtral");
+  DYNAMIC_SECTION(name) {
+    const TempDir temp;
+    TensorMap tensors = write_architecture(architecture(name), temp / "model");
+    Random random(3);
+    for (const char* layer : {"0", "1", "2", "3"})
+      tensors["model.layers." + std::string(layer) + ".self_attn.rotary_emb.inv_freq"] =
+          random_tensor(random, DType::kF32, {8});
+    check_comes_back(temp, tensors, "ranks");
+    const std::string last = "model.layers.3.self_attn.rotary_emb.inv_freq";
+    CHECK((read_ranks(temp / "out").at("tp_rank_01_pp_rank_01").at(last) == tensors.at(last)));
+    CHECK(read_ranks(temp / "out").at("tp_rank_01_pp_rank_00").count(last) == 0);
+    check_comes_back(temp, tensors, "presharded");
+  }
+}
+
 TEST_CASE("Sizes that the text_config of a larger model leaves out are those of its configuration class") {
   const TempDir temp;
   Architecture of = architecture("gemma3");

@@ -493,9 +493,41 @@ Model instantiate(const ModelConfig& config, const HoldsName& holds) {
   return instantiate(model.family, model.config, holds);
 }
 
+namespace {
+
+/// Adds buffers of rotary embeddings, which old exports of any family carry and which every rank needs.
+void add_buffers(Model& model, const std::unordered_set<std::string_view>& names) {
+  constexpr std::string_view kBuffer = ".rotary_emb.inv_freq";
+  std::vector<std::string> found;
+  for (const std::string_view name : names)
+    if (name.ends_with(kBuffer)) found.emplace_back(name);
+  if (found.empty()) return;
+  std::sort(found.begin(), found.end(), natural_less);
+  std::unordered_set<std::string_view> explained;
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.name.ends_with(kBuffer)) explained.insert(parameter.name);
+  std::erase_if(found, [&](const std::string& name) { return explained.count(name) > 0; });
+  const std::string layers = model.family->layers + ".";
+  for (std::string& name : found) {
+    ModelParameter buffer;
+    if (name.starts_with(layers)) {
+      const std::string_view rest = std::string_view(name).substr(layers.size());
+      buffer.layer = parse_unsigned(rest.substr(0, rest.find('.')), kMaxLayers - 1);
+      if (!buffer.layer || *buffer.layer >= model.layers) continue;
+    }
+    buffer.module = name.substr(0, name.rfind('.'));
+    buffer.name = std::move(name);
+    buffer.any_shape = buffer.optional = true;
+    model.parameters.push_back(std::move(buffer));
+  }
+}
+
+}  // namespace
+
 Model instantiate(const LanguageModel& found, const std::unordered_set<std::string_view>& names) {
   Model model = instantiate(with_prefixes_of(found.family, names), found.config,
                             [&](const std::string& name) { return names.count(name) > 0; });
+  add_buffers(model, names);
   if (found.is_part) add_other_parts(model, names);
   return model;
 }
