@@ -159,6 +159,24 @@ TEST_CASE("Scales that a cut would part from their weights are refused with the 
   }
 }
 
+TEST_CASE("Quantised models that cannot be partitioned are refused with the reason, unknown methods with those known") {
+  const std::pair<const char*, const char*> methods[] = {
+      {"bitsandbytes", "quantised by bitsandbytes, which cannot be partitioned: its weights are stored as one row"},
+      {"torchao", "whose parts only torchao knows"},
+      {"gguf", "those of llama.cpp"},
+      {"strange\n", "\"strange\\x0a\", which is not known; known are fp8, compressed-tensors, gptq, awq, mxfp4"}};
+  for (const auto& [method, says] : methods) {
+    FamilyCase c = family_case("llama_fp8");
+    c.json["config"]["quantization_config"] = {{"quant_method", method}};
+    const TempDir temp;
+    write_case(c, temp / "model");
+    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.what(), Says(says));
+    CHECK_FALSE(error.hint().empty());
+  }
+}
+
 TEST_CASE("A quantization_config that makes no sense is refused with its key") {
   const std::pair<const char*, const char*> wrong[] = {
       {R"({"quant_method": "fp8", "weight_block_size": []})", "weight_block_size"},

@@ -9,6 +9,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/fitting.h"
+#include "reshard/specs/quantization.h"
 
 namespace reshard {
 namespace {
@@ -113,6 +114,8 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
           .hint("config.json belongs to another model, or the checkpoint is damaged");
     expected.erase(found);
   }
+  if (const auto problem = quantization_problem(model.quant_method); problem && !unexplained.empty())
+    throw Error(ErrorKind::kUnsupported, problem->what).in(where).tensor(unexplained.front()).hint(problem->hint);
   if (!unexplained.empty())
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} {} not explained by config.json (model_type {}): {}", unexplained.size(),

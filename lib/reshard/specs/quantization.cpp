@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
+#include "reshard/base/strings.h"
 #include "reshard/specs/family.h"
 
 namespace reshard {
@@ -96,6 +100,47 @@ std::optional<Quantization> Quantization::read(const ModelConfig& config) {
   if (strategy == "group") q.block_columns_ = block_at(weights, "group_size");
   if (strategy == "block") return std::nullopt;
   return q;
+}
+
+namespace {
+
+constexpr const char* kKnownMethods[] = {"fp8", "compressed-tensors", "gptq", "awq", "mxfp4"};
+
+constexpr const char* kWhenLoaded =
+    "take the checkpoint from before it was quantised, and quantise it where it is loaded";
+
+/// Methods whose tensors cannot be cut, and why.
+struct WholeMethod {
+  const char* name;
+  const char* why;
+};
+constexpr WholeMethod kWholeMethods[] = {
+    {"bitsandbytes", "its weights are stored as one row of blocks that run on from one row of the matrix to the next"},
+    {"bitsandbytes_4bit", "its weights are stored as one row of blocks that run on from row to row of the matrix"},
+    {"bitsandbytes_8bit", "its outliers are stored for the whole matrix"},
+    {"hqq", "its weights are packed across the whole matrix, with a state of their own"},
+    {"torchao", "its weights are pickled tensor classes, whose parts only torchao knows"},
+    {"quanto", "its weights are tensor classes, whose parts only quanto knows"},
+    {"gguf", "its tensors are those of llama.cpp, in blocks and under names of their own"},
+    {"aqlm", "its codebooks are shared by the whole matrix"},
+    {"vptq", "its codebooks and permutations are shared by the whole matrix"},
+    {"spqr", "its weights are one sparse structure for the whole matrix"},
+    {"higgs", "its weights are packed for the kernel that reads them whole"},
+    {"eetq", "its weights are packed for the kernel that reads them whole"},
+};
+
+}  // namespace
+
+std::optional<QuantizationProblem> quantization_problem(const std::string& method) {
+  const auto is_it = [&](const char* name) { return method == name; };
+  if (method.empty() || std::any_of(std::begin(kKnownMethods), std::end(kKnownMethods), is_it)) return std::nullopt;
+  for (const WholeMethod& whole : kWholeMethods)
+    if (is_it(whole.name))
+      return QuantizationProblem{
+          fmt::format("the model is quantised by {}, which cannot be partitioned: {}", method, whole.why), kWhenLoaded};
+  return QuantizationProblem{fmt::format("the model is quantised by \"{}\", which is not known; known are {}",
+                                         printable(method), fmt::join(kKnownMethods, ", ")),
+                             "describe its tensors with `spec`"};
 }
 
 void Quantization::add_scales(const ModelParameter& weight, const char* leaf, std::uint64_t rows, std::uint64_t columns,

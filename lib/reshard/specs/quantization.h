@@ -40,4 +40,12 @@ class Quantization {
   bool reordered_ = false;           // the inputs of a group lie anywhere (GPTQ's desc_act)
 };
 
+/// Why the tensors of a model that is quantised by `method` are not explained, a sentence, and what to do about it.
+struct QuantizationProblem {
+  std::string what;
+  std::string hint;
+};
+/// Of a method that Quantization or a family does not know; nothing for one that is known, and for an empty name.
+std::optional<QuantizationProblem> quantization_problem(const std::string& method);
+
 }  // namespace reshard
