@@ -164,7 +164,7 @@ TEST_CASE("Quantised models that cannot be partitioned are refused with the reas
       {"bitsandbytes", "quantised by bitsandbytes, which cannot be partitioned: its weights are stored as one row"},
       {"torchao", "whose parts only torchao knows"},
       {"gguf", "those of llama.cpp"},
-      {"strange\n", "\"strange\\x0a\", which is not known; known are fp8, compressed-tensors, gptq, awq, mxfp4"}};
+      {"strange\n", "\"strange\\x0a\", which is not known; known are awq, compressed-tensors, fp8, gptq, modelopt, mxfp4"}};
   for (const auto& [method, says] : methods) {
     FamilyCase c = family_case("llama_fp8");
     c.json["config"]["quantization_config"] = {{"quant_method", method}};

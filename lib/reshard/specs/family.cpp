@@ -10,7 +10,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/builtin_families.h"
+#include "reshard/specs/builtin_files.h"
 #include "reshard/specs/family_parser.h"
 #include "reshard/specs/quantization.h"
 #include "reshard/specs/resolve_family.h"
@@ -151,7 +151,7 @@ ModelParameter bias_of(const ModelParameter& weight) {
 class ModelBuilder {
  public:
   /// `quantization` may be null.
-  ModelBuilder(Model& model, ConfigValues& values, bool tied, const Quantization* quantization, const HoldsName& holds)
+  ModelBuilder(Model& model, ConfigValues& values, bool tied, Quantization* quantization, const HoldsName& holds)
       : model_(model), values_(values), tied_(tied), quantization_(quantization), holds_(holds) {}
 
   /// \param layer Where they lie; nothing outside the layers.
@@ -247,7 +247,7 @@ class ModelBuilder {
   Model& model_;
   ConfigValues& values_;
   bool tied_;
-  const Quantization* quantization_;
+  Quantization* quantization_;
   const HoldsName& holds_;
   std::optional<std::uint64_t> layer_;
 };
@@ -326,7 +326,7 @@ std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t n
 
 std::vector<std::string> known_model_types() {
   std::vector<std::string> names;
-  for (const BuiltinFamily& file : kBuiltinFamilies) names.push_back(fs::path(file.name).stem().string());
+  for (const BuiltinFile& file : kBuiltinFamilies) names.push_back(fs::path(file.name).stem().string());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -378,7 +378,7 @@ Error unknown_model_type(const ModelConfig& config, const std::vector<std::strin
 }
 
 bool is_second_name(std::string_view model_type) {
-  for (const BuiltinFamily& file : kBuiltinFamilies) {
+  for (const BuiltinFile& file : kBuiltinFamilies) {
     if (fs::path(file.name).stem() != model_type) continue;
     const Json json = Json::parse(file.json);
     return json.size() == 2 && json.contains("like");
@@ -575,7 +575,7 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
   const auto end = static_cast<std::size_t>(
       std::find_if_not(modules.begin() + static_cast<std::ptrdiff_t>(begin), modules.end(), is_layered) -
       modules.begin());
-  const std::optional<Quantization> quantization = Quantization::read(config);
+  std::optional<Quantization> quantization = Quantization::read(config);
   model.quantized = quantization.has_value();
   model.quant_method = quant_method(config);
   ModelBuilder builder(model, values, tied, quantization ? &*quantization : nullptr, holds);

@@ -8,7 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/builtin_families.h"
+#include "reshard/specs/builtin_files.h"
 
 namespace reshard {
 namespace {
@@ -281,7 +281,7 @@ OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find,
 }
 
 std::optional<OrderedJson> builtin_description(const std::string& model_type) {
-  for (const BuiltinFamily& file : kBuiltinFamilies) {
+  for (const BuiltinFile& file : kBuiltinFamilies) {
     if (fs::path(file.name).stem() != model_type) continue;
     const fs::path path = fs::path("built-in family") / file.name;
     return resolve_family(parse_ordered_json(file.json, path), builtin_description, path);

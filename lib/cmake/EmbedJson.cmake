@@ -1,4 +1,4 @@
-# Writes OUTPUT: a C++ file that holds every JSON file of INPUT_DIR. Run with cmake -P.
+# Writes OUTPUT: a C++ file with SYMBOL, which holds every JSON file of INPUT_DIR. Run with cmake -P.
 file(GLOB files ${INPUT_DIR}/*.json)
 list(SORT files)
 set(entries "")
@@ -7,17 +7,17 @@ foreach(file ${files})
   file(READ ${file} json)
   string(APPEND entries "    {\"${name}\", R\"json(${json})json\"},\n")
 endforeach()
-file(WRITE ${OUTPUT} "#include \"reshard/specs/builtin_families.h\"
+file(WRITE ${OUTPUT} "#include \"reshard/specs/builtin_files.h\"
 
 namespace reshard {
 namespace {
 
-constexpr BuiltinFamily kFiles[] = {
+constexpr BuiltinFile kFiles[] = {
 ${entries}};
 
 }  // namespace
 
-const std::span<const BuiltinFamily> kBuiltinFamilies = kFiles;
+const std::span<const BuiltinFile> ${SYMBOL} = kFiles;
 
 }  // namespace reshard
 ")
