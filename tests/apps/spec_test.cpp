@@ -135,7 +135,7 @@ TEST_CASE("A built-in description is printed in the form that --spec takes") {
   CHECK(run_reshard({"inspect"}).exit_code == 2);
 }
 
-TEST_CASE("--family takes a built-in family for a model of another name") {
+TEST_CASE("A built-in family is taken with --family for a model of another name") {
   const TempDir temp;
   const fs::path original = testdata("golden/nxdi/llama-tp4/original");
   const auto path = [&](const char* name) { return (temp / name).string(); };

@@ -36,8 +36,9 @@ TEST_CASE("Every built-in family has a checkpoint here") {
   for (const FamilyCase& c : family_cases()) seen.insert(c.model_type());
   for (const auto& entry : fs::directory_iterator(testdata("architectures"))) {
     const nlohmann::json config = nlohmann::json::parse(read_file(entry.path())).at("config");
-    seen.insert(config.at("model_type").get<std::string>());
-    if (config.contains("text_config")) seen.insert(config["text_config"].value("model_type", ""));
+    const nlohmann::json flat = config.flatten();
+    for (const auto& [pointer, value] : flat.items())
+      if (pointer.ends_with("/model_type") && value.is_string()) seen.insert(value.get<std::string>());
   }
   for (const std::string& name : known_model_types()) {
     INFO(name);
@@ -164,7 +165,8 @@ TEST_CASE("Quantised models that cannot be partitioned are refused with the reas
       {"bitsandbytes", "quantised by bitsandbytes, which cannot be partitioned: its weights are stored as one row"},
       {"torchao", "whose parts only torchao knows"},
       {"gguf", "those of llama.cpp"},
-      {"strange\n", "\"strange\\x0a\", which is not known; known are awq, compressed-tensors, fp8, gptq, modelopt, mxfp4"}};
+      {"strange\n",
+       "\"strange\\x0a\", which is not known; known are awq, compressed-tensors, fp8, gptq, modelopt, mxfp4"}};
   for (const auto& [method, says] : methods) {
     FamilyCase c = family_case("llama_fp8");
     c.json["config"]["quantization_config"] = {{"quant_method", method}};

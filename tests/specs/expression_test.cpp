@@ -88,7 +88,10 @@ TEST_CASE("An item of a list is null where there is none") {
   CHECK(holds("list[two] == null"));
   CHECK(holds("nothing[layer] == null"));
   CHECK(holds("list[list[0]] == 3"));
-  CHECK_THAT(error_of([] { holds("two[0] == 1"); }).what(), Says("\"two\" is 2, expected a list"));
+  CHECK(holds("a.b[1] == \"x\""));
+  CHECK(holds("a.b[5] == null"));
+  CHECK(holds("two[layer] == 2"));
+  CHECK_THAT(error_of([] { holds("yes[0] == 1"); }).what(), Says("\"yes\" is true, expected a list"));
   CHECK_THAT(error_of([] { holds("list[yes] == 1"); }).what(), Says("expected a whole number"));
   CHECK_THAT(error_of([] { Expression::parse("list[0"); }).what(), Says("a closing square bracket is expected"));
   CHECK_THAT(error_of([] { Expression::parse("7[0]"); }).what(), Says("\"[\" is too much"));

@@ -270,12 +270,14 @@ class Evaluator {
     fail_kind(node, of_node, "a whole number");
   }
 
-  /// An item of a list; null where the list is null or has none there.
+  /// An item of a list, or a character of a text; null where there is none. A number is the item of all layers.
   ConfigValue item(const Node& node) {
     const ConfigValue of_list = lookup_(node.operands[0].word);
     const std::uint64_t index = number(node.operands[1]);
     if (std::holds_alternative<std::monostate>(of_list)) return {};
+    if (std::holds_alternative<std::uint64_t>(of_list)) return of_list;
     const Json* const* list = std::get_if<const Json*>(&of_list);
+    if (list && (*list)->is_string()) return character((*list)->get_ref<const std::string&>(), index);
     if (!list || !(*list)->is_array()) fail_kind(node.operands[0], of_list, "a list");
     if (index >= (*list)->size()) return {};
     const Json& value = (**list)[index];
@@ -283,6 +285,17 @@ class Evaluator {
     if (value.is_boolean()) return value.get<bool>();
     if (value.is_number_unsigned()) return value.get<std::uint64_t>();
     return &value;
+  }
+
+  static ConfigValue character(const std::string& text, std::uint64_t index) {
+    static const std::vector<Json> kCharacters = [] {
+      std::vector<Json> all;
+      for (int c = 0; c < 128; ++c) all.emplace_back(std::string(1, static_cast<char>(c)));
+      return all;
+    }();
+    if (index >= text.size()) return {};
+    const auto code = static_cast<unsigned char>(text[index]);
+    return code < kCharacters.size() ? ConfigValue(&kCharacters[code]) : ConfigValue();
   }
 
   ConfigValue binary(const Node& node) {

@@ -24,7 +24,8 @@ using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json
 ///   + - * / %             a division has to divide evenly, a difference is not negative
 ///   ceil(a / b), floor(a / b)   the same division, rounded up or down
 ///   name, a.b             a key of config.json, of an object in it; `layer` is the layer's number
-///   name[i]               an item of a list, counted from 0; null where there is none
+///   name[i]               an item of a list, or a character of a text, counted from 0; null where there is none. Of a
+///                         number, which all layers share, the number
 ///   "text" true false null
 class Expression {
  public:

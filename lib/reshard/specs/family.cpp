@@ -457,6 +457,7 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
   }
   if (renamed.attention) rename(renamed.attention->module);
   for (Family::Fused& fused : renamed.fused) rename(fused.module);
+  for (std::string& module : renamed.whole) rename(module);
   return std::make_shared<const Family>(std::move(renamed));
 }
 
@@ -524,15 +525,51 @@ void add_buffers(Model& model, const std::unordered_set<std::string_view>& names
 
 }  // namespace
 
+namespace {
+
+void add_whole_modules(Model& model, const std::unordered_set<std::string_view>& names) {
+  if (model.family->whole.empty()) return;
+  std::unordered_set<std::string_view> explained;
+  for (const ModelParameter& parameter : model.parameters) explained.insert(parameter.name);
+  std::vector<std::string> found;
+  for (const std::string_view name : names)
+    for (const std::string& module : model.family->whole)
+      if (name.starts_with(module + ".") && explained.count(name) == 0) found.emplace_back(name);
+  std::sort(found.begin(), found.end(), natural_less);
+  for (std::string& name : found) {
+    ModelParameter parameter;
+    parameter.module = name.substr(0, name.rfind('.'));
+    parameter.name = std::move(name);
+    parameter.any_shape = parameter.optional = parameter.on_last_stage = true;
+    model.parameters.push_back(std::move(parameter));
+  }
+}
+
+}  // namespace
+
 Model instantiate(const LanguageModel& found, const std::unordered_set<std::string_view>& names) {
   Model model = instantiate(with_prefixes_of(found.family, names), found.config,
                             [&](const std::string& name) { return names.count(name) > 0; });
   add_buffers(model, names);
+  add_whole_modules(model, names);
   if (found.is_part) add_other_parts(model, names);
   return model;
 }
 
 namespace {
+
+/// Whether heads can be repeated and put in another order by the numbers of heads and their size.
+bool has_plain_heads(const Model& model) {
+  if (!model.family->attention) return true;
+  const Family::Attention& attention = *model.family->attention;
+  const std::string query = "." + attention.query;
+  return std::none_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
+    return parameter.layer && parameter.module.ends_with(query) &&
+           parameter.module == expand_layer(attention.module, *parameter.layer) + query &&
+           (parameter.optional ||
+            (!parameter.is_bias && !model.quantized && parameter.shape.front() != model.heads * model.head_dim));
+  });
+}
 
 /// The name that config.json gives the way its weights are quantised; empty where they are not.
 std::string quant_method(const ModelConfig& config) {
@@ -582,6 +619,7 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
   builder.add(modules.first(begin), std::nullopt);
   for (std::uint64_t layer = 0; layer < model.layers; ++layer) builder.add(modules.subspan(begin, end - begin), layer);
   builder.add(modules.subspan(end), std::nullopt);
+  model.plain_heads = has_plain_heads(model);
   return model;
 }
 

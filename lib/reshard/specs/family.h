@@ -135,6 +135,9 @@ struct Family {
   std::vector<Module> modules;                                 // in state-dict order
   std::optional<Attention> attention;
   std::vector<Fused> fused;
+  /// Modules outside the layers ("mtp") whose tensors the checkpoint may have, whatever they are: every rank of the last
+  /// stage has all of them.
+  std::vector<std::string> whole;
   /// Modules in that of `attention` which NxD Inference calls otherwise, by name; else it has the names of the
   /// checkpoint. Nothing where its names are not known.
   std::optional<std::map<std::string, std::string>> inference_names;
@@ -198,6 +201,7 @@ struct Model {
   std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
   std::uint64_t kv_heads = 0;  // key/value heads
   std::uint64_t head_dim = 0;
+  bool plain_heads = true;      // each query projection has a row for each element of each head, and no more
   bool quantized = false;       // linears have scales, and are not fused with others
   std::string quant_method;     // of config.json's quantization_config; empty where there is none
   bool is_part = false;         // of a larger one, whose other tensors are among the parameters

@@ -379,7 +379,7 @@ Family parse(const Json& json, const Reading& reading) {
     return family;
   }
   object.validate_keys({"$schema", "model_type", "layers", "num_layers", "defaults", "class_defaults", "define",
-                        "modules", "attention", "fused", "nxd_inference"});
+                        "modules", "attention", "fused", "whole", "nxd_inference"});
   family.model_type = object.string_at("model_type");
   family.layers = object.string_at("layers");
   family.num_layers =
@@ -420,6 +420,7 @@ Family parse(const Json& json, const Reading& reading) {
       ++i;
     }
   }
+  if (object.has("whole")) family.whole = object.strings_at("whole");
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
   validate_names(family, reading);
   validate_unique(family, reading);

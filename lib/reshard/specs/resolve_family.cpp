@@ -251,8 +251,8 @@ void write_line(const OrderedJson& value, std::string& text) {
 OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const fs::path& path) {
   if (!derived.is_object() || !derived.contains(kLike)) return derived;
   static const std::vector<std::string> kKnown = {
-      "$schema", "model_type", kLike,   "rename", "remove",     "modules",        "defaults",
-      "define",  "attention",  "fused", "layers", "num_layers", "class_defaults", "nxd_inference"};
+      "$schema", "whole",     "model_type", kLike,    "rename",     "remove",         "modules",      "defaults",
+      "define",  "attention", "fused",      "layers", "num_layers", "class_defaults", "nxd_inference"};
   for (const auto& [key, value] : derived.items())
     if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end())
       throw bad(path, "the key \"" + printable(key) + "\" is not known").hint("known are " + join(kKnown, ", "));
@@ -275,7 +275,7 @@ OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find,
     family.erase("attention");
   else
     merge_keys(family, derived, "attention", path);
-  for (const char* key : {"layers", "num_layers", "class_defaults", "fused", "nxd_inference"})
+  for (const char* key : {"layers", "num_layers", "class_defaults", "fused", "whole", "nxd_inference"})
     if (derived.contains(key)) family[key] = derived.at(key);
   return family;
 }

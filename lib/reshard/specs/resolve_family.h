@@ -20,7 +20,7 @@ using FindResolved = std::function<std::optional<OrderedJson>(const std::string&
 ///   modules     one that is there already, by its name and "parameter", gets the keys that are given here (null takes
 ///               one away); others are new
 ///   defaults, define, attention    are added key by key; with "attention": null there is none
-///   fused, layers, num_layers    take the place of the other family's
+///   fused, whole, layers, num_layers    take the place of the other family's
 ///   class_defaults, nxd_inference    are never taken over
 ///
 /// A description without "like" is returned as it is.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "reshard/base/strings.h"
 
@@ -225,7 +226,8 @@ bool can_pad(const Model& model, const ModelParameter& parameter) {
 }
 
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
-  if (!model.family->attention || model.quantized || options.separate) return AttentionForm::kSeparate;
+  if (!model.family->attention || model.quantized || options.separate || !model.plain_heads)
+    return AttentionForm::kSeparate;
   if (needs_gqa_qkv(model.kv_heads, tp)) return AttentionForm::kGroupedQuery;
   return options.fuse_qkv && model.heads == model.kv_heads ? AttentionForm::kFused : AttentionForm::kSeparate;
 }
@@ -256,10 +258,11 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
         multiplier_problem(model.heads, model.kv_heads, tp, multiplier_for(model, tp, options), options.pad_heads);
     if (!problem.empty()) return attention_error(model, tp, options, problem);
   }
-  if (model.quantized && !options.separate && model.family->attention && model.kv_heads % tp != 0)
-    return Error(ErrorKind::kUsage, fmt::format("{} key/value heads cannot be shared by {} ranks: heads of quantised "
-                                                "linears are not replicated",
-                                                model.kv_heads, tp));
+  const bool separate = model.quantized || !model.plain_heads;
+  if (separate && !options.separate && model.family->attention && model.kv_heads % tp != 0)
+    return Error(ErrorKind::kUsage,
+                 fmt::format("{} key/value heads cannot be shared by {} ranks: heads of {} are not replicated",
+                             model.kv_heads, tp, model.quantized ? "quantised linears" : "these projections"));
   if (model.quantized && model.by_config_plan && tp > 1) {
     Error error(ErrorKind::kUnsupported,
                 "the model is quantised, and the plan in its config.json does not say how scales are split");
@@ -289,13 +292,13 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
 std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionOptions& options) {
   // Most layers are alike, and all experts: each kind of them once, so that a large model is still answered at once.
   Model kinds = model;
-  std::set<std::pair<std::string, Dims>> seen;
+  std::set<std::tuple<std::string, Dims, std::uint64_t>> seen;
   std::erase_if(kinds.parameters, [&](const ModelParameter& p) {
     if (!p.layer) return false;
     if (p.expert.value_or(0) != 0) return true;
     std::string kind = p.name;
     std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
-    return !seen.emplace(kind, p.shape).second;
+    return !seen.emplace(kind, p.shape, p.heads).second;
   });
   std::vector<std::uint64_t> legal;
   for (std::uint64_t tp = 1; tp <= kMaxTriedDegree; ++tp)
