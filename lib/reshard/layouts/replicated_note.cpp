@@ -43,11 +43,13 @@ std::optional<std::string> replicated_note(const Model& model, std::uint64_t tp)
     }
   }
   std::vector<std::string> names = std::move(others);
+  const std::string in_layers = layers + ".*.";
+  const auto add = [&](const std::string& name) { names.emplace_back(in_layers).append(name); };
   for (const auto& [part, modules] : whole)
     if (split_parts.count(part) > 0)
-      for (const std::string& module : modules) names.push_back(layers + ".*." + module);
+      std::for_each(modules.begin(), modules.end(), add);
     else
-      names.push_back(layers + ".*." + part);
+      add(part);
   if (names.empty()) return std::nullopt;
   return "replicated on all ranks, as no plan for tensor parallelism splits them: " + list_names(names);
 }

@@ -290,6 +290,7 @@ class Evaluator {
   static ConfigValue character(const std::string& text, std::uint64_t index) {
     static const std::vector<Json> kCharacters = [] {
       std::vector<Json> all;
+      all.reserve(128);
       for (int c = 0; c < 128; ++c) all.emplace_back(std::string(1, static_cast<char>(c)));
       return all;
     }();

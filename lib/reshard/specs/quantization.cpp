@@ -104,7 +104,7 @@ QuantizationForm parse_form(const Json& json) {
 
 /// The methods, by their names.
 const std::map<std::string, Method>& methods() {
-  static const std::map<std::string, Method> known = [] {
+  static const std::map<std::string, Method> kKnown = [] {
     std::map<std::string, Method> all;
     for (const BuiltinFile& file : kBuiltinQuantizations) {
       const Json json = parse_json(file.json, std::filesystem::path("built-in quantisation") / file.name);
@@ -115,7 +115,7 @@ const std::map<std::string, Method>& methods() {
     }
     return all;
   }();
-  return known;
+  return kKnown;
 }
 
 constexpr std::uint64_t kMaxBlock = 1 << 20;
