@@ -11,6 +11,7 @@
 #include "reshard/engine/verify.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/specs/family.h"
+#include "reshard/specs/family_parser.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -295,6 +296,39 @@ TEST_CASE("A built-in family is used for a model of another name, and misfits ar
                                  "[64, 64], expected [512, 64]; "));
   CHECK(std::count(misfit.message().begin(), misfit.message().end(), ';') == 4);  // five of many
   CHECK_THAT(misfit.hint(), Says("`family`"));
+}
+
+TEST_CASE("The family of a larger model stands for that of its language model") {
+  const TempDir temp;
+  Architecture of = architecture("llava");
+  of.facts["config"]["model_type"] = "unheard_of";
+  const auto larger = std::shared_ptr<const Family>(std::shared_ptr<const void>(), builtin_family("llava"));
+  const bool has_type = GENERATE(true, false);
+  if (!has_type) of.facts["config"]["text_config"].erase("model_type");
+  DYNAMIC_SECTION((has_type ? "with" : "without") << " a model_type inside") {
+    const TensorMap tensors = write_architecture(of, temp / "model");
+    ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+    request.source.family = larger;
+    shard(request);
+    CHECK((consolidated(temp / "out", temp / "whole", larger) == tensors));
+  }
+}
+
+TEST_CASE("A scalar beside a query projection is no row of it") {
+  const TempDir temp;
+  const Architecture of = architecture("llama");
+  TensorMap tensors = write_architecture(of, temp / "model");
+  for (const char* layer : {"0", "1", "2", "3"})
+    tensors["model.layers." + std::string(layer) + ".self_attn.q_proj.scale"] = {DType::kF32, {}, "abcd"};
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  const auto spec = std::make_shared<const Family>(parse_family_text(
+      R"({"model_type": "llama", "like": "llama", "modules": [{"name": "model.layers.*.self_attn.q_proj",
+          "plan": "replicate", "parameter": "scale", "shape": []}]})",
+      "spec.json"));
+  ShardRequest request = shard_request(temp / "model", temp / "out", 4);  // more ranks than key/value heads
+  request.source.family = spec;
+  shard(request);
+  CHECK((consolidated(temp / "out", temp / "whole", spec) == tensors));
 }
 
 TEST_CASE("What no plan splits is named in one note") {

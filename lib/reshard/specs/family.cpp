@@ -339,6 +339,10 @@ LanguageModel find_language_model(const ModelConfig& config, const std::shared_p
   const Json* part = text_config(*config.json);
   const auto part_type = part ? part->find("model_type") : Json::const_iterator();
   const bool part_has_type = part && part_type != part->end() && part_type->is_string();
+  if (spec && spec->modules.empty()) {  // of a larger model: it only says which its language model is
+    const bool part_is_known = part_has_type && known(part_type->get<std::string>());
+    return find_language_model(config, known(part_is_known ? part_type->get<std::string>() : spec->language_model));
+  }
   if (!part || (spec && spec->model_type == config.model_type) || (!part_has_type && known(config.model_type))) {
     LanguageModel model{spec ? spec : known(config.model_type), config};
     model.is_part = std::any_of(std::begin(kOtherConfigs), std::end(kOtherConfigs),
@@ -564,10 +568,9 @@ bool has_plain_heads(const Model& model) {
   const Family::Attention& attention = *model.family->attention;
   const std::string query = "." + attention.query;
   return std::none_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
-    return parameter.layer && parameter.module.ends_with(query) &&
+    return parameter.layer && parameter.name.ends_with(query + ".weight") &&
            parameter.module == expand_layer(attention.module, *parameter.layer) + query &&
-           (parameter.optional ||
-            (!parameter.is_bias && !model.quantized && parameter.shape.front() != model.heads * model.head_dim));
+           (parameter.optional || (!model.quantized && parameter.shape.front() != model.heads * model.head_dim));
   });
 }
 

@@ -93,6 +93,7 @@ class StageBuilder {
 
   /// What a Hugging Face parameter becomes in a rank's state dict: itself, or the fused parameter it is a part of.
   std::vector<ParallelParameter> stored_parameters(const ModelParameter& parameter) const {
+    if (!parameter.is_bias && !parameter.name.ends_with(".weight")) return {own_parameter(parameter, tp_, ep_)};
     const std::string suffix = parameter.is_bias ? "bias" : "weight";
     if (gqa_ && parameter.layer) {
       const auto& a = *model_.family->attention;
