@@ -96,8 +96,8 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
       ->capture_default_str();
 }
 
-const Family& named_family(const char* option, const std::string& name) {
-  if (const Family* family = builtin_family(name)) return *family;
+std::shared_ptr<const Family> named_family(const char* option, const std::string& name) {
+  if (auto family = builtin_family(name)) return family;
   const std::vector<std::string> known = known_model_types();
   const std::string guess = nearest(name, known);
   throw Error(ErrorKind::kUsage, fmt::format("{}: the family \"{}\" is not known", option, printable(name)))
@@ -109,7 +109,7 @@ std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {
     throw Error(ErrorKind::kUsage, "--spec and --family both say which family the model is of").hint("leave out one");
   if (!arguments.spec.empty()) return read_family(arguments.spec);
   if (arguments.family.empty()) return nullptr;
-  return {std::shared_ptr<const void>(), &named_family("--family", arguments.family)};
+  return named_family("--family", arguments.family);
 }
 
 namespace {

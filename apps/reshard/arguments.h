@@ -26,7 +26,7 @@ void add_moving(CLI::App& command, MovingArguments& arguments);
 
 /// The built-in family of a name that `option` gives.
 /// \throws Error kUsage, with the nearest name or all, if there is none.
-const Family& named_family(const char* option, const std::string& name);
+std::shared_ptr<const Family> named_family(const char* option, const std::string& name);
 
 /// The family that --spec or --family gives, or null.
 /// \throws Error kBadInput with the line and the key of a mistake in it.

@@ -82,7 +82,7 @@ void inspect(const InspectArguments& arguments) {
                                        printable(arguments.path))
         .hint("leave out one of the two");
   if (!arguments.print_family.empty())
-    return print_output(named_family("--print-family", arguments.print_family).json_text);
+    return print_output(named_family("--print-family", arguments.print_family)->json_text);
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // a wrong one is told before reading
   validate_source_options(arguments.source_options);

@@ -12,6 +12,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/family_parser.h"
+#include "reshard/specs/language_model.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -283,9 +284,7 @@ TEST_CASE("A built-in family is used for a model of another name, and misfits ar
   const Error unknown = error_of([&] { plan_shard(request); });
   CHECK(unknown.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(unknown.hint(), Says("smollm3"));
-  const auto family = [](const char* name) {
-    return std::shared_ptr<const Family>(std::shared_ptr<const void>(), builtin_family(name));
-  };
+  const auto family = [](const char* name) { return builtin_family(name); };
   request.source.family = family("smollm3");
   shard(request);
   CHECK((consolidated(temp / "out", temp / "whole", family("smollm3")) == tensors));
@@ -302,7 +301,7 @@ TEST_CASE("The family of a larger model stands for that of its language model") 
   const TempDir temp;
   Architecture of = architecture("llava");
   of.facts["config"]["model_type"] = "unheard_of";
-  const auto larger = std::shared_ptr<const Family>(std::shared_ptr<const void>(), builtin_family("llava"));
+  const auto larger = builtin_family("llava");
   const bool has_type = GENERATE(true, false);
   if (!has_type) of.facts["config"]["text_config"].erase("model_type");
   DYNAMIC_SECTION((has_type ? "with" : "without") << " a model_type inside") {

@@ -184,7 +184,7 @@ TEST_CASE("A known model_type and a description go before the plan in config.jso
   CHECK_FALSE(read_checkpoint(temp / "llama", {ConfigUse::kStrict}).model->by_config_plan);
   config["model_type"] = "newcomer";
   write_file(temp / "llama/config.json", config.dump());
-  const FamilySpec spec(std::shared_ptr<const void>(), builtin_family("llama"));
+  const FamilySpec spec = builtin_family("llama");
   CHECK_FALSE(read_checkpoint(temp / "llama", {ConfigUse::kStrict, spec}).model->by_config_plan);
 }
 

@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/plan/convert.h"
+#include "reshard/specs/language_model.h"
 #include "reshard/specs/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"

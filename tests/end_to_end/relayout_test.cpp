@@ -2,10 +2,12 @@
 
 #include "reshard/formats/safetensors.h"
 #include "reshard/layouts/hf.h"
+#include "reshard/layouts/misfits.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/whole_map.h"
+#include "reshard/specs/language_model.h"
 #include "reshard/specs/metadata.h"
 #include "support/catch.h"
 #include "support/layouts.h"

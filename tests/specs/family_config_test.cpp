@@ -2,6 +2,7 @@
 #include "reshard/base/json.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/family_parser.h"
+#include "reshard/specs/language_model.h"
 #include "reshard/specs/stage_plan.h"
 #include "support/catch.h"
 #include "support/errors.h"

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "reshard/base/json.h"
+#include "reshard/specs/language_model.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/stage_plan.h"
 #include "support/catch.h"

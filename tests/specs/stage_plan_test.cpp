@@ -5,6 +5,7 @@
 #include <set>
 
 #include "reshard/base/json.h"
+#include "reshard/specs/language_model.h"
 #include "support/catch.h"
 #include "support/errors.h"
 

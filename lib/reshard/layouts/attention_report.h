@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "reshard/specs/family.h"
+#include "reshard/specs/model.h"
 #include "reshard/specs/stage_plan.h"
 
 namespace reshard {

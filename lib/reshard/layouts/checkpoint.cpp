@@ -83,7 +83,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
       return;
     }
     const bool other = spec && spec->model_type != config.model_type && spec->model_type != found.config.model_type;
-    const bool chosen = other && spec.get() == builtin_family(spec->model_type);
+    const bool chosen = other && spec == builtin_family(spec->model_type);
     if (other && !chosen)
       checkpoint.notes.push_back(fmt::format("`spec` describes the model_type \"{}\", but {} says \"{}\"",
                                              printable(spec->model_type), config.path.string(),

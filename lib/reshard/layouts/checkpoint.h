@@ -14,7 +14,7 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/family.h"
+#include "reshard/specs/language_model.h"
 #include "reshard/specs/mesh.h"
 #include "reshard/specs/model_config.h"
 

@@ -16,6 +16,7 @@
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/specs/config_plan.h"
+#include "reshard/specs/language_model.h"
 #include "reshard/specs/model_config.h"
 
 namespace reshard {

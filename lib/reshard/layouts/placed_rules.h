@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "reshard/layouts/partition.h"
-#include "reshard/specs/family.h"
+#include "reshard/specs/model.h"
 
 namespace reshard {
 

@@ -11,6 +11,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/inferred_metadata.h"
+#include "reshard/layouts/misfits.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_map.h"

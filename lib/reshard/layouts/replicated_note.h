@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "reshard/specs/family.h"
+#include "reshard/specs/model.h"
 
 namespace reshard {
 

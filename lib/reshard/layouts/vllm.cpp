@@ -53,7 +53,7 @@ void validate_model(const Model& model, const Form& form) {
   const auto refuse = [](const std::string& what, const std::string& hint) {
     throw Error(ErrorKind::kUnsupported, what).hint(hint);
   };
-  const Family* known = builtin_family(architecture.model_type);
+  const auto known = builtin_family(architecture.model_type);
   if (known == nullptr || model.family->json_text != known->json_text)
     refuse(fmt::format("vLLM's names for {} are known for the built-in description alone", architecture.model_type),
            "leave out `spec`");

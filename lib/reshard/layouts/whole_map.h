@@ -6,7 +6,7 @@
 
 #include "reshard/formats/container.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/family.h"
+#include "reshard/specs/model.h"
 #include "reshard/specs/stage_plan.h"
 
 namespace reshard {
@@ -18,11 +18,5 @@ TensorMap whole_map(const std::vector<Container>& files, const std::vector<TiedP
 /// The parameters that share another's bytes in this model. Without a model, the pair that may be tied in all families
 /// known so far: their bytes are compared, so that a wrong guess is an error and not a loss.
 std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model);
-
-/// Holds the logical tensors of `map` against what the model's config.json asks for, and puts them in state-dict
-/// order.
-/// \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another shape;
-/// `where` is the checkpoint's directory.
-void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where);
 
 }  // namespace reshard

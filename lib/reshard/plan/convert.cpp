@@ -11,11 +11,13 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
+#include "reshard/layouts/misfits.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
+#include "reshard/specs/language_model.h"
 #include "reshard/specs/model_config.h"
 #include "reshard/tensor/cast.h"
 

@@ -7,7 +7,7 @@
 #include "reshard/formats/container.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/adapter_config.h"
-#include "reshard/specs/family.h"
+#include "reshard/specs/model.h"
 #include "reshard/specs/peft_stages.h"
 
 namespace reshard {

@@ -1,4 +1,5 @@
 #include "reshard/base/error.h"
+#include "reshard/layouts/misfits.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"

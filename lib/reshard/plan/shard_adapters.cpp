@@ -18,6 +18,7 @@
 #include "reshard/plan/peft_adapter.h"
 #include "reshard/plan/target.h"
 #include "reshard/specs/adapter_metadata.h"
+#include "reshard/specs/language_model.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/model_config.h"
 

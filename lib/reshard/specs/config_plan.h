@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "reshard/specs/family.h"
+#include "reshard/specs/model.h"
 #include "reshard/specs/model_config.h"
 #include "reshard/tensor/shape.h"
 

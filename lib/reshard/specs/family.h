@@ -144,88 +144,15 @@ struct Family {
   std::string json_text;  // what it was read from
 };
 
-/// The built-in family of a name, if there is one. It lives as long as the program.
-const Family* builtin_family(std::string_view model_type);
-
-/// What of a model is split: a language model, perhaps beside vision towers, projectors and the like.
-struct LanguageModel {
-  std::shared_ptr<const Family> family;  // null: nobody knows it
-  ModelConfig config;                    // of it alone: the text_config of a config.json that has one
-  bool is_part = false;                  // the checkpoint has other tensors beside it
-};
-
-/// The language model that `config` is about, of the family `spec`, else of the built-in one of its model_type.
-LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec = {});
-
-/// That nobody knows the model_type. `fitting` are the families that its tensors would fit.
-Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting = {});
-
-/// The family with the names that a checkpoint gives its modules, `names` among others: without or with another prefix
-/// ("language_model.model."), as whole models, base models and parts of larger models are saved with different ones.
-std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
-                                               const std::unordered_set<std::string_view>& names);
+/// The built-in family of a name; null where there is none. It is the same at each call, and lives as long as the
+/// program.
+std::shared_ptr<const Family> builtin_family(std::string_view model_type);
 
 /// The model_types of the built-in families, sorted.
 std::vector<std::string> known_model_types();
 
 /// Whether a built-in family is another one under a second name: like it, and with no difference.
 bool is_second_name(std::string_view model_type);
-
-/// One parameter of one model: a family's module with its numbers filled in.
-struct ModelParameter {
-  std::string name;    // as in the Hugging Face checkpoint
-  std::string module;  // the name without the last part
-  Dims shape;
-  bool any_shape = false;  // the family does not say it; whole and optional
-  TensorParallelPlan plan = TensorParallelPlan::kReplicate;
-  std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
-  std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
-  std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be cut anywhere
-  bool block_cut = false;                  // of scales: the blocks do not come out even, so it cannot be split
-  bool is_bias = false;
-  bool optional = false;
-  std::optional<std::uint64_t> layer;
-  std::optional<std::uint64_t> expert;  // whose alone it is
-  std::uint64_t experts = 0;            // of its layer, if it is an expert's, or all of theirs stacked in dim 0
-  bool on_last_stage = false;
-  std::string tied_to;  // the parameter whose bytes this one shares; empty if it has its own
-};
-
-/// A hostile config must not make the list of parameters endless.
-inline constexpr std::uint64_t kMaxLayers = 1 << 14;
-
-/// A family with config.json's numbers: every parameter the checkpoint has, in state-dict order.
-struct Model {
-  std::shared_ptr<const Family> family;
-  std::uint64_t layers = 0;
-  std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
-  std::uint64_t kv_heads = 0;  // key/value heads
-  std::uint64_t head_dim = 0;
-  bool plain_heads = true;      // each query projection has a row for each element of each head, and no more
-  bool quantized = false;       // linears have scales, and are not fused with others
-  std::string quant_method;     // of config.json's quantization_config; empty where there is none
-  bool is_part = false;         // of a larger one, whose other tensors are among the parameters
-  bool family_chosen = false;   // the family is a built-in one, but not that of config.json's model_type
-  bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have
-  std::vector<ModelParameter> parameters;
-};
-
-/// Whether a checkpoint has a tensor of this name.
-using HoldsName = std::function<bool(const std::string& name)>;
-
-/// `holds` says which linears of a quantised model are; without it, none.
-/// \throws Error kBadInput, naming config.json and the key, where a number is missing or makes no sense.
-Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config, const HoldsName& holds = {});
-/// The same of a model_type that is known.
-/// \throws also unknown_model_type.
-Model instantiate(const ModelConfig& config, const HoldsName& holds = {});
-
-/// The same of a checkpoint with tensors of these names, all parts of the model.
-Model instantiate(const LanguageModel& model, const std::unordered_set<std::string_view>& names);
-
-/// Adds what a checkpoint has beside its language model, of `names`: every rank of the first stage has all of it.
-/// Tensors in the language model's layers are none of it.
-void add_other_parts(Model& model, const std::unordered_set<std::string_view>& names);
 
 /// `pattern` with the layer's number for its "*".
 std::string expand_layer(std::string_view pattern, std::uint64_t layer);

@@ -9,7 +9,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/builtin_files.h"
-#include "reshard/specs/family.h"
+#include "reshard/specs/model.h"
 
 namespace reshard {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "reshard/base/error.h"
-#include "reshard/specs/family.h"
 #include "reshard/specs/mesh.h"
+#include "reshard/specs/model.h"
 #include "reshard/specs/transformation_specs.h"
 
 namespace reshard {

@@ -1,0 +1,157 @@
+#include "reshard/layouts/misfits.h"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <string_view>
+#include <unordered_map>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/quantization.h"
+
+namespace reshard {
+namespace {
+
+/// The one of `candidates` (with a `name`) that is most like `name`; empty where none is.
+template <typename Candidates>
+std::string nearest_name(const std::string& name, const Candidates& candidates) {
+  constexpr std::size_t kMost = 10000;
+  std::vector<std::string> names;
+  for (const auto* candidate : candidates)
+    if (names.size() < kMost && !candidate->name.empty() && candidate->name.front() == name.front())
+      names.push_back(candidate->name);
+  return nearest(name, names);
+}
+
+std::vector<const ModelParameter*> pointers_to(const std::vector<ModelParameter>& parameters) {
+  std::vector<const ModelParameter*> pointers;
+  pointers.reserve(parameters.size());
+  for (const ModelParameter& parameter : parameters) pointers.push_back(&parameter);
+  return pointers;
+}
+
+/// The first misfits of each kind, a line each; of several layers' alike, the first.
+std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
+  constexpr std::size_t kMost = 5;
+  std::vector<std::string> lines;
+  std::set<std::string> kinds;
+  const auto is_new = [&](const std::string& name) {
+    return lines.size() < kMost && kinds.insert(with_stars(name)).second;
+  };
+  const auto with_nearest = [](const std::string& name, const auto& candidates) {
+    const std::string guess = nearest_name(name, candidates);
+    return guess.empty() ? name : name + " (the nearest is " + guess + ")";
+  };
+  for (const auto& [tensor, expected] : misfits.shapes)
+    if (is_new(tensor->name))
+      lines.push_back(fmt::format("{} has the shape {}, expected {}", tensor->name, to_string(tensor->shape),
+                                  to_string(expected->shape)));
+  for (const LogicalTensor* tensor : misfits.unlisted)
+    if (is_new(tensor->name))
+      lines.push_back(with_nearest(tensor->name, pointers_to(model.parameters)) + " is not named by it");
+  for (const ModelParameter* parameter : misfits.missing)
+    if (is_new(parameter->name)) lines.push_back(with_nearest(parameter->name, misfits.unlisted) + " is missing");
+  return lines;
+}
+
+template <typename Named>
+std::vector<std::string> names_of(const std::vector<const Named*>& all) {
+  std::vector<std::string> names;
+  for (const Named* one : all) names.push_back(one->name);
+  return names;
+}
+
+/// What to try when the checkpoint lacks tensors.
+std::string missing_hint(const std::vector<std::string>& missing) {
+  if (missing.size() == 1 && missing.front() == "lm_head.weight")
+    return "if the output matrix is the embedding's, config.json must say \"tie_word_embeddings\": true";
+  return "the checkpoint is incomplete, or config.json belongs to another model";
+}
+
+/// Of a model whose tensors nobody lists, each layer has at least one.
+void validate_layers(const Model& model, const std::filesystem::path& where) {
+  std::vector<bool> held(model.layers);
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.layer) held[*parameter.layer] = true;
+  std::vector<std::uint64_t> missing;
+  for (std::uint64_t layer = 0; layer < model.layers; ++layer)
+    if (!held[layer]) missing.push_back(layer);
+  if (!missing.empty())
+    throw Error(ErrorKind::kBadInput, fmt::format("of the model's {} layers some have no tensors: {}.{{{}}}",
+                                                  model.layers, model.family->layers, list_ranges(missing)))
+        .in(where)
+        .hint("the checkpoint is incomplete, or num_hidden_layers in config.json is another model's");
+}
+
+}  // namespace
+
+Misfits find_misfits(const TensorMap& map, const Model& model) {
+  std::unordered_map<std::string_view, const ModelParameter*> expected;
+  expected.reserve(model.parameters.size());
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.tied_to.empty()) expected.emplace(parameter.name, &parameter);
+  Misfits misfits;
+  for (const LogicalTensor& tensor : map.logical) {
+    if (tensor.filler) continue;
+    const auto found = expected.find(tensor.name);
+    if (found == expected.end()) {
+      misfits.unlisted.push_back(&tensor);
+      continue;
+    }
+    if (found->second->shape != tensor.shape && !found->second->any_shape)
+      misfits.shapes.push_back({&tensor, found->second});
+    expected.erase(found);
+  }
+  for (const ModelParameter& parameter : model.parameters)
+    if (!parameter.optional && expected.count(parameter.name) > 0) misfits.missing.push_back(&parameter);
+  return misfits;
+}
+
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where) {
+  if (model.by_config_plan) validate_layers(model, where);
+  const Misfits misfits = find_misfits(map, model);
+  if (model.family_chosen && !misfits.empty())
+    throw Error(ErrorKind::kBadInput, fmt::format("the tensors are not those of the family {}: {}",
+                                                  model.family->model_type, join(describe(misfits, model), "; ")))
+        .in(where)
+        .hint("take another `family`, or leave the option out");
+  if (!misfits.shapes.empty()) {
+    const auto& [tensor, expected] = misfits.shapes.front();
+    throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but config.json asks for {}",
+                                                  to_string(tensor->shape), to_string(expected->shape)))
+        .in(where)
+        .tensor(tensor->name)
+        .hint("config.json belongs to another model, or the checkpoint is damaged");
+  }
+  if (!misfits.unlisted.empty()) {
+    const std::string& first = misfits.unlisted.front()->name;
+    if (const auto problem = quantization_problem(model.quant_method))
+      throw Error(ErrorKind::kUnsupported, problem->what).in(where).tensor(first).hint(problem->hint);
+    const std::string guess = nearest_name(first, pointers_to(model.parameters));
+    const bool one = misfits.unlisted.size() == 1;
+    throw Error(ErrorKind::kBadInput, fmt::format("{} {} not explained by config.json (model_type {}): {}",
+                                                  misfits.unlisted.size(), one ? "tensor is" : "tensors are",
+                                                  model.family->model_type, list_names(names_of(misfits.unlisted))))
+        .in(where)
+        .tensor(first)
+        .hint((guess.empty() ? std::string() : "the nearest name that it explains is " + guess + "; ") +
+              "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, more "
+              "heads) that this family does not describe");
+  }
+  if (!misfits.missing.empty()) {
+    const std::vector<std::string> missing = names_of(misfits.missing);
+    const bool one = missing.size() == 1;
+    throw Error(ErrorKind::kBadInput, fmt::format("{} {} that config.json asks for {} missing: {}", missing.size(),
+                                                  one ? "tensor" : "tensors", one ? "is" : "are", list_names(missing)))
+        .in(where)
+        .tensor(missing.front())
+        .hint(missing_hint(missing));
+  }
+  std::vector<std::string> order;
+  order.reserve(model.parameters.size());
+  for (const ModelParameter& parameter : model.parameters) order.push_back(parameter.name);
+  map.order_logical(order);
+}
+
+}  // namespace reshard

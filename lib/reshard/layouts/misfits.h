@@ -1,0 +1,32 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/specs/model.h"
+
+namespace reshard {
+
+/// How the tensors of a checkpoint differ from those of a model. Points into both.
+struct Misfits {
+  struct Shape {
+    const LogicalTensor* tensor;
+    const ModelParameter* expected;
+  };
+  std::vector<Shape> shapes;                   // tensors of another shape
+  std::vector<const LogicalTensor*> unlisted;  // tensors that the model does not have
+  std::vector<const ModelParameter*> missing;  // parameters that it needs
+  bool empty() const { return shapes.empty() && unlisted.empty() && missing.empty(); }
+};
+
+Misfits find_misfits(const TensorMap& map, const Model& model);
+
+/// Holds the logical tensors of `map` against what the model's config.json asks for, and puts them in state-dict
+/// order.
+/// \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another shape;
+/// of a family that was chosen, with the first misfits of several kinds. `where` is the checkpoint's directory.
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where);
+
+}  // namespace reshard

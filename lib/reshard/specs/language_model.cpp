@@ -1,0 +1,223 @@
+#include "reshard/specs/language_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+/// Keys of config.json under which a larger model has the configuration of its language model.
+constexpr const char* kTextConfigs[] = {"text_config", "llm_config", "language_config", "thinker_config"};
+/// Those of other parts; one beside the keys of a language model says that there are such parts.
+constexpr const char* kOtherConfigs[] = {"vision_config", "audio_config", "visual", "vit_config"};
+/// What the whole configuration says of its language model, too.
+constexpr const char* kSharedKeys[] = {"tie_word_embeddings", "quantization_config", "dtype", "torch_dtype"};
+
+const Json* object_at(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_object() ? &*found : nullptr;
+}
+
+/// The configuration of the language model in `config`, which may lie deeper than one level; null where it has none.
+const Json* text_config(const Json& config) {
+  for (const char* key : kTextConfigs)
+    if (const Json* part = object_at(config, key)) {
+      const Json* deeper = text_config(*part);
+      return deeper ? deeper : part;
+    }
+  return nullptr;
+}
+
+/// "model." of "model.layers", "" of "layers".
+std::string base_of(const std::string& layers) {
+  const std::size_t dot = layers.rfind('.');
+  return dot == std::string::npos ? std::string() : layers.substr(0, dot + 1);
+}
+
+/// The prefixes that `suffix` has in names, each once.
+std::vector<std::string> prefixes_before(const std::string& suffix, const std::unordered_set<std::string_view>& names) {
+  std::vector<std::string> prefixes;
+  for (const std::string_view name : names) {
+    if (!name.ends_with(suffix)) continue;
+    const std::string_view prefix = name.substr(0, name.size() - suffix.size());
+    if (prefix.empty() || prefix.back() == '.') prefixes.emplace_back(prefix);
+  }
+  std::sort(prefixes.begin(), prefixes.end());
+  return prefixes;
+}
+
+/// What stands before the language model's head where its base model has the prefix `base`.
+std::string prefix_of_head(const std::string& base) {
+  constexpr std::string_view kBaseModel = "model.";
+  if (base == kBaseModel || !base.ends_with("." + std::string(kBaseModel))) return {};
+  return base.substr(0, base.size() - kBaseModel.size());
+}
+
+/// The layer that `name` lies in, of those under `layers` ("model.layers."); nothing where that is no layer of the model.
+std::optional<std::uint64_t> layer_of(std::string_view name, const std::string& layers, std::uint64_t count) {
+  const std::string_view rest = name.substr(layers.size());
+  const auto layer = parse_unsigned(rest.substr(0, rest.find('.')), kMaxLayers - 1);
+  return layer && *layer < count ? layer : std::nullopt;
+}
+
+/// Adds tensors of `names` that the family does not list, each as a whole: buffers of rotary embeddings, which old
+/// exports of any family carry, in their layer; what lies in a module of Family::whole, on the last stage; with
+/// `other_parts`, on the first stage, all else that is outside the layers.
+void add_unlisted(Model& model, const std::unordered_set<std::string_view>& names, bool other_parts) {
+  std::unordered_set<std::string_view> listed;
+  for (const ModelParameter& parameter : model.parameters) listed.insert(parameter.name);
+  std::vector<std::string> unlisted;
+  for (const std::string_view name : names)
+    if (listed.count(name) == 0) unlisted.emplace_back(name);
+  std::sort(unlisted.begin(), unlisted.end(), natural_less);
+
+  const std::string layers = model.family->layers + ".";
+  const auto is_whole = [&](const std::string& name) {
+    return std::any_of(model.family->whole.begin(), model.family->whole.end(),
+                       [&](const std::string& module) { return name.starts_with(module + "."); });
+  };
+  std::vector<ModelParameter> others, buffers, whole;
+  for (std::string& name : unlisted) {
+    ModelParameter parameter;
+    parameter.module = name.substr(0, name.rfind('.'));
+    parameter.any_shape = parameter.optional = true;
+    const bool in_layers = name.starts_with(layers);
+    std::vector<ModelParameter>* list = nullptr;
+    if (name.ends_with(".rotary_emb.inv_freq")) {
+      if (in_layers) parameter.layer = layer_of(name, layers, model.layers);
+      if (!in_layers || parameter.layer) list = &buffers;
+    } else if (is_whole(name)) {
+      parameter.on_last_stage = true;
+      list = &whole;
+    } else if (other_parts && !in_layers) {
+      list = &others;
+    }
+    if (!list) continue;
+    parameter.name = std::move(name);
+    list->push_back(std::move(parameter));
+  }
+
+  std::vector<ModelParameter> parameters = std::move(others);
+  for (std::vector<ModelParameter>* list : {&model.parameters, &buffers, &whole})
+    std::move(list->begin(), list->end(), std::back_inserter(parameters));
+  model.parameters = std::move(parameters);
+  model.is_part = other_parts;
+}
+
+}  // namespace
+
+LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec) {
+  const auto known = [](const std::string& model_type) {
+    const auto family = builtin_family(model_type);
+    return family && !family->modules.empty() ? family : nullptr;
+  };
+  const Json* part = text_config(*config.json);
+  const auto part_type = part ? part->find("model_type") : Json::const_iterator();
+  const bool part_has_type = part && part_type != part->end() && part_type->is_string();
+  if (spec && spec->modules.empty()) {  // of a larger model: it only says which its language model is
+    const bool part_is_known = part_has_type && known(part_type->get<std::string>());
+    return find_language_model(config, known(part_is_known ? part_type->get<std::string>() : spec->language_model));
+  }
+  if (!part || (spec && spec->model_type == config.model_type) || (!part_has_type && known(config.model_type))) {
+    LanguageModel model{spec ? spec : known(config.model_type), config};
+    model.is_part = std::any_of(std::begin(kOtherConfigs), std::end(kOtherConfigs),
+                                [&](const char* key) { return object_at(*config.json, key) != nullptr; });
+    return model;
+  }
+  LanguageModel model{spec, config, true};
+  if (part_has_type)
+    model.config.model_type = part_type->get<std::string>();
+  else if (const auto larger = builtin_family(config.model_type))
+    model.config.model_type = larger->language_model;
+  if (!spec) model.family = known(model.config.model_type);
+  Json json = *part;
+  for (const char* key : kSharedKeys)
+    if (!json.contains(key) && config.json->contains(key)) json[key] = config.json->at(key);
+  if (model.family && model.family->class_defaults)
+    for (const auto& [key, value] : model.family->class_defaults->items())
+      if (!json.contains(key)) json[key] = value;
+  model.config.json = std::make_shared<const Json>(std::move(json));
+  return model;
+}
+
+Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting) {
+  const std::string model_type = find_language_model(config).config.model_type;
+  Error error(ErrorKind::kUnsupported, fmt::format("the model_type \"{}\" is not known", printable(model_type)));
+  error.in(config.path);
+  if (fitting.size() == 1)
+    return error.hint(fmt::format("its tensors are those of {0}: give `family` {0}", fitting.front()));
+  if (!fitting.empty())
+    return error.hint(fmt::format("its tensors fit several families, of which you give the right one with `family`: {}",
+                                  join(fitting, ", ")));
+  const std::string guess = nearest(model_type, known_model_types());
+  return error.hint(
+      (guess.empty() ? std::string() : "the nearest known is " + guess + "; ") +
+      "give a built-in family with `family`, a description of the model with `spec` (`print-family` shows a built-in "
+      "one), or put the base_model_tp_plan of its configuration class into config.json");
+}
+
+std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
+                                               const std::unordered_set<std::string_view>& names) {
+  const std::string base = base_of(family->layers);
+  const auto embedding =
+      std::find_if(family->modules.begin(), family->modules.end(), [&](const Family::Module& module) {
+        return module.plan == TensorParallelPlan::kEmbeddingRowwise && module.name.starts_with(base);
+      });
+  if (embedding == family->modules.end()) return family;
+  std::vector<std::string> found =
+      prefixes_before(embedding->name.substr(base.size()) + "." + embedding->parameter, names);
+  if (found.empty() || std::find(found.begin(), found.end(), base) != found.end()) return family;
+  const std::string layers = family->layers.substr(base.size());
+  const auto has_layers = [&](const std::string& prefix) {
+    return std::any_of(names.begin(), names.end(),
+                       [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
+  };
+  if (found.size() > 1) std::erase_if(found, [&](const std::string& prefix) { return !has_layers(prefix); });
+  if (found.size() != 1) return family;
+  const std::string& own = found.front();
+
+  Family renamed = *family;
+  std::string head = prefix_of_head(own);
+  for (const Family::Module& module : renamed.modules)
+    if (!module.tied_to.empty() && !module.name.starts_with(base))
+      if (const auto heads = prefixes_before(module.name + "." + module.parameter, names); heads.size() == 1)
+        head = heads.front();
+  const auto rename = [&](std::string& name) {
+    if (name.empty()) return;
+    if (name.starts_with(base))
+      name.replace(0, base.size(), own);
+    else
+      name.insert(0, head);
+  };
+  rename(renamed.layers);
+  for (Family::Module& module : renamed.modules) {
+    // A base model alone has no head.
+    if (own.empty() && !base.empty() && !module.name.starts_with(base)) module.optional = true;
+    rename(module.name);
+    rename(module.tied_to);
+  }
+  if (renamed.attention) rename(renamed.attention->module);
+  for (Family::Fused& fused : renamed.fused) rename(fused.module);
+  for (std::string& module : renamed.whole) rename(module);
+  return std::make_shared<const Family>(std::move(renamed));
+}
+
+Model instantiate(const ModelConfig& config, const HoldsName& holds) {
+  const LanguageModel model = find_language_model(config);
+  if (!model.family) throw unknown_model_type(config);
+  return instantiate(model.family, model.config, holds);
+}
+
+Model instantiate(const LanguageModel& found, const std::unordered_set<std::string_view>& names) {
+  Model model = instantiate(with_prefixes_of(found.family, names), found.config,
+                            [&](const std::string& name) { return names.count(name) > 0; });
+  add_unlisted(model, names, found.is_part);
+  return model;
+}
+
+}  // namespace reshard

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/specs/family.h"
+#include "reshard/specs/model.h"
+#include "reshard/specs/model_config.h"
+
+namespace reshard {
+
+/// What of a model is split: a language model, perhaps beside vision towers, projectors and the like.
+struct LanguageModel {
+  std::shared_ptr<const Family> family;  // null: nobody knows it
+  ModelConfig config;                    // of it alone: the text_config of a config.json that has one
+  bool is_part = false;                  // the checkpoint has other tensors beside it
+};
+
+/// The language model that `config` is about, of the family `spec`, else of the built-in one of its model_type.
+LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec = {});
+
+/// That nobody knows the model_type. `fitting` are the families that its tensors would fit.
+Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting = {});
+
+/// The family with the names that a checkpoint gives its modules, `names` among others: without or with another prefix
+/// ("language_model.model."), as whole models, base models and parts of larger models are saved with different ones.
+std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
+                                               const std::unordered_set<std::string_view>& names);
+
+/// The model of a config.json whose model_type is known.
+/// \throws also unknown_model_type.
+Model instantiate(const ModelConfig& config, const HoldsName& holds = {});
+
+/// The model of a checkpoint with tensors of these names. What the family does not list but every rank needs is among
+/// the parameters: buffers of rotary embeddings, and what lies beside the language model of a larger one.
+Model instantiate(const LanguageModel& model, const std::unordered_set<std::string_view>& names);
+
+}  // namespace reshard

@@ -1,0 +1,317 @@
+#include "reshard/specs/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <span>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/specs/quantization.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::uint64_t kMaxExperts = 1 << 14;  // of a layer
+constexpr std::uint64_t kMaxPacked = 4096;
+
+/// The values of config.json, with the family's defaults behind them.
+class ConfigValues {
+ public:
+  ConfigValues(const Family& family, const ModelConfig& config) : family_(family), config_(config) {}
+
+  /// Of which layer is asked from now on.
+  void set_layer(std::optional<std::uint64_t> layer) {
+    layer_ = layer;
+    defined_.clear();
+  }
+
+ private:
+  template <typename Action>
+  auto in_config(Action&& action) const {
+    try {
+      return action();
+    } catch (Error& error) {
+      if (error.path().empty()) error.in(config_.path);
+      throw;
+    }
+  }
+
+ public:
+  std::uint64_t size(const Expression& expression) const {
+    return in_config([&] { return expression.size(lookup()); });
+  }
+  bool holds(const Expression& condition) const {
+    return in_config([&] { return condition.holds(lookup()); });
+  }
+  std::uint64_t number(const char* key) const { return size(Expression::parse(key)); }
+  bool flag(const char* key) const { return holds(Expression::parse(key)); }
+
+  [[noreturn]] void fail(const std::string& message) const {
+    throw Error(ErrorKind::kBadInput, message).in(config_.path);
+  }
+
+ private:
+  Expression::Lookup lookup() const {
+    return [this](const std::string& key) { return value(key); };
+  }
+
+  ConfigValue value(const std::string& key) const {
+    if (key == "layer" && layer_) return *layer_;
+    if (const auto definition = family_.definitions.find(key); definition != family_.definitions.end())
+      return defined(key, definition->second);
+    const auto [json, is_default] = find(key);
+    if (json->is_null()) return {};
+    if (json->is_boolean()) return json->get<bool>();
+    if (json->is_number_unsigned()) return json->get<std::uint64_t>();
+    if (!is_default || !json->is_string()) return json;
+    // Only a default may be an expression.
+    return defined(key, Expression::parse(json->get_ref<const std::string&>()));
+  }
+
+  /// What the expressions of defaults and definitions come to may be asked for by many others.
+  ConfigValue defined(const std::string& key, const Expression& expression) const {
+    const auto known = defined_.find(key);
+    if (known != defined_.end()) return known->second;
+    const ConfigValue value = expression.value(lookup());
+    defined_.emplace(key, value);
+    return value;
+  }
+
+  /// The key's value, and whether it is the family's default.
+  std::pair<const Json*, bool> find(const std::string& key) const {
+    const Json* given = config_.json.get();
+    for (const std::string& name : split(key, '.')) {
+      if (given && given->is_object()) {
+        const auto found = given->find(name);
+        given = found == given->end() ? nullptr : &*found;
+      } else {
+        given = nullptr;
+      }
+    }
+    if (given && !given->is_null()) return {given, false};
+    const auto fallback = family_.defaults->find(key);
+    if (fallback == family_.defaults->end()) fail("\"" + key + "\" is missing");
+    if (!fallback->is_object()) return {&*fallback, true};
+    return {&fallback->at(given ? "null" : "absent"), true};
+  }
+
+  const Family& family_;
+  const ModelConfig& config_;
+  std::optional<std::uint64_t> layer_;
+  mutable std::map<std::string, ConfigValue> defined_;  // defaults and definitions that are expressions
+};
+
+/// The sizes of the matrices in a packed one.
+std::vector<PackedPart> packed_parts(const Family::Module& module, std::uint64_t size, const ConfigValues& values) {
+  if (module.packed.empty()) {
+    if (size % 2 != 0)
+      values.fail(fmt::format("{} has {} elements along the dim that two halves share", module.name, size));
+    return {{size / 2, false}, {size / 2, false}};
+  }
+  std::vector<PackedPart> parts;
+  std::uint64_t sum = 0;
+  for (const Family::Packed& packed : module.packed) {
+    const std::uint64_t count = packed.count ? values.size(packed.count) : 1;
+    if (count > kMaxPacked)
+      values.fail(fmt::format("{} packs {} matrices, more than any model has", module.name, count));
+    parts.insert(parts.end(), count, {values.size(packed.size), packed.replicated});
+    sum += parts.back().size * count;
+  }
+  if (sum != size)
+    values.fail(
+        fmt::format("the matrices packed in {} have {} elements together, the whole has {}", module.name, sum, size));
+  return parts;
+}
+
+/// The bias that belongs to a weight: of the outputs, so that what splits the inputs leaves it whole.
+ModelParameter bias_of(const ModelParameter& weight) {
+  ModelParameter bias = weight;
+  bias.is_bias = true;
+  if (bias.shape.size() > 1) bias.shape.resize(weight.experts != 0 ? bias.shape.size() - 1 : 1);  // else a norm's
+  if (splits_outputs(weight.plan)) {
+    bias.split_dim = static_cast<std::uint32_t>(bias.shape.size()) - 1;
+  } else {
+    bias.split_dim.reset();
+    bias.packed.clear();
+    bias.heads = 0;
+  }
+  return bias;
+}
+
+/// Fills the modules in, one place after the other: a layer, or what lies outside the layers.
+class ModelBuilder {
+ public:
+  /// `quantization` may be null.
+  ModelBuilder(Model& model, ConfigValues& values, bool tied, Quantization* quantization, const HoldsName& holds)
+      : model_(model), values_(values), tied_(tied), quantization_(quantization), holds_(holds) {}
+
+  /// \param layer Where they lie; nothing outside the layers.
+  void add(std::span<const Family::Module> modules, std::optional<std::uint64_t> layer) {
+    values_.set_layer(layer);
+    layer_ = layer;
+    while (!modules.empty()) {
+      // The modules of experts come expert after expert.
+      std::size_t count = 1;
+      const auto is_each = [](const Family::Module& module) { return module.experts && !module.stacked; };
+      if (is_each(modules.front()))
+        while (count < modules.size() && is_each(modules[count])) ++count;
+      std::vector<Filled> filled;
+      for (const Family::Module& module : modules.first(count))
+        if (auto one = fill(module)) filled.push_back(std::move(*one));
+      if (is_each(modules.front()))
+        add_experts(filled);
+      else
+        for (const Filled& one : filled) add_one(one, layer_name(one), std::nullopt);
+      modules = modules.subspan(count);
+    }
+  }
+
+ private:
+  struct Filled {
+    const Family::Module* module;
+    ModelParameter weight;
+    bool has_bias = false;
+    std::uint64_t experts = 0;
+  };
+
+  /// Nothing where the model has no such module.
+  std::optional<Filled> fill(const Family::Module& module) const {
+    if (module.when && !values_.holds(module.when)) return std::nullopt;
+    Filled filled{&module, {}};
+    ModelParameter& weight = filled.weight;
+    try {
+      for (const Expression& size : module.shape) weight.shape.push_back(values_.size(size));
+    } catch (const Error&) {
+      if (module.optional) return std::nullopt;  // a buffer that this model cannot have
+      throw;
+    }
+    weight.plan = module.plan;
+    weight.any_shape = module.any_shape;
+    weight.split_dim = module.dim ? module.dim : split_dim_of(module.plan, weight.shape.size());
+    if (is_packed(module.plan)) weight.packed = packed_parts(module, weight.shape[*weight.split_dim], values_);
+    if (module.heads) weight.heads = values_.size(module.heads);
+    weight.optional = module.optional;
+    weight.layer = layer_;
+    weight.on_last_stage = module.on_last_stage;
+    if (tied_ && !module.tied_to.empty()) weight.tied_to = module.tied_to + ".weight";
+    filled.has_bias = module.bias && values_.holds(module.bias);
+    if (module.experts) filled.experts = values_.size(module.experts);
+    if (filled.experts > kMaxExperts)
+      values_.fail(fmt::format("{} experts are more than any model has", filled.experts));
+    weight.experts = filled.experts;
+    if (module.stacked && weight.shape.front() % filled.experts != 0)
+      values_.fail(fmt::format("{} has {} rows, which are not the same for each of {} experts", module.name,
+                               weight.shape.front(), filled.experts));
+    return filled;
+  }
+
+  std::string layer_name(const Filled& filled) const {
+    return layer_ ? expand_layer(filled.module->name, *layer_) : filled.module->name;
+  }
+
+  void add_experts(const std::vector<Filled>& modules) {
+    std::uint64_t experts = 0;
+    for (const Filled& filled : modules) experts = std::max(experts, filled.experts);
+    for (std::uint64_t expert = 0; expert < experts; ++expert)
+      for (const Filled& filled : modules)
+        if (expert < filled.experts) add_one(filled, expand_layer(layer_name(filled), expert), expert);
+  }
+
+  void add_one(const Filled& filled, std::string name, std::optional<std::uint64_t> expert) {
+    ModelParameter weight = filled.weight;
+    weight.module = std::move(name);
+    weight.expert = expert;
+    const std::string& leaf = filled.module->parameter;
+    weight.name = leaf.empty() ? weight.module : weight.module + "." + leaf;
+    const bool linear =
+        weight.shape.size() == 2 && leaf == "weight" && weight.plan != TensorParallelPlan::kEmbeddingRowwise;
+    if (quantization_ && linear)
+      quantization_->add_linear(weight, holds_, model_.parameters);
+    else
+      model_.parameters.push_back(weight);
+    if (!filled.has_bias) return;
+    ModelParameter bias = bias_of(weight);
+    bias.name = bias.module + ".bias";
+    model_.parameters.push_back(std::move(bias));
+  }
+
+  Model& model_;
+  ConfigValues& values_;
+  bool tied_;
+  Quantization* quantization_;
+  const HoldsName& holds_;
+  std::optional<std::uint64_t> layer_;
+};
+
+bool is_layered(const Family::Module& module) {
+  return module.name.find('*') != std::string::npos;
+}
+
+/// Whether heads can be repeated and put in another order by the numbers of heads and their size.
+bool has_plain_heads(const Model& model) {
+  if (!model.family->attention) return true;
+  const Family::Attention& attention = *model.family->attention;
+  const std::string query = "." + attention.query;
+  return std::none_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
+    return parameter.layer && parameter.name.ends_with(query + ".weight") &&
+           parameter.module == expand_layer(attention.module, *parameter.layer) + query &&
+           (parameter.optional || (!model.quantized && parameter.shape.front() != model.heads * model.head_dim));
+  });
+}
+
+/// The name that config.json gives the way its weights are quantised; empty where they are not.
+std::string quant_method(const ModelConfig& config) {
+  const auto found = config.json->find("quantization_config");
+  if (found == config.json->end() || !found->is_object() || found->empty()) return {};
+  const auto method = found->find("quant_method");
+  return method != found->end() && method->is_string() ? method->get<std::string>() : "unknown";
+}
+
+}  // namespace
+
+Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds) {
+  const Family& family = *the_family;
+  ConfigValues values(family, config);
+  Model model;
+  model.family = std::move(the_family);
+  model.layers = values.size(family.num_layers);
+  if (model.layers > kMaxLayers)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("\"{}\" is {}, more than any model has", family.num_layers.text(), model.layers))
+        .in(config.path);
+  const bool tied = values.flag("tie_word_embeddings");
+  if (family.attention) {
+    model.heads = values.number("num_attention_heads");
+    model.kv_heads = values.number("num_key_value_heads");
+    model.head_dim = values.number("head_dim");
+    if (model.heads > kMaxHeads || model.kv_heads > kMaxHeads)
+      throw Error(ErrorKind::kBadInput, fmt::format("{} attention and {} key/value heads are more than any model has",
+                                                    model.heads, model.kv_heads))
+          .in(config.path);
+    if (model.heads % model.kv_heads != 0)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} attention heads do not fall into groups over {} key/value heads", model.heads,
+                              model.kv_heads))
+          .in(config.path);
+  }
+  const std::span<const Family::Module> modules = family.modules;
+  const auto begin =
+      static_cast<std::size_t>(std::find_if(modules.begin(), modules.end(), is_layered) - modules.begin());
+  const auto end = static_cast<std::size_t>(
+      std::find_if_not(modules.begin() + static_cast<std::ptrdiff_t>(begin), modules.end(), is_layered) -
+      modules.begin());
+  std::optional<Quantization> quantization = Quantization::read(config);
+  model.quantized = quantization.has_value();
+  model.quant_method = quant_method(config);
+  ModelBuilder builder(model, values, tied, quantization ? &*quantization : nullptr, holds);
+  builder.add(modules.first(begin), std::nullopt);
+  for (std::uint64_t layer = 0; layer < model.layers; ++layer) builder.add(modules.subspan(begin, end - begin), layer);
+  builder.add(modules.subspan(end), std::nullopt);
+  model.plain_heads = has_plain_heads(model);
+  return model;
+}
+
+}  // namespace reshard

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/specs/family.h"
+#include "reshard/specs/model_config.h"
+#include "reshard/specs/transformation_specs.h"
+#include "reshard/tensor/shape.h"
+
+namespace reshard {
+
+/// One parameter of one model: a family's module with its numbers filled in.
+struct ModelParameter {
+  std::string name;    // as in the Hugging Face checkpoint
+  std::string module;  // the name without the last part
+  Dims shape;
+  bool any_shape = false;  // the family does not say it; whole and optional
+  TensorParallelPlan plan = TensorParallelPlan::kReplicate;
+  std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
+  std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
+  std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be cut anywhere
+  bool block_cut = false;                  // of scales: the blocks do not come out even, so it cannot be split
+  bool is_bias = false;
+  bool optional = false;
+  std::optional<std::uint64_t> layer;
+  std::optional<std::uint64_t> expert;  // whose alone it is
+  std::uint64_t experts = 0;            // of its layer, if it is an expert's, or all of theirs stacked in dim 0
+  bool on_last_stage = false;
+  std::string tied_to;  // the parameter whose bytes this one shares; empty if it has its own
+};
+
+/// A hostile config must not make the list of parameters endless.
+inline constexpr std::uint64_t kMaxLayers = 1 << 14;
+
+/// A family with config.json's numbers: every parameter the checkpoint has, in state-dict order.
+struct Model {
+  std::shared_ptr<const Family> family;
+  std::uint64_t layers = 0;
+  std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
+  std::uint64_t kv_heads = 0;  // key/value heads
+  std::uint64_t head_dim = 0;
+  bool plain_heads = true;      // each query projection has a row for each element of each head, and no more
+  bool quantized = false;       // linears have scales, and are not fused with others
+  std::string quant_method;     // of config.json's quantization_config; empty where there is none
+  bool is_part = false;         // of a larger one, whose other tensors are among the parameters
+  bool family_chosen = false;   // the family is a built-in one, but not that of config.json's model_type
+  bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have
+  std::vector<ModelParameter> parameters;
+};
+
+/// Whether a checkpoint has a tensor of this name.
+using HoldsName = std::function<bool(const std::string& name)>;
+
+/// `holds` says which linears of a quantised model are; without it, none.
+/// \throws Error kBadInput, naming config.json and the key, where a number is missing or makes no sense.
+Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config, const HoldsName& holds = {});
+
+}  // namespace reshard
