@@ -66,7 +66,7 @@ struct Target {
 /// All targets, or of RESHARD_TEST_SHARE equal parts one, another for each architecture.
 std::vector<Target> targets_of(std::size_t architecture) {
   std::vector<Target> all;
-  for (const char* name : {"ranks", "optimum", "presharded"})
+  for (const char* name : {"ranks", "optimum", "nxd", "presharded"})
     for (const std::uint32_t tp : {1, 2, 4})
       for (const std::uint32_t pp : {1, 2})
         if (pp == 1 || std::string(name) != "presharded") all.push_back({name, tp, pp});
@@ -147,27 +147,57 @@ std::optional<std::size_t> planned_dim(const json& plan, const std::string& name
   return std::nullopt;
 }
 
+/// What one of two ranks holds of a model, under the checkpoint's own names.
+TensorMap half_of(const Architecture& of, TensorMap& whole) {
+  const TempDir temp;
+  whole = write_architecture(of, temp / "model");
+  REQUIRE(shard_to(temp / "model", temp / "out", {"presharded", 2, 1}));
+  return read_tensors(temp / "out/weights/tp0_sharded_checkpoint.safetensors");
+}
+
+void check_split(const TensorMap& rank, const std::string& name, const TensorData& whole,
+                 std::optional<std::size_t> dim) {
+  CAPTURE(name);
+  REQUIRE(rank.count(name) == 1);
+  Dims expected = whole.shape;
+  if (dim) expected[*dim] /= 2;
+  CHECK(rank.at(name).shape == expected);
+}
+
 TEST_CASE("What Transformers' own plan splits is split along the same dim") {
   const Architecture of = architecture(GENERATE(from_range(architecture_names())));
-  if (!of.facts.at("base_model_tp_plan").is_object() || of.facts.at("base_model_tp_plan").empty()) return;
+  const auto plan = of.facts.find("base_model_tp_plan");
+  if (plan == of.facts.end() || !plan->is_object() || plan->empty()) return;
   DYNAMIC_SECTION(of.name) {
-    const TempDir temp;
-    const TensorMap tensors = write_architecture(of, temp / "model");
-    REQUIRE(shard_to(temp / "model", temp / "out", {"presharded", 2, 1}));
-    const TensorMap rank = read_tensors(temp / "out/weights/tp0_sharded_checkpoint.safetensors");
+    TensorMap tensors;
+    const TensorMap rank = half_of(of, tensors);
     const std::string prefix = language_prefix(of);
     std::size_t split = 0;
     for (const auto& [name, whole] : tensors) {
-      const auto dim = planned_dim(of.facts.at("base_model_tp_plan"), name, prefix, whole.shape.size());
+      const auto dim = planned_dim(*plan, name, prefix, whole.shape.size());
       if (!dim) continue;
-      Dims expected = whole.shape;
-      expected[*dim] /= 2;
-      CAPTURE(name);
-      REQUIRE(rank.count(name) == 1);
-      CHECK(rank.at(name).shape == expected);
+      check_split(rank, name, whole, dim);
       ++split;
     }
     CHECK(split > 0);
+  }
+}
+
+TEST_CASE("Architectures without a plan are split as vLLM splits them, and nothing else of them is") {
+  const Architecture of = architecture(GENERATE(from_range(architecture_names())));
+  const auto facts = of.facts.find("split");
+  if (facts == of.facts.end()) return;
+  DYNAMIC_SECTION(of.name) {
+    TensorMap tensors;
+    const TensorMap rank = half_of(of, tensors);
+    std::size_t known = 0;
+    for (const auto& [name, whole] : tensors) {
+      const auto fact = facts->contains(name) ? facts->find(name) : facts->find(starred(name));
+      if (fact == facts->end() || fact->is_string()) continue;  // in a way of its own
+      check_split(rank, name, whole, fact->is_null() ? std::nullopt : std::optional(fact->get<std::size_t>()));
+      ++known;
+    }
+    CHECK(known > 5);
   }
 }
 
@@ -313,6 +343,164 @@ TEST_CASE("The family of a larger model stands for that of its language model") 
   }
 }
 
+/// Shards, and what comes of it.
+TensorMap back_from_shards(const TempDir& temp, const TensorMap& tensors) {
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  fs::remove_all(temp / "out");
+  shard(shard_request(temp / "model", temp / "out", 2, 2));
+  return consolidated(temp / "out", temp / "whole");
+}
+
+Error refusal_of(const TempDir& temp, const TensorMap& tensors) {
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  return error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2, 2)); });
+}
+
+TEST_CASE("Layers of multi-token prediction that a checkpoint lacks are left out with a note") {
+  const TempDir temp;
+  const char* name = GENERATE("glm4_moe_own_head", "glm4_moe_shared_head");
+  TensorMap tensors = write_architecture(architecture(name), temp / "model");
+  std::set<std::string> layers;
+  for (const auto& [tensor, value] : tensors)
+    if (tensor.starts_with("model.layers.")) layers.insert(split(tensor, '.').at(2));
+  const std::string last = "model.layers." + *layers.rbegin() + ".";
+  TensorMap partly = tensors;
+  partly.erase(last + "eh_proj.weight");
+  CHECK_THAT(refusal_of(temp, partly).what(), Says(last + "eh_proj.weight"));
+  std::erase_if(tensors, [&](const auto& item) { return item.first.starts_with(last); });
+  CHECK((back_from_shards(temp, tensors) == tensors));
+  const auto job = plan_shard(shard_request(temp / "model", temp / "other", 2));
+  CHECK_THAT(join(job->notes, "\n"), Says("has no tensors of layer"));
+}
+
+TEST_CASE("Heads of reward models and classifiers take the place of the language model's") {
+  const TempDir temp;
+  Architecture of = architecture("llama");
+  of.facts["config"]["tie_word_embeddings"] = false;
+  TensorMap tensors = write_architecture(of, temp / "model");
+  REQUIRE(tensors.count("lm_head.weight") == 1);
+  Random random(2);
+  SECTION("score") {
+    tensors.erase("lm_head.weight");
+    tensors["score.weight"] = random_tensor(random, DType::kBF16, {1, 64});
+    CHECK((back_from_shards(temp, tensors) == tensors));
+    CHECK(read_ranks(temp / "out").at("tp_rank_01_pp_rank_01").count("score.weight") == 1);
+  }
+  SECTION("a value head beside it") {
+    tensors["v_head.summary.weight"] = random_tensor(random, DType::kBF16, {1, 64});
+    tensors["v_head.summary.bias"] = random_tensor(random, DType::kBF16, {1});
+    CHECK((back_from_shards(temp, tensors) == tensors));
+  }
+  SECTION("none, of a base model that is embedded in another") {
+    of.facts["config"]["architectures"] = {"LlamaBidirectionalModel"};
+    write_architecture(of, temp / "model");
+    tensors.erase("lm_head.weight");
+    CHECK((back_from_shards(temp, tensors) == tensors));
+  }
+  SECTION("none, which is an error") {
+    tensors.erase("lm_head.weight");
+    CHECK_THAT(refusal_of(temp, tensors).what(), Says("lm_head.weight"));
+  }
+}
+
+TEST_CASE("The original LLaVA, whose configuration is that of its language model, is known") {
+  const TempDir temp;
+  Architecture of = architecture("llama");
+  of.facts["config"]["model_type"] = "llava";
+  of.facts["config"]["mm_vision_tower"] = "openai/clip-vit-large-patch14-336";
+  TensorMap tensors = write_architecture(of, temp / "model");
+  Random random(2);
+  tensors["model.mm_projector.0.weight"] = random_tensor(random, DType::kBF16, {64, 32});
+  tensors["model.image_newline"] = random_tensor(random, DType::kBF16, {64});
+  CHECK((back_from_shards(temp, tensors) == tensors));
+}
+
+TEST_CASE("A tensor with the language model's own prefix that it does not name is refused") {
+  const TempDir temp;
+  TensorMap tensors = write_architecture(architecture("llava"), temp / "model");
+  Random random(2);
+  std::string prefix;
+  for (const auto& [name, tensor] : tensors)
+    if (name.ends_with("embed_tokens.weight")) prefix = name.substr(0, name.size() - 19);
+  REQUIRE(prefix.find("language_model.") != std::string::npos);
+  tensors[prefix + "extra.weight"] = random_tensor(random, DType::kBF16, {64});
+  CHECK_THAT(refusal_of(temp, tensors).what(), Says(prefix + "extra.weight"));
+}
+
+TEST_CASE("Experts that a checkpoint lacks are noticed, in whichever variant it is published") {
+  const auto [name, tensor] = GENERATE(table<const char*, const char*>({{"qwen3_5_moe", "experts.gate_up_proj"},
+                                                                        {"qwen3_vl_moe", "experts.down_proj"},
+                                                                        {"step3_vl", "moe.up_proj.weight"}}));
+  const TempDir temp;
+  TensorMap tensors = write_architecture(architecture(name), temp / "model");
+  const auto found = std::find_if(tensors.begin(), tensors.end(), [&, leaf = std::string(tensor)](const auto& item) {
+    return item.first.ends_with(leaf);
+  });
+  REQUIRE(found != tensors.end());
+  const std::string gone = found->first;
+  tensors.erase(found);
+  CHECK_THAT(refusal_of(temp, tensors).what(), Says(gone));
+}
+
+TEST_CASE("Stacked experts may be published each by itself") {
+  const char* name = GENERATE("qwen3_vl_moe", "llama4");
+  const TempDir temp;
+  TensorMap tensors = write_architecture(architecture(name), temp / "model");
+  Random random(4);
+  TensorMap each;
+  for (const auto& [full, tensor] : tensors) {
+    const bool gate_up = full.ends_with(".experts.gate_up_proj");
+    if (!gate_up && !full.ends_with(".experts.down_proj")) {
+      each[full] = tensor;
+      continue;
+    }
+    const std::string prefix = full.substr(0, full.rfind('.') + 1);
+    for (std::uint64_t expert = 0; expert < tensor.shape[0]; ++expert) {
+      const std::string own = prefix + std::to_string(expert) + ".";
+      const std::uint64_t in = tensor.shape[1], out = tensor.shape[2];
+      if (!gate_up) each[own + "down_proj.weight"] = random_tensor(random, DType::kBF16, {out, in});
+      for (const char* part : {"gate_proj.weight", "up_proj.weight"})
+        if (gate_up) each[own + part] = random_tensor(random, DType::kBF16, {out / 2, in});
+    }
+  }
+  REQUIRE(each.size() > tensors.size());
+  CHECK((back_from_shards(temp, each) == each));
+}
+
+TEST_CASE("Norms of each head are a list, and not shared by expert-parallel ranks") {
+  const TempDir temp;
+  Architecture of = architecture("stablelm");
+  of.facts["config"]["qk_layernorm"] = true;
+  TensorMap tensors = write_architecture(of, temp / "model");
+  const auto heads = of.facts["config"]["num_attention_heads"].get<int>();
+  const auto kv_heads = of.facts["config"]["num_key_value_heads"].get<int>();
+  const auto head_dim = of.facts["config"]["hidden_size"].get<std::uint64_t>() / static_cast<std::uint64_t>(heads);
+  Random random(2);
+  for (int layer = 0; layer < of.facts["config"]["num_hidden_layers"].get<int>(); ++layer) {
+    const std::string module = "model.layers." + std::to_string(layer) + ".self_attn.";
+    for (int head = 0; head < heads; ++head) {
+      const std::string norm = "_layernorm.norms." + std::to_string(head) + ".weight";
+      tensors[module + "q" + norm] = random_tensor(random, DType::kBF16, {head_dim});
+      if (head < kv_heads) tensors[module + "k" + norm] = random_tensor(random, DType::kBF16, {head_dim});
+    }
+  }
+  CHECK((back_from_shards(temp, tensors) == tensors));
+  ShardRequest request = shard_request(temp / "model", temp / "other", 2);
+  request.target.ep = 2;
+  CHECK_THAT(error_of([&] { plan_shard(request); }).what(), Says("has no experts"));
+}
+
+TEST_CASE("Heads that are cut for inference are noted") {
+  const TempDir temp;
+  write_architecture(architecture("internlm2"), temp / "model");
+  const auto notes = [&](std::uint32_t tp) {
+    return join(plan_shard(deployed_request(layout("presharded"), temp / "model", temp / "out", tp))->notes, "\n");
+  };
+  CHECK_THAT(notes(4), Says("cut through heads or groups of heads, as NxD's shard_checkpoint does: "
+                            "model.layers.*.attention.wo, model.layers.*.attention.wqkv"));
+  CHECK_THAT(notes(2), !Says("cut through heads"));
+}
+
 TEST_CASE("A scalar beside a query projection is no row of it") {
   const TempDir temp;
   const Architecture of = architecture("llama");
@@ -335,18 +523,20 @@ TEST_CASE("What no plan splits is named in one note") {
   const std::pair<const char*, const char*> cases[] = {
       {"jamba", "model.layers.*.feed_forward.router, model.layers.*.mamba"},
       {"llava", "multi_modal_projector, vision_tower"},
+      {"mimo", "model.mtp_layers"},
       {"mixtral", "model.layers.*.block_sparse_moe.gate"}};
   for (const auto& [name, says] : cases) {
     write_architecture(architecture(name), temp / name);
     const auto job = plan_shard(shard_request(temp / name, temp / "out", 2));
     const auto notes = std::count_if(job->notes.begin(), job->notes.end(), [&](const std::string& note) {
-      return note.find("replicated on all ranks, as no plan for tensor parallelism splits them: ") == 0;
+      return note.find("replicated on every tensor-parallel rank: ") == 0;
     });
     CHECK(notes == 1);
     CHECK_THAT(join(job->notes, "\n"), Says(says));
   }
   write_architecture(architecture("llama"), temp / "plain");
-  CHECK_THAT(join(plan_shard(shard_request(temp / "plain", temp / "out", 2))->notes, "\n"), !Says("replicated on all"));
+  CHECK_THAT(join(plan_shard(shard_request(temp / "plain", temp / "out", 2))->notes, "\n"),
+             !Says("replicated on every"));
 }
 
 /// `of` with another value of a key, in the language model's own configuration.
@@ -387,11 +577,13 @@ TEST_CASE("Variants of architectures come back: other sizes, layers, experts, he
     TensorMap tensors;
     for (const ModelParameter& p : instantiate(read).parameters)
       if (p.tied_to.empty() && !p.optional) tensors[p.name] = random_tensor(random, DType::kBF16, p.shape);
+    write_safetensors(temp / "model/model.safetensors", tensors);
     try {
-      plan_shard(shard_request(temp / "model", temp / "out", 2));
+      plan_shard(shard_request(temp / "model", temp / "out", 2, 2));
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::kBadInput) write_safetensors(temp / "model/model.safetensors", tensors);
-      if (error.kind() == ErrorKind::kUsage) return;
+      REQUIRE(error.kind() == ErrorKind::kUsage);
+      CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1"));
+      return;
     }
     check_comes_back(temp, tensors, random() % 2 ? "ranks" : "presharded");
   }
@@ -410,6 +602,10 @@ TEST_CASE("Every architecture's shards are verified against it, and converted to
     request.target.pp = 1;
     convert(request);
     CHECK((consolidated(temp / "other", temp / "whole") == tensors));
+
+    const Checkpoint original = read_checkpoint(temp / "model", {ConfigUse::kStrict});
+    CHECK(verify(read_checkpoint(temp / "out", {ConfigUse::kStrict}).map, original.map, {}, {}).same());
+    CHECK(verify(read_checkpoint(temp / "other", {ConfigUse::kStrict}).map, original.map, {}, {}).same());
   }
 }
 

@@ -55,6 +55,7 @@ TEST_CASE("Sizes come out as arithmetic says") {
   CHECK(size("ceil(7 / two)") == 4);
   CHECK(size("ceil(three * two / (1 + 1))") == 3);
   CHECK(size("floor(7 / two)") == 3);
+  CHECK(size("2 * length(list)") == 4);
   CHECK(size("2 * floor(three * 5 / 4)") == 6);
   CHECK(size("list[1] + list[two - 2]") == 4);
   CHECK(size("zero + two") == 2);

@@ -254,6 +254,39 @@ TEST_CASE("A family description with a key missing or of another type is refused
   refused_family("/modules/3/tied_to", "0");
 }
 
+TEST_CASE("A default may be a text in quotes") {
+  Json json = tiny_family();
+  json["defaults"]["act"] = "\"silu\"";
+  json["modules"][0]["when"] = "act == \"silu\" and act != \"gelu\"";
+  json["modules"][3].erase("tied_to");
+  const auto family = std::make_shared<const Family>(parse_family(json, "tiny.json"));
+  json["modules"][0].erase("when");
+  const auto without = std::make_shared<const Family>(parse_family(json, "tiny.json"));
+  const ModelConfig config = config_of("tiny", base());
+  CHECK(instantiate(family, config).parameters.size() == instantiate(without, config).parameters.size());
+}
+
+TEST_CASE("More parameters than any model has are refused before they take memory") {
+  ModelConfig config{"config.json", std::make_shared<const Json>(Json::parse(R"({"model_type": "mixtral",
+      "num_hidden_layers": 16384, "num_local_experts": 16384, "hidden_size": 64, "intermediate_size": 64,
+      "vocab_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4})")),
+                     "mixtral"};
+  const Error error = test::error_of([&] { instantiate(config); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), test::Says("more than any model has"));
+}
+
+TEST_CASE("The language model that a larger family names is a built-in one that has modules") {
+  for (const char* name : {"lama", "llava"}) {
+    const Error error = test::error_of([&] {
+      parse_family(Json{{"model_type", "x"}, {"language_model", name}}, "x.json");
+    });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), test::Says("\"language_model\" is \"" + std::string(name) + "\""));
+  }
+  CHECK_NOTHROW(parse_family(Json{{"model_type", "x"}, {"language_model", "llama"}}, "x.json"));
+}
+
 TEST_CASE("A family description that no model could follow is refused when it is read") {
   struct Patch {
     const char* pointer;
@@ -265,6 +298,7 @@ TEST_CASE("A family description that no model could follow is refused when it is
       {"/modules/2/shape", "[\"hidden_size\"]", "1 dims, which is too few"},      // row-wise without a dim 1
       {"/modules/3/stage", "\"middle\"", "\"first\" or \"last\""},                // neither
       {"/modules/3/tied_to", "\"wpe\"", "names the module wpe"},                  // no such module
+      {"/modules/0/when", "\"vocab_size > 9\"", "not in every checkpoint"},       // the head is tied to it
       {"/fused", R"([{"module":"h.*","name":"x","linears":["no"]}])", "h.*.no"},  // no such module
       {"/defaults/hidden_size", R"({"absent": 1})", "\"absent\" and \"null\""},
       {"/defaults/hidden_size", "\"hidden_size\"", "depends on itself"},

@@ -151,6 +151,11 @@ TEST_CASE("The text of a family is the same family") {
   }
 }
 
+TEST_CASE("What is like a larger model is like its language model") {
+  const Family family = parse_family_text(R"({"model_type": "x", "like": "llava"})", "x.json");
+  CHECK(family.modules.size() == builtin_family("llama")->modules.size());
+}
+
 TEST_CASE("A description of somebody's own can be like a built-in family") {
   const Family family = parse_family_text(R"({"model_type": "mine", "like": "llama", "remove": ["gate_proj"]})", "m");
   CHECK(family.model_type == "mine");

@@ -91,7 +91,10 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     checkpoint.model = instantiate(found, names);
     checkpoint.model->family_chosen = chosen;
   } catch (Error& error) {
-    if (spec) error.hint("`spec` and config.json have to fit: one of the two names a key that the other does not have");
+    if (spec && error.hint().empty())
+      error.hint(spec == builtin_family(spec->model_type)
+                     ? "config.json lacks what this family needs: take another `family`, or leave the option out"
+                     : "`spec` and config.json have to fit: one of the two names a key that the other does not have");
     if (use != ConfigUse::kLenient || checkpoint.config_given) throw;
     checkpoint.notes.push_back(error.what());
   }

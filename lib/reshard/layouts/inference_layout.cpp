@@ -8,8 +8,8 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/partition_notes.h"
 #include "reshard/layouts/rank_record.h"
-#include "reshard/layouts/replicated_note.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/specs/mesh.h"
@@ -101,7 +101,7 @@ TargetPlan InferenceLayout::plan(const TargetRequest& request, const TargetConte
   plan.partition.reset();  // there are no stages
   plan.cut_names.clear();
   note_padding(plan);
-  if (auto note = replicated_note(*context.model, plan.mesh.tp)) plan.notes.push_back(std::move(*note));
+  for (std::string& note : partition_notes(*context.model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   return plan;
 }
 

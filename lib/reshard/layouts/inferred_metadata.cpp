@@ -113,7 +113,7 @@ class Derivation {
   }
 
   void add_own(const TensorEntry& tensor, const ModelParameter& parameter) {
-    if (parameter.any_shape) {
+    if (parameter.any_shape || parameter.scalar) {
       metadata_.parameters.push_back({tensor.name, false, 0, 1, 1, {}});
       return;
     }
@@ -176,7 +176,9 @@ class Derivation {
       const std::uint64_t q = spec.q_output_size_per_partition;
       const std::uint64_t kv = spec.kv_output_size_per_partition;
       if (columns && *columns != q) return false;  // of the output projection, which takes the same heads
-      return one_weight ? rows == q + 2 * kv : rows == q && rows_held(prefix + "k") == kv;
+      // A layer that shares the keys of another has none.
+      return one_weight ? rows == q + 2 * kv
+                        : rows == q && (rows_held(prefix + "k") == kv || held_.count(prefix + "k") == 0);
     };
     PartitionOptions options = heads_;
     options.fuse_qkv = one_weight;

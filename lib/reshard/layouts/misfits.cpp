@@ -8,7 +8,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/specs/quantization.h"
 
 namespace reshard {
 namespace {
@@ -50,15 +49,14 @@ std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
   for (const LogicalTensor* tensor : misfits.unlisted)
     if (is_new(tensor->name))
       lines.push_back(with_nearest(tensor->name, pointers_to(model.parameters)) + " is not named by it");
-  for (const ModelParameter* parameter : misfits.missing)
-    if (is_new(parameter->name)) lines.push_back(with_nearest(parameter->name, misfits.unlisted) + " is missing");
+  for (const std::string& name : misfits.missing)
+    if (is_new(name)) lines.push_back(with_nearest(name, misfits.unlisted) + " is missing");
   return lines;
 }
 
-template <typename Named>
-std::vector<std::string> names_of(const std::vector<const Named*>& all) {
+std::vector<std::string> names_of(const std::vector<const LogicalTensor*>& tensors) {
   std::vector<std::string> names;
-  for (const Named* one : all) names.push_back(one->name);
+  for (const LogicalTensor* tensor : tensors) names.push_back(tensor->name);
   return names;
 }
 
@@ -84,6 +82,11 @@ void validate_layers(const Model& model, const std::filesystem::path& where) {
         .hint("the checkpoint is incomplete, or num_hidden_layers in config.json is another model's");
 }
 
+bool has_shape(const LogicalTensor& tensor, const ModelParameter& expected) {
+  if (expected.scalar) return num_elems(tensor.shape) == 1u;
+  return expected.any_shape || tensor.shape == expected.shape;
+}
+
 }  // namespace
 
 Misfits find_misfits(const TensorMap& map, const Model& model) {
@@ -99,18 +102,28 @@ Misfits find_misfits(const TensorMap& map, const Model& model) {
       misfits.unlisted.push_back(&tensor);
       continue;
     }
-    if (found->second->shape != tensor.shape && !found->second->any_shape)
-      misfits.shapes.push_back({&tensor, found->second});
+    if (!has_shape(tensor, *found->second)) misfits.shapes.push_back({&tensor, found->second});
+    // A linear in so few bits is quantised, and what it lacks is what one is known by.
+    if (found->second->plain && bits(tensor.dtype) <= 8)
+      misfits.missing.push_back(found->second->module + "." + model.quantization_marker);
     expected.erase(found);
   }
   for (const ModelParameter& parameter : model.parameters)
-    if (!parameter.optional && expected.count(parameter.name) > 0) misfits.missing.push_back(&parameter);
+    if (!parameter.optional && expected.count(parameter.name) > 0) misfits.missing.push_back(parameter.name);
   return misfits;
 }
 
 void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where) {
   if (model.by_config_plan) validate_layers(model, where);
   const Misfits misfits = find_misfits(map, model);
+  if (model.quantization_problem && (!misfits.shapes.empty() || !misfits.unlisted.empty())) {
+    const std::string& name =
+        misfits.unlisted.empty() ? misfits.shapes.front().tensor->name : misfits.unlisted.front()->name;
+    throw Error(ErrorKind::kUnsupported, model.quantization_problem->what)
+        .in(where)
+        .tensor(name)
+        .hint(model.quantization_problem->hint);
+  }
   if (model.family_chosen && !misfits.empty())
     throw Error(ErrorKind::kBadInput, fmt::format("the tensors are not those of the family {}: {}",
                                                   model.family->model_type, join(describe(misfits, model), "; ")))
@@ -126,8 +139,6 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
   }
   if (!misfits.unlisted.empty()) {
     const std::string& first = misfits.unlisted.front()->name;
-    if (const auto problem = quantization_problem(model.quant_method))
-      throw Error(ErrorKind::kUnsupported, problem->what).in(where).tensor(first).hint(problem->hint);
     const std::string guess = nearest_name(first, pointers_to(model.parameters));
     const bool one = misfits.unlisted.size() == 1;
     throw Error(ErrorKind::kBadInput, fmt::format("{} {} not explained by config.json (model_type {}): {}",
@@ -140,7 +151,7 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
               "heads) that this family does not describe");
   }
   if (!misfits.missing.empty()) {
-    const std::vector<std::string> missing = names_of(misfits.missing);
+    const std::vector<std::string>& missing = misfits.missing;
     const bool one = missing.size() == 1;
     throw Error(ErrorKind::kBadInput, fmt::format("{} {} that config.json asks for {} missing: {}", missing.size(),
                                                   one ? "tensor" : "tensors", one ? "is" : "are", list_names(missing)))

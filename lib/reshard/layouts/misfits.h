@@ -17,7 +17,7 @@ struct Misfits {
   };
   std::vector<Shape> shapes;                   // tensors of another shape
   std::vector<const LogicalTensor*> unlisted;  // tensors that the model does not have
-  std::vector<const ModelParameter*> missing;  // parameters that it needs
+  std::vector<std::string> missing;            // names of parameters that it needs
   bool empty() const { return shapes.empty() && unlisted.empty() && missing.empty(); }
 };
 

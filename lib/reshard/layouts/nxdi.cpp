@@ -73,8 +73,10 @@ class Rules {
               "known are {}; describe others with `spec` and \"nxd_inference\" in it, or take a layout that keeps "
               "the checkpoint's names",
               fmt::join(inference_families(), ", ")));
-    if (model.is_part)
-      throw Error(ErrorKind::kUnsupported, "NxD Inference's names for models of several parts are unknown")
+    if (model.is_part || model.renamed)
+      throw Error(ErrorKind::kUnsupported,
+                  "NxD Inference's names for models of several parts, or with another prefix, "
+                  "are unknown")
           .hint("take a layout that keeps the checkpoint's names");
     if (model.quantized)
       throw Error(ErrorKind::kUnsupported, "layout nxdi has no place for the scales of quantised linears")

@@ -58,7 +58,8 @@ void PlacedRules::add_whole(std::string name, const std::string& logical_name) {
   add_placed(std::move(name), PartitionLabel::kReplicated, 0, {{logical_name}});
 }
 
-void PlacedRules::add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim) {
+void PlacedRules::add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim,
+                      std::uint64_t padded) {
   const std::string& original = parameter.tied_to.empty() ? parameter.name : parameter.tied_to;
   if (!dim) return add_whole(std::move(name), original);
   if (!parameter.packed.empty()) {
@@ -69,7 +70,7 @@ void PlacedRules::add(const ModelParameter& parameter, std::string name, std::op
   const PartitionLabel label = !parameter.tied_to.empty() ? PartitionLabel::kTied
                                : *dim == 0                ? PartitionLabel::kColumn
                                                           : PartitionLabel::kRow;
-  const std::uint64_t padded = (parameter.shape[*dim] + tp_ - 1) / tp_ * tp_;
+  if (padded == 0) padded = (parameter.shape[*dim] + tp_ - 1) / tp_ * tp_;
   add_placed(std::move(name), label, *dim, {{original, evenly(parameter, *dim, padded), parameter.is_bias}});
   rules_.back().tied = !parameter.tied_to.empty();
 }

@@ -34,8 +34,10 @@ class PlacedRules {
   /// A tensor that every rank has all of.
   void add_whole(std::string name, const std::string& logical_name);
   /// A parameter that is split evenly along `dim`, or whole.
+  /// \param padded As of `evenly`; 0: the next multiple of the ranks.
   /// \throws Error kBadInput for sizes that no model has.
-  void add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim);
+  void add(const ModelParameter& parameter, std::string name, std::optional<std::uint32_t> dim,
+           std::uint64_t padded = 0);
 
   /// An equal share of `padded` elements along `dim` for each rank, which divide them; what is past the parameter's own
   /// size is padding. Parameters that are partitioned alike share a table.

@@ -5,6 +5,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/inference_layout.h"
 #include "reshard/layouts/inferred_metadata.h"
+#include "reshard/layouts/partition_notes.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 
@@ -25,7 +26,8 @@ std::vector<PartitionRule> padded_rules(const Model& model, std::uint32_t tp, co
   for (const ModelParameter& parameter : model.parameters) {
     if (parameter.optional && !holds(parameter.name)) continue;
     if (!parameter.tied_to.empty()) continue;  // whoever loads the files ties them
-    rules.add(parameter, parameter.name, parameter.split_dim);
+    rules.add(parameter, parameter.name, parameter.split_dim,
+              parameter.split_dim ? padded_size(model, parameter, tp) : 0);
   }
   return std::move(rules).take();
 }
@@ -50,6 +52,7 @@ class PreshardedLayout final : public InferenceLayout {
                   const TargetContext& context) const override {
     const std::uint32_t tp = plan.mesh.tp;
     const HoldsName holds = names_in(context.logical);
+    for (std::string& note : cut_heads_notes(*context.model, tp)) plan.notes.push_back(std::move(note));
     if (pads(values)) {
       plan.map = sharded_target_map(padded_rules(*context.model, tp, holds), tp, context.logical, target);
       return;
@@ -65,7 +68,7 @@ class PreshardedLayout final : public InferenceLayout {
     const Model& model = *checkpoint.model;
     const bool padded =
         std::any_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
-          return can_pad(model, parameter) && split_problem(parameter, shards.tp, false).has_value();
+          return can_pad(parameter) && split_problem(parameter, shards.tp, false).has_value();
         });
     if (padded) {
       validate_padded_split(shards, checkpoint);

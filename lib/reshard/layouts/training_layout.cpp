@@ -9,7 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/replicated_note.h"
+#include "reshard/layouts/partition_notes.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/specs/metadata.h"
 
@@ -141,7 +141,7 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
   plan.text_files = stage_files(stages);
   for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
   note_idle_options(request, model, plan);
-  if (auto note = replicated_note(model, plan.mesh.tp)) plan.notes.push_back(std::move(*note));
+  for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   return plan;
 }
 

@@ -57,7 +57,7 @@ void validate_model(const Model& model, const Form& form) {
   if (known == nullptr || model.family->json_text != known->json_text)
     refuse(fmt::format("vLLM's names for {} are known for the built-in description alone", architecture.model_type),
            "leave out `spec`");
-  if (model.is_part || model.family->layers != known->layers)
+  if (model.is_part || model.renamed)
     refuse("vLLM's names for models of several parts, or of other names, are unknown",
            "vLLM itself loads the Hugging Face directory");
   if (!model.quant_method.empty())

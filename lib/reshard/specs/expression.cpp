@@ -13,7 +13,7 @@
 namespace reshard {
 
 struct Expression::Node {
-  enum class Kind : std::uint8_t { kLiteral, kText, kKey, kItem, kNot, kCeil, kFloor, kBinary };
+  enum class Kind : std::uint8_t { kLiteral, kText, kKey, kItem, kNot, kCeil, kFloor, kLength, kBinary };
 
   Kind kind = Kind::kLiteral;
   ConfigValue literal;
@@ -167,6 +167,14 @@ class Parser {
       const Node& inner = node.operands.front();
       if (inner.kind != Kind::kBinary || inner.word != "/") fail("\"" + word + "\" takes a division");
       if (word_ != ")") fail("a closing bracket is expected");
+    } else if (word_ == "length") {
+      advance();
+      if (!take("(")) fail("\"length\" is followed by a list in brackets");
+      node.kind = Kind::kLength;
+      if (word_.empty() || !begins_name(word_.front())) fail("\"length\" takes a key");
+      node.operands.push_back(atom());
+      if (node.operands.front().kind != Kind::kKey) fail("\"length\" takes a key");
+      if (word_ != ")") fail("a closing bracket is expected");
     } else if (begins_name(word_.front()) && word_ != "and" && word_ != "or" && word_ != "not" && word_ != "in") {
       node.kind = Kind::kKey;
       node.word = word_;
@@ -228,6 +236,7 @@ class Evaluator {
       case Kind::kKey: return key(node.word);
       case Kind::kNot: return !flag(node.operands.front());
       case Kind::kItem: return item(node);
+      case Kind::kLength: return length(node.operands.front());
       case Kind::kCeil:
       case Kind::kFloor: {
         const Node& division = node.operands.front();
@@ -285,6 +294,13 @@ class Evaluator {
     if (value.is_boolean()) return value.get<bool>();
     if (value.is_number_unsigned()) return value.get<std::uint64_t>();
     return &value;
+  }
+
+  ConfigValue length(const Node& node) {
+    const ConfigValue of_list = lookup_(node.word);
+    const Json* const* list = std::get_if<const Json*>(&of_list);
+    if (!list || !(*list)->is_array()) fail_kind(node, of_list, "a list");
+    return (*list)->size();
   }
 
   static ConfigValue character(const std::string& text, std::uint64_t index) {

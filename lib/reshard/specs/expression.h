@@ -26,6 +26,7 @@ using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json
 ///   name, a.b             a key of config.json, of an object in it; `layer` is the layer's number
 ///   name[i]               an item of a list, or a character of a text, counted from 0; null where there is none. Of a
 ///                         number, which all layers share, the number
+///   length(name)          how many items a list has
 ///   "text" true false null
 class Expression {
  public:

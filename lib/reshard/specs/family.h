@@ -106,6 +106,8 @@ struct Family {
     Expression heads;                  // parts that stay whole along the dim that is split
     Expression experts;                // how many: of the name's second "*", or one under the other in dim 0
     bool stacked = false;              // the latter
+    Expression items;                  // how many are in a list that is not of experts: of the name's second "*"
+    std::string variant;               // which variant of a layer has it; empty: all
     bool optional = false;             // a checkpoint may lack it
     bool on_last_stage = false;        // for modules outside the layers
     std::string tied_to;               // the module whose weight this one shares where tie_word_embeddings is set

@@ -142,12 +142,13 @@ std::vector<Family::Packed> packed_at(const SpecObject& module) {
 
 Family::Module parse_module(const SpecObject& object) {
   object.validate_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "heads", "experts",
-                        "stacked_experts", "optional", "stage", "tied_to", "dim"});
+                        "stacked_experts", "items", "variant", "optional", "stage", "tied_to", "dim"});
   Family::Module module;
   module.name = object.string_at("name");
   module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
   module.plan = plan_at(object);
-  module.any_shape = !object.has("shape") && object.has("optional") && module.plan == TensorParallelPlan::kReplicate;
+  module.any_shape = !object.has("shape") && object.has("optional") && object.bool_at("optional") &&
+                     module.plan == TensorParallelPlan::kReplicate;
   if (!module.any_shape)
     for (const std::string& size : object.strings_at("shape"))
       module.shape.push_back(object.expression(size, object.pointer_to("shape"), "shape"));
@@ -165,6 +166,11 @@ Family::Module parse_module(const SpecObject& object) {
     module.experts = object.expression_at("stacked_experts");
     module.stacked = true;
   }
+  if (object.has("items")) {
+    if (module.experts) object.fail("items", "nothing beside \"experts\"");
+    module.items = object.expression_at("items");
+  }
+  if (object.has("variant")) module.variant = object.string_at("variant");
   if (object.has("optional")) module.optional = object.bool_at("optional");
   if (object.has("stage")) {
     const std::string& stage = object.string_at("stage");
@@ -189,12 +195,12 @@ Family::Module parse_module(const SpecObject& object) {
   if (!module.packed.empty() && !is_packed(module.plan))
     object.fail("packed", "a plan of packed_colwise or packed_rowwise");
   const auto stars = std::count(module.name.begin(), module.name.end(), '*');
-  if (stars > 2 || (stars == 2) != (module.experts && !module.stacked))
+  if (stars > 2 || (stars == 2) != (module.items || (module.experts && !module.stacked)))
     throw object.reading().error(
         object.pointer_to("name"),
         fmt::format(
-            "\"name\" {} has {} stars: the first is the layer's number, and with \"experts\" there is a second, "
-            "the expert's",
+            "\"name\" {} has {} stars: the first is the layer's number, and with \"experts\" or \"items\" there is "
+            "a second, theirs",
             printable(module.name), stars));
   return module;
 }
@@ -303,8 +309,15 @@ void validate_names(const Family& family, const Reading& reading) {
     const std::string pointer = "/modules/" + std::to_string(i);
     if (!module.tied_to.empty() && module.tied_to == module.name)
       throw reading.error(pointer + "/tied_to", "\"tied_to\" of " + printable(module.name) + " names itself");
-    if (!module.tied_to.empty())
-      validate_module(module.tied_to, pointer + "/tied_to", "\"tied_to\" of " + printable(module.name));
+    if (!module.tied_to.empty()) {
+      const std::string what = "\"tied_to\" of " + printable(module.name);
+      validate_module(module.tied_to, pointer + "/tied_to", what);
+      for (const Family::Module& source : family.modules)
+        if (source.name == module.tied_to && (source.parameter != "weight" || source.when || source.optional ||
+                                              source.name.find('*') != std::string::npos))
+          throw reading.error(pointer + "/tied_to", what + " names " + printable(source.name) +
+                                                        ", which is in the layers, or not in every checkpoint");
+    }
     const bool layered = module.name.find('*') != std::string::npos;
     if (layered && !module.name.starts_with(family.layers + ".*."))
       throw reading.error(pointer + "/name", fmt::format("\"name\" {} does not begin with \"layers\", {}.*.",
@@ -376,6 +389,9 @@ Family parse(const Json& json, const Reading& reading) {
     object.validate_keys({"$schema", "model_type", "language_model"});
     family.model_type = object.string_at("model_type");
     family.language_model = object.string_at("language_model");
+    const auto known = builtin_description(family.language_model);
+    if (!known || !known->contains("modules"))
+      object.fail("language_model", "the name of a built-in family that has modules");
     return family;
   }
   object.validate_keys({"$schema", "model_type", "layers", "num_layers", "defaults", "class_defaults", "define",

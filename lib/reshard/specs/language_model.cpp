@@ -33,6 +33,24 @@ const Json* text_config(const Json& config) {
   return nullptr;
 }
 
+std::string text_at(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+/// "LlamaForCausalLM"; empty where the configuration names none.
+std::string first_architecture(const Json& config) {
+  const auto found = config.find("architectures");
+  if (found == config.end() || !found->is_array() || found->empty() || !found->front().is_string()) return {};
+  return found->front().get<std::string>();
+}
+
+/// The built-in family of that name, of those that describe a language model.
+std::shared_ptr<const Family> described(const std::string& model_type) {
+  auto family = builtin_family(model_type);
+  return family && !family->modules.empty() ? family : nullptr;
+}
+
 /// "model." of "model.layers", "" of "layers".
 std::string base_of(const std::string& layers) {
   const std::size_t dot = layers.rfind('.');
@@ -58,6 +76,31 @@ std::string prefix_of_head(const std::string& base) {
   return base.substr(0, base.size() - kBaseModel.size());
 }
 
+/// Heads that models have in place of the language model's, or beside it: those of Transformers' classes for
+/// classification and questions, and of reward models.
+constexpr const char* kOtherHeads[] = {"score", "classifier", "qa_outputs", "v_head", "value_head", "reward_head"};
+
+/// Modules that stand in place of the language model's head: the family of a model that may lack it.
+bool is_head(const Family::Module& module) {
+  return !module.tied_to.empty();
+}
+
+/// The family with the heads that the checkpoint has.
+std::shared_ptr<const Family> with_heads_of(std::shared_ptr<const Family> family, const std::string& architecture,
+                                            const std::unordered_set<std::string_view>& names) {
+  std::vector<std::string> others;
+  for (const char* head : kOtherHeads)
+    if (std::any_of(names.begin(), names.end(),
+                    [start = std::string(head) + "."](std::string_view name) { return name.starts_with(start); }))
+      others.emplace_back(head);
+  if (others.empty() && !architecture.ends_with("Model")) return family;
+  Family changed = *family;
+  for (Family::Module& module : changed.modules)
+    if (is_head(module)) module.optional = true;
+  changed.whole.insert(changed.whole.end(), others.begin(), others.end());
+  return std::make_shared<const Family>(std::move(changed));
+}
+
 /// The layer that `name` lies in, of those under `layers` ("model.layers."); nothing where that is no layer of the model.
 std::optional<std::uint64_t> layer_of(std::string_view name, const std::string& layers, std::uint64_t count) {
   const std::string_view rest = name.substr(layers.size());
@@ -65,8 +108,18 @@ std::optional<std::uint64_t> layer_of(std::string_view name, const std::string& 
   return layer && *layer < count ? layer : std::nullopt;
 }
 
-/// Adds tensors of `names` that the family does not list, each as a whole: buffers of rotary embeddings, which old
-/// exports of any family carry, in their layer; what lies in a module of Family::whole, on the last stage; with
+/// Of rotary embeddings, which old exports of any family carry.
+bool is_buffer(const std::string& name) {
+  return name.ends_with(".rotary_emb.inv_freq");
+}
+
+/// Of the key/value cache, for attention modules of quantised models.
+bool is_cache_scale(const std::string& name) {
+  return name.ends_with("_attn.k_scale") || name.ends_with("_attn.v_scale") || name.ends_with("_attn.q_scale") ||
+         name.ends_with("_attn.attn.k_scale") || name.ends_with("_attn.attn.v_scale");
+}
+
+/// Adds tensors of `names` that the family does not list, each as a whole: buffers and scales of caches in their layer; what lies in a module of Family::whole, on the last stage; with
 /// `other_parts`, on the first stage, all else that is outside the layers.
 void add_unlisted(Model& model, const std::unordered_set<std::string_view>& names, bool other_parts) {
   std::unordered_set<std::string_view> listed;
@@ -77,6 +130,8 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
   std::sort(unlisted.begin(), unlisted.end(), natural_less);
 
   const std::string layers = model.family->layers + ".";
+  const std::string base = base_of(model.family->layers);
+  const bool own_base = std::count(base.begin(), base.end(), '.') > 1;  // only the language model has that prefix
   const auto is_whole = [&](const std::string& name) {
     return std::any_of(model.family->whole.begin(), model.family->whole.end(),
                        [&](const std::string& module) { return name.starts_with(module + "."); });
@@ -85,16 +140,18 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
   for (std::string& name : unlisted) {
     ModelParameter parameter;
     parameter.module = name.substr(0, name.rfind('.'));
-    parameter.any_shape = parameter.optional = true;
+    parameter.optional = true;
+    parameter.scalar = is_cache_scale(name);
+    parameter.any_shape = !parameter.scalar;
     const bool in_layers = name.starts_with(layers);
     std::vector<ModelParameter>* list = nullptr;
-    if (name.ends_with(".rotary_emb.inv_freq")) {
+    if (is_buffer(name) || (model.quantized && in_layers && is_cache_scale(name))) {
       if (in_layers) parameter.layer = layer_of(name, layers, model.layers);
       if (!in_layers || parameter.layer) list = &buffers;
     } else if (is_whole(name)) {
       parameter.on_last_stage = true;
       list = &whole;
-    } else if (other_parts && !in_layers) {
+    } else if (other_parts && !in_layers && !(own_base && name.starts_with(base))) {
       list = &others;
     }
     if (!list) continue;
@@ -112,29 +169,30 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
 }  // namespace
 
 LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec) {
-  const auto known = [](const std::string& model_type) {
-    const auto family = builtin_family(model_type);
-    return family && !family->modules.empty() ? family : nullptr;
-  };
   const Json* part = text_config(*config.json);
-  const auto part_type = part ? part->find("model_type") : Json::const_iterator();
-  const bool part_has_type = part && part_type != part->end() && part_type->is_string();
-  if (spec && spec->modules.empty()) {  // of a larger model: it only says which its language model is
-    const bool part_is_known = part_has_type && known(part_type->get<std::string>());
-    return find_language_model(config, known(part_is_known ? part_type->get<std::string>() : spec->language_model));
-  }
-  if (!part || (spec && spec->model_type == config.model_type) || (!part_has_type && known(config.model_type))) {
-    LanguageModel model{spec ? spec : known(config.model_type), config};
-    model.is_part = std::any_of(std::begin(kOtherConfigs), std::end(kOtherConfigs),
+  const std::string part_type = part ? text_at(*part, "model_type") : std::string();
+  if (spec && spec->modules.empty())  // of a larger model: it only says which its language model is
+    return find_language_model(config, described(part_type.empty() ? spec->language_model : part_type));
+  const auto outer = builtin_family(config.model_type);
+  const bool is_larger = outer && outer->modules.empty();
+  const bool is_flat = !part || (part_type.empty() && !is_larger && !part->contains("hidden_size"));
+  LanguageModel model;
+  model.config = config;
+  model.architecture = first_architecture(*config.json);
+  if (is_flat || (spec && spec->model_type == config.model_type)) {
+    model.family = spec ? spec : described(is_larger ? outer->language_model : config.model_type);
+    model.is_part = is_larger || config.json->contains("mm_vision_tower") ||
+                    std::any_of(std::begin(kOtherConfigs), std::end(kOtherConfigs),
                                 [&](const char* key) { return object_at(*config.json, key) != nullptr; });
     return model;
   }
-  LanguageModel model{spec, config, true};
-  if (part_has_type)
-    model.config.model_type = part_type->get<std::string>();
-  else if (const auto larger = builtin_family(config.model_type))
-    model.config.model_type = larger->language_model;
-  if (!spec) model.family = known(model.config.model_type);
+  model.is_part = true;
+  if (!part_type.empty()) model.config.model_type = part_type;
+  model.family = spec ? spec : described(model.config.model_type);
+  if (is_larger && !model.family) {
+    model.family = described(outer->language_model);
+    model.config.model_type = outer->language_model;
+  }
   Json json = *part;
   for (const char* key : kSharedKeys)
     if (!json.contains(key) && config.json->contains(key)) json[key] = config.json->at(key);
@@ -214,8 +272,10 @@ Model instantiate(const ModelConfig& config, const HoldsName& holds) {
 }
 
 Model instantiate(const LanguageModel& found, const std::unordered_set<std::string_view>& names) {
-  Model model = instantiate(with_prefixes_of(found.family, names), found.config,
-                            [&](const std::string& name) { return names.count(name) > 0; });
+  const auto family = with_heads_of(with_prefixes_of(found.family, names), found.architecture, names);
+  const HoldsName holds = [&](const std::string& name) { return names.count(name) > 0; };
+  Model model = instantiate(family, found.config, holds);
+  model.renamed = family != found.family;
   add_unlisted(model, names, found.is_part);
   return model;
 }

@@ -18,6 +18,7 @@ struct LanguageModel {
   std::shared_ptr<const Family> family;  // null: nobody knows it
   ModelConfig config;                    // of it alone: the text_config of a config.json that has one
   bool is_part = false;                  // the checkpoint has other tensors beside it
+  std::string architecture;  // the class that saved the whole, "LlamaForCausalLM"; empty where it is not said
 };
 
 /// The language model that `config` is about, of the family `spec`, else of the built-in one of its model_type.

@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::uint64_t kMaxExperts = 1 << 14;  // of a layer
 constexpr std::uint64_t kMaxPacked = 4096;
+constexpr const char* kUsualLayers = "num_hidden_layers";  // without those of multi-token prediction
 
 /// The values of config.json, with the family's defaults behind them.
 class ConfigValues {
@@ -67,8 +68,10 @@ class ConfigValues {
     if (json->is_boolean()) return json->get<bool>();
     if (json->is_number_unsigned()) return json->get<std::uint64_t>();
     if (!is_default || !json->is_string()) return json;
-    // Only a default may be an expression.
-    return defined(key, Expression::parse(json->get_ref<const std::string&>()));
+    // Only a default may be an expression. A value may point into it, so it is kept.
+    const auto [parsed, is_new] = default_expressions_.try_emplace(json);
+    if (is_new) parsed->second = Expression::parse(json->get_ref<const std::string&>());
+    return defined(key, parsed->second);
   }
 
   /// What the expressions of defaults and definitions come to may be asked for by many others.
@@ -102,6 +105,7 @@ class ConfigValues {
   const ModelConfig& config_;
   std::optional<std::uint64_t> layer_;
   mutable std::map<std::string, ConfigValue> defined_;  // defaults and definitions that are expressions
+  mutable std::map<const Json*, Expression> default_expressions_;
 };
 
 /// The sizes of the matrices in a packed one.
@@ -152,15 +156,19 @@ class ModelBuilder {
   void add(std::span<const Family::Module> modules, std::optional<std::uint64_t> layer) {
     values_.set_layer(layer);
     layer_ = layer;
+    choose_variant(modules);
     while (!modules.empty()) {
       // The modules of experts come expert after expert.
       std::size_t count = 1;
-      const auto is_each = [](const Family::Module& module) { return module.experts && !module.stacked; };
+      const auto is_each = [](const Family::Module& module) {
+        return module.items || (module.experts && !module.stacked);
+      };
       if (is_each(modules.front()))
         while (count < modules.size() && is_each(modules[count])) ++count;
       std::vector<Filled> filled;
       for (const Family::Module& module : modules.first(count))
-        if (auto one = fill(module)) filled.push_back(std::move(*one));
+        if (is_of_variant(module))
+          if (auto one = fill(module)) filled.push_back(std::move(*one));
       if (is_each(modules.front()))
         add_experts(filled);
       else
@@ -174,7 +182,7 @@ class ModelBuilder {
     const Family::Module* module;
     ModelParameter weight;
     bool has_bias = false;
-    std::uint64_t experts = 0;
+    std::uint64_t experts = 0;  // or items
   };
 
   /// Nothing where the model has no such module.
@@ -198,14 +206,40 @@ class ModelBuilder {
     weight.on_last_stage = module.on_last_stage;
     if (tied_ && !module.tied_to.empty()) weight.tied_to = module.tied_to + ".weight";
     filled.has_bias = module.bias && values_.holds(module.bias);
-    if (module.experts) filled.experts = values_.size(module.experts);
+    if (module.experts) weight.experts = values_.size(module.experts);
+    filled.experts = module.items ? values_.size(module.items) : weight.experts;
     if (filled.experts > kMaxExperts)
       values_.fail(fmt::format("{} experts are more than any model has", filled.experts));
-    weight.experts = filled.experts;
     if (module.stacked && weight.shape.front() % filled.experts != 0)
       values_.fail(fmt::format("{} has {} rows, which are not the same for each of {} experts", module.name,
                                weight.shape.front(), filled.experts));
     return filled;
+  }
+
+  bool is_of_variant(const Family::Module& module) const {
+    return module.variant.empty() || module.variant == variant_;
+  }
+
+  /// Chooses the variant in which the modules of this place are published: the first of which the checkpoint has a
+  /// tensor, else the first.
+  void choose_variant(std::span<const Family::Module> modules) {
+    variant_ = {};
+    for (const Family::Module& module : modules) {
+      if (module.variant.empty()) continue;
+      if (variant_.empty()) variant_ = module.variant;
+      if (!holds_module(module)) continue;
+      variant_ = module.variant;
+      return;
+    }
+  }
+
+  bool holds_module(const Family::Module& module) const {
+    if (!holds_) return false;
+    const std::string name = expand_layer(layer_ ? expand_layer(module.name, *layer_) : module.name, 0);
+    const auto holds_leaf = [&](const std::string& leaf) { return holds_(leaf.empty() ? name : name + "." + leaf); };
+    if (holds_leaf(module.parameter)) return true;
+    const std::vector<std::string> markers = quantization_ ? quantization_->markers() : std::vector<std::string>();
+    return std::any_of(markers.begin(), markers.end(), holds_leaf);
   }
 
   std::string layer_name(const Filled& filled) const {
@@ -217,10 +251,15 @@ class ModelBuilder {
     for (const Filled& filled : modules) experts = std::max(experts, filled.experts);
     for (std::uint64_t expert = 0; expert < experts; ++expert)
       for (const Filled& filled : modules)
-        if (expert < filled.experts) add_one(filled, expand_layer(layer_name(filled), expert), expert);
+        if (expert < filled.experts)
+          add_one(filled, expand_layer(layer_name(filled), expert),
+                  filled.module->items ? std::nullopt : std::optional(expert));
   }
 
   void add_one(const Filled& filled, std::string name, std::optional<std::uint64_t> expert) {
+    if (model_.parameters.size() > kMaxParameters)
+      values_.fail(
+          fmt::format("its layers and experts are more than {} parameters, more than any model has", kMaxParameters));
     ModelParameter weight = filled.weight;
     weight.module = std::move(name);
     weight.expert = expert;
@@ -229,7 +268,9 @@ class ModelBuilder {
     const bool linear =
         weight.shape.size() == 2 && leaf == "weight" && weight.plan != TensorParallelPlan::kEmbeddingRowwise;
     if (quantization_ && linear)
-      quantization_->add_linear(weight, holds_, model_.parameters);
+      quantization_->add_linear(weight, filled.has_bias, holds_, model_.parameters);
+    else if (quantization_ && filled.module->stacked)
+      quantization_->add_stacked(weight, holds_, model_.parameters);
     else
       model_.parameters.push_back(weight);
     if (!filled.has_bias) return;
@@ -244,6 +285,7 @@ class ModelBuilder {
   Quantization* quantization_;
   const HoldsName& holds_;
   std::optional<std::uint64_t> layer_;
+  std::string_view variant_;
 };
 
 bool is_layered(const Family::Module& module) {
@@ -262,12 +304,31 @@ bool has_plain_heads(const Model& model) {
   });
 }
 
-/// The name that config.json gives the way its weights are quantised; empty where they are not.
-std::string quant_method(const ModelConfig& config) {
-  const auto found = config.json->find("quantization_config");
-  if (found == config.json->end() || !found->is_object() || found->empty()) return {};
-  const auto method = found->find("quant_method");
-  return method != found->end() && method->is_string() ? method->get<std::string>() : "unknown";
+/// Whether the family says itself how its models are quantised.
+bool knows_quantization(const Family& family) {
+  const auto asks = [](const Expression& expression) {
+    const std::vector<std::string> keys = expression.keys();
+    return std::any_of(keys.begin(), keys.end(),
+                       [](const std::string& key) { return key.starts_with("quantization_config"); });
+  };
+  return std::any_of(family.definitions.begin(), family.definitions.end(),
+                     [&](const auto& definition) { return asks(definition.second); }) ||
+         std::any_of(family.modules.begin(), family.modules.end(),
+                     [&](const Family::Module& module) { return module.when && asks(module.when); });
+}
+
+/// Leaves out layers behind the first `usual`, from the last on, of which the checkpoint has nothing: what Transformers
+/// saves lacks the layers of multi-token prediction, though its config.json counts them.
+void leave_out_absent_layers(Model& model, std::uint64_t usual, const HoldsName& holds) {
+  std::uint64_t layers = usual;
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.layer && *parameter.layer >= layers && holds(parameter.name)) layers = *parameter.layer + 1;
+  if (layers == model.layers) return;
+  std::erase_if(model.parameters,
+                [&](const ModelParameter& parameter) { return parameter.layer && *parameter.layer >= layers; });
+  model.notes.push_back(fmt::format("the checkpoint has no tensors of layers {} to {}, which config.json counts for {}",
+                                    layers, model.layers - 1, "multi-token prediction"));
+  model.layers = layers;
 }
 
 }  // namespace
@@ -306,10 +367,19 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
   std::optional<Quantization> quantization = Quantization::read(config);
   model.quantized = quantization.has_value();
   model.quant_method = quant_method(config);
+  if (!knows_quantization(family)) model.quantization_problem = quantization_problem(config);
   ModelBuilder builder(model, values, tied, quantization ? &*quantization : nullptr, holds);
   builder.add(modules.first(begin), std::nullopt);
   for (std::uint64_t layer = 0; layer < model.layers; ++layer) builder.add(modules.subspan(begin, end - begin), layer);
   builder.add(modules.subspan(end), std::nullopt);
+  const std::vector<std::string> counted = family.num_layers.keys();
+  if (holds && counted.size() > 1 && counted.front() == kUsualLayers)
+    leave_out_absent_layers(model, values.number(kUsualLayers), holds);
+  if (quantization) {
+    model.pad_units = quantization->pad_units();
+    model.quantization_marker = quantization->markers().front();
+    if (!quantization->note().empty()) model.notes.push_back(quantization->note());
+  }
   model.plain_heads = has_plain_heads(model);
   return model;
 }

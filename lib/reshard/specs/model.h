@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,12 +20,16 @@ struct ModelParameter {
   std::string name;    // as in the Hugging Face checkpoint
   std::string module;  // the name without the last part
   Dims shape;
-  bool any_shape = false;  // the family does not say it; whole and optional
+  bool any_shape = false;  // its shape is not checked; whole
+  bool scalar = false;     // one element, in however many dims
+  bool plain = false;      // a linear of a quantised model that has no scales
   TensorParallelPlan plan = TensorParallelPlan::kReplicate;
   std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
   std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
   std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be cut anywhere
-  bool block_cut = false;                  // of scales: the blocks do not come out even, so it cannot be split
+  bool block_cut = false;                  // of scales: the last block is not full, so that it can only be padded
+  std::uint64_t linear_size = 0;           // of a quantised linear's: the linear's size along what is split; else 0
+  std::uint64_t block = 1;                 // how many of those make one element along split_dim
   bool is_bias = false;
   bool optional = false;
   std::optional<std::uint64_t> layer;
@@ -36,6 +41,13 @@ struct ModelParameter {
 
 /// A hostile config must not make the list of parameters endless.
 inline constexpr std::uint64_t kMaxLayers = 1 << 14;
+inline constexpr std::uint64_t kMaxParameters = 1 << 23;
+
+/// Why the tensors of a model may not be explained, a sentence, and what to do about it.
+struct QuantizationProblem {
+  std::string what;
+  std::string hint;
+};
 
 /// A family with config.json's numbers: every parameter the checkpoint has, in state-dict order.
 struct Model {
@@ -44,9 +56,14 @@ struct Model {
   std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
   std::uint64_t kv_heads = 0;  // key/value heads
   std::uint64_t head_dim = 0;
-  bool plain_heads = true;      // each query projection has a row for each element of each head, and no more
-  bool quantized = false;       // linears have scales, and are not fused with others
-  std::string quant_method;     // of config.json's quantization_config; empty where there is none
+  bool plain_heads = true;   // each query projection has a row for each element of each head, and no more
+  bool quantized = false;    // linears have scales, and are not fused with others
+  std::string quant_method;  // of config.json's quantization_config; empty where there is none
+  std::optional<QuantizationProblem> quantization_problem;  // where that is not known
+  std::map<std::uint64_t, std::uint64_t> pad_units;         // Quantization::pad_units
+  std::string quantization_marker;                          // Quantization::markers, the first
+  std::vector<std::string> notes;                           // what the user is told of it
+  bool renamed = false;                                     // its names have another prefix than the family's
   bool is_part = false;         // of a larger one, whose other tensors are among the parameters
   bool family_chosen = false;   // the family is a built-in one, but not that of config.json's model_type
   bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have

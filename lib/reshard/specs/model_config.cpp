@@ -5,6 +5,38 @@
 #include "reshard/io/text_file.h"
 
 namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kQuantization = "quantization_config";
+
+/// What AutoAWQ's own file says, in the words of transformers.
+Json renamed_awq(const Json& awq) {
+  Json renamed = awq;
+  for (const auto& [own, name] : {std::pair("w_bit", "bits"), {"q_group_size", "group_size"}})
+    if (awq.contains(own)) renamed[name] = awq.at(own);
+  return renamed;
+}
+
+/// The quantization_config of exports that have it in a file of its own beside config.json, as AutoGPTQ, AutoAWQ and
+/// ModelOpt write it; null where there is none.
+Json separate_quantization(Files& files, const fs::path& directory) {
+  const auto read = [&](const char* name, const char* method) {
+    if (!files.exists(directory / name)) return Json();
+    Json json = read_json_file(files, directory / name, kMaxConfigBytes, JsonDialect::kPython);
+    if (json.is_object() && json.contains("quantization") && json.at("quantization").is_object())
+      json = Json(json.at("quantization"));
+    if (!json.is_object()) return Json();
+    if (!json.contains("quant_method")) json["quant_method"] = method;
+    return json;
+  };
+  if (Json gptq = read("quantize_config.json", "gptq"); !gptq.is_null()) return gptq;
+  if (const Json awq = read("quant_config.json", "awq"); !awq.is_null()) return renamed_awq(awq);
+  return read("hf_quant_config.json", "modelopt");
+}
+
+}  // namespace
 
 ModelConfig read_model_config(Files& files, const std::filesystem::path& directory) {
   if (!files.exists(directory / kConfigFile))
@@ -22,6 +54,13 @@ ModelConfig read_model_config_file(Files& files, const std::filesystem::path& fi
   if (!object.has("model_type"))
     throw Error(ErrorKind::kBadInput, "has no \"model_type\", which names the model's family").in(config.path);
   config.model_type = object.string_at("model_type");
+  const auto given = config.json->find(kQuantization);
+  if (given != config.json->end() && !given->is_null()) return config;
+  if (Json separate = separate_quantization(files, file.parent_path()); !separate.is_null()) {
+    Json json = *config.json;
+    json[kQuantization] = std::move(separate);
+    config.json = std::make_shared<const Json>(std::move(json));
+  }
   return config;
 }
 

@@ -13,7 +13,8 @@ namespace reshard {
 inline constexpr const char* kConfigFile = "config.json";
 inline constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 
-/// A model's config.json, as transformers writes it.
+/// A model's config.json, as transformers writes it. Its quantization_config may be from a file beside it, where
+/// AutoGPTQ, AutoAWQ and ModelOpt have it.
 struct ModelConfig {
   std::filesystem::path path;
   std::shared_ptr<const Json> json;  // an object

@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
+#include <numeric>
+#include <set>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
@@ -12,42 +13,11 @@
 #include "reshard/specs/model.h"
 
 namespace reshard {
-namespace {
 
-/// A tensor of `weight`'s module that is split as one of the weight's dims is.
-/// \param out, in Its dims that belong to the weight's outputs and inputs; -1: none.
-/// \param unit_out, unit_in Elements of the weight to one of its own, along them.
-ModelParameter part_of(const ModelParameter& weight, const char* leaf, const Dims& shape, int out, int in,
-                       std::uint64_t unit_out, std::uint64_t unit_in) {
-  ModelParameter part = weight;
-  part.name = weight.module + "." + leaf;
-  part.shape = shape;
-  part.split_dim.reset();
-  part.packed.clear();
-  part.heads = 0;
-  part.tied_to.clear();
-  if (!weight.split_dim) return part;
-  const bool of_outputs = *weight.split_dim == 0;
-  const int dim = of_outputs ? out : in;
-  const std::uint64_t unit = of_outputs ? unit_out : unit_in;
-  if (dim < 0 || unit == 0) return part;  // one for all
-  part.split_dim = static_cast<std::uint32_t>(dim);
-  part.heads = weight.heads;
-  part.block_cut = weight.shape[*weight.split_dim] % unit != 0;
-  for (const PackedPart& packed : weight.packed) {
-    part.block_cut = part.block_cut || packed.size % unit != 0;
-    part.packed.push_back({packed.size / unit, packed.replicated});
-  }
-  if (part.block_cut) part.packed.clear();
-  return part;
-}
-
-}  // namespace
-
-struct QuantizationForm {
-  /// Of the weight's outputs, or its inputs.
+struct QuantizationScheme {
+  /// Which dim belongs to the outputs of the linear, or to its inputs, and how many of them make up one element.
   struct Along {
-    int dim = -1;
+    int dim = -1;  // -1: none
     Expression per;
   };
   struct Parameter {
@@ -56,10 +26,15 @@ struct QuantizationForm {
     std::vector<Expression> shape;
     Along outputs, inputs;
     Expression when;
+    bool scalar = false;
     bool optional = false;
   };
   Expression when;
+  std::string refused;
   std::string marker;
+  std::string stacked_suffix;
+  std::string note;
+  Expression note_when;
   std::map<std::string, Expression, std::less<>> definitions;
   std::map<std::string, Json> keys;
   std::vector<Parameter> parameters;
@@ -67,28 +42,43 @@ struct QuantizationForm {
 
 namespace {
 
+constexpr std::uint64_t kMaxBlock = 1 << 20;
+constexpr std::uint64_t kMaxPadUnit = std::uint64_t{1} << 40;
+constexpr std::string_view kWeights = "weights.";
+
 /// A file of lib/reshard/specs/quantizations.
 struct Method {
   std::map<std::string, Json> keys;
-  std::vector<std::shared_ptr<const QuantizationForm>> forms;
+  Json defaults;
+  std::vector<std::shared_ptr<const QuantizationScheme>> schemes;
 };
 
-QuantizationForm::Along along_at(const Json& parameter, const char* key) {
-  const auto found = parameter.find(key);
-  if (found == parameter.end()) return {};
-  return {found->at("dim").get<int>(), Expression::parse(found->at("per").get_ref<const std::string&>())};
+Expression expression_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() ? Expression() : Expression::parse(found->get_ref<const std::string&>());
 }
 
-QuantizationForm parse_form(const Json& json) {
-  QuantizationForm form;
-  if (json.contains("when")) form.when = Expression::parse(json.at("when").get_ref<const std::string&>());
-  form.marker = json.at("marker").get<std::string>();
-  if (json.contains("keys")) form.keys = json.at("keys").get<std::map<std::string, Json>>();
+QuantizationScheme::Along along_at(const Json& parameter, const char* key) {
+  const auto found = parameter.find(key);
+  if (found == parameter.end()) return {};
+  return {found->at("dim").get<int>(), expression_at(*found, "per")};
+}
+
+QuantizationScheme parse_scheme(const Json& json) {
+  QuantizationScheme scheme;
+  scheme.when = expression_at(json, "when");
+  scheme.refused = json.value("refused", "");
+  if (!scheme.refused.empty()) return scheme;
+  scheme.marker = json.at("marker").get<std::string>();
+  scheme.stacked_suffix = json.value("stacked_suffix", "");
+  scheme.note = json.value("note", "");
+  scheme.note_when = expression_at(json, "note_when");
+  if (json.contains("keys")) scheme.keys = json.at("keys").get<std::map<std::string, Json>>();
   if (json.contains("define"))
     for (const auto& [name, text] : json.at("define").items())
-      form.definitions.emplace(name, Expression::parse(text.get_ref<const std::string&>()));
+      scheme.definitions.emplace(name, Expression::parse(text.get_ref<const std::string&>()));
   for (const Json& one : json.at("parameters")) {
-    QuantizationForm::Parameter& parameter = form.parameters.emplace_back();
+    QuantizationScheme::Parameter& parameter = scheme.parameters.emplace_back();
     parameter.name = one.at("name").get<std::string>();
     parameter.has_shape = one.contains("shape");
     if (parameter.has_shape)
@@ -96,50 +86,54 @@ QuantizationForm parse_form(const Json& json) {
         parameter.shape.push_back(Expression::parse(size.get_ref<const std::string&>()));
     parameter.outputs = along_at(one, "outputs");
     parameter.inputs = along_at(one, "inputs");
-    if (one.contains("when")) parameter.when = Expression::parse(one.at("when").get_ref<const std::string&>());
+    parameter.when = expression_at(one, "when");
+    parameter.scalar = one.value("scalar", false);
     parameter.optional = one.value("optional", false);
   }
-  return form;
+  return scheme;
 }
 
 /// The methods, by their names.
 const std::map<std::string, Method>& methods() {
   static const std::map<std::string, Method> kKnown = [] {
     std::map<std::string, Method> all;
+    const auto add = [&](const Json& json) {
+      Method method;
+      if (json.contains("keys")) method.keys = json.at("keys").get<std::map<std::string, Json>>();
+      method.defaults = json.value("defaults", Json::object());
+      for (const Json& scheme : json.at("schemes"))
+        method.schemes.push_back(std::make_shared<const QuantizationScheme>(parse_scheme(scheme)));
+      all.emplace(json.at("quant_method").get<std::string>(), std::move(method));
+    };
     for (const BuiltinFile& file : kBuiltinQuantizations) {
       const Json json = parse_json(file.json, std::filesystem::path("built-in quantisation") / file.name);
-      Method method{json.at("keys").get<std::map<std::string, Json>>(), {}};
-      for (const Json& form : json.at("forms"))
-        method.forms.push_back(std::make_shared<const QuantizationForm>(parse_form(form)));
-      all.emplace(json.at("quant_method").get<std::string>(), std::move(method));
+      if (json.is_array())
+        std::for_each(json.begin(), json.end(), add);
+      else
+        add(json);
     }
     return all;
   }();
   return kKnown;
 }
 
-constexpr std::uint64_t kMaxBlock = 1 << 20;
-constexpr std::string_view kWeights = "weights.";
-
 bool is_block(const Json& value) {
   return value.is_number_unsigned() && value != 0 && value.get<std::uint64_t>() <= kMaxBlock;
 }
 
-/// The quantization_config, and what its config_groups say of weights.
+/// The quantization_config, and one of its config_groups.
 struct Values {
   std::filesystem::path path;
   std::shared_ptr<const Json> config;
-  const Json* weights = nullptr;  // in `config`
+  const Json* group = nullptr;  // in `config`: its keys count before those of the whole
+  const Json* defaults = nullptr;
 
   const Json* find(std::string_view key) const {
-    const Json* object = config.get();
-    if (key.starts_with(kWeights)) {
-      object = weights;
-      key.remove_prefix(kWeights.size());
-    }
-    if (object == nullptr) return nullptr;
-    const auto found = object->find(key);
-    return found == object->end() ? nullptr : &*found;
+    if (key.starts_with(kWeights)) return group ? value_at(group->at("weights"), key.substr(kWeights.size())) : nullptr;
+    if (group != nullptr)
+      if (const Json* own = value_at(*group, key); own && !own->is_null()) return own;
+    if (const Json* given = value_at(*config, key)) return given;
+    return value_at(*defaults, key);
   }
 
   /// Null where it is not there, or is -1.
@@ -175,66 +169,134 @@ struct Values {
       if (!value->is_boolean()) fail("true or false");
     }
   }
+
+ private:
+  static const Json* value_at(const Json& object, std::string_view key) {
+    const auto found = object.find(key);
+    return found == object.end() ? nullptr : &*found;
+  }
 };
 
-/// What the config_groups of compressed-tensors say of weights; null where there are none, or they differ.
+/// The config_groups that say how weights are quantised, those that say the same once; null for the whole
+/// configuration, where it has no groups.
 /// \throws Error kBadInput, naming config.json and the key.
-const Json* weights_of_groups(const Json& config, const std::filesystem::path& path) {
+std::vector<const Json*> groups_of(const Json& config, const std::filesystem::path& path) {
   const JsonObject object(config, path, "quantization_config");
-  if (!object.has("config_groups")) return nullptr;
-  const Json& groups = object.object_at("config_groups");
-  const Json* weights = nullptr;
-  for (const auto& group : groups.items()) {
-    const Json& of_group = JsonObject(group.value(), path, "config_groups").object_at("weights");
-    if (weights != nullptr && *weights != of_group) return nullptr;
-    weights = &of_group;
+  if (!object.has("config_groups")) return {nullptr};
+  std::vector<const Json*> groups;
+  for (const auto& item : object.object_at("config_groups").items()) {
+    const JsonObject group(item.value(), path, "config_groups");
+    if (!group.has("weights") || item.value().at("weights").is_null()) continue;  // activations alone
+    const Json& weights = group.object_at("weights");
+    const auto says_the_same = [&](const Json* other) {
+      return other->at("weights") == weights && other->value("format", Json()) == item.value().value("format", Json());
+    };
+    if (std::none_of(groups.begin(), groups.end(), says_the_same)) groups.push_back(&item.value());
   }
-  return weights;
+  return groups;
+}
+
+/// How config.json says that the model is quantised.
+struct Reading {
+  std::string method;  // "unknown" where it has no name; empty: not quantised
+  const Method* known = nullptr;
+  std::shared_ptr<const Json> config;
+  std::vector<std::pair<std::shared_ptr<const QuantizationScheme>, Values>> schemes;  // that apply
+  std::string refused;                                                                // why none applies
+};
+
+Reading read_quantization(const ModelConfig& config) {
+  Reading reading;
+  const auto found = config.json->find("quantization_config");
+  if (found == config.json->end() || !found->is_object() || found->empty()) return reading;
+  const auto name = found->find("quant_method");
+  reading.method = name != found->end() && name->is_string() ? name->get<std::string>() : "unknown";
+  reading.config = std::make_shared<const Json>(*found);
+  const auto method = methods().find(reading.method);
+  if (method == methods().end()) return reading;
+  reading.known = &method->second;
+  for (const Json* group : groups_of(*reading.config, config.path)) {
+    const Values values{config.path, reading.config, group, &reading.known->defaults};
+    for (const auto& [key, wanted] : reading.known->keys) values.validate(key, wanted);
+    for (const auto& scheme : reading.known->schemes) {
+      if (scheme->when && !scheme->when.holds(values)) continue;
+      if (!scheme->refused.empty()) {
+        if (reading.refused.empty()) reading.refused = scheme->refused;
+        continue;
+      }
+      for (const auto& [key, wanted] : scheme->keys) values.validate(key, wanted);
+      reading.schemes.emplace_back(scheme, values);
+    }
+  }
+  return reading;
+}
+
+/// A tensor of `weight`'s module that is split as the linear is.
+/// \param dim That belongs to what is split of the linear, its outputs or its inputs; -1: none.
+/// \param per How many of them make up one element.
+ModelParameter part_of(const ModelParameter& weight, const char* leaf, const Dims& shape, int dim, std::uint64_t per) {
+  ModelParameter part = weight;
+  part.name = weight.module + "." + leaf;
+  part.shape = shape;
+  part.split_dim.reset();
+  part.packed.clear();
+  part.heads = 0;
+  part.tied_to.clear();
+  part.is_bias = std::string_view(leaf) == "bias";
+  if (!weight.split_dim || dim < 0 || per == 0) return part;
+  part.split_dim = static_cast<std::uint32_t>(dim);
+  part.heads = weight.heads;
+  part.linear_size = weight.shape[*weight.split_dim];
+  part.block = per;
+  part.block_cut = part.linear_size % per != 0;
+  for (const PackedPart& packed : weight.packed) {
+    part.block_cut = part.block_cut || packed.size % per != 0;
+    part.packed.push_back({packed.size / per, packed.replicated});
+  }
+  if (part.block_cut) part.packed.clear();
+  return part;
+}
+
+/// Whether the weight is stored as (inputs, outputs), as the Conv1D of GPT-2 is.
+bool is_transposed(const ModelParameter& weight) {
+  return weight.split_dim && weight.split_dim != split_dim_of(weight.plan, weight.shape.size());
 }
 
 }  // namespace
 
 std::optional<Quantization> Quantization::read(const ModelConfig& config) {
-  const auto found = config.json->find("quantization_config");
-  if (found == config.json->end() || !found->is_object()) return std::nullopt;
-  const auto name = found->find("quant_method");
-  if (name == found->end() || !name->is_string()) return std::nullopt;
-  const auto method = methods().find(name->get<std::string>());
-  if (method == methods().end()) return std::nullopt;
-  Values values{config.path, std::make_shared<const Json>(*found), nullptr};
-  values.weights = weights_of_groups(*values.config, config.path);
-  if (method->first == "compressed-tensors" && values.weights == nullptr) return std::nullopt;
-  for (const auto& [key, wanted] : method->second.keys) values.validate(key, wanted);
-  for (const auto& form : method->second.forms) {
-    if (form->when && !form->when.holds(values)) continue;
-    for (const auto& [key, wanted] : form->keys) values.validate(key, wanted);
-    Quantization quantization;
-    quantization.form_ = form;
-    quantization.config_ = values;
-    quantization.path_ = config.path;
-    return quantization;
+  const Reading reading = read_quantization(config);
+  if (reading.schemes.empty()) return std::nullopt;
+  Quantization quantization;
+  quantization.path_ = config.path;
+  for (const auto& [scheme, values] : reading.schemes) {
+    quantization.schemes_.push_back({scheme, values, {}});
+    if (!scheme->note.empty() && scheme->note_when.holds(values)) quantization.note_ = scheme->note;
   }
-  return std::nullopt;
+  return quantization;
 }
 
-const std::vector<Quantization::Part>& Quantization::parts_of(std::uint64_t out, std::uint64_t in) {
-  const auto [found, is_new] = parts_.try_emplace({out, in});
+const std::vector<Quantization::Part>& Quantization::parts_of(Applied& applied, std::uint64_t out, std::uint64_t in) {
+  const auto [found, is_new] = applied.parts.try_emplace({out, in});
   if (!is_new) return found->second;
+  const QuantizationScheme& scheme = *applied.scheme;
   const Expression::Lookup lookup = [&](const std::string& key) -> ConfigValue {
     if (key == "outputs") return out;
     if (key == "inputs") return in;
-    const auto defined = form_->definitions.find(key);
-    return defined != form_->definitions.end() ? defined->second.value(lookup) : config_(key);
+    const auto defined = scheme.definitions.find(key);
+    return defined != scheme.definitions.end() ? defined->second.value(lookup) : applied.config(key);
   };
   try {
-    for (const QuantizationForm::Parameter& parameter : form_->parameters) {
+    for (const QuantizationScheme::Parameter& parameter : scheme.parameters) {
       if (parameter.when && !parameter.when.holds(lookup)) continue;
       Part part;
       part.leaf = parameter.name.c_str();
       part.is_weight = parameter.name == "weight" && !parameter.has_shape;
+      part.scalar = parameter.scalar;
       part.optional = parameter.optional;
-      part.any_shape = !parameter.has_shape && !part.is_weight;
+      part.any_shape = !parameter.has_shape && !part.is_weight && !part.scalar;
       for (const Expression& size : parameter.shape) part.shape.push_back(size.size(lookup));
+      if (part.scalar) part.shape = {1};
       part.out_dim = parameter.outputs.dim;
       part.in_dim = parameter.inputs.dim;
       if (part.out_dim >= 0) part.per_out = parameter.outputs.per.size(lookup);
@@ -247,73 +309,123 @@ const std::vector<Quantization::Part>& Quantization::parts_of(std::uint64_t out,
   return found->second;
 }
 
-void Quantization::add_linear(const ModelParameter& weight, const std::function<bool(const std::string& name)>& holds,
+void Quantization::add_linear(const ModelParameter& weight, bool has_bias, const HoldsName& holds,
                               std::vector<ModelParameter>& parameters) {
-  const auto has = [&](const char* leaf) { return holds && holds(weight.module + "." + leaf); };
-  if (!has(form_->marker.c_str())) {
+  const auto has = [&](const std::string& leaf) { return holds && holds(weight.module + "." + leaf); };
+  const auto applied =
+      std::find_if(schemes_.begin(), schemes_.end(), [&](const Applied& one) { return has(one.scheme->marker); });
+  if (applied == schemes_.end()) {
     parameters.push_back(weight);
+    parameters.back().plain = true;
     return;
   }
-  for (const Part& part : parts_of(weight.shape[0], weight.shape[1])) {
+  const bool transposed = is_transposed(weight);
+  const std::size_t out = transposed ? 1 : 0;
+  const bool of_outputs = weight.split_dim == out;
+  for (const Part& part : parts_of(*applied, weight.shape[out], weight.shape[1 - out])) {
     if (part.optional && !has(part.leaf)) continue;
+    if (std::string_view(part.leaf) == "bias" && has_bias) continue;
     if (part.is_weight) {
       parameters.push_back(weight);
       continue;
     }
-    parameters.push_back(part_of(weight, part.leaf, part.shape, part.out_dim, part.in_dim, part.per_out, part.per_in));
-    parameters.back().any_shape = part.any_shape;
-    parameters.back().optional = part.optional;
+    ModelParameter& added =
+        parameters.emplace_back(part_of(weight, part.leaf, part.shape, of_outputs ? part.out_dim : part.in_dim,
+                                        of_outputs ? part.per_out : part.per_in));
+    added.any_shape = part.any_shape;
+    added.scalar = part.scalar;
+    added.optional = part.optional;
+    if (!added.split_dim) continue;
+    std::uint64_t& unit = pad_units_.try_emplace(added.linear_size, 1).first->second;
+    unit = std::lcm(unit, added.block);
+    if (unit > kMaxPadUnit)
+      throw Error(ErrorKind::kBadInput,
+                  "quantization_config: the sizes of groups and blocks have no common multiple "
+                  "that a model could have")
+          .in(path_);
   }
+}
+
+void Quantization::add_stacked(const ModelParameter& weight, const HoldsName& holds,
+                               std::vector<ModelParameter>& parameters) {
+  parameters.push_back(weight);
+  if (!holds || weight.shape.size() != 3) return;
+  for (Applied& applied : schemes_) {
+    const std::string& suffix = applied.scheme->stacked_suffix;
+    if (suffix.empty() || !holds(weight.name + suffix)) continue;
+    // Blocks are square in what is published, so that it does not matter which dim has the inputs.
+    const std::vector<Part>& parts = parts_of(applied, weight.shape[1], weight.shape[2]);
+    const auto scale = std::find_if(parts.begin(), parts.end(), [&](const Part& part) {
+      return part.leaf == applied.scheme->marker && part.shape.size() == 2;
+    });
+    if (scale == parts.end()) continue;
+    const bool of_rows = weight.split_dim == 1u;
+    ModelParameter part = part_of(weight, "", {weight.shape[0], scale->shape[0], scale->shape[1]},
+                                  weight.split_dim == 0u ? 0
+                                  : of_rows              ? 1
+                                                         : 2,
+                                  weight.split_dim == 0u ? 1
+                                  : of_rows              ? scale->per_out
+                                                         : scale->per_in);
+    part.name = weight.name + suffix;
+    parameters.push_back(std::move(part));
+    return;
+  }
+}
+
+std::vector<std::string> Quantization::markers() const {
+  std::vector<std::string> names;
+  for (const Applied& applied : schemes_) names.push_back(applied.scheme->marker);
+  return names;
 }
 
 namespace {
 
-constexpr const char* kOfFamilies[] = {"mxfp4"};  // methods that families describe
-
-/// The methods that are known, sorted.
+/// The methods of which something can be partitioned, sorted.
 std::vector<std::string> known_methods() {
-  std::vector<std::string> names(std::begin(kOfFamilies), std::end(kOfFamilies));
-  for (const auto& [name, method] : methods()) names.push_back(name);
-  std::sort(names.begin(), names.end());
+  std::vector<std::string> names;
+  for (const auto& [name, method] : methods()) {
+    const auto& schemes = method.schemes;
+    if (std::any_of(schemes.begin(), schemes.end(), [](const auto& scheme) { return scheme->refused.empty(); }))
+      names.push_back(name);
+  }
   return names;
 }
 
-constexpr const char* kWhenLoaded =
-    "take the checkpoint from before it was quantised, and quantise it where it is loaded";
-
-/// Methods whose tensors cannot be cut, and why.
-struct WholeMethod {
-  const char* name;
-  const char* why;
-};
-constexpr WholeMethod kWholeMethods[] = {
-    {"bitsandbytes", "its weights are stored as one row of blocks that run on from one row of the matrix to the next"},
-    {"bitsandbytes_4bit", "its weights are stored as one row of blocks that run on from row to row of the matrix"},
-    {"bitsandbytes_8bit", "its outliers are stored for the whole matrix"},
-    {"hqq", "its weights are packed across the whole matrix, with a state of their own"},
-    {"torchao", "its weights are pickled tensor classes, whose parts only torchao knows"},
-    {"quanto", "its weights are tensor classes, whose parts only quanto knows"},
-    {"gguf", "its tensors are those of llama.cpp, in blocks and under names of their own"},
-    {"aqlm", "its codebooks are shared by the whole matrix"},
-    {"vptq", "its codebooks and permutations are shared by the whole matrix"},
-    {"spqr", "its weights are one sparse structure for the whole matrix"},
-    {"higgs", "its weights are packed for the kernel that reads them whole"},
-    {"eetq", "its weights are packed for the kernel that reads them whole"},
-};
+/// What the configuration says under the keys by which the method's schemes are told apart.
+std::string deciding_values(const Reading& reading) {
+  std::set<std::string> keys;
+  for (const auto& scheme : reading.known->schemes)
+    for (std::string& key : scheme->when ? scheme->when.keys() : std::vector<std::string>())
+      keys.insert(std::move(key));
+  std::vector<std::string> values;
+  for (const std::string& key : keys)
+    if (const auto found = reading.config->find(key); found != reading.config->end())
+      values.push_back(fmt::format("\"{}\" is {}", key, brief(*found)));
+  return values.empty() ? "it says nothing that is known" : join(values, ", ");
+}
 
 }  // namespace
 
-std::optional<QuantizationProblem> quantization_problem(const std::string& method) {
-  const auto is_it = [&](const char* name) { return method == name; };
-  const std::vector<std::string> known = known_methods();
-  if (method.empty() || std::find(known.begin(), known.end(), method) != known.end()) return std::nullopt;
-  for (const WholeMethod& whole : kWholeMethods)
-    if (is_it(whole.name))
-      return QuantizationProblem{
-          fmt::format("the model is quantised by {}, which cannot be partitioned: {}", method, whole.why), kWhenLoaded};
-  return QuantizationProblem{fmt::format("the model is quantised by \"{}\", which is not known; known are {}",
-                                         printable(method), join(known, ", ")),
-                             "describe its tensors with `spec`"};
+std::optional<QuantizationProblem> quantization_problem(const ModelConfig& config) {
+  const Reading reading = read_quantization(config);
+  if (reading.method.empty() || !reading.schemes.empty()) return std::nullopt;
+  if (!reading.known)
+    return QuantizationProblem{fmt::format("the model is quantised by \"{}\", which is not known; known are {}",
+                                           printable(reading.method), join(known_methods(), ", ")),
+                               "describe its tensors with `spec`"};
+  constexpr const char* kHint = "take the checkpoint from before it was quantised, and quantise it where it is loaded";
+  if (!reading.refused.empty())
+    return QuantizationProblem{
+        fmt::format("the model is quantised by {}, which cannot be partitioned: {}", reading.method, reading.refused),
+        kHint};
+  return QuantizationProblem{fmt::format("the model is quantised by {} in a way that is not known: {}", reading.method,
+                                         deciding_values(reading)),
+                             kHint};
+}
+
+std::string quant_method(const ModelConfig& config) {
+  return read_quantization(config).method;
 }
 
 }  // namespace reshard

@@ -11,29 +11,33 @@
 #include <vector>
 
 #include "reshard/specs/expression.h"
+#include "reshard/specs/model.h"
 #include "reshard/specs/model_config.h"
 #include "reshard/tensor/shape.h"
 
 namespace reshard {
 
-struct ModelParameter;
+struct QuantizationScheme;
 
-struct QuantizationForm;
-
-/// How the linears of a model are quantised, as its config.json says: a form of one of the methods in
+/// How the linears of a model are quantised, as its config.json says: by schemes of one of the methods in
 /// lib/reshard/specs/quantizations/*.json, which are compiled in. Such a file has
 ///
 ///   quant_method    as config.json's quantization_config has it
-///   keys            what values of that are held to: [2, 4, 8], one of these; "group", a size, or -1 or null for one
-///                   group; "blocks", two sizes or null; "switch". "weights.x" is x of what the config_groups of
-///                   compressed-tensors say of weights
-///   forms           the first whose "when" holds counts. A linear is quantised where the checkpoint holds its "marker".
-///                   Then it has "parameters": each a name, the shape over `outputs`, `inputs`, those keys and "define", and to
-///                   which dims the outputs and inputs of the weight belong, with how many of them make up one element
-///                   there. One without "shape" is the weight itself, or of any shape.
+///   keys            how values of that are validated: [2, 4, 8], one of these; "group", a size, or -1 or null for one
+///                   group; "blocks", two sizes or null; "switch". "weights.x" is x of what one of the config_groups of
+///                   compressed-tensors says of weights
+///   defaults        values of keys that are absent
+///   schemes         of which those count whose "when" holds. A linear is quantised by the first whose "marker" the
+///                   checkpoint holds beside it. Then it has "parameters": each a name, the shape over `outputs`,
+///                   `inputs`, those keys and "define", and which dims belong to the outputs and inputs of the linear,
+///                   with how many of them make up one element there. A "scalar" has one element, in however many dims.
+///                   Without "shape" it is the weight itself, or of any shape.
+///   … "refused"     in place of all that: why what is quantised so cannot be partitioned
+///   … "stacked_suffix"   what the scale of stacked experts has behind the name of their weight
+///   … "note"        what the user is told where "note_when" holds
 ///
 /// (What each method stores was read from transformers' finegrained_fp8, from compressed-tensors' compressors, from
-/// AutoGPTQ's and AutoAWQ's linears and from ModelOpt's export.)
+/// AutoGPTQ's, AutoAWQ's and AutoFP8's linears and from ModelOpt's export.)
 class Quantization {
  public:
   /// Nothing where the model is not quantised, or in a way that is not known here.
@@ -42,34 +46,50 @@ class Quantization {
 
   /// Appends what a checkpoint holds for a linear's weight: the weight and its scales, or what stands in its place; the
   /// weight alone where the checkpoint holds nothing else. Scales are split with their weights.
-  void add_linear(const ModelParameter& weight, const std::function<bool(const std::string& name)>& holds,
+  /// \param has_bias Whether the family says that it has a bias.
+  void add_linear(const ModelParameter& weight, bool has_bias, const HoldsName& holds,
                   std::vector<ModelParameter>& parameters);
+  /// The same of a weight in which experts are stacked.
+  void add_stacked(const ModelParameter& weight, const HoldsName& holds, std::vector<ModelParameter>& parameters);
+
+  /// Names of parameters of a linear, by which one that is quantised is known.
+  std::vector<std::string> markers() const;
+  /// What the user is told of how scales are partitioned; may be empty.
+  const std::string& note() const { return note_; }
+  /// Of the sizes along which linears are split: of how many elements a part has to be a multiple for blocks to stay
+  /// whole. Those of linears added so far.
+  const std::map<std::uint64_t, std::uint64_t>& pad_units() const { return pad_units_; }
 
  private:
   /// A parameter of a linear of one size.
   struct Part {
     const char* leaf = nullptr;
     bool is_weight = false;
+    bool scalar = false;
     bool optional = false;
     bool any_shape = false;
     Dims shape;
     int out_dim = -1, in_dim = -1;          // that belong to the weight's outputs and inputs
     std::uint64_t per_out = 1, per_in = 1;  // of them in one element
   };
-  const std::vector<Part>& parts_of(std::uint64_t out, std::uint64_t in);
+  struct Applied {
+    std::shared_ptr<const QuantizationScheme> scheme;
+    Expression::Lookup config;  // values of quantization_config; null for those that are not there
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<Part>> parts;  // by the weight's outputs and inputs
+  };
+  const std::vector<Part>& parts_of(Applied& applied, std::uint64_t out, std::uint64_t in);
 
-  std::shared_ptr<const QuantizationForm> form_;
-  Expression::Lookup config_;  // values of quantization_config; null for those that are not there
+  std::vector<Applied> schemes_;
+  std::string note_;
+  std::map<std::uint64_t, std::uint64_t> pad_units_;
   std::filesystem::path path_;
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<Part>> parts_;  // by the weight's outputs and inputs
 };
 
-/// Why the tensors of a model that is quantised by `method` are not explained, a sentence, and what to do about it.
-struct QuantizationProblem {
-  std::string what;
-  std::string hint;
-};
-/// Of a method that Quantization or a family does not know; nothing for one that is known, and for an empty name.
-std::optional<QuantizationProblem> quantization_problem(const std::string& method);
+/// The name that config.json gives the way its weights are quantised; empty where they are not.
+std::string quant_method(const ModelConfig& config);
+
+/// Why the tensors of this model may not be explained, and what to do about it, where it is quantised in a way that
+/// Quantization does not know. Nothing where it does, and where the model is not quantised.
+std::optional<QuantizationProblem> quantization_problem(const ModelConfig& config);
 
 }  // namespace reshard

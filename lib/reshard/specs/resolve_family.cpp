@@ -258,6 +258,7 @@ OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find,
       throw bad(path, "the key \"" + printable(key) + "\" is not known").hint("known are " + join(kKnown, ", "));
   const std::string like = text_at(derived, kLike);
   auto parent = find(like);
+  if (parent && parent->contains("language_model")) parent = find(text_at(*parent, "language_model"));
   if (!parent) throw bad(path, "\"like\" names the family \"" + printable(like) + "\", which is not known");
 
   OrderedJson family = OrderedJson::object();

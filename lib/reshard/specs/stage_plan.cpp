@@ -159,7 +159,13 @@ class StageBuilder {
     FusedLinearsSpec spec{fused.name, fused.linears, false, 0, {}, tp_};
     const Dims& first = by_name_.at(module + "." + fused.linears.front() + ".weight")->shape;
     for (const std::string& linear : fused.linears) {
-      const ModelParameter& weight = *by_name_.at(module + "." + linear + ".weight");
+      const std::string name = module + "." + linear + ".weight";
+      if (by_name_.count(name) == 0)
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("is not in the model, and so {} of its layer cannot be fused", fused.linears.front()))
+            .tensor(name)
+            .hint("\"fused\" in the description of the model fuses linears of which a layer has all or none");
+      const ModelParameter& weight = *by_name_.at(name);
       if (weight.shape.size() != first.size() || !std::equal(first.begin() + 1, first.end(), weight.shape.begin() + 1))
         throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, and cannot be fused with {} of {}",
                                                       to_string(weight.shape), fused.linears.front(), to_string(first)))
@@ -222,8 +228,16 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
   return std::nullopt;
 }
 
-bool can_pad(const Model& model, const ModelParameter& parameter) {
-  return parameter.packed.empty() && !parameter.block_cut && !model.quantized;
+bool can_pad(const ModelParameter& parameter) {
+  return parameter.packed.empty();
+}
+
+std::uint64_t padded_size(const Model& model, const ModelParameter& parameter, std::uint64_t tp) {
+  const std::uint64_t size = parameter.linear_size ? parameter.linear_size : parameter.shape[*parameter.split_dim];
+  const auto known = model.pad_units.find(size);
+  const std::uint64_t unit = known == model.pad_units.end() ? 1 : known->second;
+  const std::uint64_t units = (size + unit - 1) / unit;
+  return (units + tp - 1) / tp * unit / parameter.block * tp;
 }
 
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
@@ -272,7 +286,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
     const auto problem = split_problem(parameter, tp, !options.separate);
-    if (!problem || (options.pad && can_pad(model, parameter))) continue;
+    if (!problem || (options.pad && can_pad(parameter))) continue;
     if (gqa && parameter.layer) {  // repeated, not cut
       const auto& a = *model.family->attention;
       const std::string module = expand_layer(a.module, *parameter.layer);

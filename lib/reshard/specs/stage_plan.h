@@ -54,9 +54,12 @@ ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t t
 /// Why `tp` ranks cannot share the parameter, or nothing. Without `whole_heads` a cut may go through a head.
 std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp, bool whole_heads = true);
 
-/// Whether the parameter may get more elements at its end along the dim that is split. Matrices packed in one and what
-/// is quantised may not.
-bool can_pad(const Model& model, const ModelParameter& parameter);
+/// Whether the parameter may get more elements at its end along the dim that is split. Matrices packed in one may not.
+bool can_pad(const ModelParameter& parameter);
+
+/// The parameter's size along split_dim, padded so that `tp` ranks share it evenly. In a quantised model, blocks and
+/// groups stay whole, and what has the same size in one linear and in another has it still.
+std::uint64_t padded_size(const Model& model, const ModelParameter& parameter, std::uint64_t tp);
 
 /// Why the model cannot be split over `tp` ranks, or nothing. The error names the tensor, the dim and the sizes.
 std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const PartitionOptions& options);

@@ -1,0 +1,81 @@
+#include "reshard/layouts/partition_notes.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+/// "mamba" of "mamba.in_proj".
+std::string_view first_part(std::string_view name) {
+  return name.substr(0, name.find('.'));
+}
+
+/// "model.visual" of "model.visual.merger.weight", "visual" of "visual.merger.weight".
+std::string outer_part(std::string_view name) {
+  constexpr std::string_view kModel = "model.";
+  const std::size_t from = name.starts_with(kModel) ? kModel.size() : 0;
+  return std::string(name.substr(0, std::min(name.size(), name.find('.', from))));
+}
+
+/// The modules in layers, "mlp.gate", and whether any of their parameters is split.
+struct LayerModule {
+  bool has_matrix = false;
+  bool is_split = false;
+};
+
+/// The modules that every rank has all of. Those in layers as far as it takes to tell them from split ones: "mamba",
+/// "mlp.gate".
+std::vector<std::string> replicated_modules(const Model& model) {
+  const std::string& layers = model.family->layers;
+  std::map<std::string, LayerModule, std::less<>> in_layers;
+  std::set<std::string, std::less<>> outside;
+  for (const ModelParameter& parameter : model.parameters) {
+    if (parameter.layer) {
+      std::string_view name = std::string_view(parameter.module).substr(layers.size() + 1);
+      name.remove_prefix(std::min(name.size(), name.find('.') + 1));
+      LayerModule& module = in_layers[with_stars(name)];
+      module.is_split = module.is_split || parameter.split_dim;
+      module.has_matrix = module.has_matrix || (parameter.shape.size() > 1 && !parameter.optional);
+    } else if (parameter.any_shape && !parameter.name.ends_with(".inv_freq")) {
+      outside.insert(outer_part(parameter.name));
+    }
+  }
+  std::set<std::string_view> split_parts;
+  for (const auto& [name, module] : in_layers)
+    if (module.is_split) split_parts.insert(first_part(name));
+  std::vector<std::string> names(outside.begin(), outside.end());
+  for (const auto& [name, module] : in_layers) {
+    if (module.is_split || !module.has_matrix) continue;
+    const std::string_view part = first_part(name);
+    std::string full = layers + ".*." + (split_parts.count(part) > 0 ? name : std::string(part));
+    if (std::find(names.begin(), names.end(), full) == names.end()) names.push_back(std::move(full));
+  }
+  return names;
+}
+
+}  // namespace
+
+std::vector<std::string> partition_notes(const Model& model, std::uint64_t tp) {
+  if (tp == 1) return {};
+  std::vector<std::string> notes = model.notes;
+  if (const auto names = replicated_modules(model); !names.empty())
+    notes.push_back("replicated on every tensor-parallel rank: " + list_names(names));
+  return notes;
+}
+
+std::vector<std::string> cut_heads_notes(const Model& model, std::uint64_t tp) {
+  std::set<std::string> modules;
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.split_dim && parameter.heads != 0 && parameter.heads % tp != 0 && !parameter.is_bias)
+      modules.insert(with_stars(parameter.module));
+  if (modules.empty()) return {};
+  const std::vector<std::string> names(modules.begin(), modules.end());
+  return {"cut through heads or groups of heads, as NxD's shard_checkpoint does: " + list_names(names)};
+}
+
+}  // namespace reshard
