@@ -273,7 +273,7 @@ TEST_CASE("More parameters than any model has are refused before they take memor
                      "mixtral"};
   const Error error = test::error_of([&] { instantiate(config); });
   CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), test::Says("more than any model has"));
+  CHECK_THAT(error.what(), test::Says("parameters, more than any model"));
 }
 
 TEST_CASE("The language model that a larger family names is a built-in one that has modules") {

@@ -40,7 +40,7 @@ std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
   };
   const auto with_nearest = [](const std::string& name, const auto& candidates) {
     const std::string guess = nearest_name(name, candidates);
-    return guess.empty() ? name : name + " (the nearest is " + guess + ")";
+    return guess.empty() ? name : name + " (did you mean " + guess + "?)";
   };
   for (const auto& [tensor, expected] : misfits.shapes)
     if (is_new(tensor->name))
@@ -48,9 +48,9 @@ std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
                                   to_string(expected->shape)));
   for (const LogicalTensor* tensor : misfits.unlisted)
     if (is_new(tensor->name))
-      lines.push_back(with_nearest(tensor->name, pointers_to(model.parameters)) + " is not named by it");
+      lines.push_back("unexpected " + with_nearest(tensor->name, pointers_to(model.parameters)));
   for (const std::string& name : misfits.missing)
-    if (is_new(name)) lines.push_back(with_nearest(name, misfits.unlisted) + " is missing");
+    if (is_new(name)) lines.push_back("missing " + with_nearest(name, misfits.unlisted));
   return lines;
 }
 

@@ -44,7 +44,7 @@ class Expression {
   using Lookup = std::function<ConfigValue(const std::string& key)>;
 
   /// A size: positive and at most 2^40. Keys in it are whole numbers.
-  /// \throws Error kBadInput where a value is not of the kind that is needed, or the number does not come out; and what
+  /// \throws Error kBadInput where a value is not of the kind that is needed, or the result is no such number; and what
   /// `lookup` throws. It knows no file.
   std::uint64_t size(const Lookup& lookup) const;
   /// A condition.

@@ -98,7 +98,7 @@ struct Family {
     std::string parameter;  // "weight" but for buffers and biases that are split in another way; "" if the name has it
     TensorParallelPlan plan = TensorParallelPlan::kReplicate;
     std::vector<Expression> shape;     // of the parameter; empty: a scalar
-    bool any_shape = false;            // nobody knows it, of one that is replicated and optional
+    bool any_shape = false;            // it is not checked; of replicated, optional ones alone
     std::optional<std::uint32_t> dim;  // that is split, where it is another than the plan's word says
     Expression bias;                   // whether there is a bias too
     Expression when;                   // whether there is such a module, in a layer
@@ -124,8 +124,8 @@ struct Family {
   };
 
   std::string model_type;
-  /// Of a model that is more than its language model, and says no more than this: the model_type of that one where
-  /// config.json's part about it has none. All else is empty.
+  /// Set for larger models (multimodal) alone, with nothing else: the model_type of the language model if config.json's
+  /// text_config has none.
   std::string language_model;
   std::string layers;                    // the prefix of a layer's name: "model.layers"
   Expression num_layers;                 // how many there are

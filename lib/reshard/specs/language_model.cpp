@@ -210,8 +210,8 @@ Error unknown_model_type(const ModelConfig& config, const std::vector<std::strin
   if (fitting.size() == 1)
     return error.hint(fmt::format("its tensors are those of {0}: give `family` {0}", fitting.front()));
   if (!fitting.empty())
-    return error.hint(fmt::format("its tensors fit several families, of which you give the right one with `family`: {}",
-                                  join(fitting, ", ")));
+    return error.hint(
+        fmt::format("its tensors fit several families; choose one with `family`: {}", join(fitting, ", ")));
   const std::string guess = nearest(model_type, known_model_types());
   return error.hint(
       (guess.empty() ? std::string() : "the nearest known is " + guess + "; ") +
@@ -274,7 +274,9 @@ Model instantiate(const ModelConfig& config, const HoldsName& holds) {
 Model instantiate(const LanguageModel& found, const std::unordered_set<std::string_view>& names) {
   const auto family = with_heads_of(with_prefixes_of(found.family, names), found.architecture, names);
   const HoldsName holds = [&](const std::string& name) { return names.count(name) > 0; };
-  Model model = instantiate(family, found.config, holds);
+  // Files of ranks may stack experts that are many parameters. A configuration that asks for far more is another's.
+  constexpr std::uint64_t kFewNames = 1 << 18;
+  Model model = instantiate(family, found.config, holds, std::min(kMaxParameters, kFewNames + 8 * names.size()));
   model.renamed = family != found.family;
   add_unlisted(model, names, found.is_part);
   return model;

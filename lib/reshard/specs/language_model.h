@@ -15,7 +15,7 @@ namespace reshard {
 
 /// What of a model is split: a language model, perhaps beside vision towers, projectors and the like.
 struct LanguageModel {
-  std::shared_ptr<const Family> family;  // null: nobody knows it
+  std::shared_ptr<const Family> family;  // null: not known
   ModelConfig config;                    // of it alone: the text_config of a config.json that has one
   bool is_part = false;                  // the checkpoint has other tensors beside it
   std::string architecture;  // the class that saved the whole, "LlamaForCausalLM"; empty where it is not said
@@ -24,7 +24,7 @@ struct LanguageModel {
 /// The language model that `config` is about, of the family `spec`, else of the built-in one of its model_type.
 LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec = {});
 
-/// That nobody knows the model_type. `fitting` are the families that its tensors would fit.
+/// The error for an unknown model_type. `fitting` are the families that its tensors fit.
 Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting = {});
 
 /// The family with the names that a checkpoint gives its modules, `names` among others: without or with another prefix

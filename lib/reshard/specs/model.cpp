@@ -149,8 +149,9 @@ ModelParameter bias_of(const ModelParameter& weight) {
 class ModelBuilder {
  public:
   /// `quantization` may be null.
-  ModelBuilder(Model& model, ConfigValues& values, bool tied, Quantization* quantization, const HoldsName& holds)
-      : model_(model), values_(values), tied_(tied), quantization_(quantization), holds_(holds) {}
+  ModelBuilder(Model& model, ConfigValues& values, bool tied, Quantization* quantization, const HoldsName& holds,
+               std::uint64_t most)
+      : model_(model), values_(values), tied_(tied), quantization_(quantization), holds_(holds), most_(most) {}
 
   /// \param layer Where they lie; nothing outside the layers.
   void add(std::span<const Family::Module> modules, std::optional<std::uint64_t> layer) {
@@ -257,9 +258,10 @@ class ModelBuilder {
   }
 
   void add_one(const Filled& filled, std::string name, std::optional<std::uint64_t> expert) {
-    if (model_.parameters.size() > kMaxParameters)
+    matrices_ += 1 + filled.weight.packed.size();
+    if (matrices_ > most_)
       values_.fail(
-          fmt::format("its layers and experts are more than {} parameters, more than any model has", kMaxParameters));
+          fmt::format("it asks for more than {} parameters, more than any model of such a checkpoint has", most_));
     ModelParameter weight = filled.weight;
     weight.module = std::move(name);
     weight.expert = expert;
@@ -284,6 +286,8 @@ class ModelBuilder {
   bool tied_;
   Quantization* quantization_;
   const HoldsName& holds_;
+  std::uint64_t most_;
+  std::uint64_t matrices_ = 0;
   std::optional<std::uint64_t> layer_;
   std::string_view variant_;
 };
@@ -333,7 +337,8 @@ void leave_out_absent_layers(Model& model, std::uint64_t usual, const HoldsName&
 
 }  // namespace
 
-Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds) {
+Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds,
+                  std::uint64_t most) {
   const Family& family = *the_family;
   ConfigValues values(family, config);
   Model model;
@@ -368,7 +373,7 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
   model.quantized = quantization.has_value();
   model.quant_method = quant_method(config);
   if (!knows_quantization(family)) model.quantization_problem = quantization_problem(config);
-  ModelBuilder builder(model, values, tied, quantization ? &*quantization : nullptr, holds);
+  ModelBuilder builder(model, values, tied, quantization ? &*quantization : nullptr, holds, most);
   builder.add(modules.first(begin), std::nullopt);
   for (std::uint64_t layer = 0; layer < model.layers; ++layer) builder.add(modules.subspan(begin, end - begin), layer);
   builder.add(modules.subspan(end), std::nullopt);

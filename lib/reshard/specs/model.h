@@ -41,7 +41,7 @@ struct ModelParameter {
 
 /// A hostile config must not make the list of parameters endless.
 inline constexpr std::uint64_t kMaxLayers = 1 << 14;
-inline constexpr std::uint64_t kMaxParameters = 1 << 23;
+inline constexpr std::uint64_t kMaxParameters = 1 << 21;  // and matrices packed in them
 
 /// Why the tensors of a model may not be explained, a sentence, and what to do about it.
 struct QuantizationProblem {
@@ -73,8 +73,9 @@ struct Model {
 /// Whether a checkpoint has a tensor of this name.
 using HoldsName = std::function<bool(const std::string& name)>;
 
-/// `holds` says which linears of a quantised model are; without it, none.
+/// `holds` says which linears of a quantised model are; without it, none. There may be `most` parameters.
 /// \throws Error kBadInput, naming config.json and the key, where a number is missing or makes no sense.
-Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config, const HoldsName& holds = {});
+Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config, const HoldsName& holds = {},
+                  std::uint64_t most = kMaxParameters);
 
 }  // namespace reshard

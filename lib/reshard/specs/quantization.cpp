@@ -402,7 +402,8 @@ std::string deciding_values(const Reading& reading) {
   for (const std::string& key : keys)
     if (const auto found = reading.config->find(key); found != reading.config->end())
       values.push_back(fmt::format("\"{}\" is {}", key, brief(*found)));
-  return values.empty() ? "it says nothing that is known" : join(values, ", ");
+  if (values.empty() && reading.config->contains("config_groups")) return "its config_groups quantise no weights";
+  return values.empty() ? "it says nothing by which one would know" : join(values, ", ");
 }
 
 }  // namespace

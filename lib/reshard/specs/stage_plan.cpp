@@ -212,7 +212,7 @@ ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t t
 std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp, bool whole_heads) {
   if (!parameter.split_dim) return std::nullopt;
   if (parameter.block_cut && tp > 1)
-    return fmt::format("its blocks do not end with the elements of dim {}, so that ranks would cut through one",
+    return fmt::format("dim {} is not a whole number of quantisation blocks, so it cannot be split",
                        *parameter.split_dim);
   if (whole_heads && parameter.heads != 0 && parameter.heads % tp != 0)
     return fmt::format("dim {} has {} groups of heads, which {} ranks do not divide", *parameter.split_dim,
