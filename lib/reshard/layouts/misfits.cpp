@@ -56,6 +56,7 @@ std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
 
 std::vector<std::string> names_of(const std::vector<const LogicalTensor*>& tensors) {
   std::vector<std::string> names;
+  names.reserve(tensors.size());
   for (const LogicalTensor* tensor : tensors) names.push_back(tensor->name);
   return names;
 }

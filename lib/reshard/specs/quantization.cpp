@@ -49,7 +49,7 @@ constexpr std::string_view kWeights = "weights.";
 /// A file of lib/reshard/specs/quantizations.
 struct Method {
   std::map<std::string, Json> keys;
-  Json defaults;
+  std::shared_ptr<const Json> defaults;
   std::vector<std::shared_ptr<const QuantizationScheme>> schemes;
 };
 
@@ -100,7 +100,7 @@ const std::map<std::string, Method>& methods() {
     const auto add = [&](const Json& json) {
       Method method;
       if (json.contains("keys")) method.keys = json.at("keys").get<std::map<std::string, Json>>();
-      method.defaults = json.value("defaults", Json::object());
+      method.defaults = std::make_shared<const Json>(json.value("defaults", Json::object()));
       for (const Json& scheme : json.at("schemes"))
         method.schemes.push_back(std::make_shared<const QuantizationScheme>(parse_scheme(scheme)));
       all.emplace(json.at("quant_method").get<std::string>(), std::move(method));
@@ -216,7 +216,7 @@ Reading read_quantization(const ModelConfig& config) {
   if (method == methods().end()) return reading;
   reading.known = &method->second;
   for (const Json* group : groups_of(*reading.config, config.path)) {
-    const Values values{config.path, reading.config, group, &reading.known->defaults};
+    const Values values{config.path, reading.config, group, reading.known->defaults.get()};
     for (const auto& [key, wanted] : reading.known->keys) values.validate(key, wanted);
     for (const auto& scheme : reading.known->schemes) {
       if (scheme->when && !scheme->when.holds(values)) continue;
