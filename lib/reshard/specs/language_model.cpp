@@ -14,7 +14,7 @@ namespace {
 /// Keys of config.json under which a larger model has the configuration of its language model.
 constexpr const char* kTextConfigs[] = {"text_config", "llm_config", "language_config", "thinker_config"};
 /// Those of other parts; one beside the keys of a language model says that there are such parts.
-constexpr const char* kOtherConfigs[] = {"vision_config", "audio_config", "visual", "vit_config"};
+constexpr const char* kOtherConfigs[] = {"vision_config", "audio_config", "visual", "vit_config", "embd_layer"};
 /// What the whole configuration says of its language model, too.
 constexpr const char* kSharedKeys[] = {"tie_word_embeddings", "quantization_config", "dtype", "torch_dtype"};
 
