@@ -403,10 +403,37 @@ TEST_CASE("Heads of reward models and classifiers take the place of the language
     tensors.erase("lm_head.weight");
     CHECK((back_from_shards(temp, tensors) == tensors));
   }
+  SECTION("beside a tied one, which stays where it is") {
+    of.facts["config"]["tie_word_embeddings"] = true;
+    write_architecture(of, temp / "model");
+    tensors.erase("lm_head.weight");
+    tensors["v_head.weight"] = random_tensor(random, DType::kBF16, {1, 64});
+    CHECK((back_from_shards(temp, tensors) == tensors));
+    CHECK(read_ranks(temp / "out").at("tp_rank_01_pp_rank_01").count("lm_head.weight") == 1);
+  }
   SECTION("none, which is an error") {
     tensors.erase("lm_head.weight");
     CHECK_THAT(refusal_of(temp, tensors).what(), Says("lm_head.weight"));
   }
+}
+
+TEST_CASE("A class that is called a model may have a head") {
+  const TempDir temp;
+  const TensorMap tensors = write_architecture(architecture("gpt2"), temp / "model");
+  CHECK((back_from_shards(temp, tensors) == tensors));
+  CHECK(read_ranks(temp / "out").at("tp_rank_01_pp_rank_01").count("lm_head.weight") == 1);
+}
+
+TEST_CASE("Facts of how architectures are split are there") {
+  std::size_t planned = 0, split = 0;
+  for (const std::string& name : architecture_names()) {
+    const json facts = architecture(name).facts;
+    const auto plan = facts.find("base_model_tp_plan");
+    planned += plan != facts.end() && plan->is_object() && !plan->empty();
+    split += facts.contains("split");
+  }
+  CHECK(planned >= 90);
+  CHECK(split >= 50);
 }
 
 TEST_CASE("The original LLaVA, whose configuration is that of its language model, is known") {

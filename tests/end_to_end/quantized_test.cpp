@@ -41,7 +41,6 @@ struct Method {
   const char* name;
   json config;
   std::vector<Part> parts;
-  std::uint64_t block = 1;  // sizes have to be multiples of so much for each rank
 };
 
 /// What linears of 16 groups, blocks of 16 and the like are stored as.
@@ -61,8 +60,7 @@ std::vector<Method> methods() {
   return {
       {"fp8 blocks",
        {{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}},
-       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale_inv", DType::kF32, {{'o', 16}, {'i', 16}}}},
-       16},
+       {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale_inv", DType::kF32, {{'o', 16}, {'i', 16}}}}},
       {"fp8 of a tensor",
        {{"quant_method", "fp8"}, {"weight_block_size", nullptr}},
        {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale_inv", DType::kBF16, {}}}},
@@ -74,26 +72,23 @@ std::vector<Method> methods() {
       {"FP8 dynamic",
        groups({{"num_bits", 8}, {"strategy", "channel"}, {"type", "float"}}, "float-quantized"),
        {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}}, {"weight_scale", DType::kBF16, {{'o', 1}, {'-', 1}}}}},
-      {"W4A16", groups(pack, "pack-quantized"), {i4, {"weight_scale", DType::kBF16, {{'o', 1}, {'i', 16}}}, shape}, 16},
+      {"W4A16", groups(pack, "pack-quantized"), {i4, {"weight_scale", DType::kBF16, {{'o', 1}, {'i', 16}}}, shape}},
       {"W4A16 asymmetric",
        groups(asymmetric, "pack-quantized"),
        {i4,
         {"weight_scale", DType::kBF16, {{'o', 1}, {'i', 16}}},
         {"weight_zero_point", DType::kI32, {{'o', 8}, {'i', 16}}},
-        shape},
-       16},
+        shape}},
       {"W4A16 in another order",
        groups(ordered, "pack-quantized"),
-       {i4, {"weight_scale", DType::kBF16, {{'o', 1}, {'I', 16}}}, {"weight_g_idx", DType::kI32, {{'i', 1}}}, shape},
-       16},
+       {i4, {"weight_scale", DType::kBF16, {{'o', 1}, {'I', 16}}}, {"weight_g_idx", DType::kI32, {{'i', 1}}}, shape}},
       {"NVFP4",
        groups({{"num_bits", 4}, {"strategy", "tensor_group"}, {"group_size", 16}, {"type", "float"}},
               "nvfp4-pack-quantized"),
        {{"weight_packed", DType::kU8, {{'o', 1}, {'i', 2}}},
         {"weight_scale", DType::kF8E4M3, {{'o', 1}, {'i', 16}}},
         {"weight_global_scale", DType::kF32, {{'-', 1}}},
-        {"input_global_scale", DType::kF32, {{'-', 1}}}},
-       16},
+        {"input_global_scale", DType::kF32, {{'-', 1}}}}},
       {"ModelOpt FP8",
        {{"quant_method", "modelopt"}, {"quant_algo", "FP8"}},
        {{"weight", DType::kF8E4M3, {{'o', 1}, {'i', 1}}},
@@ -104,29 +99,25 @@ std::vector<Method> methods() {
        {{"weight", DType::kU8, {{'o', 1}, {'i', 2}}},
         {"weight_scale", DType::kF8E4M3, {{'o', 1}, {'i', 16}}},
         {"weight_scale_2", DType::kF32, {}},
-        {"input_scale", DType::kF32, {}}},
-       16},
+        {"input_scale", DType::kF32, {}}}},
       {"GPTQ",
        {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 16}, {"desc_act", false}},
        {{"qweight", DType::kI32, {{'i', 8}, {'o', 1}}},
         {"qzeros", DType::kI32, {{'i', 16}, {'o', 8}}},
         {"scales", DType::kF16, {{'i', 16}, {'o', 1}}},
         {"g_idx", DType::kI32, {{'i', 1}}},
-        {"bias", DType::kF16, {{'o', 1}}}},
-       16},
+        {"bias", DType::kF16, {{'o', 1}}}}},
       {"GPTQ in another order",
        {{"quant_method", "gptq"}, {"bits", 8}, {"group_size", 16}, {"desc_act", true}},
        {{"qweight", DType::kI32, {{'i', 4}, {'o', 1}}},
         {"qzeros", DType::kI32, {{'I', 16}, {'o', 4}}},
         {"scales", DType::kF16, {{'I', 16}, {'o', 1}}},
-        {"g_idx", DType::kI32, {{'i', 1}}}},
-       16},
+        {"g_idx", DType::kI32, {{'i', 1}}}}},
       {"AWQ",
        {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 16}, {"version", "gemm"}},
        {{"qweight", DType::kI32, {{'i', 1}, {'o', 8}}},
         {"qzeros", DType::kI32, {{'i', 16}, {'o', 8}}},
-        {"scales", DType::kF16, {{'i', 16}, {'o', 1}}}},
-       16}};
+        {"scales", DType::kF16, {{'i', 16}, {'o', 1}}}}}};
 }
 
 struct Linear {
@@ -204,9 +195,9 @@ TEST_CASE("Quantised linears are split with their scales, and come back") {
 
 TEST_CASE("On each rank, the parts of a quantised linear belong to the same outputs and inputs") {
   const Method method = GENERATE(from_range(methods()));
-  // 144 are 9 blocks of 16, so that 2, 4 and 3 ranks share them with padding, or without.
+  // 144 are 9 blocks of 16, 136 and 72 none of them whole.
   const auto [tp, intermediate] =
-      GENERATE(table<std::uint32_t, std::uint64_t>({{2, 144}, {4, 144}, {3, 144}, {5, 136}}));
+      GENERATE(table<std::uint32_t, std::uint64_t>({{2, 144}, {4, 144}, {4, 136}, {2, 72}}));
   DYNAMIC_SECTION(method.name << ", tp " << tp << ", intermediate_size " << intermediate) {
     const TempDir temp;
     const TensorMap tensors = write_quantized(method, intermediate, temp / "model");
@@ -232,11 +223,25 @@ TEST_CASE("On each rank, the parts of a quantised linear belong to the same outp
           const std::uint64_t size = held[d] * part.dims[d].per;
           CHECK(sizes.try_emplace(whole, size).first->second == size);
           CHECK(size * tp >= whole);
-          CHECK(size < whole + tp * std::uint64_t{16} * 16);
+          CHECK(size * tp < whole + std::uint64_t{16} * tp);  // less than a block of padding for each rank
         }
       }
     }
   }
+}
+
+TEST_CASE("Projections of attention are not padded where blocks would part heads from theirs") {
+  const TempDir temp;
+  Method method = methods().at(0);
+  method.config["weight_block_size"] = {32, 32};
+  method.parts.back().dims = {{'o', 32}, {'i', 32}};
+  write_quantized(method, 128, temp / "model");
+  ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", 4);
+  request.target.options.set_flag("pad", true);
+  const Error error = error_of([&] { plan_shard(request); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("would part query heads from their key/value heads"));
+  CHECK_THAT(error.hint(), Says("1, 2"));
 }
 
 TEST_CASE("Scales of groups in another order are on every rank, which a note says") {
@@ -264,8 +269,11 @@ TEST_CASE("A scale that is missing is noticed") {
       fewer.erase("model.layers.1.mlp.down_proj." + leaf);
       write_safetensors(temp / "model/model.safetensors", fewer);
       CAPTURE(method.name, leaf);
-      CHECK(error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); }).kind() ==
-            ErrorKind::kBadInput);
+      const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      // Without what marks it as quantised, the parts of it that are not known otherwise are named.
+      CHECK_THAT(error.what(), Says("model.layers.1.mlp.down_proj."));
+      if (leaf == "weight_scale_inv") CHECK_THAT(error.what(), Says("missing: model.layers.1.mlp.down_proj." + leaf));
     }
   }
 }
@@ -311,6 +319,7 @@ TEST_CASE("Scales of the key/value cache, and configurations in files of their o
 }
 
 TEST_CASE("Linears of one model may be quantised in different ways") {
+  const bool packed_first = GENERATE(true, false);
   const std::vector<Method> all = methods();
   const TempDir temp;
   TensorMap tensors = write_quantized(all.at(3), 128, temp / "model");  // FP8 by channels
@@ -318,6 +327,7 @@ TEST_CASE("Linears of one model may be quantised in different ways") {
   json config = json::parse(read_file(temp / "other/config.json"));
   json& groups = config["quantization_config"]["config_groups"];
   groups["group_0"]["format"] = "pack-quantized";
+  if (!packed_first) groups = json{{"group_9", groups["group_0"]}};
   groups["group_1"] = all.at(3).config["config_groups"]["group_0"];
   groups["group_1"]["format"] = "float-quantized";
   groups["group_2"] = {{"targets", {"Attention"}}, {"weights", nullptr}};
@@ -329,6 +339,120 @@ TEST_CASE("Linears of one model may be quantised in different ways") {
   write_safetensors(temp / "model/model.safetensors", tensors);
   shard(shard_request(temp / "model", temp / "out", 2));
   CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+}
+
+TEST_CASE("Groups that quantise in different ways under the same names are refused") {
+  const TempDir temp;
+  Method method = methods().at(4);
+  json& groups = method.config["config_groups"];
+  groups["group_1"] = groups["group_0"];
+  groups["group_1"]["weights"]["num_bits"] = 8;
+  write_quantized(method, 128, temp / "model");
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.what(), Says("in different ways under the same names"));
+}
+
+/// Two layers of phi3, whose projections are packed, in FP8 with blocks of 16.
+void write_packed(std::uint64_t intermediate, const fs::path& directory) {
+  Random random(5);
+  TensorMap tensors;
+  const auto add = [&](const std::string& name, DType dtype, const Dims& shape) {
+    tensors[name] = random_tensor(random, dtype, shape);
+  };
+  const auto add_linear = [&](const std::string& module, std::uint64_t out, std::uint64_t in) {
+    add(module + ".weight", DType::kF8E4M3, {out, in});
+    add(module + ".weight_scale_inv", DType::kF32, {(out + 15) / 16, (in + 15) / 16});
+  };
+  for (const char* layer : {"model.layers.0.", "model.layers.1."}) {
+    add_linear(layer + std::string("self_attn.qkv_proj"), 3 * kHidden, kHidden);
+    add_linear(layer + std::string("self_attn.o_proj"), kHidden, kHidden);
+    add_linear(layer + std::string("mlp.gate_up_proj"), 2 * intermediate, kHidden);
+    add_linear(layer + std::string("mlp.down_proj"), kHidden, intermediate);
+    for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight"})
+      add(layer + std::string(norm), DType::kBF16, {kHidden});
+  }
+  add("model.embed_tokens.weight", DType::kBF16, {kVocabulary, kHidden});
+  add("lm_head.weight", DType::kBF16, {kVocabulary, kHidden});
+  add("model.norm.weight", DType::kBF16, {kHidden});
+  const json config = {{"model_type", "phi3"},
+                       {"hidden_size", kHidden},
+                       {"intermediate_size", intermediate},
+                       {"num_hidden_layers", 2},
+                       {"num_attention_heads", kHeads},
+                       {"num_key_value_heads", kKvHeads},
+                       {"vocab_size", kVocabulary},
+                       {"tie_word_embeddings", false},
+                       {"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}}}};
+  fs::create_directories(directory);
+  write_file(directory / "config.json", config.dump(2));
+  write_safetensors(directory / "model.safetensors", tensors);
+}
+
+TEST_CASE("Packed linears are refused where padding would part them from others or their scales") {
+  const auto [intermediate, tp] = GENERATE(table<std::uint64_t, std::uint32_t>({{48, 2}, {72, 2}, {136, 4}}));
+  DYNAMIC_SECTION("intermediate_size " << intermediate << ", tp " << tp) {
+    const TempDir temp;
+    write_packed(intermediate, temp / "model");
+    ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
+    request.target.options.set_flag("pad", true);
+    const Error error = error_of([&] { plan_shard(request); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("gate_up_proj"));
+  }
+}
+
+TEST_CASE("Stacked experts are quantised in blocks of their own, whose absence is noticed") {
+  Random random(6);
+  const TempDir temp;
+  const std::uint64_t experts = 2, size = 48;  // 3 blocks of 16
+  TensorMap tensors;
+  const auto add = [&](const std::string& name, DType dtype, const Dims& shape) {
+    tensors[name] = random_tensor(random, dtype, shape);
+  };
+  for (const char* layer : {"model.layers.0.", "model.layers.1."}) {
+    const std::string attention = layer + std::string("self_attn."), mlp = layer + std::string("mlp.");
+    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"})
+      add(attention + name + ".weight", DType::kBF16, {kHidden, kHidden});
+    for (const char* name : {"q_norm", "k_norm"}) add(attention + name + ".weight", DType::kBF16, {kHeadDim});
+    add(mlp + "experts.gate_up_proj", DType::kF8E4M3, {experts, kHidden, 2 * size});
+    add(mlp + "experts.gate_up_proj_scale_inv", DType::kF32, {experts, kHidden / 16, 2 * size / 16});
+    add(mlp + "experts.down_proj", DType::kF8E4M3, {experts, size, kHidden});
+    add(mlp + "experts.down_proj_scale_inv", DType::kF32, {experts, size / 16, kHidden / 16});
+    add(mlp + "gate.weight", DType::kBF16, {experts, kHidden});
+    for (const char* norm : {"input_layernorm.weight", "post_attention_layernorm.weight"})
+      add(layer + std::string(norm), DType::kBF16, {kHidden});
+  }
+  add("model.embed_tokens.weight", DType::kBF16, {kVocabulary, kHidden});
+  add("lm_head.weight", DType::kBF16, {kVocabulary, kHidden});
+  add("model.norm.weight", DType::kBF16, {kHidden});
+  const json config = {{"model_type", "qwen3_vl_moe_text"},
+                       {"hidden_size", kHidden},
+                       {"moe_intermediate_size", size},
+                       {"num_hidden_layers", 2},
+                       {"num_attention_heads", kHeads},
+                       {"num_key_value_heads", kKvHeads},
+                       {"head_dim", kHeadDim},
+                       {"num_experts", experts},
+                       {"vocab_size", kVocabulary},
+                       {"tie_word_embeddings", false},
+                       {"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}}}};
+  fs::create_directories(temp / "model");
+  write_file(temp / "model/config.json", config.dump(2));
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  const auto sharded = [&](std::uint32_t tp, bool pad) {
+    fs::remove_all(temp / "out");
+    ShardRequest request = deployed_request(layout("presharded"), temp / "model", temp / "out", tp);
+    request.target.options.set_flag("pad", pad);
+    shard(request);
+    return consolidated(temp / "out", temp / "whole");
+  };
+  CHECK((sharded(1, false) == tensors));
+  // 3 blocks over 2 ranks: neither without padding nor with it, as gate and up are packed.
+  for (const bool pad : {false, true}) CHECK(error_of([&] { sharded(2, pad); }).kind() == ErrorKind::kUsage);
+  tensors.erase("model.layers.1.mlp.experts.down_proj_scale_inv");
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  CHECK_THAT(error_of([&] { sharded(1, false); }).what(), Says("model.layers.1.mlp.experts.down_proj_scale_inv"));
 }
 
 TEST_CASE("What bitsandbytes stores is refused with the reason, for 4 bits and for 8") {

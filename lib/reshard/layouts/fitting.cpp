@@ -14,7 +14,8 @@ namespace {
 /// Whether the checkpoint can be one of the family at all: the modules that every layer has are in the first.
 bool may_fit(const Family& family, const std::unordered_set<std::string_view>& names) {
   return std::all_of(family.modules.begin(), family.modules.end(), [&](const Family::Module& module) {
-    if (module.when || module.optional || module.experts || !module.tied_to.empty()) return true;
+    if (module.when || module.optional || module.experts || module.items) return true;
+    if (!module.variant.empty() || !module.tied_to.empty()) return true;
     const std::string name = expand_layer(module.name, 0);
     const std::string full = module.parameter.empty() ? name : name + "." + module.parameter;
     // Quantised linears have other leaves.

@@ -16,6 +16,7 @@ namespace {
 template <typename Candidates>
 std::string nearest_name(const std::string& name, const Candidates& candidates) {
   constexpr std::size_t kMost = 10000;
+  if (name.empty()) return {};
   std::vector<std::string> names;
   for (const auto* candidate : candidates)
     if (names.size() < kMost && !candidate->name.empty() && candidate->name.front() == name.front())
@@ -30,7 +31,7 @@ std::vector<const ModelParameter*> pointers_to(const std::vector<ModelParameter>
   return pointers;
 }
 
-/// The first misfits of each kind, a line each; of several layers' alike, the first.
+/// The first misfits, a line each, one of each kind: layers repeat them.
 std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
   constexpr std::size_t kMost = 5;
   std::vector<std::string> lines;
@@ -68,7 +69,7 @@ std::string missing_hint(const std::vector<std::string>& missing) {
   return "the checkpoint is incomplete, or config.json belongs to another model";
 }
 
-/// Of a model whose tensors nobody lists, each layer has at least one.
+/// Of a model without a family, each layer has at least one tensor.
 void validate_layers(const Model& model, const std::filesystem::path& where) {
   std::vector<bool> held(model.layers);
   for (const ModelParameter& parameter : model.parameters)
@@ -81,6 +82,12 @@ void validate_layers(const Model& model, const std::filesystem::path& where) {
                                                   model.layers, model.family->layers, list_ranges(missing)))
         .in(where)
         .hint("the checkpoint is incomplete, or num_hidden_layers in config.json is another model's");
+}
+
+/// The scale of a weight that has none.
+std::string missing_scale(const ModelParameter& weight, const Model& model) {
+  const bool stacked = weight.experts != 0 && !weight.expert;
+  return stacked ? weight.name + model.stacked_suffix : weight.module + "." + model.quantization_marker;
 }
 
 bool has_shape(const LogicalTensor& tensor, const ModelParameter& expected) {
@@ -106,7 +113,7 @@ Misfits find_misfits(const TensorMap& map, const Model& model) {
     if (!has_shape(tensor, *found->second)) misfits.shapes.push_back({&tensor, found->second});
     // A linear in so few bits is quantised, and what it lacks is what one is known by.
     if (found->second->plain && bits(tensor.dtype) <= 8)
-      misfits.missing.push_back(found->second->module + "." + model.quantization_marker);
+      misfits.missing.push_back(missing_scale(*found->second, model));
     expected.erase(found);
   }
   for (const ModelParameter& parameter : model.parameters)

@@ -75,7 +75,7 @@ class Rules {
               fmt::join(inference_families(), ", ")));
     if (model.is_part || model.renamed)
       throw Error(ErrorKind::kUnsupported,
-                  "NxD Inference's names for models of several parts, or with another prefix, "
+                  "NxD Inference's names for models of several parts, with another prefix or head, "
                   "are unknown")
           .hint("take a layout that keeps the checkpoint's names");
     if (model.quantized)
@@ -95,6 +95,7 @@ class Rules {
       rules_.add_rank_number(inference_name(attention_module(layer)) + "." + kRankName);
     for (const ModelParameter& parameter : model_.parameters) {
       if (parameter.optional && !holds(parameter.name) && !holds(inference_name(parameter.name))) continue;
+      if (parameter.any_shape) continue;  // a buffer, which is computed
       if (!add_attention(parameter)) add(parameter);
     }
     return std::move(rules_).take();
@@ -182,7 +183,12 @@ class NxdiLayout final : public InferenceLayout {
     const Model& model = *context.model;
     const std::uint32_t tp = plan.mesh.tp;
     const Form form{values.flag(kFuseQkv.name), values.flag(kVocabParallel.name)};
-    plan.map = sharded_target_map(Rules(model, tp, form).run(names_in(context.logical)), tp, context.logical, target);
+    const HoldsName holds = names_in(context.logical);
+    for (const ModelParameter& parameter : model.parameters)
+      if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
+    if (!plan.without_place.empty())
+      plan.notes.push_back("left out, as NxD Inference computes them: " + list_names(plan.without_place));
+    plan.map = sharded_target_map(Rules(model, tp, form).run(holds), tp, context.logical, target);
     PartitionOptions options;
     options.fuse_qkv = form.fuse_qkv;
     plan.attention = inference_report(model, tp, options);

@@ -36,7 +36,9 @@ std::vector<std::string> replicated_modules(const Model& model) {
   std::set<std::string, std::less<>> outside;
   for (const ModelParameter& parameter : model.parameters) {
     if (parameter.layer) {
-      std::string_view name = std::string_view(parameter.module).substr(layers.size() + 1);
+      if (parameter.expert.value_or(0) != 0) continue;  // like the first
+      std::string_view name = parameter.module;
+      name.remove_prefix(std::min(name.size(), layers.size() + 1));
       name.remove_prefix(std::min(name.size(), name.find('.') + 1));
       LayerModule& module = in_layers[with_stars(name)];
       module.is_split = module.is_split || parameter.split_dim;
@@ -70,6 +72,9 @@ std::vector<std::string> partition_notes(const Model& model, std::uint64_t tp) {
 
 std::vector<std::string> cut_heads_notes(const Model& model, std::uint64_t tp) {
   std::set<std::string> modules;
+  if (model.family->attention && model.kv_heads % tp != 0)
+    for (const std::string& linear : {model.family->attention->key, model.family->attention->value})
+      modules.insert(model.family->attention->module + "." + linear);
   for (const ModelParameter& parameter : model.parameters)
     if (parameter.split_dim && parameter.heads != 0 && parameter.heads % tp != 0 && !parameter.is_bias)
       modules.insert(with_stars(parameter.module));

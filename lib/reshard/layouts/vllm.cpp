@@ -58,7 +58,7 @@ void validate_model(const Model& model, const Form& form) {
     refuse(fmt::format("vLLM's names for {} are known for the built-in description alone", architecture.model_type),
            "leave out `spec`");
   if (model.is_part || model.renamed)
-    refuse("vLLM's names for models of several parts, or of other names, are unknown",
+    refuse("vLLM's names for models of several parts, or of other names or heads, are unknown",
            "vLLM itself loads the Hugging Face directory");
   if (!model.quant_method.empty())
     refuse(fmt::format("the model is quantised ({}), and vLLM stores quantised weights in forms of its own",

@@ -80,7 +80,20 @@ std::string prefix_of_head(const std::string& base) {
 /// classification and questions, and of reward models.
 constexpr const char* kOtherHeads[] = {"score", "classifier", "qa_outputs", "v_head", "value_head", "reward_head"};
 
-/// Modules that stand in place of the language model's head: the family of a model that may lack it.
+/// Whether the other head does not take the place of the language model's.
+bool is_beside(std::string_view head) {
+  return head == "v_head" || head == "value_head";
+}
+
+/// Whether models of this class have no head: "LlamaModel", but not "GPT2LMHeadModel".
+bool is_base_model(const std::string& architecture) {
+  constexpr std::string_view kWithHead[] = {"LMHeadModel", "DoubleHeadsModel", "ChatGLMModel"};
+  return architecture.ends_with("Model") &&
+         std::none_of(std::begin(kWithHead), std::end(kWithHead),
+                      [&](std::string_view suffix) { return architecture.ends_with(suffix); });
+}
+
+/// Whether it is the language model's head, which may be tied.
 bool is_head(const Family::Module& module) {
   return !module.tied_to.empty();
 }
@@ -93,10 +106,13 @@ std::shared_ptr<const Family> with_heads_of(std::shared_ptr<const Family> family
     if (std::any_of(names.begin(), names.end(),
                     [start = std::string(head) + "."](std::string_view name) { return name.starts_with(start); }))
       others.emplace_back(head);
-  if (others.empty() && !architecture.ends_with("Model")) return family;
+  const bool replaced =
+      is_base_model(architecture) ||
+      std::any_of(others.begin(), others.end(), [](const std::string& head) { return !is_beside(head); });
+  if (others.empty() && !replaced) return family;
   Family changed = *family;
   for (Family::Module& module : changed.modules)
-    if (is_head(module)) module.optional = true;
+    if (is_head(module)) module.optional = module.optional || replaced;
   changed.whole.insert(changed.whole.end(), others.begin(), others.end());
   return std::make_shared<const Family>(std::move(changed));
 }
@@ -119,8 +135,9 @@ bool is_cache_scale(const std::string& name) {
          name.ends_with("_attn.attn.k_scale") || name.ends_with("_attn.attn.v_scale");
 }
 
-/// Adds tensors of `names` that the family does not list, each as a whole: buffers and scales of caches in their layer; what lies in a module of Family::whole, on the last stage; with
-/// `other_parts`, on the first stage, all else that is outside the layers.
+/// Adds tensors of `names` that the family does not list, each as a whole: buffers and scales of caches in their layer;
+/// what lies in a module of Family::whole, on the last stage; with `other_parts`, on the first stage, all else that is
+/// outside the layers.
 void add_unlisted(Model& model, const std::unordered_set<std::string_view>& names, bool other_parts) {
   std::unordered_set<std::string_view> listed;
   for (const ModelParameter& parameter : model.parameters) listed.insert(parameter.name);
@@ -194,8 +211,10 @@ LanguageModel find_language_model(const ModelConfig& config, const std::shared_p
     model.config.model_type = outer->language_model;
   }
   Json json = *part;
-  for (const char* key : kSharedKeys)
-    if (!json.contains(key) && config.json->contains(key)) json[key] = config.json->at(key);
+  for (const char* key : kSharedKeys) {
+    const auto own = json.find(key);
+    if ((own == json.end() || own->is_null()) && config.json->contains(key)) json[key] = config.json->at(key);
+  }
   if (model.family && model.family->class_defaults)
     for (const auto& [key, value] : model.family->class_defaults->items())
       if (!json.contains(key)) json[key] = value;

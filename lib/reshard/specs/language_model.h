@@ -13,7 +13,7 @@
 
 namespace reshard {
 
-/// What of a model is split: a language model, perhaps beside vision towers, projectors and the like.
+/// The part of a model that is partitioned: a language model, perhaps beside vision towers, projectors and the like.
 struct LanguageModel {
   std::shared_ptr<const Family> family;  // null: not known
   ModelConfig config;                    // of it alone: the text_config of a config.json that has one
@@ -21,7 +21,7 @@ struct LanguageModel {
   std::string architecture;  // the class that saved the whole, "LlamaForCausalLM"; empty where it is not said
 };
 
-/// The language model that `config` is about, of the family `spec`, else of the built-in one of its model_type.
+/// The language model described by `config`, of the family `spec`, else of the built-in one of its model_type.
 LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec = {});
 
 /// The error for an unknown model_type. `fitting` are the families that its tensors fit.

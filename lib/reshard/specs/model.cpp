@@ -274,7 +274,7 @@ class ModelBuilder {
     else if (quantization_ && filled.module->stacked)
       quantization_->add_stacked(weight, holds_, model_.parameters);
     else
-      model_.parameters.push_back(weight);
+      model_.parameters.push_back(filled.has_bias ? weight : std::move(weight));
     if (!filled.has_bias) return;
     ModelParameter bias = bias_of(weight);
     bias.name = bias.module + ".bias";
@@ -330,8 +330,10 @@ void leave_out_absent_layers(Model& model, std::uint64_t usual, const HoldsName&
   if (layers == model.layers) return;
   std::erase_if(model.parameters,
                 [&](const ModelParameter& parameter) { return parameter.layer && *parameter.layer >= layers; });
-  model.notes.push_back(fmt::format("the checkpoint has no tensors of layers {} to {}, which config.json counts for {}",
-                                    layers, model.layers - 1, "multi-token prediction"));
+  const std::string which = layers + 1 == model.layers ? fmt::format("layer {}", layers)
+                                                       : fmt::format("layers {} to {}", layers, model.layers - 1);
+  model.notes.push_back(
+      fmt::format("the checkpoint has no tensors of {}, which config.json counts for multi-token prediction", which));
   model.layers = layers;
 }
 
@@ -382,7 +384,8 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
     leave_out_absent_layers(model, values.number(kUsualLayers), holds);
   if (quantization) {
     model.pad_units = quantization->pad_units();
-    model.quantization_marker = quantization->markers().front();
+    model.quantization_marker = quantization->usual_marker();
+    model.stacked_suffix = quantization->stacked_suffix();
     if (!quantization->note().empty()) model.notes.push_back(quantization->note());
   }
   model.plain_heads = has_plain_heads(model);

@@ -22,7 +22,7 @@ struct ModelParameter {
   Dims shape;
   bool any_shape = false;  // its shape is not checked; whole
   bool scalar = false;     // one element, in however many dims
-  bool plain = false;      // a linear of a quantised model that has no scales
+  bool plain = false;      // of a quantised model, without scales; in 8 bits or fewer, these are missing
   TensorParallelPlan plan = TensorParallelPlan::kReplicate;
   std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
   std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
@@ -33,7 +33,7 @@ struct ModelParameter {
   bool is_bias = false;
   bool optional = false;
   std::optional<std::uint64_t> layer;
-  std::optional<std::uint64_t> expert;  // whose alone it is
+  std::optional<std::uint64_t> expert;  // the expert that owns it
   std::uint64_t experts = 0;            // of its layer, if it is an expert's, or all of theirs stacked in dim 0
   bool on_last_stage = false;
   std::string tied_to;  // the parameter whose bytes this one shares; empty if it has its own
@@ -43,7 +43,7 @@ struct ModelParameter {
 inline constexpr std::uint64_t kMaxLayers = 1 << 14;
 inline constexpr std::uint64_t kMaxParameters = 1 << 21;  // and matrices packed in them
 
-/// Why the tensors of a model may not be explained, a sentence, and what to do about it.
+/// Why a quantised model is unsupported, a sentence, and what to do about it.
 struct QuantizationProblem {
   std::string what;
   std::string hint;
@@ -61,9 +61,10 @@ struct Model {
   std::string quant_method;  // of config.json's quantization_config; empty where there is none
   std::optional<QuantizationProblem> quantization_problem;  // where that is not known
   std::map<std::uint64_t, std::uint64_t> pad_units;         // Quantization::pad_units
-  std::string quantization_marker;                          // Quantization::markers, the first
-  std::vector<std::string> notes;                           // what the user is told of it
-  bool renamed = false;                                     // its names have another prefix than the family's
+  std::string quantization_marker;                          // what a quantised linear has beside its weight
+  std::string stacked_suffix;                               // what stacked experts have behind its name
+  std::vector<std::string> notes;                           // to print
+  bool renamed = false;         // its names have another prefix than the family's, or it has another head
   bool is_part = false;         // of a larger one, whose other tensors are among the parameters
   bool family_chosen = false;   // the family is a built-in one, but not that of config.json's model_type
   bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have

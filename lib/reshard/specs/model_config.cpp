@@ -16,6 +16,8 @@ Json renamed_awq(const Json& awq) {
   Json renamed = awq;
   for (const auto& [own, name] : {std::pair("w_bit", "bits"), {"q_group_size", "group_size"}})
     if (awq.contains(own)) renamed[name] = awq.at(own);
+  if (const auto version = renamed.find("version"); version != renamed.end() && version->is_string())
+    for (char& c : version->get_ref<std::string&>()) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return renamed;
 }
 
@@ -52,7 +54,9 @@ ModelConfig read_model_config_file(Files& files, const std::filesystem::path& fi
   config.json = std::make_shared<const Json>(read_json_file(files, config.path, kMaxConfigBytes, JsonDialect::kPython));
   const JsonObject object(*config.json, config.path);
   if (!object.has("model_type"))
-    throw Error(ErrorKind::kBadInput, "has no \"model_type\", which names the model's family").in(config.path);
+    throw Error(ErrorKind::kBadInput, "has no \"model_type\", which names the model's family")
+        .in(config.path)
+        .hint("add one, such as \"model_type\": \"llama\"");
   config.model_type = object.string_at("model_type");
   const auto given = config.json->find(kQuantization);
   if (given != config.json->end() && !given->is_null()) return config;

@@ -42,6 +42,7 @@ struct QuantizationScheme {
 
 namespace {
 
+constexpr std::size_t kMaxGroups = 64;
 constexpr std::uint64_t kMaxBlock = 1 << 20;
 constexpr std::uint64_t kMaxPadUnit = std::uint64_t{1} << 40;
 constexpr std::string_view kWeights = "weights.";
@@ -192,6 +193,9 @@ std::vector<const Json*> groups_of(const Json& config, const std::filesystem::pa
       return other->at("weights") == weights && other->value("format", Json()) == item.value().value("format", Json());
     };
     if (std::none_of(groups.begin(), groups.end(), says_the_same)) groups.push_back(&item.value());
+    if (groups.size() > kMaxGroups)
+      throw Error(ErrorKind::kBadInput, "quantization_config: \"config_groups\" has more groups than any model has")
+          .in(path);
   }
   return groups;
 }
@@ -211,20 +215,26 @@ Reading read_quantization(const ModelConfig& config) {
   if (found == config.json->end() || !found->is_object() || found->empty()) return reading;
   const auto name = found->find("quant_method");
   reading.method = name != found->end() && name->is_string() ? name->get<std::string>() : "unknown";
-  reading.config = std::make_shared<const Json>(*found);
+  reading.config = std::shared_ptr<const Json>(config.json, &*found);
   const auto method = methods().find(reading.method);
   if (method == methods().end()) return reading;
   reading.known = &method->second;
-  for (const Json* group : groups_of(*reading.config, config.path)) {
-    const Values values{config.path, reading.config, group, reading.known->defaults.get()};
-    for (const auto& [key, wanted] : reading.known->keys) values.validate(key, wanted);
-    for (const auto& scheme : reading.known->schemes) {
+  const std::vector<const Json*> groups = groups_of(*reading.config, config.path);
+  for (const auto& scheme : reading.known->schemes) {
+    for (const Json* group : groups) {
+      const Values values{config.path, reading.config, group, reading.known->defaults.get()};
+      for (const auto& [key, wanted] : reading.known->keys) values.validate(key, wanted);
       if (scheme->when && !scheme->when.holds(values)) continue;
       if (!scheme->refused.empty()) {
         if (reading.refused.empty()) reading.refused = scheme->refused;
         continue;
       }
       for (const auto& [key, wanted] : scheme->keys) values.validate(key, wanted);
+      if (!reading.schemes.empty() && reading.schemes.back().first == scheme) {
+        reading.schemes.clear();
+        reading.refused = "several of its config_groups quantise weights in different ways under the same names";
+        return reading;
+      }
       reading.schemes.emplace_back(scheme, values);
     }
   }
@@ -272,7 +282,10 @@ std::optional<Quantization> Quantization::read(const ModelConfig& config) {
   for (const auto& [scheme, values] : reading.schemes) {
     quantization.schemes_.push_back({scheme, values, {}});
     if (!scheme->note.empty() && scheme->note_when.holds(values)) quantization.note_ = scheme->note;
+    for (const QuantizationScheme::Parameter& parameter : scheme->parameters)
+      quantization.stores_weights_ = quantization.stores_weights_ || parameter.name == "weight";
   }
+  quantization.usual_marker_ = quantization.schemes_.front().scheme->marker;
   return quantization;
 }
 
@@ -316,9 +329,10 @@ void Quantization::add_linear(const ModelParameter& weight, bool has_bias, const
       std::find_if(schemes_.begin(), schemes_.end(), [&](const Applied& one) { return has(one.scheme->marker); });
   if (applied == schemes_.end()) {
     parameters.push_back(weight);
-    parameters.back().plain = true;
+    parameters.back().plain = stores_weights_;
     return;
   }
+  usual_marker_ = applied->scheme->marker;
   const bool transposed = is_transposed(weight);
   const std::size_t out = transposed ? 1 : 0;
   const bool of_outputs = weight.split_dim == out;
@@ -335,42 +349,52 @@ void Quantization::add_linear(const ModelParameter& weight, bool has_bias, const
     added.any_shape = part.any_shape;
     added.scalar = part.scalar;
     added.optional = part.optional;
-    if (!added.split_dim) continue;
-    std::uint64_t& unit = pad_units_.try_emplace(added.linear_size, 1).first->second;
-    unit = std::lcm(unit, added.block);
-    if (unit > kMaxPadUnit)
-      throw Error(ErrorKind::kBadInput,
-                  "quantization_config: the sizes of groups and blocks have no common multiple "
-                  "that a model could have")
-          .in(path_);
+    note_unit(added);
   }
+}
+
+void Quantization::note_unit(const ModelParameter& parameter) {
+  if (!parameter.split_dim) return;
+  std::uint64_t& unit = pad_units_.try_emplace(parameter.linear_size, 1).first->second;
+  unit = std::lcm(unit, parameter.block);
+  if (unit > kMaxPadUnit)
+    throw Error(ErrorKind::kBadInput,
+                "quantization_config: the sizes of groups and blocks have no common multiple that "
+                "a model could have")
+        .in(path_);
 }
 
 void Quantization::add_stacked(const ModelParameter& weight, const HoldsName& holds,
                                std::vector<ModelParameter>& parameters) {
+  const std::size_t index = parameters.size();
   parameters.push_back(weight);
   if (!holds || weight.shape.size() != 3) return;
   for (Applied& applied : schemes_) {
     const std::string& suffix = applied.scheme->stacked_suffix;
-    if (suffix.empty() || !holds(weight.name + suffix)) continue;
-    // Blocks are square in what is published, so that it does not matter which dim has the inputs.
+    if (suffix.empty()) continue;
+    parameters[index].plain = !holds(weight.name + suffix);
+    if (parameters[index].plain) continue;
+    // A family does not say which dim has the inputs: of square blocks it does not matter.
     const std::vector<Part>& parts = parts_of(applied, weight.shape[1], weight.shape[2]);
     const auto scale = std::find_if(parts.begin(), parts.end(), [&](const Part& part) {
       return part.leaf == applied.scheme->marker && part.shape.size() == 2;
     });
-    if (scale == parts.end()) continue;
-    const bool of_rows = weight.split_dim == 1u;
+    if (scale == parts.end() || scale->per_out != scale->per_in)
+      throw Error(ErrorKind::kUnsupported, "stacked experts are quantised in blocks that are not square").in(path_);
+    const std::uint32_t split = weight.split_dim.value_or(0);
     ModelParameter part = part_of(weight, "", {weight.shape[0], scale->shape[0], scale->shape[1]},
-                                  weight.split_dim == 0u ? 0
-                                  : of_rows              ? 1
-                                                         : 2,
-                                  weight.split_dim == 0u ? 1
-                                  : of_rows              ? scale->per_out
-                                                         : scale->per_in);
+                                  static_cast<int>(split), split == 0 ? 1 : scale->per_out);
     part.name = weight.name + suffix;
+    note_unit(part);
     parameters.push_back(std::move(part));
     return;
   }
+}
+
+std::string Quantization::stacked_suffix() const {
+  for (const Applied& applied : schemes_)
+    if (!applied.scheme->stacked_suffix.empty()) return applied.scheme->stacked_suffix;
+  return {};
 }
 
 std::vector<std::string> Quantization::markers() const {

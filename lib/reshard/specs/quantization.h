@@ -27,12 +27,12 @@ struct QuantizationScheme;
 ///                   group; "blocks", two sizes or null; "switch". "weights.x" is x of what one of the config_groups of
 ///                   compressed-tensors says of weights
 ///   defaults        values of keys that are absent
-///   schemes         of which those count whose "when" holds. A linear is quantised by the first whose "marker" the
+///   schemes         those apply whose "when" holds. A linear is quantised by the first whose "marker" the
 ///                   checkpoint holds beside it. Then it has "parameters": each a name, the shape over `outputs`,
 ///                   `inputs`, those keys and "define", and which dims belong to the outputs and inputs of the linear,
-///                   with how many of them make up one element there. A "scalar" has one element, in however many dims.
+///                   and how many of them one stored element covers. A "scalar" has one element, in however many dims.
 ///                   Without "shape" it is the weight itself, or of any shape.
-///   … "refused"     in place of all that: why what is quantised so cannot be partitioned
+///   … "refused"     in place of all that: why this scheme cannot be partitioned
 ///   … "stacked_suffix"   what the scale of stacked experts has behind the name of their weight
 ///   … "note"        what the user is told where "note_when" holds
 ///
@@ -54,7 +54,11 @@ class Quantization {
 
   /// Names of parameters of a linear, by which one that is quantised is known.
   std::vector<std::string> markers() const;
-  /// What the user is told of how scales are partitioned; may be empty.
+  /// By which of them the linears added so far are known, or would be.
+  const std::string& usual_marker() const { return usual_marker_; }
+  /// What the scale of stacked experts has behind the name of their weight; empty: they are not quantised.
+  std::string stacked_suffix() const;
+  /// To print: how scales are partitioned; may be empty.
   const std::string& note() const { return note_; }
   /// Of the sizes along which linears are split: of how many elements a part has to be a multiple for blocks to stay
   /// whole. Those of linears added so far.
@@ -79,7 +83,11 @@ class Quantization {
   };
   const std::vector<Part>& parts_of(Applied& applied, std::uint64_t out, std::uint64_t in);
 
+  void note_unit(const ModelParameter& parameter);
+
   std::vector<Applied> schemes_;
+  std::string usual_marker_;
+  bool stores_weights_ = false;  // a linear that is quantised has a weight, as one that is not
   std::string note_;
   std::map<std::uint64_t, std::uint64_t> pad_units_;
   std::filesystem::path path_;

@@ -256,6 +256,7 @@ OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find,
   for (const auto& [key, value] : derived.items())
     if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end())
       throw bad(path, "the key \"" + printable(key) + "\" is not known").hint("known are " + join(kKnown, ", "));
+  if (!derived.contains("model_type")) throw bad(path, "the key \"model_type\" is missing");
   const std::string like = text_at(derived, kLike);
   auto parent = find(like);
   if (parent && parent->contains("language_model")) parent = find(text_at(*parent, "language_model"));

@@ -229,15 +229,57 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
 }
 
 bool can_pad(const ModelParameter& parameter) {
-  return parameter.packed.empty();
+  return parameter.packed.empty() && !(parameter.block_cut && is_packed(parameter.plan));
 }
 
-std::uint64_t padded_size(const Model& model, const ModelParameter& parameter, std::uint64_t tp) {
-  const std::uint64_t size = parameter.linear_size ? parameter.linear_size : parameter.shape[*parameter.split_dim];
+namespace {
+
+/// A size of the model, padded.
+std::uint64_t padded_to(const Model& model, std::uint64_t size, std::uint64_t tp) {
   const auto known = model.pad_units.find(size);
   const std::uint64_t unit = known == model.pad_units.end() ? 1 : known->second;
   const std::uint64_t units = (size + unit - 1) / unit;
-  return (units + tp - 1) / tp * unit / parameter.block * tp;
+  return (units + tp - 1) / tp * unit * tp;
+}
+
+/// Why matrices packed in one do not fit to padded linears, or nothing.
+std::optional<std::string> packing_problem(const Model& model, const ModelParameter& parameter, std::uint64_t tp) {
+  for (const PackedPart& part : parameter.packed) {
+    const std::uint64_t size = part.size * parameter.block;
+    if (part.replicated || padded_to(model, size, tp) == size) continue;
+    return fmt::format("dim {} has {} elements in one of the matrices packed in it, which other linears pad",
+                       *parameter.split_dim, size);
+  }
+  return std::nullopt;
+}
+
+/// Whether the parameter belongs to a projection of the family's attention.
+bool is_attention(const Model& model, const ModelParameter& parameter) {
+  if (!model.family->attention) return false;
+  const Family::Attention& attention = *model.family->attention;
+  const std::string module = expand_layer(attention.module, *parameter.layer) + ".";
+  const auto is_it = [&](const std::string& linear) { return parameter.module == module + linear; };
+  return is_it(attention.query) || is_it(attention.key) || is_it(attention.value) || is_it(attention.output);
+}
+
+/// Why a quantised linear of attention cannot be padded, or nothing: blocks are no heads, and query heads have to lie
+/// with their key/value heads.
+std::optional<std::string> heads_problem(const Model& model, const ModelParameter& parameter, std::uint64_t tp) {
+  if (!model.quantized || !parameter.layer || !parameter.split_dim) return std::nullopt;
+  if (parameter.heads == 0 && !is_attention(model, parameter)) return std::nullopt;
+  const std::uint64_t size = parameter.shape[*parameter.split_dim];
+  if (padded_size(model, parameter, tp) == size) return std::nullopt;
+  return fmt::format(
+      "dim {} has {} elements, and padding to whole blocks for {} ranks would part query heads from "
+      "their key/value heads",
+      *parameter.split_dim, size, tp);
+}
+
+}  // namespace
+
+std::uint64_t padded_size(const Model& model, const ModelParameter& parameter, std::uint64_t tp) {
+  const std::uint64_t size = parameter.linear_size ? parameter.linear_size : parameter.shape[*parameter.split_dim];
+  return padded_to(model, size, tp) / parameter.block;
 }
 
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
@@ -285,8 +327,13 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
   }
   const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
   for (const ModelParameter& parameter : model.parameters) {
-    const auto problem = split_problem(parameter, tp, !options.separate);
-    if (!problem || (options.pad && can_pad(parameter))) continue;
+    auto problem = split_problem(parameter, tp, !options.separate);
+    if (options.pad && can_pad(parameter)) {
+      problem = heads_problem(model, parameter, tp);
+      if (!problem) continue;
+    }
+    if (!problem && options.pad) problem = packing_problem(model, parameter, tp);
+    if (!problem) continue;
     if (gqa && parameter.layer) {  // repeated, not cut
       const auto& a = *model.family->attention;
       const std::string module = expand_layer(a.module, *parameter.layer);
