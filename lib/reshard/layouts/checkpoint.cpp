@@ -112,8 +112,10 @@ void order_tensors(Checkpoint& checkpoint) {
 
 std::string hint_for_model(const Checkpoint& checkpoint) {
   if (!checkpoint.model_type.empty())
-    return fmt::format("{} has the model_type \"{}\", which is not known: describe the model with `spec`",
-                       checkpoint.config.string(), printable(checkpoint.model_type));
+    return fmt::format(
+        "{} has the model_type \"{}\", which is not known: give a built-in family with `family`, or a description with "
+        "`spec`",
+        checkpoint.config.string(), printable(checkpoint.model_type));
   return "copy the model's config.json into " + checkpoint.directory.string() + ", or say with `config` where it is";
 }
 
