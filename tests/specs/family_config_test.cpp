@@ -271,9 +271,10 @@ TEST_CASE("More parameters than any model has are refused before they take memor
       "num_hidden_layers": 16384, "num_local_experts": 16384, "hidden_size": 64, "intermediate_size": 64,
       "vocab_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4})")),
                      "mixtral"};
-  const Error error = test::error_of([&] { instantiate(config); });
+  const Error error = test::error_of([&] { instantiate(builtin_family("mixtral"), config, {}, 20000); });
   CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(error.what(), test::Says("parameters, more than any model"));
+  CHECK_THAT(error.what(), test::Says("more than 20000 parameters, more than any model"));
+  CHECK(kMaxParameters < 1 << 22);
 }
 
 TEST_CASE("The language model that a larger family names is a built-in one that has modules") {
