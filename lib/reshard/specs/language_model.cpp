@@ -139,13 +139,6 @@ bool is_cache_scale(const std::string& name) {
 /// what lies in a module of Family::whole, on the last stage; with `other_parts`, on the first stage, all else that is
 /// outside the layers.
 void add_unlisted(Model& model, const std::unordered_set<std::string_view>& names, bool other_parts) {
-  std::unordered_set<std::string_view> listed;
-  for (const ModelParameter& parameter : model.parameters) listed.insert(parameter.name);
-  std::vector<std::string> unlisted;
-  for (const std::string_view name : names)
-    if (listed.count(name) == 0) unlisted.emplace_back(name);
-  std::sort(unlisted.begin(), unlisted.end(), natural_less);
-
   const std::string layers = model.family->layers + ".";
   const std::string base = base_of(model.family->layers);
   const bool own_base = std::count(base.begin(), base.end(), '.') > 1;  // only the language model has that prefix
@@ -153,6 +146,21 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
     return std::any_of(model.family->whole.begin(), model.family->whole.end(),
                        [&](const std::string& module) { return name.starts_with(module + "."); });
   };
+  // Most models have no name that could be one, and nothing more to do.
+  const auto may_be = [&](const std::string& name) {
+    return is_buffer(name) || (model.quantized && is_cache_scale(name)) || is_whole(name) ||
+           (other_parts && !name.starts_with(layers));
+  };
+  std::vector<std::string> unlisted;
+  for (const std::string_view name : names)
+    if (std::string full(name); may_be(full)) unlisted.push_back(std::move(full));
+  model.is_part = other_parts;
+  if (unlisted.empty()) return;
+  std::unordered_set<std::string_view> listed;
+  for (const ModelParameter& parameter : model.parameters) listed.insert(parameter.name);
+  std::erase_if(unlisted, [&](const std::string& name) { return listed.count(name) > 0; });
+  std::sort(unlisted.begin(), unlisted.end(), natural_less);
+
   std::vector<ModelParameter> others, buffers, whole;
   for (std::string& name : unlisted) {
     ModelParameter parameter;
@@ -180,7 +188,6 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
   for (std::vector<ModelParameter>* list : {&model.parameters, &buffers, &whole})
     std::move(list->begin(), list->end(), std::back_inserter(parameters));
   model.parameters = std::move(parameters);
-  model.is_part = other_parts;
 }
 
 }  // namespace
