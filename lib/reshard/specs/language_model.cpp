@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
@@ -78,7 +79,7 @@ std::string prefix_of_head(const std::string& base) {
 
 /// Heads that models have in place of the language model's, or beside it: those of Transformers' classes for
 /// classification and questions, and of reward models.
-constexpr const char* kOtherHeads[] = {"score", "classifier", "qa_outputs", "v_head", "value_head", "reward_head"};
+constexpr std::string_view kOtherHeads[] = {"score", "classifier", "qa_outputs", "v_head", "value_head", "reward_head"};
 
 /// Whether the other head does not take the place of the language model's.
 bool is_beside(std::string_view head) {
@@ -101,11 +102,12 @@ bool is_head(const Family::Module& module) {
 /// The family with the heads that the checkpoint has.
 std::shared_ptr<const Family> with_heads_of(std::shared_ptr<const Family> family, const std::string& architecture,
                                             const std::unordered_set<std::string_view>& names) {
-  std::vector<std::string> others;
-  for (const char* head : kOtherHeads)
-    if (std::any_of(names.begin(), names.end(),
-                    [start = std::string(head) + "."](std::string_view name) { return name.starts_with(start); }))
-      others.emplace_back(head);
+  std::set<std::string, std::less<>> others;
+  for (const std::string_view name : names)
+    if (const auto* const head =
+            std::find(std::begin(kOtherHeads), std::end(kOtherHeads), name.substr(0, name.find('.')));
+        head != std::end(kOtherHeads))
+      others.emplace(*head);
   const bool replaced =
       is_base_model(architecture) ||
       std::any_of(others.begin(), others.end(), [](const std::string& head) { return !is_beside(head); });
@@ -125,12 +127,12 @@ std::optional<std::uint64_t> layer_of(std::string_view name, const std::string& 
 }
 
 /// Of rotary embeddings, which old exports of any family carry.
-bool is_buffer(const std::string& name) {
+bool is_buffer(std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
 /// Of the key/value cache, for attention modules of quantised models.
-bool is_cache_scale(const std::string& name) {
+bool is_cache_scale(std::string_view name) {
   return name.ends_with("_attn.k_scale") || name.ends_with("_attn.v_scale") || name.ends_with("_attn.q_scale") ||
          name.ends_with("_attn.attn.k_scale") || name.ends_with("_attn.attn.v_scale");
 }
@@ -142,18 +144,19 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
   const std::string layers = model.family->layers + ".";
   const std::string base = base_of(model.family->layers);
   const bool own_base = std::count(base.begin(), base.end(), '.') > 1;  // only the language model has that prefix
-  const auto is_whole = [&](const std::string& name) {
-    return std::any_of(model.family->whole.begin(), model.family->whole.end(),
-                       [&](const std::string& module) { return name.starts_with(module + "."); });
+  const auto is_whole = [&](std::string_view name) {
+    return std::any_of(model.family->whole.begin(), model.family->whole.end(), [&](const std::string& module) {
+      return name.starts_with(module) && name.substr(module.size()).starts_with('.');
+    });
   };
   // Most models have no name that could be one, and nothing more to do.
-  const auto may_be = [&](const std::string& name) {
+  const auto may_be = [&](std::string_view name) {
     return is_buffer(name) || (model.quantized && is_cache_scale(name)) || is_whole(name) ||
            (other_parts && !name.starts_with(layers));
   };
   std::vector<std::string> unlisted;
   for (const std::string_view name : names)
-    if (std::string full(name); may_be(full)) unlisted.push_back(std::move(full));
+    if (may_be(name)) unlisted.emplace_back(name);
   model.is_part = other_parts;
   if (unlisted.empty()) return;
   std::unordered_set<std::string_view> listed;
@@ -196,7 +199,10 @@ LanguageModel find_language_model(const ModelConfig& config, const std::shared_p
   const Json* part = text_config(*config.json);
   const std::string part_type = part ? text_at(*part, "model_type") : std::string();
   if (spec && spec->modules.empty())  // of a larger model: it only says which its language model is
-    return find_language_model(config, described(part_type.empty() ? spec->language_model : part_type));
+  {
+    const auto own = described(part_type);
+    return find_language_model(config, own ? own : described(spec->language_model));
+  }
   const auto outer = builtin_family(config.model_type);
   const bool is_larger = outer && outer->modules.empty();
   const bool is_flat = !part || (part_type.empty() && !is_larger && !part->contains("hidden_size"));
