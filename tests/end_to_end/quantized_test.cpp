@@ -148,6 +148,14 @@ Dims shape_of(const Part& part, const Linear& linear) {
   return shape;
 }
 
+/// config.json of a tiny model; what the family wants besides is up to the caller.
+json config_of(const char* model_type, const json& quantization) {
+  return {{"model_type", model_type},        {"hidden_size", kHidden},
+          {"num_hidden_layers", 2},          {"num_attention_heads", kHeads},
+          {"num_key_value_heads", kKvHeads}, {"vocab_size", kVocabulary},
+          {"tie_word_embeddings", false},    {"quantization_config", quantization}};
+}
+
 /// A tiny llama of random bytes, quantised by `method`.
 TensorMap write_quantized(const Method& method, std::uint64_t intermediate, const fs::path& directory) {
   Random random(5);
@@ -163,11 +171,9 @@ TensorMap write_quantized(const Method& method, std::uint64_t intermediate, cons
   add("model.embed_tokens.weight", DType::kBF16, {kVocabulary, kHidden});
   add("lm_head.weight", DType::kBF16, {kVocabulary, kHidden});
   add("model.norm.weight", DType::kBF16, {kHidden});
-  const json config = {{"model_type", "llama"},           {"architectures", {"LlamaForCausalLM"}},
-                       {"hidden_size", kHidden},          {"intermediate_size", intermediate},
-                       {"num_hidden_layers", 2},          {"num_attention_heads", kHeads},
-                       {"num_key_value_heads", kKvHeads}, {"vocab_size", kVocabulary},
-                       {"tie_word_embeddings", false},    {"quantization_config", method.config}};
+  json config = config_of("llama", method.config);
+  config["architectures"] = {"LlamaForCausalLM"};
+  config["intermediate_size"] = intermediate;
   fs::create_directories(directory);
   write_file(directory / "config.json", config.dump(2));
   write_safetensors(directory / "model.safetensors", tensors);
@@ -375,15 +381,8 @@ void write_packed(std::uint64_t intermediate, const fs::path& directory) {
   add("model.embed_tokens.weight", DType::kBF16, {kVocabulary, kHidden});
   add("lm_head.weight", DType::kBF16, {kVocabulary, kHidden});
   add("model.norm.weight", DType::kBF16, {kHidden});
-  const json config = {{"model_type", "phi3"},
-                       {"hidden_size", kHidden},
-                       {"intermediate_size", intermediate},
-                       {"num_hidden_layers", 2},
-                       {"num_attention_heads", kHeads},
-                       {"num_key_value_heads", kKvHeads},
-                       {"vocab_size", kVocabulary},
-                       {"tie_word_embeddings", false},
-                       {"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}}}};
+  json config = config_of("phi3", methods().front().config);
+  config["intermediate_size"] = intermediate;
   fs::create_directories(directory);
   write_file(directory / "config.json", config.dump(2));
   write_safetensors(directory / "model.safetensors", tensors);
@@ -426,17 +425,10 @@ TEST_CASE("Stacked experts are quantised in blocks of their own, whose absence i
   add("model.embed_tokens.weight", DType::kBF16, {kVocabulary, kHidden});
   add("lm_head.weight", DType::kBF16, {kVocabulary, kHidden});
   add("model.norm.weight", DType::kBF16, {kHidden});
-  const json config = {{"model_type", "qwen3_vl_moe_text"},
-                       {"hidden_size", kHidden},
-                       {"moe_intermediate_size", size},
-                       {"num_hidden_layers", 2},
-                       {"num_attention_heads", kHeads},
-                       {"num_key_value_heads", kKvHeads},
-                       {"head_dim", kHeadDim},
-                       {"num_experts", experts},
-                       {"vocab_size", kVocabulary},
-                       {"tie_word_embeddings", false},
-                       {"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}}}};
+  json config = config_of("qwen3_vl_moe_text", methods().front().config);
+  config["moe_intermediate_size"] = size;
+  config["head_dim"] = kHeadDim;
+  config["num_experts"] = experts;
   fs::create_directories(temp / "model");
   write_file(temp / "model/config.json", config.dump(2));
   write_safetensors(temp / "model/model.safetensors", tensors);

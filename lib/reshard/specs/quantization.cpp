@@ -46,6 +46,8 @@ constexpr std::size_t kMaxGroups = 64;
 constexpr std::uint64_t kMaxBlock = 1 << 20;
 constexpr std::uint64_t kMaxPadUnit = std::uint64_t{1} << 40;
 constexpr std::string_view kWeights = "weights.";
+constexpr const char* kUnquantized =
+    "take the checkpoint from before it was quantised, and quantise it where it is loaded";
 
 /// A file of lib/reshard/specs/quantizations.
 struct Method {
@@ -195,7 +197,8 @@ std::vector<const Json*> groups_of(const Json& config, const std::filesystem::pa
     if (std::none_of(groups.begin(), groups.end(), says_the_same)) groups.push_back(&item.value());
     if (groups.size() > kMaxGroups)
       throw Error(ErrorKind::kBadInput, "quantization_config: \"config_groups\" has more groups than any model has")
-          .in(path);
+          .in(path)
+          .hint("config.json is damaged, or another model's");
   }
   return groups;
 }
@@ -380,7 +383,9 @@ void Quantization::add_stacked(const ModelParameter& weight, const HoldsName& ho
       return part.leaf == applied.scheme->marker && part.shape.size() == 2;
     });
     if (scale == parts.end() || scale->per_out != scale->per_in)
-      throw Error(ErrorKind::kUnsupported, "stacked experts are quantised in blocks that are not square").in(path_);
+      throw Error(ErrorKind::kUnsupported, "stacked experts are quantised in blocks that are not square")
+          .in(path_)
+          .hint(kUnquantized);
     const std::uint32_t split = weight.split_dim.value_or(0);
     ModelParameter part = part_of(weight, "", {weight.shape[0], scale->shape[0], scale->shape[1]},
                                   static_cast<int>(split), split == 0 ? 1 : scale->per_out);
@@ -427,7 +432,7 @@ std::string deciding_values(const Reading& reading) {
     if (const auto found = reading.config->find(key); found != reading.config->end())
       values.push_back(fmt::format("\"{}\" is {}", key, brief(*found)));
   if (values.empty() && reading.config->contains("config_groups")) return "its config_groups quantise no weights";
-  return values.empty() ? "it says nothing by which one would know" : join(values, ", ");
+  return values.empty() ? "none of its keys says how" : join(values, ", ");
 }
 
 }  // namespace
@@ -439,14 +444,13 @@ std::optional<QuantizationProblem> quantization_problem(const ModelConfig& confi
     return QuantizationProblem{fmt::format("the model is quantised by \"{}\", which is not known; known are {}",
                                            printable(reading.method), join(known_methods(), ", ")),
                                "describe its tensors with `spec`"};
-  constexpr const char* kHint = "take the checkpoint from before it was quantised, and quantise it where it is loaded";
   if (!reading.refused.empty())
     return QuantizationProblem{
         fmt::format("the model is quantised by {}, which cannot be partitioned: {}", reading.method, reading.refused),
-        kHint};
+        kUnquantized};
   return QuantizationProblem{fmt::format("the model is quantised by {} in a way that is not known: {}", reading.method,
                                          deciding_values(reading)),
-                             kHint};
+                             kUnquantized};
 }
 
 std::string quant_method(const ModelConfig& config) {
