@@ -128,21 +128,22 @@ TEST_CASE("What cannot be read is refused with its place") {
 }
 
 TEST_CASE("What does not come out is refused with its numbers") {
-  const std::pair<const char*, const char*> sizes[] = {{"three / two", "whole number: 3 / 2"},
-                                                       {"three / zero", "whole number: 3 / 0"},
-                                                       {"ceil(three / zero)", "3 / 0"},
-                                                       {"three % zero", "3 % 0"},
-                                                       {"two - three", "2 - 3"},
-                                                       {"zero", "\"zero\" is 0, expected a positive whole number"},
-                                                       {"two * zero", "two * zero is 0"},
-                                                       {"huge", "\"huge\" is 9223372036854775808"},
-                                                       {"large * large", "does not give a whole number"},
-                                                       {"negative", "\"negative\" is -1, expected a positive"},
-                                                       {"yes", "\"yes\" is true, expected a positive"},
-                                                       {"nothing + 1", "\"nothing\" is null"},
-                                                       {"list", "\"list\" is [1,3]"},
-                                                       {"two < three", "is true, expected a positive"},
-                                                       {"gone", "\"gone\" is missing"}};
+  const std::pair<const char*, const char*> sizes[] = {
+      {"three / two", "\"three / two\" makes no size: 3 / 2 is not a whole number"},
+      {"three / zero", "3 / 0 divides by 0"},
+      {"ceil(three / zero)", "3 / 0 divides by 0"},
+      {"three % zero", "3 % 0 divides by 0"},
+      {"two - three", "2 - 3 is less than 0"},
+      {"zero", "\"zero\" is 0, expected a positive whole number"},
+      {"two * zero", "two * zero is 0"},
+      {"huge", "\"huge\" is 9223372036854775808"},
+      {"large * large", "is larger than any size"},
+      {"negative", "\"negative\" is -1, expected a positive"},
+      {"yes", "\"yes\" is true, expected a positive"},
+      {"nothing + 1", "\"nothing\" is null"},
+      {"list", "\"list\" is [1,3]"},
+      {"two < three", "is true, expected a positive"},
+      {"gone", "\"gone\" is missing"}};
   for (const auto& [text, says] : sizes) {
     DYNAMIC_SECTION("\"" << text << "\"") {
       const Error error = error_of([&, expression = text] { size(expression); });

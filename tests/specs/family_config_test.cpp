@@ -159,7 +159,7 @@ TEST_CASE("A hidden size that the heads do not divide is refused where the head 
   const Error error = error_of([&] { model_of("llama", json); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == "m/config.json");
-  CHECK_THAT(error.what(), Says("does not give a whole number: 65 / 32"));
+  CHECK_THAT(error.what(), Says("65 / 32 is not a whole number"));
 }
 
 TEST_CASE("A switch that is not true or false is refused") {

@@ -1,11 +1,15 @@
 #include "reshard/specs/resolve_family.h"
 
+#include <nlohmann/json.hpp>
+#include <set>
+
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/family_parser.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/files.h"
 
 namespace reshard {
 namespace {
@@ -38,7 +42,7 @@ OrderedJson parent() {
 
 OrderedJson resolved(const std::string& derived) {
   const auto find = [](const std::string& name) { return name == "parent" ? std::optional(parent()) : std::nullopt; };
-  return resolve_family(OrderedJson::parse(derived), find, "child.json");
+  return resolve_family(OrderedJson::parse(derived), find, {"child.json"});
 }
 
 std::vector<std::string> names_of(const OrderedJson& family) {
@@ -55,8 +59,7 @@ TEST_CASE("A family that is like another has all of it but its name and those of
 }
 
 TEST_CASE("Without \"like\" a family is as it stands") {
-  CHECK(resolve_family(
-            parent(), [](const std::string&) { return std::nullopt; }, "f.json") == parent());
+  CHECK(resolve_family(parent(), [](const std::string&) { return std::nullopt; }, {"f.json"}) == parent());
 }
 
 TEST_CASE("Renames reach modules, ties, attention and fused linears, and replace whole parts of names alone") {
@@ -137,7 +140,7 @@ TEST_CASE("A module that is there twice is not changed, as nobody knows which is
   };
   const OrderedJson derived = OrderedJson::parse(
       R"({"model_type": "c", "like": "parent", "modules": [{"name": "model.layers.*.mlp.gate", "plan": "replicate"}]})");
-  CHECK_THAT(error_of([&] { resolve_family(derived, find, "child.json"); }).what(), Says("is there 2 times"));
+  CHECK_THAT(error_of([&] { resolve_family(derived, find, {"child.json"}); }).what(), Says("is there 2 times"));
 }
 
 TEST_CASE("The text of a family is the same family") {
@@ -162,6 +165,14 @@ TEST_CASE("A description of somebody's own can be like a built-in family") {
   CHECK(family.fused.empty());
   CHECK_FALSE(family.inference_names);
   CHECK(family.modules.size() + 1 == builtin_family("llama")->modules.size());
+}
+
+TEST_CASE("The schema of descriptions has the keys that are read") {
+  const auto schema = nlohmann::json::parse(test::read_file(test::testdata("../lib/reshard/specs/family.schema.json")));
+  std::set<std::string> described, read = {"$schema", "like", "rename", "remove", "language_model"};
+  for (const auto& [key, value] : schema.at("properties").items()) described.insert(key);
+  for (const FamilyKey& key : family_keys()) read.insert(key.name);
+  CHECK(described == read);
 }
 
 }  // namespace

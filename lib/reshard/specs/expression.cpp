@@ -242,7 +242,7 @@ class Evaluator {
         const Node& division = node.operands.front();
         const std::uint64_t a = number(division.operands[0]);
         const std::uint64_t b = number(division.operands[1]);
-        if (b == 0) fail(fmt::format(": {} / {}", a, b));
+        if (b == 0) fail(fmt::format("{} / {}", a, b), "divides by 0");
         return a / b + (node.kind == Kind::kCeil && a % b != 0 ? 1 : 0);
       }
       case Kind::kBinary: return binary(node);
@@ -257,8 +257,9 @@ class Evaluator {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& problem) const {
-    throw Error(ErrorKind::kBadInput, fmt::format("{} does not give a whole number{}", text_, problem));
+  /// \param form The part of the expression with its numbers.
+  [[noreturn]] void fail(const std::string& form, const char* problem) const {
+    throw Error(ErrorKind::kBadInput, fmt::format("\"{}\" makes no size: {} {}", text_, form, problem));
   }
 
   [[noreturn]] void fail_kind(const Node& node, const ConfigValue& value, const char* expected) const {
@@ -341,8 +342,11 @@ class Evaluator {
     if (op == "-" && a >= b) result = a - b;
     if (op == "/" && b != 0 && a % b == 0) result = a / b;
     if (op == "%" && b != 0) result = a % b;
-    if (!result) fail(fmt::format(": {} {} {}", a, op, b));
-    return *result;
+    if (result) return *result;
+    const std::string form = fmt::format("{} {} {}", a, op, b);
+    if (op == "-") fail(form, "is less than 0");
+    if (op == "+" || op == "*") fail(form, "is larger than any size");
+    fail(form, b == 0 ? "divides by 0" : "is not a whole number");
   }
 
   bool is_in(const Node& item, const Node& list) {

@@ -71,6 +71,15 @@ bool is_second_name(std::string_view model_type) {
   return false;
 }
 
+std::map<std::string, std::size_t> families_like() {
+  std::map<std::string, std::size_t> counts;
+  for (const BuiltinFile& file : kBuiltinFamilies) {
+    const Json json = Json::parse(file.json);
+    if (json.contains("like")) ++counts[json.at("like").get<std::string>()];
+  }
+  return counts;
+}
+
 std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
   std::string name(pattern);
   if (const auto star = name.find('*'); star != std::string::npos) name.replace(star, 1, std::to_string(layer));

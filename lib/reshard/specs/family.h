@@ -1,19 +1,16 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <vector>
 
-#include "reshard/base/error.h"
 #include "reshard/base/json_fwd.h"
-#include "reshard/io/files.h"
 #include "reshard/specs/expression.h"
 #include "reshard/specs/model_config.h"
 #include "reshard/specs/transformation_specs.h"
@@ -106,6 +103,7 @@ struct Family {
     Expression heads;                  // parts that stay whole along the dim that is split
     Expression experts;                // how many: of the name's second "*", or one under the other in dim 0
     bool stacked = false;              // the latter
+    Expression first_expert;           // the number of the first in names; nothing: 0
     Expression items;                  // how many are in a list that is not of experts: of the name's second "*"
     std::string variant;               // which variant of a layer has it; empty: all
     bool optional = false;             // a checkpoint may lack it
@@ -155,6 +153,9 @@ std::vector<std::string> known_model_types();
 
 /// Whether a built-in family is another one under a second name: like it, and with no difference.
 bool is_second_name(std::string_view model_type);
+
+/// How many built-in families are described as differences from each.
+std::map<std::string, std::size_t> families_like();
 
 /// `pattern` with the layer's number for its "*".
 std::string expand_layer(std::string_view pattern, std::uint64_t layer);

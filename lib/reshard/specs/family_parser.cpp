@@ -18,24 +18,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What is being read: for errors, where it stands.
-struct Reading {
-  const fs::path& path;
-  const JsonPlaces* places;  // nothing of JSON that was made in memory
-
-  Error error(const std::string& pointer, const std::string& message) const {
-    Error error(ErrorKind::kBadInput, message);
-    error.in(path);
-    if (places) error.at_line(places->line_of(pointer));
-    return error;
-  }
-};
-
 /// One object of the file, of which every key has to be known.
 class SpecObject {
  public:
   /// `where` names it for people, and is empty for the whole file.
-  SpecObject(const Json& json, const Reading& reading, std::string pointer, std::string where)
+  SpecObject(const Json& json, const DescriptionFile& reading, std::string pointer, std::string where)
       : json_(json), reading_(reading), pointer_(std::move(pointer)), where_(std::move(where)) {
     if (!json.is_object())
       throw reading.error(pointer_,
@@ -55,7 +42,7 @@ class SpecObject {
   bool has(const std::string& key) const { return json_.contains(key); }
   std::string pointer_to(const std::string& key) const { return pointer_ + "/" + pointer_part(key); }
   const std::string& pointer() const { return pointer_; }
-  const Reading& reading() const { return reading_; }
+  const DescriptionFile& reading() const { return reading_; }
 
   const Json& at(const std::string& key) const {
     const auto found = json_.find(key);
@@ -111,7 +98,7 @@ class SpecObject {
   std::string prefix() const { return where_.empty() ? std::string() : where_ + ": "; }
 
   const Json& json_;
-  const Reading& reading_;
+  const DescriptionFile& reading_;
   std::string pointer_;
   std::string where_;
 };
@@ -142,7 +129,7 @@ std::vector<Family::Packed> packed_at(const SpecObject& module) {
 
 Family::Module parse_module(const SpecObject& object) {
   object.validate_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "heads", "experts",
-                        "stacked_experts", "items", "variant", "optional", "stage", "tied_to", "dim"});
+                        "stacked_experts", "first_expert", "items", "variant", "optional", "stage", "tied_to", "dim"});
   Family::Module module;
   module.name = object.string_at("name");
   module.parameter = object.has("parameter") ? object.string_at("parameter") : "weight";
@@ -165,6 +152,10 @@ Family::Module parse_module(const SpecObject& object) {
     if (module.shape.empty()) object.fail("stacked_experts", "a \"shape\" beside it, whose dim 0 has the experts");
     module.experts = object.expression_at("stacked_experts");
     module.stacked = true;
+  }
+  if (object.has("first_expert")) {
+    if (!module.experts || module.stacked) object.fail("first_expert", "\"experts\" beside it");
+    module.first_expert = object.expression_at("first_expert");
   }
   if (object.has("items")) {
     if (module.experts) object.fail("items", "nothing beside \"experts\"");
@@ -297,7 +288,7 @@ std::map<std::string, std::string> inference_names_at(const SpecObject& object, 
 }
 
 /// Every module that is spoken of is there.
-void validate_names(const Family& family, const Reading& reading) {
+void validate_names(const Family& family, const DescriptionFile& reading) {
   const auto validate_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
     for (const Family::Module& module : family.modules)
       if (module.name == name) return;
@@ -339,7 +330,7 @@ void validate_names(const Family& family, const Reading& reading) {
 }
 
 /// Whether no module is there twice. Modules of which `when` chooses, and parts of one, may share a name.
-void validate_unique(const Family& family, const Reading& reading) {
+void validate_unique(const Family& family, const DescriptionFile& reading) {
   std::set<std::pair<std::string, std::string>> always;
   for (std::size_t i = 0; i < family.modules.size(); ++i) {
     const Family::Module& module = family.modules[i];
@@ -349,7 +340,7 @@ void validate_unique(const Family& family, const Reading& reading) {
 }
 
 /// What training layouts fuse are linears that are split along their outputs, under a name that nothing else has.
-void validate_fused(const Family& family, const Reading& reading) {
+void validate_fused(const Family& family, const DescriptionFile& reading) {
   const auto validate_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
                                  const std::string& what) {
     for (const Family::Module& module : family.modules)
@@ -382,7 +373,31 @@ void validate_fused(const Family& family, const Reading& reading) {
   validate_new(attention.module + "." + attention.fused, "/attention/fused");
 }
 
-Family parse(const Json& json, const Reading& reading) {
+/// A module for people: its name, or which one it is.
+std::string module_text(const Json& module, std::size_t index) {
+  const auto name = module.is_object() ? module.find("name") : module.end();
+  if (name == module.end() || !name->is_string()) return fmt::format("modules[{}]", index);
+  return printable(name->get_ref<const std::string&>());
+}
+
+/// Where in a family that says "like" stands what a pointer into the resolved one names; "/like" for what is the other
+/// family's.
+std::string pointer_in_derived(const std::string& pointer, const Json& resolved, const Json& derived) {
+  const std::vector<std::string> parts = split(pointer, '/');
+  if (parts.size() < 2 || !derived.contains(parts[1])) return "/like";
+  if (parts[1] != "modules" || parts.size() < 3) return pointer;
+  const auto name_of = [](const Json& module) {
+    return std::pair(module.value("name", Json()), module.value("parameter", Json("weight")));
+  };
+  const auto index = parse_unsigned(parts[2]);
+  const Json& modules = derived.at("modules");
+  for (std::size_t i = 0; index && i < modules.size(); ++i)
+    if (name_of(modules[i]) == name_of(resolved.at("modules").at(*index)))
+      return fmt::format("/modules/{}{}", i, pointer.substr(("/modules/" + parts[2]).size()));
+  return "/like";
+}
+
+Family parse(const Json& json, const DescriptionFile& reading) {
   const SpecObject object(json, reading, "", "");
   Family family;
   if (object.has("language_model")) {
@@ -394,8 +409,9 @@ Family parse(const Json& json, const Reading& reading) {
       object.fail("language_model", "the name of a built-in family that has modules");
     return family;
   }
-  object.validate_keys({"$schema", "model_type", "layers", "num_layers", "defaults", "class_defaults", "define",
-                        "modules", "attention", "fused", "whole", "nxd_inference"});
+  std::vector<std::string> known = {"$schema"};
+  for (const FamilyKey& key : family_keys()) known.emplace_back(key.name);
+  object.validate_keys(known);
   family.model_type = object.string_at("model_type");
   family.layers = object.string_at("layers");
   family.num_layers =
@@ -418,7 +434,7 @@ Family parse(const Json& json, const Reading& reading) {
   std::size_t i = 0;
   for (const Json& module : object.array_at("modules")) {
     family.modules.push_back(
-        parse_module(SpecObject(module, reading, fmt::format("/modules/{}", i), fmt::format("modules[{}]", i))));
+        parse_module(SpecObject(module, reading, fmt::format("/modules/{}", i), module_text(module, i))));
     ++i;
   }
   if (object.has("attention")) {
@@ -447,20 +463,23 @@ Family parse(const Json& json, const Reading& reading) {
 }  // namespace
 
 Family parse_family(const Json& json, const fs::path& path) {
-  return parse(json, {path, nullptr});
+  return parse(json, {path});
 }
 
 Family parse_family_text(std::string text, const fs::path& path) {
   const LocatedJson located = parse_located_json(text, path);
+  const DescriptionFile file{path, [&](const std::string& pointer) { return located.places.line_of(pointer); }};
   if (!located.json.is_object() || !located.json.contains("like")) {
-    Family family = parse(located.json, {path, &located.places});
+    Family family = parse(located.json, file);
     family.json_text = std::move(text);
     return family;
   }
-  // Its lines are not those of the whole description.
-  std::string resolved = family_text(resolve_family(parse_ordered_json(text, path), builtin_description, path));
-  Family family = parse(Json::parse(resolved), {path, nullptr});
-  family.json_text = std::move(resolved);
+  std::string whole = family_text(resolve_family(parse_ordered_json(text, path), builtin_description, file));
+  const Json resolved = Json::parse(whole);
+  Family family = parse(resolved, {path, [&](const std::string& pointer) {
+                                     return located.places.line_of(pointer_in_derived(pointer, resolved, located.json));
+                                   }});
+  family.json_text = std::move(whole);
   return family;
 }
 

@@ -184,6 +184,7 @@ class ModelBuilder {
     ModelParameter weight;
     bool has_bias = false;
     std::uint64_t experts = 0;  // or items
+    std::uint64_t first = 0;    // the number of the first of these in names
   };
 
   /// Nothing where the model has no such module.
@@ -209,8 +210,9 @@ class ModelBuilder {
     filled.has_bias = module.bias && values_.holds(module.bias);
     if (module.experts) weight.experts = values_.size(module.experts);
     filled.experts = module.items ? values_.size(module.items) : weight.experts;
-    if (filled.experts > kMaxExperts)
-      values_.fail(fmt::format("{} experts are more than any model has", filled.experts));
+    if (module.first_expert) filled.first = values_.size(module.first_expert);
+    if (filled.experts > kMaxExperts || filled.first > kMaxExperts)
+      values_.fail(fmt::format("{} experts are more than any model has", filled.first + filled.experts));
     if (module.stacked && weight.shape.front() % filled.experts != 0)
       values_.fail(fmt::format("{} has {} rows, which are not the same for each of {} experts", module.name,
                                weight.shape.front(), filled.experts));
@@ -248,13 +250,13 @@ class ModelBuilder {
   }
 
   void add_experts(const std::vector<Filled>& modules) {
-    std::uint64_t experts = 0;
-    for (const Filled& filled : modules) experts = std::max(experts, filled.experts);
-    for (std::uint64_t expert = 0; expert < experts; ++expert)
+    std::uint64_t end = 0;
+    for (const Filled& filled : modules) end = std::max(end, filled.first + filled.experts);
+    for (std::uint64_t number = 0; number < end; ++number)
       for (const Filled& filled : modules)
-        if (expert < filled.experts)
-          add_one(filled, expand_layer(layer_name(filled), expert),
-                  filled.module->items ? std::nullopt : std::optional(expert));
+        if (number >= filled.first && number - filled.first < filled.experts)
+          add_one(filled, expand_layer(layer_name(filled), number),
+                  filled.module->items ? std::nullopt : std::optional(number - filled.first));
   }
 
   void add_one(const Filled& filled, std::string name, std::optional<std::uint64_t> expert) {

@@ -9,6 +9,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/builtin_files.h"
+#include "reshard/specs/family.h"
 
 namespace reshard {
 namespace {
@@ -17,10 +18,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kLike = "like";
 constexpr const char* kDefaultParameter = "weight";
-
-Error bad(const fs::path& path, const std::string& message) {
-  return Error(ErrorKind::kBadInput, message).in(path);
-}
 
 /// Where `part` stands in `name` between dots or at its ends, from `from` on; npos where it does not.
 std::size_t find_part(std::string_view name, std::string_view part, std::size_t from = 0) {
@@ -34,13 +31,13 @@ std::size_t find_part(std::string_view name, std::string_view part, std::size_t 
 /// Other names for parts of names. Each part of a name is replaced once.
 class Renames {
  public:
-  Renames(const OrderedJson& derived, const fs::path& path) : path_(path) {
+  Renames(const OrderedJson& derived, const DescriptionFile& file) : file_(file) {
     const auto found = derived.find("rename");
     if (found == derived.end()) return;
-    if (!found->is_object()) throw bad(path, "\"rename\" is not an object");
+    if (!found->is_object()) throw file.error("/rename", "\"rename\" is not an object");
     for (const auto& [from, to] : found->items()) {
       if (from.empty() || !to.is_string() || to.get_ref<const std::string&>().empty())
-        throw bad(path, "\"rename\": \"" + printable(from) + "\" has no new name");
+        throw file.error("/rename/" + pointer_part(from), "\"rename\": \"" + printable(from) + "\" has no new name");
       renames_.emplace_back(from, to.get<std::string>());
     }
     // The longest first: "self_attn.o_proj" before "self_attn".
@@ -68,11 +65,13 @@ class Renames {
 
   void validate_used() const {
     for (const auto& [from, to] : renames_)
-      if (used_.count(from) == 0) throw bad(path_, "\"rename\": no module has \"" + printable(from) + "\" in its name");
+      if (used_.count(from) == 0)
+        throw file_.error("/rename/" + pointer_part(from),
+                          "\"rename\": no module has \"" + printable(from) + "\" in its name");
   }
 
  private:
-  const fs::path& path_;
+  const DescriptionFile& file_;
   std::vector<std::pair<std::string, std::string>> renames_;
   std::set<std::string> used_;
 };
@@ -117,13 +116,13 @@ void rename_all(OrderedJson& family, Renames& rename) {
   }
 }
 
-void remove_modules(OrderedJson& family, const OrderedJson& derived, const fs::path& path) {
+void remove_modules(OrderedJson& family, const OrderedJson& derived, const DescriptionFile& file) {
   const auto removed = derived.find("remove");
   if (removed == derived.end()) return;
-  if (!removed->is_array()) throw bad(path, "\"remove\" is not an array of names");
+  if (!removed->is_array()) throw file.error("/remove", "\"remove\" is not an array of names");
   for (const OrderedJson& part : *removed) {
     if (!part.is_string() || part.get_ref<const std::string&>().empty())
-      throw bad(path, "\"remove\" is not an array of names");
+      throw file.error("/remove", "\"remove\" is not an array of names");
     const auto& name = part.get_ref<const std::string&>();
     OrderedJson left = OrderedJson::array();
     for (const OrderedJson& module : family["modules"]) {
@@ -132,7 +131,7 @@ void remove_modules(OrderedJson& family, const OrderedJson& derived, const fs::p
       if (find_part(full, name) == std::string::npos) left.push_back(module);
     }
     if (left.size() == family["modules"].size())
-      throw bad(path, "\"remove\": no module has \"" + printable(name) + "\" in its name");
+      throw file.error("/remove", "\"remove\": no module has \"" + printable(name) + "\" in its name");
     family["modules"] = std::move(left);
   }
 }
@@ -186,16 +185,18 @@ void insert_module(OrderedJson& modules, const OrderedJson& module) {
   modules.insert(modules.begin() + static_cast<std::ptrdiff_t>(at), module);
 }
 
-void change_modules(OrderedJson& family, const OrderedJson& derived, const fs::path& path) {
+void change_modules(OrderedJson& family, const OrderedJson& derived, const DescriptionFile& file) {
   const auto changes = derived.find("modules");
   if (changes == derived.end()) return;
-  if (!changes->is_array()) throw bad(path, "\"modules\" is not an array");
+  if (!changes->is_array()) throw file.error("/modules", "\"modules\" is not an array");
   OrderedJson& modules = family["modules"];
   std::set<std::string> before;
   for (const OrderedJson& module : modules) before.insert(joined(text_at(module, "name"), parameter_of(module)));
-  for (const OrderedJson& change : *changes) {
+  for (std::size_t i = 0; i < changes->size(); ++i) {
+    const OrderedJson& change = changes->at(i);
+    const std::string pointer = "/modules/" + std::to_string(i);
     if (!change.is_object() || text_at(change, "name").empty())
-      throw bad(path, "\"modules\" has an item without a \"name\"");
+      throw file.error(pointer, "\"modules\" has an item without a \"name\"");
     const std::string name = joined(text_at(change, "name"), parameter_of(change));
     if (before.count(name) == 0) {
       insert_module(modules, change);
@@ -205,8 +206,9 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const fs::p
     for (OrderedJson& module : modules)
       if (joined(text_at(module, "name"), parameter_of(module)) == name) same.push_back(&module);
     if (same.size() > 1)
-      throw bad(path, "\"modules\": " + printable(name) + " is there " + std::to_string(same.size()) +
-                          " times in the family that this one is like: take it away with \"remove\" and add it anew");
+      throw file.error(pointer,
+                       "\"modules\": " + printable(name) + " is there " + std::to_string(same.size()) +
+                           " times in the family that this one is like: take it away with \"remove\" and add it anew");
     for (const auto& [key, value] : change.items()) {
       if (value.is_null())
         same.front()->erase(key);
@@ -216,10 +218,10 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const fs::p
   }
 }
 
-void merge_keys(OrderedJson& family, const OrderedJson& derived, const char* key, const fs::path& path) {
+void merge_keys(OrderedJson& family, const OrderedJson& derived, const std::string& key, const DescriptionFile& file) {
   const auto given = derived.find(key);
   if (given == derived.end()) return;
-  if (!given->is_object()) throw bad(path, std::string("\"") + key + "\" is not an object");
+  if (!given->is_object()) throw file.error("/" + key, "\"" + key + "\" is not an object");
   if (!family.contains(key)) family[key] = OrderedJson::object();
   for (const auto& [name, value] : given->items()) family[key][name] = value;
 }
@@ -248,37 +250,65 @@ void write_line(const OrderedJson& value, std::string& text) {
 
 }  // namespace
 
-OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const fs::path& path) {
+Error DescriptionFile::error(const std::string& pointer, const std::string& message) const {
+  Error error(ErrorKind::kBadInput, message);
+  error.in(path);
+  if (line_of) error.at_line(line_of(pointer));
+  return error;
+}
+
+const std::vector<FamilyKey>& family_keys() {
+  static const std::vector<FamilyKey> kKeys = {
+      {"model_type", Inherit::kNever}, {"layers", Inherit::kReplace},       {"num_layers", Inherit::kReplace},
+      {"defaults", Inherit::kMerge},   {"class_defaults", Inherit::kNever}, {"define", Inherit::kMerge},
+      {"modules", Inherit::kModules},  {"attention", Inherit::kMerge},      {"fused", Inherit::kReplace},
+      {"whole", Inherit::kReplace},    {"nxd_inference", Inherit::kNever},
+  };
+  return kKeys;
+}
+
+OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const DescriptionFile& file) {
   if (!derived.is_object() || !derived.contains(kLike)) return derived;
-  static const std::vector<std::string> kKnown = {
-      "$schema", "whole",     "model_type", kLike,    "rename",     "remove",         "modules",      "defaults",
-      "define",  "attention", "fused",      "layers", "num_layers", "class_defaults", "nxd_inference"};
+  std::vector<std::string> known = {"$schema", kLike, "rename", "remove"};
+  for (const FamilyKey& key : family_keys()) known.emplace_back(key.name);
   for (const auto& [key, value] : derived.items())
-    if (std::find(kKnown.begin(), kKnown.end(), key) == kKnown.end())
-      throw bad(path, "the key \"" + printable(key) + "\" is not known").hint("known are " + join(kKnown, ", "));
-  if (!derived.contains("model_type")) throw bad(path, "the key \"model_type\" is missing");
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      const std::string guess = nearest(key, known);
+      throw file.error("/" + pointer_part(key), "the key \"" + printable(key) + "\" is not known")
+          .hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean \"" + guess + "\"?");
+    }
+  if (!derived.contains("model_type")) throw file.error("", "the key \"model_type\" is missing");
   const std::string like = text_at(derived, kLike);
   auto parent = find(like);
   if (parent && parent->contains("language_model")) parent = find(text_at(*parent, "language_model"));
-  if (!parent) throw bad(path, "\"like\" names the family \"" + printable(like) + "\", which is not known");
+  if (!parent) {
+    Error error = file.error(std::string("/") + kLike,
+                             "\"like\" names the family \"" + printable(like) + "\", which is not known");
+    if (const std::string guess = nearest(like, known_model_types()); !guess.empty())
+      error.hint("did you mean \"" + guess + "\"?");
+    throw error;
+  }
 
   OrderedJson family = OrderedJson::object();
   family["model_type"] = text_at(derived, "model_type");
-  for (const auto& [key, value] : parent->items())
-    if (key != "model_type" && key != "nxd_inference" && key != "class_defaults") family[key] = value;
-  Renames rename(derived, path);
+  for (const FamilyKey& key : family_keys())
+    if (key.inherit != Inherit::kNever && parent->contains(key.name)) family[key.name] = parent->at(key.name);
+  Renames rename(derived, file);
   rename_all(family, rename);
   rename.validate_used();
-  remove_modules(family, derived, path);
-  change_modules(family, derived, path);
-  for (const char* key : {"defaults", "define"}) merge_keys(family, derived, key, path);
+  remove_modules(family, derived, file);
+  change_modules(family, derived, file);
   drop_dangling(family);
-  if (const auto attention = derived.find("attention"); attention != derived.end() && attention->is_null())
-    family.erase("attention");
-  else
-    merge_keys(family, derived, "attention", path);
-  for (const char* key : {"layers", "num_layers", "class_defaults", "fused", "whole", "nxd_inference"})
-    if (derived.contains(key)) family[key] = derived.at(key);
+  for (const FamilyKey& key : family_keys()) {
+    const auto given = derived.find(key.name);
+    if (given == derived.end() || key.inherit == Inherit::kModules) continue;
+    if (key.inherit != Inherit::kMerge)
+      family[key.name] = *given;
+    else if (given->is_null())
+      family.erase(key.name);
+    else
+      merge_keys(family, derived, key.name, file);
+  }
   return family;
 }
 
@@ -286,7 +316,7 @@ std::optional<OrderedJson> builtin_description(const std::string& model_type) {
   for (const BuiltinFile& file : kBuiltinFamilies) {
     if (fs::path(file.name).stem() != model_type) continue;
     const fs::path path = fs::path("built-in family") / file.name;
-    return resolve_family(parse_ordered_json(file.json, path), builtin_description, path);
+    return resolve_family(parse_ordered_json(file.json, path), builtin_description, {path});
   }
   return std::nullopt;
 }

@@ -1,14 +1,40 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "reshard/base/error.h"
 #include "reshard/base/json_fwd.h"
 
 namespace reshard {
+
+/// Where a description is written, for errors.
+struct DescriptionFile {
+  std::filesystem::path path;
+  std::function<std::uint64_t(const std::string& pointer)> line_of = {};  // none for JSON that was made in memory
+
+  /// That what a JSON pointer names is wrong.
+  Error error(const std::string& pointer, const std::string& message) const;
+};
+
+/// What a family that says "like" does with a key.
+enum class Inherit : std::uint8_t {
+  kNever,    // it has its own, or none
+  kReplace,  // its own takes the place of the other family's
+  kMerge,    // is added key by key
+  kModules,  // is changed module by module
+};
+struct FamilyKey {
+  const char* name;
+  Inherit inherit;
+};
+/// The keys of a description that has modules, beside "$schema".
+const std::vector<FamilyKey>& family_keys();
 
 /// The resolved description of the family of a name; nothing for a name that is not known.
 using FindResolved = std::function<std::optional<OrderedJson>(const std::string& model_type)>;
@@ -24,8 +50,8 @@ using FindResolved = std::function<std::optional<OrderedJson>(const std::string&
 ///   class_defaults, nxd_inference    are never taken over
 ///
 /// A description without "like" is returned as it is.
-/// \throws Error kBadInput, naming `path`, for a family that `find` does not know, and for names that are not there.
-OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const std::filesystem::path& path);
+/// \throws Error kBadInput, naming `file`, for a family that `find` does not know, and for names that are not there.
+OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find, const DescriptionFile& file);
 
 /// The built-in families, resolved.
 std::optional<OrderedJson> builtin_description(const std::string& model_type);
