@@ -218,6 +218,30 @@ TEST_CASE("an unknown model_type is refused with the families whose tensors fit,
   copy.check_fails(4, {"unheard_of", "--spec", "--print-family"});
 }
 
+TEST_CASE("a config.json without model_type is enough for what needs no family, or with --family") {
+  const ModelCopy copy;
+  auto config = nlohmann::json::parse(read_file(copy.model / "config.json"));
+  config.erase("model_type");
+  write_file(copy.model / "config.json", config.dump());
+  copy.check_fails(3, {"config.json: has no \"model_type\"", "its tensors fit several families", ": llama, "});
+  const std::string model = copy.model.string();
+  CHECK(run_reshard({"convert", model, (copy.dir / "converted").string()}).exit_code == 0);
+  CHECK(run_reshard({"verify", model, (copy.dir / "converted").string()}).exit_code == 0);
+  REQUIRE(copy.shard({"--tp", "2", "--family", "llama"}).exit_code == 0);
+  const ProgramResult back = run_reshard({"consolidate", copy.out(), (copy.dir / "back").string()});
+  CHECK(back.exit_code == 0);
+  CHECK_THAT(back.err, Says("config.json has no \"model_type\", so the metadata alone says what the tensors are"));
+  CHECK((read_tensors(copy.dir / "back/model.safetensors") == read_tensors(copy.model / "model.safetensors")));
+}
+
+TEST_CASE("shards that were made with --family name it where they are read without") {
+  ModelCopy copy;
+  copy.patch_config("model_type", "qwen3");
+  REQUIRE(copy.shard({"--tp", "2", "--family", "llama"}).exit_code == 0);
+  check_error(run_reshard({"consolidate", copy.out(), (copy.dir / "back").string()}), 3,
+              {"but config.json asks for", "if the shards were made with --family or --spec, give the same here"});
+}
+
 TEST_CASE("sizes that do not divide are told with the degrees that would") {
   ModelCopy copy;
   copy.check_fails(2, {"5 ranks", "TP degrees that work for this model: 1, 2, 4, 8"}, {"--tp", "5"});

@@ -279,9 +279,36 @@ TEST_CASE("A scale that is missing is noticed") {
       CHECK(error.kind() == ErrorKind::kBadInput);
       // Without what marks it as quantised, the parts of it that are not known otherwise are named.
       CHECK_THAT(error.what(), Says("model.layers.1.mlp.down_proj."));
-      if (leaf == "weight_scale_inv") CHECK_THAT(error.what(), Says("missing: model.layers.1.mlp.down_proj." + leaf));
+      if (leaf == "weight_scale_inv")
+        CHECK_THAT(error.what(), Says("model.layers.1.mlp.down_proj." + leaf + ": is missing"));
     }
   }
+}
+
+TEST_CASE("A quantization_config that is another model's, or gone, is named") {
+  const std::vector<Method> all = methods();
+  const Method gptq =
+      *std::find_if(all.begin(), all.end(), [](const Method& one) { return std::string(one.name) == "GPTQ"; });
+  const TempDir temp;
+  write_quantized(gptq, 128, temp / "model");
+  shard(shard_request(temp / "model", temp / "shards", 2));
+  const auto refused = [&](const char* what, const char* hint) {
+    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says(what));
+    CHECK_THAT(error.hint(), Says(hint));
+  };
+  json config = json::parse(read_file(temp / "model/config.json"));
+  config["quantization_config"]["group_size"] = 32;
+  write_file(temp / "model/config.json", config.dump());
+  refused("but config.json asks for", "quantization_config in config.json (bits, ");
+  erase_key(temp / "model/config.json", "quantization_config");
+  refused("not explained by config.json", "config.json has no quantization_config");
+  erase_key(temp / "shards/config.json", "quantization_config");
+  ConsolidateRequest back;
+  back.source.path = temp / "shards";
+  back.output_directory = temp / "whole";
+  CHECK_THAT(error_of([&] { consolidate(back); }).hint(), Says("config.json has no quantization_config"));
 }
 
 TEST_CASE("Scales of the key/value cache, and configurations in files of their own, are known") {

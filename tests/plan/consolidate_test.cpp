@@ -178,7 +178,7 @@ TEST_CASE("A config.json of another model is noticed") {
   write_file(sharded.temp / "out/config.json", other.config().dump());
   const Error missing = sharded.planning_error(sharded.request("whole"));
   CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(missing.tensor(), Says("model.layers.2."));
+  CHECK_THAT(missing.what(), Says("are missing: model.layers.2."));
   other.layers = 1;
   write_file(sharded.temp / "out/config.json", other.config().dump());
   CHECK_THAT(sharded.planning_error(sharded.request("whole")).what(), Says("not explained by config.json"));

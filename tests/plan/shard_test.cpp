@@ -131,7 +131,7 @@ TEST_CASE("Cuts that make no partition are refused") {
   CHECK_THAT(model.error(request).what(), Says("`vpp` 2 does not divide"));
 }
 
-TEST_CASE("A cut through a packed byte is refused with the degrees that work") {
+TEST_CASE("A partition through a packed byte is refused with the degrees that work") {
   TinyModel tiny;
   tiny.hidden = 4;
   tiny.intermediate = 6;  // half a row of 6 elements of 4 bits ends inside a byte
@@ -158,7 +158,7 @@ TEST_CASE("A cut through a packed byte is refused with the degrees that work") {
   CHECK_NOTHROW(plan_shard(files, shard_request(temp / "model", temp / "out", 1)));
 }
 
-TEST_CASE("A rank's tensor that does not fill whole bytes is refused as a cut through a packed byte") {
+TEST_CASE("A rank's tensor that does not fill whole bytes is refused as a partition through a packed byte") {
   TinyModel tiny;
   tiny.hidden = 3;
   tiny.vocab = 6;  // 6 × 3 elements of 4 bits are 9 bytes, half of them are not whole
@@ -184,7 +184,7 @@ TEST_CASE("An unknown model_type is unsupported, and a family whose tensors fit 
   CHECK(error.path() == "model/config.json");
   CHECK_THAT(error.what(), Says("\"unheard_of\""));
   CHECK_THAT(error.hint(), Says("its tensors fit several families"));
-  CHECK_THAT(error.hint(), Says(" llama,"));
+  CHECK_THAT(error.hint(), Says(": llama, "));  // the others are like it
 }
 
 TEST_CASE("A model directory that is none is refused") {

@@ -77,24 +77,28 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     }
     if (!found.family) {
       if (use == ConfigUse::kStrict && checkpoint.has_ranks())
-        checkpoint.notes.push_back(
-            fmt::format("the model_type \"{}\" is not known, so the metadata alone says what the tensors are",
-                        printable(found.config.model_type)));
+        checkpoint.notes.push_back(describe_unknown_type(found.config.model_type) +
+                                   ", so the metadata alone says what the tensors are");
       return;
     }
+    if (!found.unknown_type.empty())
+      checkpoint.notes.push_back(fmt::format("{}; {} models have {}, so it is taken for that",
+                                             describe_unknown_type(found.unknown_type), printable(config.model_type),
+                                             found.family->model_type));
     const bool other = spec && spec->model_type != config.model_type && spec->model_type != found.config.model_type;
-    const bool chosen = other && spec == builtin_family(spec->model_type);
-    if (other && !chosen)
+    const bool is_builtin = spec && spec == builtin_family(spec->model_type);
+    if (other && !is_builtin && !config.model_type.empty())
       checkpoint.notes.push_back(fmt::format("`spec` describes the model_type \"{}\", but {} says \"{}\"",
                                              printable(spec->model_type), config.path.string(),
                                              printable(config.model_type)));
     checkpoint.model = instantiate(found, names);
-    checkpoint.model->family_chosen = chosen;
+    if (spec && !is_builtin) checkpoint.model->family_from = FamilyFrom::kSpec;
+    if (other && is_builtin) checkpoint.model->family_from = FamilyFrom::kOption;
   } catch (Error& error) {
     if (spec && error.hint().empty())
       error.hint(spec == builtin_family(spec->model_type)
                      ? "config.json lacks what this family needs: take another `family`, or leave the option out"
-                     : "`spec` and config.json have to fit: one of the two names a key that the other does not have");
+                     : "`spec` and config.json have to fit: mend one of the two");
     if (use != ConfigUse::kLenient || checkpoint.config_given) throw;
     checkpoint.notes.push_back(error.what());
   }
@@ -116,6 +120,9 @@ std::string hint_for_model(const Checkpoint& checkpoint) {
         "{} has the model_type \"{}\", which is not known: give a built-in family with `family`, or a description with "
         "`spec`",
         checkpoint.config.string(), printable(checkpoint.model_type));
+  if (checkpoint.language_model.config.json)
+    return fmt::format("{} has no \"model_type\": give a built-in family with `family`, or a description with `spec`",
+                       checkpoint.config.string());
   return "copy the model's config.json into " + checkpoint.directory.string() + ", or say with `config` where it is";
 }
 

@@ -1,6 +1,8 @@
 #include "reshard/layouts/fitting.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 #include <unordered_set>
 
 #include "reshard/base/error.h"
@@ -24,6 +26,24 @@ bool may_fit(const Family& family, const std::unordered_set<std::string_view>& n
   });
 }
 
+/// What config.json calls the model, without capitals.
+std::string words_of(const ModelConfig& config) {
+  const LanguageModel found = find_language_model(config);
+  std::string words = found.config.model_type + " " + found.architecture;
+  for (char& c : words)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return words;
+}
+
+void sort_by_likelihood(std::vector<std::string>& families, const ModelConfig& config) {
+  const std::string words = words_of(config);
+  std::map<std::string, std::size_t> like = families_like();
+  const auto rank = [&](const std::string& name) {
+    return std::tuple(words.find(name) == words.npos, -static_cast<std::ptrdiff_t>(like[name]), name);
+  };
+  std::sort(families.begin(), families.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+}
+
 }  // namespace
 
 std::vector<std::string> families_that_fit(const ModelConfig& config, const std::vector<Container>& files) {
@@ -44,6 +64,7 @@ std::vector<std::string> families_that_fit(const ModelConfig& config, const std:
       continue;  // config.json lacks what this family needs
     }
   }
+  sort_by_likelihood(fitting, config);
   return fitting;
 }
 

@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <string_view>
 #include <unordered_map>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/specs/quantization.h"
 
 namespace reshard {
 namespace {
@@ -62,11 +64,52 @@ std::vector<std::string> names_of(const std::vector<const LogicalTensor*>& tenso
   return names;
 }
 
-/// What to try when the checkpoint lacks tensors.
-std::string missing_hint(const std::vector<std::string>& missing) {
-  if (missing.size() == 1 && missing.front() == "lm_head.weight")
-    return "if the output matrix is the embedding's, config.json must say \"tie_word_embeddings\": true";
-  return "the checkpoint is incomplete, or config.json belongs to another model";
+Error other_shape(const Misfits::Shape& misfit, const Model& model, const std::filesystem::path& where,
+                  const char* chosen) {
+  const auto& [tensor, expected] = misfit;
+  Error error(ErrorKind::kBadInput, fmt::format("has the shape {}, but config.json asks for {}",
+                                                to_string(tensor->shape), to_string(expected->shape)));
+  error.in(where).tensor(tensor->name);
+  if (model.quantized && (expected->linear_size != 0 || is_quantized_tensor(tensor->name)))
+    return error.hint(
+        "quantization_config in config.json (bits, sizes of groups and blocks) is another model's, or "
+        "the checkpoint is damaged");
+  return error.hint(std::string("config.json belongs to another model, or the checkpoint is damaged") + chosen);
+}
+
+Error unlisted(const std::vector<const LogicalTensor*>& tensors, const Model& model, const std::filesystem::path& where,
+               const char* chosen) {
+  const std::string& first = tensors.front()->name;
+  Error error(ErrorKind::kBadInput,
+              tensors.size() == 1
+                  ? fmt::format("is not explained by config.json (model_type {})", model.family->model_type)
+                  : fmt::format("{} tensors are not explained by config.json (model_type {}): {}", tensors.size(),
+                                model.family->model_type, list_names(names_of(tensors))));
+  error.in(where);
+  if (tensors.size() == 1) error.tensor(first);
+  if (model.quant_method.empty() && std::any_of(tensors.begin(), tensors.end(), [](const LogicalTensor* tensor) {
+        return is_quantized_tensor(tensor->name);
+      }))
+    return error.hint(
+        "they are of a quantised model, but config.json has no quantization_config: take the config.json "
+        "that came with the weights");
+  const std::string guess = nearest_name(first, pointers_to(model.parameters));
+  return error.hint((guess.empty() ? std::string() : "the nearest name that it explains is " + guess + "; ") +
+                    "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, "
+                    "more heads) that this family does not describe" +
+                    chosen);
+}
+
+Error missing(const std::vector<std::string>& names, const std::filesystem::path& where) {
+  Error error(ErrorKind::kBadInput, names.size() == 1
+                                        ? std::string("is missing, but config.json asks for it")
+                                        : fmt::format("{} tensors that config.json asks for are missing: {}",
+                                                      names.size(), list_names(names)));
+  error.in(where);
+  if (names.size() == 1) error.tensor(names.front());
+  if (names.size() == 1 && names.front() == "lm_head.weight")
+    return error.hint("if the output matrix is the embedding's, config.json must say \"tie_word_embeddings\": true");
+  return error.hint("the checkpoint is incomplete, or config.json belongs to another model");
 }
 
 /// Of a model without a family, each layer has at least one tensor.
@@ -121,7 +164,8 @@ Misfits find_misfits(const TensorMap& map, const Model& model) {
   return misfits;
 }
 
-void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where) {
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where, bool of_shards) {
+  const char* const chosen = of_shards ? "; if the shards were made with `family` or `spec`, give the same here" : "";
   if (model.by_config_plan) validate_layers(model, where);
   const Misfits misfits = find_misfits(map, model);
   if (model.quantization_problem && (!misfits.shapes.empty() || !misfits.unlisted.empty())) {
@@ -132,41 +176,18 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
         .tensor(name)
         .hint(model.quantization_problem->hint);
   }
-  if (model.family_chosen && !misfits.empty())
-    throw Error(ErrorKind::kBadInput, fmt::format("the tensors are not those of the family {}: {}",
-                                                  model.family->model_type, join(describe(misfits, model), "; ")))
+  if (model.family_from != FamilyFrom::kConfig && !misfits.empty()) {
+    const bool spec = model.family_from == FamilyFrom::kSpec;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("the tensors are not those of the {} {}: {}", spec ? "`spec`" : "family",
+                            printable(model.family->model_type), join(describe(misfits, model), "; ")))
         .in(where)
-        .hint("take another `family`, or leave the option out");
-  if (!misfits.shapes.empty()) {
-    const auto& [tensor, expected] = misfits.shapes.front();
-    throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but config.json asks for {}",
-                                                  to_string(tensor->shape), to_string(expected->shape)))
-        .in(where)
-        .tensor(tensor->name)
-        .hint("config.json belongs to another model, or the checkpoint is damaged");
+        .hint(spec ? "mend the description, or config.json if its numbers are another model's"
+                   : "take another `family`, or leave the option out");
   }
-  if (!misfits.unlisted.empty()) {
-    const std::string& first = misfits.unlisted.front()->name;
-    const std::string guess = nearest_name(first, pointers_to(model.parameters));
-    const bool one = misfits.unlisted.size() == 1;
-    throw Error(ErrorKind::kBadInput, fmt::format("{} {} not explained by config.json (model_type {}): {}",
-                                                  misfits.unlisted.size(), one ? "tensor is" : "tensors are",
-                                                  model.family->model_type, list_names(names_of(misfits.unlisted))))
-        .in(where)
-        .tensor(first)
-        .hint((guess.empty() ? std::string() : "the nearest name that it explains is " + guess + "; ") +
-              "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, more "
-              "heads) that this family does not describe");
-  }
-  if (!misfits.missing.empty()) {
-    const std::vector<std::string>& missing = misfits.missing;
-    const bool one = missing.size() == 1;
-    throw Error(ErrorKind::kBadInput, fmt::format("{} {} that config.json asks for {} missing: {}", missing.size(),
-                                                  one ? "tensor" : "tensors", one ? "is" : "are", list_names(missing)))
-        .in(where)
-        .tensor(missing.front())
-        .hint(missing_hint(missing));
-  }
+  if (!misfits.shapes.empty()) throw other_shape(misfits.shapes.front(), model, where, chosen);
+  if (!misfits.unlisted.empty()) throw unlisted(misfits.unlisted, model, where, chosen);
+  if (!misfits.missing.empty()) throw missing(misfits.missing, where);
   std::vector<std::string> order;
   order.reserve(model.parameters.size());
   for (const ModelParameter& parameter : model.parameters) order.push_back(parameter.name);

@@ -26,7 +26,9 @@ Misfits find_misfits(const TensorMap& map, const Model& model);
 /// Holds the logical tensors of `map` against what the model's config.json asks for, and puts them in state-dict
 /// order.
 /// \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another shape;
-/// of a family that was chosen, with the first misfits of several kinds. `where` is the checkpoint's directory.
-void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where);
+/// of a family that was chosen, with the first misfits of several kinds. `where` is the checkpoint's directory;
+/// `of_shards` says that the family may have been chosen when its shards were written.
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
+                            bool of_shards = false);
 
 }  // namespace reshard

@@ -6,6 +6,7 @@
 
 #include "reshard/base/strings.h"
 #include "reshard/layouts/sharded_map.h"
+#include "reshard/specs/language_model.h"
 
 namespace reshard {
 namespace {
@@ -21,9 +22,9 @@ ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& t
                     std::vector<std::string>& notes) {
   ConfigPlan plan(config, names_of(tensors));
   notes.push_back(
-      fmt::format("the model_type \"{}\" is not known; the plan in config.json (base_model_tp_plan) says how its "
+      fmt::format("{}; the plan in config.json (base_model_tp_plan) says how its "
                   "tensors are split, and what it does not name every rank has all of",
-                  printable(config.model_type)));
+                  describe_unknown_type(config.model_type)));
   const std::vector<std::string> idle = plan.idle_keys();
   if (!idle.empty()) notes.push_back("the plan in config.json names modules that are not there: " + list_names(idle));
   return plan;

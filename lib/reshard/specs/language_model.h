@@ -19,12 +19,18 @@ struct LanguageModel {
   ModelConfig config;                    // of it alone: the text_config of a config.json that has one
   bool is_part = false;                  // the checkpoint has other tensors beside it
   std::string architecture;  // the class that saved the whole, "LlamaForCausalLM"; empty where it is not said
+  std::string unknown_type;  // what text_config says, where the family is the one that the larger model names instead
 };
 
 /// The language model described by `config`, of the family `spec`, else of the built-in one of its model_type.
+/// \throws Error kBadInput, naming config.json, if what should be the language model's configuration is no object.
 LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec = {});
 
-/// The error for an unknown model_type. `fitting` are the families that its tensors fit.
+/// That the model_type is not known or not there, in words.
+std::string describe_unknown_type(const std::string& model_type);
+
+/// The error for a model_type that is not known or not there. `fitting` are the families that its tensors fit, the most
+/// likely first.
 Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting = {});
 
 /// The family with the names that a checkpoint gives its modules, `names` among others: without or with another prefix

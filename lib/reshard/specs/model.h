@@ -26,7 +26,7 @@ struct ModelParameter {
   TensorParallelPlan plan = TensorParallelPlan::kReplicate;
   std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
   std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
-  std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be cut anywhere
+  std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be split anywhere
   bool block_cut = false;                  // of scales: the last block is not full, so that it can only be padded
   std::uint64_t linear_size = 0;           // of a quantised linear's: the linear's size along what is split; else 0
   std::uint64_t block = 1;                 // how many of those make one element along split_dim
@@ -49,6 +49,13 @@ struct QuantizationProblem {
   std::string hint;
 };
 
+/// Who says which family a model is of.
+enum class FamilyFrom : std::uint8_t {
+  kConfig,  // config.json's model_type
+  kOption,  // the user, who names a built-in one that is another than that
+  kSpec,    // the user, by a description
+};
+
 /// A family with config.json's numbers: every parameter the checkpoint has, in state-dict order.
 struct Model {
   std::shared_ptr<const Family> family;
@@ -64,9 +71,9 @@ struct Model {
   std::string quantization_marker;                          // what a quantised linear has beside its weight
   std::string stacked_suffix;                               // what stacked experts have behind its name
   std::vector<std::string> notes;                           // to print
-  bool renamed = false;         // its names have another prefix than the family's, or it has another head
-  bool is_part = false;         // of a larger one, whose other tensors are among the parameters
-  bool family_chosen = false;   // the family is a built-in one, but not that of config.json's model_type
+  bool renamed = false;  // its names have another prefix than the family's, or it has another head
+  bool is_part = false;  // of a larger one, whose other tensors are among the parameters
+  FamilyFrom family_from = FamilyFrom::kConfig;
   bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have
   std::vector<ModelParameter> parameters;
 };

@@ -53,11 +53,8 @@ ModelConfig read_model_config_file(Files& files, const std::filesystem::path& fi
   config.path = file;
   config.json = std::make_shared<const Json>(read_json_file(files, config.path, kMaxConfigBytes, JsonDialect::kPython));
   const JsonObject object(*config.json, config.path);
-  if (!object.has("model_type"))
-    throw Error(ErrorKind::kBadInput, "has no \"model_type\", which names the model's family")
-        .in(config.path)
-        .hint("add one, such as \"model_type\": \"llama\"");
-  config.model_type = object.string_at("model_type");
+  if (object.has("model_type") && !object.at("model_type").is_null())
+    config.model_type = object.string_at("model_type");
   const auto given = config.json->find(kQuantization);
   if (given != config.json->end() && !given->is_null()) return config;
   if (Json separate = separate_quantization(files, file.parent_path()); !separate.is_null()) {

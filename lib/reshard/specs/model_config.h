@@ -18,10 +18,10 @@ inline constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 struct ModelConfig {
   std::filesystem::path path;
   std::shared_ptr<const Json> json;  // an object
-  std::string model_type;
+  std::string model_type;            // empty where config.json has none
 };
 
-/// \throws Error kBadInput if the file is missing, is not an object, or has no model_type.
+/// \throws Error kBadInput if the file is missing, or is not an object.
 ModelConfig read_model_config(Files& files, const std::filesystem::path& directory);
 
 /// The same of a file of any name.

@@ -453,6 +453,14 @@ std::optional<QuantizationProblem> quantization_problem(const ModelConfig& confi
                              kUnquantized};
 }
 
+bool is_quantized_tensor(std::string_view name) {
+  const std::string_view leaf = name.substr(name.rfind('.') + 1);
+  for (const auto& [method, known] : methods())
+    for (const auto& scheme : known.schemes)
+      if (!scheme->marker.empty() && leaf == scheme->marker) return true;
+  return false;
+}
+
 std::string quant_method(const ModelConfig& config) {
   return read_quantization(config).method;
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -92,6 +93,9 @@ class Quantization {
   std::map<std::uint64_t, std::uint64_t> pad_units_;
   std::filesystem::path path_;
 };
+
+/// Whether a linear that has a tensor of this name is quantised, by one of the methods.
+bool is_quantized_tensor(std::string_view name);
 
 /// The name that config.json gives the way its weights are quantised; empty where they are not.
 std::string quant_method(const ModelConfig& config);
