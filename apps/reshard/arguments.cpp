@@ -101,7 +101,8 @@ std::shared_ptr<const Family> named_family(const char* option, const std::string
   const std::vector<std::string> known = known_model_types();
   const std::string guess = nearest(name, known);
   throw Error(ErrorKind::kUsage, fmt::format("{}: the family \"{}\" is not known", option, printable(name)))
-      .hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean " + guess + "?");
+      .hint(guess.empty() ? fmt::format("docs/families.md has a table of the {} that are known", known.size())
+                          : "did you mean " + guess + "?");
 }
 
 std::shared_ptr<const Family> family_spec(const MovingArguments& arguments) {

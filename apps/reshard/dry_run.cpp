@@ -16,8 +16,9 @@ namespace {
 constexpr std::size_t kLabel = 10;
 constexpr std::uint32_t kShownRanks = 16;  // of the head placement; --json has them all
 
-std::string line(const std::string& label, const std::string& text) {
-  return wrap(fmt::format("{:<{}}{}", label, kLabel, text), kLabel) + "\n";
+/// \param indent Of the lines after the first.
+std::string line(const std::string& label, const std::string& text, std::size_t indent = kLabel) {
+  return wrap(fmt::format("{:<{}}{}", label, kLabel, text), indent) + "\n";
 }
 
 std::uint64_t parameter_count(const TensorMap& map) {
@@ -66,7 +67,8 @@ std::string stages_text(const Job& job) {
   }
   for (std::uint32_t pp_rank = 0; pp_rank < job.mesh.pp; ++pp_rank) {
     const std::vector<std::string> names = outside_layers(job.target, pp_rank);
-    if (!names.empty()) text += line("", fmt::format("     pp rank {:<3} {}", pp_rank, join(names, ", ")));
+    const std::string head = fmt::format("     pp rank {:<3} ", pp_rank);
+    if (!names.empty()) text += line("", head + list_names(names), kLabel + head.size());
   }
   if (!job.cut_names.empty()) text += line("cuts", join(job.cut_names, " "));
   return text;

@@ -97,7 +97,7 @@ void inspect(const InspectArguments& arguments) {
       found.path,
       {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, {config_of(arguments.source)}});
   inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
-  std::vector<TensorRow> rows = tensor_rows(inspection.map, matching_tensors(inspection.map, arguments.filter));
+  std::vector<TensorRow> rows = tensor_rows(inspection, matching_tensors(inspection.map, arguments.filter));
   if (arguments.stats) add_stats(inspection, arguments, options, rows);
   if (arguments.json) {
     print_output(to_text(inspect_document(path, inspection, rows)));

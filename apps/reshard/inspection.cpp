@@ -79,7 +79,31 @@ const char* what_name(const Checkpoint& checkpoint) {
   return checkpoint.layout == nullptr ? "file" : checkpoint.layout->traits().reported_as;
 }
 
-std::vector<TensorRow> tensor_rows(const TensorMap& map, const std::vector<std::uint32_t>& wanted) {
+namespace {
+
+/// Column and row are the linear's: of a weight stored as (in, out), and of stacked ones, the dim alone does not say
+/// which. Without a plan it has to.
+PartitionLabel label_of(const StoredTensor& stored, const ModelParameter* parameter) {
+  const bool split = stored.label == PartitionLabel::kColumn || stored.label == PartitionLabel::kRow;
+  if (!split || parameter == nullptr) return stored.label;
+  switch (parameter->plan) {
+    case TensorParallelPlan::kColwise:
+    case TensorParallelPlan::kPackedColwise: return PartitionLabel::kColumn;
+    case TensorParallelPlan::kRowwise:
+    case TensorParallelPlan::kPackedRowwise: return PartitionLabel::kRow;
+    case TensorParallelPlan::kEmbeddingRowwise:
+    case TensorParallelPlan::kReplicate: return stored.label;
+  }
+  return stored.label;
+}
+
+}  // namespace
+
+std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vector<std::uint32_t>& wanted) {
+  const TensorMap& map = checkpoint.map;
+  std::unordered_map<std::string_view, const ModelParameter*> parameters;
+  if (checkpoint.model)
+    for (const ModelParameter& parameter : checkpoint.model->parameters) parameters.emplace(parameter.name, &parameter);
   std::vector<TensorRow> rows;
   for (const std::uint32_t index : wanted) {
     TensorRow row;
@@ -90,7 +114,8 @@ std::vector<TensorRow> tensor_rows(const TensorMap& map, const std::vector<std::
       const StoredTensor& stored = map.stored[piece.stored];
       pp_ranks.insert(map.files[stored.file].pp_rank);
       if (!std::exchange(first, false)) continue;
-      row.label = stored.label;
+      const auto parameter = parameters.find(map.logical[index].name);
+      row.label = label_of(stored, parameter == parameters.end() ? nullptr : parameter->second);
       if (stored.name.text() != map.logical[index].name)
         row.stored_as = short_stored_name(stored.name, map.logical[index].name);
     }

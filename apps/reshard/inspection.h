@@ -20,8 +20,8 @@ struct TensorRow {
   std::optional<ValueSummary> values;
 };
 
-/// The tensors that `wanted` names (indices into the map), with how they are laid out.
-std::vector<TensorRow> tensor_rows(const TensorMap& map, const std::vector<std::uint32_t>& wanted);
+/// The tensors that `wanted` names (indices into the checkpoint's map), with how they are laid out.
+std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vector<std::uint32_t>& wanted);
 
 /// Sums over tensors.
 struct Totals {

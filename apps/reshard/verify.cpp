@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <memory>
+#include <tuple>
 
 #include "arguments.h"
 #include "commands.h"
@@ -114,6 +116,20 @@ Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, 
   return side;
 }
 
+/// What to know of both, and of each.
+std::vector<std::string> notes_of(const VerifyArguments& arguments, const Checkpoint& a, const Checkpoint& b) {
+  std::vector<std::string> notes;
+  const auto has = [](const Checkpoint& one, const std::string& note) {
+    return std::find(one.notes.begin(), one.notes.end(), note) != one.notes.end();
+  };
+  for (const std::string& note : a.notes)
+    if (has(b, note)) notes.push_back(note);
+  for (const auto& [given, one, other] : {std::tuple(arguments.a, &a, &b), std::tuple(arguments.b, &b, &a)})
+    for (const std::string& note : one->notes)
+      if (!has(*other, note)) notes.push_back(note.starts_with(given) ? note : fmt::format("{}: {}", given, note));
+  return notes;
+}
+
 int run_verify(const VerifyArguments& arguments) {
   VerifyOptions how;
   if (!arguments.rtol.empty() || !arguments.atol.empty()) how.tolerance.emplace();
@@ -132,8 +148,7 @@ int run_verify(const VerifyArguments& arguments) {
   for (const Checkpoint* checkpoint : {&a, &b})
     if (checkpoint->map.logical.empty())
       throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);
-  std::vector<std::string> notes = a.notes;
-  notes.insert(notes.end(), b.notes.begin(), b.notes.end());
+  const std::vector<std::string> notes = notes_of(arguments, a, b);
   if (!arguments.quiet && !arguments.json) print_notes(notes);
   Progress progress;
   options.progress = &progress;

@@ -1,10 +1,12 @@
 // A model that no built-in family knows: --spec, the form that inspect --print-spec shows, and plans in config.json.
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/families.h"
 #include "support/files.h"
 #include "support/program.h"
 #include "support/temp_dir.h"
@@ -61,7 +63,7 @@ struct Mine {
 
 }  // namespace
 
-TEST_CASE("A model with a description of its own is cut, shown, compared and consolidated") {
+TEST_CASE("A model with a description of its own is sharded, shown, compared and consolidated") {
   const Mine mine;
   const std::string spec = mine.path("mine.json");
   const ProgramResult refused = run_reshard({"shard", mine.path("model"), mine.path("shards"), "--tp", "2"});
@@ -87,7 +89,7 @@ TEST_CASE("A model with a description of its own is cut, shown, compared and con
   CHECK(run_reshard({"verify", mine.path("model"), mine.path("four"), "--spec", spec}).exit_code == 0);
 }
 
-TEST_CASE("A model whose config.json has a plan is cut, shown, compared and consolidated without a description") {
+TEST_CASE("A model whose config.json has a plan is sharded, shown, compared and consolidated without a description") {
   const Mine mine;
   write_file(mine.dir / "model/config.json", R"({
     "model_type": "mine",
@@ -157,12 +159,70 @@ TEST_CASE("A built-in family is taken with --family for a model of another name"
   CHECK(misfit.exit_code == 3);
   CHECK_THAT(misfit.err,
              Says("not those of the family qwen3") && Says("missing model.layers.0.self_attn.q_norm.weight"));
+  const ProgramResult far = run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "nothing_of_it"});
+  CHECK_THAT(far.err, Says("docs/families.md has a table"));
   const ProgramResult typo = run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "lama"});
   CHECK(typo.exit_code == 2);
   CHECK_THAT(typo.err, Says("--family: the family \"lama\" is not known") && Says("did you mean llama?"));
   const ProgramResult both =
       run_reshard({"shard", path("model"), path("b"), "--tp", "2", "--family", "llama", "--spec", "x"});
   CHECK(both.exit_code == 2);
+}
+
+TEST_CASE("A mistake in a description that is like a family is told with its line") {
+  const TempDir temp;
+  const std::string model = testdata("golden/nxdi/llama-tp4/original").string(), spec = (temp / "spec.json").string();
+  const auto refused = [&](const std::string& changes, const std::string& says) {
+    write_file(spec, "{\"model_type\": \"mine\",\n \"like\": \"llama\",\n" + changes + "}");
+    const ProgramResult result = run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec});
+    CHECK(result.exit_code == 3);
+    CHECK_THAT(result.err, Says("spec.json: line " + says));
+  };
+  refused(R"("modules": [{"name": "model.norm", "stage": "last"},
+ {"name": "model.layers.*.mlp.up_proj", "plan": "colwize"}])",
+          "4: model.layers.*.mlp.up_proj: \"plan\" is \"colwize\"");
+  refused(R"("remove": ["nothing"])", "3: \"remove\": no module has \"nothing\"");
+  refused(R"("rename": {"mlp": "ffn",
+ "nothing": "it"})",
+          "4: \"rename\": no module has \"nothing\"");
+  refused(R"("define": {"a": "1",
+ "b": "2 +"})",
+          "4: define: \"b\"");
+  refused(R"("defines": {})", "3: the key \"defines\" is not known");
+  refused(R"("fused": [{"module": "model.layers.*.mlp", "name": "all", "linears": ["gate_proj"]}])",
+          "3: \"linears\" of all are not several");
+  // What is wrong with the other family's modules after the changes.
+  refused(R"("attention": {"output": "q_proj"})", "3: ");
+  write_file(spec, R"({"model_type": "mine", "like": "lama"})");
+  const ProgramResult typo = run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec});
+  CHECK_THAT(typo.err, Says("line 1: \"like\" names the family \"lama\"") && Says("did you mean \"llama\"?"));
+}
+
+TEST_CASE("Tensors that a description does not fit are told as its misfits") {
+  const Mine mine;
+  std::string other = kSpec;
+  other.replace(other.find("blocks.*.up"), 11, "blocks.*.upp");
+  write_file(mine.dir / "other.json", other);
+  const ProgramResult misfit =
+      run_reshard({"shard", mine.path("model"), mine.path("a"), "--tp", "2", "--spec", mine.path("other.json")});
+  CHECK(misfit.exit_code == 3);
+  CHECK_THAT(misfit.err, Says("the tensors are not those of the --spec mine: unexpected decoder.blocks.0.up.bias (did "
+                              "you mean decoder.blocks.0.upp.bias?); "));
+  CHECK_THAT(misfit.err, Says("mend the description"));
+}
+
+TEST_CASE("Column and row are the linear's, whichever way its weight is stored") {
+  const TempDir temp;
+  const auto path = [&](const char* name) { return (temp / name).string(); };
+  write_case(family_case("llama_gptq"), temp / "model");
+  REQUIRE(run_reshard({"shard", path("model"), path("out"), "--tp", "2"}).exit_code == 0);
+  const ProgramResult result = run_reshard({"inspect", path("out"), "--json"});
+  const auto report = nlohmann::json::parse(result.out);
+  std::map<std::string, std::string> labels;
+  for (const auto& tensor : report["tensors"]) labels[tensor["name"]] = tensor["layout"];
+  CHECK(labels["model.layers.0.mlp.up_proj.qweight"] == "column");
+  CHECK(labels["model.layers.0.mlp.down_proj.qweight"] == "row");
+  CHECK(labels["model.embed_tokens.weight"] == "column");
 }
 
 TEST_CASE("A description of another model is noted, and a mistake may be in either file") {
@@ -241,7 +301,7 @@ TEST_CASE("A mistake in a description is told with its line and key") {
     std::vector<std::string> says;
   };
   const Mistake mistakes[] = {
-      {"colwise_rep", "colwize", {"line 8", "modules[1]", "\"plan\"", "colwize", "one of colwise"}},
+      {"colwise_rep", "colwize", {"line 8", "decoder.blocks.*.up: ", "\"plan\"", "colwize", "one of colwise"}},
       {"\"bias\": \"always\"", "\"biass\": \"always\"", {"line 8", "\"biass\" is not known", "did you mean \"bias\"?"}},
       {"layer % 2 == 1", "layer % 2 = 1", {"line 10", "\"when\"", "character 11"}},
       {"\"4 * dim\", \"dim\"", "4, \"dim\"", {"line 8", "\"shape\"", "strings"}},

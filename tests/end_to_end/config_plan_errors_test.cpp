@@ -76,6 +76,12 @@ TEST_CASE("A TP degree that cuts a head or does not divide a size is refused wit
   CHECK_THAT(heads.hint(), Says("heads are not replicated"));
   CHECK(heads.hint().ends_with("TP degrees that work for this model: 1, 2, 4"));
 
+  json unsaid = json::parse(kPlannedConfig);  // as where layers differ in it
+  unsaid["num_key_value_heads"] = nullptr;
+  unsaid["head_dim"] = 4;
+  CHECK_THAT(refused(unsaid, tensors_of("model.", true), 8).what(),
+             Says("dim 0 has 4 groups of heads, which 8 ranks do not divide"));
+
   json headless = json::parse(kPlannedConfig);
   headless.erase("num_attention_heads");
   headless.erase("num_key_value_heads");
@@ -102,7 +108,7 @@ TEST_CASE("Sizes that fall into no heads or halves are refused, naming the tenso
   CHECK_THAT(odd.what(), Says("dim 0 has 23 elements, of which base_model_tp_plan makes two halves"));
 }
 
-TEST_CASE("A planned model that is quantised is not cut") {
+TEST_CASE("A planned model that is quantised is not sharded") {
   json config = json::parse(kPlannedConfig);
   config["quantization_config"] = {{"quant_method", "fp8"}};
   const Error error = refused(config);

@@ -13,6 +13,8 @@
 namespace reshard {
 namespace {
 
+constexpr std::uint64_t kMaxWidth = std::uint64_t{1} << 32;  // of a hidden state, or a head
+
 constexpr const char* kPlanKey = "base_model_tp_plan";
 constexpr const char* kHeadPlanKey = "_tp_plan";
 constexpr const char* kStagesKey = "base_model_pp_plan";
@@ -197,9 +199,18 @@ std::uint64_t ConfigPlan::heads_of(const ModelParameter& parameter) const {
   if (!parameter.split_dim || parameter.plan != TensorParallelPlan::kColwise) return 0;
   if (module != "q_proj" && module != "k_proj" && module != "v_proj") return 0;
   const auto query = number("num_attention_heads", kMaxHeads);
-  const auto key_value = module == "q_proj" ? query : number("num_key_value_heads", kMaxHeads);
-  const std::uint64_t heads = key_value.value_or(query.value_or(0));
   const std::uint64_t size = parameter.shape[*parameter.split_dim];
+  std::uint64_t heads = query.value_or(0);
+  if (module != "q_proj") {
+    // Where it is not said, or differs from layer to layer, the size of a head tells.
+    auto head_dim = number("head_dim", kMaxWidth);
+    const auto hidden = number("hidden_size", kMaxWidth);
+    if (!head_dim && hidden && query && *hidden % *query == 0) head_dim = *hidden / *query;
+    if (const auto said = number("num_key_value_heads", kMaxHeads))
+      heads = *said;
+    else if (heads != 0 && head_dim && size % *head_dim == 0)
+      heads = size / *head_dim;
+  }
   if (heads != 0 && size % heads != 0)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("dim {} has {} elements, which {} heads do not divide", *parameter.split_dim, size, heads))
