@@ -1,0 +1,74 @@
+#include "support/architectures.h"
+
+#include <algorithm>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/layouts.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/random.h"
+
+namespace reshard::test {
+
+namespace fs = std::filesystem;
+
+using json = nlohmann::json;
+
+std::vector<std::string> architecture_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(testdata("architectures"))) names.push_back(entry.path().stem());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Architecture architecture(const std::string& name) {
+  return {name, json::parse(read_file(testdata("architectures") / (name + ".json")))};
+}
+
+std::uint32_t largest_tp(const Architecture& of) {
+  return of.facts.contains("largest_tp") ? of.facts.at("largest_tp").get<std::uint32_t>() : 4;
+}
+
+TensorMap write_architecture(const Architecture& of, const fs::path& directory) {
+  Random random(11);
+  TensorMap tensors;
+  for (const auto& [name, facts] : of.facts.at("tensors").items())
+    tensors[name] =
+        random_tensor(random, dtype_from_name(facts.at(0).get<std::string>()).value(), facts.at(1).get<Dims>());
+  fs::create_directories(directory);
+  write_file(directory / "config.json", of.facts.at("config").dump(2));
+  write_safetensors(directory / "model.safetensors", tensors);
+  return tensors;
+}
+
+bool shard_to(const fs::path& model, const fs::path& output, const ShardsOf& target, std::uint32_t largest_tp) {
+  ShardRequest request = shard_request(model, output, target.tp, target.pp);
+  request.target.layout = layout(target.layout);
+  if (std::string(target.layout) == "optimum") request.target.format = Format::kPytorch;
+  try {
+    shard(request);
+    return true;
+  } catch (const Error& error) {
+    INFO(error.what());
+    REQUIRE(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.hint(), Says("TP degrees that work for this model: 1, 2"));
+    CHECK(target.tp > largest_tp);
+    return false;
+  }
+}
+
+TensorMap back_from_shards(const TempDir& temp, const TensorMap& tensors, const std::string& layout_name) {
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  fs::remove_all(temp / "out");
+  REQUIRE(shard_to(temp / "model", temp / "out", {layout_name.c_str(), 2, layout_name == "presharded" ? 1u : 2u}));
+  return consolidated(temp / "out", temp / "whole");
+}
+
+Error refusal_of(const TempDir& temp, const TensorMap& tensors) {
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  return error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2, 2)); });
+}
+
+}  // namespace reshard::test
