@@ -35,7 +35,7 @@ TensorData rank_part(const Planned& planned, const TensorData& whole, std::uint6
   return part;
 }
 
-TEST_CASE("A model that only its config.json's plan describes is cut over meshes and consolidated again") {
+TEST_CASE("A model that only its config.json's plan describes is sharded over meshes and consolidated again") {
   struct Form {
     const Layout* kind;
     Format format;

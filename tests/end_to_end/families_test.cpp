@@ -68,7 +68,7 @@ TEST_CASE("Every built-in family has the parameters of its checkpoint") {
   }
 }
 
-TEST_CASE("Checkpoints of every family are cut over meshes as their architecture says, and consolidated again") {
+TEST_CASE("Checkpoints of every family are sharded over meshes as their architecture says, and consolidated again") {
   const FamilyCase c = GENERATE(from_range(family_cases()));
   for (const std::uint32_t tp : c.degrees())
     for (const std::uint32_t pp : {1, 2})
@@ -104,7 +104,7 @@ TEST_CASE("Checkpoints of every family are cut over meshes as their architecture
       }
 }
 
-TEST_CASE("Checkpoints of every family are cut for inference, and consolidated again") {
+TEST_CASE("Checkpoints of every family are sharded for inference, and consolidated again") {
   const FamilyCase c = GENERATE(from_range(family_cases()));
   for (const std::uint32_t tp : c.degrees()) {
     DYNAMIC_SECTION(c.name << ", tp " << tp) {
@@ -122,7 +122,7 @@ TEST_CASE("Checkpoints of every family are cut for inference, and consolidated a
   }
 }
 
-TEST_CASE("Heads that would be cut are refused with the degrees that work") {
+TEST_CASE("Heads that would be split are refused with the degrees that work") {
   for (const char* name : {"phi3", "gpt_neox", "falcon_new", "dbrx", "gpt_oss"}) {
     DYNAMIC_SECTION(name) {
       const TempDir temp;
@@ -135,7 +135,7 @@ TEST_CASE("Heads that would be cut are refused with the degrees that work") {
   }
 }
 
-TEST_CASE("Scales that a cut would part from their weights are refused with the degrees that work") {
+TEST_CASE("Scales that a partition would part from their weights are refused with the degrees that work") {
   const std::tuple<const char*, const char*, nlohmann::json, int, const char*> cuts[] = {
       // Blocks of 8 outputs: 20 are two and a half.
       {"llama_fp8", "intermediate_size", 20, 2, "not a whole number of quantisation blocks"},

@@ -63,7 +63,7 @@ TinyModel with_heads(std::uint64_t heads, std::uint64_t kv_heads) {
   return model;
 }
 
-TEST_CASE("Separate projections are cut as column and row layers say") {
+TEST_CASE("Separate projections are split as column and row layers say") {
   for (const std::uint64_t tp : {1, 2, 4}) {
     DYNAMIC_SECTION("tp " << tp) {
       check_case({with_heads(8, 4), {.tp = tp}});

@@ -156,7 +156,7 @@ TEST_CASE("A rank of a strided parameter takes every T-th chunk") {
   CHECK(rules[0].parts[0].placement->of(2) == std::vector<std::uint32_t>{2, 6, 10});
 }
 
-TEST_CASE("A row parameter is cut along dim 1, a replicated one not at all") {
+TEST_CASE("A row parameter is split along dim 1, a replicated one not at all") {
   const PartitionRule row = partition_rule({"w", true, 1, 1, 4}, 4);
   CHECK(row.label == PartitionLabel::kRow);
   CHECK(stored_shape(row, 3, {{5, 24}}) == Dims{5, 6});
@@ -165,7 +165,7 @@ TEST_CASE("A row parameter is cut along dim 1, a replicated one not at all") {
   CHECK(logical_shapes(replicated, 3, {5, 24}) == std::vector<Dims>{{5, 24}});
 }
 
-TEST_CASE("Experts stacked along the dim that is cut are on one expert-parallel rank each, those beside it sliced") {
+TEST_CASE("Experts stacked along the dim that is split are on one expert-parallel rank each, those beside it sliced") {
   ParallelParameter parameter{"w", true, 0, 4, 2};  // four matrices, over 2 tensor-parallel ranks
   parameter.expert_partitions = 2;
   const PartitionRule along = partition_rule(parameter, 2, 2);
@@ -183,7 +183,7 @@ TEST_CASE("Experts stacked along the dim that is cut are on one expert-parallel 
   CHECK_FALSE(single.is_on(0));
 }
 
-TEST_CASE("Matrices packed in one are cut each by itself, replicated ones not") {
+TEST_CASE("Matrices packed in one are split each by itself, replicated ones not") {
   ParallelParameter parameter{"w", true, 0, 1, 2};
   parameter.packed = {{4, false}, {2, true}};
   const PartitionRule packed = partition_rule(parameter, 2);

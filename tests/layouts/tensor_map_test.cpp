@@ -61,7 +61,7 @@ TEST_CASE("A piece outside its tensors is an error") {
   CHECK(error_of([&] { validate_tiling(other_dtype); }).kind() == ErrorKind::kBadInput);
 }
 
-TEST_CASE("A cut through a packed byte is an error that names dtype and box") {
+TEST_CASE("A box that splits a packed byte is an error that names dtype and box") {
   TensorMap map = one_tensor(DType::kF4, {4, 6}, {4, 3});
   map.pieces[0] = {{0, {{0, 0}, {4, 3}}, {0, 0}}};
   const Error error = error_of([&] { validate_tiling(map); });
@@ -84,7 +84,7 @@ TEST_CASE("Scalars and tensors without elements are tiled too") {
   CHECK_NOTHROW(validate_tiling(empty));
 }
 
-TEST_CASE("A cut that does not fit the stored shape is an error with the shape and the dim") {
+TEST_CASE("A box that does not fit the stored shape is an error with the shape and the dim") {
   TensorMap map = one_tensor(DType::kF32, {8, 2}, {3, 2});
   const Error error = error_of([&] { map.add_pieces(0, rows_of_w(4, {0, 2}), 0); });
   CHECK(error.kind() == ErrorKind::kBadInput);

@@ -223,7 +223,7 @@ TEST_CASE("One file is split if its config.json is beside it, and not without") 
   CHECK_THAT(error.what(), Says("no config.json"));
 }
 
-TEST_CASE("A tied matrix in the shards of many ranks is noted once when they are cut anew") {
+TEST_CASE("A tied matrix in the shards of many ranks is noted once when they are sharded anew") {
   TinyModel model;
   model.tied = true;
   const Checkpoints all(model);

@@ -62,7 +62,7 @@ std::size_t for_all_sizes(Check&& check) {
   return checked;
 }
 
-TEST_CASE("Ranks hold the heads of the repeated list cut in equal parts, for every legal size") {
+TEST_CASE("Ranks hold the heads of the repeated list split in equal parts, for every legal size") {
   const auto checked = for_all_sizes([](auto heads, auto kv_heads, auto tp, auto m) {
     const auto spec = spec_of(heads, kv_heads, tp, m);
     for (std::uint32_t r = 0; r < tp; ++r) {

@@ -158,7 +158,7 @@ TEST_CASE("An empty box has no runs, even in a tensor whose other sizes are huge
   CHECK(bits_of_runs(*runs).empty());
 }
 
-TEST_CASE("A cut through a packed byte has no runs") {
+TEST_CASE("A box that splits a packed byte has no runs") {
   CHECK_FALSE(make_runs(DType::kF4, {1}, {2}, {0}, {2}, {0}));
   CHECK_FALSE(make_runs(DType::kF4, {2}, {4}, {1}, {2}, {0}));
   CHECK_FALSE(make_runs(DType::kF6E3M2, {2}, {4}, {0}, {4}, {0}));

@@ -32,7 +32,7 @@ class Tables {
  public:
   Tables(std::uint32_t tp, std::uint32_t ep) : tp_(tp), ep_(ep) {}
 
-  /// Equal chunks, `stride` for each rank, which has every T-th. Of experts stacked along the dim that is cut an
+  /// Equal chunks, `stride` for each rank, which has every T-th. Of experts stacked along the dim that is split an
   /// expert-parallel rank has its own alone: there are `experts` ranks of them.
   Table strided(std::uint32_t stride, std::uint32_t experts, std::optional<std::uint64_t> unit_elems = {}) {
     Table& table = strided_[{stride, experts, unit_elems}];

@@ -80,7 +80,7 @@ std::vector<std::string> cut_heads_notes(const Model& model, std::uint64_t tp) {
       modules.insert(with_stars(parameter.module));
   if (modules.empty()) return {};
   const std::vector<std::string> names(modules.begin(), modules.end());
-  return {"cut through heads or groups of heads, as NxD's shard_checkpoint does: " + list_names(names)};
+  return {"split through heads or groups of heads, as NxD's shard_checkpoint does: " + list_names(names)};
 }
 
 }  // namespace reshard

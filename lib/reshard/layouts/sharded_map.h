@@ -34,7 +34,7 @@ TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
                              std::span<const LogicalTensor> logical, const RankTarget& target);
 
 /// The rules of a pipeline rank of a checkpoint with metadata, or of the one that `checkpoint.rules` are of.
-/// \throws Error kBadInput, naming the metadata file, if it cuts tensors into more chunks than any model has.
+/// \throws Error kBadInput, naming the metadata file, if it splits tensors into more chunks than any model has.
 std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank);
 
 /// Its tensor map. `tied` says which parameters may be replicas of others; one that the metadata does not list and

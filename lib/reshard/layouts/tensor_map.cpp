@@ -54,7 +54,7 @@ void validate_whole_bytes(const TensorMap& map, const StoredTensor& tensor, cons
   const Piece& piece = map.pieces[tile.logical][tile.piece];
   if (make_runs(tensor.dtype, piece.box.size, logical.shape, piece.box.begin, tensor.shape, piece.stored_begin)) return;
   throw Error(ErrorKind::kUsage,
-              fmt::format("the cut {} of {} splits a packed byte: elements of {} have {} bits", to_string(piece.box),
+              fmt::format("the box {} of {} splits a packed byte: elements of {} have {} bits", to_string(piece.box),
                           to_string(logical.shape), name(tensor.dtype), bits(tensor.dtype)))
       .tensor(logical.name)
       .hint("choose a smaller TP degree");

@@ -179,7 +179,7 @@ class TensorMap {
 
 /// Validates that the pieces of each stored tensor tile it without gap or overlap, lie inside both tensors, and begin
 /// and end at whole bytes.
-/// \throws Error naming the tensor, the box and the file: kBadInput, or kUsage for a cut through a packed byte.
+/// \throws Error naming the tensor, the box and the file: kBadInput, or kUsage for a box that splits a packed byte.
 void validate_tiling(const TensorMap& map);
 
 }  // namespace reshard

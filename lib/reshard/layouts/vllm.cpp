@@ -105,7 +105,7 @@ struct Sizes {
   std::uint64_t head_dim = 0;
   std::uint64_t experts = 0;                  // of a layer
   std::uint64_t expert_size = 0;              // of an expert's hidden layer
-  std::map<std::uint64_t, std::string> even;  // sizes that are cut evenly, with a tensor that has each
+  std::map<std::uint64_t, std::string> even;  // sizes that are split evenly, with a tensor that has each
   std::map<std::uint64_t, std::string> of_experts;
   std::map<std::uint64_t, std::string> vocabularies;
 

@@ -39,8 +39,8 @@ std::unique_ptr<Job> plan_consolidate_adapters(Files& files, const ConsolidateRe
 /// \throws as plan_shard.
 std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& request);
 
-/// Makes the target of a job whose source is the adapter `source`: PEFT's directory, or shards. These are cut as they
-/// were, unless a config.json says for which model they shall be cut anew.
+/// Makes the target of a job whose source is the adapter `source`: PEFT's directory, or shards. These are split as they
+/// were, unless a config.json says for which model they shall be split anew.
 /// \param wanted  the tensors, in the dtypes that they shall have.
 /// \returns the means that the program needs.
 /// \throws as plan_convert.

@@ -62,7 +62,7 @@ std::vector<PackedPart> read_packed(const JsonObject& object, std::uint32_t tp, 
           .in(path);
   }
   if (packed.empty() || packed.size() > kMaxParallelDegree) object.fail("packed", "from 1 to 4096 matrices");
-  // They are cut in chunks of one size.
+  // They are split into chunks of one size.
   std::uint64_t chunk = 0;
   std::uint64_t sum = 0;
   for (const PackedPart& part : packed) {

@@ -51,7 +51,7 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
 /// What metadata says of a parameter that is split over `tp` ranks, and experts over `ep`, stored under its own name.
 ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp, std::uint32_t ep = 1);
 
-/// Why `tp` ranks cannot share the parameter, or nothing. Without `whole_heads` a cut may go through a head.
+/// Why `tp` ranks cannot share the parameter, or nothing. Without `whole_heads` heads may be split.
 std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp, bool whole_heads = true);
 
 /// Whether the parameter may get more elements at its end along the dim that is split. Matrices packed in one may not.

@@ -25,7 +25,7 @@ struct ParallelParameter {
   bool tensor_model_parallel = false;  // false: replicated, and the rest does not count
   std::uint32_t partition_dim = 0;
   std::uint32_t partition_stride =
-      1;  // the dim is cut into num_partitions × stride chunks; rank r holds r, r+T, r+2T, …
+      1;  // the dim is split into num_partitions × stride chunks; rank r holds r, r+T, r+2T, …
   std::uint32_t num_partitions = 1;  // T
   /// Of matrices that are split each on its own and cannot be said with a stride, as they differ in size or some are
   /// replicated: those, and a stride of 1. NxD's metadata has no such key; ours adds "packed".
