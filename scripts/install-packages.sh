@@ -7,8 +7,8 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build pkgconf
-  libcli11-dev libfmt-dev libhwy-dev libisal-dev libre2-dev libxxhash-dev nlohmann-json3-dev zlib1g-dev
-  catch2 libssl-dev libxtensor-dev # tests only
+  libcli11-dev libfmt-dev libhwy-dev libisal-dev libre2-dev libssl-dev libxxhash-dev nlohmann-json3-dev zlib1g-dev
+  catch2 libxtensor-dev # tests only
 )
 checkers=(
   clang-format-14 clang-tidy-14 shellcheck

@@ -216,6 +216,8 @@ void add_common(CLI::App& command, CommonArguments& arguments) {
   command.add_flag("--dry-run", arguments.dry_run,
                    "Print what would be written, from headers alone, and write nothing");
   command.add_flag("--json", arguments.json, "Print one JSON document on standard output, and nothing else there");
+  command.add_flag("--manifest", arguments.manifest,
+                   "Also write SHA256SUMS, of all files, and reshard.manifest.json, with a digest of each tensor");
   command.add_flag("--force", arguments.force, "Replace outputs that exist; a shards folder is replaced as a whole");
   command.add_flag("--quiet", arguments.quiet, "No progress bar, notes or last line; errors only");
 }

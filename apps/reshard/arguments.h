@@ -66,6 +66,7 @@ struct CommonArguments : MovingArguments {
   bool json = false;
   bool force = false;
   bool quiet = false;
+  bool manifest = false;
 };
 void add_common(CLI::App& command, CommonArguments& arguments);
 

@@ -7,6 +7,8 @@
 #include <tuple>
 
 #include "reshard/base/strings.h"
+#include "reshard/engine/output.h"
+#include "reshard/formats/manifest.h"
 #include "reshard/layouts/layout.h"
 #include "table.h"
 
@@ -243,6 +245,8 @@ Table file_table(const Job& job, bool folders) {
   }
   for (const CopiedFile& file : job.copied_files)
     table.add({file.path.string() + " (copied)", "", format_bytes(file.size_bytes)});
+  if (job.manifest)
+    for (const char* name : {kManifestFile, kSha256SumsFile}) table.add({name, "", ""});
   return table;
 }
 
@@ -276,8 +280,7 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
   text += (files.fits() ? files : file_table(job, false)).text() + "\n";
   text += line("reads", read_text(job.program));
   text += line("writes",
-               fmt::format("{} in {}; {} free on {}", format_bytes(written),
-                           plural(job.target.files.size() + job.text_files.size() + job.copied_files.size(), "file"),
+               fmt::format("{} in {}; {} free on {}", format_bytes(written), plural(output_files(job).size(), "file"),
                            format_bytes(space.free_bytes), space.file_system.string()));
   return text;
 }

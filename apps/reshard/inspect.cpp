@@ -11,6 +11,7 @@
 #include "progress.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/engine/digests.h"
 #include "reshard/engine/stats.h"
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/local_files.h"
@@ -29,6 +30,7 @@ struct InspectArguments : MovingArguments {
   SourceArguments source;
   bool tensors = false;
   bool stats = false;
+  bool digest = false;
   bool json = false;
   bool quiet = false;
 };
@@ -43,8 +45,9 @@ std::vector<std::uint32_t> matching_tensors(const TensorMap& map, const std::str
   return wanted;
 }
 
-void add_stats(Checkpoint& checkpoint, const InspectArguments& arguments, RunOptions options,
-               std::vector<TensorRow>& rows) {
+/// Reads the tensors, for --stats and --digest.
+void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunOptions options,
+                 std::vector<TensorRow>& rows) {
   const TensorMap& map = checkpoint.map;
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
@@ -56,9 +59,18 @@ void add_stats(Checkpoint& checkpoint, const InspectArguments& arguments, RunOpt
     wanted.push_back(row.logical);
     bytes += num_bytes(map.logical[row.logical].dtype, map.logical[row.logical].shape).value_or(0);
   }
-  const ProgressBar bar(progress, bytes, !arguments.quiet);
-  const std::vector<ValueSummary> values = compute_stats(map, wanted, options);
-  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values = values[i];
+  if (arguments.stats && arguments.digest) bytes *= 2;
+  {
+    const ProgressBar bar(progress, bytes, !arguments.quiet);
+    if (arguments.stats) {
+      const std::vector<ValueSummary> values = compute_stats(map, wanted, options);
+      for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values = values[i];
+    }
+    if (arguments.digest) {
+      std::vector<TensorDigest> digests = compute_digests(map, wanted, options);
+      for (std::size_t i = 0; i < rows.size(); ++i) rows[i].digest = std::move(digests[i]);
+    }
+  }
   for (std::string& note : divergent_notes(divergent)) checkpoint.notes.push_back(std::move(note));
 }
 
@@ -89,7 +101,8 @@ void inspect(const InspectArguments& arguments) {
   const RunOptions options = run_options(arguments);
   const FoundCheckpoint found = find_checkpoint(arguments.path, arguments.source.tag);
   const std::string path = arguments.path == found.path ? arguments.path : found.path.string();
-  const bool one_wanted = arguments.tensors || arguments.stats || !arguments.filter.empty() || arguments.source.config;
+  const bool one_wanted =
+      arguments.tensors || arguments.stats || arguments.digest || !arguments.filter.empty() || arguments.source.config;
   if (const auto adapters = one_wanted ? std::vector<AdapterFolder>() : adapters_to_read(local_storage(), found.path);
       adapters.size() > 1)
     return inspect_adapters(path, adapters, found, arguments);
@@ -98,13 +111,13 @@ void inspect(const InspectArguments& arguments) {
       {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, {config_of(arguments.source)}});
   inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
   std::vector<TensorRow> rows = tensor_rows(inspection, matching_tensors(inspection.map, arguments.filter));
-  if (arguments.stats) add_stats(inspection, arguments, options, rows);
+  if (arguments.stats || arguments.digest) read_values(inspection, arguments, options, rows);
   if (arguments.json) {
     print_output(to_text(inspect_document(path, inspection, rows)));
     return;
   }
   if (!arguments.quiet) print_notes(inspection.notes);
-  print_output(inspect_text(path, inspection, rows, arguments.tensors));
+  print_output(inspect_text(path, inspection, rows, arguments.tensors || arguments.digest));
 }
 
 }  // namespace
@@ -121,6 +134,8 @@ void add_inspect(CLI::App& app) {
   command->add_flag("--tensors", arguments->tensors, "One line per tensor, instead of one for all layers");
   command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
   command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");
+  command->add_flag("--digest", arguments->digest,
+                    "Read the values: a SHA-256 of each tensor, the same whatever the layout, format or ranks");
   add_tag(*command, arguments->source);
   add_config(*command, arguments->source);
   add_source_options(*command, arguments->source_options);

@@ -31,6 +31,11 @@ Document tensor_document(const TensorMap& map, const TensorRow& row) {
   if (!row.stored_as.empty()) json["stored_as"] = row.stored_as;
   json["pp_ranks"] = row.pp_ranks;
   if (row.values) json["values"] = values_document(*row.values);
+  if (row.digest) {
+    json["sha256"] = to_hex(row.digest->digest);
+    if (!row.digest->leaves.empty()) json["leaves"] = Document::array();
+    for (const Sha256Digest& leaf : row.digest->leaves) json["leaves"].push_back(to_hex(leaf));
+  }
   return json;
 }
 

@@ -150,6 +150,16 @@ std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRo
   return table.text();
 }
 
+std::string digest_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows) {
+  std::string text;
+  for (const TensorRow& row : rows) {
+    const LogicalTensor& tensor = inspection.map.logical[row.logical];
+    text += fmt::format("{}  {} {} {}\n", to_hex(row.digest->digest), printable(tensor.name), name(tensor.dtype),
+                        to_string(tensor.shape));
+  }
+  return text;
+}
+
 /// One line a pipeline rank: how many bytes its ranks hold and how even that is.
 std::string ranks_table(const Checkpoint& inspection) {
   const std::vector<RankBytes> ranks = rank_bytes(inspection.map);
@@ -217,7 +227,8 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
                         part.tensors == 1 ? " " : "s", format_count(part.elems), format_bytes(part.bytes));
   for (const auto& [key, value] : inspection.file_metadata)
     text += wrap(fmt::format("  metadata {}: {}", printable(key), printable(value)), 4) + "\n";
-  if (!rows.empty())
+  if (!rows.empty() && rows.front().digest) text += "\n" + digest_table(inspection, rows);
+  if (!rows.empty() && (rows.front().values || !rows.front().digest))
     text += "\n" +
             (rows.front().values ? stats_table(inspection, rows, each) : fitting_tensor_table(inspection, rows, each));
   if (inspection.has_ranks()) text += "\n" + ranks_table(inspection);

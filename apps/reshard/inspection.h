@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/formats/manifest.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard::cli {
@@ -18,6 +19,7 @@ struct TensorRow {
   std::string stored_as;                // where its name on the ranks is another; else empty
   std::vector<std::uint64_t> pp_ranks;  // ascending
   std::optional<ValueSummary> values;
+  std::optional<TensorDigest> digest;
 };
 
 /// The tensors that `wanted` names (indices into the checkpoint's map), with how they are laid out.

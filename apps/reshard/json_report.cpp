@@ -2,6 +2,7 @@
 
 #include "option_names.h"
 #include "progress.h"
+#include "reshard/formats/manifest.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -87,6 +88,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
                    {"written", job.output_bytes()},
                    {"free", space.free_bytes}};
   json["files"] = files_document(job);
+  if (job.manifest) json["manifest"] = {kManifestFile, kSha256SumsFile};
   json["notes"] = with_options(job.notes);
   for (const std::string& note : mean_notes(job, result)) json["notes"].push_back(with_options(note));
   if (result != nullptr) {
@@ -96,6 +98,10 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
     json["seconds"] = result->seconds;
     json["bytes_per_second"] = result->seconds > 0 ? static_cast<double>(result->written_bytes) / result->seconds : 0;
     json["peak_memory_bytes"] = peak_memory_bytes();
+    if (job.manifest) {
+      json["hashing_seconds"] = result->hashing_seconds;
+      json["rereading_seconds"] = result->rereading_seconds;
+    }
   }
   return json;
 }

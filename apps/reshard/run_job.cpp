@@ -32,10 +32,14 @@ void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage)
 
 std::string last_line(const Job& job, const RunResult& result) {
   const double rate = result.seconds > 0 ? static_cast<double>(result.written_bytes) / result.seconds : 0;
-  return fmt::format("wrote {}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}",
+  std::string hashed;
+  if (job.manifest)
+    hashed = fmt::format("; hashed tensors in {:.2f} s of threads, files in {:.2f} s", result.hashing_seconds,
+                         result.rereading_seconds);
+  return fmt::format("wrote {}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}{}",
                      format_bytes(result.written_bytes), result.files, result.files == 1 ? "" : "s",
                      read_text(job.program), result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9,
-                     format_memory(peak_memory_bytes()));
+                     format_memory(peak_memory_bytes()), hashed);
 }
 
 /// The outputs stand, so a report that cannot be made or printed takes nothing of that back.
@@ -116,7 +120,8 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
                       list_names(linears))};
 }
 
-void run_job(const Job& job, const CommonArguments& arguments, RunOptions options) {
+void run_job(Job& job, const CommonArguments& arguments, RunOptions options) {
+  job.manifest = arguments.manifest;
   if (!arguments.quiet && !arguments.json) {
     print_notes(job.notes);
     for (const auto& path : stale_stagings(*options.storage, job))

@@ -7,7 +7,7 @@
 namespace reshard::cli {
 
 /// Runs a planned job, or prints it for --dry-run, and prints what --json and --quiet ask for.
-void run_job(const Job& job, const CommonArguments& arguments, RunOptions options);
+void run_job(Job& job, const CommonArguments& arguments, RunOptions options);
 
 /// "reshard: note: …" on standard error, one line each.
 void print_notes(const std::vector<std::string>& notes);

@@ -16,6 +16,9 @@
 #include "progress.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/engine/verify_manifest.h"
+#include "reshard/formats/manifest.h"
+#include "reshard/io/text_file.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/tags.h"
@@ -33,6 +36,7 @@ struct VerifyArguments : MovingArguments {
   std::string b;
   std::string rtol;  // empty: not given
   std::string atol;
+  std::string manifest;  // in place of b
   OptionValues source_options;
   ReplicaArguments replicas;
   SourceArguments source;
@@ -130,7 +134,125 @@ std::vector<std::string> notes_of(const VerifyArguments& arguments, const Checkp
   return notes;
 }
 
+template <typename Items, typename Text>
+std::string lines_text(const Items& items, const std::string& what, const Text& text_of) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(items.size(), kShown); ++i) text += what + ": " + text_of(items[i]) + "\n";
+  if (items.size() > kShown) text += fmt::format("{}: … and {} more\n", what, items.size() - kShown);
+  return text;
+}
+
+std::string report_text(const ManifestVerification& result) {
+  std::string text = names_text(result.only_manifest, "only in the manifest") +
+                     names_text(result.only_checkpoint, "not in the manifest") +
+                     names_text(result.other_form, "other shape or dtype");
+  text += lines_text(result.different, "differs", [](const DigestDifference& d) {
+    return fmt::format(
+        "{}: {}, in {}", printable(d.name),
+        d.leaves == 1 ? std::string("all of it is one leaf")
+                      : fmt::format("{} of its {} leaves of 4 MiB, the first {}", d.differ.size(), d.leaves, d.first),
+        list_names(d.files));
+  });
+  if (result.same())
+    return text + fmt::format("same: {} tensors, {}\n", result.compared_tensors, format_bytes(result.compared_bytes));
+  return text + fmt::format("different: {} tensors\n", result.only_manifest.size() + result.only_checkpoint.size() +
+                                                           result.other_form.size() + result.different.size());
+}
+
+Document document_of(const ManifestVerification& result) {
+  Document json;
+  json["tensors"] = result.compared_tensors;
+  json["bytes"] = result.compared_bytes;
+  json["only_in_a"] = result.only_checkpoint;
+  json["only_in_manifest"] = result.only_manifest;
+  json["other_shape_or_dtype"] = result.other_form;
+  json["different"] = Document::array();
+  for (const DigestDifference& d : result.different)
+    json["different"].push_back({{"name", d.name},
+                                 {"leaves", d.leaves},
+                                 {"differing", d.differ},
+                                 {"first_elements", d.first},
+                                 {"files", d.files}});
+  return json;
+}
+
+std::string report_text(const FilesVerification& result) {
+  std::string text = names_text(result.missing, "missing") + names_text(result.different, "differs");
+  if (result.same())
+    return text + fmt::format("same: {} files, {}\n", result.compared_files, format_bytes(result.compared_bytes));
+  return text + fmt::format("different: {} of {} files\n", result.missing.size() + result.different.size(),
+                            result.missing.size() + result.compared_files);
+}
+
+Document document_of(const FilesVerification& result) {
+  Document json;
+  json["files"] = result.compared_files;
+  json["bytes"] = result.compared_bytes;
+  json["missing_files"] = result.missing;
+  json["different_files"] = result.different;
+  return json;
+}
+
+/// Holds A against a manifest of tensors, or against the digests of files.
+int run_verify_manifest(const VerifyArguments& arguments) {
+  validate_source_options(arguments.source_options);
+  RunOptions options = run_options(arguments, arguments.replicas);
+  Progress progress;
+  options.progress = &progress;
+  std::vector<Divergence> divergent;
+  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
+  const std::string text = read_text_file(local_storage(), arguments.manifest, kMaxManifestBytes);
+  const auto report = [&](const auto& result, const std::vector<std::string>& notes) {
+    if (arguments.json) {
+      Document json{
+          {"command", "verify"}, {"a", arguments.a}, {"manifest", arguments.manifest}, {"same", result.same()}};
+      json.update(document_of(result));
+      json["divergent_replicas"] = divergent_document(divergent);
+      json["notes"] = with_options(notes);
+      print_output(to_text(json));
+    } else if (!arguments.quiet) {
+      print_notes(divergent_notes(divergent));
+      print_output(report_text(result));
+    }
+    return result.same() ? 0 : kExitDifferent;
+  };
+  if (!text.starts_with('{')) {
+    const std::vector<FileDigest> files = parse_sha256sums(text, arguments.manifest);
+    if (!local_storage().is_directory(arguments.a))
+      throw Error(ErrorKind::kBadInput, "is no directory").in(arguments.a);
+    const ProgressBar bar(progress, 0, !arguments.quiet);
+    return report(verify_files(arguments.a, files, options), {});
+  }
+  const Manifest manifest = parse_manifest(text, arguments.manifest);
+  bool tag_used = false;
+  const Checkpoint a = read_side(arguments.a, arguments, tag_used);
+  if (!arguments.quiet && !arguments.json) print_notes(a.notes);
+  ManifestVerification result;
+  {
+    std::uint64_t bytes = 0;
+    for (const LogicalTensor& tensor : a.map.logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+    const ProgressBar bar(progress, bytes, !arguments.quiet);
+    result = verify_manifest(a.map, manifest, arguments.manifest, options);
+  }
+  return report(result, a.notes);
+}
+
+void validate_arguments(const VerifyArguments& arguments) {
+  if (arguments.manifest.empty()) {
+    if (arguments.b.empty())
+      throw Error(ErrorKind::kUsage, "B is missing").hint("give another checkpoint, or a manifest with --manifest");
+    return;
+  }
+  if (!arguments.b.empty())
+    throw Error(ErrorKind::kUsage, "--manifest takes the place of B, such as " + printable(arguments.b))
+        .hint("leave out one of the two");
+  if (!arguments.rtol.empty() || !arguments.atol.empty())
+    throw Error(ErrorKind::kUsage, "--rtol and --atol have no effect with --manifest: digests are equal or not");
+}
+
 int run_verify(const VerifyArguments& arguments) {
+  validate_arguments(arguments);
+  if (!arguments.manifest.empty()) return run_verify_manifest(arguments);
   VerifyOptions how;
   if (!arguments.rtol.empty() || !arguments.atol.empty()) how.tolerance.emplace();
   if (!arguments.rtol.empty()) how.tolerance->relative = parse_tolerance("--rtol", arguments.rtol);
@@ -179,7 +301,11 @@ void add_verify(CLI::App& app, int& exit_code) {
   command
       ->add_option("A", arguments->a, "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
       ->required();
-  command->add_option("B", arguments->b, "The other checkpoint")->required();
+  command->add_option("B", arguments->b, "The other checkpoint");
+  command
+      ->add_option("--manifest", arguments->manifest,
+                   "In place of B: a reshard.manifest.json, whose tensors A has to hold, or a SHA256SUMS of A's files")
+      ->type_name("FILE");
   command
       ->add_option(
           "--rtol", arguments->rtol,

@@ -8,6 +8,7 @@ import copy
 import json
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,53 @@ class Documents(unittest.TestCase):
                 planned = self.check("job", run("shard", MODEL, out, *options, "--dry-run"))
                 written = self.check("job", run("shard", MODEL, out, *options))
                 self.assertEqual(planned["files"], written["files"])
+
+    def test_manifest(self):
+        """What --manifest writes is what sha256sum and scripts/check-manifest.py make of it, and verify too."""
+        out = self.directory / "out"
+        written = self.check("job", run("shard", MODEL, str(out), "--tp", "2", "--manifest"))
+        self.assertEqual(written["manifest"], ["reshard.manifest.json", "SHA256SUMS"])
+        manifest = str(out / "reshard.manifest.json")
+        subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=out, check=True)
+        script = [sys.executable, str(REPOSITORY / "scripts/check-manifest.py"), manifest]
+        subprocess.run([*script, MODEL], stdout=subprocess.DEVNULL, check=True)
+        self.check("verify-manifest", run("verify", MODEL, "--manifest", manifest))
+        self.check("verify-manifest", run("verify", str(out), "--manifest", str(out / "SHA256SUMS")))
+        digests = self.check("inspect", run("inspect", MODEL, "--digest"))
+        tensors = json.loads((out / "reshard.manifest.json").read_text())["tensors"]
+        expected = {tensor["name"]: tensor["sha256"] for tensor in tensors}
+        self.assertEqual({tensor["name"]: tensor["sha256"] for tensor in digests["tensors"]}, expected)
+
+        other = self.check("verify-manifest", run("verify", OTHER_MODEL, "--manifest", manifest, exit_code=1))
+        self.assertTrue(other["only_in_manifest"])
+        (out / "config.json").write_text("{}")
+        changed = self.check("verify-manifest",
+                             run("verify", str(out), "--manifest", str(out / "SHA256SUMS"), exit_code=1))
+        self.assertEqual(changed["different_files"], ["config.json"])
+
+    def test_manifest_of_large_tensors(self):
+        """Leaves of tensors of several dims are where the script has them."""
+        tensors = {"a": [3000, 1000], "b": [1, 3, 1700, 700], "c": [2, 2500000], "d": [], "e": [0, 4], "f": [7]}
+        header, data = {}, bytearray()
+        for name, shape in tensors.items():
+            size = 2
+            for dim in shape:
+                size *= dim
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [len(data), len(data) + size]}
+            data += os.urandom(size)
+        text = json.dumps(header).encode()
+        model = self.directory / "model"
+        model.mkdir()
+        (model / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+        run("convert", str(model), self.path("out"), "--manifest")
+        manifest = self.path("out") + "/reshard.manifest.json"
+        script = [sys.executable, str(REPOSITORY / "scripts/check-manifest.py"), manifest]
+        subprocess.run([*script, str(model)], stdout=subprocess.DEVNULL, check=True)
+        data[5000] ^= 1
+        (model / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+        self.assertEqual(subprocess.run([*script, str(model)], capture_output=True, check=False).returncode, 1)
+        found = self.check("verify-manifest", run("verify", str(model), "--manifest", manifest, exit_code=1))
+        self.assertEqual([(one["name"], one["leaves"], one["differing"]) for one in found["different"]], [("a", 2, [0])])
 
     def test_consolidate_and_convert(self):
         shards = self.path("shards")

@@ -6,6 +6,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/manifest.h"
 
 namespace reshard {
 namespace {
@@ -24,6 +25,7 @@ BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, std::uin
       program_(program),
       block_bytes_(block_bytes),
       strided_block_bytes_(strided_block_bytes),
+      whole_leaves_(share.whole_leaves),
       boxes_(maps, program, share),
       stretches_(workers) {
   std::uint64_t bytes = 0;
@@ -50,6 +52,7 @@ std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
   // The block after a cast, too, has to fit.
   const DType dtype = transfer.tensor(maps_).dtype;
   const LogicalTensor* result = transfer.result(maps_);
+  if (whole_leaves_) return result ? kLeafBytes * bits(dtype) / bits(result->dtype) : kLeafBytes;
   if (result && bits(result->dtype) > bits(dtype)) bytes = bytes * bits(dtype) / bits(result->dtype);
   return bytes;
 }

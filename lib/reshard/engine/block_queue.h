@@ -28,8 +28,8 @@ class BlockQueue {
     Box box;
   };
 
-  /// Blocks of at most `block_bytes`; `strided_block_bytes` where a tensor is read from one that is not in C order.
-  /// The maps are the program's; they and it are borrowed.
+  /// Blocks of at most `block_bytes`; `strided_block_bytes` where a tensor is read from one that is not in C order. For
+  /// a share of whole leaves, each block is a leaf of the tensor as it is written. The maps are the program's; they and it are borrowed.
   BlockQueue(const ProgramMaps& maps, const Program& program, std::uint64_t block_bytes,
              std::uint64_t strided_block_bytes, unsigned workers, const Share& share = {});
 
@@ -64,6 +64,7 @@ class BlockQueue {
   const Program& program_;
   std::uint64_t block_bytes_;
   std::uint64_t strided_block_bytes_;
+  bool whole_leaves_;
   ShareBoxes boxes_;
   std::vector<std::uint64_t> bytes_before_;  // in the share: of all transfers before one, and of all
   std::mutex mutex_;

@@ -42,4 +42,14 @@ Box BlockGrid::block(std::uint64_t index) const {
   return box;
 }
 
+std::uint64_t BlockGrid::block_at(std::uint64_t first_elem) const {
+  if (shape_.empty()) return 0;
+  for (std::size_t d = dim_ + 1; d < shape_.size(); ++d) first_elem /= shape_[d];
+  return first_elem / shape_[dim_] * per_dim_ + first_elem % shape_[dim_] / rows_;
+}
+
+std::uint64_t BlockGrid::rows_between(std::size_t dim) const {
+  return dim < dim_ ? 1 : dim == dim_ ? rows_ : shape_[dim];
+}
+
 }  // namespace reshard

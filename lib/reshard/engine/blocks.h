@@ -18,6 +18,11 @@ class BlockGrid {
   std::uint64_t block_bytes() const { return block_bytes_; }
   /// Block `index`; every block but the last along its dim has the same size.
   Box block(std::uint64_t index) const;
+  /// The block that begins with element `first_elem` of the tensor.
+  std::uint64_t block_at(std::uint64_t first_elem) const;
+  /// Blocks begin at multiples of so many rows of dim `dim`, of which the tensor may be cut between rows; its size if
+  /// there is no such place.
+  std::uint64_t rows_between(std::size_t dim) const;
 
  private:
   Dims shape_;

@@ -6,9 +6,13 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/engine/digests.h"
 #include "reshard/engine/output.h"
 #include "reshard/engine/parallel.h"
+#include "reshard/engine/run_fingerprint.h"
+#include "reshard/formats/manifest.h"
 #include "reshard/layouts/target_file.h"
+#include "reshard/plan/job_manifest.h"
 
 namespace reshard {
 namespace {
@@ -49,7 +53,9 @@ void copy_file(const RunOptions& options, const CopiedFile& file, const Staging&
 }  // namespace
 
 JobRun::JobRun(const Job& job, RunOptions options)
-    : job_(job), options_(std::move(options)), unflushed_(job.target.files.size()) {}
+    : job_(job), options_(std::move(options)), unflushed_(job.target.files.size()) {
+  options_.digests = job.manifest;
+}
 
 void JobRun::prepare() {
   start_ = std::chrono::steady_clock::now();
@@ -106,6 +112,39 @@ void JobRun::finish(const ShareReport& report) {
   flush(files, nullptr);
 }
 
+/// Reads what was written, and writes what proves it.
+void JobRun::write_manifest(const ShareReport& report, RunResult& result) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<TensorDigest> digests;
+  digests.reserve(report.digests.size());
+  for (std::size_t t = 0; t < report.digests.size(); ++t)
+    digests.push_back(job_.program.transfers[t].result(job_.maps())->filler ? TensorDigest()
+                                                                            : report.digests[t].digest());
+  std::vector<Manifest::File> files;
+  const auto add = [&](const fs::path& path, std::uint64_t bytes) {
+    files.push_back({path.generic_string(), bytes, std::nullopt});
+  };
+  for (const TensorFile& file : job_.target.files) add(file.path, file.size_bytes);
+  for (const CopiedFile& file : job_.copied_files) add(file.path, file.size_bytes);
+  for (const TextFile& file : job_.text_files) add(file.path, file.text.size());
+  std::vector<fs::path> paths;
+  for (const Manifest::File& file : files) paths.push_back(root_ / file.path);
+  const std::vector<Sha256Digest> of_files = digest_files(paths, options_);
+  for (std::size_t i = 0; i < files.size(); ++i) files[i].digest = of_files[i];
+  const Manifest manifest = manifest_of(job_, to_string(run_fingerprint(job_, options_)), digests, std::move(files));
+  const TextFile document{kManifestFile, manifest_text(manifest), {}};
+  std::vector<FileDigest> lines{{kManifestFile, sha256(std::as_bytes(std::span(document.text)))}};
+  for (const Manifest::File& file : manifest.files) lines.push_back({file.path, *file.digest});
+  std::sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
+  const TextFile sums{kSha256SumsFile, sha256sums_text(lines), {}};
+  for (const TextFile& file : {document, sums}) {
+    write_text(options_, file, *staging_);
+    result.written_bytes += file.text.size();
+  }
+  result.hashing_seconds = report.hashing_seconds;
+  result.rereading_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 RunResult JobRun::publish(ShareReport report) {
   if (!staging_) throw Error(ErrorKind::kInternal, "only the process that prepared a run can publish it");
   if (report.written_bytes != job_.program.write_bytes)
@@ -119,15 +158,16 @@ RunResult JobRun::publish(ShareReport report) {
   for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
   throw_if_stopped(options_);
   RunResult result;
+  if (job_.manifest) write_manifest(report, result);
   result.notes = staging_->publish(options_.sync);
   result.divergent = std::move(report.divergent);
   std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order
             [](const Divergence& a, const Divergence& b) { return a.text < b.text; });
   for (const std::size_t transfer : report.lossy_means)
     result.lossy_means.push_back(job_.program.transfers[transfer].result(job_.maps())->name);
-  result.files = job_.target.files.size() + job_.copied_files.size() + job_.text_files.size();
+  result.files = output_files(job_).size();
   result.read_bytes = job_.program.read_bytes + job_.program.check_bytes;
-  result.written_bytes = job_.output_bytes();
+  result.written_bytes += job_.output_bytes();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   staging_.reset();  // what was replaced goes away with it
   return result;

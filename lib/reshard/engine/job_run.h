@@ -22,6 +22,8 @@ struct RunResult {
   std::vector<std::string> lossy_means;
   std::uint64_t written_bytes = 0;  // of all files
   double seconds = 0;               // from prepare to the end of publish
+  double hashing_seconds = 0;       // of threads that hashed tensors while they were moved; those of a manifest
+  double rereading_seconds = 0;     // from the end of writing to the end of hashing files, which are read again
 };
 
 /// One run of a job in steps, which several processes can take together. The leader prepares and publishes; each share
@@ -64,6 +66,7 @@ class JobRun {
 
  private:
   void create_files();
+  void write_manifest(const ShareReport& report, RunResult& result);
   void flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs);
 
   const Job& job_;

@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/manifest.h"
 #include "reshard/layouts/layout.h"
 
 namespace reshard {
@@ -113,6 +114,7 @@ std::vector<fs::path> output_files(const Job& job) {
   for (const CopiedFile& file : job.copied_files) files.push_back(file.path);
   for (const TensorFile& file : job.target.files) files.push_back(file.path);
   for (const TextFile& file : job.text_files) files.push_back(file.path);
+  if (job.manifest) files.insert(files.end(), {kManifestFile, kSha256SumsFile});
   return files;
 }
 
@@ -126,6 +128,9 @@ void validate_only_ours(Files& files, const Layout& layout, const fs::path& fold
 }
 
 void validate_output(Storage& storage, const Job& job) {
+  if (job.manifest && job.shares_directory)
+    throw Error(ErrorKind::kUsage, "`manifest` is of all ranks, and this run writes some of them")
+        .hint("write all ranks in one run, or do without `manifest`");
   const fs::path directory = storage.resolve(job.output_directory);
   const fs::path existing = nearest_existing(storage, directory);
   if (!storage.is_directory(existing))

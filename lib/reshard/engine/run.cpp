@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <iterator>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/sha256.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/block_reader.h"
 #include "reshard/engine/block_writer.h"
@@ -61,13 +63,15 @@ class Worker {
       targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.box);
     if (targets.empty() && transfer.target && !shared_.visitor) return;  // of ranks left out
     std::uint64_t done = 0;
-    if (move(transfer, item.box, targets)) {
+    if (move(item, targets)) {
       for (const Group& target : targets) done += target.total_bytes;
     } else {
       const auto written_to_bytes = writer_.place_written_to(targets);
       std::span<const std::byte> block = read(transfer, item.box, written_to_bytes);
       if (transfer.target) {
         block = cast(transfer, item.box, block, written_to_bytes);
+        parts_.assign(1, block);
+        hash_parts(item);
         done = writer_.store(targets, block);
       }
       std::span<const std::byte> against;
@@ -84,7 +88,9 @@ class Worker {
   }
 
   /// Writes a block without bringing it into one piece, where nobody has to look at it and its parts are long.
-  bool move(const Transfer& transfer, const Box& box, std::span<const Group> targets) {
+  bool move(const BlockQueue::Item& item, std::span<const Group> targets) {
+    const Transfer& transfer = shared_.program.transfers[item.transfer];
+    const Box& box = item.box;
     const ProgramMaps& maps = shared_.maps;
     if (!transfer.target || !transfer.source || !transfer.more.empty() || shared_.visitor || transfer.against ||
         !transfer.source->checks.empty())
@@ -95,11 +101,25 @@ class Worker {
       if (!target.is_one_run()) return false;
     const std::vector<Group> sources = groups_of(*maps.source, transfer.source->reads, tensor, box);
     if (reader_.read_parts(*maps.source, shared_.sources, sources, parts_)) {
+      hash_parts(item);
       store_parts(targets);
-    } else if (sources.size() != 1 || !sources.front().is_one_run() || !copy_in_kernel(sources.front(), targets)) {
+    } else if (!shared_.digests.empty() || sources.size() != 1 || !sources.front().is_one_run() ||
+               !copy_in_kernel(sources.front(), targets)) {
       return false;
     }
     return true;
+  }
+
+  /// Hashes a block as it is written, which lies in parts_.
+  void hash_parts(const BlockQueue::Item& item) {
+    if (shared_.digests.empty()) return;
+    const LogicalTensor& tensor = *shared_.program.transfers[item.transfer].result(shared_.maps);
+    if (tensor.filler) return;
+    const auto begin = std::chrono::steady_clock::now();
+    for (const auto part : parts_) hash_.update(part);
+    shared_.digests[item.transfer].add(first_elem(tensor.shape, item.box), hash_.finish());
+    shared_.hashing_ns += static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
   }
 
   /// A file system lets one thread at a time write to a file. Where another one does, this puts the block together
@@ -213,6 +233,7 @@ class Worker {
   BlockReader reader_;
   BlockWriter writer_;
   std::vector<std::span<const std::byte>> parts_;
+  Sha256 hash_;
 };
 
 /// Blocks that one thread holds at once.
@@ -220,6 +241,15 @@ std::uint64_t buffers_per_thread(const ProgramMaps& maps, const Program& program
   std::uint64_t terms = 0;
   for (const Transfer& transfer : program.transfers) terms = std::max<std::uint64_t>(terms, transfer.more.size() + 1);
   return kPlainBuffers + (maps.against ? 1 : 0) + (terms > 1 ? terms : 0);
+}
+
+/// The most bytes of a tensor as it is read that are a leaf of it as it is written.
+std::uint64_t leaf_source_bytes(const ProgramMaps& maps, const Program& program) {
+  std::uint64_t most = 0;
+  for (const Transfer& transfer : program.transfers)
+    if (const LogicalTensor* result = transfer.result(maps))
+      most = std::max<std::uint64_t>(most, kLeafBytes * bits(transfer.tensor(maps).dtype) / bits(result->dtype));
+  return most;
 }
 
 void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_bytes) {
@@ -239,7 +269,14 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Sh
                 "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to work in")
         .hint("give at least " + format_memory(kMinMemoryBytes));
   // Memory comes first: with little of it, fewer threads work, each in blocks that are still worth a system call.
-  const std::uint64_t visited_bytes = kPlainBuffers * visit_block_bytes * (options.storage->maps() ? 2 : 1);
+  if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
+  const std::uint64_t visited_bytes = (options.digests ? buffers_per_thread(maps, program) : kPlainBuffers) *
+                                      visit_block_bytes * (options.storage->maps() ? 2 : 1);
+  if (options.digests && visited_bytes + kReadAheadBytes > options.max_memory_bytes)
+    throw Error(ErrorKind::kUsage,
+                "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to hash tensors in")
+        .hint(
+            fmt::format("give at least {}, or do without `manifest`", format_memory(visited_bytes + kReadAheadBytes)));
   const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, visited_bytes);
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));
@@ -260,6 +297,8 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Sh
   }
   ShareReport report;
   report.crcs = shared.checksums.values();
+  report.digests = std::move(shared.digests);
+  report.hashing_seconds = static_cast<double>(shared.hashing_ns) / 1e9;
   report.written_bytes = shared.done_bytes;
   for (std::uint32_t file = 0; file < shared.written.size(); ++file)
     if (shared.written[file]) report.written_files.push_back(file);
@@ -289,7 +328,9 @@ ShareReport run_share(const ProgramMaps& maps, const Program& program, const Sha
                       const std::filesystem::path& target_root, RunOptions options) {
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
-  ShareReport report = run_blocks(maps, program, share, target_root, options, {}, 0);
+  Share cut = share;
+  cut.whole_leaves = options.digests;
+  ShareReport report = run_blocks(maps, program, cut, target_root, options, {}, 0);
   report.divergent = std::move(divergent);
   return report;
 }
@@ -302,6 +343,11 @@ void merge(ShareReport& into, ShareReport one) {
                             one.crcs.size(), into.crcs.size()));
   for (std::size_t i = 0; i < one.crcs.size(); ++i) into.crcs[i] ^= one.crcs[i];
   into.written_bytes += one.written_bytes;
+  into.hashing_seconds += one.hashing_seconds;
+  if (into.digests.empty())
+    into.digests = std::move(one.digests);
+  else
+    for (std::size_t i = 0; i < one.digests.size(); ++i) into.digests.at(i).merge(one.digests[i]);
   const auto unite = []<typename Index>(std::vector<Index>& all, const std::vector<Index>& more) {
     std::vector<Index> united;
     std::set_union(all.begin(), all.end(), more.begin(), more.end(), std::back_inserter(united));

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/engine/leaf_digests.h"
 #include "reshard/engine/share.h"
 #include "reshard/io/local_storage.h"
 #include "reshard/plan/program.h"
@@ -58,6 +59,7 @@ struct RunOptions {
   Progress* progress = nullptr;                               // borrowed; may be null
   Storage* storage = &local_storage();                        // borrowed
   bool sync = true;                                           // bring what is written to stable storage
+  bool digests = false;                                       // hash what is written: ShareReport::digests
   Replicas replicas = Replicas::kDrift;
   /// Called once for each replica that differs where that is allowed; one call at a time.
   std::function<void(Divergence)> on_divergence;
@@ -109,13 +111,17 @@ struct ShareReport {
   std::vector<std::uint32_t> written_files;  // indices into TensorMap::files of the target, ascending
   std::uint64_t written_bytes = 0;           // over all shares Program::write_bytes
   std::vector<Divergence> divergent;         // each replica once
-  std::vector<std::size_t> lossy_means;      // transfers whose mean is of tensors that differ, ascending
+  /// Of each transfer's tensor as it is written, as Program::transfers counts them, what the share has of it; empty
+  /// unless RunOptions::digests.
+  std::vector<LeafDigests> digests;
+  double hashing_seconds = 0;            // of all threads together
+  std::vector<std::size_t> lossy_means;  // transfers whose mean is of tensors that differ, ascending
 };
 
 /// Runs one share of a program as run_program runs all of it. Shares may run at the same time and in any order, in one
 /// process or several; a check of replicas is made by the share that has the element. `options.on_divergence` is not
-/// called.
-/// \throws Error as run_program; kUsage for a share that does not exist.
+/// called. With RunOptions::digests, shares are of whole leaves.
+/// \throws Error as run_program; kUsage for a share that does not exist, and for too little memory to hold leaves in.
 ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
                       const std::filesystem::path& target_root, RunOptions options);
 

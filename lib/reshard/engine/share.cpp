@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/engine/blocks.h"
+#include "reshard/formats/manifest.h"
 
 namespace reshard {
 namespace {
@@ -38,11 +40,16 @@ std::vector<std::uint64_t> costs_before(const ProgramMaps& maps, const Program& 
 
 /// The last row before which at most `cost` of the tensor's `all` lies. Rows of a sub-byte dtype are cut every eight,
 /// which are whole bytes.
-std::uint64_t row_at(const LogicalTensor& tensor, std::uint64_t cost, std::uint64_t all) {
+/// \param leaves  the dtype of the leaves that are not cut; nothing where they may be.
+std::uint64_t row_at(const LogicalTensor& tensor, std::uint64_t cost, std::uint64_t all, std::optional<DType> leaves) {
   const std::uint64_t rows = rows_of(tensor);
   const std::uint64_t per_row = std::max<std::uint64_t>(1, all / std::max<std::uint64_t>(1, rows));
   std::uint64_t row = std::min(cost / per_row, rows);
   if (bits(tensor.dtype) % 8 != 0 && row < rows) row = row / 8 * 8;
+  if (const auto dim = row_dim(tensor.shape); leaves && dim && row < rows) {
+    const std::uint64_t between = BlockGrid(*leaves, tensor.shape, kLeafBytes).rows_between(*dim);
+    row = row / between * between;
+  }
   return row;
 }
 
@@ -64,7 +71,10 @@ ShareBoxes::ShareBoxes(const ProgramMaps& maps, const Program& program, const Sh
     if (after == before.end()) return {transfers, 0};
     const auto transfer = static_cast<std::size_t>(after - before.begin()) - 1;
     const LogicalTensor& tensor = program.transfers[transfer].tensor(maps);
-    const std::uint64_t row = row_at(tensor, cost - before[transfer], before[transfer + 1] - before[transfer]);
+    const LogicalTensor* result = program.transfers[transfer].result(maps);
+    const std::uint64_t row =
+        row_at(tensor, cost - before[transfer], before[transfer + 1] - before[transfer],
+               share.whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt);
     return row < rows_of(tensor) ? Cut{transfer, row} : Cut{transfer + 1, 0};
   };
   begin_ = cut_before(share.index);

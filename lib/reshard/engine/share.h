@@ -13,6 +13,7 @@ namespace reshard {
 struct Share {
   std::uint32_t index = 0;  // less than count
   std::uint32_t count = 1;
+  bool whole_leaves = false;  // no leaf of a tensor's digest (leaf_digests.h) is in two shares
 
   friend bool operator==(const Share&, const Share&) = default;
 };

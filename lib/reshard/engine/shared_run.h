@@ -63,6 +63,8 @@ struct SharedRun {
   FilePool<Source> others;  // of ProgramMaps::against
   FilePool<Sink> sinks;
   Checksums checksums;
+  std::vector<LeafDigests> digests;  // by transfer; empty where none are wanted
+  std::atomic<std::uint64_t> hashing_ns{0};
   WriteBack write_back;
   std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now
   std::vector<std::atomic<bool>> written;      // whether anything was written to each target file

@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/manifest.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/rank_folder.h"
@@ -43,6 +44,11 @@ bool is_tensor_index(const std::string& file_name) {
 /// Weights by their name, or an index of them.
 bool is_weights(const std::string& file_name) {
   return holds_tensors(file_name) || file_name.ends_with(kGraphExtension) || file_name.ends_with(kIndexEnding);
+}
+
+/// What proves the files of the input, and not those of the output.
+bool is_proof(const std::string& file_name) {
+  return file_name == kManifestFile || file_name == kSha256SumsFile;
 }
 
 /// A folder of this name can only be one of shards. Anything may be called "model": that is told by what is in it.
@@ -126,7 +132,7 @@ class Collector {
       if (kind == FileKind::kDirectory) {
         // A linked folder may lead anywhere, even back here.
         if (!is_link) try_folder(directory / name, relative / name);
-      } else if (kind == FileKind::kFile && !is_weights(name)) {
+      } else if (kind == FileKind::kFile && !is_weights(name) && !is_proof(name)) {
         add(directory / name, relative / name);
       } else if (kind == FileKind::kBrokenLink && !is_weights(name)) {
         broken_links_.push_back((relative / name).string());

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "reshard/base/sha256.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/layout.h"
@@ -47,10 +49,12 @@ struct Job {
   std::vector<std::filesystem::path> whole_folders;
   /// Other runs may write other files of the same checkpoint into the output directory, also at the same time.
   bool shares_directory = false;
-  std::vector<std::string> notes;             // what the user should know, whole sentences
-  std::string index_metadata;                 // as of HfIndex, of the source
-  std::filesystem::path index_metadata_file;  // where index_metadata stands; empty if that is empty
-  const Layout* layout = nullptr;             // of the target
+  bool manifest = false;  // SHA256SUMS and reshard.manifest.json are written, too
+  std::map<std::filesystem::path, Sha256Digest> source_digests;  // of input files, where they are known
+  std::vector<std::string> notes;                                // what the user should know, whole sentences
+  std::string index_metadata;                                    // as of HfIndex, of the source
+  std::filesystem::path index_metadata_file;                     // where index_metadata stands; empty if that is empty
+  const Layout* layout = nullptr;                                // of the target
 
   /// What the indices of `program` mean; valid while this job stays where it is.
   ProgramMaps maps() const { return {&source, &target}; }

@@ -318,14 +318,14 @@ Program make_program(const TensorMap& source, const TensorMap& target, const Pro
   return ProgramMaker(source, target, options).make();
 }
 
-Program make_reading_program(const TensorMap& source) {
+Program make_reading_program(const TensorMap& source, bool check_replicas) {
   validate_tiling(source);
   const ProgramMaps maps{&source};
   Program program;
   for (std::uint32_t i = 0; i < source.logical.size(); ++i) {
     Transfer transfer;
     transfer.source = read_logical(source, i);
-    if (source.inferred_partition_hint.empty()) transfer.source->checks.clear();
+    if (!check_replicas && source.inferred_partition_hint.empty()) transfer.source->checks.clear();
     count(program, maps, transfer);
     program.transfers.push_back(std::move(transfer));
   }

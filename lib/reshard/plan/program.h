@@ -87,9 +87,9 @@ struct ProgramOptions {
 /// \throws Error kBadInput naming the tensor and the box that is missing; kUnsupported for a cast that cannot be.
 Program make_program(const TensorMap& source, const TensorMap& target, const ProgramOptions& options = {});
 
-/// The program that reads every logical tensor of `source` once, and replicas only where they are the evidence for the
-/// map, and writes nothing.
-Program make_reading_program(const TensorMap& source);
+/// The program that reads every logical tensor of `source` once, and writes nothing. Replicas are read, and compared,
+/// only where they are the evidence for the map, or if all are to be.
+Program make_reading_program(const TensorMap& source, bool check_replicas = false);
 
 /// The program that reads the tensors that both maps hold, in the order of `a`, and compares them. Replicas on either
 /// side are compared with the first, and padding with what it should be: a transfer of padding has one side alone.

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/base/sha256.h"
+#include "reshard/engine/run.h"
+#include "reshard/formats/manifest.h"
+#include "reshard/layouts/tensor_map.h"
+
+namespace reshard {
+
+/// Reads the tensors of `map` that `wanted` names (indices of TensorMap::logical, of no padding), each once. With
+/// `check_all`, their replicas and all padding, too, which have to be what they should be.
+/// \throws Error as run_program.
+std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
+                                          const RunOptions& options, bool check_all = false);
+
+/// The SHA-256 of whole files, read in order, several at a time.
+/// \throws Error kIo; kInterrupted.
+std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>& files, const RunOptions& options);
+
+}  // namespace reshard

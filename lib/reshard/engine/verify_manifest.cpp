@@ -1,0 +1,116 @@
+#include "reshard/engine/verify_manifest.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "reshard/base/error.h"
+#include "reshard/engine/digests.h"
+#include "reshard/engine/leaf_digests.h"
+#include "reshard/tensor/box.h"
+
+namespace reshard {
+namespace {
+
+std::string form(DType dtype, const Dims& shape) {
+  return fmt::format("{} {}", name(dtype), to_string(shape));
+}
+
+/// The files of `map` that hold any of a part of tensor `logical`.
+std::vector<std::string> files_of(const TensorMap& map, std::uint32_t logical, const Box& part) {
+  std::vector<std::string> files;
+  for (const Piece& piece : map.pieces[logical]) {
+    if (!intersect(piece.box, part)) continue;
+    std::string file = map.files[map.stored[piece.stored].file].path.string();
+    if (std::find(files.begin(), files.end(), file) == files.end()) files.push_back(std::move(file));
+  }
+  return files;
+}
+
+DigestDifference difference(const TensorMap& map, std::uint32_t logical, const TensorDigest& own,
+                            const TensorDigest& expected) {
+  const LogicalTensor& tensor = map.logical[logical];
+  DigestDifference found;
+  found.name = tensor.name;
+  found.leaves = std::max<std::size_t>(own.leaves.size(), 1);
+  for (std::size_t leaf = 0; leaf < own.leaves.size(); ++leaf)
+    if (own.leaves[leaf] != expected.leaves[leaf]) found.differ.push_back(leaf);
+  if (own.leaves.empty()) found.differ.push_back(0);
+  const Box part = leaf_of(tensor.dtype, tensor.shape, found.differ.front());
+  found.first = to_string(part);
+  found.files = files_of(map, logical, part);
+  return found;
+}
+
+}  // namespace
+
+ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
+                                     const std::filesystem::path& manifest_path, const RunOptions& options) {
+  ManifestVerification result;
+  std::map<std::string_view, const Manifest::Tensor*> expected;
+  for (const Manifest::Tensor& tensor : manifest.tensors) expected.emplace(tensor.name, &tensor);
+  std::vector<std::uint32_t> wanted;
+  std::vector<const Manifest::Tensor*> against;
+  for (std::uint32_t index = 0; index < map.logical.size(); ++index) {
+    const LogicalTensor& tensor = map.logical[index];
+    if (tensor.filler) continue;
+    const auto found = expected.find(tensor.name);
+    if (found == expected.end()) {
+      result.only_checkpoint.push_back(tensor.name);
+      continue;
+    }
+    const Manifest::Tensor& other = *found->second;
+    expected.erase(found);
+    if (tensor.dtype != other.dtype || tensor.shape != other.shape) {
+      result.other_form.push_back(fmt::format("{}: {}, in the manifest {}", tensor.name,
+                                              form(tensor.dtype, tensor.shape), form(other.dtype, other.shape)));
+      continue;
+    }
+    wanted.push_back(index);
+    against.push_back(&other);
+  }
+  for (const auto& [name, tensor] : expected) result.only_manifest.emplace_back(name);
+  const std::vector<TensorDigest> digests = compute_digests(map, wanted, options, true);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const LogicalTensor& tensor = map.logical[wanted[i]];
+    ++result.compared_tensors;
+    result.compared_bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+    if (digests[i].leaves.size() != against[i]->digest.leaves.size())
+      throw Error(ErrorKind::kBadInput, fmt::format("says {} leaves, but a tensor of its shape has {}",
+                                                    against[i]->digest.leaves.size(), digests[i].leaves.size()))
+          .in(manifest_path)
+          .tensor(tensor.name)
+          .hint("the manifest was edited or damaged");
+    if (digests[i].digest != against[i]->digest.digest)
+      result.different.push_back(difference(map, wanted[i], digests[i], against[i]->digest));
+  }
+  for (std::vector<std::string>* names : {&result.only_manifest, &result.only_checkpoint, &result.other_form})
+    std::sort(names->begin(), names->end());
+  std::sort(result.different.begin(), result.different.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
+  return result;
+}
+
+FilesVerification verify_files(const std::filesystem::path& directory, const std::vector<FileDigest>& files,
+                               const RunOptions& options) {
+  FilesVerification result;
+  std::vector<const FileDigest*> present;
+  std::vector<std::filesystem::path> paths;
+  for (const FileDigest& file : files) {
+    if (options.storage->is_file(directory / file.path)) {
+      present.push_back(&file);
+      paths.push_back(directory / file.path);
+      result.compared_bytes += options.storage->open(paths.back())->size_bytes();
+    } else {
+      result.missing.push_back(file.path);
+    }
+  }
+  const std::vector<Sha256Digest> digests = digest_files(paths, options);
+  for (std::size_t i = 0; i < present.size(); ++i)
+    if (digests[i] != present[i]->digest) result.different.push_back(present[i]->path);
+  result.compared_files = present.size();
+  return result;
+}
+
+}  // namespace reshard

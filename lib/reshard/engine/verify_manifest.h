@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "reshard/engine/run.h"
+#include "reshard/formats/manifest.h"
+#include "reshard/layouts/tensor_map.h"
+
+namespace reshard {
+
+/// A tensor that is not the manifest's.
+struct DigestDifference {
+  std::string name;
+  std::uint64_t leaves = 0;           // that it has
+  std::vector<std::uint64_t> differ;  // which of them are others
+  std::string first;                  // the elements of the first: "[0:128, 0:4096]"
+  std::vector<std::string> files;     // that hold them
+};
+
+/// What came of comparing a checkpoint with a manifest. Tensors are in the order of their names.
+struct ManifestVerification {
+  std::uint64_t compared_tensors = 0;
+  std::uint64_t compared_bytes = 0;
+  std::vector<std::string> only_manifest;
+  std::vector<std::string> only_checkpoint;
+  std::vector<std::string> other_form;  // names with both dtypes and shapes
+  std::vector<DigestDifference> different;
+
+  bool same() const {
+    return only_manifest.empty() && only_checkpoint.empty() && other_form.empty() && different.empty();
+  }
+};
+
+/// Hashes the tensors of a checkpoint, whatever its layout, and compares them with those of a manifest; replicas and
+/// padding are compared as RunOptions::replicas says.
+/// \throws Error kBadInput for a manifest whose leaves are not those of the tensor's shape; as run_program.
+ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
+                                     const std::filesystem::path& manifest_path, const RunOptions& options);
+
+/// What came of comparing files with their digests.
+struct FilesVerification {
+  std::uint64_t compared_files = 0;
+  std::uint64_t compared_bytes = 0;
+  std::vector<std::string> missing;
+  std::vector<std::string> different;
+
+  bool same() const { return missing.empty() && different.empty(); }
+};
+
+/// Hashes the files that are listed, under `directory`.
+/// \throws Error kIo; kInterrupted.
+FilesVerification verify_files(const std::filesystem::path& directory, const std::vector<FileDigest>& files,
+                               const RunOptions& options);
+
+}  // namespace reshard

@@ -1,0 +1,242 @@
+#include "reshard/formats/manifest.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <span>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kVersion = 1;
+constexpr const char* kManifest = "manifest";
+constexpr const char* kDamaged = "the manifest was edited or damaged; make it again with `manifest`";
+
+/// As coreutils does it: such a name makes the line begin with a backslash.
+std::string escaped_name(const std::string& name, bool& escaped) {
+  std::string out;
+  for (const char c : name) {
+    escaped = escaped || c == '\\' || c == '\n' || c == '\r';
+    if (c == '\\')
+      out += "\\\\";
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '\r')
+      out += "\\r";
+    else
+      out += c;
+  }
+  return out;
+}
+
+/// Nothing for an escape that there is not.
+std::optional<std::string> unescaped_name(std::string_view name) {
+  std::string out;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    if (name[i] != '\\') {
+      out += name[i];
+      continue;
+    }
+    if (++i == name.size()) return std::nullopt;
+    if (name[i] == '\\')
+      out += '\\';
+    else if (name[i] == 'n')
+      out += '\n';
+    else if (name[i] == 'r')
+      out += '\r';
+    else
+      return std::nullopt;
+  }
+  return out;
+}
+
+bool stays_inside(const std::string& path) {
+  const fs::path relative(path);
+  if (path.empty() || relative.is_absolute()) return false;
+  return std::none_of(relative.begin(), relative.end(), [](const fs::path& part) { return part == ".."; });
+}
+
+std::optional<FileDigest> parse_line(std::string_view line) {
+  constexpr std::size_t kHex = 64;
+  const bool escaped = line.starts_with('\\');
+  if (escaped) line.remove_prefix(1);
+  if (line.size() < kHex + 3 || line[kHex] != ' ' || (line[kHex + 1] != ' ' && line[kHex + 1] != '*'))
+    return std::nullopt;
+  const auto digest = sha256_of_hex(line.substr(0, kHex));
+  if (!digest) return std::nullopt;
+  std::optional<std::string> name(line.substr(kHex + 2));
+  if (escaped) name = unescaped_name(*name);
+  if (!name) return std::nullopt;
+  if (name->starts_with("./")) name->erase(0, 2);  // as `find -exec sha256sum` lists them
+  return FileDigest{*name, *digest};
+}
+
+/// Items of an array, a line each.
+template <typename Items, typename Line>
+std::string lines(const char* key, const Items& items, const Line& line) {
+  std::string text = fmt::format("\"{}\": [", key);
+  const char* separator = "\n";
+  for (const auto& item : items) {
+    text += separator + line(item);
+    separator = ",\n";
+  }
+  return text + (items.empty() ? "]" : "\n]");
+}
+
+std::string quoted(const std::string& text) {
+  return json_text(Json(text));
+}
+
+std::string file_line(const Manifest::File& file) {
+  std::string line = fmt::format("{{\"path\": {}, \"bytes\": {}", quoted(file.path), file.size_bytes);
+  if (file.digest) line += fmt::format(", \"sha256\": \"{}\"", to_hex(*file.digest));
+  return line + "}";
+}
+
+std::string tensor_line(const Manifest::Tensor& tensor) {
+  std::string line =
+      fmt::format("{{\"name\": {}, \"dtype\": \"{}\", \"shape\": [{}], \"sha256\": \"{}\"", quoted(tensor.name),
+                  name(tensor.dtype), fmt::join(tensor.shape, ", "), to_hex(tensor.digest.digest));
+  if (!tensor.digest.leaves.empty()) {
+    line += ", \"leaves\": [";
+    const char* separator = "\"";
+    for (const Sha256Digest& leaf : tensor.digest.leaves) {
+      line += separator + to_hex(leaf) + "\"";
+      separator = ", \"";
+    }
+    line += "]";
+  }
+  return line + "}";
+}
+
+Sha256Digest digest_at(const JsonObject& object, const char* key) {
+  const auto digest = sha256_of_hex(object.string_at(key));
+  if (!digest) object.fail(key, "64 hexadecimal digits");
+  return *digest;
+}
+
+std::vector<Manifest::File> files_at(const JsonObject& object, const char* key, const fs::path& path) {
+  std::vector<Manifest::File> files;
+  for (const Json& item : object.array_at(key)) {
+    const JsonObject one(item, path, fmt::format("{}[{}]", key, files.size()));
+    Manifest::File& file = files.emplace_back();
+    file.path = one.string_at("path");
+    file.size_bytes = one.unsigned_at("bytes");
+    if (one.has("sha256")) file.digest = digest_at(one, "sha256");
+  }
+  return files;
+}
+
+Manifest::Tensor tensor_of(const Json& item, const fs::path& path, std::size_t index) {
+  const JsonObject object(item, path, fmt::format("tensors[{}]", index));
+  Manifest::Tensor tensor;
+  tensor.name = object.string_at("name");
+  const auto dtype = dtype_from_name(object.string_at("dtype"));
+  if (!dtype) object.fail("dtype", "a dtype that is known");
+  tensor.dtype = *dtype;
+  for (const Json& size : object.array_at("shape")) {
+    if (!size.is_number_unsigned()) object.fail("shape", "an array of whole numbers");
+    tensor.shape.push_back(size.get<std::uint64_t>());
+  }
+  tensor.digest.digest = digest_at(object, "sha256");
+  if (!object.has("leaves")) return tensor;
+  for (const Json& leaf : object.array_at("leaves")) {
+    const auto digest = leaf.is_string() ? sha256_of_hex(leaf.get_ref<const std::string&>()) : std::nullopt;
+    if (!digest) object.fail("leaves", "an array of 64 hexadecimal digits each");
+    tensor.digest.leaves.push_back(*digest);
+  }
+  if (sha256(std::as_bytes(std::span(tensor.digest.leaves))) != tensor.digest.digest)
+    throw Error(ErrorKind::kBadInput, "its leaves do not make its digest").in(path).tensor(tensor.name).hint(kDamaged);
+  return tensor;
+}
+
+}  // namespace
+
+std::string sha256sums_text(const std::vector<FileDigest>& files) {
+  std::string text;
+  for (const FileDigest& file : files) {
+    bool escaped = false;
+    const std::string name = escaped_name(file.path, escaped);
+    text += (escaped ? "\\" : "") + to_hex(file.digest) + "  " + name + "\n";
+  }
+  return text;
+}
+
+std::vector<FileDigest> parse_sha256sums(std::string_view text, const fs::path& path) {
+  std::vector<FileDigest> files;
+  std::set<std::string> names;
+  std::uint64_t number = 0;
+  while (!text.empty()) {
+    ++number;
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty()) continue;
+    const auto file = parse_line(line);
+    const auto fail = [&](const std::string& what) {
+      throw Error(ErrorKind::kBadInput, what).in(path).at_line(number);
+    };
+    if (!file) fail("is not a SHA-256 of 64 hexadecimal digits, two blanks and a path");
+    if (!stays_inside(file->path)) fail("the path " + printable(file->path) + " leads out of the directory");
+    if (!names.insert(file->path).second) fail("the path " + printable(file->path) + " is there twice");
+    files.push_back(*file);
+  }
+  return files;
+}
+
+std::string manifest_text(const Manifest& manifest) {
+  std::string text = "{\n";
+  text += fmt::format("\"{}\": {},\n", kManifest, kVersion);
+  text += fmt::format("\"program\": \"reshard\",\n\"version\": {},\n", quoted(manifest.version));
+  text += fmt::format("\"command\": {},\n\"layout\": {},\n", quoted(manifest.command), quoted(manifest.layout));
+  text += fmt::format("\"mesh\": {{\"tp\": {}, \"pp\": {}, \"ep\": {}}},\n", manifest.tp, manifest.pp, manifest.ep);
+  text += fmt::format("\"fingerprint\": {},\n", quoted(manifest.fingerprint));
+  text += fmt::format("\"leaf_bytes\": {},\n", kLeafBytes);
+  text += lines("sources", manifest.sources, file_line) + ",\n";
+  text += lines("files", manifest.files, file_line) + ",\n";
+  text += lines("tensors", manifest.tensors, tensor_line) + "\n}\n";
+  return text;
+}
+
+Manifest parse_manifest(std::string_view text, const fs::path& path) {
+  const Json json = parse_json(text, path);
+  const JsonObject object(json, path);
+  if (!object.has(kManifest))
+    throw Error(ErrorKind::kBadInput, "is no manifest of this program")
+        .in(path)
+        .hint("`manifest` makes a reshard.manifest.json and a SHA256SUMS");
+  if (const std::uint64_t version = object.unsigned_at(kManifest); version != kVersion)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("is a manifest of version {}; this program knows {}", version, kVersion))
+        .in(path);
+  if (const std::uint64_t leaf_bytes = object.unsigned_at("leaf_bytes"); leaf_bytes != kLeafBytes)
+    object.fail("leaf_bytes", std::to_string(kLeafBytes));
+  Manifest manifest;
+  manifest.version = object.string_at("version");
+  manifest.command = object.string_at("command");
+  manifest.layout = object.string_at("layout");
+  const JsonObject mesh(object.object_at("mesh"), path, "mesh");
+  manifest.tp = static_cast<std::uint32_t>(mesh.unsigned_at("tp"));
+  manifest.pp = static_cast<std::uint32_t>(mesh.unsigned_at("pp"));
+  manifest.ep = static_cast<std::uint32_t>(mesh.unsigned_at("ep"));
+  manifest.fingerprint = object.string_at("fingerprint");
+  manifest.sources = files_at(object, "sources", path);
+  manifest.files = files_at(object, "files", path);
+  std::set<std::string> names;
+  for (const Json& item : object.array_at("tensors")) {
+    manifest.tensors.push_back(tensor_of(item, path, manifest.tensors.size()));
+    if (!names.insert(manifest.tensors.back().name).second)
+      throw Error(ErrorKind::kBadInput, "is there twice").in(path).tensor(manifest.tensors.back().name).hint(kDamaged);
+  }
+  return manifest;
+}
+
+}  // namespace reshard

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/base/sha256.h"
+#include "reshard/io/files.h"
+#include "reshard/tensor/dtype.h"
+#include "reshard/tensor/shape.h"
+
+namespace reshard {
+
+/// The lines of a SHA256SUMS file, as `sha256sum` of coreutils writes and checks them.
+struct FileDigest {
+  std::string path;  // relative, with '/'
+  Sha256Digest digest;
+};
+inline constexpr const char* kSha256SumsFile = "SHA256SUMS";
+std::string sha256sums_text(const std::vector<FileDigest>& files);
+/// \throws Error kBadInput, with the line, for anything that is no such line, for a path given twice, and for one that
+/// is absolute or leads out of the directory.
+std::vector<FileDigest> parse_sha256sums(std::string_view text, const std::filesystem::path& path);
+
+/// The digest of a tensor's elements; what it is of, engine/digests.h says.
+struct TensorDigest {
+  Sha256Digest digest{};
+  std::vector<Sha256Digest> leaves;  // of several; empty where there is one or none
+
+  friend bool operator==(const TensorDigest&, const TensorDigest&) = default;
+};
+
+/// The most bytes that one leaf of a tensor's digest is of.
+inline constexpr std::uint64_t kLeafBytes = std::uint64_t{4} << 20;
+
+/// What a run has published: reshard.manifest.json. Two runs of the same job make the same one.
+struct Manifest {
+  struct File {
+    std::string path;  // relative to the source's directory, or to the output's
+    std::uint64_t size_bytes = 0;
+    std::optional<Sha256Digest> digest;  // of a source it may be unknown
+
+    friend bool operator==(const File&, const File&) = default;
+  };
+  struct Tensor {
+    std::string name;
+    DType dtype = DType::kBF16;
+    Dims shape;
+    TensorDigest digest;
+
+    friend bool operator==(const Tensor&, const Tensor&) = default;
+  };
+  std::string version;  // of the program: "0.1.0"
+  std::string command;  // "shard"
+  std::string layout;
+  std::uint32_t tp = 1, pp = 1, ep = 1;
+  std::string fingerprint;  // of the job
+  std::vector<File> sources;
+  std::vector<File> files;      // without this one and SHA256SUMS
+  std::vector<Tensor> tensors;  // sorted by name
+
+  friend bool operator==(const Manifest&, const Manifest&) = default;
+};
+inline constexpr const char* kManifestFile = "reshard.manifest.json";
+inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{256} << 20;
+
+/// JSON, a tensor a line.
+std::string manifest_text(const Manifest& manifest);
+/// \throws Error kBadInput for what is not a manifest of a version known here, for a tensor given twice, and for one
+/// whose leaves do not make its digest.
+Manifest parse_manifest(std::string_view text, const std::filesystem::path& path);
+
+}  // namespace reshard

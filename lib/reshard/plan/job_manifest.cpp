@@ -1,0 +1,58 @@
+#include "reshard/plan/job_manifest.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "reshard/layouts/layout.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+void sort_by_path(std::vector<Manifest::File>& files) {
+  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
+}
+
+/// Relative to the source's directory, so that it does not matter where that lies.
+std::string source_path(const Job& job, const fs::path& file) {
+  const fs::path relative = file.lexically_relative(job.source_directory);
+  const bool outside = relative.empty() || *relative.begin() == "..";
+  return (outside ? file.filename() : relative).generic_string();
+}
+
+std::optional<Sha256Digest> digest_of(const Job& job, const fs::path& file) {
+  const auto found = job.source_digests.find(file);
+  return found == job.source_digests.end() ? std::nullopt : std::optional(found->second);
+}
+
+}  // namespace
+
+Manifest manifest_of(const Job& job, std::string fingerprint, const std::vector<TensorDigest>& digests,
+                     std::vector<Manifest::File> files) {
+  Manifest manifest;
+  manifest.version = RESHARD_VERSION;
+  manifest.command = job.command;
+  manifest.layout = job.layout != nullptr ? job.layout->traits().name : "";
+  manifest.tp = job.mesh.tp;
+  manifest.pp = job.mesh.pp;
+  manifest.ep = job.mesh.ep;
+  manifest.fingerprint = std::move(fingerprint);
+  for (const TensorFile& file : job.source.files)
+    manifest.sources.push_back({source_path(job, file.path), file.size_bytes, digest_of(job, file.path)});
+  for (const CopiedFile& file : job.copied_files)
+    manifest.sources.push_back({source_path(job, file.source), file.size_bytes, digest_of(job, file.source)});
+  sort_by_path(manifest.sources);
+  manifest.files = std::move(files);
+  sort_by_path(manifest.files);
+  for (std::size_t t = 0; t < digests.size(); ++t) {
+    const LogicalTensor* tensor = job.program.transfers[t].result(job.maps());
+    if (tensor != nullptr && !tensor->filler)
+      manifest.tensors.push_back({tensor->name, tensor->dtype, tensor->shape, digests[t]});
+  }
+  std::sort(manifest.tensors.begin(), manifest.tensors.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
+  return manifest;
+}
+
+}  // namespace reshard

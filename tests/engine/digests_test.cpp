@@ -1,0 +1,238 @@
+// Digests of tensors: independent of layout, format, mesh, shares, threads; and what a manifest is compared with.
+
+#include "reshard/engine/digests.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "reshard/engine/execute.h"
+#include "reshard/engine/verify_manifest.h"
+#include "reshard/layouts/checkpoint.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/layouts.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/random.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kLeaf = 4 << 20;
+
+Sha256Digest hash(std::string_view bytes) {
+  return sha256(std::as_bytes(std::span(bytes)));
+}
+
+void add_leaves(std::string_view bytes, const Dims& shape, std::size_t dim, std::vector<Sha256Digest>& leaves) {
+  const std::size_t row = bytes.size() / shape[dim];
+  if (row > kLeaf) {
+    for (std::uint64_t i = 0; i < shape[dim]; ++i) add_leaves(bytes.substr(i * row, row), shape, dim + 1, leaves);
+    return;
+  }
+  const std::size_t leaf = kLeaf / row * row;
+  for (std::size_t at = 0; at < bytes.size(); at += leaf) leaves.push_back(hash(bytes.substr(at, leaf)));
+}
+
+/// As the rule says, and in the simplest way.
+TensorDigest expected_digest(const TensorData& tensor) {
+  std::vector<Sha256Digest> leaves;
+  if (!tensor.shape.empty() && !tensor.bytes.empty()) add_leaves(tensor.bytes, tensor.shape, 0, leaves);
+  if (leaves.size() < 2) return {hash(tensor.bytes), {}};
+  return {sha256(std::as_bytes(std::span(leaves))), leaves};
+}
+
+TEST_CASE("The digest of a tensor is that of its leaves of whole rows, or of its bytes") {
+  const TempDir temp;
+  Random random(1);
+  TensorMap tensors;
+  const std::vector<Dims> shapes = {{}, {0, 3}, {7}, {3000, 1000}, {1, 1, 5000, 700}, {3, 2, 1500, 900}, {2, 2500000}};
+  for (std::size_t i = 0; i < shapes.size(); ++i)
+    tensors["t" + std::to_string(i)] = random_tensor(random, DType::kBF16, shapes[i]);
+  write_safetensors(temp / "m.safetensors", tensors);
+  const Checkpoint checkpoint = read_checkpoint(temp / "m.safetensors", {ConfigUse::kLenient});
+  std::vector<std::uint32_t> wanted;
+  for (std::uint32_t i = 0; i < checkpoint.map.logical.size(); ++i) wanted.push_back(i);
+  for (const unsigned threads : {1u, 3u}) {
+    RunOptions options = unsynced();
+    options.threads = threads;
+    const auto digests = compute_digests(checkpoint.map, wanted, options);
+    for (const std::uint32_t i : wanted) {
+      CAPTURE(checkpoint.map.logical[i].name);
+      CHECK((digests[i] == expected_digest(tensors.at(checkpoint.map.logical[i].name))));
+    }
+  }
+}
+
+/// A model whose largest tensors have several leaves.
+struct Large {
+  Large() {
+    TinyModel tiny;
+    tiny.hidden = 512;
+    tiny.intermediate = 6000;
+    tiny.vocab = 5000;
+    tiny.heads = 8;
+    tiny.kv_heads = 4;
+    tiny.head_dim = 64;
+    Random random(3);
+    tensors = random_tensors(tiny, random);
+    write_model(temp / "model", tiny, tensors, 2);
+  }
+
+  Manifest manifest_of(const fs::path& output) const {
+    const fs::path file = output / kManifestFile;
+    return parse_manifest(read_file(file), file);
+  }
+
+  TempDir temp;
+  TensorMap tensors;
+};
+
+TEST_CASE("Manifests of all layouts, formats and casts have the digests of the tensors that were written") {
+  const Large large;
+  std::vector<Manifest::Tensor> of_model;
+  for (const auto& [name, tensor] : large.tensors)
+    of_model.push_back({name, tensor.dtype, tensor.shape, expected_digest(tensor)});
+  const auto check = [&](Job& job, const fs::path& output) {
+    job.manifest = true;
+    const RunResult result = execute(job, unsynced());
+    CHECK(result.hashing_seconds > 0);
+    const Manifest manifest = large.manifest_of(output);
+    CHECK((manifest.tensors == of_model));
+    const auto lines = parse_sha256sums(read_file(output / kSha256SumsFile), "SHA256SUMS");
+    std::size_t files = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(output)) files += entry.is_regular_file();
+    CHECK(lines.size() + 1 == files);  // all but itself
+    CHECK(verify_files(output, lines, unsynced()).same());
+    const Checkpoint back = read_checkpoint(output, {ConfigUse::kStrict});
+    CHECK(verify_manifest(back.map, manifest, "m", unsynced()).same());
+  };
+  for (const char* name : {"ranks", "presharded"}) {
+    const fs::path output = large.temp / name;
+    ShardRequest request = shard_request(large.temp / "model", output, 2);
+    request.target.layout = layout(name);
+    check(*plan_shard(request), output);
+  }
+  ShardRequest request = shard_request(large.temp / "model", large.temp / "xser", 4, 2);
+  request.target.format = Format::kXser;
+  check(*plan_shard(request), large.temp / "xser");
+  ConsolidateRequest back;
+  back.source.path = large.temp / "xser";
+  back.output_directory = large.temp / "whole";
+  back.target.format = Format::kPytorch;
+  check(*plan_consolidate(back), large.temp / "whole");
+  CHECK(large.manifest_of(large.temp / "whole").files.front().path == "config.json");  // not the source's manifest
+
+  ConvertRequest cast = convert_request(large.temp / "model", large.temp / "cast");
+  cast.dtype = DType::kF32;
+  const auto job = plan_convert(cast);
+  job->manifest = true;
+  execute(*job, unsynced());
+  const TensorMap written = read_model(large.temp / "cast");
+  for (const Manifest::Tensor& tensor : large.manifest_of(large.temp / "cast").tensors) {
+    CHECK(tensor.dtype == DType::kF32);
+    CHECK((tensor.digest == expected_digest(written.at(tensor.name))));
+  }
+}
+
+TEST_CASE("Two runs make the same manifest, in one share or several, with little memory or much") {
+  const Large large;
+  std::string first;
+  for (std::uint32_t count = 1; count <= 5; ++count) {
+    const fs::path output = large.temp / ("out" + std::to_string(count));
+    const auto job = plan_shard(shard_request(large.temp / "model", output, 2));
+    job->manifest = true;
+    RunOptions options = unsynced();
+    options.threads = count;
+    options.max_memory_bytes = count % 2 ? std::uint64_t{256} << 20 : std::uint64_t{80} << 20;
+    JobRun run(*job, options);
+    run.prepare();
+    ShareReport report;
+    for (std::uint32_t index = count; index-- > 0;) merge(report, run.run({index, count}));
+    run.finish(report);
+    run.publish(std::move(report));
+    const std::string text = read_file(output / kManifestFile);
+    if (count == 1) first = text;
+    CHECK(text == first);
+  }
+  const auto job = plan_shard(shard_request(large.temp / "model", large.temp / "little", 2));
+  job->manifest = true;
+  RunOptions little = unsynced();
+  little.max_memory_bytes = kMinMemoryBytes;
+  const Error error = error_of([&] { execute(*job, little); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.hint(), Says("`manifest`"));
+  CHECK_FALSE(fs::exists(large.temp / "little"));
+}
+
+TEST_CASE("A byte that was changed is found, with its tensor, leaf and file") {
+  const Large large;
+  const fs::path output = large.temp / "out";
+  const auto job = plan_shard(shard_request(large.temp / "model", output, 2));
+  job->manifest = true;
+  execute(*job, unsynced());
+  const Manifest manifest = large.manifest_of(output);
+  const fs::path file = output / "tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
+  REQUIRE(fs::exists(file));
+  const std::string name = "model.layers.1.mlp.down_proj.weight";
+  const std::string tensor = read_tensors(file).at(name).bytes;
+  std::string content = read_file(file);
+  const std::size_t at = content.find(tensor);
+  REQUIRE(at != std::string::npos);
+  content[at + tensor.size() - 1] ^= 1;
+  write_file(file, content);
+  const Checkpoint changed = read_checkpoint(output, {ConfigUse::kStrict});
+  const ManifestVerification result = verify_manifest(changed.map, manifest, "m", unsynced());
+  REQUIRE(result.different.size() == 1);
+  CHECK(result.different[0].name == name);
+  CHECK(result.different[0].leaves == 2);
+  CHECK(result.different[0].differ == std::vector<std::uint64_t>{1});
+  CHECK(result.different[0].files.size() == 2);  // a row is in both ranks' files
+  CHECK_FALSE(result.same());
+  const auto lines = parse_sha256sums(read_file(output / kSha256SumsFile), "SHA256SUMS");
+  const FilesVerification files = verify_files(output, lines, unsynced());
+  CHECK(files.different == std::vector<std::string>{"tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors"});
+}
+
+TEST_CASE("Tensors that are missing, new or of another form are told") {
+  const TempDir temp;
+  Random random(1);
+  TensorMap tensors;
+  for (const char* name : {"a", "b", "c"}) tensors[name] = random_tensor(random, DType::kF32, {4});
+  write_safetensors(temp / "m.safetensors", tensors);
+  Manifest manifest;
+  manifest.tensors = {{"a", DType::kF32, {4}, expected_digest(tensors.at("a"))},
+                      {"b", DType::kF32, {2, 2}, expected_digest(tensors.at("b"))},
+                      {"d", DType::kF32, {4}, {}}};
+  const Checkpoint checkpoint = read_checkpoint(temp / "m.safetensors", {ConfigUse::kLenient});
+  const ManifestVerification result = verify_manifest(checkpoint.map, manifest, "m", unsynced());
+  CHECK(result.compared_tensors == 1);
+  CHECK(result.only_manifest == std::vector<std::string>{"d"});
+  CHECK(result.only_checkpoint == std::vector<std::string>{"c"});
+  CHECK(result.other_form == std::vector<std::string>{"b: F32 [4], in the manifest F32 [2, 2]"});
+  CHECK(result.different.empty());
+  manifest.tensors = {{"a", DType::kF32, {4}, {{}, {{}, {}}}}};
+  const Error error = error_of([&] { verify_manifest(checkpoint.map, manifest, "m", unsynced()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("says 2 leaves, but a tensor of its shape has 0"));
+}
+
+TEST_CASE("A manifest of some ranks alone is refused before anything is written") {
+  const Large large;
+  ShardRequest request = shard_request(large.temp / "model", large.temp / "out", 2);
+  request.target.layout = layout("presharded");
+  const auto job = plan_shard(request);
+  job->manifest = true;
+  job->shares_directory = true;
+  const Error error = error_of([&] { execute(*job, unsynced()); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_FALSE(fs::exists(large.temp / "out"));
+}
+
+}  // namespace
+}  // namespace reshard::test

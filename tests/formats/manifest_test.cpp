@@ -1,0 +1,105 @@
+#include "reshard/formats/manifest.h"
+
+#include <nlohmann/json.hpp>
+
+#include "reshard/base/error.h"
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+Sha256Digest digest(unsigned char first) {
+  Sha256Digest all{};
+  all.front() = std::byte{first};
+  return all;
+}
+
+Manifest sample() {
+  Manifest manifest;
+  manifest.version = "0.1.0";
+  manifest.command = "shard";
+  manifest.layout = "ranks";
+  manifest.tp = 4;
+  manifest.pp = 2;
+  manifest.fingerprint = "00ff";
+  manifest.sources = {{"model.safetensors", 10, std::nullopt}, {"config \"x\".json", 3, digest(1)}};
+  manifest.files = {{"a/b.safetensors", 5, digest(2)}};
+  const std::vector<Sha256Digest> leaves = {digest(3), digest(4)};
+  manifest.tensors = {{"a.weight", DType::kBF16, {2, 3}, {digest(5), {}}},
+                      {"b", DType::kF32, {}, {sha256(std::as_bytes(std::span(leaves))), leaves}}};
+  return manifest;
+}
+
+TEST_CASE("A manifest comes back from its text, which has a tensor a line") {
+  const Manifest manifest = sample();
+  const std::string text = manifest_text(manifest);
+  CHECK((parse_manifest(text, "m.json") == manifest));
+  CHECK_THAT(text, Says("\n{\"name\": \"a.weight\", \"dtype\": \"BF16\", \"shape\": [2, 3], \"sha256\": \"05"));
+  Manifest empty;
+  CHECK((parse_manifest(manifest_text(empty), "m.json") == empty));
+}
+
+TEST_CASE("A manifest that was edited, or is another file, is refused with what is wrong") {
+  const auto refused = [](const auto& change) {
+    nlohmann::json json = nlohmann::json::parse(manifest_text(sample()));
+    change(json);
+    const Error error = error_of([&] { parse_manifest(json.dump(), "m.json"); });
+    CHECK(error.path() == "m.json");
+    return std::string(error.what());
+  };
+  CHECK_THAT(refused([](auto& json) { json.erase("manifest"); }), Says("is no manifest of this program"));
+  CHECK_THAT(refused([](auto& json) { json["manifest"] = 2; }), Says("is a manifest of version 2"));
+  CHECK_THAT(refused([](auto& json) { json["leaf_bytes"] = 7; }), Says("\"leaf_bytes\" is 7, expected 4194304"));
+  CHECK_THAT(refused([](auto& json) { json["tensors"][1]["leaves"][0] = to_hex(digest(9)); }),
+             Says("b: its leaves do not make its digest"));
+  CHECK_THAT(refused([](auto& json) { json["tensors"][1]["leaves"][0] = "12"; }), Says("\"leaves\""));
+  CHECK_THAT(refused([](auto& json) { json["tensors"][1]["name"] = "a.weight"; }), Says("a.weight: is there twice"));
+  CHECK_THAT(refused([](auto& json) { json["tensors"][0]["dtype"] = "BF15"; }), Says("\"dtype\""));
+  CHECK_THAT(refused([](auto& json) { json["tensors"][0]["shape"] = {-1}; }), Says("\"shape\""));
+  CHECK_THAT(refused([](auto& json) { json["files"][0]["sha256"] = "00"; }),
+             Says("files[0]") && Says("64 hexadecimal"));
+  CHECK_THAT(error_of([] { parse_manifest("no JSON", "m.json"); }).what(), Says("not valid JSON"));
+}
+
+TEST_CASE("SHA256SUMS has the lines of coreutils, whatever a file is called") {
+  const std::vector<FileDigest> files = {{"model.safetensors", digest(1)},
+                                         {"dir/with blanks  and *", digest(2)},
+                                         {"back\\slash", digest(3)},
+                                         {"new\nline\rreturn", digest(4)}};
+  const std::string text = sha256sums_text(files);
+  CHECK_THAT(text, Says(to_hex(digest(1)) + "  model.safetensors\n"));
+  CHECK_THAT(text, Says("\\" + to_hex(digest(3)) + "  back\\\\slash\n"));
+  CHECK_THAT(text, Says("\\" + to_hex(digest(4)) + "  new\\nline\\rreturn\n"));
+  const auto back = parse_sha256sums(text, "SHA256SUMS");
+  REQUIRE(back.size() == files.size());
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    CHECK(back[i].path == files[i].path);
+    CHECK(back[i].digest == files[i].digest);
+  }
+  const auto binary = parse_sha256sums(to_hex(digest(1)) + " *./a.bin\r\n\n", "SHA256SUMS");
+  REQUIRE(binary.size() == 1);
+  CHECK(binary[0].path == "a.bin");
+}
+
+TEST_CASE("A line of SHA256SUMS that is none, or leads elsewhere, is refused with its number") {
+  const std::string good = to_hex(digest(1)) + "  a\n";
+  const auto refused = [&](const std::string& line) {
+    const Error error = error_of([&] { parse_sha256sums(good + line, "S"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says("line 2"));
+    return std::string(error.what());
+  };
+  CHECK_THAT(refused("hello"), Says("is not a SHA-256"));
+  CHECK_THAT(refused(to_hex(digest(1)) + " a"), Says("is not a SHA-256"));
+  CHECK_THAT(refused("\\" + to_hex(digest(1)) + "  a\\x"), Says("is not a SHA-256"));
+  CHECK_THAT(refused(to_hex(digest(1)) + "  /etc/passwd"), Says("leads out of the directory"));
+  CHECK_THAT(refused(to_hex(digest(1)) + "  x/../../y"), Says("leads out of the directory"));
+  CHECK_THAT(refused(to_hex(digest(1)) + "  a"), Says("is there twice"));
+}
+
+}  // namespace
+}  // namespace reshard
