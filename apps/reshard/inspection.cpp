@@ -81,11 +81,11 @@ const char* what_name(const Checkpoint& checkpoint) {
 
 namespace {
 
-/// Column and row are the linear's: of a weight stored as (in, out), and of stacked ones, the dim alone does not say
-/// which. Without a plan it has to.
+/// Column and row are the linear's. What a quantised one stores as (in, out), as GPTQ does, is not split along the dim
+/// that the word stands for.
 PartitionLabel label_of(const StoredTensor& stored, const ModelParameter* parameter) {
   const bool split = stored.label == PartitionLabel::kColumn || stored.label == PartitionLabel::kRow;
-  if (!split || parameter == nullptr) return stored.label;
+  if (!split || parameter == nullptr || parameter->linear_size == 0) return stored.label;
   switch (parameter->plan) {
     case TensorParallelPlan::kColwise:
     case TensorParallelPlan::kPackedColwise: return PartitionLabel::kColumn;

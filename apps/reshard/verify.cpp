@@ -130,7 +130,8 @@ std::vector<std::string> notes_of(const VerifyArguments& arguments, const Checkp
     if (has(b, note)) notes.push_back(note);
   for (const auto& [given, one, other] : {std::tuple(arguments.a, &a, &b), std::tuple(arguments.b, &b, &a)})
     for (const std::string& note : one->notes)
-      if (!has(*other, note)) notes.push_back(note.starts_with(given) ? note : fmt::format("{}: {}", given, note));
+      if (!has(*other, note))
+        notes.push_back(note.starts_with(given + ":") ? note : fmt::format("{}: {}", given, note));
   return notes;
 }
 

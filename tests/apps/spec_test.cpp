@@ -181,6 +181,10 @@ TEST_CASE("A mistake in a description that is like a family is told with its lin
   refused(R"("modules": [{"name": "model.norm", "stage": "last"},
  {"name": "model.layers.*.mlp.up_proj", "plan": "colwize"}])",
           "4: model.layers.*.mlp.up_proj: \"plan\" is \"colwize\"");
+  refused(R"("modules": [{"name": "model.layers.*.a", "plan": "replicate", "shape": ["1"], "when": "layer == 0"},
+ {"name": "model.layers.*.a", "plan": "colwize", "shape": ["2"], "when": "layer > 0"}])",
+          "4: model.layers.*.a: \"plan\" is \"colwize\"");
+  refused(R"("defaults": null)", "3: \"defaults\" is null, expected an object");
   refused(R"("remove": ["nothing"])", "3: \"remove\": no module has \"nothing\"");
   refused(R"("rename": {"mlp": "ffn",
  "nothing": "it"})",
@@ -206,8 +210,9 @@ TEST_CASE("Tensors that a description does not fit are told as its misfits") {
   const ProgramResult misfit =
       run_reshard({"shard", mine.path("model"), mine.path("a"), "--tp", "2", "--spec", mine.path("other.json")});
   CHECK(misfit.exit_code == 3);
-  CHECK_THAT(misfit.err, Says("the tensors are not those of the --spec mine: unexpected decoder.blocks.0.up.bias (did "
-                              "you mean decoder.blocks.0.upp.bias?); "));
+  CHECK_THAT(misfit.err,
+             Says("the tensors are not those that --spec describes as mine: unexpected decoder.blocks.0.up.bias (did "
+                  "you mean decoder.blocks.0.upp.bias?); "));
   CHECK_THAT(misfit.err, Says("mend the description"));
 }
 

@@ -82,6 +82,10 @@ TEST_CASE("A TP degree that cuts a head or does not divide a size is refused wit
   CHECK_THAT(refused(unsaid, tensors_of("model.", true), 8).what(),
              Says("dim 0 has 4 groups of heads, which 8 ranks do not divide"));
 
+  json other = json::parse(kPlannedConfig);  // keys that nothing is read from
+  other["head_dim"] = 0;
+  CHECK_THAT(refused(other, tensors_of("model.", true), 8).what(), Says("dim 0 has 4 groups of heads"));
+
   json headless = json::parse(kPlannedConfig);
   headless.erase("num_attention_heads");
   headless.erase("num_key_value_heads");

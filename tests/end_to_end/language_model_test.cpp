@@ -138,8 +138,9 @@ TEST_CASE("A built-in family is used for a model of another name, and misfits ar
   request.source.family = family("qwen3");
   const Error misfit = error_of([&] { plan_shard(request); });
   CHECK(misfit.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(misfit.what(), Says("not those of the family qwen3: model.layers.0.self_attn.q_proj.weight has the shape "
-                                 "[64, 64], expected [512, 64]; "));
+  CHECK_THAT(misfit.what(),
+             Says("the tensors are not those of the family qwen3: model.layers.0.self_attn.q_proj.weight has the shape "
+                  "[64, 64], expected [512, 64]; "));
   CHECK(std::count(misfit.message().begin(), misfit.message().end(), ';') == 4);  // five of many
   CHECK_THAT(misfit.hint(), Says("`family`"));
 }
@@ -168,9 +169,8 @@ TEST_CASE("A language model that is not known inside one that is gives a note") 
   of.facts["config"]["text_config"]["model_type"] = "unheard_of";
   write_architecture(of, temp / "model");
   const auto job = plan_shard(shard_request(temp / "model", temp / "out", 2));
-  CHECK_THAT(join(job->notes, "\n"),
-             Says("the model_type \"unheard_of\" is not known; llava models have llama, so it is "
-                  "taken for that"));
+  CHECK_THAT(join(job->notes, "\n"), Says("the model_type \"unheard_of\" in text_config is not known; it is read as "
+                                          "llama, which is usual in models of llava"));
   of.facts["config"]["text_config"] = "llama";
   write_architecture(of, temp / "model");
   const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });

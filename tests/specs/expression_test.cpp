@@ -129,7 +129,7 @@ TEST_CASE("What cannot be read is refused with its place") {
 
 TEST_CASE("What does not come out is refused with its numbers") {
   const std::pair<const char*, const char*> sizes[] = {
-      {"three / two", "\"three / two\" makes no size: 3 / 2 is not a whole number"},
+      {"three / two", "\"three / two\" cannot be computed: 3 / 2 is not a whole number"},
       {"three / zero", "3 / 0 divides by 0"},
       {"ceil(three / zero)", "3 / 0 divides by 0"},
       {"three % zero", "3 % 0 divides by 0"},

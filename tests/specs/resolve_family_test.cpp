@@ -7,6 +7,7 @@
 #include "reshard/base/json.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/family_parser.h"
+#include "reshard/specs/model.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -118,11 +119,11 @@ TEST_CASE("Differences from what is not there are refused with their name") {
       {R"({"model_type": "c", "like": "parent", "colour": 1})", "\"colour\" is not known"},
       {R"({"model_type": "c", "like": "parent", "rename": {"attn.x": "y"}})", "\"attn.x\""},
       {R"({"model_type": "c", "like": "parent", "rename": {"att": "y"}})", "\"att\""},
-      {R"({"model_type": "c", "like": "parent", "rename": ["attn"]})", "\"rename\" is not an object"},
+      {R"({"model_type": "c", "like": "parent", "rename": ["attn"]})", "\"rename\" is [\"attn\"], expected an object"},
       {R"({"model_type": "c", "like": "parent", "remove": ["ate"]})", "\"ate\""},
       {R"({"model_type": "c", "like": "parent", "remove": "gate"})", "\"remove\" is not an array"},
       {R"({"model_type": "c", "like": "parent", "modules": [{"plan": "colwise"}]})", "without a \"name\""},
-      {R"({"model_type": "c", "like": "parent", "defaults": 3})", "\"defaults\" is not an object"}};
+      {R"({"model_type": "c", "like": "parent", "defaults": 3})", "\"defaults\" is 3, expected an object"}};
   for (const auto& [derived, says] : wrong) {
     INFO(derived);
     const Error error = error_of([&, text = derived] { resolved(text); });
@@ -165,6 +166,32 @@ TEST_CASE("A description of somebody's own can be like a built-in family") {
   CHECK(family.fused.empty());
   CHECK_FALSE(family.inference_names);
   CHECK(family.modules.size() + 1 == builtin_family("llama")->modules.size());
+}
+
+TEST_CASE("Experts of another kind have numbers after the first ones") {
+  const auto model_of = [](const char* first) {
+    const Family family = parse_family_text(std::string(R"({"model_type": "x", "layers": "l", "modules": [
+          {"name": "l.*.e.*.up", "plan": "colwise", "shape": ["4", "2"], "experts": "2"},
+          {"name": "l.*.e.*.up", "plan": "colwise", "shape": ["6", "2"], "experts": "2", "when": "true",
+           "first_expert": ")") + first + "\"}]}",
+                                            "x.json");
+    ModelConfig config;
+    config.path = "config.json";
+    config.json = std::make_shared<const Json>(Json{{"num_hidden_layers", 1u}, {"tie_word_embeddings", false}});
+    return instantiate(std::make_shared<const Family>(family), config);
+  };
+  const Model model = model_of("2");
+  REQUIRE(model.parameters.size() == 4);
+  CHECK(model.parameters[1].name == "l.0.e.1.up.weight");
+  CHECK(model.parameters[1].expert == 1u);
+  CHECK(model.parameters[2].name == "l.0.e.2.up.weight");
+  CHECK(model.parameters[2].expert == 0u);
+  CHECK(model.parameters[2].shape == Dims{6, 2});
+  CHECK_NOTHROW(model_of("2 - 2"));
+  for (const char* far : {"20000", "1099511627776", "16384"}) {
+    CAPTURE(far);
+    CHECK_THAT(error_of([&] { model_of(far); }).what(), Says("are more than any model has"));
+  }
 }
 
 TEST_CASE("The schema of descriptions has the keys that are read") {

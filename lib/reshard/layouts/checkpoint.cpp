@@ -77,14 +77,14 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     }
     if (!found.family) {
       if (use == ConfigUse::kStrict && checkpoint.has_ranks())
-        checkpoint.notes.push_back(describe_unknown_type(found.config.model_type) +
+        checkpoint.notes.push_back(describe_unknown_type(found.config) +
                                    ", so the metadata alone says what the tensors are");
       return;
     }
     if (!found.unknown_type.empty())
-      checkpoint.notes.push_back(fmt::format("{}; {} models have {}, so it is taken for that",
-                                             describe_unknown_type(found.unknown_type), printable(config.model_type),
-                                             found.family->model_type));
+      checkpoint.notes.push_back(fmt::format(
+          "the model_type \"{}\" in text_config is not known; it is read as {}, which is usual in models of {}",
+          printable(found.unknown_type), found.family->model_type, printable(config.model_type)));
     const bool other = spec && spec->model_type != config.model_type && spec->model_type != found.config.model_type;
     const bool is_builtin = spec && spec == builtin_family(spec->model_type);
     if (other && !is_builtin && !config.model_type.empty())
@@ -97,7 +97,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
   } catch (Error& error) {
     if (spec && error.hint().empty())
       error.hint(spec == builtin_family(spec->model_type)
-                     ? "config.json lacks what this family needs: take another `family`, or leave the option out"
+                     ? "config.json lacks what this family needs: take another `family`, or mend config.json"
                      : "`spec` and config.json have to fit: mend one of the two");
     if (use != ConfigUse::kLenient || checkpoint.config_given) throw;
     checkpoint.notes.push_back(error.what());
@@ -115,11 +115,12 @@ void order_tensors(Checkpoint& checkpoint) {
 }
 
 std::string hint_for_model(const Checkpoint& checkpoint) {
-  if (!checkpoint.model_type.empty())
+  const std::string& model_type = checkpoint.language_model.config.model_type;
+  if (!model_type.empty())
     return fmt::format(
         "{} has the model_type \"{}\", which is not known: give a built-in family with `family`, or a description with "
         "`spec`",
-        checkpoint.config.string(), printable(checkpoint.model_type));
+        checkpoint.config.string(), printable(model_type));
   if (checkpoint.language_model.config.json)
     return fmt::format("{} has no \"model_type\": give a built-in family with `family`, or a description with `spec`",
                        checkpoint.config.string());

@@ -77,6 +77,9 @@ void order_tensors(Checkpoint& checkpoint);
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
                             const ReadContext& context);
 
+/// What to try where shards are not those of the model of config.json.
+inline constexpr const char* kSameFamily = "if the shards were made with `family` or `spec`, give the same here";
+
 /// What to try where there is no model to read shards by.
 std::string hint_for_model(const Checkpoint& checkpoint);
 

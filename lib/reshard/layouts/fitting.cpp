@@ -26,20 +26,20 @@ bool may_fit(const Family& family, const std::unordered_set<std::string_view>& n
   });
 }
 
-/// What config.json calls the model, without capitals.
-std::string words_of(const ModelConfig& config) {
-  const LanguageModel found = find_language_model(config);
-  std::string words = found.config.model_type + " " + found.architecture;
-  for (char& c : words)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return words;
+/// A name without capitals and "_": "qwen2moeforcausallm".
+std::string plain(const std::string& name) {
+  std::string letters;
+  for (const char c : name)
+    if (c != '_') letters += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return letters;
 }
 
 void sort_by_likelihood(std::vector<std::string>& families, const ModelConfig& config) {
-  const std::string words = words_of(config);
+  const LanguageModel found = find_language_model(config);
+  const std::string words = plain(found.config.model_type) + " " + plain(found.architecture);
   std::map<std::string, std::size_t> like = families_like();
   const auto rank = [&](const std::string& name) {
-    return std::tuple(words.find(name) == words.npos, -static_cast<std::ptrdiff_t>(like[name]), name);
+    return std::tuple(words.find(plain(name)) == words.npos, -static_cast<std::ptrdiff_t>(like[name]), name);
   };
   std::sort(families.begin(), families.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
 }

@@ -10,8 +10,10 @@
 #include <unordered_map>
 
 #include "reshard/base/error.h"
+#include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/lower_metadata.h"
 #include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/specs/quantization.h"
 
 namespace reshard {
 namespace {
@@ -38,7 +40,11 @@ class Derivation {
                                                       "metadata that would explain it",
                                                       model_.family->model_type))
             .in(file_.path)
-            .tensor(tensor.name);
+            .tensor(tensor.name)
+            .hint(is_quantized_tensor(tensor.name) && model_.quant_method.empty()
+                      ? "the model is quantised, but config.json has no quantization_config: take the config.json that "
+                        "came with the weights"
+                      : std::string("config.json belongs to another model; ") + kSameFamily);
     }
     for (auto& [name, specs] : modules_) metadata_.modules.push_back({name, std::move(specs)});
     return std::move(metadata_);

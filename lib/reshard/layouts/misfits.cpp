@@ -23,7 +23,15 @@ std::string nearest_name(const std::string& name, const Candidates& candidates) 
   for (const auto* candidate : candidates)
     if (names.size() < kMost && !candidate->name.empty() && candidate->name.front() == name.front())
       names.push_back(candidate->name);
-  return nearest(name, names);
+  const std::string guess = nearest(name, names);
+  if (guess.empty()) return {};
+  // A long beginning that all names of a layer have makes none of them alike.
+  const std::size_t differ = static_cast<std::size_t>(
+      std::mismatch(name.begin(), name.end(), guess.begin(), guess.end()).first - name.begin());
+  const std::size_t dot = name.rfind('.', differ);
+  const std::size_t rest = dot == name.npos ? 0 : dot + 1;
+  const std::vector<std::string> own{guess.substr(std::min(rest, guess.size()))};
+  return nearest(std::string_view(name).substr(rest), own).empty() ? std::string() : guess;
 }
 
 std::vector<const ModelParameter*> pointers_to(const std::vector<ModelParameter>& parameters) {
@@ -64,52 +72,58 @@ std::vector<std::string> names_of(const std::vector<const LogicalTensor*>& tenso
   return names;
 }
 
-Error other_shape(const Misfits::Shape& misfit, const Model& model, const std::filesystem::path& where,
-                  const char* chosen) {
-  const auto& [tensor, expected] = misfit;
-  Error error(ErrorKind::kBadInput, fmt::format("has the shape {}, but config.json asks for {}",
-                                                to_string(tensor->shape), to_string(expected->shape)));
-  error.in(where).tensor(tensor->name);
-  if (model.quantized && (expected->linear_size != 0 || is_quantized_tensor(tensor->name)))
-    return error.hint(
-        "quantization_config in config.json (bits, sizes of groups and blocks) is another model's, or "
-        "the checkpoint is damaged");
-  return error.hint(std::string("config.json belongs to another model, or the checkpoint is damaged") + chosen);
+bool is_quantized(const Misfits::Shape& misfit) {
+  return misfit.expected->linear_size != 0 || is_quantized_tensor(misfit.tensor->name);
 }
 
-Error unlisted(const std::vector<const LogicalTensor*>& tensors, const Model& model, const std::filesystem::path& where,
-               const char* chosen) {
-  const std::string& first = tensors.front()->name;
-  Error error(ErrorKind::kBadInput,
-              tensors.size() == 1
-                  ? fmt::format("is not explained by config.json (model_type {})", model.family->model_type)
-                  : fmt::format("{} tensors are not explained by config.json (model_type {}): {}", tensors.size(),
-                                model.family->model_type, list_names(names_of(tensors))));
-  error.in(where);
-  if (tensors.size() == 1) error.tensor(first);
-  if (model.quant_method.empty() && std::any_of(tensors.begin(), tensors.end(), [](const LogicalTensor* tensor) {
-        return is_quantized_tensor(tensor->name);
-      }))
-    return error.hint(
-        "they are of a quantised model, but config.json has no quantization_config: take the config.json "
-        "that came with the weights");
-  const std::string guess = nearest_name(first, pointers_to(model.parameters));
-  return error.hint((guess.empty() ? std::string() : "the nearest name that it explains is " + guess + "; ") +
-                    "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, "
-                    "more heads) that this family does not describe" +
-                    chosen);
+/// What to try, by what is wrong first.
+std::string hint_for(const Misfits& misfits, const Model& model) {
+  const bool quantized = std::any_of(misfits.unlisted.begin(), misfits.unlisted.end(),
+                                     [](const LogicalTensor* tensor) { return is_quantized_tensor(tensor->name); });
+  if (model.quant_method.empty() && quantized)
+    return "the model is quantised, but config.json has no quantization_config: take the config.json that came with "
+           "the weights";
+  const bool spec = model.family_from == FamilyFrom::kSpec;
+  if (spec) return "mend the description, or config.json if its numbers are another model's";
+  if (!misfits.shapes.empty()) {
+    const std::string config = model.quantized && is_quantized(misfits.shapes.front())
+                                   ? "config.json is another model's (its sizes, or bits, groups and blocks in "
+                                     "quantization_config), or the checkpoint is damaged"
+                                   : "config.json belongs to another model, or the checkpoint is damaged";
+    return model.family_from == FamilyFrom::kOption ? "take another `family`; or " + config : config;
+  }
+  if (model.family_from == FamilyFrom::kOption) return "take another `family`";
+  if (!misfits.unlisted.empty()) {
+    const std::string guess = nearest_name(misfits.unlisted.front()->name, pointers_to(model.parameters));
+    return (guess.empty() ? std::string() : "the nearest name that it explains is " + guess + "; ") +
+           "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, more heads) "
+           "that this family does not describe";
+  }
+  if (misfits.missing.size() == 1 && misfits.missing.front() == "lm_head.weight")
+    return "if the output matrix is the embedding's, config.json must say \"tie_word_embeddings\": true";
+  return "the checkpoint is incomplete, or config.json belongs to another model";
 }
 
-Error missing(const std::vector<std::string>& names, const std::filesystem::path& where) {
-  Error error(ErrorKind::kBadInput, names.size() == 1
-                                        ? std::string("is missing, but config.json asks for it")
-                                        : fmt::format("{} tensors that config.json asks for are missing: {}",
-                                                      names.size(), list_names(names)));
-  error.in(where);
-  if (names.size() == 1) error.tensor(names.front());
-  if (names.size() == 1 && names.front() == "lm_head.weight")
-    return error.hint("if the output matrix is the embedding's, config.json must say \"tie_word_embeddings\": true");
-  return error.hint("the checkpoint is incomplete, or config.json belongs to another model");
+/// What does not fit a family that nobody chose.
+Error error_for(const Misfits& misfits, const Model& model) {
+  if (!misfits.shapes.empty()) {
+    const auto& [tensor, expected] = misfits.shapes.front();
+    return Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but config.json asks for {}",
+                                                   to_string(tensor->shape), to_string(expected->shape)))
+        .tensor(tensor->name);
+  }
+  if (misfits.unlisted.size() == 1)
+    return Error(ErrorKind::kBadInput,
+                 fmt::format("is not explained by config.json (model_type {})", model.family->model_type))
+        .tensor(misfits.unlisted.front()->name);
+  if (!misfits.unlisted.empty())
+    return {ErrorKind::kBadInput,
+            fmt::format("{} tensors are not explained by config.json (model_type {}): {}", misfits.unlisted.size(),
+                        model.family->model_type, list_names(names_of(misfits.unlisted)))};
+  if (misfits.missing.size() == 1)
+    return Error(ErrorKind::kBadInput, "is missing, but config.json asks for it").tensor(misfits.missing.front());
+  return {ErrorKind::kBadInput, fmt::format("{} tensors that config.json asks for are missing: {}",
+                                            misfits.missing.size(), list_names(misfits.missing))};
 }
 
 /// Of a model without a family, each layer has at least one tensor.
@@ -164,8 +178,8 @@ Misfits find_misfits(const TensorMap& map, const Model& model) {
   return misfits;
 }
 
-void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where, bool of_shards) {
-  const char* const chosen = of_shards ? "; if the shards were made with `family` or `spec`, give the same here" : "";
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
+                            const std::string& hint) {
   if (model.by_config_plan) validate_layers(model, where);
   const Misfits misfits = find_misfits(map, model);
   if (model.quantization_problem && (!misfits.shapes.empty() || !misfits.unlisted.empty())) {
@@ -176,18 +190,15 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
         .tensor(name)
         .hint(model.quantization_problem->hint);
   }
-  if (model.family_from != FamilyFrom::kConfig && !misfits.empty()) {
-    const bool spec = model.family_from == FamilyFrom::kSpec;
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("the tensors are not those of the {} {}: {}", spec ? "`spec`" : "family",
-                            printable(model.family->model_type), join(describe(misfits, model), "; ")))
-        .in(where)
-        .hint(spec ? "mend the description, or config.json if its numbers are another model's"
-                   : "take another `family`, or leave the option out");
+  if (!misfits.empty()) {
+    const bool chosen = model.family_from != FamilyFrom::kConfig;
+    const char* const by = model.family_from == FamilyFrom::kSpec ? "that `spec` describes as" : "of the family";
+    Error error = chosen ? Error(ErrorKind::kBadInput,
+                                 fmt::format("the tensors are not those {} {}: {}", by,
+                                             printable(model.family->model_type), join(describe(misfits, model), "; ")))
+                         : error_for(misfits, model);
+    throw error.in(where).hint(hint_for(misfits, model) + (chosen || hint.empty() ? "" : "; " + hint));
   }
-  if (!misfits.shapes.empty()) throw other_shape(misfits.shapes.front(), model, where, chosen);
-  if (!misfits.unlisted.empty()) throw unlisted(misfits.unlisted, model, where, chosen);
-  if (!misfits.missing.empty()) throw missing(misfits.missing, where);
   std::vector<std::string> order;
   order.reserve(model.parameters.size());
   for (const ModelParameter& parameter : model.parameters) order.push_back(parameter.name);

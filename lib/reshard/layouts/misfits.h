@@ -26,9 +26,10 @@ Misfits find_misfits(const TensorMap& map, const Model& model);
 /// Holds the logical tensors of `map` against what the model's config.json asks for, and puts them in state-dict
 /// order.
 /// \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another shape;
-/// of a family that was chosen, with the first misfits of several kinds. `where` is the checkpoint's directory;
-/// `of_shards` says that the family may have been chosen when its shards were written.
+/// of a family that was chosen, with the first misfits of several kinds; kUnsupported for a quantised model whose
+/// tensors nobody knows. `where` is the checkpoint's directory; `hint` is what else to try, where the family is that of
+/// config.json.
 void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
-                            bool of_shards = false);
+                            const std::string& hint = {});
 
 }  // namespace reshard

@@ -70,7 +70,7 @@ std::vector<std::string> partition_notes(const Model& model, std::uint64_t tp) {
   return notes;
 }
 
-std::vector<std::string> cut_heads_notes(const Model& model, std::uint64_t tp) {
+std::vector<std::string> split_heads_notes(const Model& model, std::uint64_t tp) {
   std::set<std::string> modules;
   if (model.family->attention && model.kv_heads % tp != 0)
     for (const std::string& linear : {model.family->attention->key, model.family->attention->value})

@@ -14,6 +14,6 @@ namespace reshard {
 std::vector<std::string> partition_notes(const Model& model, std::uint64_t tp);
 
 /// The same of a layout that splits without regard to heads: which linears are split through one; nothing if none is.
-std::vector<std::string> cut_heads_notes(const Model& model, std::uint64_t tp);
+std::vector<std::string> split_heads_notes(const Model& model, std::uint64_t tp);
 
 }  // namespace reshard

@@ -24,7 +24,7 @@ ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& t
   notes.push_back(
       fmt::format("{}; the plan in config.json (base_model_tp_plan) says how its "
                   "tensors are split, and what it does not name every rank has all of",
-                  describe_unknown_type(config.model_type)));
+                  describe_unknown_type(config)));
   const std::vector<std::string> idle = plan.idle_keys();
   if (!idle.empty()) notes.push_back("the plan in config.json names modules that are not there: " + list_names(idle));
   return plan;

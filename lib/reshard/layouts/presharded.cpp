@@ -52,7 +52,7 @@ class PreshardedLayout final : public InferenceLayout {
                   const TargetContext& context) const override {
     const std::uint32_t tp = plan.mesh.tp;
     const HoldsName holds = names_in(context.logical);
-    for (std::string& note : cut_heads_notes(*context.model, tp)) plan.notes.push_back(std::move(note));
+    for (std::string& note : split_heads_notes(*context.model, tp)) plan.notes.push_back(std::move(note));
     if (pads(values)) {
       plan.map = sharded_target_map(padded_rules(*context.model, tp, holds), tp, context.logical, target);
       return;

@@ -201,7 +201,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
   if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);
-    validate_against_model(checkpoint.map, *checkpoint.model, found.path, true);
+    validate_against_model(checkpoint.map, *checkpoint.model, found.path, kSameFamily);
   }
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);

@@ -193,6 +193,13 @@ std::optional<std::uint64_t> ConfigPlan::number(const char* key, std::uint64_t m
   return value;
 }
 
+/// The size of one of `query` heads, as far as config.json says it.
+std::optional<std::uint64_t> ConfigPlan::head_dim_of(std::optional<std::uint64_t> query) const {
+  if (const auto head_dim = number("head_dim", kMaxWidth)) return head_dim;
+  const auto hidden = number("hidden_size", kMaxWidth);
+  return hidden && query && *hidden % *query == 0 ? std::optional(*hidden / *query) : std::nullopt;
+}
+
 /// The heads along the dim that is split, where config.json says how many there are.
 std::uint64_t ConfigPlan::heads_of(const ModelParameter& parameter) const {
   const std::string_view module = last_part(parameter.module);
@@ -202,14 +209,10 @@ std::uint64_t ConfigPlan::heads_of(const ModelParameter& parameter) const {
   const std::uint64_t size = parameter.shape[*parameter.split_dim];
   std::uint64_t heads = query.value_or(0);
   if (module != "q_proj") {
-    // Where it is not said, or differs from layer to layer, the size of a head tells.
-    auto head_dim = number("head_dim", kMaxWidth);
-    const auto hidden = number("hidden_size", kMaxWidth);
-    if (!head_dim && hidden && query && *hidden % *query == 0) head_dim = *hidden / *query;
     if (const auto said = number("num_key_value_heads", kMaxHeads))
       heads = *said;
-    else if (heads != 0 && head_dim && size % *head_dim == 0)
-      heads = size / *head_dim;
+    else if (const auto head_dim = head_dim_of(query); heads != 0 && head_dim && size % *head_dim == 0)
+      heads = size / *head_dim;  // as where they differ from layer to layer
   }
   if (heads != 0 && size % heads != 0)
     throw Error(ErrorKind::kBadInput,

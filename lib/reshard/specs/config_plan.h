@@ -66,6 +66,7 @@ class ConfigPlan {
   bool on_last_stage(std::string_view name) const;
   ModelParameter parameter(WholeTensor tensor) const;
   std::uint64_t heads_of(const ModelParameter& parameter) const;
+  std::optional<std::uint64_t> head_dim_of(std::optional<std::uint64_t> query) const;
   void tie(std::vector<ModelParameter>& parameters) const;
   std::optional<std::uint64_t> number(const char* key, std::uint64_t max) const;
 

@@ -259,7 +259,7 @@ class Evaluator {
  private:
   /// \param form The part of the expression with its numbers.
   [[noreturn]] void fail(const std::string& form, const char* problem) const {
-    throw Error(ErrorKind::kBadInput, fmt::format("\"{}\" makes no size: {} {}", text_, form, problem));
+    throw Error(ErrorKind::kBadInput, fmt::format("\"{}\" cannot be computed: {} {}", text_, form, problem));
   }
 
   [[noreturn]] void fail_kind(const Node& node, const ConfigValue& value, const char* expected) const {

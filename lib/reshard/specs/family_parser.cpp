@@ -22,18 +22,18 @@ namespace fs = std::filesystem;
 class SpecObject {
  public:
   /// `where` names it for people, and is empty for the whole file.
-  SpecObject(const Json& json, const DescriptionFile& reading, std::string pointer, std::string where)
-      : json_(json), reading_(reading), pointer_(std::move(pointer)), where_(std::move(where)) {
+  SpecObject(const Json& json, const DescriptionFile& file, std::string pointer, std::string where)
+      : json_(json), file_(file), pointer_(std::move(pointer)), where_(std::move(where)) {
     if (!json.is_object())
-      throw reading.error(pointer_,
-                          (where_.empty() ? "the file" : where_) + " is " + brief(json) + ", expected an object");
+      throw file.error(pointer_,
+                       (where_.empty() ? "the file" : where_) + " is " + brief(json) + ", expected an object");
   }
 
   /// \throws Error for any other key.
   void validate_keys(const std::vector<std::string>& known) const {
     for (const auto& [key, value] : json_.items()) {
       if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-      Error error = reading_.error(pointer_to(key), prefix() + "the key \"" + printable(key) + "\" is not known");
+      Error error = file_.error(pointer_to(key), prefix() + "the key \"" + printable(key) + "\" is not known");
       const std::string guess = nearest(key, known);
       throw error.hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean \"" + guess + "\"?");
     }
@@ -42,18 +42,17 @@ class SpecObject {
   bool has(const std::string& key) const { return json_.contains(key); }
   std::string pointer_to(const std::string& key) const { return pointer_ + "/" + pointer_part(key); }
   const std::string& pointer() const { return pointer_; }
-  const DescriptionFile& reading() const { return reading_; }
+  const DescriptionFile& file() const { return file_; }
 
   const Json& at(const std::string& key) const {
     const auto found = json_.find(key);
-    if (found == json_.end())
-      throw reading_.error(pointer_, prefix() + "the key \"" + printable(key) + "\" is missing");
+    if (found == json_.end()) throw file_.error(pointer_, prefix() + "the key \"" + printable(key) + "\" is missing");
     return *found;
   }
 
   [[noreturn]] void fail(const std::string& key, const std::string& expected) const {
-    throw reading_.error(pointer_to(key),
-                         prefix() + "\"" + printable(key) + "\" is " + brief(at(key)) + ", expected " + expected);
+    throw file_.error(pointer_to(key),
+                      prefix() + "\"" + printable(key) + "\" is " + brief(at(key)) + ", expected " + expected);
   }
 
   const std::string& string_at(const std::string& key) const {
@@ -90,7 +89,7 @@ class SpecObject {
     try {
       return Expression::parse(text);
     } catch (const Error& error) {
-      throw reading_.error(pointer, prefix() + "\"" + printable(key) + "\": " + error.message());
+      throw file_.error(pointer, prefix() + "\"" + printable(key) + "\": " + error.message());
     }
   }
 
@@ -98,7 +97,7 @@ class SpecObject {
   std::string prefix() const { return where_.empty() ? std::string() : where_ + ": "; }
 
   const Json& json_;
-  const DescriptionFile& reading_;
+  const DescriptionFile& file_;
   std::string pointer_;
   std::string where_;
 };
@@ -117,7 +116,7 @@ std::vector<Family::Packed> packed_at(const SpecObject& module) {
       packed.push_back({module.expression(item.get<std::string>(), pointer, "packed"), {}, false});
       continue;
     }
-    const SpecObject part(item, module.reading(), pointer, "packed");
+    const SpecObject part(item, module.file(), pointer, "packed");
     part.validate_keys({"size", "count", "plan"});
     if (part.has("plan") && part.string_at("plan") != "replicate") part.fail("plan", "\"replicate\", or no such key");
     packed.push_back(
@@ -173,9 +172,9 @@ Family::Module parse_module(const SpecObject& object) {
   const bool rowwise = module.plan == TensorParallelPlan::kRowwise || module.plan == TensorParallelPlan::kPackedRowwise;
   const std::size_t needed = rowwise ? 2 : module.plan == TensorParallelPlan::kReplicate ? 0 : 1;
   if (module.shape.size() < needed)
-    throw object.reading().error(object.pointer_to("shape"),
-                                 fmt::format("\"shape\" of {} has {} dims, which is too few for its plan",
-                                             printable(module.name), module.shape.size()));
+    throw object.file().error(object.pointer_to("shape"),
+                              fmt::format("\"shape\" of {} has {} dims, which is too few for its plan",
+                                          printable(module.name), module.shape.size()));
   if (object.has("dim")) {
     const Json& dim = object.at("dim");
     if (!dim.is_number_unsigned() || dim.get<std::uint64_t>() >= module.shape.size() ||
@@ -187,7 +186,7 @@ Family::Module parse_module(const SpecObject& object) {
     object.fail("packed", "a plan of packed_colwise or packed_rowwise");
   const auto stars = std::count(module.name.begin(), module.name.end(), '*');
   if (stars > 2 || (stars == 2) != (module.items || (module.experts && !module.stacked)))
-    throw object.reading().error(
+    throw object.file().error(
         object.pointer_to("name"),
         fmt::format(
             "\"name\" {} has {} stars: the first is the layer's number, and with \"experts\" or \"items\" there is "
@@ -223,8 +222,8 @@ class DefaultCheck {
     const SpecObject& object = defined ? definitions_ : defaults_;
     if (!object.has(key) || done_.count(key)) return;
     const auto fail = [&](const char* what) {
-      throw object.reading().error(object.pointer_to(key), (defined ? "the definition of \"" : "the default of \"") +
-                                                               printable(key) + "\" " + what);
+      throw object.file().error(object.pointer_to(key), (defined ? "the definition of \"" : "the default of \"") +
+                                                            printable(key) + "\" " + what);
     };
     if (!on_the_way_.insert(key).second) fail("depends on itself");
     if (depth > kMaxDepth) fail("is at the end of a longer row of defaults than any model has");
@@ -248,8 +247,8 @@ void validate_defaults(const SpecObject& defaults, const Json& json) {
     const Json& value = item.value();
     const std::string pointer = defaults.pointer_to(key);
     if (value.is_object() && !(value.size() == 2 && value.contains("absent") && value.contains("null")))
-      throw defaults.reading().error(pointer,
-                                     "the default of \"" + printable(key) + "\" must have \"absent\" and \"null\"");
+      throw defaults.file().error(pointer,
+                                  "the default of \"" + printable(key) + "\" must have \"absent\" and \"null\"");
     const auto validate_form = [&](const Json& form) {
       if (form.is_string()) defaults.expression(form.get<std::string>(), pointer, key);
       if (form.is_object()) defaults.fail(key, "a value, or an expression");
@@ -271,7 +270,7 @@ std::map<std::string, Expression, std::less<>> definitions_at(const SpecObject& 
 std::map<std::string, std::string> inference_names_at(const SpecObject& object, const Family& family) {
   if (!family.attention) object.fail("nxd_inference", "an \"attention\" beside it, whose heads it places");
   const Json& json = object.at("nxd_inference");
-  const SpecObject renamed(json, object.reading(), object.pointer_to("nxd_inference"), "nxd_inference");
+  const SpecObject renamed(json, object.file(), object.pointer_to("nxd_inference"), "nxd_inference");
   std::map<std::string, std::string> names;
   for (const auto& item : json.items()) {
     const std::string name = family.attention->module + "." + item.key();
@@ -279,7 +278,7 @@ std::map<std::string, std::string> inference_names_at(const SpecObject& object, 
       return module.name == name && module.plan == TensorParallelPlan::kReplicate;
     };
     if (std::none_of(family.modules.begin(), family.modules.end(), is_it))
-      throw object.reading().error(
+      throw object.file().error(
           renamed.pointer_to(item.key()),
           "\"nxd_inference\" names the module " + printable(name) + ", which is not there, or not replicated");
     names.emplace(item.key(), renamed.string_at(item.key()));
@@ -288,35 +287,34 @@ std::map<std::string, std::string> inference_names_at(const SpecObject& object, 
 }
 
 /// Every module that is spoken of is there.
-void validate_names(const Family& family, const DescriptionFile& reading) {
+void validate_names(const Family& family, const DescriptionFile& file) {
   const auto validate_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
     for (const Family::Module& module : family.modules)
       if (module.name == name) return;
-    throw reading.error(pointer, wanted_by + " names the module " + printable(name) + ", which is not there");
+    throw file.error(pointer, wanted_by + " names the module " + printable(name) + ", which is not there");
   };
   bool after_layers = false;
   for (std::size_t i = 0; i < family.modules.size(); ++i) {
     const Family::Module& module = family.modules[i];
     const std::string pointer = "/modules/" + std::to_string(i);
     if (!module.tied_to.empty() && module.tied_to == module.name)
-      throw reading.error(pointer + "/tied_to", "\"tied_to\" of " + printable(module.name) + " names itself");
+      throw file.error(pointer + "/tied_to", "\"tied_to\" of " + printable(module.name) + " names itself");
     if (!module.tied_to.empty()) {
       const std::string what = "\"tied_to\" of " + printable(module.name);
       validate_module(module.tied_to, pointer + "/tied_to", what);
       for (const Family::Module& source : family.modules)
         if (source.name == module.tied_to && (source.parameter != "weight" || source.when || source.optional ||
                                               source.name.find('*') != std::string::npos))
-          throw reading.error(pointer + "/tied_to", what + " names " + printable(source.name) +
-                                                        ", which is in the layers, or not in every checkpoint");
+          throw file.error(pointer + "/tied_to", what + " names " + printable(source.name) +
+                                                     ", which is in the layers, or not in every checkpoint");
     }
     const bool layered = module.name.find('*') != std::string::npos;
     if (layered && !module.name.starts_with(family.layers + ".*."))
-      throw reading.error(pointer + "/name", fmt::format("\"name\" {} does not begin with \"layers\", {}.*.",
-                                                         printable(module.name), printable(family.layers)));
+      throw file.error(pointer + "/name", fmt::format("\"name\" {} does not begin with \"layers\", {}.*.",
+                                                      printable(module.name), printable(family.layers)));
     if (layered && after_layers)
-      throw reading.error(
-          pointer + "/name",
-          fmt::format("the modules of the layers do not stand together: {} comes late", printable(module.name)));
+      throw file.error(pointer + "/name", fmt::format("the modules of the layers do not stand together: {} comes late",
+                                                      printable(module.name)));
     after_layers = after_layers || (!layered && i > 0 && family.modules[i - 1].name.find('*') != std::string::npos);
   }
   for (std::size_t i = 0; i < family.fused.size(); ++i)
@@ -330,35 +328,35 @@ void validate_names(const Family& family, const DescriptionFile& reading) {
 }
 
 /// Whether no module is there twice. Modules of which `when` chooses, and parts of one, may share a name.
-void validate_unique(const Family& family, const DescriptionFile& reading) {
+void validate_unique(const Family& family, const DescriptionFile& file) {
   std::set<std::pair<std::string, std::string>> always;
   for (std::size_t i = 0; i < family.modules.size(); ++i) {
     const Family::Module& module = family.modules[i];
     if (!module.when && !always.emplace(module.name, module.parameter).second)
-      throw reading.error(fmt::format("/modules/{}/name", i), "\"name\" " + printable(module.name) + " is there twice");
+      throw file.error(fmt::format("/modules/{}/name", i), "\"name\" " + printable(module.name) + " is there twice");
   }
 }
 
 /// What training layouts fuse are linears that are split along their outputs, under a name that nothing else has.
-void validate_fused(const Family& family, const DescriptionFile& reading) {
+void validate_fused(const Family& family, const DescriptionFile& file) {
   const auto validate_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
                                  const std::string& what) {
     for (const Family::Module& module : family.modules)
       if (module.name == name && module.parameter == "weight" && module.plan != plan)
-        throw reading.error(pointer, fmt::format("{} {} needs the plan {}", what, printable(name),
-                                                 plan == TensorParallelPlan::kColwise ? "colwise" : "rowwise"));
+        throw file.error(pointer, fmt::format("{} {} needs the plan {}", what, printable(name),
+                                              plan == TensorParallelPlan::kColwise ? "colwise" : "rowwise"));
   };
   const auto validate_new = [&](const std::string& name, const std::string& pointer) {
     for (const Family::Module& module : family.modules)
       if (module.name == name)
-        throw reading.error(pointer, "the fused linear cannot be called " + printable(name) + ", as a module is");
+        throw file.error(pointer, "the fused linear cannot be called " + printable(name) + ", as a module is");
   };
   for (std::size_t i = 0; i < family.fused.size(); ++i) {
     const Family::Fused& fused = family.fused[i];
     const std::string pointer = fmt::format("/fused/{}", i);
     if (fused.linears.size() < 2 || std::set(fused.linears.begin(), fused.linears.end()).size() != fused.linears.size())
-      throw reading.error(pointer + "/linears",
-                          fmt::format("\"linears\" of {} are not several different ones", printable(fused.name)));
+      throw file.error(pointer + "/linears",
+                       fmt::format("\"linears\" of {} are not several different ones", printable(fused.name)));
     for (const std::string& linear : fused.linears)
       validate_plan(fused.module + "." + linear, TensorParallelPlan::kColwise, pointer + "/linears",
                     "of \"linears\" to fuse,");
@@ -390,15 +388,19 @@ std::string pointer_in_derived(const std::string& pointer, const Json& resolved,
     return std::pair(module.value("name", Json()), module.value("parameter", Json("weight")));
   };
   const auto index = parse_unsigned(parts[2]);
+  if (!index) return "/like";
+  const Json& all = resolved.at("modules");
+  std::size_t before = 0;  // modules of that name that come earlier
+  for (std::size_t i = 0; i < *index; ++i) before += name_of(all.at(i)) == name_of(all.at(*index));
   const Json& modules = derived.at("modules");
-  for (std::size_t i = 0; index && i < modules.size(); ++i)
-    if (name_of(modules[i]) == name_of(resolved.at("modules").at(*index)))
+  for (std::size_t i = 0; i < modules.size(); ++i)
+    if (name_of(modules[i]) == name_of(all.at(*index)) && before-- == 0)
       return fmt::format("/modules/{}{}", i, pointer.substr(("/modules/" + parts[2]).size()));
   return "/like";
 }
 
-Family parse(const Json& json, const DescriptionFile& reading) {
-  const SpecObject object(json, reading, "", "");
+Family parse(const Json& json, const DescriptionFile& file) {
+  const SpecObject object(json, file, "", "");
   Family family;
   if (object.has("language_model")) {
     object.validate_keys({"$schema", "model_type", "language_model"});
@@ -417,28 +419,28 @@ Family parse(const Json& json, const DescriptionFile& reading) {
   family.num_layers =
       object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
   family.defaults = std::make_shared<const Json>(object.has("defaults") ? object.at("defaults") : Json::object());
-  const SpecObject defaults(*family.defaults, reading, "/defaults", "defaults");
+  const SpecObject defaults(*family.defaults, file, "/defaults", "defaults");
   validate_defaults(defaults, *family.defaults);
   const Json none = Json::object();
   const Json& defined = object.has("define") ? object.at("define") : none;
   if (!defined.is_object()) object.fail("define", "an object");
-  const SpecObject definitions(defined, reading, "/define", "define");
+  const SpecObject definitions(defined, file, "/define", "define");
   family.definitions = definitions_at(definitions, defined);
   DefaultCheck check(defaults, definitions);
   for (const auto& item : family.defaults->items()) check.validate(item.key());
   for (const auto& item : defined.items()) check.validate(item.key());
   if (object.has("class_defaults")) {
-    const SpecObject class_defaults(object.at("class_defaults"), reading, "/class_defaults", "class_defaults");
+    const SpecObject class_defaults(object.at("class_defaults"), file, "/class_defaults", "class_defaults");
     family.class_defaults = std::make_shared<const Json>(object.at("class_defaults"));
   }
   std::size_t i = 0;
   for (const Json& module : object.array_at("modules")) {
     family.modules.push_back(
-        parse_module(SpecObject(module, reading, fmt::format("/modules/{}", i), module_text(module, i))));
+        parse_module(SpecObject(module, file, fmt::format("/modules/{}", i), module_text(module, i))));
     ++i;
   }
   if (object.has("attention")) {
-    const SpecObject attention(object.at("attention"), reading, "/attention", "attention");
+    const SpecObject attention(object.at("attention"), file, "/attention", "attention");
     attention.validate_keys({"module", "query", "key", "value", "output", "fused"});
     family.attention = {attention.string_at("module"), attention.string_at("query"),  attention.string_at("key"),
                         attention.string_at("value"),  attention.string_at("output"), attention.string_at("fused")};
@@ -446,7 +448,7 @@ Family parse(const Json& json, const DescriptionFile& reading) {
   if (object.has("fused")) {
     i = 0;
     for (const Json& item : object.array_at("fused")) {
-      const SpecObject fused(item, reading, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
+      const SpecObject fused(item, file, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
       fused.validate_keys({"module", "name", "linears"});
       family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
       ++i;
@@ -454,9 +456,9 @@ Family parse(const Json& json, const DescriptionFile& reading) {
   }
   if (object.has("whole")) family.whole = object.strings_at("whole");
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
-  validate_names(family, reading);
-  validate_unique(family, reading);
-  validate_fused(family, reading);
+  validate_names(family, file);
+  validate_unique(family, file);
+  validate_fused(family, file);
   return family;
 }
 

@@ -24,18 +24,15 @@ const Json* object_at(const Json& json, const char* key) {
   return found != json.end() && found->is_object() ? &*found : nullptr;
 }
 
-void validate_text_configs(const ModelConfig& config) {
-  for (const char* key : kTextConfigs)
-    if (const auto part = config.json->find(key); part != config.json->end() && !part->is_object() && !part->is_null())
-      throw Error(ErrorKind::kBadInput, fmt::format("\"{}\" is {}, expected an object", key, brief(*part)))
-          .in(config.path);
-}
-
 /// The configuration of the language model in `config`, which may lie deeper than one level; null where it has none.
-const Json* text_config(const Json& config) {
+/// `path` is config.json's.
+const Json* text_config(const Json& config, const std::filesystem::path& path) {
+  const char* const usual = kTextConfigs[0];
+  if (const auto part = config.find(usual); part != config.end() && !part->is_object() && !part->is_null())
+    throw Error(ErrorKind::kBadInput, fmt::format("\"{}\" is {}, expected an object", usual, brief(*part))).in(path);
   for (const char* key : kTextConfigs)
     if (const Json* part = object_at(config, key)) {
-      const Json* deeper = text_config(*part);
+      const Json* deeper = text_config(*part, path);
       return deeper ? deeper : part;
     }
   return nullptr;
@@ -203,8 +200,7 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
 }  // namespace
 
 LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec) {
-  validate_text_configs(config);
-  const Json* part = text_config(*config.json);
+  const Json* part = text_config(*config.json, config.path);
   const std::string part_type = part ? text_at(*part, "model_type") : std::string();
   if (spec && spec->modules.empty())  // of a larger model: it only says which its language model is
   {
@@ -244,24 +240,27 @@ LanguageModel find_language_model(const ModelConfig& config, const std::shared_p
   return model;
 }
 
-std::string describe_unknown_type(const std::string& model_type) {
-  return model_type.empty() ? "config.json has no \"model_type\""
-                            : fmt::format("the model_type \"{}\" is not known", printable(model_type));
+std::string describe_unknown_type(const ModelConfig& config) {
+  return config.model_type.empty() ? config.path.filename().string() + " has no \"model_type\""
+                                   : fmt::format("the model_type \"{}\" is not known", printable(config.model_type));
 }
 
 Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting) {
-  const std::string model_type = find_language_model(config).config.model_type;
+  const ModelConfig found = find_language_model(config).config;
+  const std::string& model_type = found.model_type;
   Error error = model_type.empty()
                     ? Error(ErrorKind::kBadInput, "has no \"model_type\", which names the model's family")
-                    : Error(ErrorKind::kUnsupported, describe_unknown_type(model_type));
+                    : Error(ErrorKind::kUnsupported, describe_unknown_type(found));
   error.in(config.path);
   if (fitting.size() == 1)
     return error.hint(fmt::format("its tensors are those of {0}: give `family` {0}", fitting.front()));
   if (!fitting.empty())
     return error.hint(
-        fmt::format("its tensors fit several families; choose one with `family`: {}", list_names(fitting)));
+        fmt::format("its tensors fit several families; choose one with `family`: {}", join(fitting, ", ")));
   if (model_type.empty())
-    return error.hint("add one, such as \"model_type\": \"llama\", or give a family with `family`");
+    return error.hint(
+        "add one, such as \"model_type\": \"llama\"; or give a built-in family with `family`, or a description of the "
+        "model with `spec`");
   const std::string guess = nearest(model_type, known_model_types());
   return error.hint(
       (guess.empty() ? std::string() : "the nearest known is " + guess + "; ") +

@@ -23,11 +23,11 @@ struct LanguageModel {
 };
 
 /// The language model described by `config`, of the family `spec`, else of the built-in one of its model_type.
-/// \throws Error kBadInput, naming config.json, if what should be the language model's configuration is no object.
+/// \throws Error kBadInput, naming config.json, if a text_config is no object.
 LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec = {});
 
 /// That the model_type is not known or not there, in words.
-std::string describe_unknown_type(const std::string& model_type);
+std::string describe_unknown_type(const ModelConfig& config);
 
 /// The error for a model_type that is not known or not there. `fitting` are the families that its tensors fit, the most
 /// likely first.

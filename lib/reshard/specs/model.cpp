@@ -44,6 +44,13 @@ class ConfigValues {
   std::uint64_t size(const Expression& expression) const {
     return in_config([&] { return expression.size(lookup()); });
   }
+  /// A whole number that may be 0.
+  std::uint64_t number(const Expression& expression) const {
+    const ConfigValue value = in_config([&] { return expression.value(lookup()); });
+    const std::uint64_t* number = std::get_if<std::uint64_t>(&value);
+    if (number == nullptr) fail(fmt::format("{} is no whole number", expression.text()));
+    return *number;
+  }
   bool holds(const Expression& condition) const {
     return in_config([&] { return condition.holds(lookup()); });
   }
@@ -210,9 +217,10 @@ class ModelBuilder {
     filled.has_bias = module.bias && values_.holds(module.bias);
     if (module.experts) weight.experts = values_.size(module.experts);
     filled.experts = module.items ? values_.size(module.items) : weight.experts;
-    if (module.first_expert) filled.first = values_.size(module.first_expert);
-    if (filled.experts > kMaxExperts || filled.first > kMaxExperts)
-      values_.fail(fmt::format("{} experts are more than any model has", filled.first + filled.experts));
+    if (module.first_expert) filled.first = values_.number(module.first_expert);
+    if (filled.experts > kMaxExperts || filled.first > kMaxExperts - filled.experts)
+      values_.fail(
+          fmt::format("{} experts, from number {} on, are more than any model has", filled.experts, filled.first));
     if (module.stacked && weight.shape.front() % filled.experts != 0)
       values_.fail(fmt::format("{} has {} rows, which are not the same for each of {} experts", module.name,
                                weight.shape.front(), filled.experts));
@@ -250,9 +258,12 @@ class ModelBuilder {
   }
 
   void add_experts(const std::vector<Filled>& modules) {
-    std::uint64_t end = 0;
-    for (const Filled& filled : modules) end = std::max(end, filled.first + filled.experts);
-    for (std::uint64_t number = 0; number < end; ++number)
+    std::uint64_t begin = kMaxExperts, end = 0;
+    for (const Filled& filled : modules) {
+      begin = std::min(begin, filled.first);
+      end = std::max(end, filled.first + filled.experts);
+    }
+    for (std::uint64_t number = begin; number < end; ++number)
       for (const Filled& filled : modules)
         if (number >= filled.first && number - filled.first < filled.experts)
           add_one(filled, expand_layer(layer_name(filled), number),

@@ -27,7 +27,7 @@ struct ModelParameter {
   std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
   std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
   std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be split anywhere
-  bool block_cut = false;                  // of scales: the last block is not full, so that it can only be padded
+  bool partial_block = false;              // of scales: the last block is not full, so that it can only be padded
   std::uint64_t linear_size = 0;           // of a quantised linear's: the linear's size along what is split; else 0
   std::uint64_t block = 1;                 // how many of those make one element along split_dim
   bool is_bias = false;

@@ -21,7 +21,7 @@ struct ModelConfig {
   std::string model_type;            // empty where config.json has none
 };
 
-/// \throws Error kBadInput if the file is missing, or is not an object.
+/// \throws Error kBadInput if the file is missing, is no JSON object, or has a model_type that is no text.
 ModelConfig read_model_config(Files& files, const std::filesystem::path& directory);
 
 /// The same of a file of any name.

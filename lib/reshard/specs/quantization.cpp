@@ -261,12 +261,12 @@ ModelParameter part_of(const ModelParameter& weight, const char* leaf, const Dim
   part.heads = weight.heads;
   part.linear_size = weight.shape[*weight.split_dim];
   part.block = per;
-  part.block_cut = part.linear_size % per != 0;
+  part.partial_block = part.linear_size % per != 0;
   for (const PackedPart& packed : weight.packed) {
-    part.block_cut = part.block_cut || packed.size % per != 0;
+    part.partial_block = part.partial_block || packed.size % per != 0;
     part.packed.push_back({packed.size / per, packed.replicated});
   }
-  if (part.block_cut) part.packed.clear();
+  if (part.partial_block) part.packed.clear();
   return part;
 }
 
@@ -457,7 +457,7 @@ bool is_quantized_tensor(std::string_view name) {
   const std::string_view leaf = name.substr(name.rfind('.') + 1);
   for (const auto& [method, known] : methods())
     for (const auto& scheme : known.schemes)
-      if (!scheme->marker.empty() && leaf == scheme->marker) return true;
+      if (scheme->marker.size() > std::string_view("scale").size() && leaf == scheme->marker) return true;
   return false;
 }
 

@@ -94,7 +94,8 @@ class Quantization {
   std::filesystem::path path_;
 };
 
-/// Whether a linear that has a tensor of this name is quantised, by one of the methods.
+/// Whether a linear that has a tensor of this name is quantised, by one of the methods. "scale" is also what other
+/// modules have.
 bool is_quantized_tensor(std::string_view name);
 
 /// The name that config.json gives the way its weights are quantised; empty where they are not.

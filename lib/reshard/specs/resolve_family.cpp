@@ -34,7 +34,8 @@ class Renames {
   Renames(const OrderedJson& derived, const DescriptionFile& file) : file_(file) {
     const auto found = derived.find("rename");
     if (found == derived.end()) return;
-    if (!found->is_object()) throw file.error("/rename", "\"rename\" is not an object");
+    if (!found->is_object())
+      throw file.error("/rename", "\"rename\" is " + brief(Json(*found)) + ", expected an object");
     for (const auto& [from, to] : found->items()) {
       if (from.empty() || !to.is_string() || to.get_ref<const std::string&>().empty())
         throw file.error("/rename/" + pointer_part(from), "\"rename\": \"" + printable(from) + "\" has no new name");
@@ -188,7 +189,8 @@ void insert_module(OrderedJson& modules, const OrderedJson& module) {
 void change_modules(OrderedJson& family, const OrderedJson& derived, const DescriptionFile& file) {
   const auto changes = derived.find("modules");
   if (changes == derived.end()) return;
-  if (!changes->is_array()) throw file.error("/modules", "\"modules\" is not an array");
+  if (!changes->is_array())
+    throw file.error("/modules", "\"modules\" is " + brief(Json(*changes)) + ", expected an array");
   OrderedJson& modules = family["modules"];
   std::set<std::string> before;
   for (const OrderedJson& module : modules) before.insert(joined(text_at(module, "name"), parameter_of(module)));
@@ -221,7 +223,8 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const Descr
 void merge_keys(OrderedJson& family, const OrderedJson& derived, const std::string& key, const DescriptionFile& file) {
   const auto given = derived.find(key);
   if (given == derived.end()) return;
-  if (!given->is_object()) throw file.error("/" + key, "\"" + key + "\" is not an object");
+  if (!given->is_object())
+    throw file.error("/" + key, "\"" + key + "\" is " + brief(Json(*given)) + ", expected an object");
   if (!family.contains(key)) family[key] = OrderedJson::object();
   for (const auto& [name, value] : given->items()) family[key][name] = value;
 }
@@ -259,9 +262,9 @@ Error DescriptionFile::error(const std::string& pointer, const std::string& mess
 
 const std::vector<FamilyKey>& family_keys() {
   static const std::vector<FamilyKey> kKeys = {
-      {"model_type", Inherit::kNever}, {"layers", Inherit::kReplace},       {"num_layers", Inherit::kReplace},
-      {"defaults", Inherit::kMerge},   {"class_defaults", Inherit::kNever}, {"define", Inherit::kMerge},
-      {"modules", Inherit::kModules},  {"attention", Inherit::kMerge},      {"fused", Inherit::kReplace},
+      {"model_type", Inherit::kNever}, {"layers", Inherit::kReplace},        {"num_layers", Inherit::kReplace},
+      {"defaults", Inherit::kMerge},   {"class_defaults", Inherit::kNever},  {"define", Inherit::kMerge},
+      {"modules", Inherit::kModules},  {"attention", Inherit::kMerge, true}, {"fused", Inherit::kReplace},
       {"whole", Inherit::kReplace},    {"nxd_inference", Inherit::kNever},
   };
   return kKeys;
@@ -278,6 +281,9 @@ OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find,
           .hint(guess.empty() ? "known are " + join(known, ", ") : "did you mean \"" + guess + "\"?");
     }
   if (!derived.contains("model_type")) throw file.error("", "the key \"model_type\" is missing");
+  if (!derived.at(kLike).is_string())
+    throw file.error(std::string("/") + kLike,
+                     "\"like\" is " + brief(Json(derived.at(kLike))) + ", expected the name of a family");
   const std::string like = text_at(derived, kLike);
   auto parent = find(like);
   if (parent && parent->contains("language_model")) parent = find(text_at(*parent, "language_model"));
@@ -304,7 +310,7 @@ OrderedJson resolve_family(const OrderedJson& derived, const FindResolved& find,
     if (given == derived.end() || key.inherit == Inherit::kModules) continue;
     if (key.inherit != Inherit::kMerge)
       family[key.name] = *given;
-    else if (given->is_null())
+    else if (given->is_null() && key.may_be_null)
       family.erase(key.name);
     else
       merge_keys(family, derived, key.name, file);

@@ -32,6 +32,7 @@ enum class Inherit : std::uint8_t {
 struct FamilyKey {
   const char* name;
   Inherit inherit;
+  bool may_be_null = false;  // null takes the other family's away
 };
 /// The keys of a description that has modules, beside "$schema".
 const std::vector<FamilyKey>& family_keys();
@@ -45,9 +46,7 @@ using FindResolved = std::function<std::optional<OrderedJson>(const std::string&
 ///   remove      ["gate_proj"]: modules whose name ends with one of these, or has it between dots
 ///   modules     one that is there already, by its name and "parameter", gets the keys that are given here (null takes
 ///               one away); others are new
-///   defaults, define, attention    are added key by key; with "attention": null there is none
-///   fused, whole, layers, num_layers    take the place of the other family's
-///   class_defaults, nxd_inference    are never taken over
+///   all other keys   as family_keys() says
 ///
 /// A description without "like" is returned as it is.
 /// \throws Error kBadInput, naming `file`, for a family that `find` does not know, and for names that are not there.

@@ -211,7 +211,7 @@ ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t t
 
 std::optional<std::string> split_problem(const ModelParameter& parameter, std::uint64_t tp, bool whole_heads) {
   if (!parameter.split_dim) return std::nullopt;
-  if (parameter.block_cut && tp > 1)
+  if (parameter.partial_block && tp > 1)
     return fmt::format("dim {} is not a whole number of quantisation blocks, so it cannot be split",
                        *parameter.split_dim);
   if (whole_heads && parameter.heads != 0 && parameter.heads % tp != 0)
@@ -229,7 +229,7 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
 }
 
 bool can_pad(const ModelParameter& parameter) {
-  return parameter.packed.empty() && !(parameter.block_cut && is_packed(parameter.plan));
+  return parameter.packed.empty() && !(parameter.partial_block && is_packed(parameter.plan));
 }
 
 namespace {
