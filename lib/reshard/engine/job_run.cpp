@@ -128,6 +128,7 @@ void JobRun::write_manifest(const ShareReport& report, RunResult& result) {
   for (const CopiedFile& file : job_.copied_files) add(file.path, file.size_bytes);
   for (const TextFile& file : job_.text_files) add(file.path, file.text.size());
   std::vector<fs::path> paths;
+  paths.reserve(files.size());
   for (const Manifest::File& file : files) paths.push_back(root_ / file.path);
   const std::vector<Sha256Digest> of_files = digest_files(paths, options_);
   for (std::size_t i = 0; i < files.size(); ++i) files[i].digest = of_files[i];
