@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/layouts/checkpoint.h"
 #include "reshard/formats/manifest.h"
+#include "reshard/layouts/checkpoint.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard::cli {
