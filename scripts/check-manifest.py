@@ -4,6 +4,7 @@
     scripts/check-manifest.py reshard.manifest.json MODEL_DIR_OR_FILE...
 
 The digest of a tensor is over its elements in C order, little-endian, as safetensors has them: see tensor_digest().
+Leaves of 4-bit dtypes, which have multiples of eight rows, are not known here.
 """
 
 import hashlib

@@ -4,9 +4,12 @@
 
 #include <cmath>
 #include <set>
+#include <string_view>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
+#include "reshard/specs/model.h"
 #include "reshard/tensor/shape.h"
 
 namespace reshard::cli {
@@ -29,6 +32,22 @@ std::string short_stored_name(const std::string& stored, const std::string& logi
   const std::string tail = stored.substr((longer ? module : before) + 1);
   if (logical.ends_with("." + tail)) return {};
   return tail.ends_with(".weight") || tail.ends_with(".bias") ? tail.substr(0, tail.rfind('.')) : tail;
+}
+
+/// Column and row are the linear's. What a quantised one stores as (in, out), as GPTQ does, is not split along the dim
+/// that the word stands for.
+PartitionLabel label_of(const StoredTensor& stored, const ModelParameter* parameter) {
+  const bool split = stored.label == PartitionLabel::kColumn || stored.label == PartitionLabel::kRow;
+  if (!split || parameter == nullptr || parameter->linear_size == 0) return stored.label;
+  switch (parameter->plan) {
+    case TensorParallelPlan::kColwise:
+    case TensorParallelPlan::kPackedColwise: return PartitionLabel::kColumn;
+    case TensorParallelPlan::kRowwise:
+    case TensorParallelPlan::kPackedRowwise: return PartitionLabel::kRow;
+    case TensorParallelPlan::kEmbeddingRowwise:
+    case TensorParallelPlan::kReplicate: return stored.label;
+  }
+  return stored.label;
 }
 
 }  // namespace
@@ -78,26 +97,6 @@ std::string number_text(double value) {
 const char* what_name(const Checkpoint& checkpoint) {
   return checkpoint.layout == nullptr ? "file" : checkpoint.layout->traits().reported_as;
 }
-
-namespace {
-
-/// Column and row are the linear's. What a quantised one stores as (in, out), as GPTQ does, is not split along the dim
-/// that the word stands for.
-PartitionLabel label_of(const StoredTensor& stored, const ModelParameter* parameter) {
-  const bool split = stored.label == PartitionLabel::kColumn || stored.label == PartitionLabel::kRow;
-  if (!split || parameter == nullptr || parameter->linear_size == 0) return stored.label;
-  switch (parameter->plan) {
-    case TensorParallelPlan::kColwise:
-    case TensorParallelPlan::kPackedColwise: return PartitionLabel::kColumn;
-    case TensorParallelPlan::kRowwise:
-    case TensorParallelPlan::kPackedRowwise: return PartitionLabel::kRow;
-    case TensorParallelPlan::kEmbeddingRowwise:
-    case TensorParallelPlan::kReplicate: return stored.label;
-  }
-  return stored.label;
-}
-
-}  // namespace
 
 std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vector<std::uint32_t>& wanted) {
   const TensorMap& map = checkpoint.map;

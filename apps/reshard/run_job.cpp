@@ -34,8 +34,8 @@ std::string last_line(const Job& job, const RunResult& result) {
   const double rate = result.seconds > 0 ? static_cast<double>(result.written_bytes) / result.seconds : 0;
   std::string hashed;
   if (job.manifest)
-    hashed = fmt::format("; hashed tensors in {:.2f} s of threads, files in {:.2f} s", result.hashing_seconds,
-                         result.rereading_seconds);
+    hashed = fmt::format("; manifest: {:.2f} s of CPU to hash tensors, {:.2f} s to read files back",
+                         result.hashing_seconds, result.rereading_seconds);
   return fmt::format("wrote {}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}{}",
                      format_bytes(result.written_bytes), result.files, result.files == 1 ? "" : "s",
                      read_text(job.program), result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9,

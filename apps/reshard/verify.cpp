@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 #include <memory>
+#include <optional>
 #include <tuple>
 
 #include "arguments.h"
@@ -36,7 +38,7 @@ struct VerifyArguments : MovingArguments {
   std::string b;
   std::string rtol;  // empty: not given
   std::string atol;
-  std::string manifest;  // in place of b
+  std::optional<std::string> manifest;  // in place of b
   OptionValues source_options;
   ReplicaArguments replicas;
   SourceArguments source;
@@ -53,25 +55,27 @@ double parse_tolerance(const std::string& option, const std::string& text) {
   return value;
 }
 
-std::string names_text(const std::vector<std::string>& names, const std::string& what) {
+/// A line for each of the first few.
+template <typename Items, typename Text>
+std::string lines_text(const Items& items, const std::string& what, const Text& text_of) {
   std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i)
-    text += fmt::format("{}: {}\n", what, printable(names[i]));
-  if (names.size() > kShown) text += fmt::format("{}: … and {} more\n", what, names.size() - kShown);
+  for (std::size_t i = 0; i < std::min(items.size(), kShown); ++i) text += what + ": " + text_of(items[i]) + "\n";
+  if (items.size() > kShown) text += fmt::format("{}: … and {} more\n", what, items.size() - kShown);
   return text;
+}
+
+std::string names_text(const std::vector<std::string>& names, const std::string& what) {
+  return lines_text(names, what, printable);
 }
 
 std::string report_text(const Verification& result, const VerifyArguments& arguments) {
   std::string text = names_text(result.only_a, "only in " + printable(arguments.a)) +
                      names_text(result.only_b, "only in " + printable(arguments.b)) +
                      names_text(result.other_form, "other shape or dtype");
-  for (std::size_t i = 0; i < std::min(result.different.size(), kShown); ++i) {
-    const TensorDifference& d = result.different[i];
-    text += fmt::format("differs: {}: {} of {} elements, first at {}: {} and {}; by {:.4g} at most\n",
-                        printable(d.name), d.differing, d.elems, to_string(d.first), d.a, d.b, d.max_abs);
-  }
-  if (result.different.size() > kShown)
-    text += fmt::format("differs: … and {} more tensors\n", result.different.size() - kShown);
+  text += lines_text(result.different, "differs", [](const TensorDifference& d) {
+    return fmt::format("{}: {} of {} elements, first at {}: {} and {}; by {:.4g} at most", printable(d.name),
+                       d.differing, d.elems, to_string(d.first), d.a, d.b, d.max_abs);
+  });
   if (result.same())
     return text + fmt::format("same: {} tensors, {}\n", result.compared_tensors, format_bytes(result.compared_bytes));
   const std::size_t wrong =
@@ -120,6 +124,22 @@ Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, 
   return side;
 }
 
+/// That options had an effect, and that there is something to compare.
+void validate_used(const VerifyArguments& arguments, bool tag_used, std::initializer_list<const Checkpoint*> sides) {
+  const bool one = sides.size() == 1;
+  if (arguments.source.tag && !tag_used)
+    throw Error(ErrorKind::kUsage, fmt::format("--tag has no effect: {}",
+                                               one ? "A is a checkpoint itself" : "A and B are checkpoints themselves"))
+        .hint("give the directory that holds the folder of that name");
+  if (arguments.source.config &&
+      std::none_of(sides.begin(), sides.end(), [](const Checkpoint* side) { return side->config_given; }))
+    throw Error(ErrorKind::kUsage, fmt::format("--config has no effect: {} a config.json of {} own",
+                                               one ? "A has" : "A and B both have", one ? "its" : "their"));
+  for (const Checkpoint* checkpoint : sides)
+    if (checkpoint->map.logical.empty())
+      throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);
+}
+
 /// What to know of both, and of each.
 std::vector<std::string> notes_of(const VerifyArguments& arguments, const Checkpoint& a, const Checkpoint& b) {
   std::vector<std::string> notes;
@@ -133,14 +153,6 @@ std::vector<std::string> notes_of(const VerifyArguments& arguments, const Checkp
       if (!has(*other, note))
         notes.push_back(note.starts_with(given + ":") ? note : fmt::format("{}: {}", given, note));
   return notes;
-}
-
-template <typename Items, typename Text>
-std::string lines_text(const Items& items, const std::string& what, const Text& text_of) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(items.size(), kShown); ++i) text += what + ": " + text_of(items[i]) + "\n";
-  if (items.size() > kShown) text += fmt::format("{}: … and {} more\n", what, items.size() - kShown);
-  return text;
 }
 
 std::string report_text(const ManifestVerification& result) {
@@ -202,11 +214,11 @@ int run_verify_manifest(const VerifyArguments& arguments) {
   options.progress = &progress;
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
-  const std::string text = read_text_file(local_storage(), arguments.manifest, kMaxManifestBytes);
+  const std::string& file = *arguments.manifest;
+  const std::string text = read_text_file(local_storage(), file, kMaxManifestBytes);
   const auto report = [&](const auto& result, const std::vector<std::string>& notes) {
     if (arguments.json) {
-      Document json{
-          {"command", "verify"}, {"a", arguments.a}, {"manifest", arguments.manifest}, {"same", result.same()}};
+      Document json{{"command", "verify"}, {"a", arguments.a}, {"manifest", file}, {"same", result.same()}};
       json.update(document_of(result));
       json["divergent_replicas"] = divergent_document(divergent);
       json["notes"] = with_options(notes);
@@ -218,32 +230,46 @@ int run_verify_manifest(const VerifyArguments& arguments) {
     return result.same() ? 0 : kExitDifferent;
   };
   if (!text.starts_with('{')) {
-    const std::vector<FileDigest> files = parse_sha256sums(text, arguments.manifest);
+    if (arguments.source.tag || arguments.source.config || !arguments.spec.empty() || !arguments.family.empty())
+      throw Error(ErrorKind::kUsage, "a SHA256SUMS is of files: --tag, --config, --spec and --family have no effect");
+    const std::vector<FileDigest> files = parse_sha256sums(text, file);
     if (!local_storage().is_directory(arguments.a))
-      throw Error(ErrorKind::kBadInput, "is no directory").in(arguments.a);
-    const ProgressBar bar(progress, 0, !arguments.quiet);
-    return report(verify_files(arguments.a, files, options), {});
+      throw Error(ErrorKind::kBadInput, "is not a directory, which a SHA256SUMS is of")
+          .in(arguments.a)
+          .hint("give the directory whose files it lists");
+    std::uint64_t bytes = 0;
+    for (const FileDigest& listed : files)
+      if (const fs::path path = fs::path(arguments.a) / listed.path; local_storage().is_file(path))
+        bytes += local_storage().size_bytes(path);
+    FilesVerification result;
+    {
+      const ProgressBar bar(progress, bytes, !arguments.quiet);
+      result = verify_files(arguments.a, files, options);
+    }
+    return report(result, {});
   }
-  const Manifest manifest = parse_manifest(text, arguments.manifest);
+  const Manifest manifest = parse_manifest(text, file);
   bool tag_used = false;
   const Checkpoint a = read_side(arguments.a, arguments, tag_used);
+  validate_used(arguments, tag_used, {&a});
   if (!arguments.quiet && !arguments.json) print_notes(a.notes);
   ManifestVerification result;
   {
     std::uint64_t bytes = 0;
     for (const LogicalTensor& tensor : a.map.logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
     const ProgressBar bar(progress, bytes, !arguments.quiet);
-    result = verify_manifest(a.map, manifest, arguments.manifest, options);
+    result = verify_manifest(a.map, manifest, file, options);
   }
   return report(result, a.notes);
 }
 
 void validate_arguments(const VerifyArguments& arguments) {
-  if (arguments.manifest.empty()) {
+  if (!arguments.manifest) {
     if (arguments.b.empty())
       throw Error(ErrorKind::kUsage, "B is missing").hint("give another checkpoint, or a manifest with --manifest");
     return;
   }
+  if (arguments.manifest->empty()) throw Error(ErrorKind::kUsage, "--manifest is empty");
   if (!arguments.b.empty())
     throw Error(ErrorKind::kUsage, "--manifest takes the place of B, such as " + printable(arguments.b))
         .hint("leave out one of the two");
@@ -253,7 +279,7 @@ void validate_arguments(const VerifyArguments& arguments) {
 
 int run_verify(const VerifyArguments& arguments) {
   validate_arguments(arguments);
-  if (!arguments.manifest.empty()) return run_verify_manifest(arguments);
+  if (arguments.manifest) return run_verify_manifest(arguments);
   VerifyOptions how;
   if (!arguments.rtol.empty() || !arguments.atol.empty()) how.tolerance.emplace();
   if (!arguments.rtol.empty()) how.tolerance->relative = parse_tolerance("--rtol", arguments.rtol);
@@ -263,14 +289,7 @@ int run_verify(const VerifyArguments& arguments) {
   bool tag_used = false;
   const Checkpoint a = read_side(arguments.a, arguments, tag_used);
   const Checkpoint b = read_side(arguments.b, arguments, tag_used);
-  if (arguments.source.tag && !tag_used)
-    throw Error(ErrorKind::kUsage, "--tag has no effect: A and B are checkpoints themselves")
-        .hint("give the directory that holds the folder of that name");
-  if (arguments.source.config && !a.config_given && !b.config_given)
-    throw Error(ErrorKind::kUsage, "--config has no effect: A and B both have a config.json of their own");
-  for (const Checkpoint* checkpoint : {&a, &b})
-    if (checkpoint->map.logical.empty())
-      throw Error(ErrorKind::kBadInput, "holds no tensors, so there is nothing to compare").in(checkpoint->path);
+  validate_used(arguments, tag_used, {&a, &b});
   const std::vector<std::string> notes = notes_of(arguments, a, b);
   if (!arguments.quiet && !arguments.json) print_notes(notes);
   Progress progress;

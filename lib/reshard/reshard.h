@@ -11,9 +11,11 @@
 //   execute(*plan_shard(request), RunOptions{});
 #pragma once
 
+#include "reshard/engine/digests.h"          // compute_digests(map, …): SHA-256 of tensors, whatever the layout
 #include "reshard/engine/execute.h"          // execute(job, options)
 #include "reshard/engine/stats.h"            // compute_stats(map, …): minimum, maximum, mean
 #include "reshard/engine/verify.h"           // verify(a, b, …)
+#include "reshard/engine/verify_manifest.h"  // verify_manifest(map, manifest, …), verify_files
 #include "reshard/layouts/checkpoint.h"      // read_checkpoint(files, path, context): what stands there
 #include "reshard/layouts/layout.h"          // Layout, layouts(), TargetRequest
 #include "reshard/layouts/lower_metadata.h"  // partition_rules(metadata, …): what each rank has of a tensor

@@ -112,7 +112,7 @@ TEST_CASE("verify lists ten differences of a kind and counts the others") {
   const ProgramResult result = run_reshard({"verify", (dir / "a").string(), (dir / "b").string()});
   CHECK_THAT(result.out, Says("differs: w.19:"));
   CHECK_THAT(result.out, !Says("w.20"));
-  CHECK_THAT(result.out, Says("differs: … and 5 more tensors\n"));
+  CHECK_THAT(result.out, Says("differs: … and 5 more\n"));
   CHECK_THAT(result.out, Says(": left.19\n"));
   CHECK_THAT(result.out, Says("a: … and 5 more\n"));
   CHECK_THAT(result.out, Says("different: 30 of 30 tensors\n"));

@@ -166,7 +166,9 @@ TEST_CASE("Two runs make the same manifest, in one share or several, with little
   little.max_memory_bytes = kMinMemoryBytes;
   const Error error = error_of([&] { execute(*job, little); });
   CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.hint(), Says("`manifest`"));
+  CHECK_THAT(error.hint(), Says("give at least"));
+  const Checkpoint model = read_checkpoint(large.temp / "model", {ConfigUse::kLenient});
+  CHECK(error_of([&] { compute_digests(model.map, {0}, little); }).kind() == ErrorKind::kUsage);
   CHECK_FALSE(fs::exists(large.temp / "little"));
 }
 
@@ -220,6 +222,47 @@ TEST_CASE("Tensors that are missing, new or of another form are told") {
   const Error error = error_of([&] { verify_manifest(checkpoint.map, manifest, "m", unsynced()); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(error.what(), Says("says 2 leaves, but a tensor of its shape has 0"));
+}
+
+TEST_CASE("Padding is no tensor of a manifest, and is checked where a manifest is verified") {
+  const Large large;
+  ShardRequest request = shard_request(large.temp / "model", large.temp / "padded", 3);
+  request.target.layout = layout("presharded");
+  request.target.options.set_flag("pad", true);
+  const auto job = plan_shard(request);
+  job->manifest = true;
+  execute(*job, unsynced());
+  ConsolidateRequest back;
+  back.source.path = large.temp / "padded";
+  back.output_directory = large.temp / "whole";
+  const auto whole = plan_consolidate(back);
+  whole->manifest = true;
+  execute(*whole, unsynced());
+  const Manifest manifest = large.manifest_of(large.temp / "whole");
+  CHECK((manifest.tensors == large.manifest_of(large.temp / "padded").tensors));
+  CHECK(manifest.tensors.size() == large.tensors.size());
+  const Checkpoint padded = read_checkpoint(large.temp / "padded", {ConfigUse::kStrict});
+  CHECK(verify_manifest(padded.map, manifest, "m", unsynced()).same());
+}
+
+TEST_CASE("A manifest of what stood in a directory before is not left beside other files") {
+  const Large large;
+  const fs::path output = large.temp / "out";
+  const auto job = plan_shard(shard_request(large.temp / "model", output, 2));
+  job->manifest = true;
+  execute(*job, unsynced());
+  const auto before = snapshot(output);
+  ShardRequest request = shard_request(large.temp / "model", output, 4);
+  request.force = true;
+  const Error error = error_of([&] { execute(*plan_shard(request), unsynced()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (output / kManifestFile).string());
+  CHECK_THAT(error.hint(), Says("`manifest`"));
+  CHECK((snapshot(output) == before));
+  const auto again = plan_shard(request);
+  again->manifest = true;
+  execute(*again, unsynced());
+  CHECK(large.manifest_of(output).tp == 4);
 }
 
 TEST_CASE("A manifest of some ranks alone is refused before anything is written") {

@@ -1,12 +1,13 @@
 #include "support/files.h"
 
-#include <openssl/evp.h>
-
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <sstream>
 #include <stdexcept>
+
+#include "reshard/base/sha256.h"
 
 namespace reshard {
 
@@ -77,16 +78,7 @@ TensorMap read_tensors(const fs::path& path) {
 }
 
 std::string sha256_hex(const std::string& bytes) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int digest_bytes = 0;
-  EVP_Digest(bytes.data(), bytes.size(), digest, &digest_bytes, EVP_sha256(), nullptr);
-  std::string hex;
-  for (unsigned int i = 0; i < digest_bytes; ++i) {
-    static constexpr char kDigits[] = "0123456789abcdef";
-    hex += kDigits[digest[i] >> 4];
-    hex += kDigits[digest[i] & 15];
-  }
-  return hex;
+  return to_hex(sha256(std::as_bytes(std::span(bytes))));
 }
 
 void load(MemoryFiles& files, const fs::path& directory) {

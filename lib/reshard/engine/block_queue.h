@@ -29,7 +29,8 @@ class BlockQueue {
   };
 
   /// Blocks of at most `block_bytes`; `strided_block_bytes` where a tensor is read from one that is not in C order. For
-  /// a share of whole leaves, each block is a leaf of the tensor as it is written. The maps are the program's; they and it are borrowed.
+  /// a share of whole leaves, each block is a leaf of the tensor as it is written. The maps are the program's; they and
+  /// it are borrowed.
   BlockQueue(const ProgramMaps& maps, const Program& program, std::uint64_t block_bytes,
              std::uint64_t strided_block_bytes, unsigned workers, const Share& share = {});
 

@@ -31,7 +31,8 @@ std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vecto
   return digests;
 }
 
-std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>& files, const RunOptions& options) {
+std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>& files, const RunOptions& options,
+                                       const std::function<void(std::uint64_t bytes)>& read) {
   constexpr std::uint64_t kReadBytes = std::uint64_t{1} << 20;
   std::vector<Sha256Digest> digests(files.size());
   for_each_number(files.size(), thread_count(options), [&](std::size_t i) {
@@ -43,6 +44,7 @@ std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>&
       const auto part = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), source->size_bytes() - at));
       source->read_at(at, part);
       hash.update(part);
+      if (read) read(part.size());
     }
     digests[i] = hash.finish();
   });

@@ -2,8 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <span>
-#include <string>
+#include <functional>
 #include <vector>
 
 #include "reshard/base/sha256.h"
@@ -19,8 +18,10 @@ namespace reshard {
 std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
                                           const RunOptions& options, bool check_all = false);
 
-/// The SHA-256 of whole files, read in order, several at a time.
+/// The SHA-256 of whole files, read in order, several at a time. `read` is called with the bytes of each part that is
+/// read, from several threads.
 /// \throws Error kIo; kInterrupted.
-std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>& files, const RunOptions& options);
+std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>& files, const RunOptions& options,
+                                       const std::function<void(std::uint64_t bytes)>& read = {});
 
 }  // namespace reshard

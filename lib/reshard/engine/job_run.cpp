@@ -115,11 +115,9 @@ void JobRun::finish(const ShareReport& report) {
 /// Reads what was written, and writes what proves it.
 void JobRun::write_manifest(const ShareReport& report, RunResult& result) {
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<TensorDigest> digests;
-  digests.reserve(report.digests.size());
-  for (std::size_t t = 0; t < report.digests.size(); ++t)
-    digests.push_back(job_.program.transfers[t].result(job_.maps())->filler ? TensorDigest()
-                                                                            : report.digests[t].digest());
+  std::vector<TensorDigest> digests(report.digests.size());
+  for (std::size_t t = 0; t < digests.size(); ++t)
+    if (!job_.target.logical[t].filler) digests[t] = report.digests[t].digest();
   std::vector<Manifest::File> files;
   const auto add = [&](const fs::path& path, std::uint64_t bytes) {
     files.push_back({path.generic_string(), bytes, std::nullopt});

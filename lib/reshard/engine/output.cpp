@@ -173,6 +173,10 @@ void validate_output(Storage& storage, const Job& job) {
                             present.size() == 1 ? "one output is" : "some outputs are", list_names(present)))
         .in(directory)
         .hint("pass `force` to replace them, or choose another output directory");
+  if (!present.empty() && !job.manifest && is_taken(storage, directory / kManifestFile))
+    throw Error(ErrorKind::kBadInput, "proves files that would be replaced, and would no longer be true")
+        .in(directory / kManifestFile)
+        .hint(std::string("write a new one (`manifest`), or remove it and ") + kSha256SumsFile);
 }
 
 std::string staging_prefix(const fs::path& output_directory) {

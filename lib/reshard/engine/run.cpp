@@ -113,11 +113,12 @@ class Worker {
   /// Hashes a block as it is written, which lies in parts_.
   void hash_parts(const BlockQueue::Item& item) {
     if (shared_.digests.empty()) return;
-    const LogicalTensor& tensor = *shared_.program.transfers[item.transfer].result(shared_.maps);
+    const std::uint32_t target = *shared_.program.transfers[item.transfer].target;
+    const LogicalTensor& tensor = shared_.maps.target->logical[target];
     if (tensor.filler) return;
     const auto begin = std::chrono::steady_clock::now();
     for (const auto part : parts_) hash_.update(part);
-    shared_.digests[item.transfer].add(first_elem(tensor.shape, item.box), hash_.finish());
+    shared_.digests[target].add(first_elem(tensor.shape, item.box), hash_.finish());
     shared_.hashing_ns += static_cast<std::uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
   }
@@ -272,11 +273,10 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Sh
   if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
   const std::uint64_t visited_bytes = (options.digests ? buffers_per_thread(maps, program) : kPlainBuffers) *
                                       visit_block_bytes * (options.storage->maps() ? 2 : 1);
-  if (options.digests && visited_bytes + kReadAheadBytes > options.max_memory_bytes)
+  if (visit_block_bytes >= kLeafBytes && visited_bytes + kReadAheadBytes > options.max_memory_bytes)
     throw Error(ErrorKind::kUsage,
                 "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to hash tensors in")
-        .hint(
-            fmt::format("give at least {}, or do without `manifest`", format_memory(visited_bytes + kReadAheadBytes)));
+        .hint(fmt::format("give at least {}, or do without digests", format_memory(visited_bytes + kReadAheadBytes)));
   const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, visited_bytes);
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));

@@ -111,8 +111,8 @@ struct ShareReport {
   std::vector<std::uint32_t> written_files;  // indices into TensorMap::files of the target, ascending
   std::uint64_t written_bytes = 0;           // over all shares Program::write_bytes
   std::vector<Divergence> divergent;         // each replica once
-  /// Of each transfer's tensor as it is written, as Program::transfers counts them, what the share has of it; empty
-  /// unless RunOptions::digests.
+  /// Of each logical tensor of the target, as TensorMap::logical counts them, what the share has of it, but for padding;
+  /// empty unless RunOptions::digests.
   std::vector<LeafDigests> digests;
   double hashing_seconds = 0;            // of all threads together
   std::vector<std::size_t> lossy_means;  // transfers whose mean is of tensors that differ, ascending

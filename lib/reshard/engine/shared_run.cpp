@@ -45,11 +45,8 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
   for (std::size_t i = 0; i < program.transfers.size(); ++i)
     if (!program.transfers[i].more.empty()) means.try_emplace(i);
   if (!options.digests || maps.target == nullptr) return;
-  digests.reserve(program.transfers.size());
-  for (const Transfer& transfer : program.transfers) {
-    const LogicalTensor& tensor = *transfer.result(maps);
-    digests.emplace_back(tensor.dtype, tensor.shape);
-  }
+  digests.reserve(maps.target->logical.size());
+  for (const LogicalTensor& tensor : maps.target->logical) digests.emplace_back(tensor.dtype, tensor.shape);
 }
 
 std::shared_ptr<Source> SharedRun::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {

@@ -63,7 +63,7 @@ struct SharedRun {
   FilePool<Source> others;  // of ProgramMaps::against
   FilePool<Sink> sinks;
   Checksums checksums;
-  std::vector<LeafDigests> digests;  // by transfer; empty where none are wanted
+  std::vector<LeafDigests> digests;  // by the target's tensor; empty where none are wanted
   std::atomic<std::uint64_t> hashing_ns{0};
   WriteBack write_back;
   std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now

@@ -101,12 +101,14 @@ FilesVerification verify_files(const std::filesystem::path& directory, const std
     if (options.storage->is_file(directory / file.path)) {
       present.push_back(&file);
       paths.push_back(directory / file.path);
-      result.compared_bytes += options.storage->open(paths.back())->size_bytes();
+      result.compared_bytes += options.storage->size_bytes(paths.back());
     } else {
       result.missing.push_back(file.path);
     }
   }
-  const std::vector<Sha256Digest> digests = digest_files(paths, options);
+  const std::vector<Sha256Digest> digests = digest_files(paths, options, [&](std::uint64_t bytes) {
+    if (options.progress) options.progress->done_bytes += bytes;
+  });
   for (std::size_t i = 0; i < present.size(); ++i)
     if (digests[i] != present[i]->digest) result.different.push_back(present[i]->path);
   result.compared_files = present.size();

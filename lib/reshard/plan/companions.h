@@ -19,10 +19,10 @@ struct Companions {
   std::vector<std::string> notes;  // folders that were left out, whole sentences
 };
 
-/// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about its shards, nor a
-/// manifest of its files, nor what marks the checkpoints of a training run. Folders that are checkpoints of their own stay behind,
-/// with a note, and so do folders below `directory` that may not be read; the folders `left_out` stay behind without
-/// one.
+/// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about its shards, nor
+/// a manifest of its files, nor what marks the checkpoints of a training run. Folders that are checkpoints of their own
+/// stay behind, with a note, and so do folders below `directory` that may not be read; the folders `left_out` stay
+/// behind without one.
 /// \throws Error kIo if `directory` itself cannot be read.
 Companions companion_files(Files& files, const std::filesystem::path& directory,
                            const std::vector<std::filesystem::path>& left_out = {});

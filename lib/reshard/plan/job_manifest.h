@@ -10,7 +10,7 @@ namespace reshard {
 
 /// The manifest of what a job has written.
 /// \param fingerprint  of the run.
-/// \param digests      of each transfer's tensor as it is written, as Program::transfers counts them.
+/// \param digests      of each logical tensor of the target, as TensorMap::logical counts them.
 /// \param files        what was written, with digests.
 Manifest manifest_of(const Job& job, std::string fingerprint, const std::vector<TensorDigest>& digests,
                      std::vector<Manifest::File> files);
