@@ -4,6 +4,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -38,14 +39,14 @@ inline double memcpy_speed(std::size_t bytes) {
   const Bytes from(bytes, std::byte{1});
   Bytes to(bytes);
   const std::size_t times = std::max<std::size_t>(1, (std::size_t{16} << 20) / bytes);
-  std::vector<double> speeds;
-  for (int attempt = 0; attempt < 5; ++attempt)
-    speeds.push_back(static_cast<double>(bytes * times) / seconds_of([&] {
-                       for (std::size_t i = 0; i < times; ++i) {
-                         std::memcpy(to.data(), from.data(), bytes);
-                         benchmark::ClobberMemory();
-                       }
-                     }));
+  std::array<double, 5> speeds{};
+  for (double& speed : speeds)
+    speed = static_cast<double>(bytes * times) / seconds_of([&] {
+              for (std::size_t i = 0; i < times; ++i) {
+                std::memcpy(to.data(), from.data(), bytes);
+                benchmark::ClobberMemory();
+              }
+            });
   std::nth_element(speeds.begin(), speeds.begin() + 2, speeds.end());
   return speeds[2];
 }

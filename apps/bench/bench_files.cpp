@@ -22,6 +22,10 @@ namespace fs = std::filesystem;
 using namespace reshard::bench;
 
 void add_options(CLI::App& app, Options& options) {
+  options.dir = fs::temp_directory_path();
+  options.threads = {1, std::max(1u, std::thread::hardware_concurrency())};
+  if (options.threads[1] == 1) options.threads.pop_back();
+  options.reshard = BENCH_RESHARD;
   app.add_option("--size", options.size_gb, "GB of the model that is made")->check(CLI::Range(0.01, 10000.0));
   app.add_option("--model", options.model, "a Hugging Face checkpoint to take instead")->check(CLI::ExistingDirectory);
   app.add_option("--dir", options.dir, "where the work directory is made and removed")->check(CLI::ExistingDirectory);
@@ -55,17 +59,13 @@ void run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Measures shard and consolidate beside copies of the same bytes.", "bench.sh"};
-  app.option_defaults()->always_capture_default();
-  Options options;
-  options.dir = fs::temp_directory_path();
-  options.threads = {1, std::max(1u, std::thread::hardware_concurrency())};
-  if (options.threads[1] == 1) options.threads.pop_back();
-  options.reshard = BENCH_RESHARD;
-  add_options(app, options);
-  CLI11_PARSE(app, argc, argv);
-  catch_signals();
   try {
+    CLI::App app{"Measures shard and consolidate beside copies of the same bytes.", "bench.sh"};
+    app.option_defaults()->always_capture_default();
+    Options options;
+    add_options(app, options);
+    CLI11_PARSE(app, argc, argv);
+    catch_signals();
     run(options);
     return 0;
   } catch (const Stopped& stopped) {

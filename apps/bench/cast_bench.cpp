@@ -1,5 +1,7 @@
 // The speed of casts with each instruction set, in the cache and out of it, beside memcpy of half of the bytes read and
 // written.
+#include <fmt/format.h>
+
 #include <random>
 #include <span>
 #include <string>
@@ -42,8 +44,8 @@ void register_casts() {
   for (const std::size_t count : kCounts) {
     const auto add = [&](DType from, DType to, const std::string& target) {
       const std::string title = std::string(name(from)) + "_to_" + std::string(name(to));
-      benchmark::RegisterBenchmark(("cast/" + title + "/" + std::to_string(count) + "/" + target).c_str(), cast, from,
-                                   to, target, count);
+      benchmark::RegisterBenchmark(fmt::format("cast/{}/{}/{}", title, count, target).c_str(), cast, from, to, target,
+                                   count);
     };
     for (const DType from : dtypes)
       for (const DType to : dtypes)

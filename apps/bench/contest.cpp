@@ -81,6 +81,7 @@ double median(std::vector<double> values) {
 
 double median_of(const std::vector<Run>& runs, const std::function<double(const Run&)>& figure) {
   std::vector<double> values;
+  values.reserve(runs.size());
   for (const Run& run : runs) values.push_back(figure(run));
   return median(std::move(values));
 }

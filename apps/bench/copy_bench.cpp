@@ -1,7 +1,10 @@
 // Cutting a block of rows into parts along its inner dim, putting it together again, transposes, and checksums: with
 // the best instruction set and with plain C++, beside memcpy of as many bytes and beside xtensor.
+#include <fmt/format.h>
+
 #include <array>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <xtensor/xadapt.hpp>
 #include <xtensor/xbuilder.hpp>
@@ -111,19 +114,20 @@ void concat_by_xtensor(benchmark::State& state, std::size_t segment_bytes) {
 
 template <std::size_t kParts>
 void register_cuts(std::size_t segment_bytes) {
-  const std::string cut = "/" + std::to_string(kParts) + "x" + std::to_string(segment_bytes) + "B/";
+  const auto title = [&](std::string_view direction, std::string_view how) {
+    return fmt::format("{}/{}x{}B/{}", direction, kParts, segment_bytes, how);
+  };
   for (const auto& [direction, name] : {std::pair{Direction::kSplit, "split"}, {Direction::kConcat, "concat"}}) {
     for (const std::string& target : {simd_targets().front(), simd_targets().back()})
-      benchmark::RegisterBenchmark((name + cut + target).c_str(), copy_together, direction, kParts, segment_bytes,
+      benchmark::RegisterBenchmark(title(name, target).c_str(), copy_together, direction, kParts, segment_bytes,
                                    target);
-    benchmark::RegisterBenchmark((name + cut + "one_by_one").c_str(), copy_one_by_one, direction, kParts,
-                                 segment_bytes);
+    benchmark::RegisterBenchmark(title(name, "one_by_one").c_str(), copy_one_by_one, direction, kParts, segment_bytes);
   }
   const bool odd = segment_bytes % 2 != 0;
-  benchmark::RegisterBenchmark(("split" + cut + "xtensor").c_str(),
+  benchmark::RegisterBenchmark(title("split", "xtensor").c_str(),
                                odd ? split_by_xtensor<std::uint8_t> : split_by_xtensor<std::uint16_t>, kParts,
                                segment_bytes);
-  benchmark::RegisterBenchmark(("concat" + cut + "xtensor").c_str(),
+  benchmark::RegisterBenchmark(title("concat", "xtensor").c_str(),
                                odd ? concat_by_xtensor<std::uint8_t, kParts> : concat_by_xtensor<std::uint16_t, kParts>,
                                segment_bytes);
 }

@@ -39,6 +39,7 @@ void throw_if_failed(int error, const std::string& what) {
 /// In a group of its own, so that a signal reaches all of it.
 pid_t spawn(const std::vector<std::string>& argv, const fs::path& stderr_path) {
   std::vector<char*> pointers;
+  pointers.reserve(argv.size() + 1);
   for (const std::string& argument : argv) pointers.push_back(const_cast<char*>(argument.c_str()));
   pointers.push_back(nullptr);
   posix_spawn_file_actions_t files;
