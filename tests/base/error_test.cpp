@@ -39,9 +39,15 @@ TEST_CASE("Control characters of names do not reach an error's text") {
   CHECK(error.tensor() == "c\nd");
 }
 
+TEST_CASE("An error of another process says which") {
+  Error error(ErrorKind::kIo, "is odd");
+  error.in("a").by("rank 3 on node17");
+  CHECK(std::string(error.what()) == "rank 3 on node17: a: is odd");
+}
+
 TEST_CASE("Every kind of error has a row, and no two share a name or an exit code") {
-  const ErrorKind kinds[] = {ErrorKind::kUsage, ErrorKind::kBadInput,    ErrorKind::kUnsupported, ErrorKind::kNoSpace,
-                             ErrorKind::kIo,    ErrorKind::kInterrupted, ErrorKind::kInternal};
+  const ErrorKind kinds[] = {ErrorKind::kUsage, ErrorKind::kBadInput, ErrorKind::kUnsupported, ErrorKind::kNoSpace,
+                             ErrorKind::kIo,    ErrorKind::kLost,     ErrorKind::kInterrupted, ErrorKind::kInternal};
   std::set<std::string> names;
   std::set<int> codes;
   for (const ErrorKind kind : kinds) {

@@ -46,8 +46,15 @@ Error& Error::code(std::error_code code) {
   return *this;
 }
 
+Error& Error::by(std::string process) {
+  process_ = std::move(process);
+  compose();
+  return *this;
+}
+
 void Error::compose() {
   what_.clear();
+  if (!process_.empty()) what_ += printable(process_) + ": ";
   if (!path_.empty()) what_ += printable(path_) + ": ";
   if (line_) what_ += "line " + std::to_string(*line_) + ": ";
   if (offset_bytes_) what_ += "at byte " + std::to_string(*offset_bytes_) + ": ";

@@ -18,6 +18,7 @@ enum class ErrorKind {
   kUnsupported,  // understood, but not something this version does
   kNoSpace,      // the outputs do not fit the file system
   kIo,           // the operating system refused
+  kLost,         // another process of the run does not answer
   kInterrupted,  // a signal asked to stop
   kInternal,     // a defect of reshard
 };
@@ -35,6 +36,7 @@ inline constexpr ErrorKindRow kErrorKinds[] = {
     {ErrorKind::kUnsupported, "unsupported", 4, "understood, but not supported"},
     {ErrorKind::kNoSpace, "no space", 5, "not enough space for the outputs"},
     {ErrorKind::kIo, "I/O", 6, "the operating system refused to read or write"},
+    {ErrorKind::kLost, "lost", 75, "another process of the run does not answer; nothing was published"},
     {ErrorKind::kInternal, "internal", 70, "a defect of reshard: please report it"},
     {ErrorKind::kInterrupted, "interrupted", 130, "stopped by a signal; nothing was left behind"},
 };
@@ -60,6 +62,7 @@ class Error : public std::runtime_error {
   Error& at_line(std::uint64_t line);  // of a text, from 1
   Error& hint(std::string text);
   Error& code(std::error_code code);
+  Error& by(std::string process);  // which of several met it: "rank 3 on node17"
 
   ErrorKind kind() const { return kind_; }
   const std::string& message() const { return message_; }
@@ -76,6 +79,7 @@ class Error : public std::runtime_error {
   void compose();
 
   ErrorKind kind_;
+  std::string process_;
   std::string message_;
   std::string path_;
   std::string tensor_;
