@@ -1,15 +1,45 @@
 #include "reshard/engine/digests.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstring>
+#include <tuple>
 
 #include "reshard/engine/leaf_digests.h"
 #include "reshard/engine/parallel.h"
+#include "reshard/engine/read_together.h"
+#include "reshard/engine/same_run.h"
 #include "reshard/plan/program.h"
 
 namespace reshard {
+namespace {
+
+void write_leaves(WireWriter& wire, const LeafDigests& tensor) {
+  tensor.for_each([&](std::size_t, const Sha256Digest& digest) {
+    wire.add_raw({reinterpret_cast<const char*>(digest.data()), digest.size()});
+  });
+}
+
+/// All of a tensor's leaves.
+void read_leaves(WireReader& wire, LeafDigests& tensor) {
+  for (std::uint64_t leaf = 0; leaf < tensor.leaves(); ++leaf) {
+    Sha256Digest digest;
+    std::memcpy(digest.data(), wire.raw(digest.size()).data(), digest.size());
+    tensor.set(leaf, digest);
+  }
+}
+
+}  // namespace
 
 std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
                                           const RunOptions& options, bool check_all) {
+  Together alone;
+  return compute_digests(map, wanted, options, check_all, alone);
+}
+
+std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
+                                          const RunOptions& options, bool check_all, Together& together) {
   Program all = make_reading_program(map, check_all);
   Program program;
   std::vector<LeafDigests> leaves;
@@ -24,7 +54,15 @@ std::vector<TensorDigest> compute_digests(const TensorMap& map, const std::vecto
     if (block.transfer >= leaves.size()) return;  // padding
     leaves[block.transfer].add(block.first_elem, sha256(block.bytes));
   };
-  run_program({&map}, program, {}, options, visit, kLeafBytes);
+  const VisitedRange visited = read_together({&map}, program, options, visit, kLeafBytes, "digest", together);
+  share_findings(
+      visited, together,
+      [&](WireWriter& wire, std::size_t t) {
+        if (t < leaves.size()) write_leaves(wire, leaves[t]);
+      },
+      [&](WireReader& wire, std::size_t t) {
+        if (t < leaves.size()) read_leaves(wire, leaves[t]);
+      });
   std::vector<TensorDigest> digests;
   digests.reserve(leaves.size());
   for (const LeafDigests& one : leaves) digests.push_back(one.digest());
@@ -48,6 +86,44 @@ std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>&
     }
     digests[i] = hash.finish();
   });
+  return digests;
+}
+
+std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>& files, const RunOptions& options,
+                                       const std::function<void(std::uint64_t bytes)>& read, Together& together) {
+  if (together.size() == 1) return digest_files(files, options, read);
+  Progress own;
+  Progress& progress = options.progress ? *options.progress : own;
+  VisitedRange visited;
+  std::vector<Sha256Digest> digests(files.size());
+  std::vector<std::uint64_t> sizes;
+  sizes.reserve(files.size());
+  RunIdentity identity;
+  identity.command = "hash files";
+  together.step("look at files", progress, [&] {
+    for (const auto& file : files) {
+      sizes.push_back(options.storage->size_bytes(file));
+      identity.files.push_back({file.filename().generic_string(), sizes.back()});
+      identity.sources += fmt::format("{} {}\n", identity.files.back().name, sizes.back());
+    }
+  });
+  validate_same_run(identity, together);
+  const auto work = [&] {
+    std::tie(visited.first, visited.last) = part_of(sizes, together.rank(), together.size());
+    const auto begin = files.begin() + static_cast<std::ptrdiff_t>(visited.first);
+    const auto end = files.begin() + static_cast<std::ptrdiff_t>(visited.last);
+    const std::vector<Sha256Digest> part = digest_files({begin, end}, options, read);
+    std::copy(part.begin(), part.end(), digests.begin() + static_cast<std::ptrdiff_t>(visited.first));
+  };
+  together.step("hash files", progress, work);
+  const auto text_of = [](Sha256Digest& digest) {
+    return std::string_view(reinterpret_cast<const char*>(digest.data()), digest.size());
+  };
+  share_findings(
+      visited, together, [&](WireWriter& wire, std::size_t t) { wire.add_raw(text_of(digests[t])); },
+      [&](WireReader& wire, std::size_t t) {
+        std::memcpy(digests[t].data(), wire.raw(sizeof(Sha256Digest)).data(), sizeof(Sha256Digest));
+      });
   return digests;
 }
 

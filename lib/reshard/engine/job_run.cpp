@@ -68,6 +68,10 @@ void JobRun::prepare() {
 }
 
 void JobRun::attach(fs::path root) {
+  if (!options_.storage->is_directory(root))
+    throw Error(ErrorKind::kIo, "is not seen here, where another rank of this run has made it")
+        .in(root)
+        .hint("give an output directory on a file system that all ranks share");
   root_ = std::move(root);
 }
 

@@ -49,7 +49,10 @@ class JobRun {
   /// full size, and copies the model's other files.
   void prepare();
   /// Joins a run that another process has prepared in `root`.
+  /// \throws Error kIo if this process does not see that directory.
   void attach(std::filesystem::path root);
+  /// Removes what was written, as the destructor does. No other step may follow.
+  void abandon() { staging_.reset(); }
   /// The staging directory.
   const std::filesystem::path& root() const { return root_; }
 

@@ -15,9 +15,12 @@ LeafDigests::LeafDigests(DType dtype, const Dims& shape)
     : grid_(dtype, shape, kLeafBytes), leaves_(grid_.count()), known_(grid_.count()) {}
 
 void LeafDigests::add(std::uint64_t first_elem, const Sha256Digest& leaf) {
-  const std::uint64_t index = grid_.block_at(first_elem);
-  leaves_.at(index) = leaf;
-  known_.at(index) = true;
+  set(grid_.block_at(first_elem), leaf);
+}
+
+void LeafDigests::set(std::uint64_t leaf, const Sha256Digest& digest) {
+  leaves_.at(leaf) = digest;
+  known_.at(leaf) = true;
 }
 
 void LeafDigests::merge(const LeafDigests& other) {

@@ -27,6 +27,15 @@ class LeafDigests {
 
   /// The digest of the leaf that begins with element `first_elem`, as C order counts them.
   void add(std::uint64_t first_elem, const Sha256Digest& leaf);
+  std::uint64_t leaves() const { return leaves_.size(); }
+  /// Likewise, by the leaf's index.
+  void set(std::uint64_t leaf, const Sha256Digest& digest);
+  /// Calls `visit` with the index and the digest of each leaf that is known.
+  template <typename Visit>
+  void for_each(Visit&& visit) const {
+    for (std::size_t i = 0; i < leaves_.size(); ++i)
+      if (known_[i]) visit(i, leaves_[i]);
+  }
   /// Takes those that another share of the tensor has.
   void merge(const LeafDigests& other);
   /// \throws Error kInternal if a leaf is missing.

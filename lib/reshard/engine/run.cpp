@@ -335,35 +335,4 @@ ShareReport run_share(const ProgramMaps& maps, const Program& program, const Sha
   return report;
 }
 
-void merge(ShareReport& into, ShareReport one) {
-  if (into.crcs.empty()) into.crcs.resize(one.crcs.size());
-  if (into.crcs.size() != one.crcs.size())
-    throw Error(ErrorKind::kInternal,
-                fmt::format("a share reports {} checksums and another one {}, so they are not of one program",
-                            one.crcs.size(), into.crcs.size()));
-  for (std::size_t i = 0; i < one.crcs.size(); ++i) into.crcs[i] ^= one.crcs[i];
-  into.written_bytes += one.written_bytes;
-  into.hashing_seconds += one.hashing_seconds;
-  if (into.digests.empty())
-    into.digests = std::move(one.digests);
-  else
-    for (std::size_t i = 0; i < one.digests.size(); ++i) into.digests.at(i).merge(one.digests[i]);
-  const auto unite = []<typename Index>(std::vector<Index>& all, const std::vector<Index>& more) {
-    std::vector<Index> united;
-    std::set_union(all.begin(), all.end(), more.begin(), more.end(), std::back_inserter(united));
-    all = std::move(united);
-  };
-  unite(into.written_files, one.written_files);
-  unite(into.lossy_means, one.lossy_means);
-  std::move(one.divergent.begin(), one.divergent.end(), std::back_inserter(into.divergent));
-  // Of a replica that several shares found, the same one is kept whichever was merged first.
-  const auto replica = [](const Divergence& divergence) { return std::pair(divergence.logical, divergence.stored); };
-  std::sort(into.divergent.begin(), into.divergent.end(), [&](const Divergence& a, const Divergence& b) {
-    return std::pair(replica(a), std::string_view(a.text)) < std::pair(replica(b), std::string_view(b.text));
-  });
-  const auto last = std::unique(into.divergent.begin(), into.divergent.end(),
-                                [&](const Divergence& a, const Divergence& b) { return replica(a) == replica(b); });
-  into.divergent.erase(last, into.divergent.end());
-}
-
 }  // namespace reshard

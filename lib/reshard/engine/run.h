@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "reshard/engine/leaf_digests.h"
 #include "reshard/engine/share.h"
+#include "reshard/engine/share_report.h"
 #include "reshard/io/local_storage.h"
 #include "reshard/plan/program.h"
 #include "reshard/tensor/cast.h"
@@ -21,9 +21,10 @@ namespace reshard {
 
 /// What a run tells others while it goes on, and how others stop it. Thread-safe.
 struct Progress {
-  std::atomic<std::uint64_t> done_bytes{0};  // of Program::write_bytes, or read_bytes where nothing is written
-  std::atomic<bool> flushing{false};         // all bytes are written, the disk has not confirmed them yet
-  std::atomic<bool> stop{false};             // set it to end the run with kInterrupted
+  std::atomic<std::uint64_t> done_bytes{0};    // of Program::write_bytes, or read_bytes where nothing is written
+  std::atomic<std::uint64_t> others_bytes{0};  // likewise, of the other ranks of the run
+  std::atomic<bool> flushing{false};           // all bytes are written, the disk has not confirmed them yet
+  std::atomic<bool> stop{false};               // set it to end the run with kInterrupted
 };
 
 /// What pays, as measured (tests/bench). Outputs do not depend on it; tests let small tensors go every way.
@@ -39,17 +40,6 @@ enum class Replicas : std::uint8_t {
   kDrift,  // those that drifted apart (Check::may_drift, ReplicaDistance) are the first rank's; others are an error
   kExact,  // they are an error
   kFirst,  // all are the first rank's, where that may be chosen (Check::may_differ)
-};
-
-/// A replica that differs from the first rank's, which was taken.
-struct Divergence {
-  std::string tensor;  // the logical one
-  std::string text;    // a whole sentence that names file, tensor and element
-  bool is_drift = false;
-  double max_abs = 0;        // of drift: as of ReplicaDistance
-  double relative = 0;       // likewise
-  std::uint32_t stored = 0;  // index of the replica's stored tensor, and of the logical one, in its map
-  std::uint32_t logical = 0;
 };
 
 struct RunOptions {
@@ -103,30 +93,11 @@ std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& p
                                        const std::filesystem::path& target_root, const RunOptions& options,
                                        const BlockVisitor& visitor = {}, std::uint64_t visit_block_bytes = 0);
 
-/// What a share of a program did, or, merged, what several did. Nothing in it depends on the order of the shares.
-struct ShareReport {
-  /// What the share adds to the CRC-32 of each stored tensor of the target whose file has need of it, as
-  /// TensorMap::stored counts them: the exclusive or over all shares is the CRC. Empty where no file has need.
-  std::vector<std::uint32_t> crcs;
-  std::vector<std::uint32_t> written_files;  // indices into TensorMap::files of the target, ascending
-  std::uint64_t written_bytes = 0;           // over all shares Program::write_bytes
-  std::vector<Divergence> divergent;         // each replica once
-  /// Of each logical tensor of the target, as TensorMap::logical counts them, what the share has of it, but for padding;
-  /// empty unless RunOptions::digests.
-  std::vector<LeafDigests> digests;
-  double hashing_seconds = 0;            // of all threads together
-  std::vector<std::size_t> lossy_means;  // transfers whose mean is of tensors that differ, ascending
-};
-
 /// Runs one share of a program as run_program runs all of it. Shares may run at the same time and in any order, in one
 /// process or several; a check of replicas is made by the share that has the element. `options.on_divergence` is not
 /// called. With RunOptions::digests, shares are of whole leaves.
 /// \throws Error as run_program; kUsage for a share that does not exist, and for too little memory to hold leaves in.
 ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
                       const std::filesystem::path& target_root, RunOptions options);
-
-/// Adds what another share of the same program reports.
-/// \throws Error kInternal for a report whose checksums are of another number of tensors.
-void merge(ShareReport& into, ShareReport one);
 
 }  // namespace reshard

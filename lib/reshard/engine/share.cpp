@@ -53,6 +53,49 @@ std::uint64_t row_at(const LogicalTensor& tensor, std::uint64_t cost, std::uint6
   return row;
 }
 
+/// Whether each file of the target is written either before or after a transfer, by the transfer's index: so are shares
+/// that meet there in different files.
+std::vector<char> file_ends(const ProgramMaps& maps, const Program& program) {
+  std::vector<char> ends(program.transfers.size() + 1);
+  if (maps.target == nullptr) return ends;
+  constexpr std::size_t kNone = SIZE_MAX;
+  std::vector<std::size_t> first(maps.target->files.size(), kNone), last(first.size(), 0);
+  for (std::size_t t = 0; t < program.transfers.size(); ++t)
+    for (const Piece& piece : program.transfers[t].writes(maps)) {
+      const std::uint32_t file = maps.target->stored[piece.stored].file;
+      if (first[file] == kNone) first[file] = t;
+      last[file] = t;
+    }
+  std::vector<std::int64_t> across(program.transfers.size() + 2);  // changes in how many files a place lies inside of
+  for (std::size_t file = 0; file < first.size(); ++file) {
+    if (first[file] == kNone) continue;
+    ++across[first[file] + 1];
+    --across[last[file] + 1];
+  }
+  std::int64_t inside = 0;
+  for (std::size_t t = 0; t < ends.size(); ++t) {
+    inside += across[t];
+    ends[t] = inside == 0;
+  }
+  return ends;
+}
+
+/// The place nearest to `cost` that lies within `most` of it and where files end.
+std::optional<std::size_t> near_file_end(const std::vector<std::uint64_t>& before, const std::vector<char>& ends,
+                                         std::uint64_t cost, std::uint64_t most) {
+  std::optional<std::size_t> nearest;
+  std::uint64_t least = 0;
+  const auto begin = std::lower_bound(before.begin(), before.end(), cost - std::min(cost, most));
+  for (auto place = begin; place != before.end() && *place <= cost + most; ++place) {
+    const std::uint64_t away = *place > cost ? *place - cost : cost - *place;
+    const auto transfer = static_cast<std::size_t>(place - before.begin());
+    if (!ends[transfer] || (nearest && away >= least)) continue;
+    nearest = transfer;
+    least = away;
+  }
+  return nearest;
+}
+
 }  // namespace
 
 ShareBoxes::ShareBoxes(const ProgramMaps& maps, const Program& program, const Share& share) {
@@ -62,11 +105,13 @@ ShareBoxes::ShareBoxes(const ProgramMaps& maps, const Program& program, const Sh
   end_.transfer = transfers;
   if (share.count == 1) return;
   const std::vector<std::uint64_t> before = costs_before(maps, program);
+  const std::vector<char> ends = file_ends(maps, program);
   const auto cut_before = [&](std::uint32_t index) -> Cut {
     if (index == 0) return {};
     if (index == share.count) return {transfers, 0};
     // In two terms, since the product of the whole may not fit.
     const std::uint64_t cost = before.back() / share.count * index + before.back() % share.count * index / share.count;
+    if (const auto end = near_file_end(before, ends, cost, before.back() / share.count / 50)) return {*end, 0};
     const auto after = std::upper_bound(before.begin(), before.end(), cost);
     if (after == before.end()) return {transfers, 0};
     const auto transfer = static_cast<std::size_t>(after - before.begin()) - 1;

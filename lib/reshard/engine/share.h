@@ -7,7 +7,8 @@
 
 namespace reshard {
 
-/// One of `count` shares of a program, of about equal cost. Together they are the program, and no element is in two of
+/// One of `count` shares of a program, of about equal cost; they end where files of the target do, if that changes the
+/// cost of a share by at most a fiftieth. Together they are the program, and no element is in two of
 /// them. What is in a share depends on the program alone, not on threads, memory or blocks, so that processes that
 /// planned the same program agree on it. The default is the whole program.
 struct Share {

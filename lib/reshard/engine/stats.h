@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "reshard/engine/run.h"
+#include "reshard/engine/together.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/tensor/numeric.h"
 
@@ -13,5 +14,9 @@ namespace reshard {
 /// \throws Error as run_program does.
 std::vector<ValueSummary> compute_stats(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
                                         const RunOptions& options);
+/// The same by several ranks, each of which reads some of the tensors and knows all values afterwards.
+/// \throws as read_together.
+std::vector<ValueSummary> compute_stats(const TensorMap& map, const std::vector<std::uint32_t>& wanted,
+                                        const RunOptions& options, Together& together);
 
 }  // namespace reshard

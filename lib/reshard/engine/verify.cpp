@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "reshard/engine/read_together.h"
 #include "reshard/tensor/format_element.h"
 
 namespace reshard {
@@ -16,6 +17,23 @@ struct Found {
   std::uint64_t first_elem = UINT64_MAX;
   std::string a, b;
   double max_abs = 0;
+
+  void write(WireWriter& wire) const {
+    wire.add(differing);
+    wire.add(first_elem);
+    wire.add(a);
+    wire.add(b);
+    wire.add(max_abs);
+  }
+  static Found read(WireReader& wire) {
+    Found found;
+    found.differing = wire.number();
+    found.first_elem = wire.number();
+    found.a = wire.text();
+    found.b = wire.text();
+    found.max_abs = wire.real();
+    return found;
+  }
 };
 
 Dims index_of(std::uint64_t elem, const Dims& shape) {
@@ -52,6 +70,12 @@ void compare_forms(const TensorMap& a, const TensorMap& b, const VerifyOptions& 
 }  // namespace
 
 Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options) {
+  Together alone;
+  return verify(a, b, how, options, alone);
+}
+
+Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options,
+                    Together& together) {
   Verification result;
   compare_forms(a, b, how, result);
   const ProgramMaps maps{&a, nullptr, &b};
@@ -79,7 +103,12 @@ Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions&
     tensor.a = format_element(a_dtype, block.bytes, summary.first.front().index);
     tensor.b = format_element(b_dtype, block.against, summary.first.front().index);
   };
-  run_program(maps, program, {}, options, visit);
+  const std::string what =
+      how.tolerance ? fmt::format("verify {} {}", how.tolerance->relative, how.tolerance->absolute) : "verify";
+  const VisitedRange visited = read_together(maps, program, options, visit, 0, what, together);
+  share_findings(
+      visited, together, [&](WireWriter& wire, std::size_t t) { found[t].write(wire); },
+      [&](WireReader& wire, std::size_t t) { found[t] = Found::read(wire); });
   for (std::size_t t = 0; t < found.size(); ++t) {
     const LogicalTensor& tensor = program.transfers[t].tensor(maps);
     if (tensor.filler) continue;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reshard/engine/run.h"
+#include "reshard/engine/together.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/tensor/compare.h"
 
@@ -43,5 +44,9 @@ struct VerifyOptions {
 /// Reads each byte of what can be compared once; replicas inside each are compared as in any other run.
 /// \throws Error as run_program does.
 Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options);
+/// The same by several ranks, each of which reads some of the tensors and knows all differences afterwards.
+/// \throws as read_together.
+Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions& how, const RunOptions& options,
+                    Together& together);
 
 }  // namespace reshard

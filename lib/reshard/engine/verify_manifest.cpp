@@ -47,6 +47,13 @@ DigestDifference difference(const TensorMap& map, std::uint32_t logical, const T
 
 ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
                                      const std::filesystem::path& manifest_path, const RunOptions& options) {
+  Together alone;
+  return verify_manifest(map, manifest, manifest_path, options, alone);
+}
+
+ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
+                                     const std::filesystem::path& manifest_path, const RunOptions& options,
+                                     Together& together) {
   ManifestVerification result;
   std::map<std::string_view, const Manifest::Tensor*> expected;
   for (const Manifest::Tensor& tensor : manifest.tensors) expected.emplace(tensor.name, &tensor);
@@ -71,7 +78,7 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
     against.push_back(&other);
   }
   for (const auto& [name, tensor] : expected) result.only_manifest.emplace_back(name);
-  const std::vector<TensorDigest> digests = compute_digests(map, wanted, options, true);
+  const std::vector<TensorDigest> digests = compute_digests(map, wanted, options, true, together);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const LogicalTensor& tensor = map.logical[wanted[i]];
     ++result.compared_tensors;
@@ -94,6 +101,12 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
 
 FilesVerification verify_files(const std::filesystem::path& directory, const std::vector<FileDigest>& files,
                                const RunOptions& options) {
+  Together alone;
+  return verify_files(directory, files, options, alone);
+}
+
+FilesVerification verify_files(const std::filesystem::path& directory, const std::vector<FileDigest>& files,
+                               const RunOptions& options, Together& together) {
   FilesVerification result;
   std::vector<const FileDigest*> present;
   std::vector<std::filesystem::path> paths;
@@ -106,9 +119,10 @@ FilesVerification verify_files(const std::filesystem::path& directory, const std
       result.missing.push_back(file.path);
     }
   }
-  const std::vector<Sha256Digest> digests = digest_files(paths, options, [&](std::uint64_t bytes) {
+  const auto read = [&](std::uint64_t bytes) {
     if (options.progress) options.progress->done_bytes += bytes;
-  });
+  };
+  const std::vector<Sha256Digest> digests = digest_files(paths, options, read, together);
   for (std::size_t i = 0; i < present.size(); ++i)
     if (digests[i] != present[i]->digest) result.different.push_back(present[i]->path);
   result.compared_files = present.size();

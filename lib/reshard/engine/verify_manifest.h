@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reshard/engine/run.h"
+#include "reshard/engine/together.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/layouts/tensor_map.h"
 
@@ -39,6 +40,10 @@ struct ManifestVerification {
 /// \throws Error kBadInput for a manifest whose leaves are not those of the tensor's shape; as run_program.
 ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
                                      const std::filesystem::path& manifest_path, const RunOptions& options);
+/// The same by several ranks.
+ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
+                                     const std::filesystem::path& manifest_path, const RunOptions& options,
+                                     Together& together);
 
 /// What came of comparing files with their digests.
 struct FilesVerification {
@@ -54,5 +59,8 @@ struct FilesVerification {
 /// \throws Error kIo; kInterrupted.
 FilesVerification verify_files(const std::filesystem::path& directory, const std::vector<FileDigest>& files,
                                const RunOptions& options);
+/// The same by several ranks.
+FilesVerification verify_files(const std::filesystem::path& directory, const std::vector<FileDigest>& files,
+                               const RunOptions& options, Together& together);
 
 }  // namespace reshard

@@ -180,6 +180,14 @@ std::string to_string(const Fingerprint& fingerprint) {
   return fmt::format("{:016x}{:016x}", fingerprint.high, fingerprint.low);
 }
 
+Fingerprint fingerprint_of(const TensorMap& source) {
+  Hasher hasher;
+  hasher.text(RESHARD_VERSION);
+  hasher.list(source.files, [&](const TensorFile& file) { add_file(hasher, file, file.path.filename()); });
+  add_tensors(hasher, source);
+  return hasher.result();
+}
+
 Fingerprint fingerprint_of(const Job& job, std::span<const std::uint64_t> options) {
   Hasher hasher;
   hasher.text(RESHARD_VERSION);

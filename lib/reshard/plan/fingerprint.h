@@ -28,4 +28,7 @@ std::string to_string(const Fingerprint& fingerprint);
 /// Takes time in proportion to the pieces of both maps, about a second for ten million.
 Fingerprint fingerprint_of(const Job& job, std::span<const std::uint64_t> options = {});
 
+/// The fingerprint of what is read: files by their names and sizes, and the tensors that their headers say.
+Fingerprint fingerprint_of(const TensorMap& source);
+
 }  // namespace reshard

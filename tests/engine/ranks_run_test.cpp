@@ -1,0 +1,351 @@
+// Runs of real jobs by several ranks, which are threads here: the bytes of one process, or nothing and one error.
+
+#include <algorithm>
+#include <mutex>
+
+#include "engine/some_jobs.h"
+#include "reshard/engine/digests.h"
+#include "reshard/engine/execute.h"
+#include "reshard/engine/stats.h"
+#include "reshard/engine/verify.h"
+#include "reshard/engine/verify_manifest.h"
+#include "reshard/formats/manifest.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/fault_storage.h"
+#include "support/files.h"
+#include "support/rewrite.h"
+#include "support/thread_ranks.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// As the program has it: all ranks plan, then all run.
+RunResult plan_and_run(const Planner& plan, const fs::path& output, RunOptions options, Together& together,
+                       bool manifest = false) {
+  Progress progress;
+  if (options.progress == nullptr) options.progress = &progress;
+  std::unique_ptr<Job> job;
+  together.step("plan", *options.progress, [&] { job = plan(output); });
+  job->manifest = manifest;
+  return execute(*job, options, together);
+}
+
+void check_none_threw(const std::vector<std::optional<Error>>& thrown) {
+  for (const auto& one : thrown) CHECK((one ? std::string(one->what()) : "") == "");
+}
+
+/// What all ranks threw, which has to be one error.
+Error agreed_error(const std::vector<std::optional<Error>>& thrown) {
+  for (const auto& one : thrown) {
+    REQUIRE(one);
+    CHECK(one->kind() == thrown[0]->kind());
+    CHECK(std::string(one->what()) == thrown[0]->what());
+  }
+  return *thrown[0];
+}
+
+TEST_CASE("Two to seven ranks write the bytes of one process, whatever their threads and memory") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    DYNAMIC_SECTION(what) {
+      const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
+      const auto job = plan(whole);
+      job->manifest = true;
+      const RunResult expected = execute(*job, unsynced());
+      const auto files = snapshot(whole);
+      for (std::uint32_t size = 2; size <= 7; ++size) {
+        CAPTURE(size);
+        RunResult result;
+        const auto thrown = run_ranks(size, [&, &plan = plan](Together& together) {
+          RunOptions options = unsynced();
+          options.threads = 1 + together.rank() % 3;
+          options.max_memory_bytes = std::uint64_t{40} << (20 + together.rank() % 2);
+          const RunResult one = plan_and_run(plan, parts, options, together, true);
+          if (together.leads()) result = one;
+        });
+        check_none_threw(thrown);
+        CHECK((snapshot(parts) == files));
+        CHECK(result.files == expected.files);
+        CHECK(result.written_bytes == expected.written_bytes);
+        CHECK(result.read_bytes == expected.read_bytes);
+        fs::remove_all(parts);
+      }
+    }
+  }
+}
+
+TEST_CASE("Storage that fails at any operation of any rank publishes nothing, and all ranks throw the same") {
+  const Jobs jobs;
+  const std::uint64_t seed = GENERATE(from_range(seeds(4)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const auto& [what, plan] = jobs.planners[pick(random, 0, jobs.planners.size() - 1)];
+  const fs::path output = jobs.temp / "out";
+  const auto size = static_cast<std::uint32_t>(pick(random, 2, 4));
+  const auto run = [&, &plan = plan](std::vector<FaultStorage>& storages) {
+    return run_ranks(size, [&](Together& together) {
+      RunOptions options = unsynced();
+      options.threads = 1;
+      options.storage = &storages[together.rank()];
+      plan_and_run(plan, output, options, together);
+    });
+  };
+  const auto before = snapshot(jobs.temp.path());
+  std::vector<FaultStorage> storages(size);
+  check_none_threw(run(storages));
+  fs::remove_all(output);
+  for (std::uint32_t failing = 0; failing < size; ++failing) {
+    for (std::uint64_t at = 0; at < storages[failing].operations(); at += pick(random, 1, 9)) {
+      INFO(what << ", rank " << failing << " of " << size << " fails at operation " << at);
+      std::vector<FaultStorage> failing_storages(size);
+      failing_storages[failing].fail_at = at;
+      const Error error = agreed_error(run(failing_storages));
+      CHECK(error.kind() == ErrorKind::kIo);
+      CHECK_THAT(error.what(), Says("rank " + std::to_string(failing)));
+      REQUIRE((snapshot(jobs.temp.path()) == before));
+    }
+  }
+}
+
+TEST_CASE("A signal to one rank in the middle of any step ends all, and nothing is left") {
+  const Jobs jobs;
+  const Planner& plan = jobs.planners.front().second;
+  const auto before = snapshot(jobs.temp.path());
+  for (const std::uint32_t signalled : {0u, 1u, 2u})
+    for (const std::uint64_t number : {0u, 5u, 12u, 30u}) {
+      INFO("rank " << signalled << ", operation " << number);
+      std::vector<FaultStorage> storages(3);
+      std::vector<Progress> progress(3);
+      storages[signalled].before = [&](FaultStorage::Operation, std::uint64_t at) {
+        if (at >= number) progress[signalled].stop = true;
+      };
+      const auto thrown = run_ranks(3, [&](Together& together) {
+        RunOptions options = unsynced();
+        options.storage = &storages[together.rank()];
+        options.progress = &progress[together.rank()];
+        plan_and_run(plan, jobs.temp / "out", options, together);
+      });
+      if (storages[signalled].operations() <= number) continue;  // that rank has less to do
+      CHECK(agreed_error(thrown).kind() == ErrorKind::kInterrupted);
+      CHECK((snapshot(jobs.temp.path()) == before));
+    }
+}
+
+TEST_CASE("When a rank dies nothing is published, and the others end") {
+  const Jobs jobs;
+  const Planner& plan = jobs.planners.front().second;
+  const auto before = snapshot(jobs.temp.path());
+  for (const std::uint32_t dying : {0u, 1u})
+    for (const bool early : {true, false}) {
+      const auto thrown = run_ranks(
+          3,
+          [&](Together& together) {
+            if (early && together.rank() == dying) throw Death();
+            std::unique_ptr<Job> job;
+            Progress progress;
+            together.step("plan", progress, [&] { job = plan(jobs.temp / "out"); });
+            if (!early && together.rank() == dying) throw Death();
+            execute(*job, unsynced(), together);
+          },
+          std::chrono::milliseconds(300));
+      for (std::uint32_t rank = 0; rank < 3; ++rank)
+        if (rank != dying) CHECK((thrown[rank] && thrown[rank]->kind() == ErrorKind::kLost));
+      CHECK((snapshot(jobs.temp.path()) == before));
+    }
+}
+
+TEST_CASE("Ranks with other options, or that see another source, are told before anything is written") {
+  const Jobs jobs;
+  const auto before = snapshot(jobs.temp.path());
+  const auto options_differ = run_ranks(3, [&](Together& together) {
+    const auto& plan = jobs.planners[together.rank() == 1 ? 1 : 0].second;
+    plan_and_run(plan, jobs.temp / "out", unsynced(), together);
+  });
+  const Error options_error = agreed_error(options_differ);
+  CHECK(options_error.kind() == ErrorKind::kUsage);
+  CHECK(std::string(options_error.what()) ==
+        "rank 1 on n0 was given other options than rank 0 on n0, and would do something else");
+  const auto manifest_differs = run_ranks(2, [&](Together& together) {
+    plan_and_run(jobs.planners[0].second, jobs.temp / "out", unsynced(), together, together.rank() == 1);
+  });
+  CHECK(agreed_error(manifest_differs).kind() == ErrorKind::kUsage);
+  CHECK((snapshot(jobs.temp.path()) == before));
+
+  fs::copy(jobs.temp / "model", jobs.temp / "other", fs::copy_options::recursive);
+  const fs::path file = jobs.temp / "other/model-00002-of-00002.safetensors";
+  TensorMap tensors = read_tensors(file);
+  tensors["model.norm.weight"].shape = {1, tensors.at("model.norm.weight").shape[0]};
+  write_safetensors(file, tensors);
+  const auto sources_differ = run_ranks(2, [&](Together& together) {
+    const fs::path source = jobs.temp / (together.rank() == 1 ? "other" : "model");
+    const Planner plan = [&](const fs::path& output) {
+      ConvertRequest request = convert_request(source, output);
+      request.target.layout = layout("hf");
+      return plan_convert(request);
+    };
+    plan_and_run(plan, jobs.temp / "out", unsynced(), together);
+  });
+  const Error sources_error = agreed_error(sources_differ);
+  CHECK(sources_error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(sources_error.what(), Says("rank 1 on n0 reads other files than rank 0 on n0"));
+  CHECK_FALSE(fs::exists(jobs.temp / "out"));
+}
+
+TEST_CASE("A plan that fails on one rank is told with that rank, and one that fails on all without") {
+  const Jobs jobs;
+  const Planner& plan = jobs.planners.front().second;
+  const auto one = run_ranks(3, [&](Together& together) {
+    const Planner mine = [&](const fs::path& output) {
+      if (together.rank() == 2) throw Error(ErrorKind::kBadInput, "no such directory").in("/checkpoints");
+      return plan(output);
+    };
+    plan_and_run(mine, jobs.temp / "out", unsynced(), together);
+  });
+  CHECK(std::string(agreed_error(one).what()) == "rank 2 on n1: /checkpoints: no such directory");
+  const auto all = run_ranks(3, [&](Together& together) {
+    plan_and_run(plan, jobs.temp / "model", unsynced(), together);  // an output that is an input
+  });
+  CHECK_THAT(agreed_error(all).what(), !Says("rank"));
+}
+
+TEST_CASE("A rank that does not see the staging directory says what has to be shared") {
+  const Jobs jobs;
+  const Planner& plan = jobs.planners.front().second;
+  const auto before = snapshot(jobs.temp.path());
+  std::vector<FaultStorage> storages(2);
+  fs::path hidden;
+  storages[1].before = [&](FaultStorage::Operation operation, std::uint64_t) {
+    // As the first look at a directory of another machine goes wrong: what rank 0 made is away for a moment.
+    if (operation != FaultStorage::Operation::kLook || !hidden.empty()) return;
+    for (const auto& entry : fs::directory_iterator(jobs.temp.path()))
+      if (entry.path().filename().string().starts_with(".out.reshard-")) hidden = entry.path();
+    if (!hidden.empty()) fs::rename(hidden, hidden.string() + "x");
+  };
+  const auto thrown = run_ranks(2, [&](Together& together) {
+    RunOptions options = unsynced();
+    options.storage = &storages[together.rank()];
+    plan_and_run(plan, jobs.temp / "out", options, together);
+  });
+  if (!hidden.empty()) fs::remove_all(hidden.string() + "x");
+  const Error error = agreed_error(thrown);
+  CHECK_THAT(error.what(), Says("is not seen here"));
+  CHECK((snapshot(jobs.temp.path()) == before));
+}
+
+TEST_CASE("What is read by several ranks is what one reads: values, digests, differences, divergent replicas") {
+  const Jobs jobs;
+  TensorMap tensors = read_tensors(jobs.temp / "model/model-00001-of-00002.safetensors");
+  fs::copy(jobs.temp / "model", jobs.temp / "other", fs::copy_options::recursive);
+  for (auto& [name, tensor] : tensors)
+    if (name.size() % 2 == 0) tensor.bytes[tensor.bytes.size() / 2] ^= 1;
+  write_safetensors(jobs.temp / "other/model-00001-of-00002.safetensors", tensors);
+  const Checkpoint a = read_checkpoint(jobs.temp / "model", {ConfigUse::kLenient});
+  const Checkpoint b = read_checkpoint(jobs.temp / "other", {ConfigUse::kLenient});
+  std::vector<std::uint32_t> wanted;
+  for (std::uint32_t i = 0; i < a.map.logical.size(); ++i) wanted.push_back(i);
+  const auto stats = compute_stats(a.map, wanted, unsynced());
+  const auto digests = compute_digests(a.map, wanted, unsynced());
+  const Verification differences = verify(a.map, b.map, {}, unsynced());
+  REQUIRE(differences.different.size() > 2);
+  for (const std::uint32_t size : {2u, 3u, 7u}) {
+    CAPTURE(size);
+    std::mutex mutex;
+    check_none_threw(run_ranks(size, [&](Together& together) {
+      const auto ranks_stats = compute_stats(a.map, wanted, unsynced(), together);
+      const auto ranks_digests = compute_digests(a.map, wanted, unsynced(), true, together);
+      const Verification ranks_differences = verify(a.map, b.map, {}, unsynced(), together);
+      const std::lock_guard lock(mutex);
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        CHECK(ranks_stats[i].count == stats[i].count);
+        CHECK(ranks_stats[i].min == stats[i].min);
+        CHECK(ranks_stats[i].finite_sum == stats[i].finite_sum);
+        CHECK((ranks_digests[i] == digests[i]));
+      }
+      REQUIRE(ranks_differences.different.size() == differences.different.size());
+      for (std::size_t i = 0; i < differences.different.size(); ++i) {
+        CHECK(ranks_differences.different[i].name == differences.different[i].name);
+        CHECK(ranks_differences.different[i].first == differences.different[i].first);
+        CHECK(ranks_differences.different[i].a == differences.different[i].a);
+      }
+      CHECK(ranks_differences.compared_bytes == differences.compared_bytes);
+    }));
+  }
+}
+
+TEST_CASE("All ranks know of replicas that any of them found to differ") {
+  const TempDir temp;
+  const TinyModel model;
+  Random random(5);
+  write_model(temp / "model", model, random_tensors(model, random));
+  shard(shard_request(temp / "model", temp / "shards", 2));
+  const fs::path rank = temp / "shards/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
+  TensorMap tensors = read_tensors(rank);
+  std::size_t norms = 0;
+  for (auto& [name, tensor] : tensors) {
+    if (!name.ends_with("norm.weight")) continue;
+    tensor.bytes[0] ^= 1;
+    ++norms;
+  }
+  rewrite_safetensors(rank, tensors);
+  const Checkpoint shards = read_checkpoint(temp / "shards", {ConfigUse::kLenient});
+  std::vector<std::uint32_t> wanted;
+  for (std::uint32_t i = 0; i < shards.map.logical.size(); ++i) wanted.push_back(i);
+  std::vector<std::size_t> found(3);
+  check_none_threw(run_ranks(3, [&](Together& together) {
+    RunOptions options = unsynced();
+    options.replicas = Replicas::kFirst;
+    options.on_divergence = [&](const Divergence&) { ++found[together.rank()]; };
+    compute_digests(shards.map, wanted, options, true, together);
+  }));
+  CHECK(found == std::vector<std::size_t>(3, norms));
+}
+
+TEST_CASE("Files are hashed by several ranks as by one") {
+  const Jobs jobs;
+  std::vector<FileDigest> files;
+  for (const auto& entry : fs::directory_iterator(jobs.temp / "model"))
+    files.push_back({entry.path().filename().string(), {}});
+  const FilesVerification alone = verify_files(jobs.temp / "model", files, unsynced());
+  CHECK(alone.different.size() == files.size());
+  std::vector<FilesVerification> results(3);
+  check_none_threw(run_ranks(3, [&](Together& together) {
+    results[together.rank()] = verify_files(jobs.temp / "model", files, unsynced(), together);
+  }));
+  for (const FilesVerification& one : results) CHECK(one.different == alone.different);
+}
+
+TEST_CASE("A report is the same after it was sent, and any part of its bytes is an error") {
+  const Jobs jobs;
+  const auto job = jobs.planners.at(2).second(jobs.temp / "out");
+  job->manifest = true;
+  JobRun run(*job, unsynced());
+  run.prepare();
+  ShareReport report = run.run({1, 3});
+  report.divergent.push_back({"t", "differs", true, 0.5, 0.25, 3, 4});
+  report.lossy_means = {2, 5};
+  WireWriter wire;
+  write_report(wire, report);
+  WireReader whole(wire.bytes());
+  const ShareReport sent = read_report(whole, job->target);
+  CHECK(whole.at_end());
+  WireWriter again;
+  write_report(again, sent);
+  CHECK(again.bytes() == wire.bytes());
+  CHECK(sent.crcs == report.crcs);
+  CHECK(sent.written_files == report.written_files);
+  CHECK(sent.lossy_means == report.lossy_means);
+  CHECK(sent.divergent.at(0).text == "differs");
+  for (std::size_t size = 0; size < wire.bytes().size(); size += 7) {
+    WireReader part(std::string_view(wire.bytes()).substr(0, size));
+    CHECK(error_of([&] { read_report(part, job->target); }).kind() == ErrorKind::kBadInput);
+  }
+  WireReader other(wire.bytes());
+  CHECK(error_of([&] { read_report(other, job->source); }).kind() == ErrorKind::kBadInput);
+}
+
+}  // namespace
+}  // namespace reshard::test
