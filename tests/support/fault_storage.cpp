@@ -120,6 +120,10 @@ FileStamp FaultStorage::stamp(const std::filesystem::path& path) {
   return files_with(path).stamp(path);
 }
 
+FileStamp FaultStorage::lasting_stamp(const std::filesystem::path& path) {
+  return files_with(path).lasting_stamp(path);
+}
+
 std::uint64_t FaultStorage::size_bytes(const std::filesystem::path& path) {
   pass(Operation::kLook, path);
   return files_with(path).size_bytes(path);

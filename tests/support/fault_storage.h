@@ -57,6 +57,7 @@ class FaultStorage final : public Storage {
   FileKind kind_of(const std::filesystem::path& path) override;
   /// Not an operation: stamps do not fail.
   FileStamp stamp(const std::filesystem::path& path) override;
+  FileStamp lasting_stamp(const std::filesystem::path& path) override;
   std::uint64_t size_bytes(const std::filesystem::path& path) override;
   /// Not an operation: it looks at nothing.
   std::filesystem::path absolute(const std::filesystem::path& path) override;

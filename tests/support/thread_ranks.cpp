@@ -17,7 +17,7 @@ std::vector<std::string> ThreadWorld::gather(std::uint32_t rank, const std::stri
     return all_;
   }
   if (!changed_.wait_for(lock, limit_, [&] { return round_ != round; }))
-    throw RankLost("waited for another rank in vain; nothing was published");
+    throw RankLost("waited for another rank in vain; nothing is published but by rank 0, when all have finished");
   return all_;
 }
 

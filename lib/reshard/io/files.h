@@ -52,6 +52,8 @@ class FileStamp {
   FileStamp() = default;
   explicit FileStamp(std::string state) : state_(std::move(state)) {}
   bool empty() const { return state_.empty(); }
+  /// Its bytes, to be kept in a file.
+  const std::string& text() const { return state_; }
 
   friend bool operator==(const FileStamp&, const FileStamp&) = default;
   friend auto operator<=>(const FileStamp&, const FileStamp&) = default;
@@ -90,6 +92,9 @@ class Files {
   /// The stamp of the file that has this name now. To take it before the file is opened makes every later change
   /// visible. Empty where kind_of would say kNone or kBrokenLink, or throw.
   virtual FileStamp stamp(const std::filesystem::path& path) = 0;
+
+  /// The stamp without what differs from machine to machine, or when a file system is mounted anew.
+  virtual FileStamp lasting_stamp(const std::filesystem::path& path) { return stamp(path); }
 
   /// The size of a regular file.
   /// \throws as open.

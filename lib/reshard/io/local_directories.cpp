@@ -169,6 +169,21 @@ class LocalDirectories final : public Directories {
     return std::make_unique<LocalClaim>(std::move(lock));
   }
 
+  std::unique_ptr<DirectoryClaim> lock(const fs::path& file, bool shared) override {
+    Descriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (lock.get() < 0) throw system_error(errno, "cannot open", file);
+    // One of an open file, which a fork or another descriptor of the process does not end; those of flock are not seen
+    // on other machines.
+    struct flock range {};
+    range.l_type = static_cast<short>(shared ? F_RDLCK : F_WRLCK);
+    range.l_whence = SEEK_SET;
+    if (::fcntl(lock.get(), F_OFD_SETLK, &range) == 0) return std::make_unique<LocalClaim>(std::move(lock));
+    if (errno == EAGAIN || errno == EACCES) return nullptr;
+    if (errno == ENOLCK || is_unsupported(errno))
+      throw Error(ErrorKind::kUnsupported, "its file system has no locks").in(file);
+    throw system_error(errno, "cannot lock", file);
+  }
+
   std::unique_ptr<OpenDirectories> open(const std::set<fs::path>& directories, const fs::path& inside) override {
     return std::make_unique<LocalOpenDirectories>(directories, inside);
   }
