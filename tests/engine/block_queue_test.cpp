@@ -43,7 +43,8 @@ TEST_CASE("Whatever the order in which workers ask, each block of each tensor is
   const Tensors tensors(list);
   const std::uint64_t block_bytes = pick(random, 1, 40);
   const auto workers = static_cast<unsigned>(pick(random, 1, 5));
-  BlockQueue queue(tensors.maps(), tensors.program, block_bytes, block_bytes, workers);
+  BlockQueue queue(tensors.maps(), tensors.program, whole_program(tensors.maps(), tensors.program), block_bytes,
+                   block_bytes, workers);
   std::vector<std::set<std::uint64_t>> given(list.size());
   std::set<unsigned> asking;
   for (unsigned worker = 0; worker < workers; ++worker) asking.insert(worker);
@@ -63,7 +64,7 @@ TEST_CASE("Whatever the order in which workers ask, each block of each tensor is
 
 TEST_CASE("Workers that ask in turn have about the same bytes, each one range of the program") {
   const Tensors tensors(std::vector<LogicalTensor>(10, {"t", DType::kU8, {1000}}));
-  BlockQueue queue(tensors.maps(), tensors.program, 100, 100, 4);
+  BlockQueue queue(tensors.maps(), tensors.program, whole_program(tensors.maps(), tensors.program), 100, 100, 4);
   std::map<unsigned, std::vector<std::uint64_t>> given;
   for (bool more = true; more;) {
     more = false;
@@ -83,7 +84,7 @@ TEST_CASE("Workers that ask in turn have about the same bytes, each one range of
 
 TEST_CASE("One worker alone does the work of all, and one huge tensor keeps all of them busy") {
   const Tensors tensors({{"t", DType::kU8, {100'000}}});
-  BlockQueue queue(tensors.maps(), tensors.program, 100, 100, 3);
+  BlockQueue queue(tensors.maps(), tensors.program, whole_program(tensors.maps(), tensors.program), 100, 100, 3);
   BlockQueue::Item item;
   std::uint64_t first = 0;
   while (first < 600 && queue.next(2, item)) ++first;

@@ -19,27 +19,25 @@ bool is_strided(const TensorMap* map, const std::optional<Reading>& reading) {
 
 }  // namespace
 
-BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, std::uint64_t block_bytes,
-                       std::uint64_t strided_block_bytes, unsigned workers, const Share& share)
+BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, std::vector<Part> parts,
+                       std::uint64_t block_bytes, std::uint64_t strided_block_bytes, unsigned workers, bool leaves)
     : maps_(maps),
       program_(program),
       block_bytes_(block_bytes),
       strided_block_bytes_(strided_block_bytes),
-      whole_leaves_(share.whole_leaves),
-      boxes_(maps, program, share),
+      leaves_(leaves),
+      parts_(std::move(parts)),
       stretches_(workers) {
   std::uint64_t bytes = 0;
-  bytes_before_.reserve(program.transfers.size() + 1);
-  for (std::size_t t = 0; t < program.transfers.size(); ++t) {
+  bytes_before_.reserve(parts_.size() + 1);
+  for (std::size_t part = 0; part < parts_.size(); ++part) {
     bytes_before_.push_back(bytes);
-    if (t >= boxes_.begin_transfer() && t < boxes_.end_transfer())
-      bytes += num_bytes(program.transfers[t].tensor(maps).dtype, box_of(t).size).value_or(0);
+    bytes += num_bytes(transfer_of(part).tensor(maps).dtype, box_of(part).size).value_or(0);
   }
   bytes_before_.push_back(bytes);
-  Place begin{boxes_.begin_transfer(), 0};
+  Place begin{0, 0};
   for (unsigned worker = 0; worker < workers; ++worker) {
-    const Place end =
-        worker + 1 == workers ? Place{boxes_.end_transfer(), 0} : place_at(bytes / workers * (worker + 1));
+    const Place end = worker + 1 == workers ? Place{parts_.size(), 0} : place_at(bytes / workers * (worker + 1));
     stretches_[worker].begin = begin;
     stretches_[worker].end = end;
     begin = end;
@@ -52,37 +50,33 @@ std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {
   // The block after a cast, too, has to fit.
   const DType dtype = transfer.tensor(maps_).dtype;
   const LogicalTensor* result = transfer.result(maps_);
-  if (whole_leaves_) return result ? kLeafBytes * bits(dtype) / bits(result->dtype) : kLeafBytes;
+  if (leaves_) return result ? kLeafBytes * bits(dtype) / bits(result->dtype) : kLeafBytes;
   if (result && bits(result->dtype) > bits(dtype)) bytes = bytes * bits(dtype) / bits(result->dtype);
   return bytes;
 }
 
-/// What of the transfer's tensor is in the share.
-Box BlockQueue::box_of(std::size_t transfer) const {
-  return boxes_.box(transfer, program_.transfers[transfer].tensor(maps_));
+Box BlockQueue::box_of(std::size_t part) const {
+  return parts_[part].box(transfer_of(part).tensor(maps_));
 }
 
-BlockGrid BlockQueue::grid_of(std::size_t transfer) const {
-  const DType dtype = program_.transfers[transfer].tensor(maps_).dtype;
-  return {dtype, box_of(transfer).size, block_bytes_of(program_.transfers[transfer])};
+BlockGrid BlockQueue::grid_of(std::size_t part) const {
+  return {transfer_of(part).tensor(maps_).dtype, box_of(part).size, block_bytes_of(transfer_of(part))};
 }
 
-/// The place before which about `bytes` of the share lie.
+/// The place before which about so many bytes lie.
 BlockQueue::Place BlockQueue::place_at(std::uint64_t bytes) const {
-  const auto begin = bytes_before_.begin() + static_cast<std::ptrdiff_t>(boxes_.begin_transfer());
-  const auto end = bytes_before_.begin() + static_cast<std::ptrdiff_t>(boxes_.end_transfer());
-  const auto after = std::upper_bound(begin, end, bytes);
-  if (after == begin) return {boxes_.begin_transfer(), 0};
-  const auto transfer = static_cast<std::size_t>(after - bytes_before_.begin()) - 1;
-  const BlockGrid grid = grid_of(transfer);
-  const std::uint64_t block = grid.block_bytes() == 0 ? 0 : (bytes - bytes_before_[transfer]) / grid.block_bytes();
-  return block < grid.count() ? Place{transfer, block} : Place{transfer + 1, 0};
+  const auto after = std::upper_bound(bytes_before_.begin(), bytes_before_.end() - 1, bytes);
+  if (after == bytes_before_.begin()) return {0, 0};
+  const auto part = static_cast<std::size_t>(after - bytes_before_.begin()) - 1;
+  const BlockGrid grid = grid_of(part);
+  const std::uint64_t block = grid.block_bytes() == 0 ? 0 : (bytes - bytes_before_[part]) / grid.block_bytes();
+  return block < grid.count() ? Place{part, block} : Place{part + 1, 0};
 }
 
 std::uint64_t BlockQueue::bytes_before(const Place& place) const {
-  if (place.block == 0) return bytes_before_[place.transfer];
-  return std::min(bytes_before_[place.transfer] + place.block * grid_of(place.transfer).block_bytes(),
-                  bytes_before_[place.transfer + 1]);
+  if (place.block == 0) return bytes_before_[place.part];
+  return std::min(bytes_before_[place.part] + place.block * grid_of(place.part).block_bytes(),
+                  bytes_before_[place.part + 1]);
 }
 
 /// Takes the second half of the largest stretch that is left.
@@ -99,7 +93,7 @@ bool BlockQueue::steal(Stretch& stretch) {
   if (!largest) return false;
   Place middle = place_at(bytes_before(largest->begin) + most / 2);
   const auto before = [](const Place& a, const Place& b) {
-    return a.transfer != b.transfer ? a.transfer < b.transfer : a.block < b.block;
+    return a.part != b.part ? a.part < b.part : a.block < b.block;
   };
   if (before(middle, largest->begin)) middle = largest->begin;  // tensors without bytes have no middle
   if (!before(middle, largest->end)) middle = largest->begin;
@@ -112,24 +106,25 @@ bool BlockQueue::next(unsigned worker, Item& item) {
   const std::lock_guard lock(mutex_);
   Stretch& stretch = stretches_[worker];
   while (stretch.begin != stretch.end || steal(stretch)) {
-    const std::size_t transfer = stretch.begin.transfer;
-    if (stretch.grid_of != transfer) {
-      stretch.grid = std::make_unique<BlockGrid>(grid_of(transfer));
-      stretch.grid_of = transfer;
-      stretch.grid_begin = box_of(transfer).begin;
-      const std::uint64_t most = std::max(block_bytes_of(program_.transfers[transfer]), kBlockBytes);
+    const std::size_t part = stretch.begin.part;
+    const Transfer& transfer = transfer_of(part);
+    if (stretch.grid_of != part) {
+      stretch.grid = std::make_unique<BlockGrid>(grid_of(part));
+      stretch.grid_of = part;
+      stretch.grid_begin = box_of(part).begin;
+      const std::uint64_t most = std::max(block_bytes_of(transfer), kBlockBytes);
       if (stretch.grid->block_bytes() > most)
         throw Error(ErrorKind::kUnsupported,
                     fmt::format("its rows are not whole bytes, and eight of them take {}, which is "
                                 "too much to hold in memory at once",
                                 format_bytes(stretch.grid->block_bytes())))
-            .tensor(program_.transfers[transfer].tensor(maps_).name);
+            .tensor(transfer.tensor(maps_).name);
     }
     const std::uint64_t block = stretch.begin.block;
     const bool is_last = block + 1 >= stretch.grid->count();
-    stretch.begin = is_last ? Place{transfer + 1, 0} : Place{transfer, block + 1};
+    stretch.begin = is_last ? Place{part + 1, 0} : Place{part, block + 1};
     if (stretch.grid->count() == 0) continue;  // no elements
-    item = {transfer, block, stretch.grid->block(block)};
+    item = {parts_[part].transfer, block, stretch.grid->block(block), parts_[part].unit};
     for (std::size_t d = 0; d < stretch.grid_begin.size(); ++d) item.box.begin[d] += stretch.grid_begin[d];
     return true;
   }

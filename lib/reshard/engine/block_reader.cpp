@@ -236,6 +236,7 @@ void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Re
   found.stored = stored;
   found.logical = reading.logical;
   const std::lock_guard lock(shared_.failure_mutex);
+  if (shared_.ledger) noted_.push_back(found);
   if (shared_.options.on_divergence) shared_.options.on_divergence(std::move(found));
 }
 

@@ -40,6 +40,9 @@ class BlockReader {
   /// \throws Error kIo.
   void validate_whole() const { windows_.validate_whole(); }
 
+  /// Replicas found to differ since the last call, for a UnitLedger.
+  std::vector<Divergence> take_noted() { return std::exchange(noted_, {}); }
+
  private:
   std::span<const std::byte> view(const TensorMap& map, FilePool<Source>& files, const Group& group,
                                   std::size_t groups);
@@ -59,6 +62,7 @@ class BlockReader {
   Buffers& buffers_;
   Windows windows_;
   std::vector<RunsCopy> copies_;
+  std::vector<Divergence> noted_;
 };
 
 /// The index of element `elem` of a box, in C order, in the box's tensor.

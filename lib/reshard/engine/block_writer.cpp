@@ -8,6 +8,15 @@ std::shared_ptr<Sink> BlockWriter::sink_of(const StoredTensor& stored) {
   });
 }
 
+/// That something is written to a stored tensor, and what it adds to its CRC.
+void BlockWriter::note_written(std::uint32_t stored, std::uint32_t crc) {
+  const std::uint32_t file = shared_.maps.target->stored[stored].file;
+  shared_.written[file].store(true, std::memory_order_relaxed);
+  if (!shared_.ledger) return;
+  noted_.files.push_back(file);
+  if (crc != 0) noted_.crcs.push_back({stored, crc});
+}
+
 void BlockWriter::write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes) {
   gathered_.assign(1, bytes);
   write_gathered(group, begin_bytes);
@@ -17,9 +26,11 @@ void BlockWriter::write(const Group& group, std::uint64_t begin_bytes, std::span
 void BlockWriter::write_gathered(const Group& group, std::uint64_t begin_bytes) {
   const TensorMap& target = *shared_.maps.target;
   const StoredTensor& stored = target.stored[group.stored];
-  const std::uint64_t bytes = shared_.checksums.add(target, group.stored, begin_bytes, gathered_);
+  std::uint64_t bytes = 0;
+  for (const auto part : gathered_) bytes += part.size();
+  const std::uint32_t crc = shared_.checksums.add(target, group.stored, begin_bytes, bytes, gathered_);
+  note_written(group.stored, crc);
   const auto sink = sink_of(stored);
-  shared_.written[stored.file].store(true, std::memory_order_relaxed);
   ++shared_.writers[stored.file];  // after a failure nobody asks
   if (gathered_.size() == 1)
     sink->write_at(stored.offset_bytes + begin_bytes, gathered_.front());
@@ -124,7 +135,7 @@ bool BlockWriter::copy(const Group& group, const Source& source, std::uint64_t s
   const std::uint64_t from = source_offset_bytes + run.b_begin_bytes;
   const std::uint64_t to = stored.offset_bytes + run.a_begin_bytes;
   if (!sink->copy_pays(source, from, to) || !sink->copy_from(source, from, to, run.run_bytes)) return false;
-  shared_.written[stored.file].store(true, std::memory_order_relaxed);
+  note_written(group.stored, 0);
   if (shared_.options.sync) shared_.write_back.wrote(stored.file, sink, to, run.run_bytes);
   return true;
 }

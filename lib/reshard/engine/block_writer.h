@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "reshard/engine/group.h"
@@ -26,6 +27,9 @@ class BlockWriter {
   /// Writes a group, one run, of a block that lies in parts.
   void store(const Group& group, std::span<const std::span<const std::byte>> parts);
 
+  /// What was written since the last call, for a UnitLedger.
+  UnitReport take_noted() { return std::exchange(noted_, {}); }
+
   /// Whether another thread is writing to the group's file.
   bool has_to_wait(const Group& group) const {
     return shared_.writers[shared_.maps.target->stored[group.stored].file] > 0;
@@ -39,6 +43,7 @@ class BlockWriter {
   std::shared_ptr<Sink> sink_of(const StoredTensor& stored);
   bool is_put_together(const Group& group) const;
   std::uint64_t place_of(const Group& group) const;
+  void note_written(std::uint32_t stored, std::uint32_t crc);
   void write_together(std::span<const Group> groups, std::span<const std::byte> block);
   void write(const Group& group, std::uint64_t begin_bytes, std::span<const std::byte> bytes);
   void write_gathered(const Group& group, std::uint64_t begin_bytes);
@@ -48,6 +53,7 @@ class BlockWriter {
   std::vector<std::span<const std::byte>> gathered_;
   std::vector<Runs> swapped_;
   std::vector<RunsCopy> copies_;
+  UnitReport noted_;
 };
 
 }  // namespace reshard

@@ -22,17 +22,17 @@ class Checksums {
 
   bool wanted() const { return !crcs_.empty(); }
 
-  /// Tells what is written to a stored tensor from its byte `begin_bytes` on. \returns how many bytes that is.
-  std::uint64_t add(const TensorMap& target, std::uint32_t stored, std::uint64_t begin_bytes,
+  /// Tells what is written to a stored tensor from its byte `begin_bytes` on, `bytes` of them.
+  /// \returns what that adds to the CRC; 0 where none is wanted.
+  std::uint32_t add(const TensorMap& target, std::uint32_t stored, std::uint64_t begin_bytes, std::uint64_t bytes,
                     std::span<const std::span<const std::byte>> parts) {
-    std::uint64_t bytes = 0;
-    for (const auto part : parts) bytes += part.size();
     const StoredTensor& tensor = target.stored[stored];
-    if (crcs_.empty() || !needs_crcs(target.files[tensor.file])) return bytes;
+    if (crcs_.empty() || !needs_crcs(target.files[tensor.file])) return 0;
     std::uint32_t crc = 0;
     for (const auto part : parts) crc = crc32(part, crc);
-    crcs_[stored] ^= crc32_contribution(crc, tensor.size_bytes - begin_bytes - bytes);
-    return bytes;
+    const std::uint32_t contribution = crc32_contribution(crc, tensor.size_bytes - begin_bytes - bytes);
+    crcs_[stored] ^= contribution;
+    return contribution;
   }
 
   std::vector<std::uint32_t> values() const { return {crcs_.begin(), crcs_.end()}; }

@@ -1,7 +1,9 @@
 #include "reshard/engine/execute.h"
 
 #include <functional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "reshard/base/wire.h"
 #include "reshard/engine/run_fingerprint.h"
@@ -30,32 +32,38 @@ RunResult run_alone(JobRun& run) {
   return run.publish(std::move(report));
 }
 
-}  // namespace
-
-RunResult execute(const Job& job, RunOptions options) {
-  Together alone;
-  return execute(job, std::move(options), alone);
+/// What the leader tells the others of a run that it has prepared.
+std::string invitation(const JobRun& run) {
+  WireWriter wire;
+  wire.add(run.root().string());
+  wire.add(run.done_units().size());
+  for (const std::uint32_t unit : run.done_units()) wire.add(unit);
+  return std::move(wire.bytes());
 }
 
-RunResult execute(const Job& job, RunOptions options, Together& together) {
-  Progress own;
-  if (options.progress == nullptr) options.progress = &own;
-  Progress& progress = *options.progress;
-  if (options.threads == 0) options.threads = default_threads(together);
-  JobRun run(job, options);
-  if (together.size() == 1) return run_alone(run);
-  validate_same_run(run_identity(job, options), together);
+void join(JobRun& run, const std::string& invitation) {
+  WireReader wire(invitation);
+  const std::string root(wire.text());
+  std::vector<std::uint32_t> done(wire.count());
+  for (std::uint32_t& unit : done) unit = static_cast<std::uint32_t>(wire.number());
+  run.attach(root, std::move(done));
+}
+
+RunResult run_with_others(JobRun& run, const Job& job, Progress& progress, Together& together) {
   const bool leads = together.leads();
   std::function<void()> clean_up;
-  if (leads) clean_up = [&] { run.abandon(); };
+  if (leads)
+    clean_up = [&] {
+      if (!run.keep(ErrorKind::kInterrupted)) run.abandon();
+    };
   const auto prepare = [&] {
     if (leads) run.prepare();
   };
   together.step("prepare", progress, prepare, clean_up);
-  const std::string root = together.from_leader("join", run.root().string());
+  const std::string prepared = together.from_leader("join", leads ? invitation(run) : std::string());
   ShareReport report;
   const auto copy = [&] {
-    if (!leads) run.attach(root);
+    if (!leads) join(run, prepared);
     report = run.run({together.rank(), together.size()});
     run.finish(report);
   };
@@ -72,9 +80,33 @@ RunResult execute(const Job& job, RunOptions options, Together& together) {
     together.step("publish", progress, publish, clean_up);
   } catch (const RankLost& lost) {
     if (!published) throw;
-    result.notes.push_back(std::string("the outputs are complete, but then ") + lost.what());
+    result.notes.push_back(std::string("the outputs are complete, but then this rank ") + lost.what());
   }
   return result;
+}
+
+}  // namespace
+
+RunResult execute(const Job& job, RunOptions options) {
+  Together alone;
+  return execute(job, std::move(options), alone);
+}
+
+RunResult execute(const Job& job, RunOptions options, Together& together) {
+  Progress own;
+  if (options.progress == nullptr) options.progress = &own;
+  Progress& progress = *options.progress;
+  if (options.threads == 0) options.threads = default_threads(together);
+  JobRun run(job, options);
+  if (together.size() > 1) validate_same_run(run_identity(job, options), together);
+  try {
+    return together.size() > 1 ? run_with_others(run, job, progress, together) : run_alone(run);
+  } catch (Error& error) {
+    if (run.keep(error.kind()))
+      error.hint((error.hint().empty() ? "" : error.hint() + "; ") + "what is written stays in " + run.root().string() +
+                 ", and `resume` goes on from there");
+    throw;
+  }
 }
 
 }  // namespace reshard

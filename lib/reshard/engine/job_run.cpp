@@ -10,6 +10,7 @@
 #include "reshard/engine/output.h"
 #include "reshard/engine/parallel.h"
 #include "reshard/engine/run_fingerprint.h"
+#include "reshard/engine/together.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/plan/job_manifest.h"
@@ -21,6 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kCopyBytes = std::uint64_t{1} << 20;
 constexpr std::size_t kFlushingThreads = 16;
+constexpr double kUnitSnap = 0.5;  // of a unit
 
 void write_text(const RunOptions& options, const TextFile& file, const Staging& staging) {
   const fs::path path = staging.root() / file.path;
@@ -59,20 +61,88 @@ JobRun::JobRun(const Job& job, RunOptions options)
 
 void JobRun::prepare() {
   start_ = std::chrono::steady_clock::now();
-  validate_output(*options_.storage, job_);
-  validate_space(output_space(*options_.storage, job_));
-  staging_.emplace(job_, *options_.storage);
-  root_ = staging_->root();
-  create_files();
+  Storage& storage = *options_.storage;
+  validate_output(storage, job_);
+  std::optional<Resumable> earlier;
+  if (options_.resume) earlier = find_resumable(storage, job_, journal_header(job_, options_, unit_count()));
+  if (earlier) {
+    take_over(std::move(*earlier));
+  } else {
+    validate_space(output_space(storage, job_));
+    staging_.emplace(job_, storage);
+    root_ = staging_->root();
+    create_files();
+  }
+  has_lock_ = staging_->is_locked();
   for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
 }
 
-void JobRun::attach(fs::path root) {
-  if (!options_.storage->is_directory(root))
+/// Goes on in the staging directory of a run that is dead.
+void JobRun::take_over(Resumable earlier) {
+  Storage& storage = *options_.storage;
+  for (const TensorFile& file : job_.target.files) {
+    const fs::path path = earlier.root / file.path;
+    if (!storage.is_file(path) || storage.size_bytes(path) != file.size_bytes)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("is not the file of {} bytes that the run which left it made", file.size_bytes))
+          .in(path)
+          .hint("remove what is left with `clean`, and begin anew");
+  }
+  staging_.emplace(job_, storage, earlier.root, std::move(earlier.lock));
+  root_ = staging_->root();
+  for_each_number(job_.target.files.size(), thread_count(options_), [&](std::size_t i) {
+    const TensorFile& file = job_.target.files[i];
+    if (!needs_crcs(file)) write_parts(*storage.reopen(root_ / file.path), target_parts(job_.target, file));
+  });
+  std::fill(unflushed_.begin(), unflushed_.end(), true);
+  earlier_ = std::move(earlier.units);
+  for (const UnitReport& unit : earlier_) done_units_.push_back(unit.unit);
+  std::sort(done_units_.begin(), done_units_.end());
+}
+
+/// The number of units: the same whatever the ranks, threads and memory.
+std::uint32_t JobRun::unit_count() const {
+  constexpr std::uint64_t kMostUnits = 1u << 14;
+  const std::uint64_t moved = job_.program.read_bytes + job_.program.check_bytes + job_.program.write_bytes;
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(moved / options_.tuning.unit_bytes, 1, kMostUnits));
+}
+
+bool JobRun::keep(ErrorKind why) noexcept {
+  if (!staging_ || !journals()) return false;
+  const bool may_go_on = why == ErrorKind::kNoSpace || why == ErrorKind::kIo || why == ErrorKind::kLost ||
+                         (why == ErrorKind::kInterrupted && options_.resume);
+  if (!may_go_on) return false;
+  const auto began = [&] { return !journal_files(*options_.storage, root_).empty(); };  // of any rank
+  try {
+    if (!options_.resume && !began()) return false;
+    if (journal_) journal_->write_rest();
+  } catch (const std::exception&) {
+    // What is in the journal is enough.
+  }
+  try {
+    if (!began()) return false;
+  } catch (const std::exception&) {
+    return false;
+  }
+  journal_.reset();
+  staging_->keep();
+  return true;
+}
+
+void JobRun::attach(fs::path root, std::vector<std::uint32_t> done_units) {
+  Storage& storage = *options_.storage;
+  if (!storage.is_directory(root)) {
+    // A network file system may remember that it was not there; to list what it lies in ends that.
+    if (storage.is_directory(root.parent_path())) storage.list(root.parent_path());
+  }
+  if (!storage.is_directory(root))
     throw Error(ErrorKind::kIo, "is not seen here, where another rank of this run has made it")
         .in(root)
         .hint("give an output directory on a file system that all ranks share");
+  has_lock_ = storage.is_file(root / kLockFile);
+  if (has_lock_) lock_ = storage.directories().lock(root / kLockFile, true);
   root_ = std::move(root);
+  done_units_ = std::move(done_units);
 }
 
 /// With what is known of them before any tensor.
@@ -90,8 +160,55 @@ void JobRun::create_files() {
 
 ShareReport JobRun::run(const Share& share) {
   if (root_.empty()) throw Error(ErrorKind::kInternal, "a share is run before the run is prepared");
-  ShareReport report = run_share(job_.maps(), job_.program, share, root_, options_);
+  ShareReport report =
+      journals() || resumes() ? run_units(share) : run_share(job_.maps(), job_.program, share, root_, options_);
   for (const std::uint32_t file : report.written_files) unflushed_[file] = true;
+  return report;
+}
+
+/// Runs a share of the units that are not done, and has a journal of those that become so.
+ShareReport JobRun::run_units(const Share& share) {
+  if (share.index >= share.count)
+    throw Error(ErrorKind::kUsage, fmt::format("there is no share {} of {}", share.index, share.count));
+  const Units units(job_.maps(), job_.program, unit_count(), job_.manifest, kUnitSnap);
+  std::vector<std::uint32_t> missing;
+  std::vector<std::uint64_t> costs;
+  for (std::uint32_t unit = 0; unit < units.count(); ++unit) {
+    if (std::binary_search(done_units_.begin(), done_units_.end(), unit)) continue;
+    missing.push_back(unit);
+    costs.push_back(units.cost(unit));
+  }
+  const auto [first, last] = part_of(costs, share.index, share.count);
+  std::vector<Part> parts;
+  for (std::size_t i = first; i < last; ++i) units.add_parts(missing[i], parts);
+  RunOptions options = options_;
+  std::atomic<bool> journal_failed{false};
+  Progress own;
+  if (options.progress == nullptr) options.progress = &own;
+  if (journals() && !journal_) {
+    const auto flush_files = [this](const std::vector<std::uint32_t>& files) {
+      for_each_number(files.size(), kFlushingThreads, [&](std::size_t i) {
+        options_.storage->reopen(root_ / job_.target.files[files[i]].path)->sync();
+      });
+    };
+    journal_ = std::make_unique<JournalWriter>(*options_.storage, root_,
+                                               next_journal_prefix(*options_.storage, root_, share.index),
+                                               journal_header(job_, options_, units.count()), options_.journal_interval,
+                                               flush_files, [progress = options.progress] { progress->stop = true; });
+    options.on_unit = [this](UnitReport unit) { journal_->add(std::move(unit)); };
+  }
+  ShareReport report;
+  try {
+    report = run_parts(job_.maps(), job_.program, std::move(parts), root_, std::move(options));
+  } catch (...) {
+    if (journal_) journal_->finish();  // its own failure is the reason
+    throw;
+  }
+  if (journal_) journal_->finish();
+  if (staging_) {
+    if (options_.digests && report.digests.empty()) throw Error(ErrorKind::kInternal, "no digests were made");
+    for (const UnitReport& unit : earlier_) merge(report, unit, job_.target);
+  }
   return report;
 }
 
@@ -114,6 +231,9 @@ void JobRun::finish(const ShareReport& report) {
   for (const std::uint32_t file : report.written_files)
     if (unflushed_[file] && !(staging_ && needs_crcs(job_.target.files[file]))) files.push_back(file);
   flush(files, nullptr);
+  if (staging_) return;
+  journal_.reset();
+  lock_.reset();  // before the leader publishes
 }
 
 /// Reads what was written, and writes what proves it.
@@ -161,8 +281,13 @@ RunResult JobRun::publish(ShareReport report) {
   for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
   throw_if_stopped(options_);
   RunResult result;
+  for (const UnitReport& unit : earlier_) result.resumed_bytes += unit.written_bytes;
+  if (options_.resume && !resumes())
+    result.notes.push_back("no run was there to go on with: all of it was written anew");
+  journal_.reset();
   if (job_.manifest) write_manifest(report, result);
-  result.notes = staging_->publish(options_.sync);
+  const std::vector<std::string> notes = staging_->publish(options_.sync);
+  result.notes.insert(result.notes.end(), notes.begin(), notes.end());
   result.divergent = std::move(report.divergent);
   std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order
             [](const Divergence& a, const Divergence& b) { return a.text < b.text; });

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "reshard/engine/earlier_runs.h"
+#include "reshard/engine/journal.h"
 #include "reshard/engine/publish.h"
 #include "reshard/engine/run.h"
 #include "reshard/plan/job.h"
@@ -21,6 +23,7 @@ struct RunResult {
   /// Tensors of the target that are the mean of tensors that differ, in the program's order.
   std::vector<std::string> lossy_means;
   std::uint64_t written_bytes = 0;  // of all files
+  std::uint64_t resumed_bytes = 0;  // of these, what an earlier run had written
   double seconds = 0;               // from prepare to the end of publish
   double hashing_seconds = 0;       // of threads that hashed tensors while they were moved; those of a manifest
   double rereading_seconds = 0;     // from the end of writing to the end of hashing files, which are read again
@@ -29,8 +32,8 @@ struct RunResult {
 /// One run of a job in steps, which several processes can take together. The leader prepares and publishes; each share
 /// is run by any process that has planned the same job and sees the same files. All of them need a JobRun of their own:
 ///
-///   leader   prepare(), then tells the others root()
-///   others   attach(root)
+///   leader   prepare(), then tells the others root() and done_units()
+///   others   attach(root, done)
 ///   all      report = run(share), finish(report)
 ///   leader   merge() of all reports, once all of them have finished: publish(report)
 ///
@@ -46,13 +49,22 @@ class JobRun {
   JobRun& operator=(const JobRun&) = delete;
 
   /// Validates that the outputs may be written and fit, makes a staging directory and in it the target's files at their
-  /// full size, and copies the model's other files.
+  /// full size, and copies the model's other files. With RunOptions::resume, goes on with the directory that a run of
+  /// the same job has left, if there is one with a journal.
   void prepare();
   /// Joins a run that another process has prepared in `root`.
   /// \throws Error kIo if this process does not see that directory.
-  void attach(std::filesystem::path root);
+  void attach(std::filesystem::path root, std::vector<std::uint32_t> done_units = {});
   /// Removes what was written, as the destructor does. No other step may follow.
   void abandon() { staging_.reset(); }
+  /// Units of the program that an earlier run has done, ascending; their number is that of a journal.
+  const std::vector<std::uint32_t>& done_units() const { return done_units_; }
+  /// Whether prepare found an earlier run to go on with.
+  bool resumes() const { return !done_units_.empty(); }
+  /// Leaves what was written for a later run with `resume`, if that can go on from it after an error of this kind.
+  /// \returns whether it does.
+  bool keep(ErrorKind why) noexcept;
+
   /// The staging directory.
   const std::filesystem::path& root() const { return root_; }
 
@@ -69,6 +81,10 @@ class JobRun {
 
  private:
   void create_files();
+  void take_over(Resumable earlier);
+  bool journals() const { return options_.journal && options_.sync && has_lock_; }
+  std::uint32_t unit_count() const;
+  ShareReport run_units(const Share& share);
   void write_manifest(const ShareReport& report, RunResult& result);
   void flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs);
 
@@ -76,8 +92,13 @@ class JobRun {
   RunOptions options_;
   std::chrono::steady_clock::time_point start_;
   std::filesystem::path root_;
-  std::optional<Staging> staging_;  // of the leader
-  std::vector<char> unflushed_;     // whether this process wrote to each target file since it flushed it
+  std::optional<Staging> staging_;        // of the leader
+  bool has_lock_ = true;                  // on the staging directory, so that a later run knows when this one is dead
+  std::unique_ptr<DirectoryClaim> lock_;  // of others
+  std::vector<std::uint32_t> done_units_;
+  std::vector<UnitReport> earlier_;  // their reports; of the leader
+  std::unique_ptr<JournalWriter> journal_;
+  std::vector<char> unflushed_;  // whether this process wrote to each target file since it flushed it
 };
 
 }  // namespace reshard

@@ -6,6 +6,8 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
+#include "reshard/engine/journal.h"
+#include "reshard/formats/manifest.h"
 
 namespace reshard {
 namespace {
@@ -43,14 +45,42 @@ void flush_tree(Storage& storage, const fs::path& root) {
 }  // namespace
 
 Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmade{}) {
-  final_ = storage.resolve(job.output_directory);
-  if (job.shares_directory) make_directories(final_);  // at once, for others to find
-  output_existed_ = storage.is_directory(final_);
-  if (output_existed_) claim_ = directories().claim(final_, job.shares_directory);
+  claim_output();
   const fs::path home = output_existed_ ? final_ : final_.parent_path();
   make_directories(home);
   root_ = directories().make_private(home / (output_existed_ ? std::string(kStagingPrefix) : staging_prefix(final_)));
+  try {
+    lock_ = directories().lock(root_ / kLockFile, true);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnsupported) throw;
+  }
   for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
+}
+
+Staging::Staging(const Job& job, Storage& storage, fs::path root, std::unique_ptr<DirectoryClaim> lock)
+    : Staging(job, storage, Unmade{}) {
+  claim_output();
+  lock.reset();
+  lock_ = directories().lock(root / kLockFile, true);  // which ranks of this run share
+  if (!lock_) throw Error(ErrorKind::kIo, "another run goes on with it").in(root).hint("wait until it is done");
+  for (const CopiedFile& file : job.copied_files) directories().remove_tree(root / file.path);
+  for (const TextFile& file : job.text_files) directories().remove_tree(root / file.path);
+  for (const char* name : {kManifestFile, kSha256SumsFile}) directories().remove_tree(root / name);
+  root_ = std::move(root);
+  for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
+}
+
+/// Finds out whether the output directory exists, and keeps others from it.
+void Staging::claim_output() {
+  final_ = storage_.resolve(job_.output_directory);
+  if (job_.shares_directory) make_directories(final_);  // at once, for others to find
+  output_existed_ = storage_.is_directory(final_);
+  if (output_existed_) claim_ = directories().claim(final_, job_.shares_directory);
+}
+
+void Staging::keep() {
+  lock_.reset();
+  root_.clear();
 }
 
 Staging::~Staging() {
@@ -160,8 +190,11 @@ std::set<fs::path> Staging::named_directories() const {
   return named;
 }
 
-void Staging::give_names() {
+/// \param own_files  in root_, which are no outputs.
+void Staging::give_names(const std::vector<std::string>& own_files) {
   if (!output_existed_) {
+    lock_.reset();  // first: a network file system keeps a file that is open under another name
+    for (const std::string& name : own_files) directories().remove_tree(root_ / name);
     rename_new(directories(), root_, final_);
   } else {
     try {
@@ -175,18 +208,20 @@ void Staging::give_names() {
 }
 
 std::vector<std::string> Staging::publish(bool sync) {
+  std::vector<std::string> own_files = journal_files(storage_, root_);
+  own_files.emplace_back(kLockFile);
   if (output_existed_)
     for (const fs::path& relative : entries_in_order()) make_directories((final_ / relative).parent_path());
   else
     set_permissions(directories(), root_, permissions_.directory());
   if (!sync) {
-    give_names();
+    give_names(own_files);
     return {};
   }
   flush_tree(storage_, root_);
   const auto named = directories().open(named_directories(), root_);
   named->flush();  // what fails now fails before anything has its name
-  give_names();
+  give_names(own_files);
   try {
     named->flush();
   } catch (const Error& error) {

@@ -17,17 +17,24 @@ namespace reshard {
 /// removed with all it holds unless published. Not thread-safe.
 class Staging {
  public:
-  /// Makes the directory, and those above it that are missing. Job and storage are borrowed.
+  /// Makes the directory, and those above it that are missing, and locks it. Job and storage are borrowed.
   Staging(const Job& job, Storage& storage);
+  /// Takes over the directory of a run that is dead, with its lock.
+  Staging(const Job& job, Storage& storage, std::filesystem::path root, std::unique_ptr<DirectoryClaim> lock);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
   /// Removes what was not published, and the directories it made if they are empty.
   ~Staging();
 
+  /// Whether others can find out that this process is gone.
+  bool is_locked() const { return lock_ != nullptr; }
   /// Nobody but the owner may look into it.
   const std::filesystem::path& root() const { return root_; }
   /// Those that the files in it shall have.
   const Permissions& permissions() const { return permissions_; }
+
+  /// Leaves it all where it is, for a later run.
+  void keep();
 
   /// Gives everything in root() its final name: the whole directory by one rename where the output directory is new;
   /// otherwise entry by entry, weights before indexes, whole folders last, and all of it undone if one step fails. What
@@ -51,11 +58,12 @@ class Staging {
   };
 
   Directories& directories() const { return storage_.directories(); }
+  void claim_output();
   void make_directories(const std::filesystem::path& directory);
   void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;
   std::set<std::filesystem::path> named_directories() const;
-  void give_names();
+  void give_names(const std::vector<std::string>& own_files);
   void publish_entry(const std::filesystem::path& relative);
   void exchange(const std::filesystem::path& staged, const std::filesystem::path& final);
   void undo(const std::string& reason);
@@ -66,6 +74,7 @@ class Staging {
   std::filesystem::path root_;
   std::filesystem::path final_;            // the output directory, resolved
   std::unique_ptr<DirectoryClaim> claim_;  // on the output directory where that exists, for two runs not to mix in it
+  std::unique_ptr<DirectoryClaim> lock_;   // on kLockFile; null where the file system has no locks
   bool output_existed_ = false;
   bool published_ = false;
   std::vector<std::filesystem::path> made_directories_;  // outermost first

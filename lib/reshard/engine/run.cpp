@@ -61,9 +61,10 @@ class Worker {
     std::vector<Group> targets;
     if (transfer.target)
       targets = groups_of(*maps.target, transfer.writes(maps), maps.target->logical[*transfer.target], item.box);
-    if (targets.empty() && transfer.target && !shared_.visitor) return;  // of ranks left out
     std::uint64_t done = 0;
-    if (move(item, targets)) {
+    if (targets.empty() && transfer.target && !shared_.visitor) {
+      // Of ranks left out.
+    } else if (move(item, targets)) {
       for (const Group& target : targets) done += target.total_bytes;
     } else {
       const auto written_to_bytes = writer_.place_written_to(targets);
@@ -85,6 +86,20 @@ class Worker {
     }
     shared_.done_bytes += done;
     if (shared_.options.progress) shared_.options.progress->done_bytes += done;
+    if (shared_.ledger) note_block(item, done);
+  }
+
+  /// Tells the ledger what a block did.
+  void note_block(const BlockQueue::Item& item, std::uint64_t written_bytes) {
+    UnitReport block = writer_.take_noted();
+    block.unit = item.unit;
+    block.written_bytes = written_bytes;
+    block.divergent = reader_.take_noted();
+    if (leaf_) block.leaves.push_back(*std::exchange(leaf_, std::nullopt));
+    if (const auto mean = shared_.means.find(item.transfer); mean != shared_.means.end() && mean->second.differ)
+      block.lossy_means.push_back(item.transfer);
+    const LogicalTensor& tensor = shared_.program.transfers[item.transfer].tensor(shared_.maps);
+    shared_.ledger->add(std::move(block), num_bytes(tensor.dtype, item.box.size).value_or(0));
   }
 
   /// Writes a block without bringing it into one piece, where nobody has to look at it and its parts are long.
@@ -118,7 +133,9 @@ class Worker {
     if (tensor.filler) return;
     const auto begin = std::chrono::steady_clock::now();
     for (const auto part : parts_) hash_.update(part);
-    shared_.digests[target].add(first_elem(tensor.shape, item.box), hash_.finish());
+    const UnitReport::Leaf leaf{target, first_elem(tensor.shape, item.box), hash_.finish()};
+    shared_.digests[target].add(leaf.first_elem, leaf.digest);
+    if (shared_.ledger) leaf_ = leaf;
     shared_.hashing_ns += static_cast<std::uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
   }
@@ -235,6 +252,7 @@ class Worker {
   BlockWriter writer_;
   std::vector<std::span<const std::byte>> parts_;
   Sha256 hash_;
+  std::optional<UnitReport::Leaf> leaf_;  // of the block
 };
 
 /// Blocks that one thread holds at once.
@@ -261,8 +279,8 @@ void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_byt
   }
 }
 
-/// Runs a share of the program, or, with a visitor, all of it.
-ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Share& share,
+/// Runs parts of the program; with a visitor, all of it.
+ShareReport run_blocks(const ProgramMaps& maps, const Program& program, std::vector<Part> parts,
                        const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
                        std::uint64_t visit_block_bytes) {
   if (options.max_memory_bytes < kMinMemoryBytes)
@@ -285,7 +303,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const Sh
   const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(maps, program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
-  SharedRun shared(maps, program, share, target_root, options, visitor, threads, block_bytes, strided_bytes);
+  SharedRun shared(maps, program, std::move(parts), target_root, options, visitor, threads, block_bytes, strided_bytes);
   // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
   for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i), window_bytes); });
   shared.write_back.clear();
@@ -321,18 +339,28 @@ void throw_if_stopped(const RunOptions& options) {
 std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& program,
                                        const std::filesystem::path& target_root, const RunOptions& options,
                                        const BlockVisitor& visitor, std::uint64_t visit_block_bytes) {
-  return run_blocks(maps, program, {}, target_root, options, visitor, visit_block_bytes).crcs;
+  return run_blocks(maps, program, whole_program(maps, program), target_root, options, visitor, visit_block_bytes).crcs;
+}
+
+ShareReport run_parts(const ProgramMaps& maps, const Program& program, std::vector<Part> parts,
+                      const std::filesystem::path& target_root, RunOptions options) {
+  std::vector<Divergence> divergent;
+  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
+  ShareReport report = run_blocks(maps, program, std::move(parts), target_root, options, {}, 0);
+  report.divergent = std::move(divergent);
+  return report;
 }
 
 ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
                       const std::filesystem::path& target_root, RunOptions options) {
-  std::vector<Divergence> divergent;
-  options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
-  Share cut = share;
-  cut.whole_leaves = options.digests;
-  ShareReport report = run_blocks(maps, program, cut, target_root, options, {}, 0);
-  report.divergent = std::move(divergent);
-  return report;
+  if (share.index >= share.count)
+    throw Error(ErrorKind::kUsage, fmt::format("there is no share {} of {}", share.index, share.count));
+  std::vector<Part> parts;
+  if (share.count == 1)
+    parts = whole_program(maps, program);
+  else
+    Units(maps, program, share.count, options.digests).add_parts(share.index, parts);
+  return run_parts(maps, program, std::move(parts), target_root, std::move(options));
 }
 
 }  // namespace reshard

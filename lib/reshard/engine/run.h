@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -13,6 +14,8 @@
 
 #include "reshard/engine/share.h"
 #include "reshard/engine/share_report.h"
+#include "reshard/engine/unit_ledger.h"
+#include "reshard/engine/units.h"
 #include "reshard/io/local_storage.h"
 #include "reshard/plan/program.h"
 #include "reshard/tensor/cast.h"
@@ -33,6 +36,8 @@ struct Tuning {
   std::uint64_t least_view_bytes = std::uint64_t{64} << 10;
   /// Shorter runs are put together here; longer ones by the kernel, which saves a copy but takes its time for each.
   std::uint64_t least_part_bytes = 1024;
+  /// Bytes moved for a unit, of which a journal tells whether it is done: at least, where there are not too many.
+  std::uint64_t unit_bytes = std::uint64_t{128} << 20;
 };
 
 /// What becomes of replicas that differ. A difference that a check finds for another reason is an error always.
@@ -49,10 +54,17 @@ struct RunOptions {
   Progress* progress = nullptr;                               // borrowed; may be null
   Storage* storage = &local_storage();                        // borrowed
   bool sync = true;                                           // bring what is written to stable storage
-  bool digests = false;                                       // hash what is written: ShareReport::digests
+  bool journal =
+      true;  // with `sync`: a run of more than journal_interval leaves, if it is killed, what resume goes on from
+  bool resume = false;  // go on where a run of the same job stopped; what fails leaves its outputs for the next one
+  std::chrono::milliseconds journal_interval{10000};
+  bool digests = false;  // hash what is written: ShareReport::digests
   Replicas replicas = Replicas::kDrift;
   /// Called once for each replica that differs where that is allowed; one call at a time.
   std::function<void(Divergence)> on_divergence;
+  /// Called with each unit of the program when all of its bytes are written, which says nothing of the disk; from
+  /// several threads at once.
+  std::function<void(UnitReport)> on_unit;
   Tuning tuning;
 };
 
@@ -98,6 +110,9 @@ std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& p
 /// called. With RunOptions::digests, shares are of whole leaves.
 /// \throws Error as run_program; kUsage for a share that does not exist, and for too little memory to hold leaves in.
 ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
+                      const std::filesystem::path& target_root, RunOptions options);
+/// The same with parts of any units.
+ShareReport run_parts(const ProgramMaps& maps, const Program& program, std::vector<Part> parts,
                       const std::filesystem::path& target_root, RunOptions options);
 
 }  // namespace reshard

@@ -29,6 +29,8 @@ std::vector<Index> read_indices(WireReader& wire, std::uint64_t all) {
   return indices;
 }
 
+}  // namespace
+
 void write_divergence(WireWriter& wire, const Divergence& divergence) {
   wire.add(divergence.tensor);
   wire.add(divergence.text);
@@ -50,8 +52,6 @@ Divergence read_divergence(WireReader& wire) {
   divergence.logical = static_cast<std::uint32_t>(wire.number());
   return divergence;
 }
-
-}  // namespace
 
 void merge(ShareReport& into, ShareReport one) {
   if (into.crcs.empty()) into.crcs.resize(one.crcs.size());
@@ -131,7 +131,7 @@ ShareReport read_report(WireReader& wire, const TensorMap& target) {
   }
   report.written_files = read_indices<std::uint32_t>(wire, target.files.size());
   report.lossy_means = read_indices<std::size_t>(wire, SIZE_MAX);
-  const std::uint64_t divergent = wire.count(7 * 8);
+  const std::uint64_t divergent = wire.count(kDivergenceBytes);
   for (std::uint64_t i = 0; i < divergent; ++i) report.divergent.push_back(read_divergence(wire));
   const std::uint64_t tensors = wire.number();
   validate(tensors == 0 || tensors == target.logical.size());

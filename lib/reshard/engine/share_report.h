@@ -22,6 +22,11 @@ struct Divergence {
   std::uint32_t logical = 0;
 };
 
+void write_divergence(WireWriter& wire, const Divergence& divergence);
+/// \throws Error kBadInput.
+Divergence read_divergence(WireReader& wire);
+inline constexpr std::uint64_t kDivergenceBytes = 7 * 8;  // the least that one takes
+
 /// What a share of a program did, or, merged, what several did. Nothing in it depends on the order of the shares.
 struct ShareReport {
   /// What the share adds to the CRC-32 of each stored tensor of the target whose file has need of it, as

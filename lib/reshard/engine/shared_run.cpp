@@ -16,7 +16,7 @@ std::size_t open_files() {
   return std::clamp<std::size_t>(limit.rlim_cur / 8, kFewest, kMost);
 }
 
-SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, const Share& share,
+SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, std::vector<Part> parts,
                      const std::filesystem::path& root, const RunOptions& run_options,
                      const BlockVisitor& block_visitor, unsigned thread_count, std::uint64_t block_bytes,
                      std::uint64_t strided_block_bytes)
@@ -26,7 +26,7 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
       options(run_options),
       visitor(block_visitor),
       threads(thread_count),
-      queue(the_maps, the_program, block_bytes, strided_block_bytes, thread_count, share),
+      queue(the_maps, the_program, parts, block_bytes, strided_block_bytes, thread_count, run_options.digests),
       sources(open_files()),
       others(open_files()),
       sinks(open_files(),
@@ -44,6 +44,7 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
       written(writers.size()) {
   for (std::size_t i = 0; i < program.transfers.size(); ++i)
     if (!program.transfers[i].more.empty()) means.try_emplace(i);
+  if (options.on_unit) ledger = std::make_unique<UnitLedger>(maps, program, parts, options.on_unit);
   if (!options.digests || maps.target == nullptr) return;
   digests.reserve(maps.target->logical.size());
   for (const LogicalTensor& tensor : maps.target->logical) digests.emplace_back(tensor.dtype, tensor.shape);

@@ -15,6 +15,7 @@
 #include "reshard/engine/checksums.h"
 #include "reshard/engine/file_pool.h"
 #include "reshard/engine/run.h"
+#include "reshard/engine/unit_ledger.h"
 #include "reshard/engine/write_back.h"
 
 namespace reshard {
@@ -35,7 +36,7 @@ struct MeanTerms {
 
 /// What all threads of a run, or of a share of it, have in common.
 struct SharedRun {
-  SharedRun(const ProgramMaps& maps, const Program& program, const Share& share,
+  SharedRun(const ProgramMaps& maps, const Program& program, std::vector<Part> parts,
             const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
             unsigned threads, std::uint64_t block_bytes, std::uint64_t strided_block_bytes);
 
@@ -65,6 +66,7 @@ struct SharedRun {
   Checksums checksums;
   std::vector<LeafDigests> digests;  // by the target's tensor; empty where none are wanted
   std::atomic<std::uint64_t> hashing_ns{0};
+  std::unique_ptr<UnitLedger> ledger;  // null where nobody asks for units
   WriteBack write_back;
   std::vector<std::atomic<unsigned>> writers;  // of each target file: threads that write to it just now
   std::vector<std::atomic<bool>> written;      // whether anything was written to each target file

@@ -1,12 +1,8 @@
-#include "reshard/engine/share.h"
-
-#include <fmt/format.h>
+#include "reshard/engine/units.h"
 
 #include <algorithm>
 #include <optional>
-#include <vector>
 
-#include "reshard/base/error.h"
 #include "reshard/engine/blocks.h"
 #include "reshard/formats/manifest.h"
 
@@ -53,8 +49,8 @@ std::uint64_t row_at(const LogicalTensor& tensor, std::uint64_t cost, std::uint6
   return row;
 }
 
-/// Whether each file of the target is written either before or after a transfer, by the transfer's index: so are shares
-/// that meet there in different files.
+/// Whether each file of the target is written either before or after a transfer, by the transfer's index: units that
+/// meet there write to different files.
 std::vector<char> file_ends(const ProgramMaps& maps, const Program& program) {
   std::vector<char> ends(program.transfers.size() + 1);
   if (maps.target == nullptr) return ends;
@@ -80,7 +76,7 @@ std::vector<char> file_ends(const ProgramMaps& maps, const Program& program) {
   return ends;
 }
 
-/// The place nearest to `cost` that lies within `most` of it and where files end.
+/// The transfer nearest to `cost` that lies within `most` of it and before which files end.
 std::optional<std::size_t> near_file_end(const std::vector<std::uint64_t>& before, const std::vector<char>& ends,
                                          std::uint64_t cost, std::uint64_t most) {
   std::optional<std::size_t> nearest;
@@ -98,43 +94,62 @@ std::optional<std::size_t> near_file_end(const std::vector<std::uint64_t>& befor
 
 }  // namespace
 
-ShareBoxes::ShareBoxes(const ProgramMaps& maps, const Program& program, const Share& share) {
-  if (share.index >= share.count)
-    throw Error(ErrorKind::kUsage, fmt::format("there is no share {} of {}", share.index, share.count));
-  const std::size_t transfers = program.transfers.size();
-  end_.transfer = transfers;
-  if (share.count == 1) return;
-  const std::vector<std::uint64_t> before = costs_before(maps, program);
-  const std::vector<char> ends = file_ends(maps, program);
-  const auto cut_before = [&](std::uint32_t index) -> Cut {
-    if (index == 0) return {};
-    if (index == share.count) return {transfers, 0};
-    // In two terms, since the product of the whole may not fit.
-    const std::uint64_t cost = before.back() / share.count * index + before.back() % share.count * index / share.count;
-    if (const auto end = near_file_end(before, ends, cost, before.back() / share.count / 50)) return {*end, 0};
-    const auto after = std::upper_bound(before.begin(), before.end(), cost);
-    if (after == before.end()) return {transfers, 0};
-    const auto transfer = static_cast<std::size_t>(after - before.begin()) - 1;
-    const LogicalTensor& tensor = program.transfers[transfer].tensor(maps);
-    const LogicalTensor* result = program.transfers[transfer].result(maps);
-    const std::uint64_t row =
-        row_at(tensor, cost - before[transfer], before[transfer + 1] - before[transfer],
-               share.whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt);
-    return row < rows_of(tensor) ? Cut{transfer, row} : Cut{transfer + 1, 0};
-  };
-  begin_ = cut_before(share.index);
-  end_ = cut_before(share.index + 1);
-}
-
-Box ShareBoxes::box(std::size_t transfer, const LogicalTensor& tensor) const {
+Box Part::box(const LogicalTensor& tensor) const {
   Box box = whole(tensor.shape);
   const auto dim = row_dim(tensor.shape);
   if (!dim) return box;
-  const std::uint64_t begin = transfer == begin_.transfer ? begin_.row : 0;
-  const std::uint64_t end = transfer == end_.transfer ? end_.row : tensor.shape[*dim];
-  box.begin[*dim] = begin;
-  box.size[*dim] = end - begin;
+  box.begin[*dim] = begin_row;
+  box.size[*dim] = end_row - begin_row;
   return box;
+}
+
+std::vector<Part> whole_program(const ProgramMaps& maps, const Program& program) {
+  std::vector<Part> parts;
+  parts.reserve(program.transfers.size());
+  for (std::size_t t = 0; t < program.transfers.size(); ++t)
+    parts.push_back({t, 0, rows_of(program.transfers[t].tensor(maps)), 0});
+  return parts;
+}
+
+Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t count, bool whole_leaves, double snap)
+    : whole_leaves_(whole_leaves) {
+  rows_.reserve(program.transfers.size());
+  for (const Transfer& transfer : program.transfers) rows_.push_back(rows_of(transfer.tensor(maps)));
+  const std::vector<std::uint64_t> before = costs_before(maps, program);
+  const std::vector<char> ends = file_ends(maps, program);
+  const auto most = static_cast<std::uint64_t>(static_cast<double>(before.back() / count) * snap);
+  const auto cut_before = [&](std::uint32_t unit) -> Cut {
+    // In two terms, since the product of the whole may not fit.
+    const std::uint64_t cost = before.back() / count * unit + before.back() % count * unit / count;
+    if (const auto end = near_file_end(before, ends, cost, most)) return {*end, 0, before[*end]};
+    const auto after = std::upper_bound(before.begin(), before.end(), cost);
+    if (after == before.end()) return {rows_.size(), 0, before.back()};
+    const auto transfer = static_cast<std::size_t>(after - before.begin()) - 1;
+    const LogicalTensor& tensor = program.transfers[transfer].tensor(maps);
+    const LogicalTensor* result = program.transfers[transfer].result(maps);
+    const std::uint64_t all = before[transfer + 1] - before[transfer];
+    const std::uint64_t row = row_at(tensor, cost - before[transfer], all,
+                                     whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt);
+    if (row >= rows_[transfer]) return {transfer + 1, 0, before[transfer + 1]};
+    return {transfer, row, before[transfer] + all / rows_[transfer] * row};
+  };
+  cuts_.reserve(count + std::size_t{1});
+  cuts_.push_back({});
+  for (std::uint32_t unit = 1; unit < count; ++unit) {
+    const Cut cut = cut_before(unit);
+    const Cut& last = cuts_.back();  // which may have been moved up to the end of a file
+    const bool goes_on = cut.transfer != last.transfer ? cut.transfer > last.transfer : cut.row > last.row;
+    cuts_.push_back(goes_on ? cut : last);
+  }
+  cuts_.push_back({rows_.size(), 0, before.back()});
+}
+
+void Units::add_parts(std::uint32_t unit, std::vector<Part>& parts) const {
+  const Cut& begin = cuts_[unit];
+  const Cut& end = cuts_[unit + 1];
+  for (std::size_t t = begin.transfer; t < rows_.size() && (t < end.transfer || (t == end.transfer && end.row > 0));
+       ++t)
+    parts.push_back({t, t == begin.transfer ? begin.row : 0, t == end.transfer ? end.row : rows_[t], unit});
 }
 
 }  // namespace reshard

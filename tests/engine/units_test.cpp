@@ -1,4 +1,4 @@
-#include "reshard/engine/share.h"
+#include "reshard/engine/units.h"
 
 #include <algorithm>
 #include <map>
@@ -39,6 +39,12 @@ Tensors random_tensor_list(Random& random, DType dtype) {
   return Tensors(std::move(list));
 }
 
+std::vector<Part> parts_of(const Units& units, std::uint32_t unit) {
+  std::vector<Part> parts;
+  units.add_parts(unit, parts);
+  return parts;
+}
+
 /// Counts each element of `box`, by its place in C order.
 void count_elements(std::vector<unsigned>& counts, const Dims& shape, const Box& box) {
   for (std::uint64_t i = 0; i < volume(box); ++i) {
@@ -61,10 +67,12 @@ TEST_CASE("Each element of a program is in one share, and in one block of it, wh
   const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
   std::vector<std::vector<unsigned>> counts;
   for (const LogicalTensor& tensor : tensors.map.logical) counts.emplace_back(num_elems(tensor.shape).value());
+  const Units units(tensors.maps(), tensors.program, count, false);
+  REQUIRE(units.count() == count);
   for (std::uint32_t index = 0; index < count; ++index) {
     const std::uint64_t block_bytes = pick(random, 1, 60);
     const auto workers = static_cast<unsigned>(pick(random, 1, 3));
-    BlockQueue queue(tensors.maps(), tensors.program, block_bytes, block_bytes, workers, {index, count});
+    BlockQueue queue(tensors.maps(), tensors.program, parts_of(units, index), block_bytes, block_bytes, workers);
     BlockQueue::Item item;
     for (unsigned worker = 0; worker < workers; ++worker)
       while (queue.next(worker, item)) {
@@ -89,11 +97,11 @@ TEST_CASE("Shares are about equally large, but for rows that are not cut") {
     if (tensors.bytes(t) > 0) largest_row = std::max(largest_row, tensors.bytes(t) / (rows == shape.end() ? 1 : *rows));
   }
   const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
+  const Units units(tensors.maps(), tensors.program, count, false);
   for (std::uint32_t index = 0; index < count; ++index) {
-    const ShareBoxes boxes(tensors.maps(), tensors.program, {index, count});
     std::uint64_t bytes = 0;
-    for (std::size_t t = boxes.begin_transfer(); t < boxes.end_transfer(); ++t)
-      bytes += volume(boxes.box(t, tensors.tensor(t))) * 4;
+    for (const Part& part : parts_of(units, index)) bytes += volume(part.box(tensors.tensor(part.transfer))) * 4;
+    CHECK(bytes == units.cost(index));
     CHECK(bytes <= all / count + largest_row + count);
     CHECK(bytes + largest_row + count >= all / count);
   }
@@ -101,9 +109,9 @@ TEST_CASE("Shares are about equally large, but for rows that are not cut") {
 
 TEST_CASE("One huge tensor is cut between rows of the first dim that has several") {
   const Tensors tensors({{"t", DType::kU8, {1, 10, 3}}});
-  const Box first = ShareBoxes(tensors.maps(), tensors.program, {0, 3}).box(0, tensors.tensor(0));
-  const Box second = ShareBoxes(tensors.maps(), tensors.program, {1, 3}).box(0, tensors.tensor(0));
-  const Box third = ShareBoxes(tensors.maps(), tensors.program, {2, 3}).box(0, tensors.tensor(0));
+  const Units units(tensors.maps(), tensors.program, 3, false);
+  const auto box_of = [&](std::uint32_t unit) { return parts_of(units, unit).at(0).box(tensors.tensor(0)); };
+  const Box first = box_of(0), second = box_of(1), third = box_of(2);
   CHECK(first == Box{{0, 0, 0}, {1, 3, 3}});
   CHECK(second == Box{{0, 3, 0}, {1, 3, 3}});
   CHECK(third == Box{{0, 6, 0}, {1, 4, 3}});
@@ -111,10 +119,9 @@ TEST_CASE("One huge tensor is cut between rows of the first dim that has several
 
 TEST_CASE("Rows of a sub-byte dtype are cut where they are whole bytes") {
   const Tensors tensors({{"t", DType::kF4, {50, 3}}});
-  for (std::uint32_t index = 0; index < 7; ++index) {
-    const Box box = ShareBoxes(tensors.maps(), tensors.program, {index, 7}).box(0, tensors.tensor(0));
-    CHECK(box.begin[0] % 8 == 0);
-  }
+  const Units units(tensors.maps(), tensors.program, 7, false);
+  for (std::uint32_t index = 0; index < 7; ++index)
+    for (const Part& part : parts_of(units, index)) CHECK(part.begin_row % 8 == 0);
 }
 
 TEST_CASE("What is written to many places weighs as much as it writes") {
@@ -125,16 +132,36 @@ TEST_CASE("What is written to many places weighs as much as it writes") {
   for (std::uint32_t rank = 0; rank < 9; ++rank) target.pieces[1].push_back({rank + 1, {{0}, {300}}, {0}});
   for (std::uint32_t t : {0u, 1u}) tensors.program.transfers[t].target = t;
   const ProgramMaps maps{&tensors.map, &target};
-  const ShareBoxes half(maps, tensors.program, {0, 2});  // 600 of 3600 bytes move with the first tensor
-  CHECK(half.end_transfer() == 2);
-  CHECK(half.box(1, tensors.tensor(1)) == Box{{0}, {120}});
+  target.stored.resize(10, StoredTensor{"t"});
+  target.files.resize(1);
+  const auto half = parts_of(Units(maps, tensors.program, 2, false), 0);  // 600 of 3600 bytes move with the first one
+  REQUIRE(half.size() == 2);
+  CHECK(half[1].box(tensors.tensor(1)) == Box{{0}, {120}});
 }
 
-TEST_CASE("A share that does not exist is a usage error") {
-  const Tensors tensors({{"t", DType::kU8, {3}}});
-  for (const Share share : {Share{1, 1}, Share{0, 0}, Share{7, 3}}) {
-    DYNAMIC_SECTION(share.index << " of " << share.count) {
-      CHECK(error_of([&] { ShareBoxes(tensors.maps(), tensors.program, share); }).kind() == ErrorKind::kUsage);
+TEST_CASE("Units end where a file of the target ends, if that is near") {
+  struct Case {
+    std::uint64_t first_elems;
+    double snap;
+    std::uint64_t expected_row;  // at which the second unit begins
+  };
+  for (const Case& one : {Case{303, 0.02, 0}, Case{310, 0.02, 300}, Case{310, 0.5, 0}, Case{297, 0.02, 0}}) {
+    DYNAMIC_SECTION(one.first_elems << " of 600, " << one.snap) {
+      Tensors tensors({{"a", DType::kU8, {one.first_elems}}, {"b", DType::kU8, {600 - one.first_elems}}});
+      reshard::TensorMap target;
+      target.logical = tensors.map.logical;
+      target.stored.resize(2, StoredTensor{"t"});
+      target.stored[1].file = 1;
+      target.files.resize(2);
+      for (std::uint32_t t : {0u, 1u}) {
+        target.pieces.push_back({{t, whole(tensors.tensor(t).shape), {0}}});
+        tensors.program.transfers[t].target = t;
+      }
+      const Units units({&tensors.map, &target}, tensors.program, 2, false, one.snap);
+      const Part second = parts_of(units, 1).at(0);
+      CHECK(second.transfer == (one.expected_row == 0 ? 1 : 0));
+      CHECK(second.begin_row == one.expected_row);
+      CHECK(units.cost(0) + units.cost(1) == 1200);
     }
   }
 }

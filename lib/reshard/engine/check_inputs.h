@@ -1,0 +1,35 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/base/sha256.h"
+#include "reshard/engine/run.h"
+#include "reshard/engine/together.h"
+#include "reshard/plan/job.h"
+
+namespace reshard {
+
+/// The SHA-256 that a file should have.
+struct ExpectedDigest {
+  Sha256Digest digest{};
+  std::filesystem::path from;  // the file that says it, or the blob whose name it is
+};
+
+/// What is known of a file: from a SHA256SUMS beside it; from the Hugging Face cache, where it is a link to a blob that
+/// has the digest of large files as its name; from the `.cache/huggingface/download` of a downloaded directory, in
+/// whose NAME.metadata the second line is that digest (huggingface_hub, file_download.py and _local_folder.py).
+/// \throws Error kBadInput for a SHA256SUMS that is none.
+std::optional<ExpectedDigest> expected_digest(Files& files, const std::filesystem::path& file);
+
+/// Reads all files of a job's source of which a digest is known, by all ranks together.
+/// \returns the digests of these.
+/// \throws AgreedError (alone Error) kBadInput naming the first file that has another digest, or if none is known;
+/// what Together::step throws.
+std::map<std::filesystem::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options,
+                                                           Together& together);
+
+}  // namespace reshard

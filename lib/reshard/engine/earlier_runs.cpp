@@ -1,0 +1,134 @@
+#include "reshard/engine/earlier_runs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/engine/output.h"
+#include "reshard/io/text_file.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMaxJournalBytes = std::uint64_t{1} << 30;
+
+std::uint64_t size_of_tree(Files& files, const fs::path& directory) {
+  std::uint64_t bytes = 0;
+  try {
+    for (const DirectoryEntry& entry : files.list(directory)) {
+      if (entry.is_link) continue;
+      if (entry.kind == FileKind::kDirectory) bytes += size_of_tree(files, directory / entry.name);
+      if (entry.kind == FileKind::kFile) bytes += files.size_bytes(directory / entry.name);
+    }
+  } catch (const Error&) {
+    // What cannot be seen is not counted: its run may be removing it just now.
+  }
+  return bytes;
+}
+
+/// The lock of a dead run; null if it lives, or where that is not known (then `state` says it).
+std::unique_ptr<DirectoryClaim> lock_dead(Storage& storage, const fs::path& root, EarlierRun::State& state) {
+  state = EarlierRun::State::kUnknown;
+  try {
+    if (!storage.is_file(root / kLockFile)) return nullptr;
+    auto lock = storage.directories().lock(root / kLockFile, false);
+    state = lock ? EarlierRun::State::kDead : EarlierRun::State::kLives;
+    return lock;
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+/// Why a run cannot go on from another's journal.
+Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalHeader& ours) {
+  const char* hint = "give the same command line on the same files, or remove what is left with `clean`";
+  for (std::size_t i = 0; i < std::max(theirs.sources.size(), ours.sources.size()); ++i) {
+    const auto name = [&](const JournalHeader& header) {
+      return i < header.sources.size() ? header.sources[i].name : std::string();
+    };
+    if (i < theirs.sources.size() && i < ours.sources.size() && theirs.sources[i] == ours.sources[i]) continue;
+    const std::string changed = name(theirs).empty() ? name(ours) : name(theirs);
+    return std::move(
+        Error(ErrorKind::kBadInput,
+              fmt::format("the run that left this read another {}: {}", changed,
+                          name(theirs) != name(ours) ? "the source has other files now" : "it was written to since"))
+            .in(root)
+            .hint(hint));
+  }
+  for (std::size_t i = 0; i < std::min(theirs.options.size(), ours.options.size()); ++i)
+    if (theirs.options[i] != ours.options[i])
+      return std::move(
+          Error(ErrorKind::kUsage, fmt::format("the run that left this had {} {}, and not {}", theirs.options[i].first,
+                                               theirs.options[i].second, ours.options[i].second))
+              .in(root)
+              .hint(hint));
+  return std::move(
+      Error(ErrorKind::kUsage, "the run that left this had other options, or was of another version of reshard")
+          .in(root)
+          .hint(hint));
+}
+
+}  // namespace
+
+std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
+  std::vector<EarlierRun> runs;
+  for (const fs::path& root : stale_stagings(storage, job)) {
+    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root)};
+    lock_dead(storage, root, run.state);
+    runs.push_back(std::move(run));
+  }
+  return runs;
+}
+
+std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {
+  std::vector<EarlierRun> removed;
+  for (const fs::path& root : stale_stagings(storage, job)) {
+    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root)};
+    const auto lock = lock_dead(storage, root, run.state);
+    if (!lock) continue;
+    storage.directories().remove_tree(root);
+    removed.push_back(std::move(run));
+  }
+  return removed;
+}
+
+std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const JournalHeader& header) {
+  std::optional<Error> why_not;
+  std::optional<Resumable> best;
+  for (const fs::path& root : stale_stagings(storage, job)) {
+    EarlierRun::State state{};
+    Resumable found{root, lock_dead(storage, root, state), {}};
+    if (!found.lock) continue;
+    std::set<std::uint32_t> known;
+    bool any_journal = false;
+    for (const std::string& name : journal_files(storage, root)) {
+      try {
+        auto journal = parse_journal(read_text_file(storage, root / name, kMaxJournalBytes));
+        if (!journal) continue;  // torn
+        any_journal = true;
+        if (journal->header != header) {
+          if (!why_not) why_not = mismatch(root, journal->header, header);
+          continue;
+        }
+        for (UnitReport& unit : journal->units)
+          if (known.insert(unit.unit).second) found.units.push_back(std::move(unit));
+      } catch (Error& error) {
+        any_journal = true;
+        error.in(root / name);
+        if (!why_not) why_not = error;
+      }
+    }
+    if (!any_journal) storage.directories().remove_tree(root);
+    if (!best || found.units.size() > best->units.size()) best = std::move(found);
+  }
+  if (best && !best->units.empty()) return best;
+  if (why_not) throw Error(*why_not);
+  return std::nullopt;
+}
+
+}  // namespace reshard

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/engine/journal.h"
+#include "reshard/io/storage.h"
+#include "reshard/plan/job.h"
+
+namespace reshard {
+
+/// A staging directory that a run of the same output has left, or still writes to.
+struct EarlierRun {
+  enum class State {
+    kDead,     // its process is gone
+    kLives,    // its process holds its lock
+    kUnknown,  // it has no lock, or the file system has none
+  };
+  std::filesystem::path root;
+  State state = State::kUnknown;
+  std::uint64_t size_bytes = 0;  // of all files in it
+};
+
+/// All of them, by path.
+std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job);
+
+/// Removes those whose process is gone. Those that live, or of which that is not known, are left alone.
+/// \returns what was removed.
+std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);
+
+/// What a dead run has done of the job that is to go on.
+struct Resumable {
+  std::filesystem::path root;
+  std::unique_ptr<DirectoryClaim> lock;  // on it
+  std::vector<UnitReport> units;         // each once
+};
+
+/// Of the dead runs that had the same sources and options, the one with the most units in its journal; nothing where no
+/// run of the output has left a journal. Torn files of a journal are left out. Dead runs without a journal, from which
+/// nothing can go on, are removed.
+/// \throws Error where only others have: kBadInput for other sources, kUsage for other options, naming the first that
+/// differs; kUnsupported for a journal of another version.
+std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const JournalHeader& header);
+
+}  // namespace reshard

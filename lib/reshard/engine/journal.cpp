@@ -1,0 +1,194 @@
+#include "reshard/engine/journal.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/sha256.h"
+#include "reshard/engine/run_fingerprint.h"
+#include "reshard/layouts/layout.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kFamily = "reshard journal ";
+constexpr std::string_view kFirstLine = "reshard journal 1\n";
+
+std::string digest_text(std::string_view text) {
+  return to_hex(sha256(std::as_bytes(std::span(text))));
+}
+
+}  // namespace
+
+JournalHeader journal_header(const Job& job, const RunOptions& options, std::uint32_t units) {
+  JournalHeader header;
+  header.fingerprint = to_string(run_fingerprint(job, options));
+  header.units = units;
+  header.options = {{"command", job.command},
+                    {"layout", job.layout ? job.layout->traits().name : ""},
+                    {"tp", std::to_string(job.mesh.tp)},
+                    {"pp", std::to_string(job.mesh.pp)},
+                    {"ep", std::to_string(job.mesh.ep)},
+                    {"manifest", job.manifest ? "yes" : "no"}};
+  for (const TensorFile& file : job.source.files)
+    header.sources.push_back(
+        {file.path.filename().generic_string(), file.size_bytes, options.storage->lasting_stamp(file.path).text()});
+  return header;
+}
+
+std::string journal_text(const JournalHeader& header, const std::vector<UnitReport>& units) {
+  WireWriter wire;
+  wire.add_raw(kFirstLine);
+  wire.add(header.fingerprint);
+  wire.add(header.units);
+  wire.add(header.options.size());
+  for (const auto& [name, value] : header.options) {
+    wire.add(name);
+    wire.add(value);
+  }
+  wire.add(header.sources.size());
+  for (const JournalHeader::Source& source : header.sources) {
+    wire.add(source.name);
+    wire.add(source.size_bytes);
+    wire.add(source.state);
+  }
+  wire.add(units.size());
+  for (const UnitReport& unit : units) unit.write(wire);
+  const std::string digest = digest_text(wire.bytes());
+  wire.add_raw(digest);
+  return std::move(wire.bytes());
+}
+
+std::optional<Journal> parse_journal(std::string_view text) {
+  constexpr std::size_t kDigestDigits = 64;
+  if (text.size() < kFirstLine.size() + kDigestDigits) return std::nullopt;
+  const std::string_view body = text.substr(0, text.size() - kDigestDigits);
+  if (digest_text(body) != text.substr(body.size())) return std::nullopt;
+  if (!body.starts_with(kFamily)) return std::nullopt;
+  if (!body.starts_with(kFirstLine))
+    throw Error(ErrorKind::kUnsupported, "is the journal of another version of reshard")
+        .hint("go on with that version, or remove what it left with `clean`");
+  WireReader wire(body.substr(kFirstLine.size()));
+  Journal journal;
+  JournalHeader& header = journal.header;
+  header.fingerprint = wire.text();
+  header.units = static_cast<std::uint32_t>(wire.number());
+  for (std::uint64_t i = wire.count(16); i > 0; --i) {
+    std::string name(wire.text());
+    header.options.emplace_back(std::move(name), wire.text());
+  }
+  for (std::uint64_t i = wire.count(24); i > 0; --i) {
+    JournalHeader::Source source;
+    source.name = wire.text();
+    source.size_bytes = wire.number();
+    source.state = wire.text();
+    header.sources.push_back(std::move(source));
+  }
+  for (std::uint64_t i = wire.count(16); i > 0; --i) {
+    journal.units.push_back(UnitReport::read(wire));
+    if (journal.units.back().unit >= header.units)
+      throw Error(ErrorKind::kBadInput, "names a unit that does not exist");
+  }
+  return journal;
+}
+
+JournalWriter::JournalWriter(Storage& storage, std::filesystem::path root, std::string prefix, JournalHeader header,
+                             std::chrono::milliseconds interval,
+                             std::function<void(const std::vector<std::uint32_t>&)> flush, std::function<void()> failed)
+    : storage_(storage),
+      root_(std::move(root)),
+      prefix_(std::move(prefix)),
+      header_(std::move(header)),
+      interval_(interval),
+      flush_(std::move(flush)),
+      failed_(std::move(failed)) {}
+
+JournalWriter::~JournalWriter() {
+  try {
+    finish();
+  } catch (const std::exception&) {
+    // Who wants to know has called finish.
+  }
+}
+
+void JournalWriter::add(UnitReport unit) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(std::move(unit));
+  if (interval_.count() == 0) return write_rest();
+  if (!thread_.joinable() && !ends_) thread_ = std::thread([this] { run(); });
+}
+
+void JournalWriter::run() {
+  const auto start = std::chrono::steady_clock::now();
+  auto last = start;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto wait = std::max<std::chrono::steady_clock::duration>(interval_, (last - start) / 50);
+    changed_.wait_until(lock, last + wait, [&] { return ends_; });
+    if (ends_) return;
+    last = std::chrono::steady_clock::now();
+    std::vector<UnitReport> units = std::exchange(waiting_, {});
+    if (units.empty()) continue;
+    lock.unlock();
+    try {
+      write(std::move(units));
+    } catch (...) {
+      failure_ = std::current_exception();
+      failed_();
+      return;
+    }
+    lock.lock();
+  }
+}
+
+/// Brings to the disk what the units wrote, and then the units.
+void JournalWriter::write(std::vector<UnitReport> units) {
+  std::set<std::uint32_t> files;
+  for (const UnitReport& unit : units) files.insert(unit.files.begin(), unit.files.end());
+  flush_({files.begin(), files.end()});
+  const std::string text = journal_text(header_, units);
+  const auto sink = storage_.create(root_ / fmt::format("{}{}", prefix_, number_), text.size());
+  sink->write_at(0, std::as_bytes(std::span(text)));
+  sink->sync();
+  // With the directory, the target's files are in it, too.
+  storage_.directories().open({root_}, root_)->flush();
+  ++number_;
+}
+
+void JournalWriter::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void JournalWriter::write_rest() {
+  if (!waiting_.empty()) write(std::exchange(waiting_, {}));
+}
+
+std::vector<std::string> journal_files(Files& files, const std::filesystem::path& root) {
+  std::vector<std::string> names;
+  for (const DirectoryEntry& entry : files.list(root))
+    if (entry.name.starts_with(kJournalPrefix) && entry.kind == FileKind::kFile) names.push_back(entry.name);
+  return names;
+}
+
+std::string next_journal_prefix(Files& files, const std::filesystem::path& root, std::uint32_t rank) {
+  std::uint64_t attempt = 0;
+  for (const std::string& name : journal_files(files, root)) {
+    std::uint64_t number = 0;
+    const char* begin = name.data() + kJournalPrefix.size();
+    if (std::from_chars(begin, name.data() + name.size(), number).ec == std::errc{} && number < UINT64_MAX)
+      attempt = std::max(attempt, number + 1);
+  }
+  return fmt::format("{}{}-{}-", kJournalPrefix, attempt, rank);
+}
+
+}  // namespace reshard

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "reshard/engine/run.h"
+#include "reshard/io/storage.h"
+#include "reshard/plan/job.h"
+
+namespace reshard {
+
+// What a run that is killed leaves for a later one: files ".journal-ATTEMPT-RANK-NUMBER" in the staging directory. Each
+// is written once, after all that it tells of is on stable storage, and ends with the SHA-256 of what comes before, so
+// that one that was torn is no journal.
+
+inline constexpr std::string_view kJournalPrefix = ".journal-";
+inline constexpr std::string_view kLockFile = ".lock";  // of the staging directory, locked while its run lives
+
+/// What a later run has to have in common with the one that wrote a journal.
+struct JournalHeader {
+  struct Source {
+    std::string name;  // without its directory
+    std::uint64_t size_bytes = 0;
+    std::string state;  // Files::lasting_stamp
+
+    friend bool operator==(const Source&, const Source&) = default;
+  };
+  std::string fingerprint;                                   // of the run
+  std::uint32_t units = 0;                                   // that the program is cut into
+  std::vector<std::pair<std::string, std::string>> options;  // for the user: {"tp", "8"}
+  std::vector<Source> sources;
+
+  friend bool operator==(const JournalHeader&, const JournalHeader&) = default;
+};
+
+/// Of a run of `job` that cuts it into so many units.
+JournalHeader journal_header(const Job& job, const RunOptions& options, std::uint32_t units);
+
+struct Journal {
+  JournalHeader header;
+  std::vector<UnitReport> units;
+};
+std::string journal_text(const JournalHeader& header, const std::vector<UnitReport>& units);
+/// \returns nothing for what is torn, or no journal.
+/// \throws Error kUnsupported for a journal of another version.
+std::optional<Journal> parse_journal(std::string_view text);
+
+/// Writes the journal of one rank, while units are done. Thread-safe.
+class JournalWriter {
+ public:
+  /// \param flush  brings files of the target, given by their indices, to stable storage.
+  /// \param failed  called where that fails; finish() then throws.
+  JournalWriter(Storage& storage, std::filesystem::path root, std::string prefix, JournalHeader header,
+                std::chrono::milliseconds interval, std::function<void(const std::vector<std::uint32_t>& files)> flush,
+                std::function<void()> failed);
+  JournalWriter(const JournalWriter&) = delete;
+  JournalWriter& operator=(const JournalWriter&) = delete;
+  ~JournalWriter();
+
+  /// A unit is written, but maybe not on the disk. It gets into the journal when `interval` has gone since the last
+  /// time; later than that, when a fiftieth of the time of the whole run has. Without an interval it does so at once.
+  /// \throws Error without an interval: what goes wrong.
+  void add(UnitReport unit);
+  /// Ends the thread that does so.
+  /// \throws Error what went wrong in it.
+  void finish();
+  /// Writes what is not in the journal yet. After finish.
+  /// \throws Error kIo or kNoSpace.
+  void write_rest();
+
+ private:
+  void run();
+  void write(std::vector<UnitReport> units);
+
+  Storage& storage_;
+  std::filesystem::path root_;
+  std::string prefix_;
+  JournalHeader header_;
+  std::chrono::milliseconds interval_;
+  std::function<void(const std::vector<std::uint32_t>&)> flush_;
+  std::function<void()> failed_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<UnitReport> waiting_;
+  bool ends_ = false;
+  std::exception_ptr failure_;
+  std::uint64_t number_ = 0;  // of files written
+  std::thread thread_;        // begun with the first unit
+};
+
+/// The names of all files of this kind in a staging directory.
+std::vector<std::string> journal_files(Files& files, const std::filesystem::path& root);
+/// What the names of a new attempt begin with: the next number, and the rank's.
+std::string next_journal_prefix(Files& files, const std::filesystem::path& root, std::uint32_t rank);
+
+}  // namespace reshard

@@ -1,0 +1,117 @@
+// Sources that are held against the digests that are known of them.
+
+#include "reshard/engine/check_inputs.h"
+
+#include "reshard/engine/execute.h"
+#include "reshard/formats/manifest.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/thread_ranks.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+Sha256Digest digest_of_file(const fs::path& file) {
+  const std::string text = read_file(file);
+  return sha256(std::as_bytes(std::span(text)));
+}
+
+struct Model {
+  Model() {
+    const TinyModel model;
+    Random random(3);
+    write_model(temp / "model", model, random_tensors(model, random));
+  }
+  std::map<fs::path, Sha256Digest> check() const {
+    Together alone;
+    return check_inputs(*job(), unsynced(), alone);
+  }
+  std::unique_ptr<Job> job() const { return plan_shard(shard_request(temp / "model", temp / "out", 2)); }
+
+  TempDir temp;
+  fs::path file = temp / "model/model.safetensors";
+};
+
+TEST_CASE("A SHA256SUMS beside the files is what they are held against, and gets into the manifest") {
+  const Model model;
+  const Sha256Digest digest = digest_of_file(model.file);
+  write_file(model.temp / "model/SHA256SUMS",
+             sha256sums_text(
+                 {{"config.json", digest_of_file(model.temp / "model/config.json")}, {"model.safetensors", digest}}));
+  const auto known = model.check();
+  CHECK(known.size() == 2);
+  CHECK((known.at(model.file) == digest));
+  const auto job = model.job();
+  job->source_digests = known;
+  job->manifest = true;
+  execute(*job, unsynced());
+  const Manifest manifest = parse_manifest(read_file(model.temp / "out/reshard.manifest.json"), "m");
+  for (const Manifest::File& file : manifest.sources) CHECK(file.digest.has_value());
+}
+
+TEST_CASE("A file that has another digest is named, with both and with who says so") {
+  const Model model;
+  write_file(model.temp / "model/SHA256SUMS", std::string(64, 'a') + "  model.safetensors\n");
+  const Error error = error_of([&] { model.check(); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == model.file.string());
+  CHECK_THAT(error.what(), Says(to_hex(digest_of_file(model.file))));
+  CHECK_THAT(error.what(), Says(std::string(64, 'a')));
+  CHECK_THAT(error.what(), Says((model.temp / "model/SHA256SUMS").string()));
+  const auto thrown = run_ranks(3, [&](Together& together) { check_inputs(*model.job(), unsynced(), together); });
+  for (const auto& one : thrown) CHECK((one && one->path() == model.file.string()));
+}
+
+TEST_CASE("Links into the cache of a download are held against the names of their blobs") {
+  const Model model;
+  const std::string digest = to_hex(digest_of_file(model.file));
+  const fs::path blobs = model.temp / "models--a--b/blobs", snapshot = model.temp / "models--a--b/snapshots/0a1b";
+  fs::create_directories(blobs);
+  fs::create_directories(snapshot);
+  fs::rename(model.file, blobs / digest);
+  fs::create_symlink(fs::path("../../blobs") / digest, snapshot / "model.safetensors");
+  fs::copy_file(model.temp / "model/config.json", snapshot / "config.json");
+  const auto expected = expected_digest(local_storage(), snapshot / "model.safetensors");
+  REQUIRE(expected);
+  CHECK(to_hex(expected->digest) == digest);
+  CHECK_FALSE(expected_digest(local_storage(), snapshot / "config.json"));
+  const auto job = plan_shard(shard_request(snapshot, model.temp / "out", 2));
+  Together alone;
+  CHECK(check_inputs(*job, unsynced(), alone).size() == 1);
+  std::string text = read_file(blobs / digest);
+  text.back() = static_cast<char>(text.back() ^ 1);
+  write_file(blobs / digest, text);
+  CHECK(error_of([&] {
+          check_inputs(*plan_shard(shard_request(snapshot, model.temp / "out", 2)), unsynced(), alone);
+        }).kind() == ErrorKind::kBadInput);
+}
+
+TEST_CASE("A downloaded directory has the digests of large files in its metadata") {
+  const Model model;
+  const fs::path metadata = model.temp / "model/.cache/huggingface/download/model.safetensors.metadata";
+  fs::create_directories(metadata.parent_path());
+  const std::string commit(40, '1');
+  write_file(metadata, commit + "\n" + to_hex(digest_of_file(model.file)) + "\n1700000000.0\n");
+  CHECK(model.check().size() == 1);
+  write_file(metadata, commit + "\n" + std::string(64, 'b') + "\n1700000000.0\n");
+  CHECK(error_of([&] { model.check(); }).kind() == ErrorKind::kBadInput);
+  write_file(metadata, commit + "\n" + std::string(40, 'b') + "\n1700000000.0\n");  // of a small file: another hash
+  CHECK_THAT(error_of([&] { model.check(); }).what(), Says("no SHA-256 is known of its file"));
+}
+
+TEST_CASE("Where no digest is known there is nothing to check, and that is an error") {
+  const Model model;
+  const Error error = error_of([&] { model.check(); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.hint(), Says("SHA256SUMS"));
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,373 @@
+// Runs that were killed or failed, and go on: the bytes of one run, none of them written twice.
+
+#include <map>
+#include <numeric>
+#include <optional>
+
+#include "engine/some_jobs.h"
+#include "reshard/engine/earlier_runs.h"
+#include "reshard/engine/execute.h"
+#include "reshard/engine/journal.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/fault_storage.h"
+#include "support/files.h"
+#include "support/thread_ranks.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+/// Small units, each of which is journalled at once.
+RunOptions journalled(Storage& storage, Progress* progress = nullptr) {
+  RunOptions options;
+  options.storage = &storage;
+  options.threads = 1;
+  options.journal_interval = 0ms;
+  options.tuning.unit_bytes = 2000;
+  options.progress = progress;
+  return options;
+}
+
+/// Has a run end as if it had been killed: after a while no operation does anything, and nobody cleans up.
+class Killed {
+ public:
+  /// \param at  the operation that is the first not to come.
+  Killed(const Job& job, std::uint64_t at) {
+    JobRun run(job, journalled(storage_));
+    storage_.before = [&, at](FaultStorage::Operation, std::uint64_t number) {
+      if (number >= at) throw Error(ErrorKind::kInternal, "killed");
+    };
+    try {
+      run.prepare();
+      ShareReport report = run.run();
+      run.finish(report);
+      run.publish(std::move(report));
+      published_ = true;
+    } catch (const Error& error) {
+      CHECK(error.message() == "killed");
+      save(run.root());
+    }
+    storage_.before = {};
+  }
+
+  bool published() const { return published_; }
+  std::uint64_t operations() const { return storage_.operations(); }
+
+  /// Puts back what the run's destructor has removed.
+  void put_back() {
+    if (!saved_) return;
+    fs::rename(*saved_, root_);
+  }
+
+ private:
+  /// Hard links are not enough: a later run writes to the files.
+  void save(const fs::path& root) {
+    if (root.empty()) return;
+    root_ = root;
+    saved_ = root.parent_path() / "saved";
+    fs::copy(root, *saved_, fs::copy_options::recursive);
+  }
+
+  FaultStorage storage_;
+  bool published_ = false;
+  fs::path root_;
+  std::optional<fs::path> saved_;
+};
+
+/// Bytes that are in units of the journals in `root`.
+std::uint64_t journalled_bytes(const fs::path& root) {
+  std::map<std::uint32_t, std::uint64_t> units;
+  for (const std::string& name : journal_files(local_storage(), root)) {
+    const auto journal = parse_journal(read_file(root / name));
+    if (!journal) continue;
+    for (const UnitReport& unit : journal->units) units[unit.unit] = unit.written_bytes;
+  }
+  return std::accumulate(units.begin(), units.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const auto& unit) { return sum + unit.second; });
+}
+
+std::optional<fs::path> staging_in(const fs::path& directory) {
+  for (const auto& entry : fs::directory_iterator(directory))
+    if (entry.path().filename().string().find(".reshard-") != std::string::npos) return entry.path();
+  return std::nullopt;
+}
+
+/// Has all writes fail when a run in `directory` has so many files of a journal.
+void fail_after_journals(FaultStorage& storage, const fs::path& directory, std::size_t count, ErrorKind kind) {
+  storage.before = [directory, count, kind](FaultStorage::Operation operation, std::uint64_t) {
+    if (operation != FaultStorage::Operation::kWrite) return;
+    const auto staging = staging_in(directory);
+    if (staging && journal_files(local_storage(), *staging).size() >= count) throw Error(kind, "made to fail");
+  };
+}
+
+TEST_CASE("A run that is killed at any point goes on, with the bytes of one run, and writes none twice that it has") {
+  const Jobs jobs;
+  const std::uint64_t seed = GENERATE(from_range(seeds(5)));
+  INFO("RESHARD_TEST_SEED=" << seed);
+  Random random(seed);
+  const auto& [what, plan] = jobs.planners[pick(random, 0, jobs.planners.size() - 1)];
+  INFO(what);
+  const fs::path output = jobs.temp / "out";
+  const auto job = plan(output);
+  job->manifest = random() % 2 == 0;
+  execute(*job, unsynced());
+  const auto expected = snapshot(output);
+  fs::remove_all(output);
+  const auto before = snapshot(jobs.temp.path());
+  std::uint64_t operations = 0;
+  {
+    Killed never(*job, UINT64_MAX);
+    CHECK(never.published());
+    CHECK((snapshot(output) == expected));
+    operations = never.operations();
+    fs::remove_all(output);
+  }
+  bool any_resumed = false;
+  for (std::uint64_t at = 1; at < operations; at += pick(random, 1, operations / 8)) {
+    CAPTURE(at);
+    Killed killed(*job, at);
+    REQUIRE_FALSE(fs::exists(output));
+    killed.put_back();
+    const auto staging = staging_in(jobs.temp.path());
+    const std::uint64_t had = staging ? journalled_bytes(*staging) : 0;
+    FaultStorage storage;
+    RunOptions options = journalled(storage);
+    options.resume = true;
+    const RunResult result = execute(*job, options);
+    CHECK(result.resumed_bytes == had);
+    any_resumed = any_resumed || had > 0;
+    CHECK((snapshot(output) == expected));
+    fs::remove_all(output);
+    remove_dead_runs(local_storage(), *job);
+    REQUIRE((snapshot(jobs.temp.path()) == before));
+  }
+  CHECK(any_resumed);
+}
+
+TEST_CASE("No byte is read or written again that is in the journal") {
+  const Jobs jobs;
+  for (const std::size_t which : {0u, 2u, 3u}) {
+    const auto& [what, plan] = jobs.planners[which];
+    DYNAMIC_SECTION(what) {
+      const fs::path output = jobs.temp / "out";
+      const auto job = plan(output);
+      FaultStorage first;
+      fail_after_journals(first, jobs.temp.path(), 3, ErrorKind::kNoSpace);
+      const Error error = error_of([&] { execute(*job, journalled(first)); });
+      CHECK(error.kind() == ErrorKind::kNoSpace);
+      CHECK_THAT(error.hint(), Says("`resume` goes on from there"));
+      const auto staging = staging_in(jobs.temp.path());
+      REQUIRE(staging);
+      const std::uint64_t had = journalled_bytes(*staging);
+      CHECK(had > 0);
+      FaultStorage second;
+      RunOptions options = journalled(second);
+      options.resume = true;
+      const RunResult result = execute(*job, options);
+      CHECK(result.resumed_bytes == had);
+      std::uint64_t read = 0;
+      for (const TensorFile& file : job->source.files) {
+        const auto counts = second.read_counts(file.path, file.size_bytes);
+        read += std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
+      }
+      const double left = 1 - static_cast<double>(had) / static_cast<double>(job->program.write_bytes);
+      const auto all_read = static_cast<double>(job->program.read_bytes + job->program.check_bytes);
+      CHECK(static_cast<double>(read) < all_read * (left + 0.25));
+    }
+  }
+}
+
+TEST_CASE("A run goes on with another number of ranks, threads and memory") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    DYNAMIC_SECTION(what) {
+      const fs::path output = jobs.temp / "out";
+      const auto job = plan(output);
+      job->manifest = true;
+      execute(*job, unsynced());
+      const auto expected = snapshot(output);
+      fs::remove_all(output);
+      const auto run = [&](std::uint32_t size, std::vector<FaultStorage>& storages, RunResult& result) {
+        return run_ranks(size, [&](Together& together) {
+          RunOptions options = journalled(storages[together.rank()]);
+          options.resume = true;
+          options.threads = size % 3 + 1;
+          const RunResult one = execute(*job, options, together);
+          if (together.leads()) result = one;
+        });
+      };
+      RunResult result;
+      std::vector<FaultStorage> failing(3);
+      for (FaultStorage& storage : failing) fail_after_journals(storage, jobs.temp.path(), 2, ErrorKind::kNoSpace);
+      const auto failed = run(3, failing, result);
+      REQUIRE(failed[0]);
+      CHECK(failed[0]->kind() == ErrorKind::kNoSpace);
+      REQUIRE(staging_in(jobs.temp.path()));
+      std::vector<FaultStorage> second(2);
+      fail_after_journals(second[1], jobs.temp.path(), 4, ErrorKind::kIo);
+      const auto again = run(2, second, result);
+      if (again[0]) CHECK(again[0]->kind() == ErrorKind::kIo);
+      if (again[0]) {
+        std::vector<FaultStorage> third(1);
+        const auto done = run(1, third, result);
+        CHECK((done[0] ? std::string(done[0]->what()) : "") == "");
+        CHECK(result.resumed_bytes > 0);
+      }
+      CHECK((snapshot(output) == expected));
+    }
+  }
+}
+
+/// A job that was stopped in the middle and may go on.
+struct Stopped {
+  Stopped() {
+    job = jobs.planners.front().second(jobs.temp / "out");
+    FaultStorage storage;
+    fail_after_journals(storage, jobs.temp.path(), 2, ErrorKind::kNoSpace);
+    RunOptions options = journalled(storage);
+    CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kNoSpace);
+    root = staging_in(jobs.temp.path()).value();
+  }
+  Error resume(const Job& what) {
+    RunOptions options = journalled(local_storage());
+    options.resume = true;
+    return error_of([&] { execute(what, options); });
+  }
+
+  Jobs jobs;
+  std::unique_ptr<Job> job;
+  fs::path root;
+};
+
+TEST_CASE("A run that has other sources or options does not go on, and says which") {
+  Stopped stopped;
+  ShardRequest request = shard_request(stopped.jobs.temp / "model", stopped.jobs.temp / "out", 2, 2);
+  const auto other = plan_shard(request);
+  const Error options = stopped.resume(*other);
+  CHECK(options.kind() == ErrorKind::kUsage);
+  CHECK(options.path() == stopped.root.string());
+  CHECK(options.message() == "the run that left this had tp 4, and not 2");
+  CHECK_THAT(options.hint(), Says("`clean`"));
+
+  const fs::path file = stopped.jobs.temp / "model/model-00002-of-00002.safetensors";
+  fs::last_write_time(file, fs::last_write_time(file) + 1s);
+  const auto same = stopped.jobs.planners.front().second(stopped.jobs.temp / "out");
+  const Error sources = stopped.resume(*same);
+  CHECK(sources.kind() == ErrorKind::kBadInput);
+  CHECK(sources.message() ==
+        "the run that left this read another model-00002-of-00002.safetensors: it was written to since");
+  CHECK(fs::exists(stopped.root));
+}
+
+TEST_CASE("A journal that is torn is as good as none, and one of another version is refused") {
+  Stopped stopped;
+  const auto files = journal_files(local_storage(), stopped.root);
+  REQUIRE(files.size() > 1);
+  const std::string last = read_file(stopped.root / files.front());
+  for (std::size_t size = 0; size < last.size(); size += 13) CHECK_FALSE(parse_journal(last.substr(0, size)));
+  std::string edited = last;
+  edited[last.size() / 2] = static_cast<char>(edited[last.size() / 2] ^ 1);
+  CHECK_FALSE(parse_journal(edited));
+  for (const std::string& name : files) write_file(stopped.root / name, "reshard journal 1\nnonsense");
+  RunOptions options = journalled(local_storage());
+  options.resume = true;
+  const RunResult result = execute(*stopped.job, options);
+  CHECK(result.resumed_bytes == 0);
+  CHECK_FALSE(fs::exists(stopped.root));  // nothing can go on from it
+  CHECK(result.notes == std::vector<std::string>{"no run was there to go on with: all of it was written anew"});
+
+  std::string body = last.substr(0, last.size() - 64);
+  body.replace(body.find("journal 1"), 9, "journal 2");
+  const std::string digest = to_hex(sha256(std::as_bytes(std::span(body))));
+  CHECK(error_of([&] { parse_journal(body + digest); }).kind() == ErrorKind::kUnsupported);
+}
+
+TEST_CASE("A rank file that is gone, or was cut, is told, and nothing goes on") {
+  Stopped stopped;
+  const fs::path file = stopped.root / stopped.job->target.files.at(3).path;
+  fs::resize_file(file, 10);
+  const Error error = stopped.resume(*stopped.job);
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == file.string());
+  CHECK_THAT(error.hint(), Says("`clean`"));
+}
+
+TEST_CASE("A run that lives is told apart from a dead one, and is neither taken over nor removed") {
+  Stopped stopped;
+  {
+    const auto lock = local_directories().lock(stopped.root / kLockFile, true);
+    REQUIRE(lock);
+    const auto runs = earlier_runs(local_storage(), *stopped.job);
+    REQUIRE(runs.size() == 1);
+    CHECK(runs[0].state == EarlierRun::State::kLives);
+    CHECK(remove_dead_runs(local_storage(), *stopped.job).empty());
+    CHECK_FALSE(find_resumable(local_storage(), *stopped.job, {}));
+    CHECK(fs::exists(stopped.root));
+  }
+  const auto runs = earlier_runs(local_storage(), *stopped.job);
+  REQUIRE(runs.size() == 1);
+  CHECK(runs[0].state == EarlierRun::State::kDead);
+  CHECK(runs[0].size_bytes > stopped.job->program.write_bytes);
+  fs::remove(stopped.root / kLockFile);
+  CHECK(earlier_runs(local_storage(), *stopped.job).at(0).state == EarlierRun::State::kUnknown);
+  CHECK(remove_dead_runs(local_storage(), *stopped.job).empty());
+  write_file(stopped.root / kLockFile, "");
+  const auto removed = remove_dead_runs(local_storage(), *stopped.job);
+  REQUIRE(removed.size() == 1);
+  CHECK(removed[0].root == stopped.root);
+  CHECK_FALSE(fs::exists(stopped.root));
+}
+
+TEST_CASE("A signal leaves nothing, but for the next run if that was asked for") {
+  for (const bool resume : {false, true}) {
+    const Jobs jobs;
+    const auto before = snapshot(jobs.temp.path());
+    const auto job = jobs.planners.front().second(jobs.temp / "out");
+    FaultStorage storage;
+    Progress progress;
+    RunOptions options = journalled(storage, &progress);
+    options.resume = resume;
+    storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+      if (operation == FaultStorage::Operation::kWrite && progress.done_bytes > job->program.write_bytes / 2)
+        progress.stop = true;
+    };
+    CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kInterrupted);
+    CHECK(staging_in(jobs.temp.path()).has_value() == resume);
+    if (!resume) CHECK((snapshot(jobs.temp.path()) == before));
+  }
+}
+
+TEST_CASE("A run that ends before its first journal leaves nothing when it fails") {
+  const Jobs jobs;
+  const auto before = snapshot(jobs.temp.path());
+  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  FaultStorage storage;
+  storage.fail_after_bytes = job->output_bytes() / 2;
+  storage.kind = ErrorKind::kNoSpace;
+  RunOptions options;
+  options.storage = &storage;
+  const Error error = error_of([&] { execute(*job, options); });
+  CHECK_THAT(error.hint(), !Says("resume"));
+  CHECK((snapshot(jobs.temp.path()) == before));
+}
+
+TEST_CASE("A journal that cannot be written is the run's failure") {
+  const Jobs jobs;
+  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  FaultStorage storage;
+  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+    if (operation == FaultStorage::Operation::kCreate && storage.count(FaultStorage::Operation::kCreate) > 0 &&
+        staging_in(jobs.temp.path()) && !journal_files(local_storage(), *staging_in(jobs.temp.path())).empty())
+      throw Error(ErrorKind::kIo, "no journal");
+  };
+  const Error error = error_of([&] { execute(*job, journalled(storage)); });
+  CHECK(error.message() == "no journal");
+}
+
+}  // namespace
+}  // namespace reshard::test
