@@ -15,6 +15,8 @@ checkers=(
   clang libclang-rt-dev lld   # sanitizers, fuzz targets, faster links
   python3-torch python3-numpy # tests/torch
   python3-jsonschema          # tests/schema
+  openmpi-bin libopenmpi-dev mpich libmpich-dev               # scripts/test-mpi.sh: both plug-ins of lib/mpi
+  slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins # scripts/test-mpi.sh: ranks started by srun
 )
 
 case "${1:-}" in

@@ -94,6 +94,12 @@ void add_moving(CLI::App& command, MovingArguments& arguments) {
   command.add_option("--io", arguments.io, "How files are read and written: auto, mmap, read, direct")
       ->type_name("NAME")
       ->capture_default_str();
+  command
+      .add_option(
+          "--mpi", arguments.mpi,
+          "Whether the processes that mpirun or srun starts share the work: auto, where there are several; yes; "
+          "no, each does all of it (default: RESHARD_MPI, or auto)")
+      ->type_name("auto|yes|no");
 }
 
 std::shared_ptr<const Family> named_family(const char* option, const std::string& name) {
@@ -138,13 +144,14 @@ std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> options_
 /// "layouts a, b".
 std::string layouts_text(const std::vector<const Layout*>& all) {
   std::vector<std::string> names;
+  names.reserve(all.size());
   for (const Layout* layout : all) names.emplace_back(layout->traits().name);
   return (names.size() == 1 ? "layout " : "layouts ") + join(names, ", ");
 }
 
 /// With the choices, where the help does not explain them itself.
 std::string help_text(const LayoutOption& option) {
-  const std::string help = option.help;
+  std::string help = option.help;
   if (option.type != Type::kChoice || help.find(option.choices.front()) != help.npos) return help;
   return fmt::format("{}: {}", help, fmt::join(option.choices, ", "));
 }
@@ -218,6 +225,14 @@ void add_common(CLI::App& command, CommonArguments& arguments) {
   command.add_flag("--json", arguments.json, "Print one JSON document on standard output, and nothing else there");
   command.add_flag("--manifest", arguments.manifest,
                    "Also write SHA256SUMS, of all files, and reshard.manifest.json, with a digest of each tensor");
+  command.add_flag("--resume", arguments.resume,
+                   "Go on where an earlier run of the same command line was killed or failed, or begin anew if none "
+                   "was; what fails leaves its outputs for the next --resume");
+  command.add_flag("--clean", arguments.clean,
+                   "First remove what earlier runs into the same output have left that were killed");
+  command.add_flag("--check-inputs", arguments.check_inputs,
+                   "First hold the source's files against their SHA-256, which a SHA256SUMS beside them says, or the "
+                   "cache of a download from Hugging Face");
   command.add_flag("--force", arguments.force, "Replace outputs that exist; a shards folder is replaced as a whole");
   command.add_flag("--quiet", arguments.quiet, "No progress bar, notes or last line; errors only");
 }

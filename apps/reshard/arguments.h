@@ -21,6 +21,7 @@ struct MovingArguments {
   std::string threads;
   std::string max_memory = "256MiB";
   std::string io = "auto";
+  std::string mpi;  // which has had its effect before the command line is parsed
 };
 void add_moving(CLI::App& command, MovingArguments& arguments);
 
@@ -67,6 +68,9 @@ struct CommonArguments : MovingArguments {
   bool force = false;
   bool quiet = false;
   bool manifest = false;
+  bool resume = false;
+  bool clean = false;
+  bool check_inputs = false;
 };
 void add_common(CLI::App& command, CommonArguments& arguments);
 

@@ -39,7 +39,7 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
 
 }  // namespace
 
-void add_consolidate(CLI::App& app) {
+void add_consolidate(CLI::App& app, Together& together) {
   auto arguments = std::make_shared<ConsolidateArguments>();
   arguments->target.layout = whole_layout().traits().name;
   CLI::App* command =
@@ -59,13 +59,13 @@ void add_consolidate(CLI::App& app) {
   add_source_options(*command, arguments->source_options);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
-  command->callback([arguments, output] {
+  command->callback([arguments, output, &together] {
     // An unset variable of a script must not mean the default.
     if (output->count() > 0 && arguments->output_directory.empty())
       throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write beside the shards folder");
     const RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
-    run_job(*plan_consolidate(request_of(*arguments)), *arguments, options);
+    run_job([&] { return plan_consolidate(request_of(*arguments)); }, *arguments, options, together);
   });
 }
 

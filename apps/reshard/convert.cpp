@@ -146,7 +146,7 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
 
 }  // namespace
 
-void add_convert(CLI::App& app) {
+void add_convert(CLI::App& app, Together& together) {
   auto arguments = std::make_shared<ConvertArguments>();
   arguments->target.layout = whole_layout().traits().name;
   CLI::App* command =
@@ -154,13 +154,13 @@ void add_convert(CLI::App& app) {
   add_options(*command, *arguments);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
-  command->callback([arguments, command] {
+  command->callback([arguments, command, &together] {
     arguments->overflow_given = command->count("--overflow") > 0;
     arguments->lora_fuse_given = command->count("--lora-fuse") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
     options.overflow = parse_overflow(arguments->overflow);
-    run_job(*plan_convert(request_of(*arguments)), *arguments, options);
+    run_job([&] { return plan_convert(request_of(*arguments)); }, *arguments, options, together);
   });
 }
 

@@ -44,6 +44,7 @@ std::vector<Grid> make_grids(const std::vector<Member>& members, std::size_t pos
   for (const auto& [number, rest] : by_number) {
     std::vector<Grid> grids = make_grids(rest, position + 1);
     std::vector<std::vector<Numbers>> look;
+    look.reserve(grids.size());
     for (const Grid& grid : grids) look.push_back(grid.sets);
     auto& [numbers, merged] = alike[look];
     numbers.push_back(number);

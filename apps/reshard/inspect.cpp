@@ -47,7 +47,7 @@ std::vector<std::uint32_t> matching_tensors(const TensorMap& map, const std::str
 
 /// Reads the tensors, for --stats and --digest.
 void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunOptions options,
-                 std::vector<TensorRow>& rows) {
+                 std::vector<TensorRow>& rows, Together& together) {
   const TensorMap& map = checkpoint.map;
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
@@ -63,11 +63,11 @@ void read_values(Checkpoint& checkpoint, const InspectArguments& arguments, RunO
   {
     const ProgressBar bar(progress, bytes, !arguments.quiet);
     if (arguments.stats) {
-      const std::vector<ValueSummary> values = compute_stats(map, wanted, options);
+      const std::vector<ValueSummary> values = compute_stats(map, wanted, options, together);
       for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values = values[i];
     }
     if (arguments.digest) {
-      std::vector<TensorDigest> digests = compute_digests(map, wanted, options);
+      std::vector<TensorDigest> digests = compute_digests(map, wanted, options, false, together);
       for (std::size_t i = 0; i < rows.size(); ++i) rows[i].digest = std::move(digests[i]);
     }
   }
@@ -88,7 +88,7 @@ void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>&
   print_output(adapters_text(path, adapters));
 }
 
-void inspect(const InspectArguments& arguments) {
+void inspect(const InspectArguments& arguments, Together& together) {
   if (!arguments.print_family.empty() && !arguments.path.empty())
     throw Error(ErrorKind::kUsage, "--print-family prints a built-in description and looks at no PATH, such as " +
                                        printable(arguments.path))
@@ -111,7 +111,7 @@ void inspect(const InspectArguments& arguments) {
       {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, {config_of(arguments.source)}});
   inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
   std::vector<TensorRow> rows = tensor_rows(inspection, matching_tensors(inspection.map, arguments.filter));
-  if (arguments.stats || arguments.digest) read_values(inspection, arguments, options, rows);
+  if (arguments.stats || arguments.digest) read_values(inspection, arguments, options, rows, together);
   if (arguments.json) {
     print_output(to_text(inspect_document(path, inspection, rows)));
     return;
@@ -122,7 +122,7 @@ void inspect(const InspectArguments& arguments) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app) {
+void add_inspect(CLI::App& app, Together& together) {
   auto arguments = std::make_shared<InspectArguments>();
   CLI::App* command = app.add_subcommand(
       "inspect", "Show what a file, a Hugging Face directory, a sharded checkpoint or an adapter holds");
@@ -142,7 +142,7 @@ void add_inspect(CLI::App& app) {
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
   command->add_flag("--quiet", arguments->quiet, "No progress bar or notes; errors only");
-  command->callback([arguments] { inspect(*arguments); });
+  command->callback([arguments, &together] { inspect(*arguments, together); });
 }
 
 }  // namespace reshard::cli

@@ -66,6 +66,7 @@ std::vector<RankBytes> rank_bytes(const TensorMap& map) {
     by_rank[{file.pp_rank, file.ep_rank, file.tp_rank}] += tensor.size_bytes;
   }
   std::vector<RankBytes> ranks;
+  ranks.reserve(by_rank.size());
   for (const auto& [rank, bytes] : by_rank)
     ranks.push_back({std::get<0>(rank), std::get<1>(rank), std::get<2>(rank), bytes});
   return ranks;

@@ -95,6 +95,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
     for (const std::string& note : divergent_notes(result->divergent)) json["notes"].push_back(with_options(note));
     for (const std::string& note : result->notes) json["notes"].push_back(with_options(note));
     json["divergent_replicas"] = divergent_document(result->divergent);
+    json["resumed_bytes"] = result->resumed_bytes;
     json["seconds"] = result->seconds;
     json["bytes_per_second"] = result->seconds > 0 ? static_cast<double>(result->written_bytes) / result->seconds : 0;
     json["peak_memory_bytes"] = peak_memory_bytes();

@@ -5,6 +5,8 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <new>
@@ -13,9 +15,12 @@
 
 #include "arguments.h"
 #include "commands.h"
+#include "launcher.h"
+#include "mpi_ranks.h"
 #include "option_names.h"
 #include "print.h"
 #include "reshard/base/error.h"
+#include "reshard/engine/together.h"
 #include "signals.h"
 #include "table.h"
 #include "version.h"
@@ -24,6 +29,7 @@ namespace {
 
 using reshard::Error;
 using reshard::ErrorKind;
+using reshard::Together;
 
 std::string footer() {
   std::string text =
@@ -81,20 +87,79 @@ class HelpFormatter : public CLI::Formatter {
   static constexpr std::size_t kNameColumns = 30;
 };
 
-int run(int argc, char** argv) {
+int parse_and_run(int argc, char** argv, Together& together) {
   int exit_code = 0;
   CLI::App app("Moves the weights of large models between whole checkpoints and per-rank shards.", "reshard");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("reshard ") + reshard::cli::kVersion);
   app.formatter(std::make_shared<HelpFormatter>());
   app.footer(footer());
-  reshard::cli::add_shard(app);
-  reshard::cli::add_consolidate(app);
-  reshard::cli::add_inspect(app);
-  reshard::cli::add_convert(app);
-  reshard::cli::add_verify(app, exit_code);
+  reshard::cli::add_shard(app, together);
+  reshard::cli::add_consolidate(app, together);
+  reshard::cli::add_inspect(app, together);
+  reshard::cli::add_convert(app, together);
+  reshard::cli::add_verify(app, exit_code, together);
   reshard::cli::learn_option_names(app);
   reshard::cli::parse_and_run(app, argc, argv);
+  return exit_code;
+}
+
+/// One of several processes, or one alone, does what the command line says. Nobody leaves before all are done: what
+/// fails on one rank fails on all of them.
+/// \throws AgreedError and RankLost with others; anything alone.
+int run(int argc, char** argv, Together& together) {
+  reshard::Progress progress;
+  int exit_code = 0;
+  try {
+    exit_code = parse_and_run(argc, argv, together);
+  } catch (const reshard::AgreedError&) {
+    throw;
+  } catch (const reshard::RankLost&) {
+    throw;
+  } catch (const reshard::cli::ReaderGone&) {
+    exit_code = 128 + SIGPIPE;  // as a shell has it of programs that it ends; nobody is left to be told
+  } catch (...) {
+    together.fail(std::current_exception());
+  }
+  try {
+    together.step("end", progress, [] {});
+  } catch (const reshard::RankLost&) {
+    if (!together.leads()) throw;  // rank 0 has done, and told, what there was to do
+  }
+  return exit_code;
+}
+
+int run_alone(int argc, char** argv) {
+  Together alone;
+  return run(argc, argv, alone);
+}
+
+/// Without a destructor or MPI, which would wait for ranks that do not come.
+[[noreturn]] void leave(int exit_code) {
+  std::fflush(nullptr);
+  ::_exit(exit_code);
+}
+
+int run_with_others(int argc, char** argv, const reshard::cli::Launcher& launcher) {
+  reshard::cli::set_muted(launcher.rank != 0);
+  const auto ranks = reshard::cli::start_mpi(launcher, ::getenv);
+  ranks->mind_stop(&reshard::cli::signal_came());
+  reshard::cli::set_muted(ranks->rank() != 0);
+  int exit_code = 0;
+  try {
+    Together together(*ranks, reshard::cli::host_name());
+    exit_code = run(argc, argv, together);
+  } catch (const reshard::AgreedError& error) {
+    exit_code = report(error);
+  } catch (const reshard::RankLost& lost) {
+    reshard::cli::set_muted(false);  // rank 0 may be the one that is lost
+    Error error(lost);
+    error.by(fmt::format("rank {} on {}", ranks->rank(), reshard::cli::host_name()));
+    leave(report(error));
+  }
+  reshard::cli::note_done(exit_code);     // a launcher may end the others when the first has ended
+  if (ranks->broken()) leave(exit_code);  // after the outputs got their names
+  ranks->finish(exit_code);
   return exit_code;
 }
 
@@ -106,19 +171,27 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // so is a file size limit
   fill_standard_descriptors();
   allow_many_open_files();
-  try {
-    return run(argc, argv);
-  } catch (const reshard::cli::ReaderGone&) {
-    return 128 + SIGPIPE;  // as a shell has it of programs that it ends; nobody is left to be told
-  } catch (const Error& error) {
+  const auto started_by = reshard::cli::find_launcher(::getenv);
+  const auto end_with = [&](const Error& error) {
+    if (started_by && reshard::cli::is_muted()) reshard::cli::let_rank_0_speak(*started_by);
     return report(error);
+  };
+  try {
+    // What one process has to say of a wrong start, all have.
+    if (started_by) reshard::cli::set_muted(started_by->rank != 0);
+    const auto launcher = reshard::cli::launcher_to_join(reshard::cli::mpi_use(argc, argv, ::getenv), ::getenv);
+    if (launcher) return run_with_others(argc, argv, *launcher);
+    reshard::cli::set_muted(false);
+    return run_alone(argc, argv);
+  } catch (const Error& error) {
+    return end_with(error);
   } catch (const std::filesystem::filesystem_error& error) {
-    return report(Error(ErrorKind::kIo, error.code().message()).in(error.path1()));
+    return end_with(Error(ErrorKind::kIo, error.code().message()).in(error.path1()));
   } catch (const std::bad_alloc&) {
-    return report(Error(ErrorKind::kIo, "out of memory").hint("give less with --max-memory or --threads"));
+    return end_with(Error(ErrorKind::kIo, "out of memory").hint("give less with --max-memory or --threads"));
   } catch (const std::system_error& error) {
-    return report(Error(ErrorKind::kIo, error.what()));
+    return end_with(Error(ErrorKind::kIo, error.what()));
   } catch (const std::exception& error) {
-    return report(Error(ErrorKind::kInternal, error.what()));
+    return end_with(Error(ErrorKind::kInternal, error.what()));
   }
 }

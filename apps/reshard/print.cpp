@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -10,8 +11,22 @@
 #include "table.h"
 
 namespace reshard::cli {
+namespace {
+
+std::atomic<bool> muted{false};
+
+}  // namespace
+
+void set_muted(bool is) {
+  muted = is;
+}
+
+bool is_muted() {
+  return muted;
+}
 
 void print_output(const std::string& text) {
+  if (muted) return;
   if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
   if (errno == EPIPE) throw ReaderGone();
   throw Error(ErrorKind::kIo, std::string("cannot write to standard output: ") + std::strerror(errno));
@@ -23,6 +38,7 @@ void print_message(const std::string& line) {
 }
 
 void print_error(const std::string& text) {
+  if (muted) return;
   std::fputs(text.c_str(), stderr);
   std::fflush(stderr);
 }

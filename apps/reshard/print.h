@@ -7,6 +7,10 @@ namespace reshard::cli {
 /// Nobody reads standard output any more, as in `reshard inspect … | head -n 1`.
 struct ReaderGone {};
 
+/// Whether nothing is printed from now on, since one of several processes speaks for all.
+void set_muted(bool muted);
+bool is_muted();
+
 /// Writes to standard output.
 /// \throws Error kIo if it cannot be written; ReaderGone.
 void print_output(const std::string& text);

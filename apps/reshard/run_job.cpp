@@ -2,15 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <set>
 
 #include "dry_run.h"
 #include "json_report.h"
+#include "launcher.h"
 #include "option_names.h"
 #include "print.h"
 #include "progress.h"
 #include "reshard/base/strings.h"
+#include "reshard/engine/check_inputs.h"
+#include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/output.h"
 #include "reshard/specs/adapter_metadata.h"
@@ -30,20 +35,25 @@ void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage)
   validate_space(space);
 }
 
-std::string last_line(const Job& job, const RunResult& result) {
+std::string last_line(const Job& job, const RunResult& result, const Together& together) {
   const double rate = result.seconds > 0 ? static_cast<double>(result.written_bytes) / result.seconds : 0;
   std::string hashed;
   if (job.manifest)
     hashed = fmt::format("; manifest: {:.2f} s of CPU to hash tensors, {:.2f} s to read files back",
                          result.hashing_seconds, result.rereading_seconds);
-  return fmt::format("wrote {}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}{}",
-                     format_bytes(result.written_bytes), result.files, result.files == 1 ? "" : "s",
+  const std::string resumed = result.resumed_bytes > 0
+                                  ? fmt::format(" ({} by an earlier run)", format_bytes(result.resumed_bytes))
+                                  : std::string();
+  const std::string ranks = together.size() > 1 ? fmt::format(" of rank 0 of {}", together.size()) : std::string();
+  return fmt::format("wrote {}{}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}{}{}",
+                     format_bytes(result.written_bytes), resumed, result.files, result.files == 1 ? "" : "s",
                      read_text(job.program), result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9,
-                     format_memory(peak_memory_bytes()), hashed);
+                     format_memory(peak_memory_bytes()), ranks, hashed);
 }
 
 /// The outputs stand, so a report that cannot be made or printed takes nothing of that back.
-void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result) {
+void print_report(const Job& job, const CommonArguments& arguments, const OutputSpace& space, const RunResult& result,
+                  const Together& together) {
   try {
     if (!arguments.quiet && !arguments.json) print_notes(divergent_notes(result.divergent));
     if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, &result));
@@ -51,12 +61,48 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
     if (arguments.json)
       print_output(to_text(job_document(job, space, &result)));
     else if (!arguments.quiet)
-      print_output(last_line(job, result) + "\n");
+      print_output(last_line(job, result, together) + "\n");
   } catch (const ReaderGone&) {
     // Nobody is left to be told.
   } catch (const std::exception& error) {
     if (!arguments.quiet || arguments.json)  // who asked for a document has to know that there is none
       print_notes({fmt::format("the outputs in {} are complete, but {}", job.output_directory.string(), error.what())});
+  }
+}
+
+void validate_arguments(const CommonArguments& arguments) {
+  if (arguments.resume && arguments.clean)
+    throw Error(ErrorKind::kUsage, "--clean removes what --resume goes on from").hint("leave out one of the two");
+  if (arguments.resume && arguments.no_sync)
+    throw Error(ErrorKind::kUsage, "--resume has no effect with --no-sync: what the disk has not confirmed is no base")
+        .hint("leave out one of the two");
+  for (const auto& [given, option] : {std::pair(arguments.resume, "--resume"),
+                                      {arguments.clean, "--clean"},
+                                      {arguments.check_inputs, "--check-inputs"}})
+    if (given && arguments.dry_run)
+      throw Error(ErrorKind::kUsage, fmt::format("{} has no effect with --dry-run", option))
+          .hint("leave out one of the two");
+}
+
+/// Says what lies beside the output, or in it, and removes of it what --clean says.
+void tell_of_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
+  const bool tells = !arguments.quiet && !arguments.json;
+  if (arguments.clean)
+    for (const EarlierRun& run : remove_dead_runs(storage, job))
+      if (tells)
+        print_notes({fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
+                                 format_bytes(run.size_bytes))});
+  if (!tells) return;
+  for (const EarlierRun& run : earlier_runs(storage, job)) {
+    const std::string what = fmt::format("{}: {}", run.root.string(), format_bytes(run.size_bytes));
+    if (run.state == EarlierRun::State::kLives)
+      print_notes({what + ", of a run that goes on"});
+    else if (run.state == EarlierRun::State::kUnknown)
+      print_notes({what +
+                   ", left by a run that was killed, or of one that goes on, which cannot be known here; if none "
+                   "does, delete it"});
+    else if (!arguments.resume)
+      print_notes({what + ", left by a run that was killed: --resume goes on with it, --clean removes it"});
   }
 }
 
@@ -120,29 +166,37 @@ std::vector<std::string> mean_notes(const Job& job, const RunResult* result) {
                       list_names(linears))};
 }
 
-void run_job(Job& job, const CommonArguments& arguments, RunOptions options) {
-  job.manifest = arguments.manifest;
-  if (!arguments.quiet && !arguments.json) {
-    print_notes(job.notes);
-    for (const auto& path : stale_stagings(*options.storage, job))
-      print_notes({path.string() +
-                   " was left by a run that was killed, or belongs to one that goes on; if none does, delete it"});
-  }
-  if (arguments.dry_run) {
-    if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, nullptr));
-    return dry_run(job, arguments, *options.storage);
-  }
-  const OutputSpace space = output_space(*options.storage, job);
+void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArguments& arguments, RunOptions options,
+             Together& together) {
+  validate_arguments(arguments);
   Progress progress;
   options.progress = &progress;
   options.sync = !arguments.no_sync;
+  options.resume = arguments.resume;
+  options.journal_interval =
+      std::chrono::milliseconds(static_cast<std::int64_t>(1000 * seconds_of(::getenv, "RESHARD_JOURNAL_INTERVAL", 10)));
+  std::unique_ptr<Job> planned;
+  together.step("plan", progress, [&] { planned = plan(); });
+  planned->manifest = arguments.manifest;
+  Job& job = *planned;
+  if (!arguments.quiet && !arguments.json) {
+    print_notes(job.notes);
+  }
+  if (together.leads()) tell_of_earlier_runs(job, arguments, *options.storage);
+  if (arguments.dry_run) {
+    if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, nullptr));
+    if (together.leads()) dry_run(job, arguments, *options.storage);
+    return;
+  }
+  const OutputSpace space = together.leads() ? output_space(*options.storage, job) : OutputSpace();
+  if (arguments.check_inputs) job.source_digests = check_inputs(job, options, together);
   RunResult result;
   {
-    const ProgressBar bar(progress, job.program.write_bytes, !arguments.quiet);
-    result = execute(job, options);
+    const ProgressBar bar(progress, job.program.write_bytes, !arguments.quiet && together.leads());
+    result = execute(job, options, together);
     note_done();
   }
-  print_report(job, arguments, space, result);
+  if (together.leads()) print_report(job, arguments, space, result, together);
 }
 
 }  // namespace reshard::cli

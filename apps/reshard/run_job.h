@@ -1,13 +1,18 @@
 #pragma once
 
+#include <functional>
+#include <memory>
+
 #include "arguments.h"
 #include "reshard/engine/job_run.h"
+#include "reshard/engine/together.h"
 #include "reshard/plan/job.h"
 
 namespace reshard::cli {
 
-/// Runs a planned job, or prints it for --dry-run, and prints what --json and --quiet ask for.
-void run_job(Job& job, const CommonArguments& arguments, RunOptions options);
+/// Plans a job, and runs it with the other ranks, or prints it for --dry-run; prints what --json and --quiet ask for.
+void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArguments& arguments, RunOptions options,
+             Together& together);
 
 /// "reshard: note: …" on standard error, one line each.
 void print_notes(const std::vector<std::string>& notes);

@@ -53,7 +53,7 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
 
 }  // namespace
 
-void add_shard(CLI::App& app) {
+void add_shard(CLI::App& app, Together& together) {
   auto arguments = std::make_shared<ShardArguments>();
   arguments->target.layout = default_rank_layout().traits().name;
   CLI::App* command =
@@ -77,10 +77,11 @@ void add_shard(CLI::App& app) {
       ->allow_extra_args(false);
   add_lora_fuse(*command, arguments->lora_fuse);
   add_common(*command, *arguments);
-  command->callback([arguments, command] {
+  command->callback([arguments, command, &together] {
     arguments->lora_fuse_given = command->count("--lora-fuse") > 0;
     const RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
-    run_job(*plan_shard(request_of(*arguments, command->count("--layout") > 0)), *arguments, options);
+    run_job([&] { return plan_shard(request_of(*arguments, command->count("--layout") > 0)); }, *arguments, options,
+            together);
   });
 }
 

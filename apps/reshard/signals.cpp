@@ -7,6 +7,7 @@
 #include <csignal>
 #include <string>
 
+#include "print.h"
 #include "reshard/base/error.h"
 
 namespace reshard::cli {
@@ -16,7 +17,8 @@ constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, 
 
 // Read by the signal handler; lock-free.
 std::atomic<Progress*> running{nullptr};
-std::atomic<bool> done{false};
+std::atomic<int> done{-1};  // the exit code, once it is known
+std::atomic<bool> came{false};
 
 std::string& stopped_line() {
   static std::string line = std::string("reshard: ") + kStoppedMessage + "\n";
@@ -25,13 +27,16 @@ std::string& stopped_line() {
 
 /// However often it is asked: a run ends at its next block, and cleans up after itself.
 void stop(int) {
-  if (done) ::_exit(0);
+  came = true;
+  if (const int exit_code = done; exit_code >= 0) ::_exit(exit_code);
   if (Progress* progress = running.load()) {
     progress->stop = true;
     return;
   }
   const std::string& line = stopped_line();
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  if (!is_muted()) {
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
   ::_exit(describe(ErrorKind::kInterrupted).exit_code);
 }
 
@@ -57,8 +62,12 @@ StoppableRun::~StoppableRun() {
   running = nullptr;
 }
 
-void note_done() {
-  done = true;
+const std::atomic<bool>& signal_came() {
+  return came;
+}
+
+void note_done(int exit_code) {
+  done = exit_code;
 }
 
 }  // namespace reshard::cli

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+
 #include "reshard/engine/run.h"
 
 namespace reshard::cli {
@@ -19,7 +21,10 @@ class StoppableRun {
   ~StoppableRun();
 };
 
-/// From now on the signals end the program at once with exit code 0: what it was asked to do is done.
-void note_done();
+/// Whether one of them came.
+const std::atomic<bool>& signal_came();
+
+/// From now on the signals end the program at once with this exit code: what it was asked to do is done, or has failed.
+void note_done(int exit_code = 0);
 
 }  // namespace reshard::cli

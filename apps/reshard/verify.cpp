@@ -207,7 +207,7 @@ Document document_of(const FilesVerification& result) {
 }
 
 /// Holds A against a manifest of tensors, or against the digests of files.
-int run_verify_manifest(const VerifyArguments& arguments) {
+int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
   validate_source_options(arguments.source_options);
   RunOptions options = run_options(arguments, arguments.replicas);
   Progress progress;
@@ -215,7 +215,9 @@ int run_verify_manifest(const VerifyArguments& arguments) {
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
   const std::string& file = *arguments.manifest;
-  const std::string text = read_text_file(local_storage(), file, kMaxManifestBytes);
+  std::string text;
+  together.step("read the manifest", progress,
+                [&] { text = read_text_file(local_storage(), file, kMaxManifestBytes); });
   const auto report = [&](const auto& result, const std::vector<std::string>& notes) {
     if (arguments.json) {
       Document json{{"command", "verify"}, {"a", arguments.a}, {"manifest", file}, {"same", result.same()}};
@@ -244,21 +246,24 @@ int run_verify_manifest(const VerifyArguments& arguments) {
     FilesVerification result;
     {
       const ProgressBar bar(progress, bytes, !arguments.quiet);
-      result = verify_files(arguments.a, files, options);
+      result = verify_files(arguments.a, files, options, together);
     }
     return report(result, {});
   }
   const Manifest manifest = parse_manifest(text, file);
   bool tag_used = false;
-  const Checkpoint a = read_side(arguments.a, arguments, tag_used);
-  validate_used(arguments, tag_used, {&a});
+  Checkpoint a;
+  together.step("plan", progress, [&] {
+    a = read_side(arguments.a, arguments, tag_used);
+    validate_used(arguments, tag_used, {&a});
+  });
   if (!arguments.quiet && !arguments.json) print_notes(a.notes);
   ManifestVerification result;
   {
     std::uint64_t bytes = 0;
     for (const LogicalTensor& tensor : a.map.logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
     const ProgressBar bar(progress, bytes, !arguments.quiet);
-    result = verify_manifest(a.map, manifest, file, options);
+    result = verify_manifest(a.map, manifest, file, options, together);
   }
   return report(result, a.notes);
 }
@@ -277,9 +282,9 @@ void validate_arguments(const VerifyArguments& arguments) {
     throw Error(ErrorKind::kUsage, "--rtol and --atol have no effect with --manifest: digests are equal or not");
 }
 
-int run_verify(const VerifyArguments& arguments) {
+int run_verify(const VerifyArguments& arguments, Together& together) {
   validate_arguments(arguments);
-  if (arguments.manifest) return run_verify_manifest(arguments);
+  if (arguments.manifest) return run_verify_manifest(arguments, together);
   VerifyOptions how;
   if (!arguments.rtol.empty() || !arguments.atol.empty()) how.tolerance.emplace();
   if (!arguments.rtol.empty()) how.tolerance->relative = parse_tolerance("--rtol", arguments.rtol);
@@ -287,12 +292,15 @@ int run_verify(const VerifyArguments& arguments) {
   validate_source_options(arguments.source_options);
   RunOptions options = run_options(arguments, arguments.replicas);
   bool tag_used = false;
-  const Checkpoint a = read_side(arguments.a, arguments, tag_used);
-  const Checkpoint b = read_side(arguments.b, arguments, tag_used);
-  validate_used(arguments, tag_used, {&a, &b});
+  Checkpoint a, b;
+  Progress progress;
+  together.step("plan", progress, [&] {
+    a = read_side(arguments.a, arguments, tag_used);
+    b = read_side(arguments.b, arguments, tag_used);
+    validate_used(arguments, tag_used, {&a, &b});
+  });
   const std::vector<std::string> notes = notes_of(arguments, a, b);
   if (!arguments.quiet && !arguments.json) print_notes(notes);
-  Progress progress;
   options.progress = &progress;
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
@@ -302,7 +310,7 @@ int run_verify(const VerifyArguments& arguments) {
     for (const TensorMap* map : {&a.map, &b.map})
       for (const LogicalTensor& tensor : map->logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
     const ProgressBar bar(progress, bytes, !arguments.quiet);
-    result = verify(a.map, b.map, how, options);
+    result = verify(a.map, b.map, how, options, together);
   }
   if (arguments.json)
     print_output(to_text(document_of(result, arguments, divergent, notes)));
@@ -314,7 +322,7 @@ int run_verify(const VerifyArguments& arguments) {
 
 }  // namespace
 
-void add_verify(CLI::App& app, int& exit_code) {
+void add_verify(CLI::App& app, int& exit_code, Together& together) {
   auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* command = app.add_subcommand(
       "verify", "Compare two checkpoints, whatever their layouts and file formats: exit code 0 or 1");
@@ -345,7 +353,7 @@ void add_verify(CLI::App& app, int& exit_code) {
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
   command->add_flag("--quiet", arguments->quiet, "Print nothing; see the exit code");
-  command->callback([arguments, &exit_code] { exit_code = run_verify(*arguments); });
+  command->callback([arguments, &exit_code, &together] { exit_code = run_verify(*arguments, together); });
 }
 
 }  // namespace reshard::cli

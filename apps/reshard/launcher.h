@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace reshard::cli {
+
+/// The value of an environment variable, or null. As std::getenv, which tests replace.
+using Environment = std::function<const char*(const char* name)>;
+
+/// Who started this process together with others.
+struct Launcher {
+  std::string name;    // in messages: "Open MPI's mpirun"
+  std::uint32_t rank;  // of this process, from 0
+  std::uint32_t size;  // processes started, 2 or more
+  std::string family;  // of the MPI that works under it: "openmpi", "mpich"; empty if unknown
+};
+
+/// The launcher that the environment tells of. Nothing if there is none, or if it started one process alone. The first
+/// of its variables that is set decides: an mpirun inside a Slurm job starts its own daemons with srun, whose variables
+/// the processes inherit.
+std::optional<Launcher> find_launcher(const Environment& environment);
+
+/// To be called before a process ends with an error that all processes of `launcher` meet, each by itself, and of which
+/// only rank 0 speaks. Waits a second, except on rank 0: a launcher may end all others once the first has failed, and
+/// rank 0 must not be ended before it has spoken.
+void let_rank_0_speak(const Launcher& launcher);
+
+/// Whether several processes share the work: --mpi.
+enum class MpiUse { kAuto, kYes, kNo };
+
+/// What --mpi says, the last one if it is given several times; else what RESHARD_MPI says; else kAuto. Reads argv by
+/// itself: the ranks start before the command line is parsed, as its errors are theirs in common.
+/// \throws Error kUsage for any other value.
+MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment);
+
+/// The launcher whose processes share the work; nothing if this process works alone.
+/// \throws Error kUsage for kYes without a launcher.
+std::optional<Launcher> launcher_to_join(MpiUse use, const Environment& environment);
+
+/// Seconds that the variable `name` gives; `otherwise` where it is unset or empty.
+/// \throws Error kUsage for anything that is not a positive number.
+double seconds_of(const Environment& environment, const char* name, double otherwise);
+
+}  // namespace reshard::cli

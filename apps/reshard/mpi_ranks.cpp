@@ -1,0 +1,327 @@
+#include "mpi_ranks.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "print.h"
+#include "reshard/base/checked.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+
+namespace reshard::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+constexpr double kStartLimitSeconds = 60;
+constexpr double kGatherLimitSeconds = 600;
+constexpr double kStopLimitSeconds = 5;
+constexpr double kShortestNapSeconds = 0.0002;
+constexpr double kLongestNapSeconds = 0.005;
+constexpr std::int64_t kRoundBytes = std::int64_t{1} << 30;  // MPI counts in int
+
+/// Ends the process if it lives for too long: calls of MPI that wait for other processes take no time limit.
+class Watchdog {
+ public:
+  Watchdog(double limit_s, std::string message, int exit_code)
+      : thread_([this, limit_s, exit_code, message = std::move(message)] {
+          std::unique_lock lock(mutex_);
+          if (done_.wait_for(lock, Seconds(limit_s), [this] { return is_done_; })) return;
+          set_muted(false);  // the rank that speaks for all may be the one that is missing
+          print_message(message);
+          ::_exit(exit_code);
+        }) {}
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_done_ = true;
+    }
+    done_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool is_done_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+/// The naps of a wait for other processes, and when to give up.
+class Patience {
+ public:
+  Patience(double limit_s, const std::atomic<bool>* stop, double longest_nap_s)
+      : limit_s_(limit_s), stop_(stop), longest_nap_s_(longest_nap_s) {}
+
+  /// A ReshardMpiWait; `context` is a Patience.
+  static int nap(void* context) { return static_cast<Patience*>(context)->nap() ? 0 : 1; }
+
+  double waited_s() const { return waited_s_; }
+  bool is_stopped() const { return is_stopped_; }
+
+ private:
+  /// \returns whether to go on waiting.
+  bool nap() {
+    if (!is_stopped_ && stop_ != nullptr && *stop_) {
+      is_stopped_ = true;
+      limit_s_ = std::min(limit_s_, waited_s_ + kStopLimitSeconds);
+    }
+    if (waited_s_ >= limit_s_) return false;
+    // A twentieth of what was waited: a collective takes several tests on each rank, and most are done in a moment.
+    std::this_thread::sleep_for(Seconds(std::clamp(waited_s_ / 20, kShortestNapSeconds, longest_nap_s_)));
+    // A job that is suspended as a whole, as Slurm does, goes on: time in which this process did not run says nothing
+    // of the others.
+    const Clock::time_point now = Clock::now();
+    waited_s_ += std::min(Seconds(now - last_).count(), kLongestStepSeconds);
+    last_ = now;
+    return true;
+  }
+
+  static constexpr double kLongestStepSeconds = 1;
+
+  double limit_s_;
+  const std::atomic<bool>* stop_;
+  double longest_nap_s_;
+  bool is_stopped_ = false;
+  double waited_s_ = 0;
+  Clock::time_point last_ = Clock::now();
+};
+
+struct Plugin {
+  std::string family;  // empty for one that RESHARD_MPI_PLUGIN names
+  fs::path path;
+};
+
+/// The families of lib/mpi/CMakeLists.txt, and how to start a process under each. MPICH first: where the launcher is
+/// unknown, it starts as one process of one and leaves the message to this program; Open MPI 4 ends it with its own.
+struct Family {
+  const char* name;
+  const char* mpirun;
+  const char* srun;
+};
+constexpr std::array kFamilies = {Family{"mpich", "MPICH's mpirun (Debian: mpirun.mpich)", "srun --mpi=pmi2"},
+                                  Family{"openmpi", "Open MPI's mpirun (Debian: mpirun.openmpi)", "srun --mpi=pmix"}};
+
+std::vector<fs::path> plugin_directories() {
+  std::error_code failure;
+  const fs::path program = fs::read_symlink("/proc/self/exe", failure).parent_path();
+  return {program, (program / ".." / RESHARD_LIBDIR / "reshard").lexically_normal()};
+}
+
+/// Where a plug-in may be, the best place first.
+std::vector<Plugin> plugin_places(const Launcher& launcher, const Environment& environment) {
+  const char* named = environment("RESHARD_MPI_PLUGIN");
+  if (named != nullptr && *named != '\0') return {{"", fs::absolute(named)}};
+  std::array families = kFamilies;
+  std::stable_partition(families.begin(), families.end(), [&](const Family& f) { return f.name == launcher.family; });
+  std::vector<Plugin> places;
+  for (const Family& family : families)
+    for (const fs::path& directory : plugin_directories())
+      places.push_back({family.name, directory / fmt::format("libreshard_mpi_{}.so", family.name)});
+  return places;
+}
+
+/// \returns the table of the plug-in at `path`, or null; then `why` says why. Never unloaded: MPI leaves threads and
+/// handlers behind.
+const ReshardMpi* open_plugin(const fs::path& path, std::string& why) {
+  // Global: some builds of Open MPI open components that look for symbols of MPI in the program.
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  void* entry = library == nullptr ? nullptr : ::dlsym(library, "reshard_mpi");
+  if (entry == nullptr) {
+    const char* text = ::dlerror();
+    why = text == nullptr ? "it cannot be loaded" : printable(text);
+    return nullptr;
+  }
+  const ReshardMpi* plugin = reinterpret_cast<ReshardMpiEntry>(entry)();
+  if (plugin != nullptr && plugin->abi == kReshardMpiAbi) return plugin;
+  why = fmt::format("{} belongs to another version of reshard", printable(path.string()));
+  return nullptr;
+}
+
+std::string started(const Launcher& launcher) {
+  return fmt::format("{} started {} processes", launcher.name, launcher.size);
+}
+
+constexpr const char* kSeparateRuns = "--mpi no makes a run of its own of each process";
+
+Error no_plugin(const Launcher& launcher, const std::vector<Plugin>& places, const std::vector<std::string>& failures) {
+  std::vector<std::string> where;
+  for (const Plugin& place : places) {
+    std::string text = printable((place.family.empty() ? place.path : place.path.parent_path()).string());
+    if (std::find(where.begin(), where.end(), text) == where.end()) where.push_back(std::move(text));
+  }
+  std::string message = fmt::format("{}, but there is no plug-in for MPI in {}", started(launcher), join(where, ", "));
+  if (!failures.empty())
+    message = fmt::format("{}, but no plug-in for MPI can be loaded: {}", started(launcher), join(failures, "; "));
+  return Error(ErrorKind::kUsage, message)
+      .hint(fmt::format("a plug-in is built where CMake finds an MPI (its option RESHARD_MPI), and RESHARD_MPI_PLUGIN "
+                        "names one elsewhere; {}",
+                        kSeparateRuns));
+}
+
+/// "Open MPI v4.1.4": without what follows a comma, such as the date of its package.
+std::string library_of(const ReshardMpiWorld& world) {
+  const std::string text = world.library;
+  return printable(text.substr(0, text.find(',')));
+}
+
+/// "openmpi", "mpich", or empty, of a library that MPI_Get_library_version names.
+std::string family_of(const ReshardMpiWorld& world) {
+  const std::string text = world.library;
+  if (text.find("Open MPI") != text.npos) return "openmpi";
+  for (const char* name : {"MPICH", "MVAPICH", "Intel"})
+    if (text.find(name) != text.npos) return "mpich";
+  return "";
+}
+
+/// `failures`: why other plug-ins, which come before the one that sees `world`, were not taken.
+Error wrong_size(const Launcher& launcher, const ReshardMpiWorld& world, const std::vector<std::string>& failures) {
+  const std::string family = family_of(world);
+  const bool is_srun = launcher.name.starts_with("srun");
+  std::string how = "the launcher of that MPI";
+  for (const Family& known : kFamilies)
+    if (family == known.name)
+      how = is_srun ? fmt::format("{} or {}", known.srun, known.mpirun)
+                    : fmt::format("{} or {}", known.mpirun, known.srun);
+  if (!launcher.family.empty() && launcher.family != family) how += ", or build the plug-in for the launcher's MPI";
+  std::string message =
+      fmt::format("{}, but {}, which this process uses, sees {}", started(launcher), library_of(world), world.size);
+  if (!failures.empty()) message += fmt::format("; another plug-in does not load: {}", join(failures, "; "));
+  return Error(ErrorKind::kUsage, message).hint(fmt::format("start it with {}; {}", how, kSeparateRuns));
+}
+
+RankLost mpi_error(const char* error) {
+  return RankLost(fmt::format("MPI reports an error: {}; nothing is published but by rank 0, when all have finished",
+                              printable(error)));
+}
+
+RankLost no_answer(const Patience& patience) {
+  const double waited_s = patience.waited_s();
+  RankLost lost((patience.is_stopped()
+                     ? fmt::format("a signal asked to stop, and at least one of the other processes did not answer "
+                                   "within {:.0f} s",
+                                   kStopLimitSeconds)
+                     : fmt::format("waited {:.{}f} s for the other processes, and at least one did not answer",
+                                   waited_s, waited_s < 10 ? 1 : 0)) +
+                "; nothing is published but by rank 0, when all have finished");
+  lost.hint(
+      "its process was killed, or its machine is gone: messages of the launcher and the machine's kernel log may say "
+      "why; RESHARD_MPI_TIMEOUT=SECONDS changes how long to wait");
+  return lost;
+}
+
+}  // namespace
+
+MpiRanks::MpiRanks(const ReshardMpi* plugin, const ReshardMpiWorld& world, double limit_s)
+    : plugin_(plugin),
+      rank_(static_cast<std::uint32_t>(world.rank)),
+      size_(static_cast<std::uint32_t>(world.size)),
+      library_(library_of(world)),
+      limit_s_(limit_s) {}
+
+std::vector<std::string> MpiRanks::gather(const std::string& mine) {
+  if (is_broken_) throw RankLost("the other processes were lost before");
+  is_broken_ = true;  // unless this returns
+  std::vector<std::string> all = gather_all(mine);
+  is_broken_ = false;
+  return all;
+}
+
+std::vector<std::string> MpiRanks::gather_all(const std::string& mine) {
+  struct Buffers {
+    std::string mine;
+    std::vector<std::int64_t> sizes_bytes;
+    std::string all;
+  };
+  auto buffers = std::make_unique<Buffers>(Buffers{mine, std::vector<std::int64_t>(size_), {}});
+  Patience coming(limit_s_, stop_, kLongestNapSeconds);
+  Patience moving(limit_s_, stop_, kShortestNapSeconds);  // all are there; each test moves some bytes
+  char error[kReshardMpiTextBytes] = "";
+  const auto check = [&](int status, const Patience& patience) {
+    if (status == kReshardMpiDone) return;
+    static_cast<void>(buffers.release());  // MPI may still use them
+    if (status == kReshardMpiFailed) throw mpi_error(error);
+    throw no_answer(patience);
+  };
+  check(plugin_->gather_sizes(static_cast<std::int64_t>(mine.size()), buffers->sizes_bytes.data(), Patience::nap,
+                              &coming, error),
+        coming);
+  std::size_t total_bytes = 0;
+  for (const std::int64_t bytes : buffers->sizes_bytes) total_bytes += static_cast<std::size_t>(bytes);
+  buffers->all.resize(total_bytes);
+  check(plugin_->gather(buffers->mine.data(), buffers->sizes_bytes.data(), kRoundBytes, buffers->all.data(),
+                        Patience::nap, &moving, error),
+        moving);
+  std::vector<std::string> all;
+  all.reserve(size_);
+  std::size_t begin = 0;
+  for (const std::int64_t bytes : buffers->sizes_bytes) {
+    all.push_back(buffers->all.substr(begin, static_cast<std::size_t>(bytes)));
+    begin += static_cast<std::size_t>(bytes);
+  }
+  return all;
+}
+
+void MpiRanks::finish(int exit_code) {
+  const Watchdog watchdog(kStartLimitSeconds, "reshard: note: the other processes do not end MPI; not waiting for them",
+                          exit_code);
+  char error[kReshardMpiTextBytes] = "";
+  if (plugin_->finish(error) != kReshardMpiDone) print_message(fmt::format("reshard: note: {}", printable(error)));
+}
+
+std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const Environment& environment) {
+  const double limit_s = seconds_of(environment, "RESHARD_MPI_TIMEOUT", kGatherLimitSeconds);
+  const double start_limit_s = seconds_of(environment, "RESHARD_MPI_START_TIMEOUT", kStartLimitSeconds);
+  const std::vector<Plugin> places = plugin_places(launcher, environment);
+  std::vector<std::string> failures;
+  const ReshardMpi* plugin = nullptr;
+  for (const Plugin& place : places) {
+    std::error_code failure;
+    if (!fs::exists(place.path, failure)) continue;
+    std::string why;
+    plugin = open_plugin(place.path, why);
+    if (plugin != nullptr) break;
+    failures.push_back(std::move(why));
+  }
+  if (plugin == nullptr) throw no_plugin(launcher, places, failures);
+
+  const Watchdog watchdog(
+      start_limit_s,
+      fmt::format("reshard: rank {} waited {:.3g} s for the other processes that {} started; if only this one runs "
+                  "reshard, give --mpi no; RESHARD_MPI_START_TIMEOUT=SECONDS changes how long to wait",
+                  launcher.rank, start_limit_s, launcher.name),
+      describe(ErrorKind::kUsage).exit_code);
+  ReshardMpiWorld world{};
+  char error[kReshardMpiTextBytes] = "";
+  if (plugin->start(&world, error) != kReshardMpiDone)
+    throw Error(ErrorKind::kUsage, fmt::format("{}, but MPI does not start: {}", started(launcher), printable(error)))
+        .hint(kSeparateRuns);
+  if (static_cast<std::uint32_t>(world.size) != launcher.size) {
+    const Error wrong = wrong_size(launcher, world, failures);
+    plugin->finish(error);
+    throw wrong;
+  }
+  return std::make_unique<MpiRanks>(plugin, world, limit_s);
+}
+
+std::string host_name() {
+  char name[256] = "";
+  if (::gethostname(name, sizeof name - 1) != 0 || *name == '\0') return "localhost";
+  return name;
+}
+
+}  // namespace reshard::cli

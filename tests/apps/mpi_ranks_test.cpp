@@ -1,0 +1,137 @@
+// Ranks over a plug-in: what the program makes of it. The plug-ins themselves run in scripts/test-mpi.sh.
+#include "mpi_ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/temp_dir.h"
+
+using namespace reshard;
+using namespace reshard::cli;
+using namespace reshard::test;
+
+namespace {
+
+/// What the other ranks of the plug-ins below give; this process is rank 1.
+const std::vector<std::string> kOthers = {"first", "", std::string("a\0b", 3)};
+
+int no_start(ReshardMpiWorld*, char*) {
+  return kReshardMpiFailed;
+}
+int no_finish(char*) {
+  return kReshardMpiFailed;
+}
+
+int gather_sizes(std::int64_t mine_bytes, std::int64_t* all_bytes, ReshardMpiWait wait, void* context, char*) {
+  for (int test = 0; test < 3; ++test)
+    if (wait(context) != 0) return kReshardMpiGaveUp;
+  for (std::size_t i = 0; i < kOthers.size(); ++i) all_bytes[i] = static_cast<std::int64_t>(kOthers[i].size());
+  all_bytes[1] = mine_bytes;
+  return kReshardMpiDone;
+}
+
+int gather(const char* mine, const std::int64_t* all_bytes, std::int64_t, char* all, ReshardMpiWait, void*, char*) {
+  for (std::size_t i = 0; i < kOthers.size(); ++i)
+    all = std::copy_n(i == 1 ? mine : kOthers[i].data(), all_bytes[i], all);
+  return kReshardMpiDone;
+}
+
+/// Another rank never comes.
+int wait_in_vain(std::int64_t, std::int64_t*, ReshardMpiWait wait, void* context, char*) {
+  while (wait(context) == 0) {
+  }
+  return kReshardMpiGaveUp;
+}
+
+int fail(const char*, const std::int64_t*, std::int64_t, char*, ReshardMpiWait, void*, char* error) {
+  std::strcpy(error, "MPI_Iallgatherv: no \x1b route");
+  return kReshardMpiFailed;
+}
+
+constexpr ReshardMpi kGood{kReshardMpiAbi, no_start, gather_sizes, gather, no_finish};
+constexpr ReshardMpi kSilent{kReshardMpiAbi, no_start, wait_in_vain, gather, no_finish};
+constexpr ReshardMpi kFailing{kReshardMpiAbi, no_start, gather_sizes, fail, no_finish};
+constexpr ReshardMpiWorld kWorld{1, 3, "Some MPI v1, package: of somebody"};
+
+const Launcher kLauncher{"Open MPI's mpirun", 0, 4, "openmpi"};
+
+Environment plugin_at(const std::string& path) {
+  return [path](const char* name) { return std::string(name) == "RESHARD_MPI_PLUGIN" ? path.c_str() : nullptr; };
+}
+
+}  // namespace
+
+TEST_CASE("Ranks gather what each gave, in order, with empty and binary strings") {
+  MpiRanks ranks(&kGood, kWorld, 60);
+  CHECK(ranks.rank() == 1);
+  CHECK(ranks.size() == 3);
+  CHECK(ranks.library() == "Some MPI v1");
+  for (const std::string& mine : {std::string("mine"), std::string(), std::string(100000, 'x')})
+    CHECK(ranks.gather(mine) == std::vector<std::string>{kOthers[0], mine, kOthers[2]});
+  CHECK_FALSE(ranks.broken());
+}
+
+TEST_CASE("A rank that never comes is given up after the time limit, and the ranks are broken from then on") {
+  MpiRanks ranks(&kSilent, kWorld, 0.1);
+  const auto began = std::chrono::steady_clock::now();
+  const Error error = error_of([&] { ranks.gather("x"); });
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - began;
+  CHECK(waited.count() >= 0.1);
+  CHECK(waited.count() < 5);
+  CHECK(error.kind() == ErrorKind::kLost);
+  CHECK_THAT(error.what(), Says("waited 0.1 s for the other processes"));
+  CHECK_THAT(error.what(), Says("nothing is published but by rank 0"));
+  CHECK_THAT(error.hint(), Says("RESHARD_MPI_TIMEOUT"));
+  CHECK(ranks.broken());
+  CHECK_THROWS_AS(ranks.gather("x"), RankLost);
+  CHECK_THAT(error_of([&] { ranks.gather("x"); }).what(), Says("were lost before"));  // MPI is not asked again
+}
+
+TEST_CASE("A signal to stop does not end a wait that the others answer") {
+  MpiRanks ranks(&kGood, kWorld, 60);
+  const std::atomic<bool> stop{true};
+  ranks.mind_stop(&stop);
+  CHECK(ranks.gather("mine").size() == 3);
+  CHECK_FALSE(ranks.broken());
+}
+
+TEST_CASE("An error of MPI breaks the ranks and is told in its own words") {
+  MpiRanks ranks(&kFailing, kWorld, 60);
+  const Error error = error_of([&] { ranks.gather("x"); });
+  CHECK(error.kind() == ErrorKind::kLost);
+  CHECK_THAT(error.what(), Says("MPI_Iallgatherv: no \\x1b route"));
+  CHECK(ranks.broken());
+}
+
+TEST_CASE("Without a plug-in the error says who started how many processes, and where it was looked for") {
+  const TempDir dir;
+  const std::string path = (dir / "none.so").string();
+  const Error error = error_of([&] { start_mpi(kLauncher, plugin_at(path)); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK(std::string(error.what()) ==
+        "Open MPI's mpirun started 4 processes, but there is no plug-in for MPI in " + path);
+  CHECK_THAT(error.hint(), Says("RESHARD_MPI"));
+  CHECK_THAT(error.hint(), Says("--mpi no"));
+}
+
+TEST_CASE("A file that is no plug-in is refused with the loader's reason") {
+  const TempDir dir;
+  const std::string path = (dir / "text.so").string();
+  write_file(path, "no library");
+  const Error error = error_of([&] { start_mpi(kLauncher, plugin_at(path)); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("no plug-in for MPI can be loaded: " + path + ": "));
+}
+
+TEST_CASE("A time limit that is no number is told before anything is loaded") {
+  const Environment environment = [](const char* name) {
+    return std::string(name) == "RESHARD_MPI_TIMEOUT" ? "soon" : nullptr;
+  };
+  CHECK_THAT(error_of([&] { start_mpi(kLauncher, environment); }).what(), Says("RESHARD_MPI_TIMEOUT: \"soon\""));
+}
