@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Kills the program of BUILD (a folder such as build/release) at random moments, with SIGKILL, and has it go on with
+# --resume until it is done: the outputs have to be those of a run that nobody disturbed.
+#
+#   scripts/test-resume.sh BUILD           10 runs that are killed
+#   scripts/test-resume.sh BUILD 300       300 of them
+#
+# Works in a temporary directory under ${TMPDIR:-/tmp} that goes away at the end; it takes 4 GB.
+set -euo pipefail
+export LC_ALL=C
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() {
+  echo "test-resume.sh: $*" >&2
+  [[ -s "${work:-}/err" ]] && tail -n 20 "$work/err" >&2
+  exit 1
+}
+
+if [[ $# -lt 1 || $# -gt 2 || ! "${2:-10}" =~ ^[0-9]+$ ]]; then
+  echo "usage: scripts/test-resume.sh BUILD [KILLS]" >&2
+  exit 2
+fi
+build=$(cd "$1" && pwd)
+kills=${2:-10}
+reshard=$build/apps/reshard/reshard
+work=$(mktemp --directory --tmpdir reshard-resume-XXXXXX)
+at_end() {
+  rm -rf "$work"
+}
+trap at_end EXIT
+trap 'exit 130' INT
+
+export RESHARD_JOURNAL_INTERVAL=0.05
+"$build/apps/tools/make_model" "$work/model" --hidden 2048 --intermediate 5504 --layers 10 --vocab 8192 >"$work/out"
+sums() {
+  (cd "$1" && find . -type f -print0 | sort -z | xargs -0 sha256sum)
+}
+commands=("shard $work/model OUT --tp 4" "shard $work/model OUT --tp 2 --pp 2 --format xser --manifest"
+  "consolidate $work/shards OUT --manifest")
+"$reshard" shard "$work/model" "$work/shards" --tp 4 --quiet
+killed=0 went_on=0 resumed=0
+for ((i = 0; killed < kills; ++i)); do
+  command=${commands[i % ${#commands[@]}]}
+  whole=$work/whole-$((i % ${#commands[@]}))
+  if [[ ! -d $whole ]]; then
+    # shellcheck disable=SC2086 # words of a command line
+    "$reshard" ${command/OUT/$whole} --quiet
+    sums "$whole" >"$whole.sums"
+    rm -rf "${whole:?}"/* # the folder says that the sums are there
+  fi
+  out=$work/out-dir
+  # Until it is done: killed within what one run takes, and then not any more.
+  for ((attempt = 0; ; ++attempt)); do
+    # shellcheck disable=SC2086
+    "$reshard" ${command/OUT/$out} --resume --json >"$work/json" 2>"$work/err" &
+    pid=$!
+    if ((attempt < 3)); then
+      sleep "0.$(printf '%03d' $((RANDOM % 900)))"
+      kill -9 "$pid" 2>/dev/null || true
+    fi
+    if wait "$pid" 2>/dev/null; then break; fi
+    ((attempt < 3)) || fail "run $i does not go on: ${command/OUT/$out}"
+    killed=$((killed + 1))
+    [[ ! -e $out ]] || [[ -f $out/config.json ]] || fail "half an output stands in $out"
+  done
+  bytes=$(python3 -c 'import json, sys; print(json.load(sys.stdin)["resumed_bytes"])' <"$work/json")
+  ((bytes == 0)) || went_on=$((went_on + 1))
+  resumed=$((resumed + bytes))
+  sums "$out" | cmp -s - "$whole.sums" || fail "run $i made other bytes: ${command/OUT/$out}"
+  rm -rf "$out"
+  compgen -G "$work/.*reshard-*" >/dev/null && fail "run $i left $(compgen -G "$work/.*reshard-*")"
+done
+((went_on > 0 || kills == 0)) || fail "none of $killed killed runs left a journal"
+echo "$killed runs were killed; $went_on went on from a journal, with $((resumed / 1000000)) MB that were not written again"
+
+# --clean takes what a killed run has left, and nothing else.
+"$reshard" shard "$work/model" "$work/out-dir" --tp 4 >/dev/null 2>&1 &
+sleep 0.2
+kill -9 $! 2>/dev/null || true
+wait $! 2>/dev/null || true
+mkdir "$work/.other.reshard-abcdef"
+"$reshard" shard "$work/model" "$work/out-dir" --tp 4 --clean --force --quiet 2>"$work/err"
+compgen -G "$work/.out-dir.reshard-*" >/dev/null && fail "--clean left something"
+[[ -d "$work/.other.reshard-abcdef" ]] || fail "--clean removed what belongs to another output"
+rm -rf "$work/out-dir"
+echo "--clean removed what a killed run had left, and nothing else"
