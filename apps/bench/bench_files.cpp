@@ -5,9 +5,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "machine.h"
 #include "moves.h"
@@ -36,13 +38,43 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--only", options.only, "cases whose name this regular expression matches: 'consolidate tp8 xser'");
   app.add_flag("--cold", options.cold, "empty the page cache before each run (root)");
   app.add_flag("--planning", options.planning, "dry runs of huge models, headers alone, instead");
+  app.add_option("--ranks", options.ranks, "so many ranks of one thread beside one process of as many threads, instead")
+      ->check(CLI::Range(2, 64));
   app.add_flag("--json", options.json, "one JSON document with every run");
   app.add_option("--with", options.with, "options for all measured runs of reshard: '--io read --max-memory 64MiB'");
   app.add_option("--reshard", options.reshard, "another build of the program");
   app.add_option("--revision", options.revision, "what the report calls it");
 }
 
+/// With more ranks than processors, as root if it is so, and bound to none.
+void set_up_launchers() {
+  for (const auto& [name, value] : {std::pair("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+                                    {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                    {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
+                                    {"PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"},
+                                    {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+                                    {"PRTE_MCA_hwloc_default_binding_policy", "none"},
+                                    {"OMPI_MCA_btl", "self,vader"}})
+    ::setenv(name, value, 0);
+}
+
+void run_ranks(const Options& options) {
+  set_up_launchers();
+  const WorkDir work(options.dir);
+  const auto rows =
+      measure_ranks(options, work, [](const std::string& line) { fmt::print(stderr, "bench: {}\n", line); });
+  const auto seconds = [](const Run& run) { return run.seconds; };
+  for (const Row& row : rows) {
+    const double ratio = median_ratio(row.runs, row.cp_runs);
+    fmt::print(
+        "{}: {:.2f} s, start and end of MPI counted; one process of {} threads: {:.2f} s; ratio {:.3f}, {} (1.05)\n",
+        row.name, median_of(row.runs, seconds), options.ranks, median_of(row.cp_runs, seconds), ratio,
+        ratio <= 1.05 ? "met" : "missed");
+  }
+}
+
 void run(const Options& options) {
+  if (options.ranks > 0) return run_ranks(options);
   Report report;
   const auto log = [](const std::string& line) { fmt::print(stderr, "bench: {}\n", line); };
   {

@@ -74,6 +74,39 @@ class Moves {
                   Disk::kFlushed, {kMeshes[0]}, {most_threads})};
   }
 
+  /// Ranks have one thread each.
+  std::vector<Row> ranks() {
+    validate_space();
+    make_input();
+    std::vector<Row> rows;
+    for (const std::string launcher : {"mpirun.openmpi", "mpirun.mpich"}) {
+      const std::string find = R"(command -v "$1" >/dev/null)";
+      if (run_program({"sh", "-c", find, "sh", launcher}, work_ / "errors.txt", {0, 127, 1}).exit_code != 0) {
+        settings_.log(launcher + " is not installed");
+        continue;
+      }
+      const Arguments command{options_.reshard, "shard",     model_.string(), output_.string(), "--tp", "8",
+                              "--quiet",        "--no-sync", "--threads"};
+      Row row{fmt::format("shard tp8 safetensors, {} ranks of {}", options_.ranks, launcher),
+              1,
+              0,
+              command,
+              command,
+              {BENCH_COPY_FILES, model_, output_, std::to_string(options_.ranks)},
+              {},
+              {},
+              {}};
+      row.argv.push_back("1");
+      row.cp_argv.push_back(std::to_string(options_.ranks));
+      const Arguments start{launcher, "-n", std::to_string(options_.ranks)};
+      row.argv.insert(row.argv.begin(), start.begin(), start.end());
+      Contest contest{row.name, model_, {row}};
+      measure(contest, output_, work_, settings_);
+      rows.push_back(std::move(contest.rows.front()));
+    }
+    return rows;
+  }
+
  private:
   /// The model, its shards, and the largest output; shards hold copies of key/value heads.
   void validate_space() const {
@@ -163,6 +196,11 @@ class Moves {
 std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
                                  const std::function<void(const std::string&)>& log) {
   return Moves(options, work, log).all();
+}
+
+std::vector<Row> measure_ranks(const Options& options, const WorkDir& work,
+                               const std::function<void(const std::string&)>& log) {
+  return Moves(options, work, log).ranks();
 }
 
 }  // namespace reshard::bench

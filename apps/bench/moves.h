@@ -21,4 +21,9 @@ struct Table {
 std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
                                  const std::function<void(const std::string&)>& log);
 
+/// The same by several ranks on this machine, beside one process with as many threads, whose runs are the `cp_runs` of the
+/// rows: for each launcher of MPI that is installed.
+std::vector<Row> measure_ranks(const Options& options, const WorkDir& work,
+                               const std::function<void(const std::string&)>& log);
+
 }  // namespace reshard::bench
