@@ -7,7 +7,8 @@
 #   tsan     the engine, and a part of end_to_end, under ThreadSanitizer
 #   fuzz     all fuzzers for an hour
 #   tidy     clang-tidy over all lines; says what it finds
-#   trixie   build and tests on Debian 13, in a directory of its own; needs root
+#   trixie   build and tests on Debian 13, in a directory of its own, a sixteenth of the random models; needs root
+#   ranks    runs under mpirun and srun, and of runs that are killed and resumed: a hundred and three hundred kills
 #
 #   scripts/nightly.sh                     all of it
 #   scripts/nightly.sh tsan fuzz           some of it
@@ -16,10 +17,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 parts=("$@")
-((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie)
+((${#parts[@]})) || parts=(release asan tsan fuzz tidy trixie ranks)
 for part in "${parts[@]}"; do
-  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie)$ ]]; then
-    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie]" >&2
+  if [[ ! "$part" =~ ^(release|asan|tsan|fuzz|tidy|trixie|ranks)$ ]]; then
+    echo "usage: scripts/nightly.sh [release] [asan] [tsan] [fuzz] [tidy] [trixie] [ranks]" >&2
     exit 2
   fi
 done
@@ -71,13 +72,24 @@ run_trixie() {
   local root
   root=$(mktemp --directory --tmpdir reshard-trixie-XXXXXX)
   # shellcheck disable=SC2064 # the directory of now
-  trap "rm -rf --one-file-system '$root'" EXIT
+  trap "umount --lazy --recursive '$root/proc' '$root/dev' 2>/dev/null; rm -rf --one-file-system '$root'" EXIT
   command -v debootstrap >/dev/null || apt-get install -y --no-install-recommends debootstrap
   debootstrap --variant=minbase trixie "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
   mkdir "$root/reshard"
   git ls-files --cached --others --exclude-standard -z | tar --null --create --files-from=- | tar --extract --directory "$root/reshard"
   cp /etc/resolv.conf "$root/etc/resolv.conf"
-  chroot "$root" bash -c 'cd /reshard && scripts/test.sh'
+  mount -t proc proc "$root/proc"
+  mount --rbind /dev "$root/dev" # with terminals
+  mount --make-rslave "$root/dev"
+  RESHARD_TEST_SHARE=${TEST_SHARE:-16} chroot "$root" bash -c 'cd /reshard && scripts/test.sh'
+}
+
+run_ranks() {
+  step "Ranks under launchers; kills"
+  scripts/install-packages.sh --ci
+  cmake --preset release -DRESHARD_BUILD_TESTS=OFF && cmake --build --preset release
+  scripts/test-mpi.sh build/release "${KILLS:-100}"
+  scripts/test-resume.sh build/release "$((3 * ${KILLS:-100}))"
 }
 
 failed=()
