@@ -287,6 +287,24 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   CHECK(error_of([&] { parse_journal(body + digest); }).kind() == ErrorKind::kUnsupported);
 }
 
+TEST_CASE("A file in what is left that no run of the job made is told, and not published") {
+  Stopped stopped;
+  write_file(stopped.root / "notes.txt", "mine");
+  const Error error = stopped.resume(*stopped.job);
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (stopped.root / "notes.txt").string());
+  CHECK(read_file(stopped.root / "notes.txt") == "mine");
+}
+
+TEST_CASE("A second run into one output is told at its start that another one is writing") {
+  Stopped stopped;
+  const auto lock = local_directories().lock(stopped.root / kLockFile, true);
+  const Error error = error_of([&] { execute(*stopped.job, unsynced()); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK_THAT(error.what(), Says("another run is writing here"));
+  CHECK(fs::exists(stopped.root));
+}
+
 TEST_CASE("A rank file that is gone, or was cut, is told, and nothing goes on") {
   Stopped stopped;
   const fs::path file = stopped.root / stopped.job->target.files.at(3).path;

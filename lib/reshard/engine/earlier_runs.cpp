@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/engine/output.h"
+#include "reshard/formats/manifest.h"
 #include "reshard/io/text_file.h"
 
 namespace reshard {
@@ -74,6 +76,30 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
 }
 
 }  // namespace
+
+bool run_lives(Storage& storage, const fs::path& root) {
+  EarlierRun::State state{};
+  lock_dead(storage, root, state);
+  return state == EarlierRun::State::kLives;
+}
+
+void validate_no_foreign_files(Files& files, const Job& job, const fs::path& root) {
+  std::set<fs::path> ours{kLockFile, kManifestFile, kSha256SumsFile};
+  for (const fs::path& file : output_files(job)) ours.insert(file);
+  for (const std::string& name : journal_files(files, root)) ours.insert(name);
+  const std::function<void(const fs::path&)> look = [&](const fs::path& folder) {
+    for (const DirectoryEntry& entry : files.list(root / folder)) {
+      const fs::path relative = folder / entry.name;
+      if (entry.kind == FileKind::kDirectory && !entry.is_link)
+        look(relative);
+      else if (entry.is_link || !ours.contains(relative))
+        throw Error(ErrorKind::kBadInput, "is no file of the run that is to go on")
+            .in(root / relative)
+            .hint("move it away, or remove all that is left with `clean`");
+    }
+  };
+  look({});
+}
 
 std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> runs;

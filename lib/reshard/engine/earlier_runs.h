@@ -28,6 +28,13 @@ struct EarlierRun {
 /// All of them, by path.
 std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job);
 
+/// Whether the run that made a staging directory lives; false where that is not known.
+bool run_lives(Storage& storage, const std::filesystem::path& root);
+
+/// Nothing lies in the directory of a dead run but what runs of this job make.
+/// \throws Error kBadInput naming what does.
+void validate_no_foreign_files(Files& files, const Job& job, const std::filesystem::path& root);
+
 /// Removes those whose process is gone. Those that live, or of which that is not known, are left alone.
 /// \returns what was removed.
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);

@@ -80,6 +80,7 @@ void JobRun::prepare() {
 /// Goes on in the staging directory of a run that is dead.
 void JobRun::take_over(Resumable earlier) {
   Storage& storage = *options_.storage;
+  validate_no_foreign_files(storage, job_, earlier.root);
   for (const TensorFile& file : job_.target.files) {
     const fs::path path = earlier.root / file.path;
     if (!storage.is_file(path) || storage.size_bytes(path) != file.size_bytes)

@@ -6,6 +6,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
+#include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/journal.h"
 #include "reshard/formats/manifest.h"
 
@@ -54,6 +55,7 @@ Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmad
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUnsupported) throw;
   }
+  validate_alone();
   for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
 }
 
@@ -76,6 +78,15 @@ void Staging::claim_output() {
   if (job_.shares_directory) make_directories(final_);  // at once, for others to find
   output_existed_ = storage_.is_directory(final_);
   if (output_existed_) claim_ = directories().claim(final_, job_.shares_directory);
+}
+
+/// No other run writes to the same output, on any machine whose locks are seen here. Of two that start at the same time,
+/// both may find the other.
+void Staging::validate_alone() const {
+  if (job_.shares_directory) return;
+  for (const fs::path& other : stale_stagings(storage_, job_))
+    if (other != root_ && run_lives(storage_, other))
+      throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it is done");
 }
 
 void Staging::keep() {

@@ -59,6 +59,7 @@ class Staging {
 
   Directories& directories() const { return storage_.directories(); }
   void claim_output();
+  void validate_alone() const;
   void make_directories(const std::filesystem::path& directory);
   void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;
