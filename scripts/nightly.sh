@@ -74,6 +74,7 @@ run_trixie() {
   # shellcheck disable=SC2064 # the directory of now
   trap "umount --lazy --recursive '$root/proc' '$root/dev' 2>/dev/null; rm -rf --one-file-system '$root'" EXIT
   command -v debootstrap >/dev/null || apt-get install -y --no-install-recommends debootstrap
+  chmod 755 "$root" # tests become nobody
   debootstrap --variant=minbase trixie "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
   mkdir "$root/reshard"
   git ls-files --cached --others --exclude-standard -z | tar --null --create --files-from=- | tar --extract --directory "$root/reshard"

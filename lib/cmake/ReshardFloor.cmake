@@ -1,3 +1,9 @@
+# Where several sources are compiled as one (CMAKE_UNITY_BUILD, as .ci/run has it), those that have a name of their own
+# in common with others are left out of it.
+function(reshard_apart)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
 # reshard_floor(NAME DEPENDS … PRIVATE_DEPENDS … [FILES_DOOR | STORAGE_DOOR]): one static library from all sources of
 # lib/reshard/NAME. With a door none of them may ask the operating system about files; with
 # STORAGE_DOOR they may name the local file system as a Storage.

@@ -36,8 +36,8 @@ inline constexpr ErrorKindRow kErrorKinds[] = {
     {ErrorKind::kUnsupported, "unsupported", 4, "understood, but not supported"},
     {ErrorKind::kNoSpace, "no space", 5, "not enough space for the outputs"},
     {ErrorKind::kIo, "I/O", 6, "the operating system refused to read or write"},
-    {ErrorKind::kLost, "lost", 75, "another process of the run does not answer"},
     {ErrorKind::kInternal, "internal", 70, "a defect of reshard: please report it"},
+    {ErrorKind::kLost, "lost", 75, "another process of the run does not answer"},
     {ErrorKind::kInterrupted, "interrupted", 130, "stopped by a signal; nothing was left behind"},
 };
 

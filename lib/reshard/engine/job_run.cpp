@@ -183,7 +183,6 @@ ShareReport JobRun::run_units(const Share& share) {
   std::vector<Part> parts;
   for (std::size_t i = first; i < last; ++i) units.add_parts(missing[i], parts);
   RunOptions options = options_;
-  std::atomic<bool> journal_failed{false};
   Progress own;
   if (options.progress == nullptr) options.progress = &own;
   if (journals() && !journal_) {

@@ -135,7 +135,7 @@ void JournalWriter::run() {
     if (units.empty()) continue;
     lock.unlock();
     try {
-      write(std::move(units));
+      write(units);
     } catch (...) {
       failure_ = std::current_exception();
       failed_();
@@ -146,7 +146,7 @@ void JournalWriter::run() {
 }
 
 /// Brings to the disk what the units wrote, and then the units.
-void JournalWriter::write(std::vector<UnitReport> units) {
+void JournalWriter::write(const std::vector<UnitReport>& units) {
   std::set<std::uint32_t> files;
   for (const UnitReport& unit : units) files.insert(unit.files.begin(), unit.files.end());
   flush_({files.begin(), files.end()});

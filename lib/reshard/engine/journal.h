@@ -80,7 +80,7 @@ class JournalWriter {
 
  private:
   void run();
-  void write(std::vector<UnitReport> units);
+  void write(const std::vector<UnitReport>& units);
 
   Storage& storage_;
   std::filesystem::path root_;

@@ -99,7 +99,7 @@ class Worker {
     if (const auto mean = shared_.means.find(item.transfer); mean != shared_.means.end() && mean->second.differ)
       block.lossy_means.push_back(item.transfer);
     const LogicalTensor& tensor = shared_.program.transfers[item.transfer].tensor(shared_.maps);
-    shared_.ledger->add(std::move(block), num_bytes(tensor.dtype, item.box.size).value_or(0));
+    shared_.ledger->add(block, num_bytes(tensor.dtype, item.box.size).value_or(0));
   }
 
   /// Writes a block without bringing it into one piece, where nobody has to look at it and its parts are long.

@@ -25,7 +25,7 @@ struct Divergence {
 void write_divergence(WireWriter& wire, const Divergence& divergence);
 /// \throws Error kBadInput.
 Divergence read_divergence(WireReader& wire);
-inline constexpr std::uint64_t kDivergenceBytes = 7 * 8;  // the least that one takes
+inline constexpr std::uint64_t kDivergenceBytes = 56;  // the least that one takes
 
 /// What a share of a program did, or, merged, what several did. Nothing in it depends on the order of the shares.
 struct ShareReport {

@@ -251,7 +251,7 @@ void Together::step(const std::string& name, Progress& progress, const std::func
 
 void Together::fail(const std::exception_ptr& why) {
   if (!ranks_) std::rethrow_exception(why);
-  const Beat beat{++steps_, "fail", State::kFailed, false, 0, {}};
+  Beat beat{++steps_, "fail", State::kFailed, false, 0, {}};
   meet([&] { return beat; }, [](const std::vector<Beat>&) {}, [&] { return why; });
   throw Error(ErrorKind::kInternal, "ranks did not agree on a failure");  // meet throws
 }
@@ -288,7 +288,7 @@ std::vector<std::string> Together::gather(const std::string& name, std::string m
     all.push_back(std::move(mine));
     return all;
   }
-  const Beat beat{++steps_, name, State::kDone, false, 0, std::move(mine)};
+  Beat beat{++steps_, name, State::kDone, false, 0, std::move(mine)};
   for (Beat& one : meet([&] { return beat; }, [](const std::vector<Beat>&) {}, [] { return nullptr; }))
     all.push_back(std::move(one.payload));
   return all;

@@ -105,7 +105,7 @@ UnitLedger::UnitLedger(const ProgramMaps& maps, const Program& program, const st
   }
 }
 
-void UnitLedger::add(UnitReport of_block, std::uint64_t block_bytes) {
+void UnitLedger::add(const UnitReport& of_block, std::uint64_t block_bytes) {
   UnitReport complete;
   {
     const std::lock_guard lock(mutex_);

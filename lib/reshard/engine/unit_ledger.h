@@ -53,7 +53,7 @@ class UnitLedger {
 
   /// Adds what a block did, in `of_block`, whose unit is that of the block.
   /// \param block_bytes  of the tensor as it is read.
-  void add(UnitReport of_block, std::uint64_t block_bytes);
+  void add(const UnitReport& of_block, std::uint64_t block_bytes);
 
  private:
   struct Open {

@@ -117,7 +117,7 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
   for (const Transfer& transfer : program.transfers) rows_.push_back(rows_of(transfer.tensor(maps)));
   const std::vector<std::uint64_t> before = costs_before(maps, program);
   const std::vector<char> ends = file_ends(maps, program);
-  const auto most = static_cast<std::uint64_t>(static_cast<double>(before.back() / count) * snap);
+  const auto most = static_cast<std::uint64_t>(static_cast<double>(before.back()) / count * snap);
   const auto cut_before = [&](std::uint32_t unit) -> Cut {
     // In two terms, since the product of the whole may not fit.
     const std::uint64_t cost = before.back() / count * unit + before.back() % count * unit / count;

@@ -24,12 +24,12 @@ constexpr const char* kRankName = "rank_util.rank";
 constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
 constexpr const char* kFusedName = "qkv_proj.Wqkv";
 
-constexpr Format kRankFormats[] = {Format::kSafetensors};
+constexpr Format kNxdiFormats[] = {Format::kSafetensors};
 constexpr LayoutOption kVocabParallel{"vocab-parallel", LayoutOption::Type::kFlag,
                                       "Split the embedding along the vocabulary instead of its columns"};
 
-LayoutTraits make_traits() {
-  LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", "weights", kRankFormats};
+LayoutTraits nxdi_traits() {
+  LayoutTraits traits{"nxdi", "nxdi", "NxD Inference", "weights", kNxdiFormats};
   traits.has_ranks = traits.casts_to_config_dtype = true;
   return traits;
 }
@@ -162,7 +162,7 @@ class Rules {
 class NxdiLayout final : public InferenceLayout {
  public:
   const LayoutTraits& traits() const override {
-    static const LayoutTraits kTraits = make_traits();
+    static const LayoutTraits kTraits = nxdi_traits();
     return kTraits;
   }
   std::vector<const LayoutOption*> options() const override {

@@ -10,12 +10,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kModelFolder = "model";
+constexpr const char* kOptimumFolder = "model";
 constexpr const char* kTrainingConfigFile = "trn_config.json";
-constexpr Format kRankFormats[] = {Format::kPytorch, Format::kXser};
+constexpr Format kOptimumFormats[] = {Format::kPytorch, Format::kXser};
 
-LayoutTraits make_traits() {
-  LayoutTraits traits{"optimum", "optimum", "optimum-neuron's training checkpoints", "shards", kRankFormats};
+LayoutTraits optimum_traits() {
+  LayoutTraits traits{"optimum", "optimum", "optimum-neuron's training checkpoints", "shards", kOptimumFormats};
   traits.has_ranks = traits.has_stages = traits.has_experts = traits.whole_folder = traits.holds_adapters = true;
   return traits;
 }
@@ -38,15 +38,15 @@ std::string training_config_text(const Mesh& mesh, const TargetRequest& request)
 class OptimumLayout final : public TrainingLayout {
  public:
   const LayoutTraits& traits() const override {
-    static const LayoutTraits kTraits = make_traits();
+    static const LayoutTraits kTraits = optimum_traits();
     return kTraits;
   }
 
   fs::path rank_path(Format, RankId rank) const override {
-    return fs::path(traits().folder) / kModelFolder / (rank_name(rank, true) + ".pt");
+    return fs::path(traits().folder) / kOptimumFolder / (rank_name(rank, true) + ".pt");
   }
   std::string name_of(RankId rank) const override { return rank_name(rank, true); }
-  fs::path weights_folder(const fs::path& shards) const override { return shards / kModelFolder; }
+  fs::path weights_folder(const fs::path& shards) const override { return shards / kOptimumFolder; }
 
   bool is_rank_name(const fs::path& name) const override {
     return name.extension() == ".pt" && rank_of_name(name.stem().string()).has_value();
@@ -70,12 +70,12 @@ class OptimumLayout final : public TrainingLayout {
   }
 
   std::vector<std::string> foreign_entries(Files& files, const fs::path& folder) const override {
-    if (!files.is_directory(folder / kModelFolder)) return Layout::foreign_entries(files, folder);
+    if (!files.is_directory(folder / kOptimumFolder)) return Layout::foreign_entries(files, folder);
     std::vector<std::string> foreign;
-    list_foreign_ranks(files, folder / kModelFolder, std::string(kModelFolder) + "/", ".pt", {}, foreign);
+    list_foreign_ranks(files, folder / kOptimumFolder, std::string(kOptimumFolder) + "/", ".pt", {}, foreign);
     for (const auto& [name, kind, is_link] : files.list(folder)) {
       const bool ours = name == kCheckpointMarker || name == kDoneMarker || is_our_metadata(name);
-      if (name != kModelFolder && !(ours && kind == FileKind::kFile)) foreign.push_back(name);
+      if (name != kOptimumFolder && !(ours && kind == FileKind::kFile)) foreign.push_back(name);
     }
     std::sort(foreign.begin(), foreign.end());
     return foreign;
