@@ -131,12 +131,10 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
     Resumable found{root, lock_dead(storage, root, state), {}};
     if (!found.lock) continue;
     std::set<std::uint32_t> known;
-    bool any_journal = false;
     for (const std::string& name : journal_files(storage, root)) {
       try {
         auto journal = parse_journal(read_text_file(storage, root / name, kMaxJournalBytes));
         if (!journal) continue;  // torn
-        any_journal = true;
         if (journal->header != header) {
           if (!why_not) why_not = mismatch(root, journal->header, header);
           continue;
@@ -144,12 +142,10 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
         for (UnitReport& unit : journal->units)
           if (known.insert(unit.unit).second) found.units.push_back(std::move(unit));
       } catch (Error& error) {
-        any_journal = true;
         error.in(root / name);
         if (!why_not) why_not = error;
       }
     }
-    if (!any_journal) storage.directories().remove_tree(root);
     if (!best || found.units.size() > best->units.size()) best = std::move(found);
   }
   if (best && !best->units.empty()) return best;

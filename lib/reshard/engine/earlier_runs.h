@@ -47,8 +47,7 @@ struct Resumable {
 };
 
 /// Of the dead runs that had the same sources and options, the one with the most units in its journal; nothing where no
-/// run of the output has left a journal. Torn files of a journal are left out. Dead runs without a journal, from which
-/// nothing can go on, are removed.
+/// run of the output has left a journal. Torn files of a journal are left out.
 /// \throws Error where only others have: kBadInput for other sources, kUsage for other options, naming the first that
 /// differs; kUnsupported for a journal of another version.
 std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const JournalHeader& header);

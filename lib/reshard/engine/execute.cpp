@@ -36,6 +36,7 @@ RunResult run_alone(JobRun& run) {
 std::string invitation(const JobRun& run) {
   WireWriter wire;
   wire.add(run.root().string());
+  wire.add(run.has_lock());
   wire.add(run.done_units().size());
   for (const std::uint32_t unit : run.done_units()) wire.add(unit);
   return std::move(wire.bytes());
@@ -44,12 +45,14 @@ std::string invitation(const JobRun& run) {
 void join(JobRun& run, const std::string& invitation) {
   WireReader wire(invitation);
   const std::string root(wire.text());
+  const bool has_lock = wire.number() != 0;
   std::vector<std::uint32_t> done(wire.count());
   for (std::uint32_t& unit : done) unit = static_cast<std::uint32_t>(wire.number());
-  run.attach(root, std::move(done));
+  run.attach(root, std::move(done), has_lock);
 }
 
-RunResult run_with_others(JobRun& run, const Job& job, Progress& progress, Together& together) {
+RunResult run_with_others(JobRun& run, const Job& job, const RunOptions& options, Together& together) {
+  Progress& progress = *options.progress;
   const bool leads = together.leads();
   std::function<void()> clean_up;
   if (leads)
@@ -63,6 +66,7 @@ RunResult run_with_others(JobRun& run, const Job& job, Progress& progress, Toget
   const std::string prepared = together.from_leader("join", leads ? invitation(run) : std::string());
   ShareReport report;
   const auto copy = [&] {
+    throw_if_stopped(options);
     if (!leads) join(run, prepared);
     report = run.run({together.rank(), together.size()});
     run.finish(report);
@@ -73,6 +77,7 @@ RunResult run_with_others(JobRun& run, const Job& job, Progress& progress, Toget
   bool published = false;
   const auto publish = [&] {
     if (!leads) return;
+    throw_if_stopped(options);
     result = run.publish(std::move(all));
     published = true;
   };
@@ -95,16 +100,18 @@ RunResult execute(const Job& job, RunOptions options) {
 RunResult execute(const Job& job, RunOptions options, Together& together) {
   Progress own;
   if (options.progress == nullptr) options.progress = &own;
-  Progress& progress = *options.progress;
   if (options.threads == 0) options.threads = default_threads(together);
   JobRun run(job, options);
   if (together.size() > 1) validate_same_run(run_identity(job, options), together);
   try {
-    return together.size() > 1 ? run_with_others(run, job, progress, together) : run_alone(run);
+    return together.size() > 1 ? run_with_others(run, job, options, together) : run_alone(run);
   } catch (Error& error) {
     if (run.keep(error.kind()))
       error.hint((error.hint().empty() ? "" : error.hint() + "; ") + "what is written stays in " + run.root().string() +
                  ", and `resume` goes on from there");
+    throw;
+  } catch (...) {
+    run.keep(ErrorKind::kInternal);
     throw;
   }
 }

@@ -97,7 +97,10 @@ void JobRun::take_over(Resumable earlier) {
   });
   std::fill(unflushed_.begin(), unflushed_.end(), true);
   earlier_ = std::move(earlier.units);
-  for (const UnitReport& unit : earlier_) done_units_.push_back(unit.unit);
+  for (const UnitReport& unit : earlier_) {
+    done_units_.push_back(unit.unit);
+    resumed_bytes_ += unit.written_bytes;
+  }
   std::sort(done_units_.begin(), done_units_.end());
 }
 
@@ -109,14 +112,14 @@ std::uint32_t JobRun::unit_count() const {
 }
 
 bool JobRun::keep(ErrorKind why) noexcept {
-  if (!staging_ || !journals()) return false;
+  if (!staging_ || !(journals() || resumes())) return false;
   const bool may_go_on = why == ErrorKind::kNoSpace || why == ErrorKind::kIo || why == ErrorKind::kLost ||
-                         (why == ErrorKind::kInterrupted && options_.resume);
+                         (why == ErrorKind::kInterrupted && options_.resume) || resumes();
   if (!may_go_on) return false;
   const auto began = [&] { return !journal_files(*options_.storage, root_).empty(); };  // of any rank
   try {
     if (!options_.resume && !began()) return false;
-    if (journal_) journal_->write_rest();
+    if (journal_) journal_->write_rest();  // nothing, where something could not be written
   } catch (const std::exception&) {
     // What is in the journal is enough.
   }
@@ -127,10 +130,11 @@ bool JobRun::keep(ErrorKind why) noexcept {
   }
   journal_.reset();
   staging_->keep();
+  staging_.reset();
   return true;
 }
 
-void JobRun::attach(fs::path root, std::vector<std::uint32_t> done_units) {
+void JobRun::attach(fs::path root, std::vector<std::uint32_t> done_units, bool has_lock) {
   Storage& storage = *options_.storage;
   if (!storage.is_directory(root)) {
     // A network file system may remember that it was not there; to list what it lies in ends that.
@@ -140,8 +144,9 @@ void JobRun::attach(fs::path root, std::vector<std::uint32_t> done_units) {
     throw Error(ErrorKind::kIo, "is not seen here, where another rank of this run has made it")
         .in(root)
         .hint("give an output directory on a file system that all ranks share");
-  has_lock_ = storage.is_file(root / kLockFile);
-  if (has_lock_) lock_ = storage.directories().lock(root / kLockFile, true);
+  has_lock_ = has_lock;
+  if (has_lock_ && !(lock_ = storage.directories().lock(root / kLockFile, true)))
+    throw Error(ErrorKind::kIo, "is locked by another run").in(root / kLockFile);
   root_ = std::move(root);
   done_units_ = std::move(done_units);
 }
@@ -191,11 +196,11 @@ ShareReport JobRun::run_units(const Share& share) {
         options_.storage->reopen(root_ / job_.target.files[files[i]].path)->sync();
       });
     };
-    journal_ = std::make_unique<JournalWriter>(*options_.storage, root_,
-                                               next_journal_prefix(*options_.storage, root_, share.index),
-                                               journal_header(job_, options_, units.count()), options_.journal_interval,
-                                               flush_files, [progress = options.progress] { progress->stop = true; });
+    journal_ = std::make_unique<JournalWriter>(
+        *options_.storage, root_, next_journal_prefix(*options_.storage, root_, share.index),
+        journal_header(job_, options_, units.count()), options_.journal_interval, flush_files);
     options.on_unit = [this](UnitReport unit) { journal_->add(std::move(unit)); };
+    options.on_failure = [this] { journal_->close(); };
   }
   ShareReport report;
   try {
@@ -208,6 +213,7 @@ ShareReport JobRun::run_units(const Share& share) {
   if (staging_) {
     if (options_.digests && report.digests.empty()) throw Error(ErrorKind::kInternal, "no digests were made");
     for (const UnitReport& unit : earlier_) merge(report, unit, job_.target);
+    earlier_.clear();
   }
   return report;
 }
@@ -281,7 +287,7 @@ RunResult JobRun::publish(ShareReport report) {
   for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
   throw_if_stopped(options_);
   RunResult result;
-  for (const UnitReport& unit : earlier_) result.resumed_bytes += unit.written_bytes;
+  result.resumed_bytes = resumed_bytes_;
   if (options_.resume && !resumes())
     result.notes.push_back("no run was there to go on with: all of it was written anew");
   journal_.reset();

@@ -52,13 +52,15 @@ class JobRun {
   /// full size, and copies the model's other files. With RunOptions::resume, goes on with the directory that a run of
   /// the same job has left, if there is one with a journal.
   void prepare();
-  /// Joins a run that another process has prepared in `root`.
+  /// Joins a run that another process has prepared in `root`, with what that one's done_units and has_lock say.
   /// \throws Error kIo if this process does not see that directory.
-  void attach(std::filesystem::path root, std::vector<std::uint32_t> done_units = {});
+  void attach(std::filesystem::path root, std::vector<std::uint32_t> done_units = {}, bool has_lock = false);
   /// Removes what was written, as the destructor does. No other step may follow.
   void abandon() { staging_.reset(); }
   /// Units of the program that an earlier run has done, ascending; their number is that of a journal.
   const std::vector<std::uint32_t>& done_units() const { return done_units_; }
+  /// Whether the staging directory is locked, so that a later run finds out when this one is dead.
+  bool has_lock() const { return has_lock_; }
   /// Whether prepare found an earlier run to go on with.
   bool resumes() const { return !done_units_.empty(); }
   /// Leaves what was written for a later run with `resume`, if that can go on from it after an error of this kind.
@@ -96,6 +98,7 @@ class JobRun {
   bool has_lock_ = true;                  // on the staging directory, so that a later run knows when this one is dead
   std::unique_ptr<DirectoryClaim> lock_;  // of others
   std::vector<std::uint32_t> done_units_;
+  std::uint64_t resumed_bytes_ = 0;
   std::vector<UnitReport> earlier_;  // their reports; of the leader
   std::unique_ptr<JournalWriter> journal_;
   std::vector<char> unflushed_;  // whether this process wrote to each target file since it flushed it

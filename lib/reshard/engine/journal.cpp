@@ -98,14 +98,13 @@ std::optional<Journal> parse_journal(std::string_view text) {
 
 JournalWriter::JournalWriter(Storage& storage, std::filesystem::path root, std::string prefix, JournalHeader header,
                              std::chrono::milliseconds interval,
-                             std::function<void(const std::vector<std::uint32_t>&)> flush, std::function<void()> failed)
+                             std::function<void(const std::vector<std::uint32_t>&)> flush)
     : storage_(storage),
       root_(std::move(root)),
       prefix_(std::move(prefix)),
       header_(std::move(header)),
       interval_(interval),
-      flush_(std::move(flush)),
-      failed_(std::move(failed)) {}
+      flush_(std::move(flush)) {}
 
 JournalWriter::~JournalWriter() {
   try {
@@ -117,6 +116,7 @@ JournalWriter::~JournalWriter() {
 
 void JournalWriter::add(UnitReport unit) {
   const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
   waiting_.push_back(std::move(unit));
   if (interval_.count() == 0) return write_rest();
   if (!thread_.joinable() && !ends_) thread_ = std::thread([this] { run(); });
@@ -137,8 +137,8 @@ void JournalWriter::run() {
     try {
       write(units);
     } catch (...) {
+      lock.lock();
       failure_ = std::current_exception();
-      failed_();
       return;
     }
     lock.lock();
@@ -149,14 +149,15 @@ void JournalWriter::run() {
 void JournalWriter::write(const std::vector<UnitReport>& units) {
   std::set<std::uint32_t> files;
   for (const UnitReport& unit : units) files.insert(unit.files.begin(), unit.files.end());
+  if (closed_) return;
   flush_({files.begin(), files.end()});
+  if (closed_) return;
   const std::string text = journal_text(header_, units);
-  const auto sink = storage_.create(root_ / fmt::format("{}{}", prefix_, number_), text.size());
+  const auto sink = storage_.create(root_ / fmt::format("{}{}", prefix_, number_++), text.size());
   sink->write_at(0, std::as_bytes(std::span(text)));
   sink->sync();
   // With the directory, the target's files are in it, too.
   storage_.directories().open({root_}, root_)->flush();
-  ++number_;
 }
 
 void JournalWriter::finish() {
@@ -166,7 +167,7 @@ void JournalWriter::finish() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  if (failure_) std::rethrow_exception(failure_);
 }
 
 void JournalWriter::write_rest() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -59,18 +60,18 @@ std::optional<Journal> parse_journal(std::string_view text);
 class JournalWriter {
  public:
   /// \param flush  brings files of the target, given by their indices, to stable storage.
-  /// \param failed  called where that fails; finish() then throws.
   JournalWriter(Storage& storage, std::filesystem::path root, std::string prefix, JournalHeader header,
-                std::chrono::milliseconds interval, std::function<void(const std::vector<std::uint32_t>& files)> flush,
-                std::function<void()> failed);
+                std::chrono::milliseconds interval, std::function<void(const std::vector<std::uint32_t>& files)> flush);
   JournalWriter(const JournalWriter&) = delete;
   JournalWriter& operator=(const JournalWriter&) = delete;
   ~JournalWriter();
 
   /// A unit is written, but maybe not on the disk. It gets into the journal when `interval` has gone since the last
   /// time; later than that, when a fiftieth of the time of the whole run has. Without an interval it does so at once.
-  /// \throws Error without an interval: what goes wrong.
+  /// \throws Error what went wrong with the journal.
   void add(UnitReport unit);
+  /// Nothing gets into the journal any more: something could not be written, and the disk tells that only once.
+  void close() { closed_ = true; }
   /// Ends the thread that does so.
   /// \throws Error what went wrong in it.
   void finish();
@@ -88,11 +89,11 @@ class JournalWriter {
   JournalHeader header_;
   std::chrono::milliseconds interval_;
   std::function<void(const std::vector<std::uint32_t>&)> flush_;
-  std::function<void()> failed_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<UnitReport> waiting_;
   bool ends_ = false;
+  std::atomic<bool> closed_{false};
   std::exception_ptr failure_;
   std::uint64_t number_ = 0;  // of files written
   std::thread thread_;        // begun with the first unit

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -50,12 +52,8 @@ Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmad
   const fs::path home = output_existed_ ? final_ : final_.parent_path();
   make_directories(home);
   root_ = directories().make_private(home / (output_existed_ ? std::string(kStagingPrefix) : staging_prefix(final_)));
-  try {
-    lock_ = directories().lock(root_ / kLockFile, true);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kUnsupported) throw;
-  }
-  validate_alone();
+  lock_own(root_);
+  validate_alone(root_);
   for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
 }
 
@@ -63,13 +61,34 @@ Staging::Staging(const Job& job, Storage& storage, fs::path root, std::unique_pt
     : Staging(job, storage, Unmade{}) {
   claim_output();
   lock.reset();
-  lock_ = directories().lock(root / kLockFile, true);  // which ranks of this run share
-  if (!lock_) throw Error(ErrorKind::kIo, "another run goes on with it").in(root).hint("wait until it is done");
+  lock_own(root);  // which ranks of this run share
+  validate_alone(root);
   for (const CopiedFile& file : job.copied_files) directories().remove_tree(root / file.path);
   for (const TextFile& file : job.text_files) directories().remove_tree(root / file.path);
   for (const char* name : {kManifestFile, kSha256SumsFile}) directories().remove_tree(root / name);
   root_ = std::move(root);
-  for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
+  try {
+    for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
+  } catch (...) {
+    root_.clear();  // so that nothing in it is removed
+    throw;
+  }
+}
+
+/// Lets others know that this process lives, where the file system has locks.
+void Staging::lock_own(const fs::path& root) {
+  constexpr int kTries = 50;  // others look at the lock for a moment
+  try {
+    for (int i = 0; i < kTries && !lock_; ++i) {
+      if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      lock_ = directories().lock(root / kLockFile, true);
+    }
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnsupported) throw;
+    directories().remove_tree(root / kLockFile);
+    return;
+  }
+  if (!lock_) throw Error(ErrorKind::kIo, "another run goes on with it").in(root).hint("wait until it is done");
 }
 
 /// Finds out whether the output directory exists, and keeps others from it.
@@ -82,10 +101,10 @@ void Staging::claim_output() {
 
 /// No other run writes to the same output, on any machine whose locks are seen here. Of two that start at the same time,
 /// both may find the other.
-void Staging::validate_alone() const {
+void Staging::validate_alone(const fs::path& root) const {
   if (job_.shares_directory) return;
   for (const fs::path& other : stale_stagings(storage_, job_))
-    if (other != root_ && run_lives(storage_, other))
+    if (other != root && run_lives(storage_, other))
       throw Error(ErrorKind::kIo, "another run is writing here").in(final_).hint("wait until it is done");
 }
 
@@ -95,7 +114,11 @@ void Staging::keep() {
 }
 
 Staging::~Staging() {
-  if (!root_.empty()) directories().remove_tree(root_);
+  if (!root_.empty()) {
+    directories().remove_tree(root_ / kLockFile);  // a network file system keeps what is open in its directory
+    lock_.reset();
+    directories().remove_tree(root_);
+  }
   claim_.reset();
   if (published_) return;
   for (auto it = made_directories_.rbegin(); it != made_directories_.rend(); ++it) directories().remove_empty(*it);
@@ -203,9 +226,11 @@ std::set<fs::path> Staging::named_directories() const {
 
 /// \param own_files  in root_, which are no outputs.
 void Staging::give_names(const std::vector<std::string>& own_files) {
+  // From here on what lies in root_ is not what a journal says: others leave it alone. The lock ends last, so that
+  // nobody takes this run for dead before.
+  for (const std::string& name : own_files) directories().remove_tree(root_ / name);
+  lock_.reset();
   if (!output_existed_) {
-    lock_.reset();  // first: a network file system keeps a file that is open under another name
-    for (const std::string& name : own_files) directories().remove_tree(root_ / name);
     rename_new(directories(), root_, final_);
   } else {
     try {

@@ -59,7 +59,8 @@ class Staging {
 
   Directories& directories() const { return storage_.directories(); }
   void claim_output();
-  void validate_alone() const;
+  void lock_own(const std::filesystem::path& root);
+  void validate_alone(const std::filesystem::path& root) const;
   void make_directories(const std::filesystem::path& directory);
   void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;

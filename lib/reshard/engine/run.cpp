@@ -96,7 +96,8 @@ class Worker {
     block.written_bytes = written_bytes;
     block.divergent = reader_.take_noted();
     if (leaf_) block.leaves.push_back(*std::exchange(leaf_, std::nullopt));
-    if (const auto mean = shared_.means.find(item.transfer); mean != shared_.means.end() && mean->second.differ)
+    if (const auto mean = shared_.means.find(item.transfer);
+        written_bytes > 0 && mean != shared_.means.end() && mean->second.differ)
       block.lossy_means.push_back(item.transfer);
     const LogicalTensor& tensor = shared_.program.transfers[item.transfer].tensor(shared_.maps);
     shared_.ledger->add(block, num_bytes(tensor.dtype, item.box.size).value_or(0));

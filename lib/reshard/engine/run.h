@@ -65,6 +65,8 @@ struct RunOptions {
   /// Called with each unit of the program when all of its bytes are written, which says nothing of the disk; from
   /// several threads at once.
   std::function<void(UnitReport)> on_unit;
+  /// Called when something goes wrong in a thread of the run, before the others are stopped.
+  std::function<void()> on_failure;
   Tuning tuning;
 };
 

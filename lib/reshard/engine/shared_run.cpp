@@ -66,6 +66,7 @@ void validate_unchanged(Files& files, const TensorFile& file) {
 }
 
 void SharedRun::fail(std::exception_ptr why) {
+  if (options.on_failure) options.on_failure();
   const std::lock_guard lock(failure_mutex);
   if (!failure) failure = std::move(why);
   failed = true;

@@ -242,6 +242,7 @@ void Together::step(const std::string& name, Progress& progress, const std::func
   try {
     meet(mine, heard, [&] { return worker.failure(); });
   } catch (...) {
+    stopped_by_others = true;
     progress.stop = true;
     worker.end();
     throw;

@@ -82,7 +82,7 @@ class Directories {
   /// \throws Error if another run has a claim on it.
   virtual std::unique_ptr<DirectoryClaim> claim(const std::filesystem::path& directory, bool shared) = 0;
 
-  /// Locks a file, which is made if it is missing, against other processes; on other machines, too, where the file
+  /// Locks a file, which is made for a shared lock if it is missing, against other processes; on other machines, too, where the file
   /// system's locks reach there. The lock ends with what is returned, and with the process. \returns null if another
   /// process has one, unless both are shared.
   /// \throws Error kUnsupported where the file system has no locks; kIo.

@@ -170,7 +170,7 @@ class LocalDirectories final : public Directories {
   }
 
   std::unique_ptr<DirectoryClaim> lock(const fs::path& file, bool shared) override {
-    Descriptor lock(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    Descriptor lock(::open(file.c_str(), O_RDWR | O_CLOEXEC | (shared ? O_CREAT : 0), 0600));
     if (lock.get() < 0) throw system_error(errno, "cannot open", file);
     // One of an open file, which a fork or another descriptor of the process does not end; those of flock are not seen
     // on other machines.
