@@ -146,7 +146,7 @@ void JobRun::attach(fs::path root, std::vector<std::uint32_t> done_units, bool h
         .hint("give an output directory on a file system that all ranks share");
   has_lock_ = has_lock;
   if (has_lock_ && !(lock_ = storage.directories().lock(root / kLockFile, true)))
-    throw Error(ErrorKind::kIo, "is locked by another run").in(root / kLockFile);
+    throw Error(ErrorKind::kIo, "is locked by another run").in(root / kLockFile).hint("wait until that one is done");
   root_ = std::move(root);
   done_units_ = std::move(done_units);
 }
@@ -188,8 +188,6 @@ ShareReport JobRun::run_units(const Share& share) {
   std::vector<Part> parts;
   for (std::size_t i = first; i < last; ++i) units.add_parts(missing[i], parts);
   RunOptions options = options_;
-  Progress own;
-  if (options.progress == nullptr) options.progress = &own;
   if (journals() && !journal_) {
     const auto flush_files = [this](const std::vector<std::uint32_t>& files) {
       for_each_number(files.size(), kFlushingThreads, [&](std::size_t i) {

@@ -187,7 +187,7 @@ std::string Together::process(std::uint32_t rank) const {
 
 /// Meets the others until none of them works any more: at once where none does.
 /// \param mine  what to tell them now.
-/// \param heard  called with what all have told, while some work.
+/// \param heard  called with what all have told, each time.
 /// \returns what all told last; nobody failed.
 std::vector<Beat> Together::meet(const std::function<Beat()>& mine,
                                  const std::function<void(const std::vector<Beat>&)>& heard,
