@@ -77,13 +77,13 @@ class HelpFormatter : public CLI::Formatter {
   std::string make_option_desc(const CLI::Option* option) const override {
     return beside_names(option->get_description());
   }
-  /// With defaults as "=DEFAULT": other versions of CLI11 put them into brackets.
+  /// With defaults as "=DEFAULT": other versions of CLI11 put them into brackets, with a blank after them.
   std::string make_option_opts(const CLI::Option* option) const override {
     std::string text = CLI::Formatter::make_option_opts(option);
     const std::string bracketed = " [" + option->get_default_str() + "]";
     if (const auto at = text.find(bracketed); at != std::string::npos && !option->get_default_str().empty())
       text.replace(at, bracketed.size(), "=" + option->get_default_str());
-    return text;
+    return text.substr(0, text.find_last_not_of(' ') + 1);
   }
 
  private:
