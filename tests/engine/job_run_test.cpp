@@ -57,7 +57,7 @@ TEST_CASE("One to seven shares in any order write the same bytes and checksums a
           if (several_processes && random() % 3) {  // the leader runs some, too
             const auto own_job = plan(parts);
             JobRun other(*own_job, random_run(random, storage));
-            other.attach(leader.root());
+            other.attach(leader.prepared());
             ShareReport report = other.run({index, count});
             other.finish(report);
             merge(merged, std::move(report));
@@ -120,8 +120,11 @@ TEST_CASE("A run in which a share is missing, or ran twice, is not published") {
       JobRun run(*job, unsynced());
       run.prepare();
       ShareReport merged;
-      for (const std::uint32_t index : one.ran) merge(merged, run.run({index, 3}));
-      CHECK(error_of([&] { run.publish(std::move(merged)); }).kind() == ErrorKind::kInternal);
+      const auto run_and_publish = [&] {
+        for (const std::uint32_t index : one.ran) merge(merged, run.run({index, 3}));
+        run.publish(std::move(merged));
+      };
+      CHECK(error_of(run_and_publish).kind() == ErrorKind::kInternal);
     }
   }
   CHECK((snapshot(jobs.temp.path()) == before));
@@ -172,7 +175,7 @@ TEST_CASE("Steps that come before the ones they need are refused, and nothing is
     run.prepare();
     CHECK(error_of([&] { run.run({3, 3}); }).kind() == ErrorKind::kUsage);
     JobRun other(*job, unsynced());
-    other.attach(run.root());
+    other.attach(run.prepared());
     CHECK(error_of([&] { other.publish(other.run()); }).kind() == ErrorKind::kInternal);
   }
   CHECK((snapshot(jobs.temp.path()) == before));
@@ -227,7 +230,7 @@ TEST_CASE("What a process wrote is on stable storage once it has finished its sh
       JobRun leader(*job, unsynced());
       leader.prepare();
       JobRun other(*job, options);
-      other.attach(leader.root());
+      other.attach(leader.prepared());
       const ShareReport report = other.run();
       CHECK(storage.count(FaultStorage::Operation::kSync) == 0);
       other.finish(report);

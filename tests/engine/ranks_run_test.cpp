@@ -1,6 +1,7 @@
 // Runs of real jobs by several ranks, which are threads here: the bytes of one process, or nothing and one error.
 
 #include <algorithm>
+#include <deque>
 #include <mutex>
 
 #include "engine/some_jobs.h"
@@ -14,6 +15,7 @@
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/files.h"
+#include "support/page_cache_storage.h"
 #include "support/rewrite.h"
 #include "support/thread_ranks.h"
 #include "support/trials.h"
@@ -63,6 +65,7 @@ TEST_CASE("Two to seven ranks write the bytes of one process, whatever their thr
         const auto thrown = run_ranks(size, [&, &plan = plan](Together& together) {
           RunOptions options = unsynced();
           options.threads = 1 + together.rank() % 3;
+          options.tuning.page_bytes = std::uint64_t{1} << (6 + 5 * (size % 3));
           options.max_memory_bytes = std::uint64_t{40} << (20 + together.rank() % 2);
           const RunResult one = plan_and_run(plan, parts, options, together, true);
           if (together.leads()) result = one;
@@ -74,6 +77,32 @@ TEST_CASE("Two to seven ranks write the bytes of one process, whatever their thr
         CHECK(result.read_bytes == expected.read_bytes);
         fs::remove_all(parts);
       }
+    }
+  }
+}
+
+TEST_CASE("Machines whose caches differ write the bytes of one process: no page gets bytes of two ranks") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    DYNAMIC_SECTION(what) {
+      const fs::path whole = jobs.temp / "whole", parts = jobs.temp / "parts";
+      execute(*plan(whole), unsynced());
+      const auto files = snapshot(whole);
+      for (const std::uint64_t page_bytes : {64u, 512u, 4096u})
+        for (std::uint32_t size = 2; size <= 5; ++size) {
+          CAPTURE(page_bytes, size);
+          std::deque<PageCacheStorage> machines;
+          for (std::uint32_t rank = 0; rank < size; ++rank) machines.emplace_back(page_bytes);
+          const auto thrown = run_ranks(size, [&, &plan = plan](Together& together) {
+            RunOptions options = unsynced();
+            options.storage = &machines[together.rank()];
+            options.tuning.page_bytes = page_bytes;
+            plan_and_run(plan, parts, options, together);
+          });
+          check_none_threw(thrown);
+          CHECK((snapshot(parts) == files));
+          fs::remove_all(parts);
+        }
     }
   }
 }
@@ -216,7 +245,7 @@ TEST_CASE("A rank that does not see the staging directory says what has to be sh
   const Jobs jobs;
   const auto job = jobs.planners.front().second(jobs.temp / "out");
   JobRun other(*job, unsynced());
-  const Error error = error_of([&] { other.attach(jobs.temp / ".out.reshard-abcdef"); });
+  const Error error = error_of([&] { other.attach({jobs.temp / ".out.reshard-abcdef", {}, false, 0}); });
   CHECK(error.kind() == ErrorKind::kIo);
   CHECK_THAT(error.what(), Says("is not seen here, where another rank of this run has made it"));
   CHECK_THAT(error.hint(), Says("all ranks share"));

@@ -49,7 +49,7 @@ class Killed {
       published_ = true;
     } catch (const Error& error) {
       CHECK(error.message() == "killed");
-      save(run.root());
+      save(run.prepared().root);
     }
     storage_.before = {};
   }
@@ -197,6 +197,7 @@ TEST_CASE("A run goes on with another number of ranks, threads and memory") {
           RunOptions options = journalled(storages[together.rank()]);
           options.resume = true;
           options.threads = size % 3 + 1;
+          options.tuning.page_bytes = size == 3 ? kLargestPageBytes : 64;
           const RunResult one = execute(*job, options, together);
           if (together.leads()) result = one;
         });

@@ -1,10 +1,14 @@
 #include "reshard/engine/block_writer.h"
 
+#include "reshard/engine/page_fragments.h"
+
 namespace reshard {
 
 std::shared_ptr<Sink> BlockWriter::sink_of(const StoredTensor& stored) {
   return shared_.sinks.get(stored.file, [&] {
-    return shared_.options.storage->reopen(shared_.target_root / shared_.maps.target->files[stored.file].path);
+    auto sink = shared_.options.storage->reopen(shared_.target_root / shared_.maps.target->files[stored.file].path);
+    PageFragments* fragments = shared_.options.fragments;
+    return fragments ? fragments->guard(stored.file, std::move(sink)) : std::move(sink);
   });
 }
 

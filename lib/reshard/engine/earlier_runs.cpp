@@ -86,7 +86,7 @@ bool run_lives(Storage& storage, const fs::path& root) {
 void validate_no_foreign_files(Files& files, const Job& job, const fs::path& root) {
   std::set<fs::path> ours{kLockFile, kManifestFile, kSha256SumsFile};
   for (const fs::path& file : output_files(job)) ours.insert(file);
-  for (const std::string& name : journal_files(files, root)) ours.insert(name);
+  for (const std::string& name : journal_and_fragment_files(files, root)) ours.insert(name);
   const std::function<void(const fs::path&)> look = [&](const fs::path& folder) {
     for (const DirectoryEntry& entry : files.list(root / folder)) {
       const fs::path relative = folder / entry.name;

@@ -32,23 +32,26 @@ RunResult run_alone(JobRun& run) {
   return run.publish(std::move(report));
 }
 
-/// What the leader tells the others of a run that it has prepared.
-std::string invitation(const JobRun& run) {
+/// What the leader tells the others, as bytes.
+std::string invitation(const PreparedRun& prepared) {
   WireWriter wire;
-  wire.add(run.root().string());
-  wire.add(run.has_lock());
-  wire.add(run.done_units().size());
-  for (const std::uint32_t unit : run.done_units()) wire.add(unit);
+  wire.add(prepared.root.string());
+  wire.add(prepared.has_lock);
+  wire.add(prepared.attempt);
+  wire.add(prepared.done_units.size());
+  for (const std::uint32_t unit : prepared.done_units) wire.add(unit);
   return std::move(wire.bytes());
 }
 
-void join(JobRun& run, const std::string& invitation) {
+PreparedRun prepared_of(const std::string& invitation) {
   WireReader wire(invitation);
-  const std::string root(wire.text());
-  const bool has_lock = wire.number() != 0;
-  std::vector<std::uint32_t> done(wire.count());
-  for (std::uint32_t& unit : done) unit = static_cast<std::uint32_t>(wire.number());
-  run.attach(root, std::move(done), has_lock);
+  PreparedRun prepared;
+  prepared.root = wire.text();
+  prepared.has_lock = wire.number() != 0;
+  prepared.attempt = wire.number();
+  prepared.done_units.resize(wire.count());
+  for (std::uint32_t& unit : prepared.done_units) unit = static_cast<std::uint32_t>(wire.number());
+  return prepared;
 }
 
 RunResult run_with_others(JobRun& run, const Job& job, const RunOptions& options, Together& together) {
@@ -63,11 +66,11 @@ RunResult run_with_others(JobRun& run, const Job& job, const RunOptions& options
     if (leads) run.prepare();
   };
   together.step("prepare", progress, prepare, clean_up);
-  const std::string prepared = together.from_leader("join", leads ? invitation(run) : std::string());
+  const std::string invited = together.from_leader("join", leads ? invitation(run.prepared()) : std::string());
   ShareReport report;
   const auto copy = [&] {
     throw_if_stopped(options);
-    if (!leads) join(run, prepared);
+    if (!leads) run.attach(prepared_of(invited));
     report = run.run({together.rank(), together.size()});
     run.finish(report);
   };
@@ -107,8 +110,8 @@ RunResult execute(const Job& job, RunOptions options, Together& together) {
     return together.size() > 1 ? run_with_others(run, job, options, together) : run_alone(run);
   } catch (Error& error) {
     if (run.keep(error.kind()))
-      error.hint((error.hint().empty() ? "" : error.hint() + "; ") + "what is written stays in " + run.root().string() +
-                 ", and `resume` goes on from there");
+      error.hint((error.hint().empty() ? "" : error.hint() + "; ") + "what is written stays in " +
+                 run.prepared().root.string() + ", and `resume` goes on from there");
     throw;
   } catch (...) {
     run.keep(ErrorKind::kInternal);

@@ -70,10 +70,10 @@ void JobRun::prepare() {
   } else {
     validate_space(output_space(storage, job_));
     staging_.emplace(job_, storage);
-    root_ = staging_->root();
+    prepared_.root = staging_->root();
     create_files();
   }
-  has_lock_ = staging_->is_locked();
+  prepared_.has_lock = staging_->is_locked();
   for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
 }
 
@@ -90,18 +90,22 @@ void JobRun::take_over(Resumable earlier) {
           .hint("remove what is left with `clean`, and begin anew");
   }
   staging_.emplace(job_, storage, earlier.root, std::move(earlier.lock));
-  root_ = staging_->root();
+  prepared_.root = staging_->root();
+  prepared_.attempt = next_attempt(storage, prepared_.root);
   for_each_number(job_.target.files.size(), thread_count(options_), [&](std::size_t i) {
     const TensorFile& file = job_.target.files[i];
-    if (!needs_crcs(file)) write_parts(*storage.reopen(root_ / file.path), target_parts(job_.target, file));
+    if (!needs_crcs(file)) write_parts(*storage.reopen(prepared_.root / file.path), target_parts(job_.target, file));
   });
+  std::vector<std::string> fragments = journal_and_fragment_files(storage, prepared_.root);
+  std::erase_if(fragments, [](const std::string& name) { return !is_fragments_file(name); });
+  write_fragments(storage, prepared_.root, fragments, job_.target, true);
   std::fill(unflushed_.begin(), unflushed_.end(), true);
   earlier_ = std::move(earlier.units);
   for (const UnitReport& unit : earlier_) {
-    done_units_.push_back(unit.unit);
+    prepared_.done_units.push_back(unit.unit);
     resumed_bytes_ += unit.written_bytes;
   }
-  std::sort(done_units_.begin(), done_units_.end());
+  std::sort(prepared_.done_units.begin(), prepared_.done_units.end());
 }
 
 /// The number of units: the same whatever the ranks, threads and memory.
@@ -116,7 +120,7 @@ bool JobRun::keep(ErrorKind why) noexcept {
   const bool may_go_on = why == ErrorKind::kNoSpace || why == ErrorKind::kIo || why == ErrorKind::kLost ||
                          (why == ErrorKind::kInterrupted && options_.resume) || resumes();
   if (!may_go_on) return false;
-  const auto began = [&] { return !journal_files(*options_.storage, root_).empty(); };  // of any rank
+  const auto began = [&] { return !journal_files(*options_.storage, prepared_.root).empty(); };  // of any rank
   try {
     if (!options_.resume && !began()) return false;
     if (journal_) journal_->write_rest();  // nothing, where something could not be written
@@ -134,8 +138,9 @@ bool JobRun::keep(ErrorKind why) noexcept {
   return true;
 }
 
-void JobRun::attach(fs::path root, std::vector<std::uint32_t> done_units, bool has_lock) {
+void JobRun::attach(PreparedRun prepared) {
   Storage& storage = *options_.storage;
+  const fs::path& root = prepared.root;
   if (!storage.is_directory(root)) {
     // A network file system may remember that it was not there; to list what it lies in ends that.
     if (storage.is_directory(root.parent_path())) storage.list(root.parent_path());
@@ -144,11 +149,9 @@ void JobRun::attach(fs::path root, std::vector<std::uint32_t> done_units, bool h
     throw Error(ErrorKind::kIo, "is not seen here, where another rank of this run has made it")
         .in(root)
         .hint("give an output directory on a file system that all ranks share");
-  has_lock_ = has_lock;
-  if (has_lock_ && !(lock_ = storage.directories().lock(root / kLockFile, true)))
+  if (prepared.has_lock && !(lock_ = storage.directories().lock(root / kLockFile, true)))
     throw Error(ErrorKind::kIo, "is locked by another run").in(root / kLockFile).hint("wait until that one is done");
-  root_ = std::move(root);
-  done_units_ = std::move(done_units);
+  prepared_ = std::move(prepared);
 }
 
 /// With what is known of them before any tensor.
@@ -156,7 +159,7 @@ void JobRun::create_files() {
   const std::vector<TensorFile>& files = job_.target.files;
   for_each_number(files.size(), thread_count(options_), [&](std::size_t i) {
     throw_if_stopped(options_);
-    const fs::path path = root_ / files[i].path;
+    const fs::path path = prepared_.root / files[i].path;
     const auto sink = options_.storage->create(path, files[i].size_bytes);
     set_permissions(options_.storage->directories(), path, staging_->permissions().weights());
     if (!needs_crcs(files[i])) write_parts(*sink, target_parts(job_.target, files[i]));
@@ -164,55 +167,83 @@ void JobRun::create_files() {
   std::fill(unflushed_.begin(), unflushed_.end(), true);
 }
 
-ShareReport JobRun::run(const Share& share) {
-  if (root_.empty()) throw Error(ErrorKind::kInternal, "a share is run before the run is prepared");
-  ShareReport report =
-      journals() || resumes() ? run_units(share) : run_share(job_.maps(), job_.program, share, root_, options_);
-  for (const std::uint32_t file : report.written_files) unflushed_[file] = true;
-  return report;
+/// Of the units that are not done, where there may be some that are.
+std::vector<std::vector<Part>> JobRun::parts_of_shares(std::uint32_t count) const {
+  const ProgramMaps maps = job_.maps();
+  std::vector<std::vector<Part>> shares(count);
+  if (journals() || resumes()) {
+    const Units units(maps, job_.program, unit_count(), job_.manifest, kUnitSnap);
+    std::vector<std::uint32_t> missing;
+    std::vector<std::uint64_t> costs;
+    for (std::uint32_t unit = 0; unit < units.count(); ++unit) {
+      if (std::binary_search(prepared_.done_units.begin(), prepared_.done_units.end(), unit)) continue;
+      missing.push_back(unit);
+      costs.push_back(units.cost(unit));
+    }
+    for (std::uint32_t share = 0; share < count; ++share) {
+      const auto [first, last] = part_of(costs, share, count);
+      for (std::size_t i = first; i < last; ++i) units.add_parts(missing[i], shares[share]);
+    }
+  } else if (count == 1) {
+    shares[0] = whole_program(maps, job_.program);
+  } else {
+    const Units units(maps, job_.program, count, job_.manifest);
+    for (std::uint32_t share = 0; share < count; ++share) units.add_parts(share, shares[share]);
+  }
+  return shares;
 }
 
-/// Runs a share of the units that are not done, and has a journal of those that become so.
-ShareReport JobRun::run_units(const Share& share) {
+void JobRun::begin_journal(std::uint32_t share) {
+  const auto flush_files = [this](const std::vector<std::uint32_t>& files) {
+    if (fragments_) fragments_->spill();
+    for_each_number(files.size(), kFlushingThreads, [&](std::size_t i) {
+      options_.storage->reopen(prepared_.root / job_.target.files[files[i]].path)->sync();
+    });
+  };
+  journal_ = std::make_unique<JournalWriter>(
+      *options_.storage, prepared_.root, journal_prefix(prepared_.attempt, share),
+      journal_header(job_, options_, unit_count()), options_.journal_interval, flush_files);
+}
+
+ShareReport JobRun::run(const Share& share) {
+  if (prepared_.root.empty()) throw Error(ErrorKind::kInternal, "a share is run before the run is prepared");
   if (share.index >= share.count)
     throw Error(ErrorKind::kUsage, fmt::format("there is no share {} of {}", share.index, share.count));
-  const Units units(job_.maps(), job_.program, unit_count(), job_.manifest, kUnitSnap);
-  std::vector<std::uint32_t> missing;
-  std::vector<std::uint64_t> costs;
-  for (std::uint32_t unit = 0; unit < units.count(); ++unit) {
-    if (std::binary_search(done_units_.begin(), done_units_.end(), unit)) continue;
-    missing.push_back(unit);
-    costs.push_back(units.cost(unit));
-  }
-  const auto [first, last] = part_of(costs, share.index, share.count);
-  std::vector<Part> parts;
-  for (std::size_t i = first; i < last; ++i) units.add_parts(missing[i], parts);
+  if (!ran_.insert(share.index).second)
+    throw Error(ErrorKind::kInternal, fmt::format("share {} of {} ran before", share.index, share.count));
+  std::vector<std::vector<Part>> shares = parts_of_shares(share.count);
   RunOptions options = options_;
-  if (journals() && !journal_) {
-    const auto flush_files = [this](const std::vector<std::uint32_t>& files) {
-      for_each_number(files.size(), kFlushingThreads, [&](std::size_t i) {
-        options_.storage->reopen(root_ / job_.target.files[files[i]].path)->sync();
-      });
-    };
-    journal_ = std::make_unique<JournalWriter>(
-        *options_.storage, root_, next_journal_prefix(*options_.storage, root_, share.index),
-        journal_header(job_, options_, units.count()), options_.journal_interval, flush_files);
+  fragments_.reset();
+  if (share.count > 1) {
+    SharedPages pages(job_.maps(), job_.program, shares, options_.tuning.page_bytes);
+    fragments_ = std::make_unique<PageFragments>(*options_.storage, prepared_.root,
+                                                 journal_prefix(prepared_.attempt, share.index), std::move(pages),
+                                                 options_.sync);
+    options.fragments = fragments_.get();
+  }
+  if (journals()) {
+    if (!journal_) begin_journal(share.index);
     options.on_unit = [this](UnitReport unit) { journal_->add(std::move(unit)); };
     options.on_failure = [this] { journal_->close(); };
   }
   ShareReport report;
   try {
-    report = run_parts(job_.maps(), job_.program, std::move(parts), root_, std::move(options));
+    report = run_parts(job_.maps(), job_.program, std::move(shares[share.index]), prepared_.root, std::move(options));
   } catch (...) {
     if (journal_) journal_->finish();  // its own failure is the reason
     throw;
   }
   if (journal_) journal_->finish();
+  if (fragments_) {
+    fragments_->spill();
+    report.fragment_files = fragments_->files();
+  }
   if (staging_) {
     if (options_.digests && report.digests.empty()) throw Error(ErrorKind::kInternal, "no digests were made");
     for (const UnitReport& unit : earlier_) merge(report, unit, job_.target);
     earlier_.clear();
   }
+  for (const std::uint32_t file : report.written_files) unflushed_[file] = true;
   return report;
 }
 
@@ -223,7 +254,7 @@ void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<st
   for_each_number(files.size(), options_.sync ? kFlushingThreads : thread_count(options_), [&](std::size_t i) {
     throw_if_stopped(options_);
     const TensorFile& file = job_.target.files[files[i]];
-    const auto sink = options_.storage->reopen(root_ / file.path);
+    const auto sink = options_.storage->reopen(prepared_.root / file.path);
     if (crcs && needs_crcs(file)) write_parts(*sink, target_parts(job_.target, file, *crcs));
     options_.sync ? sink->sync() : sink->finish();
   });
@@ -255,7 +286,7 @@ void JobRun::write_manifest(const ShareReport& report, RunResult& result) {
   for (const TextFile& file : job_.text_files) add(file.path, file.text.size());
   std::vector<fs::path> paths;
   paths.reserve(files.size());
-  for (const Manifest::File& file : files) paths.push_back(root_ / file.path);
+  for (const Manifest::File& file : files) paths.push_back(prepared_.root / file.path);
   const std::vector<Sha256Digest> of_files = digest_files(paths, options_);
   for (std::size_t i = 0; i < files.size(); ++i) files[i].digest = of_files[i];
   const Manifest manifest = manifest_of(job_, to_string(run_fingerprint(job_, options_)), digests, std::move(files));
@@ -278,6 +309,9 @@ RunResult JobRun::publish(ShareReport report) {
     throw Error(ErrorKind::kInternal, fmt::format("the shares wrote {} of {} bytes, so some are missing or ran twice",
                                                   report.written_bytes, job_.program.write_bytes))
         .in(job_.output_directory);
+  for (const std::uint32_t file :
+       write_fragments(*options_.storage, prepared_.root, report.fragment_files, job_.target, false))
+    unflushed_[file] = true;
   std::vector<std::uint32_t> files;
   for (std::uint32_t file = 0; file < unflushed_.size(); ++file)
     if (unflushed_[file] || needs_crcs(job_.target.files[file])) files.push_back(file);

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/journal.h"
+#include "reshard/engine/page_fragments.h"
 #include "reshard/engine/publish.h"
 #include "reshard/engine/run.h"
 #include "reshard/plan/job.h"
@@ -29,11 +31,20 @@ struct RunResult {
   double rereading_seconds = 0;     // from the end of writing to the end of hashing files, which are read again
 };
 
+/// What the leader of a run tells the other processes.
+struct PreparedRun {
+  std::filesystem::path root;  // the staging directory
+  std::vector<std::uint32_t>
+      done_units;             // of the program, by an earlier run, ascending; their number is that of a journal
+  bool has_lock = true;       // the staging directory's, so that a later run knows when this one is dead
+  std::uint64_t attempt = 0;  // counts runs that went on in the staging directory
+};
+
 /// One run of a job in steps, which several processes can take together. The leader prepares and publishes; each share
 /// is run by any process that has planned the same job and sees the same files. All of them need a JobRun of their own:
 ///
-///   leader   prepare(), then tells the others root() and done_units()
-///   others   attach(root, done)
+///   leader   prepare(), then tells the others what it made: prepared()
+///   others   attach(prepared)
 ///   all      report = run(share), finish(report)
 ///   leader   merge() of all reports, once all of them have finished: publish(report)
 ///
@@ -52,23 +63,18 @@ class JobRun {
   /// full size, and copies the model's other files. With RunOptions::resume, goes on with the directory that a run of
   /// the same job has left, if there is one with a journal.
   void prepare();
-  /// Joins a run that another process has prepared in `root`, with what that one's done_units and has_lock say.
-  /// \throws Error kIo if this process does not see that directory.
-  void attach(std::filesystem::path root, std::vector<std::uint32_t> done_units = {}, bool has_lock = false);
+  /// What others need to take part.
+  const PreparedRun& prepared() const { return prepared_; }
+  /// Joins a run that another process has prepared.
+  /// \throws Error kIo if this process does not see its directory.
+  void attach(PreparedRun prepared);
   /// Removes what was written, as the destructor does. No other step may follow.
   void abandon() { staging_.reset(); }
-  /// Units of the program that an earlier run has done, ascending; their number is that of a journal.
-  const std::vector<std::uint32_t>& done_units() const { return done_units_; }
-  /// Whether the staging directory is locked, so that a later run finds out when this one is dead.
-  bool has_lock() const { return has_lock_; }
   /// Whether prepare found an earlier run to go on with.
-  bool resumes() const { return !done_units_.empty(); }
+  bool resumes() const { return !prepared_.done_units.empty(); }
   /// Leaves what was written for a later run with `resume`, if that can go on from it after an error of this kind.
   /// \returns whether it does.
   bool keep(ErrorKind why) noexcept;
-
-  /// The staging directory.
-  const std::filesystem::path& root() const { return root_; }
 
   /// Moves the bytes of one share: the whole by default. Needs prepare or attach.
   ShareReport run(const Share& share = {});
@@ -84,22 +90,23 @@ class JobRun {
  private:
   void create_files();
   void take_over(Resumable earlier);
-  bool journals() const { return options_.journal && options_.sync && has_lock_; }
+  bool journals() const { return options_.journal && options_.sync && prepared_.has_lock; }
   std::uint32_t unit_count() const;
-  ShareReport run_units(const Share& share);
+  std::vector<std::vector<Part>> parts_of_shares(std::uint32_t count) const;
+  void begin_journal(std::uint32_t share);
   void write_manifest(const ShareReport& report, RunResult& result);
   void flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs);
 
   const Job& job_;
   RunOptions options_;
   std::chrono::steady_clock::time_point start_;
-  std::filesystem::path root_;
+  PreparedRun prepared_;
   std::optional<Staging> staging_;        // of the leader
-  bool has_lock_ = true;                  // on the staging directory, so that a later run knows when this one is dead
   std::unique_ptr<DirectoryClaim> lock_;  // of others
-  std::vector<std::uint32_t> done_units_;
   std::uint64_t resumed_bytes_ = 0;
-  std::vector<UnitReport> earlier_;  // their reports; of the leader
+  std::vector<UnitReport> earlier_;           // their reports; of the leader
+  std::set<std::uint32_t> ran_;               // shares
+  std::unique_ptr<PageFragments> fragments_;  // of the last share
   std::unique_ptr<JournalWriter> journal_;
   std::vector<char> unflushed_;  // whether this process wrote to each target file since it flushed it
 };

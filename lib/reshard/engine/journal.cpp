@@ -8,8 +8,9 @@
 #include <utility>
 
 #include "reshard/base/error.h"
-#include "reshard/base/sha256.h"
+#include "reshard/engine/page_fragments.h"
 #include "reshard/engine/run_fingerprint.h"
+#include "reshard/engine/sealed_text.h"
 #include "reshard/layouts/layout.h"
 
 namespace reshard {
@@ -17,10 +18,6 @@ namespace {
 
 constexpr std::string_view kFamily = "reshard journal ";
 constexpr std::string_view kFirstLine = "reshard journal 1\n";
-
-std::string digest_text(std::string_view text) {
-  return to_hex(sha256(std::as_bytes(std::span(text))));
-}
 
 }  // namespace
 
@@ -42,7 +39,6 @@ JournalHeader journal_header(const Job& job, const RunOptions& options, std::uin
 
 std::string journal_text(const JournalHeader& header, const std::vector<UnitReport>& units) {
   WireWriter wire;
-  wire.add_raw(kFirstLine);
   wire.add(header.fingerprint);
   wire.add(header.units);
   wire.add(header.options.size());
@@ -58,21 +54,16 @@ std::string journal_text(const JournalHeader& header, const std::vector<UnitRepo
   }
   wire.add(units.size());
   for (const UnitReport& unit : units) unit.write(wire);
-  const std::string digest = digest_text(wire.bytes());
-  wire.add_raw(digest);
-  return std::move(wire.bytes());
+  return sealed(kFirstLine, wire.bytes());
 }
 
 std::optional<Journal> parse_journal(std::string_view text) {
-  constexpr std::size_t kDigestDigits = 64;
-  if (text.size() < kFirstLine.size() + kDigestDigits) return std::nullopt;
-  const std::string_view body = text.substr(0, text.size() - kDigestDigits);
-  if (digest_text(body) != text.substr(body.size())) return std::nullopt;
-  if (!body.starts_with(kFamily)) return std::nullopt;
-  if (!body.starts_with(kFirstLine))
+  const auto whole = unsealed(text);
+  if (!whole || !whole->starts_with(kFamily)) return std::nullopt;
+  if (!whole->starts_with(kFirstLine))
     throw Error(ErrorKind::kUnsupported, "is the journal of another version of reshard")
         .hint("go on with that version, or remove what it left with `clean`");
-  WireReader wire(body.substr(kFirstLine.size()));
+  WireReader wire(whole->substr(kFirstLine.size()));
   Journal journal;
   JournalHeader& header = journal.header;
   header.fingerprint = wire.text();
@@ -175,20 +166,30 @@ void JournalWriter::write_rest() {
 }
 
 std::vector<std::string> journal_files(Files& files, const std::filesystem::path& root) {
+  std::vector<std::string> names = journal_and_fragment_files(files, root);
+  std::erase_if(names, is_fragments_file);
+  return names;
+}
+
+std::vector<std::string> journal_and_fragment_files(Files& files, const std::filesystem::path& root) {
   std::vector<std::string> names;
   for (const DirectoryEntry& entry : files.list(root))
     if (entry.name.starts_with(kJournalPrefix) && entry.kind == FileKind::kFile) names.push_back(entry.name);
   return names;
 }
 
-std::string next_journal_prefix(Files& files, const std::filesystem::path& root, std::uint32_t rank) {
+std::uint64_t next_attempt(Files& files, const std::filesystem::path& root) {
   std::uint64_t attempt = 0;
-  for (const std::string& name : journal_files(files, root)) {
+  for (const std::string& name : journal_and_fragment_files(files, root)) {
     std::uint64_t number = 0;
     const char* begin = name.data() + kJournalPrefix.size();
     if (std::from_chars(begin, name.data() + name.size(), number).ec == std::errc{} && number < UINT64_MAX)
       attempt = std::max(attempt, number + 1);
   }
+  return attempt;
+}
+
+std::string journal_prefix(std::uint64_t attempt, std::uint32_t rank) {
   return fmt::format("{}{}-{}-", kJournalPrefix, attempt, rank);
 }
 

@@ -21,8 +21,8 @@
 namespace reshard {
 
 // What a run that is killed leaves for a later one: files ".journal-ATTEMPT-RANK-NUMBER" in the staging directory. Each
-// is written once, after all that it tells of is on stable storage, and ends with the SHA-256 of what comes before, so
-// that one that was torn is no journal.
+// is written once, after all that it tells of is on stable storage, and is sealed (sealed_text.h), so that one that was
+// torn is no journal. Beside them lie ".journal-ATTEMPT-RANK-fragments-NUMBER" (page_fragments.h).
 
 inline constexpr std::string_view kJournalPrefix = ".journal-";
 inline constexpr std::string_view kLockFile = ".lock";  // of the staging directory, locked while its run lives
@@ -99,9 +99,13 @@ class JournalWriter {
   std::thread thread_;        // begun with the first unit
 };
 
-/// The names of all files of this kind in a staging directory.
+/// The names of all journals in a staging directory.
 std::vector<std::string> journal_files(Files& files, const std::filesystem::path& root);
-/// What the names of a new attempt begin with: the next number, and the rank's.
-std::string next_journal_prefix(Files& files, const std::filesystem::path& root, std::uint32_t rank);
+/// The same with what belongs to them: fragments.
+std::vector<std::string> journal_and_fragment_files(Files& files, const std::filesystem::path& root);
+/// The number of a new attempt: one more than those that have left a journal there.
+std::uint64_t next_attempt(Files& files, const std::filesystem::path& root);
+/// What the names of a rank's files begin with.
+std::string journal_prefix(std::uint64_t attempt, std::uint32_t rank);
 
 }  // namespace reshard

@@ -244,7 +244,7 @@ void Staging::give_names(const std::vector<std::string>& own_files) {
 }
 
 std::vector<std::string> Staging::publish(bool sync) {
-  std::vector<std::string> own_files = journal_files(storage_, root_);
+  std::vector<std::string> own_files = journal_and_fragment_files(storage_, root_);
   own_files.emplace_back(kLockFile);
   if (output_existed_)
     for (const fs::path& relative : entries_in_order()) make_directories((final_ / relative).parent_path());

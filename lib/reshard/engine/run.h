@@ -14,6 +14,7 @@
 
 #include "reshard/engine/share.h"
 #include "reshard/engine/share_report.h"
+#include "reshard/engine/shared_pages.h"
 #include "reshard/engine/unit_ledger.h"
 #include "reshard/engine/units.h"
 #include "reshard/io/local_storage.h"
@@ -21,6 +22,8 @@
 #include "reshard/tensor/cast.h"
 
 namespace reshard {
+
+class PageFragments;
 
 /// What a run tells others while it goes on, and how others stop it. Thread-safe.
 struct Progress {
@@ -38,6 +41,8 @@ struct Tuning {
   std::uint64_t least_part_bytes = 1024;
   /// Bytes moved for a unit, of which a journal tells whether it is done: at least, where there are not too many.
   std::uint64_t unit_bytes = std::uint64_t{128} << 20;
+  /// In which no two ranks write.
+  std::uint64_t page_bytes = kLargestPageBytes;
 };
 
 /// What becomes of replicas that differ. A difference that a check finds for another reason is an error always.
@@ -67,6 +72,7 @@ struct RunOptions {
   std::function<void(UnitReport)> on_unit;
   /// Called when something goes wrong in a thread of the run, before the others are stopped.
   std::function<void()> on_failure;
+  PageFragments* fragments = nullptr;  // borrowed: where to put what goes to pages that others write to; may be null
   Tuning tuning;
 };
 

@@ -40,6 +40,8 @@ struct ShareReport {
   std::vector<LeafDigests> digests;
   double hashing_seconds = 0;            // of all threads together
   std::vector<std::size_t> lossy_means;  // transfers whose mean is of tensors that differ, ascending
+  /// In the staging directory, what is not in the target's files yet (page_fragments.h).
+  std::vector<std::string> fragment_files;
 };
 
 /// Adds what another share of the same program reports.
