@@ -297,6 +297,51 @@ test_no_launcher() {
   done_with "$what are noticed; --mpi no works alone"
 }
 
+# --- machines that see other files
+
+# Each rank has mounts of its own, as on a machine of its own.
+set_namespace() {
+  local try
+  for try in "unshare --mount" "unshare --user --map-root-user --mount"; do
+    read -ra namespace <<<"$try"
+    ! "${namespace[@]}" mount -t tmpfs none "$targets" 2>/dev/null || return 0
+  done
+  namespace=()
+}
+
+# launch_mounted SCRIPT COMMAND…: 3 ranks, each of which first mounts what SCRIPT says. It has the rank as $rank.
+launch_mounted() {
+  local script=$1
+  shift
+  launch "$launcher" 3 "${namespace[@]}" sh -euc "rank=\${OMPI_COMM_WORLD_RANK:-\${PMI_RANK:-\$SLURM_PROCID}}; $script
+    exec \"\$@\"" sh "$reshard" "$@" --quiet
+}
+
+test_mounts() {
+  if ((${#namespace[@]} == 0)); then
+    echo "SKIPPED: ranks with mounts of their own, which this machine does not allow"
+    return
+  fi
+  mkdir "$work/exported"
+  set_command shard
+  launch_mounted "mount --bind '$work/exported' '$targets'" "${command[@]}" "$targets/out"
+  check_code 0 "a file system that each rank mounts"
+  check_same "$work/shard" "$work/exported/out" "a file system that each rank mounts"
+  rm -r "$work/exported/out"
+  local what="an output that one rank does not see"
+  launch_mounted "[ \$rank != 1 ] || mount -t tmpfs none '$targets'" "${command[@]}" "$targets/out"
+  check_code 6 "$what"
+  check_said_once 'rank 1 .*is not seen here' "$what"
+  check_empty "$targets" "$what"
+  what="a model that is another one for one rank"
+  launch_mounted "[ \$rank != 1 ] || mount --bind '$work/shard' '$model'" "${command[@]}" "$targets/out"
+  ((code != 0)) || fail "$launcher: $what: exit code 0"
+  check_said_once '^reshard: rank 1 ' "$what"
+  check_empty "$targets" "$what"
+  rm -r "$work/exported"
+  done_with "ranks with mounts of their own: a file system that they share, and what one of them does not see"
+}
+
 # --- deaths in the midst of it
 
 now_ms() {
@@ -473,6 +518,7 @@ test_silent_rank() {
 mkfifo "$work/silence"
 targets=$work/targets
 mkdir "$targets"
+set_namespace
 "$make_model" "$model" --max-file-size 16MB >/dev/null
 if [[ " ${launchers[*]} " == *" pm"* ]]; then
   start_slurm
@@ -486,6 +532,7 @@ for launcher in "${launchers[@]}"; do
   test_reports
   test_other_options
   test_other_plugin
+  test_mounts
   test_kills
   test_silent_rank
 done
