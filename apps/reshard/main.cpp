@@ -191,15 +191,7 @@ int main(int argc, char** argv) {
     if (launcher) return run_with_others(argc, argv, *launcher);
     reshard::cli::set_muted(false);
     return run_alone(argc, argv);
-  } catch (const Error& error) {
-    return end_with(error);
-  } catch (const std::filesystem::filesystem_error& error) {
-    return end_with(Error(ErrorKind::kIo, error.code().message()).in(error.path1()));
-  } catch (const std::bad_alloc&) {
-    return end_with(Error(ErrorKind::kIo, "out of memory").hint("give less with --max-memory or --threads"));
-  } catch (const std::system_error& error) {
-    return end_with(Error(ErrorKind::kIo, error.what()));
-  } catch (const std::exception& error) {
-    return end_with(Error(ErrorKind::kInternal, error.what()));
+  } catch (...) {
+    return end_with(reshard::as_error(std::current_exception()));
   }
 }

@@ -182,7 +182,9 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   if (!arguments.quiet && !arguments.json) {
     print_notes(job.notes);
   }
-  if (together.leads()) tell_of_earlier_runs(job, arguments, *options.storage);
+  together.step("look for earlier runs", progress, [&] {
+    if (together.leads()) tell_of_earlier_runs(job, arguments, *options.storage);
+  });
   if (arguments.dry_run) {
     if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, nullptr));
     if (together.leads()) dry_run(job, arguments, *options.storage);

@@ -290,7 +290,7 @@ class TestDirectories final : public Directories {
     before("claim", directory);
     return local_directories().claim(directory, shared);
   }
-  std::unique_ptr<DirectoryClaim> lock(const fs::path& file, bool shared) override {
+  std::unique_ptr<FileLock> lock(const fs::path& file, bool shared) override {
     return local_directories().lock(file, shared);
   }
   std::unique_ptr<OpenDirectories> open(const std::set<fs::path>& directories, const fs::path& inside) override {

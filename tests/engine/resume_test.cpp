@@ -255,6 +255,10 @@ TEST_CASE("A run that has other sources or options does not go on, and says whic
   CHECK(options.message() == "the run that left this had tp 4, and not 2");
   CHECK_THAT(options.hint(), Says("`clean`"));
 
+  // Runs that write other ranks into the same directory are none of its business.
+  other->shares_directory = true;
+  CHECK_FALSE(find_resumable(local_storage(), *other, journal_header(*other, journalled(local_storage()), 1)));
+
   const fs::path file = stopped.jobs.temp / "model/model-00002-of-00002.safetensors";
   fs::last_write_time(file, fs::last_write_time(file) + 1s);
   const auto same = stopped.jobs.planners.front().second(stopped.jobs.temp / "out");
@@ -340,6 +344,20 @@ TEST_CASE("A run that lives is told apart from a dead one, and is neither taken 
   REQUIRE(removed.size() == 1);
   CHECK(removed[0].root == stopped.root);
   CHECK_FALSE(fs::exists(stopped.root));
+}
+
+TEST_CASE("Of two runs that go on at once, one does, with all of its ranks") {
+  Stopped stopped;
+  RunOptions options = journalled(local_storage());
+  options.resume = true;
+  JobRun run(*stopped.job, options);
+  run.prepare();
+  CHECK(run.resumes());
+  const Error error = stopped.resume(*stopped.job);
+  CHECK(error.kind() == ErrorKind::kIo);
+  CHECK_THAT(error.what(), Says("another run is writing here"));
+  JobRun rank(*stopped.job, options);
+  rank.attach(run.prepared());
 }
 
 TEST_CASE("A signal leaves nothing, but for the next run if that was asked for") {

@@ -1,7 +1,9 @@
 #include "reshard/base/error.h"
 
 #include <cerrno>
+#include <new>
 #include <system_error>
+#include <utility>
 
 #include "reshard/base/strings.h"
 
@@ -74,6 +76,22 @@ Error system_error(int errno_value, std::string_view doing, const std::filesyste
         "files");
   if (errno_value == EMFILE) error.hint("raise the limit of open files (ulimit -n), or give fewer `threads`");
   return error;
+}
+
+Error as_error(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::filesystem::filesystem_error& error) {
+    return std::move(Error(ErrorKind::kIo, error.code().message()).in(error.path1()));
+  } catch (const std::bad_alloc&) {
+    return std::move(Error(ErrorKind::kIo, "out of memory").hint("give less with `max-memory` or `threads`"));
+  } catch (const std::system_error& error) {
+    return {ErrorKind::kIo, error.what()};
+  } catch (const std::exception& error) {
+    return {ErrorKind::kInternal, error.what()};
+  }
 }
 
 }  // namespace reshard

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <optional>
 #include <stdexcept>
@@ -38,7 +39,7 @@ inline constexpr ErrorKindRow kErrorKinds[] = {
     {ErrorKind::kIo, "I/O", 6, "the operating system refused to read or write"},
     {ErrorKind::kInternal, "internal", 70, "a defect of reshard: please report it"},
     {ErrorKind::kLost, "lost", 75, "another process of the run does not answer"},
-    {ErrorKind::kInterrupted, "interrupted", 130, "stopped by a signal; nothing was left behind"},
+    {ErrorKind::kInterrupted, "interrupted", 130, "stopped by a signal; nothing was published"},
 };
 
 /// The table has a row for every kind, so that the loop always ends in one.
@@ -92,5 +93,9 @@ class Error : public std::runtime_error {
 
 /// An Error for a failed system call: `errno_value` decides between kNoSpace (ENOSPC, EDQUOT) and kIo.
 Error system_error(int errno_value, std::string_view doing, const std::filesystem::path& path);
+
+/// What was thrown, whatever it is, as an Error: out of memory and what the operating system refused are kIo, and other
+/// exceptions kInternal.
+Error as_error(const std::exception_ptr& thrown);
 
 }  // namespace reshard

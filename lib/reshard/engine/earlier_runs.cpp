@@ -34,7 +34,7 @@ std::uint64_t size_of_tree(Files& files, const fs::path& directory) {
 }
 
 /// The lock of a dead run; null if it lives, or where that is not known (then `state` says it).
-std::unique_ptr<DirectoryClaim> lock_dead(Storage& storage, const fs::path& root, EarlierRun::State& state) {
+std::unique_ptr<FileLock> lock_dead(Storage& storage, const fs::path& root, EarlierRun::State& state) {
   state = EarlierRun::State::kUnknown;
   try {
     if (!storage.is_file(root / kLockFile)) return nullptr;
@@ -136,6 +136,8 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
         auto journal = parse_journal(read_text_file(storage, root / name, kMaxJournalBytes));
         if (!journal) continue;  // torn
         if (journal->header != header) {
+          // Others write other ranks into the same directory.
+          if (job.shares_directory && journal->header.sources == header.sources) continue;
           if (!why_not) why_not = mismatch(root, journal->header, header);
           continue;
         }

@@ -42,8 +42,8 @@ std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);
 /// What a dead run has done of the job that is to go on.
 struct Resumable {
   std::filesystem::path root;
-  std::unique_ptr<DirectoryClaim> lock;  // on it
-  std::vector<UnitReport> units;         // each once
+  std::unique_ptr<FileLock> lock;  // on it
+  std::vector<UnitReport> units;   // each once
 };
 
 /// Of the dead runs that had the same sources and options, the one with the most units in its journal; nothing where no

@@ -101,8 +101,8 @@ class JobRun {
   RunOptions options_;
   std::chrono::steady_clock::time_point start_;
   PreparedRun prepared_;
-  std::optional<Staging> staging_;        // of the leader
-  std::unique_ptr<DirectoryClaim> lock_;  // of others
+  std::optional<Staging> staging_;  // of the leader
+  std::unique_ptr<FileLock> lock_;  // of others
   std::uint64_t resumed_bytes_ = 0;
   std::vector<UnitReport> earlier_;           // their reports; of the leader
   std::set<std::uint32_t> ran_;               // shares

@@ -144,9 +144,13 @@ void JournalWriter::write(const std::vector<UnitReport>& units) {
   flush_({files.begin(), files.end()});
   if (closed_) return;
   const std::string text = journal_text(header_, units);
-  const auto sink = storage_.create(root_ / fmt::format("{}{}", prefix_, number_++), text.size());
+  const std::filesystem::path path = root_ / fmt::format("{}{}", prefix_, number_++);
+  const auto sink = storage_.create(path, text.size());
   sink->write_at(0, std::as_bytes(std::span(text)));
   sink->sync();
+  // The disk tells one descriptor alone of what it could not write: another thread's, which may have heard of it just
+  // before the flush.
+  if (closed_) return storage_.directories().remove_tree(path);
   // With the directory, the target's files are in it, too.
   storage_.directories().open({root_}, root_)->flush();
 }

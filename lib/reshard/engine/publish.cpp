@@ -57,11 +57,11 @@ Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmad
   for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
 }
 
-Staging::Staging(const Job& job, Storage& storage, fs::path root, std::unique_ptr<DirectoryClaim> lock)
+Staging::Staging(const Job& job, Storage& storage, fs::path root, std::unique_ptr<FileLock> lock)
     : Staging(job, storage, Unmade{}) {
   claim_output();
-  lock.reset();
-  lock_own(root);  // which ranks of this run share
+  lock_ = std::move(lock);
+  lock_->share();  // with the ranks of this run
   validate_alone(root);
   for (const CopiedFile& file : job.copied_files) directories().remove_tree(root / file.path);
   for (const TextFile& file : job.text_files) directories().remove_tree(root / file.path);
@@ -225,10 +225,12 @@ std::set<fs::path> Staging::named_directories() const {
 }
 
 /// \param own_files  in root_, which are no outputs.
-void Staging::give_names(const std::vector<std::string>& own_files) {
+void Staging::give_names(const std::vector<std::string>& own_files, bool sync) {
   // From here on what lies in root_ is not what a journal says: others leave it alone. The lock ends last, so that
   // nobody takes this run for dead before.
   for (const std::string& name : own_files) directories().remove_tree(root_ / name);
+  // After a crash of the machine, too: names that are swapped below must not be seen beside a journal.
+  if (sync && output_existed_) directories().open({root_}, root_)->flush();
   lock_.reset();
   if (!output_existed_) {
     rename_new(directories(), root_, final_);
@@ -251,13 +253,13 @@ std::vector<std::string> Staging::publish(bool sync) {
   else
     set_permissions(directories(), root_, permissions_.directory());
   if (!sync) {
-    give_names(own_files);
+    give_names(own_files, sync);
     return {};
   }
   flush_tree(storage_, root_);
   const auto named = directories().open(named_directories(), root_);
   named->flush();  // what fails now fails before anything has its name
-  give_names(own_files);
+  give_names(own_files, sync);
   try {
     named->flush();
   } catch (const Error& error) {

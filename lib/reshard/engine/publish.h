@@ -20,7 +20,7 @@ class Staging {
   /// Makes the directory, and those above it that are missing, and locks it. Job and storage are borrowed.
   Staging(const Job& job, Storage& storage);
   /// Takes over the directory of a run that is dead, with its lock.
-  Staging(const Job& job, Storage& storage, std::filesystem::path root, std::unique_ptr<DirectoryClaim> lock);
+  Staging(const Job& job, Storage& storage, std::filesystem::path root, std::unique_ptr<FileLock> lock);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
   /// Removes what was not published, and the directories it made if they are empty.
@@ -65,7 +65,7 @@ class Staging {
   void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;
   std::set<std::filesystem::path> named_directories() const;
-  void give_names(const std::vector<std::string>& own_files);
+  void give_names(const std::vector<std::string>& own_files, bool sync);
   void publish_entry(const std::filesystem::path& relative);
   void exchange(const std::filesystem::path& staged, const std::filesystem::path& final);
   void undo(const std::string& reason);
@@ -76,7 +76,7 @@ class Staging {
   std::filesystem::path root_;
   std::filesystem::path final_;            // the output directory, resolved
   std::unique_ptr<DirectoryClaim> claim_;  // on the output directory where that exists, for two runs not to mix in it
-  std::unique_ptr<DirectoryClaim> lock_;   // on kLockFile; null where the file system has no locks
+  std::unique_ptr<FileLock> lock_;         // on kLockFile; null where the file system has no locks
   bool output_existed_ = false;
   bool published_ = false;
   std::vector<std::filesystem::path> made_directories_;  // outermost first

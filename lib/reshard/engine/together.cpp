@@ -8,7 +8,6 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <new>
 #include <thread>
 #include <utility>
 
@@ -91,21 +90,6 @@ Error error_of(const std::string& text) {
   if (has_line) error.at_line(line);
   error.hint(std::string(wire.text()));
   return error;
-}
-
-/// What was thrown, as an Error.
-Error as_error(const std::exception_ptr& thrown) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::bad_alloc&) {
-    return {ErrorKind::kIo, "out of memory"};
-  } catch (const std::system_error& error) {
-    return {ErrorKind::kIo, error.what()};
-  } catch (const std::exception& error) {
-    return {ErrorKind::kInternal, error.what()};
-  }
 }
 
 /// Work on a thread of its own, and cleaning up if a signal comes, until the step is over.
@@ -305,22 +289,6 @@ unsigned default_threads(const Together& together) {
   const unsigned usable = std::max(1u, std::thread::hardware_concurrency());  // of the process's mask
   if (online > 0 && usable < static_cast<unsigned long>(online)) return most;
   return std::clamp(usable / together.local_size(), 1u, most);
-}
-
-std::pair<std::size_t, std::size_t> part_of(const std::vector<std::uint64_t>& costs, std::uint32_t rank,
-                                            std::uint32_t size) {
-  std::uint64_t all = 0;
-  for (const std::uint64_t cost : costs) all += cost;
-  const auto first_of = [&](std::uint32_t of_rank) {
-    if (of_rank == size) return costs.size();
-    const std::uint64_t before = all / size * of_rank + all % size * of_rank / size;
-    std::uint64_t cost = 0;
-    std::size_t item = 0;
-    // An item is the rank's in whose part its middle lies.
-    while (item < costs.size() && cost + costs[item] / 2 < before) cost += costs[item++];
-    return item;
-  };
-  return {first_of(rank), first_of(rank + 1)};
 }
 
 }  // namespace reshard

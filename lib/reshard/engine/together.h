@@ -77,9 +77,4 @@ class Together {
 /// and then those; at most as many as a process alone takes.
 unsigned default_threads(const Together& together);
 
-/// Of items in a row that cost as much as `costs` says, those that `rank` of `size` takes: [first, last), about as much
-/// as the others.
-std::pair<std::size_t, std::size_t> part_of(const std::vector<std::uint64_t>& costs, std::uint32_t rank,
-                                            std::uint32_t size);
-
 }  // namespace reshard

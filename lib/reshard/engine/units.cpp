@@ -152,4 +152,20 @@ void Units::add_parts(std::uint32_t unit, std::vector<Part>& parts) const {
     parts.push_back({t, t == begin.transfer ? begin.row : 0, t == end.transfer ? end.row : rows_[t], unit});
 }
 
+std::pair<std::size_t, std::size_t> part_of(const std::vector<std::uint64_t>& costs, std::uint32_t rank,
+                                            std::uint32_t size) {
+  std::uint64_t all = 0;
+  for (const std::uint64_t cost : costs) all += cost;
+  const auto first_of = [&](std::uint32_t of_rank) {
+    if (of_rank == size) return costs.size();
+    const std::uint64_t before = all / size * of_rank + all % size * of_rank / size;
+    std::uint64_t cost = 0;
+    std::size_t item = 0;
+    // An item is the rank's in whose part its middle lies.
+    while (item < costs.size() && cost + costs[item] / 2 < before) cost += costs[item++];
+    return item;
+  };
+  return {first_of(rank), first_of(rank + 1)};
+}
+
 }  // namespace reshard

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "reshard/plan/program.h"
@@ -51,5 +52,10 @@ class Units {
   std::vector<Cut> cuts_;            // before each unit, and after the last one
   bool whole_leaves_;
 };
+
+/// Of items in a row that cost as much as `costs` says, those that `rank` of `size` takes: [first, last), about as much
+/// as the others.
+std::pair<std::size_t, std::size_t> part_of(const std::vector<std::uint64_t>& costs, std::uint32_t rank,
+                                            std::uint32_t size);
 
 }  // namespace reshard

@@ -31,6 +31,15 @@ class DirectoryClaim {
   virtual ~DirectoryClaim() = default;
 };
 
+/// A lock on a file, which ends with this object and with the process.
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+  /// Makes an exclusive lock a shared one, with no moment in between when another process could take it.
+  /// \throws Error kIo.
+  virtual void share() = 0;
+};
+
 /// Directories that were opened before they get entries, so that flushing them needs nothing more that may be denied.
 class OpenDirectories {
  public:
@@ -82,11 +91,10 @@ class Directories {
   /// \throws Error if another run has a claim on it.
   virtual std::unique_ptr<DirectoryClaim> claim(const std::filesystem::path& directory, bool shared) = 0;
 
-  /// Locks a file, which is made for a shared lock if it is missing, against other processes; on other machines, too, where the file
-  /// system's locks reach there. The lock ends with what is returned, and with the process. \returns null if another
-  /// process has one, unless both are shared.
+  /// Locks a file, which is made for a shared lock if it is missing, against other processes; on other machines, too,
+  /// where the file system's locks reach there. \returns null if another process has one, unless both are shared.
   /// \throws Error kUnsupported where the file system has no locks; kIo.
-  virtual std::unique_ptr<DirectoryClaim> lock(const std::filesystem::path& file, bool shared) = 0;
+  virtual std::unique_ptr<FileLock> lock(const std::filesystem::path& file, bool shared) = 0;
 
   /// \param inside  A directory on their file system that can be opened: one that may be written to but not read is
   ///                flushed by way of it, with the whole file system.

@@ -55,6 +55,28 @@ class LocalClaim final : public DirectoryClaim {
   Descriptor lock_;
 };
 
+/// One of an open file, which a fork or another descriptor of the process does not end; those of flock are not seen on
+/// other machines.
+/// \returns whether it was set; else errno says why.
+bool set_lock(int descriptor, bool shared) {
+  struct flock range {};
+  range.l_type = static_cast<short>(shared ? F_RDLCK : F_WRLCK);
+  range.l_whence = SEEK_SET;
+  return ::fcntl(descriptor, F_OFD_SETLK, &range) == 0;
+}
+
+class LocalFileLock final : public FileLock {
+ public:
+  LocalFileLock(Descriptor file, fs::path path) : file_(std::move(file)), path_(std::move(path)) {}
+  void share() override {
+    if (!set_lock(file_.get(), true)) throw system_error(errno, "cannot lock", path_);
+  }
+
+ private:
+  Descriptor file_;
+  fs::path path_;
+};
+
 class LocalOpenDirectories final : public OpenDirectories {
  public:
   LocalOpenDirectories(const std::set<fs::path>& directories, const fs::path& inside) {
@@ -169,15 +191,10 @@ class LocalDirectories final : public Directories {
     return std::make_unique<LocalClaim>(std::move(lock));
   }
 
-  std::unique_ptr<DirectoryClaim> lock(const fs::path& file, bool shared) override {
+  std::unique_ptr<FileLock> lock(const fs::path& file, bool shared) override {
     Descriptor lock(::open(file.c_str(), O_RDWR | O_CLOEXEC | (shared ? O_CREAT : 0), 0600));
     if (lock.get() < 0) throw system_error(errno, "cannot open", file);
-    // One of an open file, which a fork or another descriptor of the process does not end; those of flock are not seen
-    // on other machines.
-    struct flock range {};
-    range.l_type = static_cast<short>(shared ? F_RDLCK : F_WRLCK);
-    range.l_whence = SEEK_SET;
-    if (::fcntl(lock.get(), F_OFD_SETLK, &range) == 0) return std::make_unique<LocalClaim>(std::move(lock));
+    if (set_lock(lock.get(), shared)) return std::make_unique<LocalFileLock>(std::move(lock), file);
     if (errno == EAGAIN || errno == EACCES) return nullptr;
     if (errno == ENOLCK || is_unsupported(errno))
       throw Error(ErrorKind::kUnsupported, "its file system has no locks").in(file);
