@@ -78,10 +78,10 @@ TEST_CASE("Links into the cache of a download are held against the names of thei
   fs::rename(model.file, blobs / digest);
   fs::create_symlink(fs::path("../../blobs") / digest, snapshot / "model.safetensors");
   fs::copy_file(model.temp / "model/config.json", snapshot / "config.json");
-  const auto expected = expected_digest(local_storage(), snapshot / "model.safetensors");
+  const auto expected = expected_digests(local_storage(), {snapshot / "model.safetensors"}).front();
   REQUIRE(expected);
   CHECK(to_hex(expected->digest) == digest);
-  CHECK_FALSE(expected_digest(local_storage(), snapshot / "config.json"));
+  CHECK_FALSE(expected_digests(local_storage(), {snapshot / "config.json"}).front());
   const auto job = plan_shard(shard_request(snapshot, model.temp / "out", 2));
   Together alone;
   CHECK(check_inputs(*job, unsynced(), alone).size() == 1);
@@ -104,6 +104,51 @@ TEST_CASE("A downloaded directory has the digests of large files in its metadata
   CHECK(error_of([&] { model.check(); }).kind() == ErrorKind::kBadInput);
   write_file(metadata, commit + "\n" + std::string(40, 'b') + "\n1700000000.0\n");  // of a small file: another hash
   CHECK_THAT(error_of([&] { model.check(); }).what(), Says("no SHA-256 is known of its file"));
+}
+
+TEST_CASE("A file of tensors that no list names is an error, though others are checked") {
+  const Model model;
+  const TinyModel tiny;
+  Random random(4);
+  const fs::path two = model.temp / "two";
+  write_model(two, tiny, random_tensors(tiny, random), 2);
+  const fs::path first = two / "model-00001-of-00002.safetensors", second = two / "model-00002-of-00002.safetensors";
+  const auto check = [&] {
+    Together alone;
+    return check_inputs(*plan_shard(shard_request(two, model.temp / "out", 2)), unsynced(), alone);
+  };
+  const auto list = [&](const std::vector<fs::path>& files) {
+    std::vector<FileDigest> lines;
+    for (const fs::path& file : files) lines.push_back({file.filename().string(), digest_of_file(file)});
+    write_file(two / "SHA256SUMS", sha256sums_text(lines));
+  };
+  list({first});
+  const Error error = error_of(check);
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == second.string());
+  CHECK(error.message() == "no SHA-256 is known of it, one of 1 such files of 2");
+  list({first, second});
+  CHECK(check().size() == 2);
+}
+
+TEST_CASE("Rank files are held against the SHA256SUMS of the directory above, which a manifest has made") {
+  const Model model;
+  const auto job = model.job();
+  job->manifest = true;
+  execute(*job, unsynced());
+  ConsolidateRequest request;
+  request.source.path = model.temp / "out";
+  request.output_directory = model.temp / "whole";
+  Together alone;
+  const auto consolidate = plan_consolidate(request);
+  CHECK(check_inputs(*consolidate, unsynced(), alone).size() >= 2);
+  const fs::path file = consolidate->source.files.at(1).path;
+  std::string text = read_file(file);
+  text.back() = static_cast<char>(text.back() ^ 1);
+  write_file(file, text);
+  const Error error = error_of([&] { check_inputs(*plan_consolidate(request), unsynced(), alone); });
+  CHECK(error.path() == file.string());
+  CHECK_THAT(error.what(), Says((model.temp / "out/SHA256SUMS").string()));
 }
 
 TEST_CASE("Where no digest is known there is nothing to check, and that is an error") {

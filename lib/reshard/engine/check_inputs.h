@@ -19,16 +19,18 @@ struct ExpectedDigest {
   std::filesystem::path from;  // the file that says it, or the blob whose name it is
 };
 
-/// What is known of a file: from a SHA256SUMS beside it; from the Hugging Face cache, where it is a link to a blob that
-/// has the digest of large files as its name; from the `.cache/huggingface/download` of a downloaded directory, in
-/// whose NAME.metadata the second line is that digest (huggingface_hub, file_download.py and _local_folder.py).
+/// What is known of each file: from a SHA256SUMS beside it or in one of the two directories above; from the Hugging Face
+/// cache, where it is a link to a blob that has the digest of large files as its name; from the
+/// `.cache/huggingface/download` of a downloaded directory, in whose NAME.metadata the second line is that digest
+/// (huggingface_hub, file_download.py and _local_folder.py).
 /// \throws Error kBadInput for a SHA256SUMS that is none.
-std::optional<ExpectedDigest> expected_digest(Files& files, const std::filesystem::path& file);
+std::vector<std::optional<ExpectedDigest>> expected_digests(Files& files,
+                                                            const std::vector<std::filesystem::path>& paths);
 
 /// Reads all files of a job's source of which a digest is known, by all ranks together.
-/// \returns the digests of these.
-/// \throws AgreedError (alone Error) kBadInput naming the first file that has another digest, or if none is known;
-/// what Together::step throws.
+/// \returns the digests of these: of all files of tensors, and of some others.
+/// \throws AgreedError (alone Error) kBadInput naming the first file that has another digest, or the first file of
+/// tensors of which none is known; what Together::step throws.
 std::map<std::filesystem::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options,
                                                            Together& together);
 
