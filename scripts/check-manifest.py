@@ -50,11 +50,15 @@ def tensors_of(path):
 
 def main():
     if len(sys.argv) < 3:
-        sys.exit(__doc__)
+        print(__doc__, file=sys.stderr)
+        return 2
     manifest = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
     expected = {tensor["name"]: tensor for tensor in manifest["tensors"]}
     paths = [pathlib.Path(argument) for argument in sys.argv[2:]]
     files = [file for path in paths for file in (sorted(path.glob("*.safetensors")) if path.is_dir() else [path])]
+    if not files:
+        print(f"no safetensors files in {', '.join(map(str, paths))}", file=sys.stderr)
+        return 2
     wrong = 0
     count = len(expected)
     for file in files:

@@ -216,6 +216,8 @@ std::string adapters_text(const std::string& path, const std::vector<Checkpoint>
 
 std::string inspect_text(const std::string& path, const Checkpoint& inspection, const std::vector<TensorRow>& rows,
                          bool each) {
+  // Alone, so that those of two checkpoints can be compared with diff.
+  if (!rows.empty() && rows.front().digest && !rows.front().values) return digest_table(inspection, rows);
   const Totals totals = totals_of(inspection.map, rows);
   std::string text = fmt::format("{}: {}\n", printable(path), what_text(inspection));
   text += fmt::format(

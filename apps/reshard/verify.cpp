@@ -203,6 +203,7 @@ Document document_of(const FilesVerification& result) {
   json["bytes"] = result.compared_bytes;
   json["missing_files"] = result.missing;
   json["different_files"] = result.different;
+  json["unlisted_files"] = result.unlisted;
   return json;
 }
 
@@ -235,6 +236,8 @@ int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
     if (arguments.source.tag || arguments.source.config || !arguments.spec.empty() || !arguments.family.empty())
       throw Error(ErrorKind::kUsage, "a SHA256SUMS is of files: --tag, --config, --spec and --family have no effect");
     const std::vector<FileDigest> files = parse_sha256sums(text, file);
+    if (files.empty())
+      throw Error(ErrorKind::kBadInput, "lists no files").in(file).hint("give the SHA256SUMS as it was written");
     if (!local_storage().is_directory(arguments.a))
       throw Error(ErrorKind::kBadInput, "is not a directory, which a SHA256SUMS is of")
           .in(arguments.a)
@@ -248,7 +251,15 @@ int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
       const ProgressBar bar(progress, bytes, !arguments.quiet);
       result = verify_files(arguments.a, files, options, together);
     }
-    return report(result, {});
+    std::vector<std::string> notes;
+    if (!result.unlisted.empty())
+      notes.push_back(fmt::format("{} does not list {}: {}", file,
+                                  result.unlisted.size() == 1
+                                      ? "a file of tensors"
+                                      : fmt::format("{} files of tensors", result.unlisted.size()),
+                                  list_names(result.unlisted)));
+    if (!arguments.quiet && !arguments.json) print_notes(notes);
+    return report(result, notes);
   }
   const Manifest manifest = parse_manifest(text, file);
   bool tag_used = false;

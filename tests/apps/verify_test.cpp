@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "reshard/base/sha256.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -292,4 +293,30 @@ TEST_CASE("verify does not call two files without tensors the same") {
   const ProgramResult result = run_reshard({"verify", empty, empty});
   CHECK(result.exit_code == 3);
   CHECK_THAT(result.err, Says("holds no tensors"));
+}
+
+TEST_CASE("A SHA256SUMS that lists nothing is an error, and one that leaves out files of tensors gets a note") {
+  const TwoFiles files;
+  const std::string sums = (files.dir / "SHA256SUMS").string();
+  write_file(sums, "");
+  const ProgramResult empty = run_reshard({"verify", files.dir.path().string(), "--manifest", sums});
+  CHECK(empty.exit_code == 3);
+  CHECK_THAT(empty.err, Says("SHA256SUMS: lists no files"));
+  const std::string text = read_file(files.a);
+  const std::string digest = reshard::to_hex(reshard::sha256(std::as_bytes(std::span(text))));
+  write_file(sums, digest + "  a.safetensors\n");
+  const ProgramResult some = run_reshard({"verify", files.dir.path().string(), "--manifest", sums});
+  CHECK(some.exit_code == 0);
+  CHECK_THAT(some.err, Says("does not list a file of tensors: b.safetensors"));
+  const json document =
+      json::parse(run_reshard({"verify", files.dir.path().string(), "--manifest", sums, "--json"}).out);
+  CHECK(document.at("unlisted_files") == json::array({"b.safetensors"}));
+  CHECK(document.at("notes").size() == 1);
+}
+
+TEST_CASE("Digests of two checkpoints with the same tensors are the same text, whatever their layouts") {
+  const ProgramResult model = run_reshard({"inspect", kModel, "--digest"});
+  CHECK(model.exit_code == 0);
+  CHECK(model.out.size() > 100);
+  CHECK(run_reshard({"inspect", kShards, "--digest"}).out == model.out);
 }

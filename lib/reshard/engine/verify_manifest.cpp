@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <set>
+#include <string_view>
 
 #include "reshard/base/error.h"
 #include "reshard/engine/digests.h"
@@ -99,6 +102,24 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
   return result;
 }
 
+namespace {
+
+/// Files of tensors in a directory and below it that a list does not name.
+void find_unlisted(Files& files, const std::filesystem::path& directory, const std::filesystem::path& folder,
+                   const std::set<std::string>& listed, std::vector<std::string>& unlisted) {
+  constexpr std::array<std::string_view, 5> kEndings = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"};
+  for (const DirectoryEntry& entry : files.list(directory / folder)) {
+    const std::filesystem::path path = folder / entry.name;
+    if (entry.kind == FileKind::kDirectory && !entry.is_link && !entry.name.starts_with('.'))
+      find_unlisted(files, directory, path, listed, unlisted);
+    if (entry.kind != FileKind::kFile || listed.contains(path.generic_string())) continue;
+    if (std::any_of(kEndings.begin(), kEndings.end(), [&](std::string_view end) { return entry.name.ends_with(end); }))
+      unlisted.push_back(path.generic_string());
+  }
+}
+
+}  // namespace
+
 FilesVerification verify_files(const std::filesystem::path& directory, const std::vector<FileDigest>& files,
                                const RunOptions& options) {
   Together alone;
@@ -126,6 +147,9 @@ FilesVerification verify_files(const std::filesystem::path& directory, const std
   for (std::size_t i = 0; i < present.size(); ++i)
     if (digests[i] != present[i]->digest) result.different.push_back(present[i]->path);
   result.compared_files = present.size();
+  std::set<std::string> listed;
+  for (const FileDigest& file : files) listed.insert(file.path);
+  find_unlisted(*options.storage, directory, {}, listed, result.unlisted);
   return result;
 }
 

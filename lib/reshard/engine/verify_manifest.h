@@ -51,6 +51,7 @@ struct FilesVerification {
   std::uint64_t compared_bytes = 0;
   std::vector<std::string> missing;
   std::vector<std::string> different;
+  std::vector<std::string> unlisted;  // files of tensors, told by their names, that are there and not in the list
 
   bool same() const { return missing.empty() && different.empty(); }
 };
