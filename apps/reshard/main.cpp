@@ -40,7 +40,9 @@ std::string footer() {
 }
 
 int report(const Error& error) {
-  reshard::cli::print_message(fmt::format("reshard: {}", reshard::cli::with_options(error.what())));
+  std::string text = error.what();
+  if (error.kind() == ErrorKind::kInterrupted) text = reshard::cli::with_signal_name(std::move(text));
+  reshard::cli::print_message(fmt::format("reshard: {}", reshard::cli::with_options(text)));
   if (!error.hint().empty())
     reshard::cli::print_message(fmt::format("  try: {}", reshard::cli::with_options(error.hint())));
   return reshard::describe(error.kind()).exit_code;
@@ -150,6 +152,7 @@ int run_alone(int argc, char** argv) {
 
 int run_with_others(int argc, char** argv, const reshard::cli::Launcher& launcher) {
   reshard::cli::set_muted(launcher.rank != 0);
+  reshard::cli::set_no_terminal();
   const auto ranks = reshard::cli::start_mpi(launcher, ::getenv);
   ranks->mind_stop(&reshard::cli::signal_came());
   reshard::cli::set_muted(ranks->rank() != 0);

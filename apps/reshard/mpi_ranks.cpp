@@ -205,8 +205,8 @@ Error wrong_size(const Launcher& launcher, const ReshardMpiWorld& world, const s
 }
 
 RankLost mpi_error(const char* error) {
-  return RankLost(fmt::format("MPI reports an error: {}; nothing is published but by rank 0, when all have finished",
-                              printable(error)));
+  return RankLost(fmt::format(
+      "MPI reports an error: {}; outputs get their names by rank 0 alone, when all have finished", printable(error)));
 }
 
 RankLost no_answer(const Patience& patience) {
@@ -217,7 +217,7 @@ RankLost no_answer(const Patience& patience) {
                                    kStopLimitSeconds)
                      : fmt::format("waited {:.{}f} s for the other processes, and at least one did not answer",
                                    waited_s, waited_s < 10 ? 1 : 0)) +
-                "; nothing is published but by rank 0, when all have finished");
+                "; outputs get their names by rank 0 alone, when all have finished");
   lost.hint(
       "its process was killed, or its machine is gone: messages of the launcher and the machine's kernel log may say "
       "why; RESHARD_MPI_TIMEOUT=SECONDS changes how long to wait");

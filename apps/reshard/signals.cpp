@@ -1,11 +1,14 @@
 #include "signals.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <csignal>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "print.h"
 #include "reshard/base/error.h"
@@ -13,27 +16,46 @@
 namespace reshard::cli {
 namespace {
 
-constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+struct StopSignal {
+  int number;
+  const char* name;
+};
+constexpr std::array kStopSignals = {StopSignal{SIGINT, "SIGINT"},   StopSignal{SIGTERM, "SIGTERM"},
+                                     StopSignal{SIGHUP, "SIGHUP"},   StopSignal{SIGQUIT, "SIGQUIT"},
+                                     StopSignal{SIGUSR1, "SIGUSR1"}, StopSignal{SIGUSR2, "SIGUSR2"}};
 
 // Read by the signal handler; lock-free.
 std::atomic<Progress*> running{nullptr};
 std::atomic<int> done{-1};  // the exit code, once it is known
 std::atomic<bool> came{false};
+std::atomic<const StopSignal*> first{nullptr};  // that came
 
-std::string& stopped_line() {
-  static std::string line = std::string("reshard: ") + kStoppedMessage + "\n";
-  return line;
+std::string named(std::string message, const StopSignal* signal) {
+  constexpr std::string_view kAny = "a signal";
+  if (const auto at = message.find(kAny); signal != nullptr && at != std::string::npos)
+    message.replace(at, kAny.size(), signal->name);
+  return message;
+}
+
+/// What to say of each signal at once.
+std::array<std::string, kStopSignals.size()>& stopped_lines() {
+  static std::array<std::string, kStopSignals.size()> lines;
+  return lines;
 }
 
 /// However often it is asked: a run ends at its next block, and cleans up after itself.
-void stop(int) {
+void stop(int number) {
   came = true;
+  std::size_t row = 0;
+  while (row + 1 < kStopSignals.size() && kStopSignals[row].number != number) ++row;
+  const StopSignal* none = nullptr;
+  first.compare_exchange_strong(none, &kStopSignals[row]);
   if (const int exit_code = done; exit_code >= 0) ::_exit(exit_code);
   if (Progress* progress = running.load()) {
     progress->stop = true;
     return;
   }
-  const std::string& line = stopped_line();
+  const std::string& line = stopped_lines()[row];
   if (!is_muted()) {
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   }
@@ -43,8 +65,9 @@ void stop(int) {
 }  // namespace
 
 void mind_stop_signals() {
-  stopped_line();  // made now, as a signal handler must not
-  for (const int number : kStopSignals) {
+  for (std::size_t row = 0; row < kStopSignals.size(); ++row)  // made now, as a signal handler must not
+    stopped_lines()[row] = fmt::format("reshard: {}\n", named(kStoppedMessage, &kStopSignals[row]));
+  for (const auto& [number, name] : kStopSignals) {
     struct sigaction action {};
     if (::sigaction(number, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
     action = {};
@@ -52,6 +75,10 @@ void mind_stop_signals() {
     action.sa_flags = SA_RESTART;
     ::sigaction(number, &action, nullptr);
   }
+}
+
+std::string with_signal_name(std::string message) {
+  return named(std::move(message), first);
 }
 
 StoppableRun::StoppableRun(Progress& progress) {

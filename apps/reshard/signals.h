@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <string>
 
 #include "reshard/engine/run.h"
 
@@ -10,6 +11,9 @@ namespace reshard::cli {
 /// exit code of kInterrupted, as long as there is nothing to clean up. Those that were ignored stay ignored, as under
 /// nohup.
 void mind_stop_signals();
+
+/// The message of kInterrupted with the name of the signal that came to this process, if one did.
+std::string with_signal_name(std::string message);
 
 /// While one exists, the signals ask a run to stop instead, which then cleans up after itself. At most one at a time.
 class StoppableRun {

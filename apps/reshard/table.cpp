@@ -14,6 +14,8 @@ namespace {
 constexpr std::size_t kGap = 2;
 constexpr std::size_t kLeastFirstColumn = 24;
 
+bool no_terminal = false;  // set before there are threads
+
 bool continues(char c) {
   return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
 }
@@ -37,13 +39,17 @@ std::string padded(const std::string& text, std::size_t width, Table::Align alig
 }  // namespace
 
 bool is_terminal() {
-  return ::isatty(STDOUT_FILENO) != 0;
+  return !no_terminal && ::isatty(STDOUT_FILENO) != 0;
+}
+
+void set_no_terminal() {
+  no_terminal = true;
 }
 
 std::size_t table_columns(int fd) {
   constexpr std::size_t kLeast = 60;  // in which tables are still of use
   winsize terminal{};
-  if (::ioctl(fd, TIOCGWINSZ, &terminal) != 0 || terminal.ws_col == 0) return kTableColumns;
+  if (no_terminal || ::ioctl(fd, TIOCGWINSZ, &terminal) != 0 || terminal.ws_col == 0) return kTableColumns;
   return std::clamp<std::size_t>(terminal.ws_col, kLeast, kTableColumns);
 }
 

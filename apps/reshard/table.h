@@ -7,6 +7,9 @@ namespace reshard::cli {
 
 /// Whether standard output is a terminal.
 bool is_terminal();
+/// Takes standard output and error for no terminals, whatever they look like: mpirun of Open MPI gives rank 0 one of its
+/// own, and what comes out of it may go into a file.
+void set_no_terminal();
 
 /// Lines of columns for people. In a terminal they are at most table_columns() wide, and the first column is shortened
 /// when the others need the room; what goes elsewhere, such as to grep, is shown whole.
