@@ -202,6 +202,13 @@ TEST_CASE("Ranks with other options, or that see another source, are told before
     plan_and_run(jobs.planners[0].second, jobs.temp / "out", unsynced(), together, together.rank() == 1);
   });
   CHECK(agreed_error(manifest_differs).kind() == ErrorKind::kUsage);
+  const auto outputs_differ = run_ranks(2, [&](Together& together) {
+    plan_and_run(jobs.planners[0].second, jobs.temp / (together.leads() ? "out" : "out2"), unsynced(), together);
+  });
+  const Error outputs_error = agreed_error(outputs_differ);
+  CHECK(outputs_error.kind() == ErrorKind::kUsage);
+  CHECK(std::string(outputs_error.what()) == "rank 0 on n0 writes to " + (jobs.temp / "out").string() +
+                                                 ", and rank 1 on n0 to " + (jobs.temp / "out2").string());
   CHECK((snapshot(jobs.temp.path()) == before));
 
   fs::copy(jobs.temp / "model", jobs.temp / "other", fs::copy_options::recursive);

@@ -55,6 +55,7 @@ RunIdentity run_identity(const Job& job, const RunOptions& options) {
   identity.sources = to_string(fingerprint_of(job.source));
   identity.all = to_string(run_fingerprint(job, options));
   identity.options = (job.manifest ? 1u : 0u) + (job.force ? 2u : 0u) + (options.sync ? 4u : 0u);
+  identity.output = options.storage->absolute(job.output_directory).lexically_normal().generic_string();
   add_files(identity, job.source);
   return identity;
 }
@@ -75,6 +76,7 @@ void validate_same_run(const RunIdentity& mine, Together& together) {
   wire.add(mine.sources);
   wire.add(mine.all);
   wire.add(mine.options);
+  wire.add(mine.output);
   const std::vector<std::string> all = together.gather("compare", std::move(wire.bytes()));
   const auto other = std::find_if(all.begin(), all.end(), [&](const std::string& one) { return one != all.front(); });
   if (other == all.end()) return;
@@ -89,6 +91,12 @@ void validate_same_run(const RunIdentity& mine, Together& together) {
                         fmt::format("{} reads other files than {}: {}", together.process(rank), together.process(0),
                                     difference(files_of(files.front()), files_of(files[rank]))))
                       .hint("give a path that all ranks share, to files that nobody writes to")));
+  const bool same_program = ours.text() == theirs.text() && ours.number() == theirs.number();
+  if (same_command && same_program)
+    throw AgreedError(
+        std::move(Error(ErrorKind::kUsage, fmt::format("{} writes to {}, and {} to {}", together.process(0),
+                                                       ours.text(), together.process(rank), theirs.text()))
+                      .hint("give one output directory, the same path on all ranks")));
   throw AgreedError(
       std::move(Error(ErrorKind::kUsage, fmt::format("{} was given other options than {}, and would do something else",
                                                      together.process(rank), together.process(0)))

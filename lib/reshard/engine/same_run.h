@@ -20,6 +20,7 @@ struct RunIdentity {
   std::string sources;        // fingerprints of what is read
   std::string all;            // the fingerprint of what becomes of it
   std::uint64_t options = 0;  // of the run, that are in neither
+  std::string output;         // the directory that is written; empty if none is
   std::vector<File> files;    // of the sources
 };
 
