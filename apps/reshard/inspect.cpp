@@ -141,7 +141,7 @@ void add_inspect(CLI::App& app, Together& together) {
   add_source_options(*command, arguments->source_options);
   add_moving(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document on standard output, and nothing else there");
-  command->add_flag("--quiet", arguments->quiet, "No progress bar or notes; errors only");
+  command->add_flag("--quiet", arguments->quiet, "No progress bar or notes");
   command->callback([arguments, &together] { inspect(*arguments, together); });
 }
 

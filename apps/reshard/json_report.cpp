@@ -1,5 +1,7 @@
 #include "json_report.h"
 
+#include <algorithm>
+
 #include "option_names.h"
 #include "progress.h"
 #include "reshard/formats/manifest.h"
@@ -66,6 +68,11 @@ Document divergent_document(const std::vector<Divergence>& divergent) {
   return all;
 }
 
+double bytes_per_second(const RunResult& result) {
+  const std::uint64_t written = result.written_bytes - std::min(result.written_bytes, result.resumed_bytes);
+  return result.seconds > 0 ? static_cast<double>(written) / result.seconds : 0;
+}
+
 Document job_document(const Job& job, const OutputSpace& space, const RunResult* result) {
   Document json;
   json["command"] = job.command;
@@ -97,7 +104,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
     json["divergent_replicas"] = divergent_document(result->divergent);
     json["resumed_bytes"] = result->resumed_bytes;
     json["seconds"] = result->seconds;
-    json["bytes_per_second"] = result->seconds > 0 ? static_cast<double>(result->written_bytes) / result->seconds : 0;
+    json["bytes_per_second"] = bytes_per_second(*result);
     json["peak_memory_bytes"] = peak_memory_bytes();
     if (job.manifest) {
       json["hashing_seconds"] = result->hashing_seconds;

@@ -15,6 +15,9 @@ using Document = nlohmann::ordered_json;
 /// What a job will write, or has written: the --json output of shard and consolidate. `result` is null for a dry run.
 Document job_document(const Job& job, const OutputSpace& space, const RunResult* result);
 
+/// What this run itself wrote; 0 where it took no time.
+double bytes_per_second(const RunResult& result);
+
 /// One object for each: tensor, text, whether it is drift and how much.
 Document divergent_document(const std::vector<Divergence>& divergent);
 

@@ -36,7 +36,7 @@ void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage)
 }
 
 std::string last_line(const Job& job, const RunResult& result, const Together& together) {
-  const double rate = result.seconds > 0 ? static_cast<double>(result.written_bytes) / result.seconds : 0;
+  const double rate = bytes_per_second(result);
   std::string hashed;
   if (job.manifest)
     hashed = fmt::format("; manifest: {:.2f} s of CPU to hash tensors, {:.2f} s to read files back",
@@ -47,8 +47,9 @@ std::string last_line(const Job& job, const RunResult& result, const Together& t
   const std::string ranks = together.size() > 1 ? fmt::format(" of rank 0 of {}", together.size()) : std::string();
   return fmt::format("wrote {}{}, {} file{}; read {}; {:.{}f} s, {:.2f} GB/s, peak memory {}{}{}",
                      format_bytes(result.written_bytes), resumed, result.files, result.files == 1 ? "" : "s",
-                     read_text(job.program), result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9,
-                     format_memory(peak_memory_bytes()), ranks, hashed);
+                     result.resumed_bytes > 0 ? format_bytes(result.read_bytes) : read_text(job.program),
+                     result.seconds, result.seconds < 10 ? 2 : 1, rate / 1e9, format_memory(peak_memory_bytes()), ranks,
+                     hashed);
 }
 
 /// The outputs stand, so a report that cannot be made or printed takes nothing of that back.
@@ -84,26 +85,28 @@ void validate_arguments(const CommonArguments& arguments) {
           .hint("leave out one of the two");
 }
 
-/// Says what lies beside the output, or in it, and removes of it what --clean says.
-void tell_of_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
-  const bool tells = !arguments.quiet && !arguments.json;
+/// What lies beside the output, or in it: removes of it what --clean says.
+/// \returns notes.
+std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
+  std::vector<std::string> notes;
   if (arguments.clean)
     for (const EarlierRun& run : remove_dead_runs(storage, job))
-      if (tells)
-        print_notes({fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
-                                 format_bytes(run.size_bytes))});
-  if (!tells) return;
+      notes.push_back(fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
+                                  format_bytes(run.size_bytes)));
   for (const EarlierRun& run : earlier_runs(storage, job)) {
     const std::string what = fmt::format("{}: {}", run.root.string(), format_bytes(run.size_bytes));
     if (run.state == EarlierRun::State::kLives)
-      print_notes({what + ", of a run that goes on"});
+      notes.push_back(what + ", of a run that goes on");
     else if (run.state == EarlierRun::State::kUnknown)
-      print_notes({what +
-                   ", left by a run that was killed, or of one that goes on, which cannot be known here; if none "
-                   "does, delete it"});
+      notes.push_back(what +
+                      ", left by a run that was killed, or of one that goes on, which cannot be known here; if none "
+                      "does, delete it");
+    else if (!run.has_journal)
+      notes.push_back(what + ", left by a run that was killed before it had a journal: --clean removes it");
     else if (!arguments.resume)
-      print_notes({what + ", left by a run that was killed: --resume goes on with it, --clean removes it"});
+      notes.push_back(what + ", left by a run that was killed: --resume goes on with it, --clean removes it");
   }
+  return notes;
 }
 
 }  // namespace
@@ -182,22 +185,35 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   if (!arguments.quiet && !arguments.json) {
     print_notes(job.notes);
   }
+  std::vector<std::string> early_notes;
+  const auto tell = [&](const std::string& note) {
+    if (!arguments.quiet && !arguments.json) print_notes({note});
+    early_notes.push_back(note);
+  };
   together.step("look for earlier runs", progress, [&] {
-    if (together.leads()) tell_of_earlier_runs(job, arguments, *options.storage);
+    if (!together.leads()) return;
+    for (const std::string& note : look_for_earlier_runs(job, arguments, *options.storage)) tell(note);
   });
+  options.on_note = tell;
   if (arguments.dry_run) {
     if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, nullptr));
     if (together.leads()) dry_run(job, arguments, *options.storage);
     return;
   }
   const OutputSpace space = together.leads() ? output_space(*options.storage, job) : OutputSpace();
-  if (arguments.check_inputs) job.source_digests = check_inputs(job, options, together);
+  if (arguments.check_inputs) {
+    job.source_digests = check_inputs(job, options, together);
+    const std::size_t count = job.source_digests.size();
+    tell(count == 1 ? std::string("1 file of the source has the SHA-256 that it should have")
+                    : fmt::format("{} files of the source have the SHA-256 that they should have", count));
+  }
   RunResult result;
   {
     const ProgressBar bar(progress, job.program.write_bytes, !arguments.quiet && together.leads());
     result = execute(job, options, together);
     note_done();
   }
+  if (arguments.json) job.notes.insert(job.notes.end(), early_notes.begin(), early_notes.end());
   if (together.leads()) print_report(job, arguments, space, result, together);
 }
 

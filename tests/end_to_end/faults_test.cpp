@@ -175,6 +175,18 @@ TEST_CASE("An output directory that appears while the outputs are written is lef
   CHECK(after == std::map<std::string, std::string>{{"deep/", ""}, {"deep/out/", ""}, {"deep/out/mine.txt", "mine"}});
 }
 
+TEST_CASE("An empty output directory that appears while the outputs are written is filled") {
+  const Model model;
+  FaultStorage storage;
+  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+    if (operation == FaultStorage::Operation::kSync) fs::create_directories(model.temp / "new/deep/out");
+  };
+  RunOptions options;
+  options.storage = &storage;
+  shard(model.request, options);
+  CHECK(fs::is_regular_file(model.temp / "new/deep/out/config.json"));
+}
+
 TEST_CASE("A foreign file that appears in the shards folder during the run saves it, even with force") {
   Model model;
   model.fill_output();

@@ -1,6 +1,8 @@
 // Runs that were killed or failed, and go on: the bytes of one run, none of them written twice.
 
+#include <atomic>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 
@@ -8,6 +10,7 @@
 #include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/journal.h"
+#include "reshard/engine/output.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
@@ -96,12 +99,14 @@ std::optional<fs::path> staging_in(const fs::path& directory) {
   return std::nullopt;
 }
 
-/// Has all writes fail when a run in `directory` has so many files of a journal.
+/// Has all writes fail from when a run in `directory` has so many files of a journal.
 void fail_after_journals(FaultStorage& storage, const fs::path& directory, std::size_t count, ErrorKind kind) {
-  storage.before = [directory, count, kind](FaultStorage::Operation operation, std::uint64_t) {
+  const auto fails = std::make_shared<std::atomic<bool>>(false);
+  storage.before = [=](FaultStorage::Operation operation, std::uint64_t) {
     if (operation != FaultStorage::Operation::kWrite) return;
     const auto staging = staging_in(directory);
-    if (staging && journal_files(local_storage(), *staging).size() >= count) throw Error(kind, "made to fail");
+    if (staging && journal_files(local_storage(), *staging).size() >= count) *fails = true;
+    if (*fails) throw Error(kind, "made to fail");
   };
 }
 
@@ -259,20 +264,30 @@ TEST_CASE("A run that has other sources or options does not go on, and says whic
   other->shares_directory = true;
   CHECK_FALSE(find_resumable(local_storage(), *other, journal_header(*other, journalled(local_storage()), 1)));
 
+  ShardRequest pytorch = shard_request(stopped.jobs.temp / "model", stopped.jobs.temp / "out", 4, 2);
+  pytorch.target.format = Format::kPytorch;
+  CHECK(stopped.resume(*plan_shard(pytorch)).message() ==
+        "the run that left this had format safetensors, and not pytorch");
+
+  write_file(stopped.jobs.temp / "model/tokenizer.json", "{}");
+  CHECK(stopped.resume(*stopped.jobs.planners.front().second(stopped.jobs.temp / "out")).message() ==
+        "the run that left this read another tokenizer.json: the source has other files now");
+  fs::remove(stopped.jobs.temp / "model/tokenizer.json");
+
   const fs::path file = stopped.jobs.temp / "model/model-00002-of-00002.safetensors";
   fs::last_write_time(file, fs::last_write_time(file) + 1s);
   const auto same = stopped.jobs.planners.front().second(stopped.jobs.temp / "out");
   const Error sources = stopped.resume(*same);
   CHECK(sources.kind() == ErrorKind::kBadInput);
   CHECK(sources.message() ==
-        "the run that left this read another model-00002-of-00002.safetensors: it was written to since");
+        "the run that left this read another model-00002-of-00002.safetensors: it was replaced or written to since");
   CHECK(fs::exists(stopped.root));
 }
 
 TEST_CASE("A journal that is torn is as good as none, and one of another version is refused") {
   Stopped stopped;
   const auto files = journal_files(local_storage(), stopped.root);
-  REQUIRE(files.size() > 1);
+  REQUIRE_FALSE(files.empty());
   const std::string last = read_file(stopped.root / files.front());
   for (std::size_t size = 0; size < last.size(); size += 13) CHECK_FALSE(parse_journal(last.substr(0, size)));
   std::string edited = last;
@@ -284,7 +299,7 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   const RunResult result = execute(*stopped.job, options);
   CHECK(result.resumed_bytes == 0);
   CHECK(fs::exists(stopped.root));  // nothing can go on from it; it is left for `clean`
-  CHECK(result.notes == std::vector<std::string>{"no run was there to go on with: all of it was written anew"});
+  CHECK(result.notes == std::vector<std::string>{"no run was there to go on with: all of it is written anew"});
 
   std::string body = last.substr(0, last.size() - 64);
   body.replace(body.find("journal 1"), 9, "journal 2");
@@ -391,6 +406,46 @@ TEST_CASE("A run that ends before its first journal leaves nothing when it fails
   const Error error = error_of([&] { execute(*job, options); });
   CHECK_THAT(error.hint(), !Says("resume"));
   CHECK((snapshot(jobs.temp.path()) == before));
+}
+
+TEST_CASE("A journal for which there is no space is done without, and a note says so") {
+  const Jobs jobs;
+  const auto job = jobs.planners.front().second(jobs.temp / "out");
+  FaultStorage storage;
+  std::uint64_t creates = 0;
+  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+    if (operation == FaultStorage::Operation::kCreate && ++creates > output_files(*job).size())
+      throw Error(ErrorKind::kNoSpace, "no journal");
+  };
+  const RunResult result = execute(*job, journalled(storage));
+  REQUIRE(result.notes.size() == 1);
+  CHECK_THAT(result.notes.front(), Says("there was no space for the journal"));
+  CHECK(fs::is_directory(jobs.temp / "out"));
+}
+
+TEST_CASE("What is left without a journal is told apart, and so is what is left in the way of a new run") {
+  Stopped stopped;
+  const auto with = earlier_runs(local_storage(), *stopped.job);
+  REQUIRE(with.size() == 1);
+  CHECK(with[0].has_journal);
+  for (const std::string& name : journal_files(local_storage(), stopped.root)) write_file(stopped.root / name, "torn");
+  CHECK_FALSE(earlier_runs(local_storage(), *stopped.job).at(0).has_journal);
+
+  RunOptions options = journalled(local_storage());
+  options.resume = true;
+  std::vector<std::string> notes;
+  options.on_note = [&](const std::string& note) { notes.push_back(note); };
+  CHECK(execute(*stopped.job, options).notes.empty());
+  CHECK(notes == std::vector<std::string>{"no run was there to go on with: all of it is written anew"});
+}
+
+TEST_CASE("What an earlier run has read is not counted again") {
+  Stopped stopped;
+  RunOptions options = journalled(local_storage());
+  options.resume = true;
+  const RunResult result = execute(*stopped.job, options);
+  CHECK(result.resumed_bytes > 0);
+  CHECK(result.read_bytes < stopped.job->program.read_bytes);
 }
 
 TEST_CASE("A journal that cannot be written is the run's failure") {

@@ -220,7 +220,8 @@ TEST_CASE("A file system that tells of lost writes only at the end of a file is 
   options.storage = &storage;
   const auto job = plan_shard(sharded.request);
   CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kNoSpace);
-  CHECK(storage.count(FaultStorage::Operation::kSync) == job->copied_files.size());  // before any shard was synced
+  // Before any shard was synced.
+  CHECK(storage.count(FaultStorage::Operation::kSync) == job->copied_files.size() + job->text_files.size());
   CHECK_FALSE(fs::exists(sharded.temp / "ranks"));
 }
 

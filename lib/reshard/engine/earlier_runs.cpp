@@ -10,14 +10,11 @@
 #include "reshard/base/error.h"
 #include "reshard/engine/output.h"
 #include "reshard/formats/manifest.h"
-#include "reshard/io/text_file.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::uint64_t kMaxJournalBytes = std::uint64_t{1} << 30;
 
 std::uint64_t size_of_tree(Files& files, const fs::path& directory) {
   std::uint64_t bytes = 0;
@@ -56,9 +53,9 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
     if (i < theirs.sources.size() && i < ours.sources.size() && theirs.sources[i] == ours.sources[i]) continue;
     const std::string changed = name(theirs).empty() ? name(ours) : name(theirs);
     return std::move(
-        Error(ErrorKind::kBadInput,
-              fmt::format("the run that left this read another {}: {}", changed,
-                          name(theirs) != name(ours) ? "the source has other files now" : "it was written to since"))
+        Error(ErrorKind::kBadInput, fmt::format("the run that left this read another {}: {}", changed,
+                                                name(theirs) != name(ours) ? "the source has other files now"
+                                                                           : "it was replaced or written to since"))
             .in(root)
             .hint(hint));
   }
@@ -104,8 +101,9 @@ void validate_no_foreign_files(Files& files, const Job& job, const fs::path& roo
 std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> runs;
   for (const fs::path& root : stale_stagings(storage, job)) {
-    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root)};
-    lock_dead(storage, root, run.state);
+    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), false};
+    const auto lock = lock_dead(storage, root, run.state);
+    run.has_journal = lock && has_journal(storage, root);
     runs.push_back(std::move(run));
   }
   return runs;
@@ -114,7 +112,7 @@ std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> removed;
   for (const fs::path& root : stale_stagings(storage, job)) {
-    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root)};
+    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), false};
     const auto lock = lock_dead(storage, root, run.state);
     if (!lock) continue;
     storage.directories().remove_tree(root);
@@ -133,7 +131,7 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
     std::set<std::uint32_t> known;
     for (const std::string& name : journal_files(storage, root)) {
       try {
-        auto journal = parse_journal(read_text_file(storage, root / name, kMaxJournalBytes));
+        auto journal = read_journal(storage, root / name);
         if (!journal) continue;  // torn
         if (journal->header != header) {
           // Others write other ranks into the same directory.

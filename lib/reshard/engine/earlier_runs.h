@@ -23,6 +23,7 @@ struct EarlierRun {
   std::filesystem::path root;
   State state = State::kUnknown;
   std::uint64_t size_bytes = 0;  // of all files in it
+  bool has_journal = false;      // of a dead run, from which one of the same job may go on
 };
 
 /// All of them, by path.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "reshard/engine/digests.h"
 #include "reshard/engine/output.h"
 #include "reshard/engine/parallel.h"
@@ -68,13 +69,35 @@ void JobRun::prepare() {
   if (earlier) {
     take_over(std::move(*earlier));
   } else {
-    validate_space(output_space(storage, job_));
+    if (options_.resume) note("no run was there to go on with: all of it is written anew");
+    require_space();
     staging_.emplace(job_, storage);
     prepared_.root = staging_->root();
     create_files();
   }
   prepared_.has_lock = staging_->is_locked();
   for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
+  for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
+}
+
+void JobRun::note(std::string text) {
+  if (options_.on_note)
+    options_.on_note(text);
+  else
+    notes_.push_back(std::move(text));
+}
+
+/// The outputs fit. Else the error names what dead runs have left, which may be in their place.
+void JobRun::require_space() const {
+  try {
+    validate_space(output_space(*options_.storage, job_));
+  } catch (Error& error) {
+    for (const EarlierRun& run : earlier_runs(*options_.storage, job_))
+      if (run.state == EarlierRun::State::kDead)
+        error.hint(fmt::format("{}; a run that was killed has left {} in {}, which `clean` removes", error.hint(),
+                               format_bytes(run.size_bytes), run.root.string()));
+    throw;
+  }
 }
 
 /// Goes on in the staging directory of a run that is dead.
@@ -106,6 +129,14 @@ void JobRun::take_over(Resumable earlier) {
     resumed_bytes_ += unit.written_bytes;
   }
   std::sort(prepared_.done_units.begin(), prepared_.done_units.end());
+  const Units units(job_.maps(), job_.program, unit_count(), job_.manifest, kUnitSnap);
+  std::uint64_t cost = 0;
+  for (const std::uint32_t unit : prepared_.done_units) cost += units.cost(unit);
+  resumed_read_bytes_ = cost - std::min(cost, resumed_bytes_);
+  for (const EarlierRun& run : earlier_runs(storage, job_))
+    if (run.state == EarlierRun::State::kDead && run.root != prepared_.root)
+      note(fmt::format("{}: {}, also left by a run that was killed: `clean` removes it, once this run is done",
+                       run.root.string(), format_bytes(run.size_bytes)));
 }
 
 /// The number of units: the same whatever the ranks, threads and memory.
@@ -120,7 +151,7 @@ bool JobRun::keep(ErrorKind why) noexcept {
   const bool may_go_on = why == ErrorKind::kNoSpace || why == ErrorKind::kIo || why == ErrorKind::kLost ||
                          (why == ErrorKind::kInterrupted && options_.resume) || resumes();
   if (!may_go_on) return false;
-  const auto began = [&] { return !journal_files(*options_.storage, prepared_.root).empty(); };  // of any rank
+  const auto began = [&] { return has_journal(*options_.storage, prepared_.root); };  // of any rank
   try {
     if (!options_.resume && !began()) return false;
     if (journal_) journal_->write_rest();  // nothing, where something could not be written
@@ -316,12 +347,12 @@ RunResult JobRun::publish(ShareReport report) {
   for (std::uint32_t file = 0; file < unflushed_.size(); ++file)
     if (unflushed_[file] || needs_crcs(job_.target.files[file])) files.push_back(file);
   flush(files, &report.crcs);
-  for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
   throw_if_stopped(options_);
   RunResult result;
   result.resumed_bytes = resumed_bytes_;
-  if (options_.resume && !resumes())
-    result.notes.push_back("no run was there to go on with: all of it was written anew");
+  result.notes = std::move(notes_);
+  if (journal_ && journal_->is_full())
+    result.notes.push_back("there was no space for the journal: had this run been killed, `resume` could not go on");
   journal_.reset();
   if (job_.manifest) write_manifest(report, result);
   const std::vector<std::string> notes = staging_->publish(options_.sync);
@@ -332,7 +363,8 @@ RunResult JobRun::publish(ShareReport report) {
   for (const std::size_t transfer : report.lossy_means)
     result.lossy_means.push_back(job_.program.transfers[transfer].result(job_.maps())->name);
   result.files = output_files(job_).size();
-  result.read_bytes = job_.program.read_bytes + job_.program.check_bytes;
+  const std::uint64_t all_read_bytes = job_.program.read_bytes + job_.program.check_bytes;
+  result.read_bytes = all_read_bytes - std::min(all_read_bytes, resumed_read_bytes_);
   result.written_bytes += job_.output_bytes();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   staging_.reset();  // what was replaced goes away with it

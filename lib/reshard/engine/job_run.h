@@ -19,7 +19,7 @@ namespace reshard {
 
 struct RunResult {
   std::uint64_t files = 0;            // written
-  std::uint64_t read_bytes = 0;       // of tensors, compared ones counted
+  std::uint64_t read_bytes = 0;       // of tensors, compared ones counted; not what an earlier run had read
   std::vector<Divergence> divergent;  // replicas that differ where that is allowed, in the order of their texts
   std::vector<std::string> notes;     // what else the user should know: whole sentences
   /// Tensors of the target that are the mean of tensors that differ, in the program's order.
@@ -90,6 +90,8 @@ class JobRun {
  private:
   void create_files();
   void take_over(Resumable earlier);
+  void note(std::string text);
+  void require_space() const;
   bool journals() const { return options_.journal && options_.sync && prepared_.has_lock; }
   std::uint32_t unit_count() const;
   std::vector<std::vector<Part>> parts_of_shares(std::uint32_t count) const;
@@ -101,9 +103,11 @@ class JobRun {
   RunOptions options_;
   std::chrono::steady_clock::time_point start_;
   PreparedRun prepared_;
-  std::optional<Staging> staging_;  // of the leader
-  std::unique_ptr<FileLock> lock_;  // of others
-  std::uint64_t resumed_bytes_ = 0;
+  std::optional<Staging> staging_;   // of the leader
+  std::unique_ptr<FileLock> lock_;   // of others
+  std::uint64_t resumed_bytes_ = 0;  // written
+  std::uint64_t resumed_read_bytes_ = 0;
+  std::vector<std::string> notes_;
   std::vector<UnitReport> earlier_;           // their reports; of the leader
   std::set<std::uint32_t> ran_;               // shares
   std::unique_ptr<PageFragments> fragments_;  // of the last share

@@ -11,6 +11,7 @@
 #include "reshard/engine/page_fragments.h"
 #include "reshard/engine/run_fingerprint.h"
 #include "reshard/engine/sealed_text.h"
+#include "reshard/io/text_file.h"
 #include "reshard/layouts/layout.h"
 
 namespace reshard {
@@ -18,6 +19,16 @@ namespace {
 
 constexpr std::string_view kFamily = "reshard journal ";
 constexpr std::string_view kFirstLine = "reshard journal 1\n";
+
+std::string format_of(const TensorMap& map) {
+  if (map.files.empty()) return "";
+  switch (map.files.front().encoding) {
+    case TensorFile::Encoding::kSafetensors: return "safetensors";
+    case TensorFile::Encoding::kTorch: return "pytorch";
+    case TensorFile::Encoding::kTorchTensor: return "xser";
+  }
+  return "";
+}
 
 }  // namespace
 
@@ -30,10 +41,14 @@ JournalHeader journal_header(const Job& job, const RunOptions& options, std::uin
                     {"tp", std::to_string(job.mesh.tp)},
                     {"pp", std::to_string(job.mesh.pp)},
                     {"ep", std::to_string(job.mesh.ep)},
+                    {"format", format_of(job.target)},
                     {"manifest", job.manifest ? "yes" : "no"}};
-  for (const TensorFile& file : job.source.files)
+  const auto add = [&](const std::filesystem::path& path, std::uint64_t size_bytes) {
     header.sources.push_back(
-        {file.path.filename().generic_string(), file.size_bytes, options.storage->lasting_stamp(file.path).text()});
+        {path.filename().generic_string(), size_bytes, options.storage->lasting_stamp(path).text()});
+  };
+  for (const TensorFile& file : job.source.files) add(file.path, file.size_bytes);
+  for (const CopiedFile& file : job.copied_files) add(file.source, file.size_bytes);
   return header;
 }
 
@@ -85,6 +100,21 @@ std::optional<Journal> parse_journal(std::string_view text) {
       throw Error(ErrorKind::kBadInput, "names a unit that does not exist");
   }
   return journal;
+}
+
+std::optional<Journal> read_journal(Files& files, const std::filesystem::path& path) {
+  constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 30;
+  return parse_journal(read_text_file(files, path, kMaxBytes));
+}
+
+bool has_journal(Files& files, const std::filesystem::path& root) noexcept {
+  try {
+    for (const std::string& name : journal_files(files, root))
+      if (const auto journal = read_journal(files, root / name); journal && !journal->units.empty()) return true;
+  } catch (const std::exception&) {
+    // Of another version, or not to be read.
+  }
+  return false;
 }
 
 JournalWriter::JournalWriter(Storage& storage, std::filesystem::path root, std::string prefix, JournalHeader header,
@@ -143,16 +173,25 @@ void JournalWriter::write(const std::vector<UnitReport>& units) {
   if (closed_) return;
   flush_({files.begin(), files.end()});
   if (closed_) return;
-  const std::string text = journal_text(header_, units);
   const std::filesystem::path path = root_ / fmt::format("{}{}", prefix_, number_++);
-  const auto sink = storage_.create(path, text.size());
-  sink->write_at(0, std::as_bytes(std::span(text)));
-  sink->sync();
+  try {
+    write_file(path, units);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kNoSpace) throw;
+    closed_ = full_ = true;  // the outputs have their space: the run goes on without
+  }
   // The disk tells one descriptor alone of what it could not write: another thread's, which may have heard of it just
   // before the flush.
   if (closed_) return storage_.directories().remove_tree(path);
   // With the directory, the target's files are in it, too.
   storage_.directories().open({root_}, root_)->flush();
+}
+
+void JournalWriter::write_file(const std::filesystem::path& path, const std::vector<UnitReport>& units) {
+  const std::string text = journal_text(header_, units);
+  const auto sink = storage_.create(path, text.size());
+  sink->write_at(0, std::as_bytes(std::span(text)));
+  sink->sync();
 }
 
 void JournalWriter::finish() {

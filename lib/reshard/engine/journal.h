@@ -56,6 +56,12 @@ std::string journal_text(const JournalHeader& header, const std::vector<UnitRepo
 /// \throws Error kUnsupported for a journal of another version.
 std::optional<Journal> parse_journal(std::string_view text);
 
+/// The same of a file.
+/// \throws as parse_journal; kIo.
+std::optional<Journal> read_journal(Files& files, const std::filesystem::path& path);
+/// Whether a staging directory holds a journal that tells of any unit.
+bool has_journal(Files& files, const std::filesystem::path& root) noexcept;
+
 /// Writes the journal of one rank, while units are done. Thread-safe.
 class JournalWriter {
  public:
@@ -72,6 +78,8 @@ class JournalWriter {
   void add(UnitReport unit);
   /// Nothing gets into the journal any more: something could not be written, and the disk tells that only once.
   void close() { closed_ = true; }
+  /// Whether it was closed since there is no space for it.
+  bool is_full() const { return full_; }
   /// Ends the thread that does so.
   /// \throws Error what went wrong in it.
   void finish();
@@ -82,6 +90,7 @@ class JournalWriter {
  private:
   void run();
   void write(const std::vector<UnitReport>& units);
+  void write_file(const std::filesystem::path& path, const std::vector<UnitReport>& units);
 
   Storage& storage_;
   std::filesystem::path root_;
@@ -94,6 +103,7 @@ class JournalWriter {
   std::vector<UnitReport> waiting_;
   bool ends_ = false;
   std::atomic<bool> closed_{false};
+  std::atomic<bool> full_{false};
   std::exception_ptr failure_;
   std::uint64_t number_ = 0;  // of files written
   std::thread thread_;        // begun with the first unit

@@ -233,7 +233,12 @@ void Staging::give_names(const std::vector<std::string>& own_files, bool sync) {
   if (sync && output_existed_) directories().open({root_}, root_)->flush();
   lock_.reset();
   if (!output_existed_) {
-    rename_new(directories(), root_, final_);
+    try {
+      rename_new(directories(), root_, final_);
+    } catch (const Error&) {
+      if (!storage_.is_directory(final_) || !storage_.list(final_).empty()) throw;
+      rename_entry(directories(), root_, final_);  // over one that was made meanwhile, with nothing in it
+    }
   } else {
     try {
       for (const fs::path& relative : entries_in_order()) publish_entry(relative);

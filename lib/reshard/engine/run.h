@@ -67,6 +67,9 @@ struct RunOptions {
   Replicas replicas = Replicas::kDrift;
   /// Called once for each replica that differs where that is allowed; one call at a time.
   std::function<void(Divergence)> on_divergence;
+  /// Called with what the user should know before any tensor is read: whole sentences. Where there is none, they are in
+  /// RunResult::notes.
+  std::function<void(const std::string&)> on_note;
   /// Called with each unit of the program when all of its bytes are written, which says nothing of the disk; from
   /// several threads at once.
   std::function<void(UnitReport)> on_unit;
