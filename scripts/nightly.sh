@@ -89,6 +89,7 @@ run_ranks() {
   step "Ranks under launchers; kills"
   scripts/install-packages.sh --ci
   cmake --preset release -DRESHARD_BUILD_TESTS=OFF && cmake --build --preset release
+  cmake --build --preset release --target make_model
   scripts/test-mpi.sh build/release "${KILLS:-100}"
   scripts/test-resume.sh build/release "$((3 * ${KILLS:-100}))"
 }

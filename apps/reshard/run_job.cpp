@@ -85,14 +85,9 @@ void validate_arguments(const CommonArguments& arguments) {
           .hint("leave out one of the two");
 }
 
-/// What lies beside the output, or in it: removes of it what --clean says.
-/// \returns notes.
+/// Notes of what lies beside the output, or in it.
 std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
   std::vector<std::string> notes;
-  if (arguments.clean)
-    for (const EarlierRun& run : remove_dead_runs(storage, job))
-      notes.push_back(fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
-                                  format_bytes(run.size_bytes)));
   for (const EarlierRun& run : earlier_runs(storage, job)) {
     const std::string what = fmt::format("{}: {}", run.root.string(), format_bytes(run.size_bytes));
     if (run.state == EarlierRun::State::kLives)
@@ -101,6 +96,8 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
       notes.push_back(what +
                       ", left by a run that was killed, or of one that goes on, which cannot be known here; if none "
                       "does, delete it");
+    else if (arguments.clean)
+      continue;  // it will be gone
     else if (!run.has_journal)
       notes.push_back(what + ", left by a run that was killed before it had a journal: --clean removes it");
     else if (!arguments.resume)
@@ -176,6 +173,7 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   options.progress = &progress;
   options.sync = !arguments.no_sync;
   options.resume = arguments.resume;
+  options.clean = arguments.clean;
   options.journal_interval =
       std::chrono::milliseconds(static_cast<std::int64_t>(1000 * seconds_of(::getenv, "RESHARD_JOURNAL_INTERVAL", 10)));
   std::unique_ptr<Job> planned;

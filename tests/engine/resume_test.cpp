@@ -11,10 +11,12 @@
 #include "reshard/engine/execute.h"
 #include "reshard/engine/journal.h"
 #include "reshard/engine/output.h"
+#include "reshard/engine/sealed_text.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/files.h"
+#include "support/page_cache_storage.h"
 #include "support/thread_ranks.h"
 #include "support/trials.h"
 
@@ -154,6 +156,87 @@ TEST_CASE("A run that is killed at any point goes on, with the bytes of one run,
   CHECK(any_resumed);
 }
 
+TEST_CASE("What a journal tells of is on the disk: a run goes on after the machine has lost its power") {
+  const Jobs jobs;
+  bool any_resumed = false;
+  for (const auto& [what, plan] : jobs.planners) {
+    DYNAMIC_SECTION(what) {
+      const fs::path output = jobs.temp / "out", saved = jobs.temp / "saved";
+      const auto job = plan(output);
+      execute(*job, unsynced());
+      const auto expected = snapshot(output);
+      fs::remove_all(output);
+      for (const std::uint64_t at : {20u, 40u, 60u, 90u, 150u}) {
+        CAPTURE(at);
+        fs::path root;
+        {
+          PageCacheStorage storage(4096);
+          storage.keeps_closed = true;
+          std::uint64_t operations = 0;
+          storage.before = [&] {
+            if (++operations >= at) throw Error(ErrorKind::kInternal, "no power");
+          };
+          JobRun run(*job, journalled(storage));
+          try {
+            run.prepare();
+            ShareReport report = run.run();
+            run.finish(report);
+            run.publish(std::move(report));
+          } catch (const Error& error) {
+            CHECK(error.message() == "no power");
+            root = run.prepared().root;
+            if (!root.empty()) fs::copy(root, saved, fs::copy_options::recursive);
+          }
+        }
+        if (!root.empty()) {
+          fs::rename(saved, root);
+          RunOptions options = journalled(local_storage());
+          options.resume = true;
+          any_resumed = execute(*job, options).resumed_bytes > 0 || any_resumed;
+        }
+        if (fs::exists(output)) CHECK((snapshot(output) == expected));
+        fs::remove_all(output);
+        remove_dead_runs(local_storage(), *job);
+      }
+      CHECK(any_resumed);
+    }
+  }
+}
+
+TEST_CASE("What a flush has lost is written again, though the disk says so only once") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    DYNAMIC_SECTION(what) {
+      const fs::path output = jobs.temp / "out";
+      const auto job = plan(output);
+      execute(*job, unsynced());
+      const auto expected = snapshot(output);
+      fs::remove_all(output);
+      for (std::uint64_t at = 3; at < 40; at += 4) {
+        CAPTURE(at);
+        PageCacheStorage storage(4096);
+        storage.keeps_closed = true;
+        std::uint64_t flushes = 0;
+        storage.loses = [&] { return ++flushes == at; };
+        try {
+          RunOptions options = journalled(storage);
+          options.tuning.unit_bytes = 5000;
+          execute(*job, options);
+        } catch (const Error& error) {
+          CHECK(error.message() == "made to be lost");
+          RunOptions options = journalled(local_storage());
+          options.tuning.unit_bytes = 5000;
+          options.resume = true;
+          execute(*job, options);
+        }
+        CHECK((snapshot(output) == expected));
+        fs::remove_all(output);
+        remove_dead_runs(local_storage(), *job);
+      }
+    }
+  }
+}
+
 TEST_CASE("No byte is read or written again that is in the journal") {
   const Jobs jobs;
   for (const std::size_t which : {0u, 2u, 3u}) {
@@ -209,7 +292,7 @@ TEST_CASE("A run goes on with another number of ranks, threads and memory") {
       };
       RunResult result;
       std::vector<FaultStorage> failing(3);
-      for (FaultStorage& storage : failing) fail_after_journals(storage, jobs.temp.path(), 2, ErrorKind::kNoSpace);
+      for (FaultStorage& storage : failing) fail_after_journals(storage, jobs.temp.path(), 6, ErrorKind::kNoSpace);
       const auto failed = run(3, failing, result);
       REQUIRE(failed[0]);
       CHECK(failed[0]->kind() == ErrorKind::kNoSpace);
@@ -217,8 +300,8 @@ TEST_CASE("A run goes on with another number of ranks, threads and memory") {
       std::vector<FaultStorage> second(2);
       fail_after_journals(second[1], jobs.temp.path(), 4, ErrorKind::kIo);
       const auto again = run(2, second, result);
-      if (again[0]) CHECK(again[0]->kind() == ErrorKind::kIo);
       if (again[0]) {
+        CHECK(again[0]->kind() == ErrorKind::kIo);
         std::vector<FaultStorage> third(1);
         const auto done = run(1, third, result);
         CHECK((done[0] ? std::string(done[0]->what()) : "") == "");
@@ -314,6 +397,51 @@ TEST_CASE("A file in what is left that no run of the job made is told, and not p
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == (stopped.root / "notes.txt").string());
   CHECK(read_file(stopped.root / "notes.txt") == "mine");
+}
+
+TEST_CASE("Fragments that do not fit are an error that leaves all as it is; torn ones take their units with them") {
+  Stopped stopped;
+  WireWriter wire;
+  wire.add(1000000);  // no such file
+  wire.add(0);
+  wire.add("x");
+  const fs::path foreign = stopped.root / ".journal-0-0-fragments-0";
+  write_file(foreign, sealed("reshard fragments 1\n", wire.bytes()));
+  const Error error = stopped.resume(*stopped.job);
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == foreign.string());
+  REQUIRE(fs::exists(stopped.root));
+  CHECK(has_journal(local_storage(), stopped.root));
+  fs::remove(foreign);
+
+  for (const std::string& name : journal_files(local_storage(), stopped.root)) {
+    auto journal = read_journal(local_storage(), stopped.root / name);
+    if (!journal) continue;
+    journal->fragment_files = {foreign.filename().string()};  // which is not there
+    write_file(stopped.root / name, journal_text(*journal));
+  }
+  RunOptions options = journalled(local_storage());
+  options.resume = true;
+  CHECK(execute(*stopped.job, options).resumed_bytes == 0);
+}
+
+TEST_CASE("A journal with units that are none of the run's is refused before anything is copied") {
+  Stopped stopped;
+  const auto files = journal_files(local_storage(), stopped.root);
+  const auto journal = read_journal(local_storage(), stopped.root / files.front());
+  REQUIRE(journal);
+  const auto spoil = GENERATE(0, 1, 2, 3);
+  Journal spoilt = *journal;
+  UnitReport& unit = spoilt.units.at(0);
+  if (spoil == 0) unit.lossy_means = {std::size_t{1} << 40};
+  if (spoil == 1) unit.files = {UINT32_MAX};
+  if (spoil == 2) unit.crcs = {{UINT32_MAX, 1}};
+  if (spoil == 3) unit.leaves = {{0, UINT64_MAX, {}}};
+  write_file(stopped.root / files.front(), journal_text(spoilt));
+  for (std::size_t i = 1; i < files.size(); ++i) fs::remove(stopped.root / files[i]);
+  const Error error = stopped.resume(*stopped.job);
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (stopped.root / files.front()).string());
 }
 
 TEST_CASE("A second run into one output is told at its start that another one is writing") {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
+#include <set>
+#include <string>
 
 #include "reshard/engine/block_queue.h"
 #include "support/catch.h"
@@ -164,6 +167,43 @@ TEST_CASE("Units end where a file of the target ends, if that is near") {
       CHECK(units.cost(0) + units.cost(1) == 1200);
     }
   }
+}
+
+TEST_CASE("Units are dealt out so that shares end where files do, if that costs little") {
+  // Ten files of a tensor each, in 33 units, none of which ends with a file by itself.
+  std::vector<LogicalTensor> list;
+  for (int i = 0; i < 10; ++i) list.push_back({"t" + std::to_string(i), DType::kU8, {1000, 10}, {}});
+  Tensors tensors(list);
+  reshard::TensorMap target;
+  target.logical = tensors.map.logical;
+  target.stored.resize(10, StoredTensor{"t"});
+  target.files.resize(10);
+  for (std::uint32_t t = 0; t < 10; ++t) {
+    target.stored[t].file = t;
+    target.pieces.push_back({{t, whole(tensors.tensor(t).shape), {0, 0}}});
+    tensors.program.transfers[t].target = t;
+  }
+  const Units units({&tensors.map, &target}, tensors.program, 33, false, 0.5);
+  std::vector<std::uint32_t> all(33);
+  std::iota(all.begin(), all.end(), 0u);
+  const auto files_of = [&](const std::vector<std::size_t>& firsts, std::size_t share) {
+    std::vector<Part> parts;
+    for (std::size_t i = firsts[share]; i < firsts[share + 1]; ++i) units.add_parts(all[i], parts);
+    std::set<std::size_t> files;
+    for (const Part& part : parts) files.insert(part.transfer);
+    return files.size();
+  };
+  for (const std::uint32_t count : {1u, 2u, 5u, 10u}) {
+    CAPTURE(count);
+    const auto firsts = units.deal(all, count);
+    REQUIRE(firsts.size() == count + 1);
+    for (std::uint32_t share = 0; share < count; ++share) CHECK(files_of(firsts, share) == 10 / count);
+  }
+  const auto thirds = units.deal(all, 3);  // no file ends within 2 %
+  CHECK(files_of(thirds, 0) == 4);
+  CHECK(thirds[1] == 11);
+  CHECK(units.deal({}, 3) == std::vector<std::size_t>{0, 0, 0, 0});
+  CHECK(units.deal({5}, 3).back() == 1);
 }
 
 }  // namespace

@@ -10,11 +10,16 @@ namespace reshard::test {
 
 class CachedFile {
  public:
-  CachedFile(std::filesystem::path path, std::uint64_t page_bytes)
-      : source_(local_storage().open(path)), sink_(local_storage().reopen(path)), page_bytes_(page_bytes) {}
+  CachedFile(const std::filesystem::path& path, std::uint64_t page_bytes, bool flushes_at_close)
+      : source_(local_storage().open(path)),
+        sink_(local_storage().reopen(path)),
+        page_bytes_(page_bytes),
+        flushes_at_close_(flushes_at_close) {}
   CachedFile(const CachedFile&) = delete;
   CachedFile& operator=(const CachedFile&) = delete;
-  ~CachedFile() { flush(); }
+  ~CachedFile() {
+    if (flushes_at_close_) flush();
+  }
 
   void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) {
     const std::lock_guard lock(mutex_);
@@ -33,6 +38,11 @@ class CachedFile {
     for (const auto& [begin, page] : pages_) sink_->write_at(begin, page);
   }
 
+  void lose() {
+    const std::lock_guard lock(mutex_);
+    pages_.clear();
+  }
+
  private:
   std::vector<std::byte>& page_at(std::uint64_t begin) {
     const auto [found, is_new] = pages_.try_emplace(begin);
@@ -46,6 +56,7 @@ class CachedFile {
   std::unique_ptr<Source> source_;
   std::unique_ptr<Sink> sink_;
   std::uint64_t page_bytes_;
+  bool flushes_at_close_;
   std::mutex mutex_;
   std::map<std::uint64_t, std::vector<std::byte>> pages_;  // by where they begin
 };
@@ -54,14 +65,26 @@ namespace {
 
 class CachedSink final : public Sink {
  public:
-  explicit CachedSink(std::shared_ptr<CachedFile> file) : file_(std::move(file)) {}
+  CachedSink(const PageCacheStorage& storage, std::shared_ptr<CachedFile> file)
+      : storage_(storage), file_(std::move(file)) {}
   void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) override {
+    if (storage_.before) storage_.before();
     file_->write_at(offset_bytes, bytes);
   }
-  void finish() override { file_->flush(); }
-  void sync() override { file_->flush(); }
+  void finish() override {
+    if (!storage_.keeps_closed) file_->flush();
+  }
+  void sync() override {
+    if (storage_.before) storage_.before();
+    if (storage_.loses && storage_.loses()) {
+      file_->lose();
+      throw Error(ErrorKind::kIo, "made to be lost");
+    }
+    file_->flush();
+  }
 
  private:
+  const PageCacheStorage& storage_;
   std::shared_ptr<CachedFile> file_;
 };
 
@@ -80,8 +103,11 @@ std::unique_ptr<Sink> PageCacheStorage::reopen(const std::filesystem::path& path
   const std::lock_guard lock(mutex_);
   std::weak_ptr<CachedFile>& known = open_[path.string()];
   auto file = known.lock();
-  if (!file) known = file = std::make_shared<CachedFile>(path, page_bytes_);
-  return std::make_unique<CachedSink>(std::move(file));
+  if (!file) {
+    known = file = std::make_shared<CachedFile>(path, page_bytes_, !keeps_closed);
+    if (keeps_closed) kept_.push_back(file);
+  }
+  return std::make_unique<CachedSink>(*this, std::move(file));
 }
 
 Directories& PageCacheStorage::directories() {
@@ -92,6 +118,9 @@ std::vector<DirectoryEntry> PageCacheStorage::list(const std::filesystem::path& 
 }
 FileKind PageCacheStorage::kind_of(const std::filesystem::path& path) {
   return local_storage().kind_of(path);
+}
+FileStamp PageCacheStorage::lasting_stamp(const std::filesystem::path& path) {
+  return local_storage().lasting_stamp(path);
 }
 FileStamp PageCacheStorage::stamp(const std::filesystem::path& path) {
   return local_storage().stamp(path);

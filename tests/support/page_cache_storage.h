@@ -1,10 +1,12 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "reshard/io/storage.h"
 
@@ -19,6 +21,13 @@ class PageCacheStorage final : public Storage {
  public:
   explicit PageCacheStorage(std::uint64_t page_bytes) : page_bytes_(page_bytes) {}
 
+  /// What is closed stays in the cache until it is flushed, and is lost with this object: the machine's power went.
+  bool keeps_closed = false;
+  /// Called before each write and flush.
+  std::function<void()> before;
+  /// Called before a file is flushed; where it says so, that fails, and what was to be flushed is lost.
+  std::function<bool()> loses;
+
   std::unique_ptr<Source> open(const std::filesystem::path& path) override;
   std::unique_ptr<Sink> create(const std::filesystem::path& path, std::uint64_t size_bytes) override;
   std::unique_ptr<Sink> reopen(const std::filesystem::path& path) override;
@@ -26,6 +35,7 @@ class PageCacheStorage final : public Storage {
   std::vector<DirectoryEntry> list(const std::filesystem::path& directory) override;
   FileKind kind_of(const std::filesystem::path& path) override;
   FileStamp stamp(const std::filesystem::path& path) override;
+  FileStamp lasting_stamp(const std::filesystem::path& path) override;
   std::filesystem::path absolute(const std::filesystem::path& path) override;
   std::filesystem::path resolve(const std::filesystem::path& path) override;
 
@@ -33,6 +43,7 @@ class PageCacheStorage final : public Storage {
   std::uint64_t page_bytes_;
   std::mutex mutex_;
   std::map<std::string, std::weak_ptr<CachedFile>> open_;
+  std::vector<std::shared_ptr<CachedFile>> kept_;
 };
 
 }  // namespace reshard::test

@@ -9,7 +9,9 @@
 
 #include "reshard/base/error.h"
 #include "reshard/engine/output.h"
+#include "reshard/engine/page_fragments.h"
 #include "reshard/formats/manifest.h"
+#include "reshard/tensor/dtype.h"
 
 namespace reshard {
 namespace {
@@ -72,6 +74,24 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
           .hint(hint));
 }
 
+/// A journal may be anybody's.
+/// \throws Error kBadInput.
+void validate_unit(const UnitReport& unit, const Job& job) {
+  const TensorMap& target = job.target;
+  const auto below = [](std::size_t count) { return [=](const auto index) { return index < count; }; };
+  const bool fits =
+      unit.written_bytes <= job.program.write_bytes &&
+      std::all_of(unit.files.begin(), unit.files.end(), below(target.files.size())) &&
+      std::all_of(unit.lossy_means.begin(), unit.lossy_means.end(), below(job.program.transfers.size())) &&
+      std::all_of(unit.crcs.begin(), unit.crcs.end(),
+                  [&](const UnitReport::Crc& crc) { return crc.stored < target.stored.size(); }) &&
+      std::all_of(unit.leaves.begin(), unit.leaves.end(), [&](const UnitReport::Leaf& leaf) {
+        return leaf.target < target.logical.size() &&
+               leaf.first_elem < num_elems(target.logical[leaf.target].shape).value_or(0);
+      });
+  if (!fits) throw Error(ErrorKind::kBadInput, "has a unit that is none of this run's");
+}
+
 }  // namespace
 
 bool run_lives(Storage& storage, const fs::path& root) {
@@ -98,6 +118,19 @@ void validate_no_foreign_files(Files& files, const Job& job, const fs::path& roo
   look({});
 }
 
+void remove_staging(Storage& storage, const fs::path& root, std::unique_ptr<FileLock> lock) noexcept {
+  Directories& directories = storage.directories();
+  try {
+    for (const DirectoryEntry& entry : storage.list(root))
+      if (entry.name != kLockFile) directories.remove_tree(root / entry.name);
+  } catch (const std::exception&) {
+    // Below it is tried once more.
+  }
+  directories.remove_tree(root / kLockFile);  // a network file system keeps what is open in its directory
+  lock.reset();
+  directories.remove_tree(root);
+}
+
 std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> runs;
   for (const fs::path& root : stale_stagings(storage, job)) {
@@ -113,9 +146,9 @@ std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> removed;
   for (const fs::path& root : stale_stagings(storage, job)) {
     EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), false};
-    const auto lock = lock_dead(storage, root, run.state);
+    auto lock = lock_dead(storage, root, run.state);
     if (!lock) continue;
-    storage.directories().remove_tree(root);
+    remove_staging(storage, root, std::move(lock));
     removed.push_back(std::move(run));
   }
   return removed;
@@ -139,6 +172,10 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
           if (!why_not) why_not = mismatch(root, journal->header, header);
           continue;
         }
+        if (!std::all_of(journal->fragment_files.begin(), journal->fragment_files.end(),
+                         [&](const std::string& file) { return is_whole_fragments_file(storage, root / file); }))
+          continue;  // as torn
+        for (const UnitReport& unit : journal->units) validate_unit(unit, job);
         for (UnitReport& unit : journal->units)
           if (known.insert(unit.unit).second) found.units.push_back(std::move(unit));
       } catch (Error& error) {

@@ -36,6 +36,10 @@ bool run_lives(Storage& storage, const std::filesystem::path& root);
 /// \throws Error kBadInput naming what does.
 void validate_no_foreign_files(Files& files, const Job& job, const std::filesystem::path& root);
 
+/// Removes a staging directory, its lock last: if this process is killed meanwhile, `clean` removes the rest.
+/// \param lock  on it; may be null.
+void remove_staging(Storage& storage, const std::filesystem::path& root, std::unique_ptr<FileLock> lock) noexcept;
+
 /// Removes those whose process is gone. Those that live, or of which that is not known, are left alone.
 /// \returns what was removed.
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);

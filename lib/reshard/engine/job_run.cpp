@@ -64,6 +64,10 @@ void JobRun::prepare() {
   start_ = std::chrono::steady_clock::now();
   Storage& storage = *options_.storage;
   validate_output(storage, job_);
+  if (options_.clean)
+    for (const EarlierRun& run : remove_dead_runs(storage, job_))
+      note(fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
+                       format_bytes(run.size_bytes)));
   std::optional<Resumable> earlier;
   if (options_.resume) earlier = find_resumable(storage, job_, journal_header(job_, options_, unit_count()));
   if (earlier) {
@@ -76,6 +80,9 @@ void JobRun::prepare() {
     create_files();
   }
   prepared_.has_lock = staging_->is_locked();
+  if (options_.resume && !prepared_.has_lock)
+    note(fmt::format("the file system of {} has no locks, without which nothing can go on from what a run leaves there",
+                     prepared_.root.string()));
   for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
   for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
 }
@@ -115,6 +122,13 @@ void JobRun::take_over(Resumable earlier) {
   staging_.emplace(job_, storage, earlier.root, std::move(earlier.lock));
   prepared_.root = staging_->root();
   prepared_.attempt = next_attempt(storage, prepared_.root);
+  // From here on a failure leaves it as it was.
+  earlier_ = std::move(earlier.units);
+  for (const UnitReport& unit : earlier_) {
+    prepared_.done_units.push_back(unit.unit);
+    resumed_bytes_ += unit.written_bytes;
+  }
+  std::sort(prepared_.done_units.begin(), prepared_.done_units.end());
   for_each_number(job_.target.files.size(), thread_count(options_), [&](std::size_t i) {
     const TensorFile& file = job_.target.files[i];
     if (!needs_crcs(file)) write_parts(*storage.reopen(prepared_.root / file.path), target_parts(job_.target, file));
@@ -123,12 +137,6 @@ void JobRun::take_over(Resumable earlier) {
   std::erase_if(fragments, [](const std::string& name) { return !is_fragments_file(name); });
   write_fragments(storage, prepared_.root, fragments, job_.target, true);
   std::fill(unflushed_.begin(), unflushed_.end(), true);
-  earlier_ = std::move(earlier.units);
-  for (const UnitReport& unit : earlier_) {
-    prepared_.done_units.push_back(unit.unit);
-    resumed_bytes_ += unit.written_bytes;
-  }
-  std::sort(prepared_.done_units.begin(), prepared_.done_units.end());
   const Units units(job_.maps(), job_.program, unit_count(), job_.manifest, kUnitSnap);
   std::uint64_t cost = 0;
   for (const std::uint32_t unit : prepared_.done_units) cost += units.cost(unit);
@@ -151,10 +159,16 @@ bool JobRun::keep(ErrorKind why) noexcept {
   const bool may_go_on = why == ErrorKind::kNoSpace || why == ErrorKind::kIo || why == ErrorKind::kLost ||
                          (why == ErrorKind::kInterrupted && options_.resume) || resumes();
   if (!may_go_on) return false;
-  const auto began = [&] { return has_journal(*options_.storage, prepared_.root); };  // of any rank
+  // Of any rank; not where the sources have changed, so that no run can go on.
+  const auto began = [&] {
+    const JournalHeader header = journal_header(job_, options_, unit_count());
+    const bool all_seen = std::none_of(header.sources.begin(), header.sources.end(),
+                                       [](const JournalHeader::Source& source) { return source.state.empty(); });
+    return has_journal(*options_.storage, prepared_.root, all_seen ? &header : nullptr);
+  };
   try {
     if (!options_.resume && !began()) return false;
-    if (journal_) journal_->write_rest();  // nothing, where something could not be written
+    if (journal_) journal_->write_rest();  // nothing, once it is closed
   } catch (const std::exception&) {
     // What is in the journal is enough.
   }
@@ -167,6 +181,15 @@ bool JobRun::keep(ErrorKind why) noexcept {
   staging_->keep();
   staging_.reset();
   return true;
+}
+
+JobRun::~JobRun() {
+  if (abandoned_) options_.storage->directories().remove_tree(prepared_.root);
+}
+
+void JobRun::abandon() {
+  staging_.reset();
+  abandoned_ = true;
 }
 
 void JobRun::attach(PreparedRun prepared) {
@@ -205,16 +228,11 @@ std::vector<std::vector<Part>> JobRun::parts_of_shares(std::uint32_t count) cons
   if (journals() || resumes()) {
     const Units units(maps, job_.program, unit_count(), job_.manifest, kUnitSnap);
     std::vector<std::uint32_t> missing;
-    std::vector<std::uint64_t> costs;
-    for (std::uint32_t unit = 0; unit < units.count(); ++unit) {
-      if (std::binary_search(prepared_.done_units.begin(), prepared_.done_units.end(), unit)) continue;
-      missing.push_back(unit);
-      costs.push_back(units.cost(unit));
-    }
-    for (std::uint32_t share = 0; share < count; ++share) {
-      const auto [first, last] = part_of(costs, share, count);
-      for (std::size_t i = first; i < last; ++i) units.add_parts(missing[i], shares[share]);
-    }
+    for (std::uint32_t unit = 0; unit < units.count(); ++unit)
+      if (!std::binary_search(prepared_.done_units.begin(), prepared_.done_units.end(), unit)) missing.push_back(unit);
+    const std::vector<std::size_t> firsts = units.deal(missing, count);
+    for (std::uint32_t share = 0; share < count; ++share)
+      for (std::size_t i = firsts[share]; i < firsts[share + 1]; ++i) units.add_parts(missing[i], shares[share]);
   } else if (count == 1) {
     shares[0] = whole_program(maps, job_.program);
   } else {
@@ -230,6 +248,7 @@ void JobRun::begin_journal(std::uint32_t share) {
     for_each_number(files.size(), kFlushingThreads, [&](std::size_t i) {
       options_.storage->reopen(prepared_.root / job_.target.files[files[i]].path)->sync();
     });
+    return fragments_ ? fragments_->files() : std::vector<std::string>();
   };
   journal_ = std::make_unique<JournalWriter>(
       *options_.storage, prepared_.root, journal_prefix(prepared_.attempt, share),
@@ -280,7 +299,7 @@ ShareReport JobRun::run(const Share& share) {
 
 /// Writes to files what is known of them with the CRCs, unless these are null, and has the disk confirm them: several
 /// at a time, since each waits.
-void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs) {
+void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs) try {
   if (options_.progress) options_.progress->flushing = true;
   for_each_number(files.size(), options_.sync ? kFlushingThreads : thread_count(options_), [&](std::size_t i) {
     throw_if_stopped(options_);
@@ -290,6 +309,10 @@ void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<st
     options_.sync ? sink->sync() : sink->finish();
   });
   for (const std::uint32_t file : files) unflushed_[file] = false;
+} catch (const Error& error) {
+  // The disk says only once what it could not write.
+  if (journal_ && error.kind() != ErrorKind::kInterrupted) journal_->close();
+  throw;
 }
 
 void JobRun::finish(const ShareReport& report) {

@@ -58,6 +58,7 @@ class JobRun {
   JobRun(const Job& job, RunOptions options);
   JobRun(const JobRun&) = delete;
   JobRun& operator=(const JobRun&) = delete;
+  ~JobRun();
 
   /// Validates that the outputs may be written and fit, makes a staging directory and in it the target's files at their
   /// full size, and copies the model's other files. With RunOptions::resume, goes on with the directory that a run of
@@ -68,8 +69,9 @@ class JobRun {
   /// Joins a run that another process has prepared.
   /// \throws Error kIo if this process does not see its directory.
   void attach(PreparedRun prepared);
-  /// Removes what was written, as the destructor does. No other step may follow.
-  void abandon() { staging_.reset(); }
+  /// Removes what was written, as the destructor does; that one then removes what others have added meanwhile. No other
+  /// step may follow.
+  void abandon();
   /// Whether prepare found an earlier run to go on with.
   bool resumes() const { return !prepared_.done_units.empty(); }
   /// Leaves what was written for a later run with `resume`, if that can go on from it after an error of this kind.
@@ -112,6 +114,7 @@ class JobRun {
   std::set<std::uint32_t> ran_;               // shares
   std::unique_ptr<PageFragments> fragments_;  // of the last share
   std::unique_ptr<JournalWriter> journal_;
+  bool abandoned_ = false;
   std::vector<char> unflushed_;  // whether this process wrote to each target file since it flushed it
 };
 

@@ -52,7 +52,8 @@ JournalHeader journal_header(const Job& job, const RunOptions& options, std::uin
   return header;
 }
 
-std::string journal_text(const JournalHeader& header, const std::vector<UnitReport>& units) {
+std::string journal_text(const Journal& journal) {
+  const JournalHeader& header = journal.header;
   WireWriter wire;
   wire.add(header.fingerprint);
   wire.add(header.units);
@@ -67,8 +68,10 @@ std::string journal_text(const JournalHeader& header, const std::vector<UnitRepo
     wire.add(source.size_bytes);
     wire.add(source.state);
   }
-  wire.add(units.size());
-  for (const UnitReport& unit : units) unit.write(wire);
+  wire.add(journal.fragment_files.size());
+  for (const std::string& file : journal.fragment_files) wire.add(file);
+  wire.add(journal.units.size());
+  for (const UnitReport& unit : journal.units) unit.write(wire);
   return sealed(kFirstLine, wire.bytes());
 }
 
@@ -94,6 +97,12 @@ std::optional<Journal> parse_journal(std::string_view text) {
     source.state = wire.text();
     header.sources.push_back(std::move(source));
   }
+  for (std::uint64_t i = wire.count(); i > 0; --i) {
+    journal.fragment_files.emplace_back(wire.text());
+    if (!is_fragments_file(journal.fragment_files.back()) ||
+        journal.fragment_files.back().find('/') != std::string::npos)
+      throw Error(ErrorKind::kBadInput, "names a file that is none of fragments");
+  }
   for (std::uint64_t i = wire.count(16); i > 0; --i) {
     journal.units.push_back(UnitReport::read(wire));
     if (journal.units.back().unit >= header.units)
@@ -107,10 +116,11 @@ std::optional<Journal> read_journal(Files& files, const std::filesystem::path& p
   return parse_journal(read_text_file(files, path, kMaxBytes));
 }
 
-bool has_journal(Files& files, const std::filesystem::path& root) noexcept {
+bool has_journal(Files& files, const std::filesystem::path& root, const JournalHeader* header) noexcept {
   try {
     for (const std::string& name : journal_files(files, root))
-      if (const auto journal = read_journal(files, root / name); journal && !journal->units.empty()) return true;
+      if (const auto journal = read_journal(files, root / name); journal && !journal->units.empty())
+        if (header == nullptr || journal->header == *header) return true;
   } catch (const std::exception&) {
     // Of another version, or not to be read.
   }
@@ -118,8 +128,7 @@ bool has_journal(Files& files, const std::filesystem::path& root) noexcept {
 }
 
 JournalWriter::JournalWriter(Storage& storage, std::filesystem::path root, std::string prefix, JournalHeader header,
-                             std::chrono::milliseconds interval,
-                             std::function<void(const std::vector<std::uint32_t>&)> flush)
+                             std::chrono::milliseconds interval, Flush flush)
     : storage_(storage),
       root_(std::move(root)),
       prefix_(std::move(prefix)),
@@ -171,11 +180,17 @@ void JournalWriter::write(const std::vector<UnitReport>& units) {
   std::set<std::uint32_t> files;
   for (const UnitReport& unit : units) files.insert(unit.files.begin(), unit.files.end());
   if (closed_) return;
-  flush_({files.begin(), files.end()});
+  Journal journal{header_, {}, units};
+  try {
+    journal.fragment_files = flush_({files.begin(), files.end()});
+  } catch (...) {
+    closed_ = true;  // a flush of another descriptor would succeed
+    throw;
+  }
   if (closed_) return;
   const std::filesystem::path path = root_ / fmt::format("{}{}", prefix_, number_++);
   try {
-    write_file(path, units);
+    write_file(path, journal);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kNoSpace) throw;
     closed_ = full_ = true;  // the outputs have their space: the run goes on without
@@ -187,8 +202,8 @@ void JournalWriter::write(const std::vector<UnitReport>& units) {
   storage_.directories().open({root_}, root_)->flush();
 }
 
-void JournalWriter::write_file(const std::filesystem::path& path, const std::vector<UnitReport>& units) {
-  const std::string text = journal_text(header_, units);
+void JournalWriter::write_file(const std::filesystem::path& path, const Journal& journal) {
+  const std::string text = journal_text(journal);
   const auto sink = storage_.create(path, text.size());
   sink->write_at(0, std::as_bytes(std::span(text)));
   sink->sync();

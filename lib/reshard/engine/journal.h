@@ -49,9 +49,10 @@ JournalHeader journal_header(const Job& job, const RunOptions& options, std::uin
 
 struct Journal {
   JournalHeader header;
+  std::vector<std::string> fragment_files;  // that hold some of what these units wrote (page_fragments.h)
   std::vector<UnitReport> units;
 };
-std::string journal_text(const JournalHeader& header, const std::vector<UnitReport>& units);
+std::string journal_text(const Journal& journal);
 /// \returns nothing for what is torn, or no journal.
 /// \throws Error kUnsupported for a journal of another version.
 std::optional<Journal> parse_journal(std::string_view text);
@@ -59,15 +60,17 @@ std::optional<Journal> parse_journal(std::string_view text);
 /// The same of a file.
 /// \throws as parse_journal; kIo.
 std::optional<Journal> read_journal(Files& files, const std::filesystem::path& path);
-/// Whether a staging directory holds a journal that tells of any unit.
-bool has_journal(Files& files, const std::filesystem::path& root) noexcept;
+/// Whether a staging directory holds a journal that has any unit: of a run with this header, if one is given.
+bool has_journal(Files& files, const std::filesystem::path& root, const JournalHeader* header = nullptr) noexcept;
 
 /// Writes the journal of one rank, while units are done. Thread-safe.
 class JournalWriter {
  public:
-  /// \param flush  brings files of the target, given by their indices, to stable storage.
+  /// Brings files of the target, given by their indices, to stable storage. \returns the files of fragments so far.
+  using Flush = std::function<std::vector<std::string>(const std::vector<std::uint32_t>& files)>;
+
   JournalWriter(Storage& storage, std::filesystem::path root, std::string prefix, JournalHeader header,
-                std::chrono::milliseconds interval, std::function<void(const std::vector<std::uint32_t>& files)> flush);
+                std::chrono::milliseconds interval, Flush flush);
   JournalWriter(const JournalWriter&) = delete;
   JournalWriter& operator=(const JournalWriter&) = delete;
   ~JournalWriter();
@@ -76,7 +79,8 @@ class JournalWriter {
   /// time; later than that, when a fiftieth of the time of the whole run has. Without an interval it does so at once.
   /// \throws Error what went wrong with the journal.
   void add(UnitReport unit);
-  /// Nothing gets into the journal any more: something could not be written, and the disk tells that only once.
+  /// Nothing gets into the journal any more: something could not be written, and the disk tells that only once. A flush
+  /// that fails does so, too.
   void close() { closed_ = true; }
   /// Whether it was closed since there is no space for it.
   bool is_full() const { return full_; }
@@ -90,14 +94,14 @@ class JournalWriter {
  private:
   void run();
   void write(const std::vector<UnitReport>& units);
-  void write_file(const std::filesystem::path& path, const std::vector<UnitReport>& units);
+  void write_file(const std::filesystem::path& path, const Journal& journal);
 
   Storage& storage_;
   std::filesystem::path root_;
   std::string prefix_;
   JournalHeader header_;
   std::chrono::milliseconds interval_;
-  std::function<void(const std::vector<std::uint32_t>&)> flush_;
+  Flush flush_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<UnitReport> waiting_;

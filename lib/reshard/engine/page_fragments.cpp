@@ -144,6 +144,14 @@ bool is_fragments_file(std::string_view name) {
   return name.find(kFragments) != std::string_view::npos;
 }
 
+bool is_whole_fragments_file(Files& files, const fs::path& path) noexcept {
+  try {
+    return unsealed(kFirstLine, read_text_file(files, path, kMostFileBytes)).has_value();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 std::vector<std::uint32_t> write_fragments(Storage& storage, const fs::path& root,
                                            const std::vector<std::string>& names, const TensorMap& target,
                                            bool skip_torn) {

@@ -55,6 +55,9 @@ class PageFragments {
 /// Whether a file in a staging directory has such a name.
 bool is_fragments_file(std::string_view name);
 
+/// Whether a file of fragments is as it was written.
+bool is_whole_fragments_file(Files& files, const std::filesystem::path& path) noexcept;
+
 /// Writes what the files hold into the target's files under `root`.
 /// \param names  of files in `root`, those of any number of ranks.
 /// \param skip_torn  what is not whole is left out: the run that wrote it was killed.

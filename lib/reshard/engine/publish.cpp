@@ -114,11 +114,7 @@ void Staging::keep() {
 }
 
 Staging::~Staging() {
-  if (!root_.empty()) {
-    directories().remove_tree(root_ / kLockFile);  // a network file system keeps what is open in its directory
-    lock_.reset();
-    directories().remove_tree(root_);
-  }
+  if (!root_.empty()) remove_staging(storage_, root_, std::move(lock_));
   claim_.reset();
   if (published_) return;
   for (auto it = made_directories_.rbegin(); it != made_directories_.rend(); ++it) directories().remove_empty(*it);

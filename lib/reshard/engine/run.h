@@ -62,6 +62,7 @@ struct RunOptions {
   bool journal =
       true;  // with `sync`: a run of more than journal_interval leaves, if it is killed, what resume goes on from
   bool resume = false;  // go on where a run of the same job stopped; what fails leaves its outputs for the next one
+  bool clean = false;   // remove first what dead runs of the same outputs have left
   std::chrono::milliseconds journal_interval{10000};
   bool digests = false;  // hash what is written: ShareReport::digests
   Replicas replicas = Replicas::kDrift;

@@ -121,17 +121,17 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
   const auto cut_before = [&](std::uint32_t unit) -> Cut {
     // In two terms, since the product of the whole may not fit.
     const std::uint64_t cost = before.back() / count * unit + before.back() % count * unit / count;
-    if (const auto end = near_file_end(before, ends, cost, most)) return {*end, 0, before[*end]};
+    if (const auto end = near_file_end(before, ends, cost, most)) return {*end, 0, before[*end], true};
     const auto after = std::upper_bound(before.begin(), before.end(), cost);
-    if (after == before.end()) return {rows_.size(), 0, before.back()};
+    if (after == before.end()) return {rows_.size(), 0, before.back(), true};
     const auto transfer = static_cast<std::size_t>(after - before.begin()) - 1;
     const LogicalTensor& tensor = program.transfers[transfer].tensor(maps);
     const LogicalTensor* result = program.transfers[transfer].result(maps);
     const std::uint64_t all = before[transfer + 1] - before[transfer];
     const std::uint64_t row = row_at(tensor, cost - before[transfer], all,
                                      whole_leaves ? std::optional((result ? result : &tensor)->dtype) : std::nullopt);
-    if (row >= rows_[transfer]) return {transfer + 1, 0, before[transfer + 1]};
-    return {transfer, row, before[transfer] + all / rows_[transfer] * row};
+    if (row >= rows_[transfer]) return {transfer + 1, 0, before[transfer + 1], static_cast<bool>(ends[transfer + 1])};
+    return {transfer, row, before[transfer] + all / rows_[transfer] * row, row == 0 && ends[transfer]};
   };
   cuts_.reserve(count + std::size_t{1});
   cuts_.push_back({});
@@ -141,7 +141,7 @@ Units::Units(const ProgramMaps& maps, const Program& program, std::uint32_t coun
     const bool goes_on = cut.transfer != last.transfer ? cut.transfer > last.transfer : cut.row > last.row;
     cuts_.push_back(goes_on ? cut : last);
   }
-  cuts_.push_back({rows_.size(), 0, before.back()});
+  cuts_.push_back({rows_.size(), 0, before.back(), true});
 }
 
 void Units::add_parts(std::uint32_t unit, std::vector<Part>& parts) const {
@@ -150,6 +150,29 @@ void Units::add_parts(std::uint32_t unit, std::vector<Part>& parts) const {
   for (std::size_t t = begin.transfer; t < rows_.size() && (t < end.transfer || (t == end.transfer && end.row > 0));
        ++t)
     parts.push_back({t, t == begin.transfer ? begin.row : 0, t == end.transfer ? end.row : rows_[t], unit});
+}
+
+std::vector<std::size_t> Units::deal(const std::vector<std::uint32_t>& units, std::uint32_t count) const {
+  constexpr double kSnap = 0.02;  // of a share
+  std::vector<std::uint64_t> before{0};
+  for (const std::uint32_t unit : units) before.push_back(before.back() + cost(unit));
+  const std::uint64_t all = before.back();
+  const auto most = static_cast<std::uint64_t>(static_cast<double>(all) / count * kSnap);
+  const auto away = [](std::uint64_t a, std::uint64_t b) { return a > b ? a - b : b - a; };
+  std::vector<std::size_t> firsts{0};
+  for (std::uint32_t share = 1; share < count; ++share) {
+    const std::uint64_t wanted = all / count * share + all % count * share / count;
+    std::size_t nearest = 0, nearest_end = units.size();
+    for (std::size_t i = 0; i <= units.size(); ++i) {
+      if (away(before[i], wanted) < away(before[nearest], wanted)) nearest = i;
+      const bool at_end = i < units.size() && cuts_[units[i]].at_file_end;
+      if (at_end && away(before[i], wanted) < away(before[nearest_end], wanted)) nearest_end = i;
+    }
+    const bool snaps = nearest_end < units.size() && away(before[nearest_end], wanted) <= most;
+    firsts.push_back(std::max(firsts.back(), snaps ? nearest_end : nearest));
+  }
+  firsts.push_back(units.size());
+  return firsts;
 }
 
 std::pair<std::size_t, std::size_t> part_of(const std::vector<std::uint64_t>& costs, std::uint32_t rank,

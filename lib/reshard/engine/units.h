@@ -37,6 +37,11 @@ class Units {
   bool whole_leaves() const { return whole_leaves_; }
   /// Bytes read and written for it; 0 for one that is empty.
   std::uint64_t cost(std::uint32_t unit) const { return cuts_[unit + 1].cost - cuts_[unit].cost; }
+  /// Deals units out to `count` shares of about equal cost. A share ends where files of the target do, if that changes
+  /// it by at most 2 %.
+  /// \param units  ascending.
+  /// \returns for each share the index into `units` of its first one, and after the last share their number.
+  std::vector<std::size_t> deal(const std::vector<std::uint32_t>& units, std::uint32_t count) const;
   /// Adds the parts of a unit, in the program's order.
   void add_parts(std::uint32_t unit, std::vector<Part>& parts) const;
 
@@ -46,6 +51,7 @@ class Units {
     std::size_t transfer = 0;
     std::uint64_t row = 0;
     std::uint64_t cost = 0;  // of what lies before it
+    bool at_file_end = false;
   };
 
   std::vector<std::uint64_t> rows_;  // of each transfer

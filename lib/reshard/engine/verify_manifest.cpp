@@ -77,6 +77,13 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
                                               form(tensor.dtype, tensor.shape), form(other.dtype, other.shape)));
       continue;
     }
+    const std::uint64_t leaves = LeafDigests(tensor.dtype, tensor.shape).leaves();
+    if (other.digest.leaves.size() != (leaves > 1 ? leaves : 0))
+      throw Error(ErrorKind::kBadInput, fmt::format("says {} leaves, but a tensor of its shape has {}",
+                                                    other.digest.leaves.size(), leaves > 1 ? leaves : 0))
+          .in(manifest_path)
+          .tensor(tensor.name)
+          .hint("the manifest was edited or damaged");
     wanted.push_back(index);
     against.push_back(&other);
   }
@@ -86,12 +93,6 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
     const LogicalTensor& tensor = map.logical[wanted[i]];
     ++result.compared_tensors;
     result.compared_bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
-    if (digests[i].leaves.size() != against[i]->digest.leaves.size())
-      throw Error(ErrorKind::kBadInput, fmt::format("says {} leaves, but a tensor of its shape has {}",
-                                                    against[i]->digest.leaves.size(), digests[i].leaves.size()))
-          .in(manifest_path)
-          .tensor(tensor.name)
-          .hint("the manifest was edited or damaged");
     if (digests[i].digest != against[i]->digest.digest)
       result.different.push_back(difference(map, wanted[i], digests[i], against[i]->digest));
   }

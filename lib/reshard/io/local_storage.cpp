@@ -294,8 +294,8 @@ class LocalStorage final : public Storage {
   FileStamp lasting_stamp(const std::filesystem::path& path) override {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return {};
-    return FileStamp(std::to_string(status.st_ino) + " " + std::to_string(status.st_size) + " " +
-                     std::to_string(status.st_mtim.tv_sec) + "." + std::to_string(status.st_mtim.tv_nsec));
+    return FileStamp(std::to_string(status.st_size) + " " + std::to_string(status.st_mtim.tv_sec) + "." +
+                     std::to_string(status.st_mtim.tv_nsec));
   }
 
   std::uint64_t size_bytes(const std::filesystem::path& path) override {
