@@ -247,6 +247,24 @@ TEST_CASE("A description of another model is noted, and a mistake may be in eith
   CHECK_THAT(missing.err, Says("--spec and config.json have to fit"));
 }
 
+TEST_CASE("A description that says nothing of heads gives a note where the ranks may split them") {
+  const Mine mine;
+  const auto shard = [&](const char* out, const char* tp, const char* spec) {
+    const ProgramResult result =
+        run_reshard({"shard", mine.path("model"), mine.path(out), "--tp", tp, "--spec", mine.path(spec)});
+    REQUIRE(result.exit_code == 0);
+    return result.err;
+  };
+  CHECK_THAT(shard("a", "2", "mine.json"), Says("the description has neither \"attention\" nor a module with "
+                                                "\"heads\", so it was not checked whether --tp 2 splits attention "
+                                                "heads"));
+  CHECK_THAT(shard("b", "1", "mine.json"), !Says("attention heads"));
+  std::string with_heads = kSpec;
+  with_heads.replace(with_heads.find("\"bias\""), 0, "\"heads\": \"dim\", ");
+  write_file(mine.dir / "heads.json", with_heads);
+  CHECK_THAT(shard("c", "2", "heads.json"), !Says("attention heads"));
+}
+
 TEST_CASE("A mistake in what a description joins is told with its line") {
   const TempDir temp;
   const std::string model = testdata("golden/nxdi/llama-tp4/original").string(), spec = (temp / "spec.json").string();

@@ -95,6 +95,26 @@ TEST_CASE("A TP degree that cuts a head or does not divide a size is refused wit
   CHECK_THAT(size.hint(), Says("TP degrees that work for this model: 1, 2, 4, 8"));
 }
 
+TEST_CASE("Heads that nothing counts give one note where the ranks may split them") {
+  const TempDir temp;
+  json config = json::parse(kPlannedConfig);
+  const auto notes = [&](std::uint32_t tp) {
+    write_planned(temp / "model", tensors_of("model.", true), config);
+    std::string all;
+    const auto job = plan_shard(shard_request(temp / "model", temp / "out", tp));
+    for (const std::string& note : job->notes) all += note + "\n";
+    return all;
+  };
+  CHECK_THAT(notes(4), !Says("attention heads"));
+  config["n_head"] = config["num_attention_heads"];
+  config.erase("num_attention_heads");
+  CHECK_THAT(notes(4), !Says("attention heads"));  // those of keys and values are counted
+  config.erase("num_key_value_heads");
+  CHECK_THAT(notes(8), Says("config.json has no num_attention_heads, so it was not checked whether `tp` 8 splits "
+                            "attention heads; add num_attention_heads and num_key_value_heads\n"));
+  CHECK_THAT(notes(1), !Says("attention heads"));
+}
+
 TEST_CASE("Sizes that fall into no heads or halves are refused, naming the tensor") {
   json config = json::parse(kPlannedConfig);
   config["num_key_value_heads"] = 3;

@@ -1,7 +1,10 @@
 #include "reshard/layouts/partition_notes.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <string_view>
 
@@ -60,11 +63,33 @@ std::vector<std::string> replicated_modules(const Model& model) {
   return names;
 }
 
+/// That nothing says where heads end, so that a split may cut them; nothing where something does, or no linear of the
+/// layers is split.
+std::optional<std::string> unchecked_heads_note(const Model& model, std::uint64_t tp) {
+  const bool described = model.family_from == FamilyFrom::kSpec;
+  if ((!described && !model.by_config_plan) || model.family->attention) return std::nullopt;
+  bool splits_linears = false;
+  for (const ModelParameter& parameter : model.parameters) {
+    if (parameter.heads != 0) return std::nullopt;
+    splits_linears = splits_linears || (parameter.layer && parameter.split_dim && parameter.shape.size() > 1 &&
+                                        parameter.plan != TensorParallelPlan::kEmbeddingRowwise);
+  }
+  if (!splits_linears) return std::nullopt;
+  const std::string unchecked = fmt::format("it was not checked whether `tp` {} splits attention heads", tp);
+  if (described)
+    return fmt::format("the description has neither \"attention\" nor a module with \"heads\", so {}", unchecked);
+  if (model.heads == 0)
+    return fmt::format(
+        "config.json has no num_attention_heads, so {}; add num_attention_heads and num_key_value_heads", unchecked);
+  return fmt::format("the plan in config.json splits no q_proj, k_proj or v_proj along its outputs, so {}", unchecked);
+}
+
 }  // namespace
 
 std::vector<std::string> partition_notes(const Model& model, std::uint64_t tp) {
   if (tp == 1) return {};
   std::vector<std::string> notes = model.notes;
+  if (auto note = unchecked_heads_note(model, tp)) notes.push_back(std::move(*note));
   if (const auto names = replicated_modules(model); !names.empty())
     notes.push_back("replicated on every tensor-parallel rank: " + list_names(names));
   return notes;
