@@ -265,6 +265,24 @@ TEST_CASE("A description that says nothing of heads gives a note where the ranks
   CHECK_THAT(shard("c", "2", "heads.json"), !Says("attention heads"));
 }
 
+TEST_CASE("A description that does not say the stage of a module behind the layers gives a note") {
+  const Mine mine;
+  std::string spec = kSpec;
+  const std::string stage = ", \"stage\": \"last\"";
+  spec.replace(spec.find(stage), stage.size(), "");
+  write_file(mine.dir / "wrong.json", spec);
+  const auto shard = [&](const char* out, const char* pp, const char* file) {
+    const ProgramResult result =
+        run_reshard({"shard", mine.path("model"), mine.path(out), "--tp", "1", "--pp", pp, "--spec", mine.path(file)});
+    REQUIRE(result.exit_code == 0);
+    return result.err;
+  };
+  CHECK_THAT(shard("a", "2", "wrong.json"), Says("on the first pipeline stage, as nothing says another: head.weight; "
+                                                 "\"stage\": \"last\" in the description names those of the last"));
+  CHECK_THAT(shard("b", "1", "wrong.json"), !Says("pipeline stage"));
+  CHECK_THAT(shard("c", "2", "mine.json"), !Says("pipeline stage"));
+}
+
 TEST_CASE("A mistake in what a description joins is told with its line") {
   const TempDir temp;
   const std::string model = testdata("golden/nxdi/llama-tp4/original").string(), spec = (temp / "spec.json").string();

@@ -115,6 +115,26 @@ TEST_CASE("Heads that nothing counts give one note where the ranks may split the
   CHECK_THAT(notes(1), !Says("attention heads"));
 }
 
+TEST_CASE("Keys of base_model_pp_plan that name nothing are noted, and stages that nothing says") {
+  const TempDir temp;
+  json config = json::parse(kPlannedConfig);
+  const auto notes = [&](std::uint32_t pp) {
+    write_planned(temp / "model", tensors_of("model.", true), config);
+    std::string all;
+    const auto job = plan_shard(shard_request(temp / "model", temp / "out", 1, pp));
+    for (const std::string& note : job->notes) all += note + "\n";
+    return all;
+  };
+  CHECK_THAT(notes(2), !Says("base_model_pp_plan in config.json") && !Says("pipeline stage"));
+  json& stages = config["base_model_pp_plan"];
+  stages["finale"] = stages["final"];
+  stages.erase("final");
+  CHECK_THAT(notes(2), Says("base_model_pp_plan in config.json names modules that are not there: finale\n") &&
+                           Says("on the first pipeline stage, as nothing says another: model.final.weight; "
+                                "base_model_pp_plan in config.json names those of the last\n"));
+  CHECK_THAT(notes(1), !Says("pipeline stage"));
+}
+
 TEST_CASE("Sizes that fall into no heads or halves are refused, naming the tensor") {
   json config = json::parse(kPlannedConfig);
   config["num_key_value_heads"] = 3;

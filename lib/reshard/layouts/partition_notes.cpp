@@ -79,8 +79,8 @@ std::optional<std::string> unchecked_heads_note(const Model& model, std::uint64_
   if (described)
     return fmt::format("the description has neither \"attention\" nor a module with \"heads\", so {}", unchecked);
   if (model.heads == 0)
-    return fmt::format(
-        "config.json has no num_attention_heads, so {}; add num_attention_heads and num_key_value_heads", unchecked);
+    return fmt::format("config.json has no num_attention_heads, so {}; add num_attention_heads and num_key_value_heads",
+                       unchecked);
   return fmt::format("the plan in config.json splits no q_proj, k_proj or v_proj along its outputs, so {}", unchecked);
 }
 
@@ -93,6 +93,18 @@ std::vector<std::string> partition_notes(const Model& model, std::uint64_t tp) {
   if (const auto names = replicated_modules(model); !names.empty())
     notes.push_back("replicated on every tensor-parallel rank: " + list_names(names));
   return notes;
+}
+
+std::vector<std::string> assumed_stage_notes(const Model& model, std::uint64_t pp) {
+  constexpr std::size_t kMost = 3;
+  if (pp == 1 || (model.family_from != FamilyFrom::kSpec && !model.by_config_plan)) return {};
+  std::vector<std::string> names;
+  for (const ModelParameter& parameter : model.parameters)
+    if (parameter.stage_assumed) names.push_back(parameter.name);
+  if (names.empty()) return {};
+  return {fmt::format(
+      "on the first pipeline stage, as nothing says another: {}; {} names those of the last", list_names(names, kMost),
+      model.by_config_plan ? "base_model_pp_plan in config.json" : "\"stage\": \"last\" in the description")};
 }
 
 std::vector<std::string> split_heads_notes(const Model& model, std::uint64_t tp) {

@@ -14,7 +14,11 @@ namespace reshard {
 /// one rank.
 std::vector<std::string> partition_notes(const Model& model, std::uint64_t tp);
 
-/// The same of a layout that splits without regard to heads: which linears are split through one; nothing if none is.
+/// The parameters outside the layers that `pp` stages have on the first although they may belong on the last: those of
+/// which a description or a plan in config.json does not say it. Nothing for one stage.
+std::vector<std::string> assumed_stage_notes(const Model& model, std::uint64_t pp);
+
+/// The same as partition_notes of a layout that splits without regard to heads: which linears are split through one; nothing if none is.
 std::vector<std::string> split_heads_notes(const Model& model, std::uint64_t tp);
 
 }  // namespace reshard

@@ -25,8 +25,12 @@ ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& t
       fmt::format("{}; the plan in config.json (base_model_tp_plan) says how its "
                   "tensors are split, and what it does not name every rank has all of",
                   describe_unknown_type(config)));
-  const std::vector<std::string> idle = plan.idle_keys();
-  if (!idle.empty()) notes.push_back("the plan in config.json names modules that are not there: " + list_names(idle));
+  const auto note_idle = [&](const char* what, const std::vector<std::string>& keys) {
+    if (!keys.empty())
+      notes.push_back(fmt::format("{} in config.json names modules that are not there: {}", what, list_names(keys)));
+  };
+  note_idle("the plan", plan.idle_keys());
+  note_idle("base_model_pp_plan", plan.idle_stage_keys());
   return plan;
 }
 

@@ -142,6 +142,7 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
   for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
   note_idle_options(request, model, plan);
   for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
+  for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));
   return plan;
 }
 

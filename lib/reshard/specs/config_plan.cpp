@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "reshard/base/checked.h"
@@ -19,6 +20,7 @@ constexpr const char* kPlanKey = "base_model_tp_plan";
 constexpr const char* kHeadPlanKey = "_tp_plan";
 constexpr const char* kStagesKey = "base_model_pp_plan";
 constexpr const char* kHead = "lm_head";
+constexpr std::string_view kEmbeddings[] = {"emb", "wte", "wpe"};  // parts of the names of modules before the layers
 
 bool is_number(std::string_view part) {
   return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
@@ -71,11 +73,15 @@ ConfigPlan::ConfigPlan(const ModelConfig& config, const std::vector<std::string>
     if (const auto* entry = entry_of(name)) used.insert(entry->first);
   for (const auto& [key, plan] : plans_)
     if (plan != TensorParallelPlan::kReplicate && used.count(key) == 0) idle_keys_.push_back(key);
+  const std::set<std::string_view> sorted(names.begin(), names.end());
+  for (const auto& [module, behind] : behind_layers_) {
+    const std::string full = base_prefix_ + module;
+    const auto inside = sorted.lower_bound(full + ".");
+    const bool has_some = inside != sorted.end() && inside->starts_with(full + ".");
+    if (!has_some && sorted.count(full) == 0) idle_stage_keys_.push_back(module);
+  }
 }
 
-std::vector<std::string> ConfigPlan::idle_keys() const {
-  return idle_keys_;
-}
 
 void ConfigPlan::read_plan(const char* key) {
   const Json& plans = JsonObject(*config_.json, config_.path).object_at(key);
@@ -174,15 +180,23 @@ std::optional<std::uint64_t> ConfigPlan::layer_of(std::string_view name) const {
   return parse_unsigned(name.substr(0, name.find('.')), kMaxLayers - 1);
 }
 
-/// Of a tensor outside the layers. Heads are outside the base model; of its own modules, those that the config says lie
-/// there, and else a norm.
-bool ConfigPlan::on_last_stage(std::string_view name) const {
-  if (!name.starts_with(base_prefix_)) return true;
+/// Sets the stage of a tensor outside the layers. Heads are outside the base model, and lie on the last one; so do those
+/// of its own modules of which the config says so, and else a norm.
+void ConfigPlan::place(ModelParameter& parameter) const {
+  std::string_view name = parameter.name;
+  parameter.on_last_stage = true;
+  if (!name.starts_with(base_prefix_)) return;
   name.remove_prefix(base_prefix_.size());
   for (const auto& [module, behind] : behind_layers_)
-    if (name == module || name.starts_with(module + ".")) return behind;
+    if (name == module || name.starts_with(module + ".")) {
+      parameter.on_last_stage = behind;
+      return;
+    }
   const std::string_view module = name.substr(0, name.find('.'));
-  return module == kHead || module.find("norm") != std::string_view::npos || module.starts_with("ln_");
+  parameter.on_last_stage = module == kHead || module.find("norm") != module.npos || module.starts_with("ln_");
+  const bool embedding = std::any_of(std::begin(kEmbeddings), std::end(kEmbeddings),
+                                     [&](std::string_view part) { return module.find(part) != module.npos; });
+  parameter.stage_assumed = !parameter.on_last_stage && !embedding;
 }
 
 std::optional<std::uint64_t> ConfigPlan::number(const char* key, std::uint64_t max) const {
@@ -230,7 +244,7 @@ ModelParameter ConfigPlan::parameter(WholeTensor tensor) const {
   parameter.shape = std::move(tensor.shape);
   parameter.is_bias = last_part(parameter.name) == "bias";
   parameter.layer = layer_of(parameter.name);
-  parameter.on_last_stage = !parameter.layer && on_last_stage(parameter.name);
+  if (!parameter.layer) place(parameter);
   parameter.split_dim = split_dim(parameter.name, parameter.shape.size());
   if (!parameter.split_dim) return parameter;
   parameter.plan = entry_of(parameter.name)->second;

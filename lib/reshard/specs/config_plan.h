@@ -53,7 +53,9 @@ class ConfigPlan {
   Model model(std::vector<WholeTensor> tensors) const;
 
   /// The keys of plans that split something, but no tensor that there is; sorted.
-  std::vector<std::string> idle_keys() const;
+  const std::vector<std::string>& idle_keys() const { return idle_keys_; }
+  /// The keys of base_model_pp_plan that name no tensor that there is; sorted.
+  const std::vector<std::string>& idle_stage_keys() const { return idle_stage_keys_; }
 
  private:
   void read_plan(const char* key);
@@ -63,7 +65,7 @@ class ConfigPlan {
   const std::pair<const std::string, TensorParallelPlan>* lookup(std::string_view name) const;
   std::optional<std::uint32_t> split_dim(const std::string& name, std::size_t ndim) const;
   std::optional<std::uint64_t> layer_of(std::string_view name) const;
-  bool on_last_stage(std::string_view name) const;
+  void place(ModelParameter& parameter) const;
   ModelParameter parameter(WholeTensor tensor) const;
   std::uint64_t heads_of(const ModelParameter& parameter) const;
   std::optional<std::uint64_t> head_dim_of(std::optional<std::uint64_t> query) const;
@@ -76,6 +78,7 @@ class ConfigPlan {
   std::string layers_ = "layers";                                 // without the base model's prefix
   std::map<std::string, bool> behind_layers_;                     // of the keys of base_model_pp_plan
   std::vector<std::string> idle_keys_;
+  std::vector<std::string> idle_stage_keys_;
 };
 
 }  // namespace reshard

@@ -108,6 +108,7 @@ struct Family {
     std::string variant;               // which variant of a layer has it; empty: all
     bool optional = false;             // a checkpoint may lack it
     bool on_last_stage = false;        // for modules outside the layers
+    bool stage_assumed = false;        // behind the layers, though nothing says that it is on the last stage
     std::string tied_to;               // the module whose weight this one shares where tie_word_embeddings is set
   };
   struct Attention {

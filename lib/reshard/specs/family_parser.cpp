@@ -434,9 +434,14 @@ Family parse(const Json& json, const DescriptionFile& file) {
     family.class_defaults = std::make_shared<const Json>(object.at("class_defaults"));
   }
   std::size_t i = 0;
-  for (const Json& module : object.array_at("modules")) {
-    family.modules.push_back(
-        parse_module(SpecObject(module, file, fmt::format("/modules/{}", i), module_text(module, i))));
+  bool behind_layers = false;
+  for (const Json& json_of_module : object.array_at("modules")) {
+    const SpecObject of_module(json_of_module, file, fmt::format("/modules/{}", i), module_text(json_of_module, i));
+    Family::Module module = parse_module(of_module);
+    const bool layered = module.name.find('*') != std::string::npos;
+    behind_layers = behind_layers || layered;
+    module.stage_assumed = behind_layers && !layered && !of_module.has("stage");
+    family.modules.push_back(std::move(module));
     ++i;
   }
   if (object.has("attention")) {

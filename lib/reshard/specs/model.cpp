@@ -213,6 +213,7 @@ class ModelBuilder {
     weight.optional = module.optional;
     weight.layer = layer_;
     weight.on_last_stage = module.on_last_stage;
+    weight.stage_assumed = module.stage_assumed;
     if (tied_ && !module.tied_to.empty()) weight.tied_to = module.tied_to + ".weight";
     filled.has_bias = module.bias && values_.holds(module.bias);
     if (module.experts) weight.experts = values_.size(module.experts);

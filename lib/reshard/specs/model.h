@@ -36,7 +36,8 @@ struct ModelParameter {
   std::optional<std::uint64_t> expert;  // the expert that owns it
   std::uint64_t experts = 0;            // of its layer, if it is an expert's, or all of theirs stacked in dim 0
   bool on_last_stage = false;
-  std::string tied_to;  // the parameter whose bytes this one shares; empty if it has its own
+  bool stage_assumed = false;  // outside the layers; nothing says its stage, so it is on the first
+  std::string tied_to;         // the parameter whose bytes this one shares; empty if it has its own
 };
 
 /// A hostile config must not make the list of parameters endless.
