@@ -474,6 +474,19 @@ TEST_CASE("Stacked experts are quantised in blocks of their own, whose absence i
   CHECK_THAT(error_of([&] { sharded(1, false); }).what(), Says("model.layers.1.mlp.experts.down_proj_scale_inv"));
 }
 
+TEST_CASE("A layout without a place for scales refuses quantised models before it proposes a degree") {
+  const TempDir temp;
+  Method method = methods().at(0);
+  write_quantized(method, 128, temp / "model");
+  for (const std::uint32_t tp : {1, 16}) {
+    const Error error =
+        error_of([&] { plan_shard(deployed_request(layout("nxdi"), temp / "model", temp / "out", tp)); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.what(), Says("has no place for the scales of quantised linears"));
+    CHECK_THAT(error.hint(), !Says("TP degrees"));
+  }
+}
+
 TEST_CASE("What bitsandbytes stores is refused with the reason, for 4 bits and for 8") {
   const TempDir temp;
   const json nf4 = {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}, {"load_in_8bit", false}};

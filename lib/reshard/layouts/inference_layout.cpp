@@ -87,6 +87,7 @@ std::optional<RankFile> InferenceLayout::rank_file(Files&, const fs::path& folde
 TargetPlan InferenceLayout::plan(const TargetRequest& request, const TargetContext& context) const {
   validate_request(request);
   const Model& model = *context.model;
+  validate_model(model);
   TargetPlan plan;
   plan_mesh(plan, request, model);
   const RankTarget target = ranks_to_write(*this, request, plan.mesh.tp);

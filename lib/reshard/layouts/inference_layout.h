@@ -32,6 +32,9 @@ class InferenceLayout : public RankLayout {
                        const std::filesystem::path& output_directory) const override;
 
  protected:
+  /// That ranks of this layout can hold the model at all, whatever their number.
+  /// \throws Error kUnsupported.
+  virtual void validate_model(const Model&) const {}
   /// Fills plan.map with the ranks that `target` says.
   virtual void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
                           const TargetContext& context) const = 0;

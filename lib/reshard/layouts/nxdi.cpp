@@ -61,26 +61,31 @@ std::optional<Form> form_of(const std::vector<TensorEntry>& tensors) {
   return form;
 }
 
+/// That NxD Inference's names for the model are known.
+void validate_named(const Model& model) {
+  if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("NxD Inference's names for {} are unknown", model.family->model_type))
+        .hint(fmt::format(
+            "known are {}; describe others with `spec` and \"nxd_inference\" in it, or take a layout that keeps "
+            "the checkpoint's names",
+            fmt::join(inference_families(), ", ")));
+  if (model.is_part || model.renamed)
+    throw Error(ErrorKind::kUnsupported,
+                "NxD Inference's names for models of several parts, with another prefix or head, "
+                "are unknown")
+        .hint("take a layout that keeps the checkpoint's names");
+  if (model.quantized)
+    throw Error(ErrorKind::kUnsupported, "layout nxdi has no place for the scales of quantised linears")
+        .hint("take a layout for inference that keeps the checkpoint's names");
+}
+
 /// Makes the rules of one model.
 class Rules {
  public:
   Rules(const Model& model, std::uint32_t tp, const Form& form)
       : model_(model), fuse_qkv_(form.fuse_qkv), vocab_parallel_(form.vocab_parallel), rules_(tp) {
-    if (!model.family->inference_names || model.heads == 0 || model.kv_heads == 0)
-      throw Error(ErrorKind::kUnsupported,
-                  fmt::format("NxD Inference's names for {} are unknown", model.family->model_type))
-          .hint(fmt::format(
-              "known are {}; describe others with `spec` and \"nxd_inference\" in it, or take a layout that keeps "
-              "the checkpoint's names",
-              fmt::join(inference_families(), ", ")));
-    if (model.is_part || model.renamed)
-      throw Error(ErrorKind::kUnsupported,
-                  "NxD Inference's names for models of several parts, with another prefix or head, "
-                  "are unknown")
-          .hint("take a layout that keeps the checkpoint's names");
-    if (model.quantized)
-      throw Error(ErrorKind::kUnsupported, "layout nxdi has no place for the scales of quantised linears")
-          .hint("take a layout for inference that keeps the checkpoint's names");
+    validate_named(model);
     const auto heads = static_cast<std::uint32_t>(model.heads);
     const auto kv_heads = static_cast<std::uint32_t>(model.kv_heads);
     const HeadSlots slots = inference_head_slots(heads, kv_heads, tp);
@@ -177,6 +182,7 @@ class NxdiLayout final : public InferenceLayout {
 
  protected:
   bool pads(const OptionValues&) const override { return true; }
+  void validate_model(const Model& model) const override { validate_named(model); }
 
   void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
                   const TargetContext& context) const override {
