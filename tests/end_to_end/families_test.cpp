@@ -139,8 +139,8 @@ TEST_CASE("Scales that a partition would part from their weights are refused wit
   const std::tuple<const char*, const char*, nlohmann::json, int, const char*> cuts[] = {
       // Blocks of 8 outputs: 20 are two and a half.
       {"llama_fp8", "intermediate_size", 20, 2, "not a whole number of quantisation blocks"},
-      {"llama_fp8", "intermediate_size", 24, 2, "weight_scale_inv: dim 0 has 3 elements"},
-      {"llama_gptq", "intermediate_size", 24, 2, "dim 1 has 3 elements"},
+      {"llama_fp8", "intermediate_size", 24, 2, "weight_scale_inv: dim 0 has 3 blocks of 8 elements"},
+      {"llama_gptq", "intermediate_size", 24, 2, "dim 1 has 3 blocks of 8 elements"},
       {"llama_awq", "num_key_value_heads", 2, 4, "not replicated"}};
   for (const auto& [name, key, value, tp, says] : cuts) {
     DYNAMIC_SECTION(name << ", " << key << " " << value << ", tp " << tp) {

@@ -246,6 +246,7 @@ TEST_CASE("Projections of attention are not padded where blocks would part heads
   request.target.options.set_flag("pad", true);
   const Error error = error_of([&] { plan_shard(request); });
   CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("blocks of 32") && Says("which 4 ranks do not divide"));
   CHECK_THAT(error.what(), Says("would part query heads from their key/value heads"));
   CHECK_THAT(error.hint(), Says("1, 2"));
 }

@@ -218,7 +218,9 @@ std::optional<std::string> split_problem(const ModelParameter& parameter, std::u
     return fmt::format("dim {} has {} groups of heads, which {} ranks do not divide", *parameter.split_dim,
                        parameter.heads, tp);
   const auto problem = [&](std::uint64_t size) {
-    return fmt::format("dim {} has {} elements{}, which {} ranks do not divide", *parameter.split_dim, size,
+    const bool blocks = parameter.linear_size != 0 && parameter.block > 1;
+    return fmt::format("dim {} has {} {}{}, which {} ranks do not divide", *parameter.split_dim, size,
+                       blocks ? fmt::format("blocks of {} elements", parameter.block) : "elements",
                        parameter.packed.empty() ? "" : " in one of the matrices packed in it", tp);
   };
   for (const PackedPart& part : parameter.packed)
@@ -234,10 +236,15 @@ bool can_pad(const ModelParameter& parameter) {
 
 namespace {
 
+/// Of how many elements parts of this size have to be a multiple.
+std::uint64_t pad_unit(const Model& model, std::uint64_t size) {
+  const auto known = model.pad_units.find(size);
+  return known == model.pad_units.end() ? 1 : known->second;
+}
+
 /// A size of the model, padded.
 std::uint64_t padded_to(const Model& model, std::uint64_t size, std::uint64_t tp) {
-  const auto known = model.pad_units.find(size);
-  const std::uint64_t unit = known == model.pad_units.end() ? 1 : known->second;
+  const std::uint64_t unit = pad_unit(model, size);
   const std::uint64_t units = (size + unit - 1) / unit;
   return (units + tp - 1) / tp * unit * tp;
 }
@@ -269,10 +276,13 @@ std::optional<std::string> heads_problem(const Model& model, const ModelParamete
   if (parameter.heads == 0 && !is_attention(model, parameter)) return std::nullopt;
   const std::uint64_t size = parameter.shape[*parameter.split_dim];
   if (padded_size(model, parameter, tp) == size) return std::nullopt;
+  const std::uint64_t of_linear = parameter.linear_size ? parameter.linear_size : size;
+  const std::uint64_t unit = pad_unit(model, of_linear);
   return fmt::format(
-      "dim {} has {} elements, and padding to whole blocks for {} ranks would part query heads from "
-      "their key/value heads",
-      *parameter.split_dim, size, tp);
+      "{} elements of the linear are split, {} blocks of {} in this model, which {} ranks do not divide; padding to "
+      "whole "
+      "blocks would part query heads from their key/value heads",
+      of_linear, (of_linear + unit - 1) / unit, unit, tp);
 }
 
 }  // namespace
