@@ -159,6 +159,15 @@ TEST_CASE("Offsets that leave a hole are refused") {
   CHECK_THAT(second.what(), Says("begin at 25 and leave a hole after tensor a, which ends at 24"));
 }
 
+TEST_CASE("Offsets far behind the end of the file are told of their own tensor, not of the one behind the hole") {
+  const std::string header =
+      R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[900,904]},)"
+      R"("c":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})";
+  const Error error = refused(header, 12);
+  CHECK(error.tensor() == "b");
+  CHECK_THAT(error.what(), Says("data_offsets are 900 to 904, but the file has 12 bytes of data"));
+}
+
 TEST_CASE("Offsets that overlap are refused") {
   const Error partly = refused(patched("[24,29]", "[23,28]"));
   CHECK(partly.tensor() == "b");

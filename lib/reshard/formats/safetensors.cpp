@@ -47,15 +47,22 @@ void validate_size(const SafetensorsHeader::Tensor& tensor, const std::filesyste
         .tensor(tensor.name);
 }
 
-/// Rule 9: in the order of their offsets, each tensor begins where the one before it ends.
-void validate_offsets(const std::vector<SafetensorsHeader::Tensor>& by_offset, const std::filesystem::path& path) {
-  std::uint64_t expected = 0;
-  const std::string* previous = nullptr;
-  for (const auto& tensor : by_offset) {
+/// Rule 9: in the order of their offsets, each tensor begins where the one before it ends. Where one leaves a hole
+/// because it lies outside the `data_bytes` of the file, that one is named, and not the one behind the hole.
+void validate_offsets(const std::vector<SafetensorsHeader::Tensor>& by_offset, std::uint64_t data_bytes,
+                      const std::filesystem::path& path) {
+  for (const auto& tensor : by_offset)
     if (tensor.end < tensor.begin)
       throw bad(path, "data_offsets end at " + std::to_string(tensor.end) + ", before they begin at " +
                           std::to_string(tensor.begin))
           .tensor(tensor.name);
+  std::uint64_t expected = 0;
+  const std::string* previous = nullptr;
+  for (const auto& tensor : by_offset) {
+    if (tensor.begin > expected && by_offset.back().begin >= data_bytes && by_offset.back().end > data_bytes)
+      throw bad(path, fmt::format("data_offsets are {} to {}, but the file has {} bytes of data",
+                                  by_offset.back().begin, by_offset.back().end, data_bytes))
+          .tensor(by_offset.back().name);
     if (tensor.begin != expected) {
       const std::string what = tensor.begin < expected ? "overlap" : "leave a hole after";
       const std::string other = previous ? "tensor " + printable(*previous) : std::string("the start of the data");
@@ -76,10 +83,10 @@ Container parse_safetensors_header(std::string_view header, std::uint64_t file_b
   auto& tensors = parsed.tensors;
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
-  validate_offsets(tensors, path);
+  const std::uint64_t data_begin = kLengthBytes + header.size();
+  validate_offsets(tensors, file_bytes - std::min(file_bytes, data_begin), path);
   for (const auto& tensor : tensors) validate_size(tensor, path);
 
-  const std::uint64_t data_begin = kLengthBytes + header.size();
   const std::uint64_t data_bytes = tensors.empty() ? 0 : tensors.back().end;
   const auto expected_bytes = checked_add(data_begin, data_bytes);
   if (!expected_bytes || *expected_bytes != file_bytes) {
