@@ -153,7 +153,7 @@ TEST_CASE("Originals of two dtypes cannot be joined, and the error names both") 
   tensors["model.layers.1.mlp.up_proj.weight"].dtype = DType::kF16;
   write_model(temp / "model", model, tensors);
   const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK(error.tensor() == "model.layers.1.mlp.up_proj.weight");
   CHECK_THAT(error.what(), Says("is F16"));
   CHECK_THAT(error.what(), Says("gate_proj.weight is BF16"));

@@ -187,6 +187,21 @@ TEST_CASE("An unknown model_type is unsupported, and a family whose tensors fit 
   CHECK_THAT(error.hint(), Says(": llama, "));  // the others are like it
 }
 
+TEST_CASE("Linears of two dtypes that a layout would fuse are unsupported, with their directory and a way out") {
+  const TinyModel tiny;
+  Random random(4);
+  TensorMap tensors = random_tensors(tiny, random);
+  TensorData& gate = tensors.at("model.layers.0.mlp.gate_proj.weight");
+  gate = random_tensor(random, DType::kF32, gate.shape);
+  MemoryFiles files;
+  write_model(files, "model", tiny, tensors);
+  const Error error = error_of([&] { plan_shard(files, shard_request("model", "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.path() == "model");
+  CHECK_THAT(error.what(), Says("tensors of two dtypes cannot be fused"));
+  CHECK_THAT(error.hint(), Says("`dtype`") && Says("a layout that fuses nothing"));
+}
+
 TEST_CASE("A model directory that is none is refused") {
   MemoryFiles files;
   const fs::path temp = "m";

@@ -97,10 +97,11 @@ StoredTensor stored_from(const TensorMap& map, const NamedRule& named, std::uint
   for (const std::uint32_t index : originals.logical) {
     const LogicalTensor& tensor = map.logical[index];
     if (tensor.dtype != stored.dtype)
-      throw Error(ErrorKind::kBadInput,
+      throw Error(ErrorKind::kUnsupported,
                   fmt::format("is {}, but {} is {}: tensors of two dtypes cannot be fused into {}", name(tensor.dtype),
                               rule.parts.front().logical_name, name(stored.dtype), named.stored_name))
-          .tensor(tensor.name);
+          .tensor(tensor.name)
+          .hint("give both one dtype first (convert with `dtype`), or take a layout that fuses nothing");
   }
   const auto shape = stored_shape(rule, rank, originals.shapes);
   if (!shape) throw Error(ErrorKind::kInternal, "the rule does not fit a validated shape").tensor(named.stored_name);

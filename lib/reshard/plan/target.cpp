@@ -98,7 +98,14 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
                                      const std::vector<LogicalTensor>& logical) {
   const LayoutTraits& traits = request.layout->traits();
   job.layout = request.layout;
-  TargetPlan plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file});
+  TargetPlan plan;
+  try {
+    plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file});
+  } catch (Error& error) {  // a layout knows the tensor, but not where it is
+    if (error.kind() == ErrorKind::kUnsupported && error.path().empty() && !error.tensor().empty())
+      error.in(job.model_directory);
+    throw;
+  }
   validate_alone(files, *request.layout, job.output_directory);
   request.layout->validate_beside(files, plan, job.output_directory);
   if (traits.has_ranks) job.mesh = plan.mesh;
