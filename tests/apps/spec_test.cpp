@@ -359,7 +359,18 @@ TEST_CASE("A mistake in a description is told with its line and key") {
       {"\"modules\": [", "\"nxd_inference\": {}, \"modules\": [", {"line 6", "\"attention\" beside it"}},
       {"\"vocab\", \"dim\"], \"stage\": \"last\"",
        "\"vocab\", \"dims\"], \"stage\": \"last\"",
-       {"config.json", "\"dims\" is missing"}}};
+       {"wrong.json: line 11: head: \"shape\" does not fit", "config.json: \"dims\" is missing",
+        "did you mean \"dim\"?"}},
+      {"\"4 * dim\", \"dim\"",
+       "\"4 * dmi\", \"dim\"",
+       {"line 8: decoder.blocks.*.up: \"shape\"", "\"dmi\" is missing", "did you mean \"dim\"?"}},
+      {"layer % 2 == 1",
+       "layr > 0",
+       {"line 10: decoder.blocks.*.extra: \"when\"", "\"layr\" is missing", "did you mean \"layer\"?"}},
+      {"\"depth\"", "\"dpeth\"", {"line 4: \"num_layers\" does not fit", "did you mean \"depth\"?"}},
+      {"\"4 * dim\", \"dim\"", "\"dim / 7\", \"dim\"", {"line 8", "\"shape\"", "4 / 7 is not a whole number"}},
+      {"\"4 * dim\", \"dim\"", "\"dim - 100\", \"dim\"", {"line 8", "\"shape\"", "4 - 100 is less than 0"}},
+      {"\"bias\": \"always\"", "\"bias\": \"dim\"", {"line 8", "\"bias\"", "\"dim\" is 4, expected true or false"}}};
   for (const Mistake& mistake : mistakes) {
     std::string text = kSpec;
     const std::size_t at = text.find(mistake.from);

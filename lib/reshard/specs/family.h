@@ -110,6 +110,7 @@ struct Family {
     bool on_last_stage = false;        // for modules outside the layers
     bool stage_assumed = false;        // behind the layers, though nothing says that it is on the last stage
     std::string tied_to;               // the module whose weight this one shares where tie_word_embeddings is set
+    std::uint64_t line = 0;            // of Family::file; 0: not known
   };
   struct Attention {
     std::string module;  // "model.layers.*.self_attn"
@@ -142,7 +143,9 @@ struct Family {
   /// Modules in that of `attention` which NxD Inference calls otherwise, by name; else it has the names of the
   /// checkpoint. Nothing where its names are not known.
   std::optional<std::map<std::string, std::string>> inference_names;
-  std::string json_text;  // what it was read from
+  std::string json_text;          // what it was read from
+  std::filesystem::path file;     // where somebody wrote it, for errors; empty for the built-in ones
+  std::uint64_t layers_line = 0;  // of num_layers in `file`; 0: not known
 };
 
 /// The built-in family of a name; null where there is none. It is the same at each call, and lives as long as the

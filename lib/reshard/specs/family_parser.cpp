@@ -418,6 +418,7 @@ Family parse(const Json& json, const DescriptionFile& file) {
   family.layers = object.string_at("layers");
   family.num_layers =
       object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
+  family.layers_line = file.line("/num_layers");
   family.defaults = std::make_shared<const Json>(object.has("defaults") ? object.at("defaults") : Json::object());
   const SpecObject defaults(*family.defaults, file, "/defaults", "defaults");
   validate_defaults(defaults, *family.defaults);
@@ -440,6 +441,7 @@ Family parse(const Json& json, const DescriptionFile& file) {
     Family::Module module = parse_module(of_module);
     const bool layered = module.name.find('*') != std::string::npos;
     behind_layers = behind_layers || layered;
+    module.line = file.line(of_module.pointer());
     module.stage_assumed = behind_layers && !layered && !of_module.has("stage");
     family.modules.push_back(std::move(module));
     ++i;
@@ -492,7 +494,9 @@ Family parse_family_text(std::string text, const fs::path& path) {
 
 std::shared_ptr<const Family> read_family(Files& files, const fs::path& path) {
   constexpr std::uint64_t kMaxFamilyBytes = std::uint64_t{1} << 20;
-  return std::make_shared<const Family>(parse_family_text(read_text_file(files, path, kMaxFamilyBytes), path));
+  Family family = parse_family_text(read_text_file(files, path, kMaxFamilyBytes), path);
+  family.file = path;
+  return std::make_shared<const Family>(std::move(family));
 }
 
 }  // namespace reshard

@@ -61,7 +61,36 @@ class ConfigValues {
     throw Error(ErrorKind::kBadInput, message).in(config_.path);
   }
 
+  /// What `action` computes of the value that a description has under `key`, for `module` (empty: for all). Where
+  /// somebody wrote that description, errors name its file and line, as either file may be wrong.
+  template <typename Action>
+  auto in_description(std::string_view module, const char* key, std::uint64_t line, Action&& action) const {
+    if (family_.file.empty()) return action();
+    missing_.clear();
+    try {
+      return action();
+    } catch (const Error& error) {
+      Error described(error.kind(),
+                      fmt::format("{}{}\"{}\" does not fit {}: {}", printable(module), module.empty() ? "" : ": ", key,
+                                  config_.path.string(), error.message()));
+      described.in(family_.file);
+      if (line != 0) described.at_line(line);
+      if (const std::string guess = nearest(missing_, known_keys()); !guess.empty())
+        described.hint("did you mean \"" + guess + "\"?");
+      throw described;
+    }
+  }
+
  private:
+  /// What an expression may name.
+  std::vector<std::string> known_keys() const {
+    std::vector<std::string> keys{"layer"};
+    for (const auto& item : config_.json->items()) keys.push_back(item.key());
+    for (const auto& item : family_.defaults->items()) keys.push_back(item.key());
+    for (const auto& item : family_.definitions) keys.push_back(item.first);
+    return keys;
+  }
+
   Expression::Lookup lookup() const {
     return [this](const std::string& key) { return value(key); };
   }
@@ -103,7 +132,10 @@ class ConfigValues {
     }
     if (given && !given->is_null()) return {given, false};
     const auto fallback = family_.defaults->find(key);
-    if (fallback == family_.defaults->end()) fail("\"" + key + "\" is missing");
+    if (fallback == family_.defaults->end()) {
+      missing_ = given ? std::string() : key;
+      fail("\"" + key + (given ? "\" is null, expected a value" : "\" is missing"));
+    }
     if (!fallback->is_object()) return {&*fallback, true};
     return {&fallback->at(given ? "null" : "absent"), true};
   }
@@ -113,6 +145,7 @@ class ConfigValues {
   std::optional<std::uint64_t> layer_;
   mutable std::map<std::string, ConfigValue> defined_;  // defaults and definitions that are expressions
   mutable std::map<const Json*, Expression> default_expressions_;
+  mutable std::string missing_;  // the key that was asked for last and is not there
 };
 
 /// The sizes of the matrices in a packed one.
@@ -196,11 +229,17 @@ class ModelBuilder {
 
   /// Nothing where the model has no such module.
   std::optional<Filled> fill(const Family::Module& module) const {
-    if (module.when && !values_.holds(module.when)) return std::nullopt;
+    const auto at = [&](const char* key, auto&& action) {
+      return values_.in_description(module.name, key, module.line, action);
+    };
+    const auto size_of = [&](const char* key, const Expression& expression) {
+      return at(key, [&] { return values_.size(expression); });
+    };
+    if (module.when && !at("when", [&] { return values_.holds(module.when); })) return std::nullopt;
     Filled filled{&module, {}};
     ModelParameter& weight = filled.weight;
     try {
-      for (const Expression& size : module.shape) weight.shape.push_back(values_.size(size));
+      for (const Expression& size : module.shape) weight.shape.push_back(size_of("shape", size));
     } catch (const Error&) {
       if (module.optional) return std::nullopt;  // a buffer that this model cannot have
       throw;
@@ -208,17 +247,18 @@ class ModelBuilder {
     weight.plan = module.plan;
     weight.any_shape = module.any_shape;
     weight.split_dim = module.dim ? module.dim : split_dim_of(module.plan, weight.shape.size());
-    if (is_packed(module.plan)) weight.packed = packed_parts(module, weight.shape[*weight.split_dim], values_);
-    if (module.heads) weight.heads = values_.size(module.heads);
+    if (is_packed(module.plan))
+      weight.packed = at("packed", [&] { return packed_parts(module, weight.shape[*weight.split_dim], values_); });
+    if (module.heads) weight.heads = size_of("heads", module.heads);
     weight.optional = module.optional;
     weight.layer = layer_;
     weight.on_last_stage = module.on_last_stage;
     weight.stage_assumed = module.stage_assumed;
     if (tied_ && !module.tied_to.empty()) weight.tied_to = module.tied_to + ".weight";
-    filled.has_bias = module.bias && values_.holds(module.bias);
-    if (module.experts) weight.experts = values_.size(module.experts);
-    filled.experts = module.items ? values_.size(module.items) : weight.experts;
-    if (module.first_expert) filled.first = values_.number(module.first_expert);
+    filled.has_bias = module.bias && at("bias", [&] { return values_.holds(module.bias); });
+    if (module.experts) weight.experts = size_of(module.stacked ? "stacked_experts" : "experts", module.experts);
+    filled.experts = module.items ? size_of("items", module.items) : weight.experts;
+    if (module.first_expert) filled.first = at("first_expert", [&] { return values_.number(module.first_expert); });
     if (filled.experts > kMaxExperts || filled.first > kMaxExperts - filled.experts)
       values_.fail(
           fmt::format("{} experts, from number {} on, are more than any model has", filled.experts, filled.first));
@@ -359,7 +399,8 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
   ConfigValues values(family, config);
   Model model;
   model.family = std::move(the_family);
-  model.layers = values.size(family.num_layers);
+  model.layers =
+      values.in_description("", "num_layers", family.layers_line, [&] { return values.size(family.num_layers); });
   if (model.layers > kMaxLayers)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("\"{}\" is {}, more than any model has", family.num_layers.text(), model.layers))

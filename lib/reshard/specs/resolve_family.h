@@ -18,6 +18,8 @@ struct DescriptionFile {
   std::filesystem::path path;
   std::function<std::uint64_t(const std::string& pointer)> line_of = {};  // none for JSON that was made in memory
 
+  /// The line of what a JSON pointer names; 0 where lines are not known.
+  std::uint64_t line(const std::string& pointer) const { return line_of ? line_of(pointer) : 0; }
   /// That what a JSON pointer names is wrong.
   Error error(const std::string& pointer, const std::string& message) const;
 };
