@@ -342,13 +342,16 @@ TEST_CASE("A mistake in a description is told with its line and key") {
     std::vector<std::string> says;
   };
   const Mistake mistakes[] = {
-      {"colwise_rep", "colwize", {"line 8", "decoder.blocks.*.up: ", "\"plan\"", "colwize", "one of colwise"}},
+      {"colwise_rep",
+       "colwize",
+       {"line 8", "decoder.blocks.*.up: ", "\"plan\"", "colwize", "one of colwise", "did you mean \"colwise\"?"}},
       {"\"bias\": \"always\"", "\"biass\": \"always\"", {"line 8", "\"biass\" is not known", "did you mean \"bias\"?"}},
       {"layer % 2 == 1", "layer % 2 = 1", {"line 10", "\"when\"", "character 11"}},
       {"\"4 * dim\", \"dim\"", "4, \"dim\"", {"line 8", "\"shape\"", "strings"}},
       {"decoder.blocks.*.down", "decoder.layers.*.down", {"line 9", "does not begin with \"layers\""}},
       {"\"depth\"", "\"depth +\"", {"line 4", "\"num_layers\"", "ends where"}},
       {"\"stage\": \"first\"", "\"stage\": \"second\"", {"line 7", "\"first\" or \"last\""}},
+      {"\"modules\": [", "\"modules\": [], \"whole\": [", {"line 6: \"modules\" is [], expected at least one module"}},
       {"\"modules\": [", "\"modules\": [7,", {"line 6", "modules[0] is 7, expected an object"}},
       {"\"defaults\": {", "\"defaults\": {\"dim\": \"dim\", ", {"line 5", "depends on itself"}},
       {"\"layers\": \"decoder.blocks\",", "", {"line 1", "\"layers\" is missing"}},

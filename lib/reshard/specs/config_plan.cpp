@@ -82,16 +82,18 @@ ConfigPlan::ConfigPlan(const ModelConfig& config, const std::vector<std::string>
   }
 }
 
-
 void ConfigPlan::read_plan(const char* key) {
   const Json& plans = JsonObject(*config_.json, config_.path).object_at(key);
   for (const auto& [module, word] : plans.items()) {
     const auto plan = word.is_string() ? plan_of_word(word.get_ref<const std::string&>()) : std::nullopt;
+    const std::string guess =
+        plan || !word.is_string() ? std::string() : nearest(word.get_ref<const std::string&>(), plan_words());
     if (!plan)
       throw Error(ErrorKind::kBadInput, fmt::format("{}: the plan of \"{}\" is {}, expected one of {}", key,
-                                                    printable(module), brief(word), plan_words()))
+                                                    printable(module), brief(word), join(plan_words(), ", ")))
           .in(config_.path)
-          .hint("describe the model in a file and give it with `spec`, or take the plan out of config.json");
+          .hint((guess.empty() ? std::string() : "did you mean \"" + guess + "\"? Or ") +
+                "describe the model in a file and give it with `spec`, or take the plan out of config.json");
     plans_[module] = *plan;
   }
 }

@@ -36,10 +36,10 @@ std::optional<TensorParallelPlan> plan_of_word(std::string_view word) {
   return std::nullopt;
 }
 
-std::string plan_words() {
+std::vector<std::string> plan_words() {
   std::vector<std::string> words;
   for (const PlanWord& row : kPlanWords) words.push_back(row.word);
-  return join(words, ", ");
+  return words;
 }
 
 std::optional<std::uint32_t> split_dim_of(TensorParallelPlan plan, std::size_t ndim) {

@@ -77,8 +77,8 @@ inline constexpr PlanWord kPlanWords[] = {
 
 /// The plan that a word of kPlanWords means, or nothing.
 std::optional<TensorParallelPlan> plan_of_word(std::string_view word);
-/// All those words, for an error: "colwise, rowwise, …".
-std::string plan_words();
+/// All those words.
+std::vector<std::string> plan_words();
 
 /// A model architecture, as data: lib/reshard/specs/families/*.json are compiled in, others come from files. The form
 /// of such a file is lib/reshard/specs/family.schema.json. In a name the first "*" stands for the layer's number, the

@@ -50,9 +50,10 @@ class SpecObject {
     return *found;
   }
 
-  [[noreturn]] void fail(const std::string& key, const std::string& expected) const {
-    throw file_.error(pointer_to(key),
-                      prefix() + "\"" + printable(key) + "\" is " + brief(at(key)) + ", expected " + expected);
+  [[noreturn]] void fail(const std::string& key, const std::string& expected, const std::string& hint = {}) const {
+    throw file_
+        .error(pointer_to(key), prefix() + "\"" + printable(key) + "\" is " + brief(at(key)) + ", expected " + expected)
+        .hint(hint);
   }
 
   const std::string& string_at(const std::string& key) const {
@@ -103,8 +104,11 @@ class SpecObject {
 };
 
 TensorParallelPlan plan_at(const SpecObject& object) {
-  if (const auto plan = plan_of_word(object.string_at("plan"))) return *plan;
-  object.fail("plan", "one of " + plan_words());
+  const std::string& given = object.string_at("plan");
+  if (const auto plan = plan_of_word(given)) return *plan;
+  const std::vector<std::string> words = plan_words();
+  const std::string guess = nearest(given, words);
+  object.fail("plan", "one of " + join(words, ", "), guess.empty() ? std::string() : "did you mean \"" + guess + "\"?");
 }
 
 std::vector<Family::Packed> packed_at(const SpecObject& module) {
@@ -434,6 +438,7 @@ Family parse(const Json& json, const DescriptionFile& file) {
     const SpecObject class_defaults(object.at("class_defaults"), file, "/class_defaults", "class_defaults");
     family.class_defaults = std::make_shared<const Json>(object.at("class_defaults"));
   }
+  if (object.array_at("modules").empty()) object.fail("modules", "at least one module");
   std::size_t i = 0;
   bool behind_layers = false;
   for (const Json& json_of_module : object.array_at("modules")) {
