@@ -184,6 +184,8 @@ TEST_CASE("A mistake in a description that is like a family is told with its lin
   refused(R"("modules": [{"name": "model.layers.*.a", "plan": "replicate", "shape": ["1"], "when": "layer == 0"},
  {"name": "model.layers.*.a", "plan": "colwize", "shape": ["2"], "when": "layer > 0"}])",
           "4: model.layers.*.a: \"plan\" is \"colwize\"");
+  refused(R"("modules": [{"name": "model.layers.*.mlp.up_prj", "plan": "colwise"}])",
+          "3: the family \"llama\" has no module model.layers.*.mlp.up_prj to change");
   refused(R"("defaults": null)", "3: \"defaults\" is null, expected an object");
   refused(R"("remove": ["nothing"])", "3: \"remove\": no module has \"nothing\"");
   refused(R"("rename": {"mlp": "ffn",
@@ -197,6 +199,9 @@ TEST_CASE("A mistake in a description that is like a family is told with its lin
           "3: \"linears\" of all are not several");
   // What is wrong with the other family's modules after the changes.
   refused(R"("attention": {"output": "q_proj"})", "3: ");
+  write_file(spec, R"({"model_type": "mine", "like": "llama", "modules": [{"name": "model.nrom", "stage": "last"}]})");
+  CHECK_THAT(run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec}).err,
+             Says("did you mean model.norm?"));
   write_file(spec, R"({"model_type": "mine", "like": "lama"})");
   const ProgramResult typo = run_reshard({"shard", model, (temp / "out").string(), "--tp", "2", "--spec", spec});
   CHECK_THAT(typo.err, Says("line 1: \"like\" names the family \"lama\"") && Says("did you mean \"llama\"?"));

@@ -186,6 +186,25 @@ void insert_module(OrderedJson& modules, const OrderedJson& module) {
   modules.insert(modules.begin() + static_cast<std::ptrdiff_t>(at), module);
 }
 
+/// Whether `module` says all that a new one must; else it was meant to change one that is there.
+bool is_whole(const OrderedJson& module) {
+  const auto optional = module.find("optional");
+  return module.contains("plan") && (module.contains("shape") || (optional != module.end() && *optional == true));
+}
+
+/// That a family has no module to be changed as `change`, at `pointer`, says.
+Error no_such_module(const OrderedJson& change, const OrderedJson& modules, const std::string& like,
+                     const DescriptionFile& file, const std::string& pointer) {
+  const std::string name = text_at(change, "name");
+  Error error = file.error(pointer, "the family \"" + printable(like) + "\" has no module " + printable(name) +
+                                        (change.contains("parameter") ? " with that \"parameter\"" : "") +
+                                        " to change, and a new one needs \"plan\" and \"shape\"");
+  std::vector<std::string> names;
+  for (const OrderedJson& module : modules) names.push_back(text_at(module, "name"));
+  const std::string guess = nearest(name, names);
+  return error.hint(guess.empty() || guess == name ? std::string() : "did you mean " + guess + "?");
+}
+
 void change_modules(OrderedJson& family, const OrderedJson& derived, const DescriptionFile& file) {
   const auto changes = derived.find("modules");
   if (changes == derived.end()) return;
@@ -201,6 +220,7 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const Descr
       throw file.error(pointer, "\"modules\" has an item without a \"name\"");
     const std::string name = joined(text_at(change, "name"), parameter_of(change));
     if (before.count(name) == 0) {
+      if (!is_whole(change)) throw no_such_module(change, modules, text_at(derived, kLike), file, pointer);
       insert_module(modules, change);
       continue;
     }
