@@ -167,7 +167,9 @@ TEST_CASE("Quantised models that cannot be partitioned are refused with the reas
       {"bitsandbytes", "quantised by bitsandbytes, which cannot be partitioned: its weights are stored as one row"},
       {"torchao", "whose parts only torchao knows"},
       {"gguf", "those of llama.cpp"},
-      {"strange\n", "\"strange\\x0a\", which is not known; known are awq, compressed-tensors, fp8, gptq, modelopt"}};
+      {"strange\n",
+       "\"strange\\x0a\", which is not known; known are awq, compressed-tensors, fp8, gptq, modelopt, "
+       "mxfp4 (gpt_oss alone)"}};
   for (const auto& [method, says] : methods) {
     FamilyCase c = family_case("llama_fp8");
     c.json["config"]["quantization_config"] = {{"quant_method", method}};
@@ -186,7 +188,7 @@ TEST_CASE("A quantization_config that makes no sense is refused with its key") {
       {R"({"quant_method": "fp8", "weight_block_size": [128]})", "weight_block_size"},
       {R"({"quant_method": "fp8", "weight_block_size": [128, 0]})", "weight_block_size"},
       {R"({"quant_method": "fp8", "weight_block_size": 128})", "weight_block_size"},
-      {R"({"quant_method": "gptq", "bits": 3, "group_size": 128})", "bits"},
+      {R"({"quant_method": "gptq", "bits": "3", "group_size": 128})", "bits"},
       {R"({"quant_method": "gptq", "bits": 4, "group_size": 0})", "group_size"},
       {R"({"quant_method": "awq", "group_size": 128})", "bits"},
       {R"({"quant_method": "compressed-tensors", "config_groups": []})", "config_groups"}};

@@ -510,6 +510,27 @@ TEST_CASE("What bitsandbytes stores is refused with the reason, for 4 bits and f
                                      : "cannot be partitioned: its outliers"));
 }
 
+TEST_CASE("A quantization_config that makes no sense is told as what it is, and sizes of words that none has") {
+  const std::tuple<json, ErrorKind, const char*> configs[] = {
+      {{{"bits", 4}}, ErrorKind::kBadInput, "\"quantization_config\" has no \"quant_method\""},
+      {{{"quant_method", 4}}, ErrorKind::kBadInput, "\"quant_method\" is 4, expected a string"},
+      {"gptq", ErrorKind::kBadInput, "\"quantization_config\" is \"gptq\", expected an object"},
+      {json::array(), ErrorKind::kBadInput, "\"quantization_config\" is [], expected an object"},
+      {{{"quant_method", "gptq"}, {"bits", 3}}, ErrorKind::kUnsupported, "\"bits\" is 3; supported are 2, 4, 8"},
+      {{{"quant_method", "gptq"}, {"bits", "4"}}, ErrorKind::kBadInput, "\"bits\" is \"4\", expected one of 2, 4, 8"}};
+  for (const auto& [config, kind, says] : configs) {
+    CAPTURE(says);
+    const TempDir temp;
+    Method method = methods().at(3);
+    method.config = config;
+    write_quantized(method, 128, temp / "model");
+    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+    CHECK((error.kind() == kind));
+    CHECK_THAT(error.what(), Says(says));
+    if (kind == ErrorKind::kUnsupported) CHECK_THAT(error.hint(), Says("before it was quantised"));
+  }
+}
+
 TEST_CASE("A method that is known in a way that is not is refused with what the configuration says") {
   const std::pair<json, const char*> ways[] = {
       {{{"quant_method", "modelopt"}, {"quant_algo", "W4A8_AWQ"}}, "\"quant_algo\" is \"W4A8_AWQ\""},

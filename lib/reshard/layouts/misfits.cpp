@@ -185,7 +185,7 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
   if (model.quantization_problem && (!misfits.shapes.empty() || !misfits.unlisted.empty())) {
     const std::string& name =
         misfits.unlisted.empty() ? misfits.shapes.front().tensor->name : misfits.unlisted.front()->name;
-    throw Error(ErrorKind::kUnsupported, model.quantization_problem->what)
+    throw Error(model.quantization_problem->kind, model.quantization_problem->what)
         .in(where)
         .tensor(name)
         .hint(model.quantization_problem->hint);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/base/error.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/model_config.h"
 #include "reshard/specs/transformation_specs.h"
@@ -44,10 +45,11 @@ struct ModelParameter {
 inline constexpr std::uint64_t kMaxLayers = 1 << 14;
 inline constexpr std::uint64_t kMaxParameters = 1 << 21;  // and matrices packed in them
 
-/// Why a quantised model is unsupported, a sentence, and what to do about it.
+/// Why the tensors of a quantised model cannot be explained, a sentence, and what to do about it.
 struct QuantizationProblem {
   std::string what;
   std::string hint;
+  ErrorKind kind = ErrorKind::kUnsupported;  // or kBadInput, where config.json makes no sense
 };
 
 /// Who says which family a model is of.

@@ -54,6 +54,7 @@ struct Method {
   std::map<std::string, Json> keys;
   std::shared_ptr<const Json> defaults;
   std::vector<std::shared_ptr<const QuantizationScheme>> schemes;
+  std::string only_family;  // whose description says it all; schemes do not
 };
 
 Expression expression_at(const Json& object, const char* key) {
@@ -104,6 +105,7 @@ const std::map<std::string, Method>& methods() {
       Method method;
       if (json.contains("keys")) method.keys = json.at("keys").get<std::map<std::string, Json>>();
       method.defaults = std::make_shared<const Json>(json.value("defaults", Json::object()));
+      method.only_family = json.value("only_family", "");
       for (const Json& scheme : json.at("schemes"))
         method.schemes.push_back(std::make_shared<const QuantizationScheme>(parse_scheme(scheme)));
       all.emplace(json.at("quant_method").get<std::string>(), std::move(method));
@@ -159,8 +161,13 @@ struct Values {
     if (wanted.is_array()) {
       std::vector<std::string> choices;
       for (const Json& choice : wanted) choices.push_back(choice.dump());
-      if (value == nullptr || std::find(wanted.begin(), wanted.end(), *value) == wanted.end())
-        fail("one of " + join(choices, ", "));
+      if (value != nullptr && std::find(wanted.begin(), wanted.end(), *value) != wanted.end()) return;
+      if (value != nullptr && value->is_number_unsigned())
+        throw Error(ErrorKind::kUnsupported, fmt::format("quantization_config: \"{}\" is {}; supported are {}", name,
+                                                         brief(*value), join(choices, ", ")))
+            .in(path)
+            .hint(kUnquantized);
+      fail("one of " + join(choices, ", "));
     } else if (value == nullptr || value->is_null()) {
       return;
     } else if (wanted == "group") {
@@ -205,7 +212,8 @@ std::vector<const Json*> groups_of(const Json& config, const std::filesystem::pa
 
 /// How config.json says that the model is quantised.
 struct Reading {
-  std::string method;  // "unknown" where it has no name; empty: not quantised
+  std::string method;                         // "unknown" where it has no name; empty: not quantised
+  std::optional<QuantizationProblem> damage;  // of the configuration
   const Method* known = nullptr;
   std::shared_ptr<const Json> config;
   std::vector<std::pair<std::shared_ptr<const QuantizationScheme>, Values>> schemes;  // that apply
@@ -215,9 +223,18 @@ struct Reading {
 Reading read_quantization(const ModelConfig& config) {
   Reading reading;
   const auto found = config.json->find("quantization_config");
-  if (found == config.json->end() || !found->is_object() || found->empty()) return reading;
+  if (found == config.json->end() || found->is_null() || (found->is_object() && found->empty())) return reading;
+  const auto damaged = [&](const std::string& what) {
+    reading.damage = QuantizationProblem{fmt::format("in {}, {}", config.path.filename().string(), what),
+                                         "take the config.json that came with the weights", ErrorKind::kBadInput};
+    return reading;
+  };
+  if (!found->is_object()) return damaged("\"quantization_config\" is " + brief(*found) + ", expected an object");
+  reading.method = "unknown";
   const auto name = found->find("quant_method");
-  reading.method = name != found->end() && name->is_string() ? name->get<std::string>() : "unknown";
+  if (name == found->end()) return damaged("\"quantization_config\" has no \"quant_method\"");
+  if (!name->is_string()) return damaged("\"quant_method\" is " + brief(*name) + ", expected a string");
+  reading.method = name->get<std::string>();
   reading.config = std::shared_ptr<const Json>(config.json, &*found);
   const auto method = methods().find(reading.method);
   if (method == methods().end()) return reading;
@@ -417,6 +434,8 @@ std::vector<std::string> known_methods() {
     const auto& schemes = method.schemes;
     if (std::any_of(schemes.begin(), schemes.end(), [](const auto& scheme) { return scheme->refused.empty(); }))
       names.push_back(name);
+    else if (!method.only_family.empty())
+      names.push_back(fmt::format("{} ({} alone)", name, method.only_family));
   }
   return names;
 }
@@ -439,6 +458,7 @@ std::string deciding_values(const Reading& reading) {
 
 std::optional<QuantizationProblem> quantization_problem(const ModelConfig& config) {
   const Reading reading = read_quantization(config);
+  if (reading.damage) return reading.damage;
   if (reading.method.empty() || !reading.schemes.empty()) return std::nullopt;
   if (!reading.known)
     return QuantizationProblem{fmt::format("the model is quantised by \"{}\", which is not known; known are {}",

@@ -28,6 +28,7 @@ struct QuantizationScheme;
 ///                   group; "blocks", two sizes or null; "switch". "weights.x" is x of what one of the config_groups of
 ///                   compressed-tensors says of weights
 ///   defaults        values of keys that are absent
+///   only_family     the family whose description says how its models are quantised so; no scheme does
 ///   schemes         those apply whose "when" holds. A linear is quantised by the first whose "marker" the
 ///                   checkpoint holds beside it. Then it has "parameters": each a name, the shape over `outputs`,
 ///                   `inputs`, those keys and "define", and which dims belong to the outputs and inputs of the linear,
