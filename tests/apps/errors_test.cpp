@@ -239,7 +239,8 @@ TEST_CASE("shards that were made with --family name it where they are read witho
   copy.patch_config("model_type", "qwen3");
   REQUIRE(copy.shard({"--tp", "2", "--family", "llama"}).exit_code == 0);
   check_error(run_reshard({"consolidate", copy.out(), (copy.dir / "back").string()}), 3,
-              {"but config.json asks for", "if the shards were made with --family or --spec, give the same here"});
+              {"but config.json, with defaults of its model_type, asks for",
+               "if the shards were made with --family or --spec, give the same here"});
 }
 
 TEST_CASE("sizes that do not divide are told with the degrees that would") {

@@ -145,6 +145,18 @@ TEST_CASE("A built-in family is used for a model of another name, and misfits ar
   CHECK_THAT(misfit.hint(), Says("`family`"));
 }
 
+TEST_CASE("A size that only the family's default explains is told as one") {
+  const TempDir temp;
+  write_architecture(architecture("mixtral"), temp / "model");
+  json config = json::parse(read_file(temp / "model/config.json"));
+  config["num_local_experts"] = nullptr;
+  write_file(temp / "model/config.json", config.dump());
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("config.json, with defaults of its model_type, asks for [8, "));
+  CHECK_THAT(error.hint(), Says("config.json has no num_local_experts, for which family mixtral takes 8; "));
+}
+
 TEST_CASE("The family of a larger model stands for that of its language model") {
   const TempDir temp;
   Architecture of = architecture("llava");

@@ -76,6 +76,14 @@ bool is_quantized(const Misfits::Shape& misfit) {
   return misfit.expected->linear_size != 0 || is_quantized_tensor(misfit.tensor->name);
 }
 
+/// Which numbers of an expected shape are not config.json's but the family's; empty where none is.
+std::string note_defaults(const Misfits::Shape& misfit, const Model& model) {
+  std::vector<std::string> texts;
+  for (const auto& [key, value] : defaults_in_shape(model, *misfit.expected))
+    texts.push_back(fmt::format("{}, for which family {} takes {}", key, model.family->model_type, value));
+  return texts.empty() ? std::string() : "config.json has no " + join(texts, "; nor ") + "; ";
+}
+
 /// What to try, by what is wrong first.
 std::string hint_for(const Misfits& misfits, const Model& model) {
   const bool quantized = std::any_of(misfits.unlisted.begin(), misfits.unlisted.end(),
@@ -90,7 +98,8 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
                                    ? "config.json is another model's (its sizes, or bits, groups and blocks in "
                                      "quantization_config), or the checkpoint is damaged"
                                    : "config.json belongs to another model, or the checkpoint is damaged";
-    return model.family_from == FamilyFrom::kOption ? "take another `family`; or " + config : config;
+    const std::string hint = note_defaults(misfits.shapes.front(), model) + config;
+    return model.family_from == FamilyFrom::kOption ? "take another `family`; or " + hint : hint;
   }
   if (model.family_from == FamilyFrom::kOption) return "take another `family`";
   if (!misfits.unlisted.empty()) {
@@ -108,8 +117,10 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
 Error error_for(const Misfits& misfits, const Model& model) {
   if (!misfits.shapes.empty()) {
     const auto& [tensor, expected] = misfits.shapes.front();
-    return Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but config.json asks for {}",
-                                                   to_string(tensor->shape), to_string(expected->shape)))
+    const bool defaults = !defaults_in_shape(model, *expected).empty();
+    return Error(ErrorKind::kBadInput,
+                 fmt::format("has the shape {}, but config.json{} asks for {}", to_string(tensor->shape),
+                             defaults ? ", with defaults of its model_type," : "", to_string(expected->shape)))
         .tensor(tensor->name);
   }
   if (misfits.unlisted.size() == 1)

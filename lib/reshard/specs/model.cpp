@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <span>
 
 #include "reshard/base/error.h"
@@ -17,6 +18,18 @@ namespace {
 constexpr std::uint64_t kMaxExperts = 1 << 14;  // of a layer
 constexpr std::uint64_t kMaxPacked = 4096;
 constexpr const char* kUsualLayers = "num_hidden_layers";  // without those of multi-token prediction
+
+/// The value of `key`, "a.b" for one of an object in `config`; null where there is none.
+const Json* find_key(const Json& config, const std::string& key) {
+  const Json* given = &config;
+  for (const std::string& name : split(key, '.')) {
+    if (!given->is_object()) return nullptr;
+    const auto found = given->find(name);
+    if (found == given->end()) return nullptr;
+    given = &*found;
+  }
+  return given;
+}
 
 /// The values of config.json, with the family's defaults behind them.
 class ConfigValues {
@@ -121,15 +134,7 @@ class ConfigValues {
 
   /// The key's value, and whether it is the family's default.
   std::pair<const Json*, bool> find(const std::string& key) const {
-    const Json* given = config_.json.get();
-    for (const std::string& name : split(key, '.')) {
-      if (given && given->is_object()) {
-        const auto found = given->find(name);
-        given = found == given->end() ? nullptr : &*found;
-      } else {
-        given = nullptr;
-      }
-    }
+    const Json* given = find_key(*config_.json, key);
     if (given && !given->is_null()) return {given, false};
     const auto fallback = family_.defaults->find(key);
     if (fallback == family_.defaults->end()) {
@@ -391,7 +396,38 @@ void leave_out_absent_layers(Model& model, std::uint64_t usual, const HoldsName&
   model.layers = layers;
 }
 
+/// Adds the numbers that the family has for keys of `expression` which `config` lacks, and for keys that those need.
+void add_defaults(const Family& family, const Json& config, const Expression& expression,
+                  std::map<std::string, std::uint64_t>& defaults, std::set<std::string>& seen) {
+  for (const std::string& key : expression.keys()) {
+    if (!seen.insert(key).second) continue;
+    if (const auto definition = family.definitions.find(key); definition != family.definitions.end()) {
+      add_defaults(family, config, definition->second, defaults, seen);
+      continue;
+    }
+    const Json* given = find_key(config, key);
+    const auto fallback = family.defaults->find(key);
+    if ((given && !given->is_null()) || fallback == family.defaults->end()) continue;
+    const Json& value = fallback->is_object() ? fallback->at(given ? "null" : "absent") : *fallback;
+    if (value.is_number_unsigned()) defaults.emplace(key, value.get<std::uint64_t>());
+    if (value.is_string())
+      add_defaults(family, config, Expression::parse(value.get_ref<const std::string&>()), defaults, seen);
+  }
+}
+
 }  // namespace
+
+std::vector<std::pair<std::string, std::uint64_t>> defaults_in_shape(const Model& model,
+                                                                     const ModelParameter& parameter) {
+  std::map<std::string, std::uint64_t> defaults;
+  std::set<std::string> seen;
+  const std::string module = with_stars(parameter.module);
+  if (model.config)
+    for (const Family::Module& one : model.family->modules)
+      if (one.name == module)
+        for (const Expression& size : one.shape) add_defaults(*model.family, *model.config, size, defaults, seen);
+  return {defaults.begin(), defaults.end()};
+}
 
 Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds,
                   std::uint64_t most) {
@@ -399,6 +435,7 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
   ConfigValues values(family, config);
   Model model;
   model.family = std::move(the_family);
+  model.config = config.json;
   model.layers =
       values.in_description("", "num_layers", family.layers_line, [&] { return values.size(family.num_layers); });
   if (model.layers > kMaxLayers)

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "reshard/base/error.h"
@@ -77,9 +78,16 @@ struct Model {
   bool renamed = false;  // its names have another prefix than the family's, or it has another head
   bool is_part = false;  // of a larger one, whose other tensors are among the parameters
   FamilyFrom family_from = FamilyFrom::kConfig;
-  bool by_config_plan = false;  // of a ConfigPlan: it has the tensors that the files have
+  bool by_config_plan = false;              // of a ConfigPlan: it has the tensors that the files have
+  std::shared_ptr<const Json> config;       // whose numbers they are; null for a ConfigPlan's
+  std::vector<std::string> other_families;  // built-in ones that explain every tensor, where this one does not
   std::vector<ModelParameter> parameters;
 };
+
+/// The keys on which the shape of `parameter` depends and which config.json lacks, or has as null, with the numbers that
+/// the family has for them: "num_local_experts", 8.
+std::vector<std::pair<std::string, std::uint64_t>> defaults_in_shape(const Model& model,
+                                                                     const ModelParameter& parameter);
 
 /// Whether a checkpoint has a tensor of this name.
 using HoldsName = std::function<bool(const std::string& name)>;
