@@ -456,7 +456,7 @@ TEST_CASE("Weights for inference that are not of the model beside them are refus
     return error;
   };
   CHECK_THAT(refused("num_hidden_layers", 1).what(), Says("has no such tensor"));
-  CHECK_THAT(refused("num_hidden_layers", 3).what(), Says("missing"));
+  CHECK_THAT(refused("num_hidden_layers", 3).what(), Says("num_hidden_layers is 3 in config.json"));
   CHECK_THAT(refused("vocab_size", 128).what(), Says("lm_head.weight"));
   CHECK_THAT(refused("num_key_value_heads", 3).what(), Says("self_attn"));
   CHECK_THAT(refused("intermediate_size", 44).what(), Says("mlp"));

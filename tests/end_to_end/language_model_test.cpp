@@ -157,6 +157,22 @@ TEST_CASE("A size that only the family's default explains is told as one") {
   CHECK_THAT(error.hint(), Says("config.json has no num_local_experts, for which family mixtral takes 8; "));
 }
 
+TEST_CASE("Layers that config.json counts otherwise than the files are told by their numbers") {
+  const TempDir temp;
+  write_architecture(architecture("llama"), temp / "model");
+  json config = json::parse(read_file(temp / "model/config.json"));
+  REQUIRE(config["num_hidden_layers"] == 4);
+  for (const int layers : {3, 5}) {
+    config["num_hidden_layers"] = layers;
+    write_file(temp / "model/config.json", config.dump());
+    const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says("num_hidden_layers is " + std::to_string(layers) +
+                                  " in config.json, but the files have layers 0 to 3"));
+    CHECK_THAT(error.hint(), Says("config.json"));
+  }
+}
+
 TEST_CASE("The family of a larger model stands for that of its language model") {
   const TempDir temp;
   Architecture of = architecture("llava");

@@ -178,10 +178,11 @@ TEST_CASE("A config.json of another model is noticed") {
   write_file(sharded.temp / "out/config.json", other.config().dump());
   const Error missing = sharded.planning_error(sharded.request("whole"));
   CHECK(missing.kind() == ErrorKind::kBadInput);
-  CHECK_THAT(missing.what(), Says("are missing: model.layers.2."));
+  CHECK_THAT(missing.what(), Says("num_hidden_layers is 3 in config.json, but the files have layers 0 to 1"));
   other.layers = 1;
   write_file(sharded.temp / "out/config.json", other.config().dump());
-  CHECK_THAT(sharded.planning_error(sharded.request("whole")).what(), Says("not explained by config.json"));
+  CHECK_THAT(sharded.planning_error(sharded.request("whole")).what(),
+             Says("num_hidden_layers is 1 in config.json, but the files have layers 0 to 1"));
   other.layers = 2;
   other.hidden = 8;
   write_file(sharded.temp / "out/config.json", other.config().dump());

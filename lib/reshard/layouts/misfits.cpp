@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -152,6 +153,30 @@ void validate_layers(const Model& model, const std::filesystem::path& where) {
         .hint("the checkpoint is incomplete, or num_hidden_layers in config.json is another model's");
 }
 
+/// That config.json counts more layers than the files have, or fewer, where that explains every misfit.
+std::optional<std::string> layers_problem(const TensorMap& map, const Misfits& misfits, const Model& model) {
+  if (!misfits.shapes.empty() || misfits.unlisted.empty() == misfits.missing.empty()) return std::nullopt;
+  if (misfits.unlisted.size() + misfits.missing.size() == 1) return std::nullopt;  // no layer
+  const std::string prefix = model.family->layers + ".";
+  const auto layer_of = [&](std::string_view name) -> std::optional<std::uint64_t> {
+    if (!name.starts_with(prefix)) return std::nullopt;
+    name.remove_prefix(prefix.size());
+    return parse_unsigned(name.substr(0, name.find('.')), kMaxLayers - 1);
+  };
+  std::uint64_t held = 0;
+  for (const LogicalTensor& tensor : map.logical)
+    if (const auto layer = layer_of(tensor.name)) held = std::max(held, *layer + 1);
+  const std::uint64_t common = std::min(held, model.layers);
+  const auto is_behind = [&](std::string_view name) { return layer_of(name).value_or(0) >= common; };
+  if (common == 0 || held == model.layers ||
+      !std::all_of(misfits.unlisted.begin(), misfits.unlisted.end(),
+                   [&](const LogicalTensor* tensor) { return is_behind(tensor->name); }) ||
+      !std::all_of(misfits.missing.begin(), misfits.missing.end(), is_behind))
+    return std::nullopt;
+  return fmt::format("{} is {} in config.json, but the files have layers 0 to {}", model.family->num_layers.text(),
+                     model.layers, held - 1);
+}
+
 /// The scale of a weight that has none.
 std::string missing_scale(const ModelParameter& weight, const Model& model) {
   const bool stacked = weight.experts != 0 && !weight.expert;
@@ -201,6 +226,11 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
         .tensor(name)
         .hint(model.quantization_problem->hint);
   }
+  if (const auto problem = layers_problem(map, misfits, model))
+    throw Error(ErrorKind::kBadInput, *problem)
+        .in(where)
+        .hint(misfits.missing.empty() ? "mend config.json, or take the one that came with the weights"
+                                      : "files are missing, or config.json belongs to another model");
   if (!misfits.empty()) {
     const bool chosen = model.family_from != FamilyFrom::kConfig;
     const char* const by = model.family_from == FamilyFrom::kSpec ? "that `spec` describes as" : "of the family";
