@@ -1,3 +1,5 @@
+#include <nlohmann/json.hpp>
+
 #include "reshard/base/strings.h"
 #include "reshard/io/memory_files.h"
 #include "reshard/plan/job.h"
@@ -200,6 +202,18 @@ TEST_CASE("Linears of two dtypes that a layout would fuse are unsupported, with 
   CHECK(error.path() == "model");
   CHECK_THAT(error.what(), Says("tensors of two dtypes cannot be fused"));
   CHECK_THAT(error.hint(), Says("`dtype`") && Says("a layout that fuses nothing"));
+}
+
+TEST_CASE("Where the tensors are not those of the model_type, the families that they fit are proposed") {
+  const Model model;
+  nlohmann::json config = TinyModel().config();
+  for (const char* wrong : {"gpt2", "mixtral"}) {
+    config["model_type"] = wrong;
+    model.files.write("model/config.json", config.dump());
+    const Error error = model.error(model.request(1));
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.hint(), Says("choose one with `family`: llama, "));
+  }
 }
 
 TEST_CASE("A model directory that is none is refused") {

@@ -14,6 +14,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/fitting.h"
 #include "reshard/layouts/layout.h"
+#include "reshard/layouts/misfits.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/specs/config_plan.h"
 #include "reshard/specs/language_model.h"
@@ -119,6 +120,27 @@ void validate_known(Files& files, const fs::path& directory, const ReadContext& 
   throw unknown_model_type(config, fitting);
 }
 
+/// Reads a checkpoint whose model has to be known. Where its tensors are not those of the model_type in config.json,
+/// the families that they fit are proposed.
+Checkpoint read_of_family(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
+                          const ReadContext& context) {
+  const fs::path config = checkpoint.config;
+  if (context.use != ConfigUse::kNeeded || context.family || config.empty())
+    return read_whole_files(files, std::move(checkpoint), containers, context);
+  const auto fitting = [&] { return families_that_fit(read_model_config_file(files, config), containers); };
+  try {
+    checkpoint = read_whole_files(files, std::move(checkpoint), containers, context);
+  } catch (Error& error) {
+    if (error.kind() == ErrorKind::kBadInput && error.path() == config.string() && error.hint().empty())
+      error.hint(propose_families(fitting()));
+    throw;
+  }
+  std::optional<Model>& model = checkpoint.model;
+  if (model && !model->by_config_plan && !find_misfits(checkpoint.map, *model).empty())
+    model->other_families = fitting();
+  return checkpoint;
+}
+
 class HfLayout final : public Layout {
  public:
   const LayoutTraits& traits() const override { return kTraits; }
@@ -141,7 +163,7 @@ class HfLayout final : public Layout {
     const std::vector<Container> containers = read_hf_checkpoint(files, found.path, &checkpoint.index_metadata);
     if (!checkpoint.index_metadata.empty())
       checkpoint.index_metadata_file = found.path / hf_index_name(checkpoint.format);
-    return read_whole_files(files, std::move(checkpoint), containers, context);
+    return read_of_family(files, std::move(checkpoint), containers, context);
   }
 
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {

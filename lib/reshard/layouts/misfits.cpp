@@ -10,6 +10,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/specs/language_model.h"
 #include "reshard/specs/quantization.h"
 
 namespace reshard {
@@ -92,6 +93,7 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
   if (model.quant_method.empty() && quantized)
     return "the model is quantised, but config.json has no quantization_config: take the config.json that came with "
            "the weights";
+  if (!model.other_families.empty()) return propose_families(model.other_families);
   const bool spec = model.family_from == FamilyFrom::kSpec;
   if (spec) return "mend the description, or config.json if its numbers are another model's";
   if (!misfits.shapes.empty()) {

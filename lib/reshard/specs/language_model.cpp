@@ -245,6 +245,12 @@ std::string describe_unknown_type(const ModelConfig& config) {
                                    : fmt::format("the model_type \"{}\" is not known", printable(config.model_type));
 }
 
+std::string propose_families(const std::vector<std::string>& fitting) {
+  if (fitting.empty()) return {};
+  if (fitting.size() == 1) return fmt::format("its tensors are those of {0}: give `family` {0}", fitting.front());
+  return fmt::format("its tensors fit several families; choose one with `family`: {}", join(fitting, ", "));
+}
+
 Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting) {
   const ModelConfig found = find_language_model(config).config;
   const std::string& model_type = found.model_type;
@@ -252,11 +258,7 @@ Error unknown_model_type(const ModelConfig& config, const std::vector<std::strin
                     ? Error(ErrorKind::kBadInput, "has no \"model_type\", which names the model's family")
                     : Error(ErrorKind::kUnsupported, describe_unknown_type(found));
   error.in(config.path);
-  if (fitting.size() == 1)
-    return error.hint(fmt::format("its tensors are those of {0}: give `family` {0}", fitting.front()));
-  if (!fitting.empty())
-    return error.hint(
-        fmt::format("its tensors fit several families; choose one with `family`: {}", join(fitting, ", ")));
+  if (!fitting.empty()) return error.hint(propose_families(fitting));
   if (model_type.empty())
     return error.hint(
         "add one, such as \"model_type\": \"llama\"; or give a built-in family with `family`, or a description of the "

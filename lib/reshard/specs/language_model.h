@@ -29,6 +29,10 @@ LanguageModel find_language_model(const ModelConfig& config, const std::shared_p
 /// That the model_type is not known or not there, in words.
 std::string describe_unknown_type(const ModelConfig& config);
 
+/// That a checkpoint's tensors are those of the built-in families `fitting`, in words that propose to choose one; empty
+/// where there are none.
+std::string propose_families(const std::vector<std::string>& fitting);
+
 /// The error for a model_type that is not known or not there. `fitting` are the families that its tensors fit, the most
 /// likely first.
 Error unknown_model_type(const ModelConfig& config, const std::vector<std::string>& fitting = {});
