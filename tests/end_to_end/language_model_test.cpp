@@ -173,6 +173,23 @@ TEST_CASE("Layers that config.json counts otherwise than the files are told by t
   }
 }
 
+TEST_CASE("A larger model without the configuration of its language model is told so") {
+  const TempDir temp;
+  for (const char* name : {"llava", "gemma3", "idefics2"})
+    for (const bool null : {false, true}) {
+      CAPTURE(name, null);
+      write_architecture(architecture(name), temp / name);
+      json config = json::parse(read_file(temp / name / "config.json"));
+      REQUIRE(config.erase("text_config") == 1);
+      if (null) config["text_config"] = nullptr;
+      write_file(temp / name / "config.json", config.dump());
+      const Error error = error_of([&] { plan_shard(shard_request(temp / name, temp / "out", 1)); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (temp / name / "config.json").string());
+      CHECK_THAT(error.what(), Says(null ? "\"text_config\" is null" : "\"text_config\" is missing"));
+    }
+}
+
 TEST_CASE("The family of a larger model stands for that of its language model") {
   const TempDir temp;
   Architecture of = architecture("llava");

@@ -197,6 +197,21 @@ void add_unlisted(Model& model, const std::unordered_set<std::string_view>& name
   model.parameters = std::move(parameters);
 }
 
+/// Of a larger model, that config.json has the numbers of its language model: if not in a text_config, by themselves.
+void validate_text_config(const LanguageModel& found) {
+  if (!found.lacks_config || !found.family) return;
+  const Json& config = *found.config.json;
+  for (const std::string& key : found.family->num_layers.keys()) {
+    const auto given = config.find(key);
+    if ((given != config.end() && !given->is_null()) || found.family->defaults->contains(key)) continue;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("\"{}\" is {}, which has the sizes of the language model", kTextConfigs[0],
+                            config.contains(kTextConfigs[0]) ? "null" : "missing"))
+        .in(found.config.path)
+        .hint("take the config.json that came with the weights");
+  }
+}
+
 }  // namespace
 
 LanguageModel find_language_model(const ModelConfig& config, const std::shared_ptr<const Family>& spec) {
@@ -215,6 +230,7 @@ LanguageModel find_language_model(const ModelConfig& config, const std::shared_p
   model.architecture = first_architecture(*config.json);
   if (is_flat || (spec && spec->model_type == config.model_type)) {
     model.family = spec ? spec : described(is_larger ? outer->language_model : config.model_type);
+    model.lacks_config = is_larger && !part;
     model.is_part = is_larger || config.json->contains("mm_vision_tower") ||
                     std::any_of(std::begin(kOtherConfigs), std::end(kOtherConfigs),
                                 [&](const char* key) { return object_at(*config.json, key) != nullptr; });
@@ -323,6 +339,7 @@ Model instantiate(const ModelConfig& config, const HoldsName& holds) {
 }
 
 Model instantiate(const LanguageModel& found, const std::unordered_set<std::string_view>& names) {
+  validate_text_config(found);
   const auto family = with_heads_of(with_prefixes_of(found.family, names), found.architecture, names);
   const HoldsName holds = [&](const std::string& name) { return names.count(name) > 0; };
   // Files of ranks may stack experts that are many parameters. A configuration that asks for far more is another's.

@@ -18,6 +18,7 @@ struct LanguageModel {
   std::shared_ptr<const Family> family;  // null: not known
   ModelConfig config;                    // of it alone: the text_config of a config.json that has one
   bool is_part = false;                  // the checkpoint has other tensors beside it
+  bool lacks_config = false;             // models of this model_type have a text_config, but this config.json has none
   std::string architecture;  // the class that saved the whole, "LlamaForCausalLM"; empty where it is not said
   std::string unknown_type;  // what text_config says, where the family is the one that the larger model names instead
 };
