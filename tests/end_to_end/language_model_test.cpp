@@ -190,6 +190,21 @@ TEST_CASE("A larger model without the configuration of its language model is tol
     }
 }
 
+TEST_CASE("Where the embedding of a language model is missing, it alone is named") {
+  const TempDir temp;
+  TensorMap tensors = write_architecture(architecture("llava"), temp / "model");
+  const auto embedding = std::find_if(tensors.begin(), tensors.end(),
+                                      [](const auto& tensor) { return tensor.first.ends_with("embed_tokens.weight"); });
+  REQUIRE(embedding != tensors.end());
+  const std::string name = embedding->first;
+  tensors.erase(embedding);
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 1)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == name);
+  CHECK_THAT(error.what(), Says("is missing"));
+}
+
 TEST_CASE("The family of a larger model stands for that of its language model") {
   const TempDir temp;
   Architecture of = architecture("llava");

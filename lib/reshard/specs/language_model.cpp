@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <set>
 
 #include "reshard/base/json.h"
@@ -72,6 +73,33 @@ std::vector<std::string> prefixes_before(const std::string& suffix, const std::u
   }
   std::sort(prefixes.begin(), prefixes.end());
   return prefixes;
+}
+
+/// The prefix under which `names` have most of the modules of the family's first layer; empty list where there is none,
+/// or none that has more than all others. Vision towers have a few of them, too.
+std::vector<std::string> prefix_of_layers(const Family& family, const std::string& base,
+                                          const std::unordered_set<std::string_view>& names) {
+  std::unordered_set<std::string_view> first_layer;
+  const std::string layer = expand_layer(family.layers.substr(base.size()) + ".*.", 0);
+  for (const std::string_view name : names)
+    if (name.find(layer) != name.npos) first_layer.insert(name);
+  std::map<std::string, std::size_t> counts;
+  for (const Family::Module& module : family.modules) {
+    if (!module.name.starts_with(family.layers + ".*.") || module.experts || module.items) continue;
+    const std::string name = expand_layer(module.name, 0).substr(base.size());
+    for (const std::string& prefix :
+         prefixes_before(module.parameter.empty() ? name : name + "." + module.parameter, first_layer))
+      ++counts[prefix];
+  }
+  std::size_t most = 0;
+  std::vector<std::string> found;
+  for (const auto& [prefix, count] : counts) {
+    if (count < most) continue;
+    if (count > most) found.clear();
+    most = count;
+    found.push_back(prefix);
+  }
+  return found.size() == 1 ? found : std::vector<std::string>();
 }
 
 /// What stands before the language model's head where its base model has the prefix `base`.
@@ -296,6 +324,7 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
   if (embedding == family->modules.end()) return family;
   std::vector<std::string> found =
       prefixes_before(embedding->name.substr(base.size()) + "." + embedding->parameter, names);
+  if (found.empty()) found = prefix_of_layers(*family, base, names);  // the embedding may be what is missing
   if (found.empty() || std::find(found.begin(), found.end(), base) != found.end()) return family;
   const std::string layers = family->layers.substr(base.size());
   const auto has_layers = [&](const std::string& prefix) {
