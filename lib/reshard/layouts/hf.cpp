@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -60,10 +61,28 @@ void validate_against_index(const Container& file, const std::vector<std::string
           .hint("the index belongs to other files, or is older than they are");
 }
 
+/// Weight files beside the index that it does not name.
+std::vector<std::string> unlisted_files(Files& files, const fs::path& directory, Format format,
+                                        const std::map<std::string, std::vector<std::string>>& listed) {
+  const std::string ending = fs::path(hf_file_name(format, 1, 1)).extension();
+  std::vector<std::string> names;
+  std::vector<DirectoryEntry> entries;
+  try {
+    entries = files.list(directory);
+  } catch (const Error& error) {
+    if (error.code() != std::errc::permission_denied) throw;  // what the index names can be read all the same
+  }
+  for (const DirectoryEntry& entry : entries)
+    if (is_hf_weights_name(entry.name) && entry.name.ends_with(ending) && listed.count(entry.name) == 0)
+      names.push_back(entry.name);
+  std::sort(names.begin(), names.end(), natural_less);
+  return names;
+}
+
 std::vector<Container> read_indexed(Files& files, const fs::path& directory, const fs::path& index_path, Format format,
-                                    std::string* index_metadata) {
+                                    HfIndexReport& report) {
   const HfIndex index = read_hf_index(files, index_path);
-  if (index_metadata != nullptr) *index_metadata = index.metadata;
+  report.metadata = index.metadata;
   std::map<std::string, std::vector<std::string>> names_by_file;
   for (const auto& [name, file] : index.weight_map) names_by_file[file].push_back(name);
   std::vector<Container> containers;
@@ -78,10 +97,12 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
     validate_against_index(containers.back(), names, index_path);
     for (const TensorEntry& tensor : containers.back().tensors) total_bytes += tensor.size_bytes;
   }
+  const std::string index_name = index_path.filename().string();
   if (!containers.empty() && index.total_size_bytes != 0 && index.total_size_bytes != total_bytes)
-    containers.front().warnings.push_back(fmt::format("{} says total_size {}, but the tensors have {} bytes",
-                                                      index_path.filename().string(), index.total_size_bytes,
-                                                      total_bytes));
+    report.notes.push_back(fmt::format("{} says total_size {}, but the tensors have {} bytes", index_name,
+                                       index.total_size_bytes, total_bytes));
+  if (const auto unlisted = unlisted_files(files, directory, format, names_by_file); !unlisted.empty())
+    report.notes.push_back(fmt::format("left out, as {} does not name them: {}", index_name, list_names(unlisted)));
   return containers;
 }
 
@@ -160,7 +181,10 @@ class HfLayout final : public Layout {
     if (context.use == ConfigUse::kNeeded)
       validate_known(files, found.path, context);  // the first thing that is missed
     checkpoint.format = hf_format(files, found.path).value_or(Format::kSafetensors);
-    const std::vector<Container> containers = read_hf_checkpoint(files, found.path, &checkpoint.index_metadata);
+    HfIndexReport report;
+    const std::vector<Container> containers = read_hf_checkpoint(files, found.path, &report);
+    checkpoint.index_metadata = std::move(report.metadata);
+    std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
     if (!checkpoint.index_metadata.empty())
       checkpoint.index_metadata_file = found.path / hf_index_name(checkpoint.format);
     return read_of_family(files, std::move(checkpoint), containers, context);
@@ -194,7 +218,7 @@ std::optional<Format> hf_format(Files& files, const fs::path& directory) {
   return std::nullopt;
 }
 
-std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& directory, std::string* index_metadata) {
+std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& directory, HfIndexReport* report) {
   const auto format = hf_format(files, directory);
   if (!format) throw no_weights(files, directory);
   const fs::path index_path = directory / hf_index_name(*format);
@@ -207,7 +231,8 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
   const bool single = files.exists(single_path);
   std::vector<Container> containers;
   if (files.exists(index_path)) {
-    containers = read_indexed(files, directory, index_path, *format, index_metadata);
+    HfIndexReport unread;
+    containers = read_indexed(files, directory, index_path, *format, report ? *report : unread);
     const bool listed =
         std::any_of(containers.begin(), containers.end(), [&](const Container& c) { return c.path == single_path; });
     if (single && !listed)

@@ -20,13 +20,19 @@ namespace reshard {
 /// nothing if neither is.
 std::optional<Format> hf_format(Files& files, const std::filesystem::path& directory);
 
+/// What an index says beside the places of tensors.
+struct HfIndexReport {
+  std::string metadata;            // HfIndex::metadata
+  std::vector<std::string> notes;  // what is odd but harmless, whole sentences
+};
+
 /// The files of the Hugging Face checkpoint in `directory`, each read and validated, and together held against the
 /// index: every named file exists and holds the tensors said to be in it, and no others. `warnings` get what is odd but
 /// harmless.
-/// \param index_metadata  If given, gets HfIndex::metadata.
+/// \param report  If given, is filled where there is an index.
 /// \throws Error kBadInput; kUnsupported.
 std::vector<Container> read_hf_checkpoint(Files& files, const std::filesystem::path& directory,
-                                          std::string* index_metadata = nullptr);
+                                          HfIndexReport* report = nullptr);
 
 /// Of layouts that spread tensors over files by size.
 inline constexpr LayoutOption kMaxShardSize{
