@@ -399,7 +399,7 @@ TEST_CASE("A file in what is left that no run of the job made is told, and not p
   CHECK(read_file(stopped.root / "notes.txt") == "mine");
 }
 
-TEST_CASE("Fragments that do not fit are an error that leaves all as it is; torn ones take their units with them") {
+TEST_CASE("Fragments that do not fit are an error that leaves all as it is, and torn ones take their units with them") {
   Stopped stopped;
   WireWriter wire;
   wire.add(1000000);  // no such file
