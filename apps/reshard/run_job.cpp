@@ -200,6 +200,7 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   }
   const OutputSpace space = together.leads() ? output_space(*options.storage, job) : OutputSpace();
   if (arguments.check_inputs) {
+    const StoppableRun stoppable(progress);
     job.source_digests = check_inputs(job, options, together);
     const std::size_t count = job.source_digests.size();
     tell(count == 1 ? std::string("1 file of the source has the SHA-256 that it should have")

@@ -141,6 +141,7 @@ void JobRun::take_over(Resumable earlier) {
   std::uint64_t cost = 0;
   for (const std::uint32_t unit : prepared_.done_units) cost += units.cost(unit);
   resumed_read_bytes_ = cost - std::min(cost, resumed_bytes_);
+  if (options_.progress) options_.progress->resumed_bytes = resumed_bytes_;
   for (const EarlierRun& run : earlier_runs(storage, job_))
     if (run.state == EarlierRun::State::kDead && run.root != prepared_.root)
       note(fmt::format("{}: {}, also left by a run that was killed: `clean` removes it, once this run is done",
@@ -242,9 +243,17 @@ std::vector<std::vector<Part>> JobRun::parts_of_shares(std::uint32_t count) cons
   return shares;
 }
 
+/// Files that no unit of a journal has touched have to be there, too, when a run goes on.
+void JobRun::flush_entries() {
+  for_each_number(job_.target.files.size(), kFlushingThreads,
+                  [&](std::size_t i) { options_.storage->reopen(prepared_.root / job_.target.files[i].path)->sync(); });
+  flush_tree(*options_.storage, prepared_.root);
+}
+
 void JobRun::begin_journal(std::uint32_t share) {
   const auto flush_files = [this](const std::vector<std::uint32_t>& files) {
     if (fragments_) fragments_->spill();
+    if (staging_ && !std::exchange(entries_flushed_, true)) flush_entries();
     for_each_number(files.size(), kFlushingThreads, [&](std::size_t i) {
       options_.storage->reopen(prepared_.root / job_.target.files[files[i]].path)->sync();
     });

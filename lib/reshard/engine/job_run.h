@@ -98,6 +98,7 @@ class JobRun {
   std::uint32_t unit_count() const;
   std::vector<std::vector<Part>> parts_of_shares(std::uint32_t count) const;
   void begin_journal(std::uint32_t share);
+  void flush_entries();
   void write_manifest(const ShareReport& report, RunResult& result);
   void flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs);
 
@@ -115,7 +116,8 @@ class JobRun {
   std::unique_ptr<PageFragments> fragments_;  // of the last share
   std::unique_ptr<JournalWriter> journal_;
   bool abandoned_ = false;
-  std::vector<char> unflushed_;  // whether this process wrote to each target file since it flushed it
+  bool entries_flushed_ = false;  // the names and sizes of all files in the staging directory
+  std::vector<char> unflushed_;   // whether this process wrote to each target file since it flushed it
 };
 
 }  // namespace reshard

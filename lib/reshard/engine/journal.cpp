@@ -198,7 +198,6 @@ void JournalWriter::write(const std::vector<UnitReport>& units) {
   // The disk tells one descriptor alone of what it could not write: another thread's, which may have heard of it just
   // before the flush.
   if (closed_) return storage_.directories().remove_tree(path);
-  // With the directory, the target's files are in it, too.
   storage_.directories().open({root_}, root_)->flush();
 }
 

@@ -39,13 +39,13 @@ void add_directories(Files& files, const fs::path& directory, std::set<fs::path>
     if (entry.kind == FileKind::kDirectory && !entry.is_link) add_directories(files, directory / entry.name, found);
 }
 
+}  // namespace
+
 void flush_tree(Storage& storage, const fs::path& root) {
   std::set<fs::path> found;
   add_directories(storage, root, found);
   for (const fs::path& path : found) storage.directories().open({path}, root)->flush();
 }
-
-}  // namespace
 
 Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmade{}) {
   claim_output();

@@ -13,6 +13,10 @@
 
 namespace reshard {
 
+/// Has the disk confirm the names of all that lies below `root`.
+/// \throws Error kIo.
+void flush_tree(Storage& storage, const std::filesystem::path& root);
+
 /// The place where a job's outputs grow before they get their names: a hidden directory on the same file system,
 /// removed with all it holds unless published. Not thread-safe.
 class Staging {

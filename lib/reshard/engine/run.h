@@ -27,10 +27,11 @@ class PageFragments;
 
 /// What a run tells others while it goes on, and how others stop it. Thread-safe.
 struct Progress {
-  std::atomic<std::uint64_t> done_bytes{0};    // of Program::write_bytes, or read_bytes where nothing is written
-  std::atomic<std::uint64_t> others_bytes{0};  // likewise, of the other ranks of the run
-  std::atomic<bool> flushing{false};           // all bytes are written, the disk has not confirmed them yet
-  std::atomic<bool> stop{false};               // set it to end the run with kInterrupted
+  std::atomic<std::uint64_t> done_bytes{0};     // of Program::write_bytes, or read_bytes where nothing is written
+  std::atomic<std::uint64_t> others_bytes{0};   // likewise, of the other ranks of the run
+  std::atomic<std::uint64_t> resumed_bytes{0};  // of Program::write_bytes, what an earlier run has written
+  std::atomic<bool> flushing{false};            // all bytes are written, the disk has not confirmed them yet
+  std::atomic<bool> stop{false};                // set it to end the run with kInterrupted
 };
 
 /// What pays, as measured (tests/bench). Outputs do not depend on it; tests let small tensors go every way.
