@@ -183,10 +183,11 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   if (!arguments.quiet && !arguments.json) {
     print_notes(job.notes);
   }
-  std::vector<std::string> early_notes;
   const auto tell = [&](const std::string& note) {
-    if (!arguments.quiet && !arguments.json) print_notes({note});
-    early_notes.push_back(note);
+    if (arguments.json)
+      job.notes.push_back(note);
+    else if (!arguments.quiet)
+      print_notes({note});
   };
   together.step("look for earlier runs", progress, [&] {
     if (!together.leads()) return;
@@ -212,7 +213,6 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
     result = execute(job, options, together);
     note_done();
   }
-  if (arguments.json) job.notes.insert(job.notes.end(), early_notes.begin(), early_notes.end());
   if (together.leads()) print_report(job, arguments, space, result, together);
 }
 

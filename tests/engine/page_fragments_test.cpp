@@ -10,6 +10,7 @@
 #include "reshard/engine/sealed_text.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/fault_storage.h"
 #include "support/files.h"
 
 namespace reshard::test {
@@ -69,7 +70,26 @@ TEST_CASE("Fragments of another target are refused, and nothing is written past 
   CHECK(fs::file_size(target.temp / "b") == 8);
 }
 
-TEST_CASE("Bytes in a page of two shares are fragments until the run is published, and one process has none") {
+TEST_CASE("Fragments that could not be written are not forgotten") {
+  const TempDir temp;
+  FaultStorage storage;
+  PageFragments fragments(storage, temp.path(), ".journal-0-0-", {}, false);
+  fragments.add(0, 4, std::as_bytes(std::span("abc", 3)));
+  bool fails = true;
+  storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+    if (fails && operation == FaultStorage::Operation::kWrite) throw Error(ErrorKind::kNoSpace, "full");
+  };
+  CHECK(error_of([&] { fragments.spill(); }).kind() == ErrorKind::kNoSpace);
+  CHECK(fragments.files().empty());
+  fails = false;
+  CHECK(error_of([&] { fragments.spill(); }).kind() == ErrorKind::kIo);  // its torn file is there
+  fs::remove(temp / ".journal-0-0-fragments-0");
+  fragments.spill();
+  CHECK(fragments.files() == std::vector<std::string>{".journal-0-0-fragments-0"});
+  CHECK(is_whole_fragments_file(local_storage(), temp / ".journal-0-0-fragments-0"));
+}
+
+TEST_CASE("One process has no fragments; a share has a file of them for its pages that others write to") {
   const Jobs jobs;
   const auto job = jobs.planners.front().second(jobs.temp / "out");
   RunOptions options;

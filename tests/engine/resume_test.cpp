@@ -158,9 +158,9 @@ TEST_CASE("A run that is killed at any point goes on, with the bytes of one run,
 
 TEST_CASE("What a journal tells of is on the disk: a run goes on after the machine has lost its power") {
   const Jobs jobs;
-  bool any_resumed = false;
   for (const auto& [what, plan] : jobs.planners) {
     DYNAMIC_SECTION(what) {
+      bool any_resumed = false;
       const fs::path output = jobs.temp / "out", saved = jobs.temp / "saved";
       const auto job = plan(output);
       execute(*job, unsynced());
@@ -194,7 +194,8 @@ TEST_CASE("What a journal tells of is on the disk: a run goes on after the machi
           options.resume = true;
           any_resumed = execute(*job, options).resumed_bytes > 0 || any_resumed;
         }
-        if (fs::exists(output)) CHECK((snapshot(output) == expected));
+        REQUIRE(fs::exists(output));
+        CHECK((snapshot(output) == expected));
         fs::remove_all(output);
         remove_dead_runs(local_storage(), *job);
       }

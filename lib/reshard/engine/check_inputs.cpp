@@ -69,23 +69,6 @@ std::optional<ExpectedDigest> of_metadata(Files& files, const fs::path& file) {
   return digest ? std::optional(ExpectedDigest{*digest, metadata}) : std::nullopt;
 }
 
-}  // namespace
-
-std::vector<std::optional<ExpectedDigest>> expected_digests(Files& files, const std::vector<fs::path>& paths) {
-  Sums sums(files);
-  std::vector<std::optional<ExpectedDigest>> digests;
-  digests.reserve(paths.size());
-  for (const fs::path& file : paths) {
-    auto digest = sums.find(files.absolute(file));
-    if (!digest) digest = of_blob(files, file);
-    if (!digest) digest = of_metadata(files, file);
-    digests.push_back(std::move(digest));
-  }
-  return digests;
-}
-
-namespace {
-
 /// Of all files of tensors: one that nobody checks would pass as checked.
 /// \param digests  of the job's files, those of tensors first.
 void validate_all_known(const Job& job, const std::vector<std::optional<ExpectedDigest>>& digests) {
@@ -107,6 +90,19 @@ void validate_all_known(const Job& job, const std::vector<std::optional<Expected
 }
 
 }  // namespace
+
+std::vector<std::optional<ExpectedDigest>> expected_digests(Files& files, const std::vector<fs::path>& paths) {
+  Sums sums(files);
+  std::vector<std::optional<ExpectedDigest>> digests;
+  digests.reserve(paths.size());
+  for (const fs::path& file : paths) {
+    auto digest = sums.find(files.absolute(file));
+    if (!digest) digest = of_blob(files, file);
+    if (!digest) digest = of_metadata(files, file);
+    digests.push_back(std::move(digest));
+  }
+  return digests;
+}
 
 std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options, Together& together) {
   Files& storage = *options.storage;

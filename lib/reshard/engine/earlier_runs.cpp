@@ -180,6 +180,7 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
           if (known.insert(unit.unit).second) found.units.push_back(std::move(unit));
       } catch (Error& error) {
         error.in(root / name);
+        if (error.hint().empty()) error.hint("remove what is left with `clean`, and begin anew");
         if (!why_not) why_not = error;
       }
     }

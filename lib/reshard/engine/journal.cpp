@@ -11,6 +11,7 @@
 #include "reshard/engine/page_fragments.h"
 #include "reshard/engine/run_fingerprint.h"
 #include "reshard/engine/sealed_text.h"
+#include "reshard/formats/format.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/layout.h"
 
@@ -20,14 +21,14 @@ namespace {
 constexpr std::string_view kFamily = "reshard journal ";
 constexpr std::string_view kFirstLine = "reshard journal 1\n";
 
-std::string format_of(const TensorMap& map) {
-  if (map.files.empty()) return "";
-  switch (map.files.front().encoding) {
-    case TensorFile::Encoding::kSafetensors: return "safetensors";
-    case TensorFile::Encoding::kTorch: return "pytorch";
-    case TensorFile::Encoding::kTorchTensor: return "xser";
-  }
-  return "";
+Format format_of(const TensorMap& map) {
+  using Encoding = TensorFile::Encoding;
+  const auto any = [&](Encoding encoding) {
+    return std::any_of(map.files.begin(), map.files.end(),
+                       [=](const TensorFile& file) { return file.encoding == encoding; });
+  };
+  if (any(Encoding::kTorchTensor)) return Format::kXser;
+  return any(Encoding::kTorch) ? Format::kPytorch : Format::kSafetensors;
 }
 
 }  // namespace
@@ -41,7 +42,7 @@ JournalHeader journal_header(const Job& job, const RunOptions& options, std::uin
                     {"tp", std::to_string(job.mesh.tp)},
                     {"pp", std::to_string(job.mesh.pp)},
                     {"ep", std::to_string(job.mesh.ep)},
-                    {"format", format_of(job.target)},
+                    {"format", std::string(name(format_of(job.target)))},
                     {"manifest", job.manifest ? "yes" : "no"}};
   const auto add = [&](const std::filesystem::path& path, std::uint64_t size_bytes) {
     header.sources.push_back(

@@ -125,14 +125,16 @@ void PageFragments::spill() {
   if (!collected_.empty()) write_file();
 }
 
-/// Under the mutex, so that all that was added before a call of spill is in files after it.
+/// Under the mutex, so that all that was added before a call of spill is in files after it. What could not be written
+/// stays, and its file is in the way of a second try: a journal must not be told that all is well.
 void PageFragments::write_file() {
-  const std::string text = sealed(kFirstLine, std::exchange(collected_, {}));
+  const std::string text = sealed(kFirstLine, collected_);
   std::string name = fmt::format("{}{}{}", prefix_, kFragments, files_.size());
   const auto sink = storage_.create(root_ / name, text.size());
   sink->write_at(0, std::as_bytes(std::span(text)));
   sync_ ? sink->sync() : sink->finish();
   files_.push_back(std::move(name));
+  collected_.clear();
 }
 
 std::vector<std::string> PageFragments::files() const {
@@ -161,7 +163,10 @@ std::vector<std::uint32_t> write_fragments(Storage& storage, const fs::path& roo
     const auto body = unsealed(kFirstLine, text);
     if (!body && skip_torn) continue;
     const auto validate = [&](bool holds) {
-      if (!holds) throw Error(ErrorKind::kBadInput, "holds no fragments of this run").in(root / name);
+      if (!holds)
+        throw Error(ErrorKind::kBadInput, "holds no fragments of this run")
+            .in(root / name)
+            .hint("remove what is left with `clean`, and begin anew");
     };
     validate(body.has_value());
     struct Fragment {

@@ -3,14 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
-#include <string_view>
 
 #include "reshard/base/error.h"
 #include "reshard/engine/digests.h"
 #include "reshard/engine/leaf_digests.h"
+#include "reshard/plan/companions.h"
 #include "reshard/tensor/box.h"
 
 namespace reshard {
@@ -44,6 +43,24 @@ DigestDifference difference(const TensorMap& map, std::uint32_t logical, const T
   found.first = to_string(part);
   found.files = files_of(map, logical, part);
   return found;
+}
+
+/// Weights in a directory and below it that a list does not name. What cannot be listed is left out.
+void find_unlisted(Files& files, const std::filesystem::path& directory, const std::filesystem::path& folder,
+                   const std::set<std::string>& listed, std::vector<std::string>& unlisted) {
+  std::vector<DirectoryEntry> entries;
+  try {
+    entries = files.list(directory / folder);
+  } catch (const Error&) {
+    return;
+  }
+  for (const DirectoryEntry& entry : entries) {
+    const std::filesystem::path path = folder / entry.name;
+    if (entry.kind == FileKind::kDirectory && !entry.is_link && !entry.name.starts_with('.'))
+      find_unlisted(files, directory, path, listed, unlisted);
+    if (entry.kind == FileKind::kFile && has_weights_ending(entry.name) && !listed.contains(path.generic_string()))
+      unlisted.push_back(path.generic_string());
+  }
 }
 
 }  // namespace
@@ -102,24 +119,6 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
             [](const auto& a, const auto& b) { return a.name < b.name; });
   return result;
 }
-
-namespace {
-
-/// Files of tensors in a directory and below it that a list does not name.
-void find_unlisted(Files& files, const std::filesystem::path& directory, const std::filesystem::path& folder,
-                   const std::set<std::string>& listed, std::vector<std::string>& unlisted) {
-  constexpr std::array<std::string_view, 5> kEndings = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"};
-  for (const DirectoryEntry& entry : files.list(directory / folder)) {
-    const std::filesystem::path path = folder / entry.name;
-    if (entry.kind == FileKind::kDirectory && !entry.is_link && !entry.name.starts_with('.'))
-      find_unlisted(files, directory, path, listed, unlisted);
-    if (entry.kind != FileKind::kFile || listed.contains(path.generic_string())) continue;
-    if (std::any_of(kEndings.begin(), kEndings.end(), [&](std::string_view end) { return entry.name.ends_with(end); }))
-      unlisted.push_back(path.generic_string());
-  }
-}
-
-}  // namespace
 
 FilesVerification verify_files(const std::filesystem::path& directory, const std::vector<FileDigest>& files,
                                const RunOptions& options) {

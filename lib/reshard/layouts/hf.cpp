@@ -15,7 +15,6 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/fitting.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/layouts/misfits.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/specs/config_plan.h"
 #include "reshard/specs/language_model.h"
@@ -128,17 +127,20 @@ bool holds_weights(Files& files, const fs::path& directory, Format format) {
   }
 }
 
+/// Built-in families under which every tensor of the files is explained. What is wrong with the files comes second.
+std::vector<std::string> fitting_families(Files& files, const fs::path& directory, const ModelConfig& config) {
+  try {
+    return families_that_fit(config, read_hf_checkpoint(files, directory));
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 /// That somebody knows the model of config.json.
 void validate_known(Files& files, const fs::path& directory, const ReadContext& context) {
   const ModelConfig config = read_model_config(files, directory);
   if (has_config_plan(config) || find_language_model(config, context.family).family) return;
-  std::vector<std::string> fitting;
-  try {
-    fitting = families_that_fit(config, read_hf_checkpoint(files, directory));
-  } catch (const Error&) {
-    fitting.clear();  // what is wrong with the weights comes second
-  }
-  throw unknown_model_type(config, fitting);
+  throw unknown_model_type(config, fitting_families(files, directory, config));
 }
 
 /// Reads a checkpoint whose model has to be known. Where its tensors are not those of the model_type in config.json,
@@ -148,7 +150,9 @@ Checkpoint read_of_family(Files& files, Checkpoint checkpoint, const std::vector
   const fs::path config = checkpoint.config;
   if (context.use != ConfigUse::kNeeded || context.family || config.empty())
     return read_whole_files(files, std::move(checkpoint), containers, context);
-  const auto fitting = [&] { return families_that_fit(read_model_config_file(files, config), containers); };
+  const auto fitting = [&files, config, directory = checkpoint.path] {
+    return fitting_families(files, directory, read_model_config_file(files, config));
+  };
   try {
     checkpoint = read_whole_files(files, std::move(checkpoint), containers, context);
   } catch (Error& error) {
@@ -156,9 +160,7 @@ Checkpoint read_of_family(Files& files, Checkpoint checkpoint, const std::vector
       error.hint(propose_families(fitting()));
     throw;
   }
-  std::optional<Model>& model = checkpoint.model;
-  if (model && !model->by_config_plan && !find_misfits(checkpoint.map, *model).empty())
-    model->other_families = fitting();
+  if (checkpoint.model && !checkpoint.model->by_config_plan) checkpoint.model->find_other_families = fitting;
   return checkpoint;
 }
 

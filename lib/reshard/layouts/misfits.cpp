@@ -93,7 +93,9 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
   if (model.quant_method.empty() && quantized)
     return "the model is quantised, but config.json has no quantization_config: take the config.json that came with "
            "the weights";
-  if (!model.other_families.empty()) return propose_families(model.other_families);
+  if (const auto others = model.find_other_families ? model.find_other_families() : std::vector<std::string>();
+      !others.empty())
+    return propose_families(others);
   const bool spec = model.family_from == FamilyFrom::kSpec;
   if (spec) return "mend the description, or config.json if its numbers are another model's";
   if (!misfits.shapes.empty()) {
