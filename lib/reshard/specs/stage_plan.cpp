@@ -280,8 +280,7 @@ std::optional<std::string> heads_problem(const Model& model, const ModelParamete
   const std::uint64_t unit = pad_unit(model, of_linear);
   return fmt::format(
       "{} elements of the linear are split, {} blocks of {} in this model, which {} ranks do not divide; padding to "
-      "whole "
-      "blocks would part query heads from their key/value heads",
+      "whole blocks would part query heads from their key/value heads",
       of_linear, (of_linear + unit - 1) / unit, unit, tp);
 }
 
