@@ -4,6 +4,7 @@
 # 1. A layout is one file. Its name stands in its own source, lib/reshard/layouts/NAME.{h,cpp}, and in the table there;
 #    no other file of lib/ or apps/ may name it.
 # 2. The library does not speak command line: its messages name parameters, as in `tp`, never options.
+# 3. CTest can run every test by its name: a semicolon splits it, and a leading hyphen makes it an option.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -34,3 +35,8 @@ found=$(git ls-files --cached --others --exclude-standard lib | grep -E '\.(h|cp
   xargs grep -nP '^(?!\s*//).*"([^"\\]|\\.)*(--[a-z{]|\b(OUT_DIR|SRC|DST)\b)' || true)
 [[ -z "$found" ]] || fail "the library names an option of the program; write the parameter in backticks:"$'\n'"$found"
 echo "The library names no options"
+
+found=$(git ls-files --cached --others --exclude-standard tests | grep -E '\.cpp$' |
+  xargs grep -nE '^ *(TEST_CASE|TEMPLATE_TEST_CASE)\("(-|[^"]*;)' || true)
+[[ -z "$found" ]] || fail "CTest cannot run a test of this name:"$'\n'"$found"
+echo "CTest can run every test's name"

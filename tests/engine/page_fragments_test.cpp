@@ -89,7 +89,7 @@ TEST_CASE("Fragments that could not be written are not forgotten") {
   CHECK(is_whole_fragments_file(local_storage(), temp / ".journal-0-0-fragments-0"));
 }
 
-TEST_CASE("One process has no fragments; a share has a file of them for its pages that others write to") {
+TEST_CASE("One process has no fragments, and a share has a file of them for its pages that others write to") {
   const Jobs jobs;
   const auto job = jobs.planners.front().second(jobs.temp / "out");
   RunOptions options;
