@@ -224,6 +224,18 @@ TEST_CASE("A missing member and a value that is no object are refused") {
   CHECK(std::string(not_object.what()) == "some/config.json: the file is [1], expected an object");
 }
 
+TEST_CASE("A JSON string is the one that the library writes") {
+  for (int c = 0; c < 0x80; ++c) {
+    const std::string text = std::string("a") + static_cast<char>(c) + "b";
+    INFO("byte " << c);
+    CHECK(json_string(text) == Json(text).dump());
+    CHECK(Json::parse(json_string(text)) == text);
+  }
+  for (const char* text : {"", "model.layers.0.weight", "\xc3\xbc", "\xe2\x80\xa8", "\\\"\t"})
+    CHECK(json_string(text) == Json(text).dump());
+  CHECK_THROWS_AS(json_string("a\xff"), Json::exception);
+}
+
 TEST_CASE("A value in an error is cut short") {
   CHECK(brief(Json::parse("[1,2]")) == "[1,2]");
   CHECK(brief(Json::parse("[1,2,3,4,5,6,7,8,9]")) == "an array of 9");

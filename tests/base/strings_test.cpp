@@ -22,6 +22,19 @@ TEST_CASE("Control characters are shown as their code and other text as it is") 
                   "b\xc3") == "a\\xffb\\xc3");
 }
 
+TEST_CASE("A control character is found wherever it stands") {
+  for (const char* control : {"\x01", "\n", "\x1f", "\x7f", "\xc2\x80", "\xc2\x9f"}) {
+    INFO(printable(control));
+    CHECK(has_control(control));
+    CHECK(has_control(std::string("model.") + control));
+    CHECK(has_control(control + std::string(".weight")));
+  }
+  for (const char* plain : {"", " ~", "model.layers.0", "\xc3\xbc", "\xc2\xa0", "\xc2", "\xf0\x9f\x98\x80"}) {
+    INFO(plain);
+    CHECK_FALSE(has_control(plain));
+  }
+}
+
 TEST_CASE("A text of more than 300 bytes is cut and its length named") {
   CHECK(printable(std::string(300, 'x')) == std::string(300, 'x'));
   const std::string cut = printable(std::string(301, 'x'));

@@ -79,6 +79,14 @@ std::string text_of(const Value& value, int indent, bool ascii, typename Value::
 
 }  // namespace
 
+std::string json_string(const std::string& text) {
+  const auto is_plain = [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; };
+  if (!std::all_of(text.begin(), text.end(), is_plain)) return Json(text).dump();
+  std::string quoted;
+  quoted.reserve(text.size() + 2);
+  return quoted.append(1, '"').append(text).append(1, '"');
+}
+
 std::string json_text(const Json& value, int indent, bool ascii) {
   return text_of(value, indent, ascii, Json::error_handler_t::strict);
 }

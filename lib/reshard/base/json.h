@@ -34,6 +34,10 @@ OrderedJson parse_ordered_json(std::string_view text, const std::filesystem::pat
 std::string json_text(const Json& value, int indent = -1, bool ascii = false);
 std::string json_text(const OrderedJson& value, int indent = -1, bool ascii = false);
 
+/// `text` as a JSON string, with what is not ASCII as it is.
+/// \throws Json::exception if it is not UTF-8.
+std::string json_string(const std::string& text);
+
 /// Where the values of a JSON text stand in it.
 class JsonPlaces {
  public:

@@ -64,6 +64,13 @@ bool begins_with_control(std::string_view text) {
   return first < 0x20 || first == 0x7F || c1;
 }
 
+bool has_control(std::string_view text) {
+  const auto is_plain = [](char c) { return c >= ' ' && c <= '~'; };
+  for (std::size_t i = 0; i < text.size(); ++i)
+    if (!is_plain(text[i]) && begins_with_control(text.substr(i))) return true;
+  return false;
+}
+
 std::string printable(std::string_view text) {
   std::string out;
   std::size_t at = 0;

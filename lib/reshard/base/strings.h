@@ -15,6 +15,9 @@ std::size_t utf8_length(std::string_view text);
 /// Whether `text` begins with a control character: C0, DEL, or C1 in UTF-8.
 bool begins_with_control(std::string_view text);
 
+/// Whether there is such a character in `text`.
+bool has_control(std::string_view text);
+
 /// `text` fit for a terminal: control characters and what is not UTF-8 as \xNN, everything else as it is, cut after 300
 /// bytes.
 std::string printable(std::string_view text);

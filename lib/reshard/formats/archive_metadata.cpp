@@ -6,9 +6,9 @@
 namespace reshard {
 namespace {
 
-std::string json_string(const std::string& text) {
+std::string json_of(const std::string& text) {
   try {
-    return Json(text).dump();
+    return json_string(text);
   } catch (const Json::exception&) {
     throw Error(ErrorKind::kUnsupported, "metadata that is not UTF-8 cannot be written");
   }
@@ -21,9 +21,9 @@ std::string archive_metadata_text(const FileMetadata& metadata) {
   std::string text = "{";
   for (const auto& [key, value] : metadata) {
     if (text.size() > 1) text += ',';
-    text += json_string(key);
+    text += json_of(key);
     text += ':';
-    text += json_string(value);
+    text += json_of(value);
   }
   text += '}';
   return text;

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
+#include <numeric>
 #include <unordered_set>
+#include <utility>
 
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/magic.h"
 #include "reshard/formats/safetensors_header.h"
@@ -135,11 +137,30 @@ Container read_safetensors(const Source& source, const std::filesystem::path& pa
 namespace {
 
 /// `text` as a JSON string, escaped as serde_json does.
-std::string json_string(const std::string& text) {
+std::string json_name(const std::string& text) {
   try {
-    return nlohmann::json(text).dump();
-  } catch (const nlohmann::json::exception&) {
+    return json_string(text);
+  } catch (const Json::exception&) {
     throw Error(ErrorKind::kUnsupported, "the name is not UTF-8, which safetensors cannot hold").tensor(text);
+  }
+}
+
+/// The dtypes of the greatest alignment first, as the reference writer has them, then by name. Each entry, which is
+/// large, is moved once.
+void sort_entries(std::vector<TensorEntry>& tensors) {
+  std::vector<std::size_t> order(tensors.size());  // where the entry of each place comes from
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const TensorEntry &one = tensors[a], &other = tensors[b];
+    return one.dtype != other.dtype ? one.dtype > other.dtype : one.name < other.name;
+  });
+  for (std::size_t first = 0; first < order.size(); ++first) {
+    if (order[first] == first) continue;
+    TensorEntry displaced = std::move(tensors[first]);
+    std::size_t place = first;  // which is free
+    for (std::size_t from; (from = std::exchange(order[place], place)) != first; place = from)
+      tensors[place] = std::move(tensors[from]);
+    tensors[place] = std::move(displaced);
   }
 }
 
@@ -147,12 +168,10 @@ std::string json_string(const std::string& text) {
 
 ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
                                const std::vector<std::pair<std::string, std::string>>& metadata) {
-  std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
-    return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
-  });
+  sort_entries(tensors);
   // Written by hand: a JSON document that keeps its order would look for every name among all the others.
   std::string json = R"({"__metadata__":{"format":"pt")";
-  for (const auto& [key, value] : metadata) json += fmt::format(",{}:{}", json_string(key), json_string(value));
+  for (const auto& [key, value] : metadata) json += fmt::format(",{}:{}", json_name(key), json_name(value));
   json += '}';
   std::uint64_t end = 0;
   std::unordered_set<std::string_view> names{"__metadata__"};
@@ -165,7 +184,7 @@ ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
     if (!next) throw Error(ErrorKind::kInternal, "a tensor to write has no size in bytes").tensor(tensor.name);
     tensor.offset_bytes = end;
     tensor.size_bytes = *size;
-    json += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_string(tensor.name),
+    json += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_name(tensor.name),
                         name(tensor.dtype), fmt::join(tensor.shape, ","), end, *next);
     end = *next;
   }

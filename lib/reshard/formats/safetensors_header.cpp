@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <unordered_set>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
@@ -188,11 +189,8 @@ class HeaderReader {
       if (std::exchange(metadata_seen_, true)) fail("the header has __metadata__ twice");
       return state_ = State::kMetadataValue, true;
     }
-    bool control = false;
-    for (std::size_t i = 0; i < value.size(); ++i)
-      control = control || begins_with_control(std::string_view(value).substr(i));
     name_ = std::move(value);
-    if (control) fail("the name holds control characters");
+    if (has_control(name_)) fail("the name holds control characters");
     if (!names_.insert(name_).second) fail("the header has this name twice");
     dtype_.reset();
     shape_.reset();
@@ -220,8 +218,7 @@ class HeaderReader {
     if (!shape_) fail("has no shape");
     if (!offsets_) fail("has no data_offsets");
     if (offsets_->size() != 2) fail("data_offsets has " + std::to_string(offsets_->size()) + " numbers, expected two");
-    header_.tensors.push_back({name_, *dtype_, std::move(*shape_), (*offsets_)[0], (*offsets_)[1]});
-    name_.clear();
+    header_.tensors.push_back({std::exchange(name_, {}), *dtype_, std::move(*shape_), (*offsets_)[0], (*offsets_)[1]});
   }
 
   const std::filesystem::path& path_;

@@ -115,9 +115,8 @@ CentralEntry ZipReader::central_entry(const std::string& directory, std::uint64_
   entry.at_byte = record_at;
   entry.flags = load_le<std::uint16_t>(record, 8);
   entry.crc32 = load_le<std::uint32_t>(record, 16);
-  for (std::size_t i = 0; i < entry.name.size(); ++i)
-    if (begins_with_control(entry.name.substr(i)))
-      throw bad("the zip entry \"" + printable(entry.name) + "\" has a control character in its name", record_at);
+  if (has_control(entry.name))
+    throw bad("the zip entry \"" + printable(entry.name) + "\" has a control character in its name", record_at);
   const std::string who = "the zip entry " + printable(entry.name);
   if (entry.name.empty()) throw bad("a zip entry has no name", record_at);
   if ((entry.flags & kUnreadableFlags) != 0) throw unsupported(who + " is encrypted", record_at);

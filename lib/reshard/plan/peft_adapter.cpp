@@ -23,9 +23,8 @@ bool is_peft_directory(Files& files, const fs::path& directory) {
 }
 
 PeftAdapter read_one(Files& files, const std::string& name, const fs::path& directory) {
-  for (std::size_t i = 0; i < name.size(); ++i)
-    if (begins_with_control(std::string_view(name).substr(i)))
-      throw Error(ErrorKind::kBadInput, "holds a control character, which the name of an adapter cannot").in(directory);
+  if (has_control(name))
+    throw Error(ErrorKind::kBadInput, "holds a control character, which the name of an adapter cannot").in(directory);
   PeftAdapter adapter{name, directory, read_adapter_config(files, directory / kAdapterConfigFile), {}};
   if (files.exists(directory / kAdapterSafetensorsFile))
     adapter.file = read_container(files, directory / kAdapterSafetensorsFile, Format::kSafetensors);

@@ -237,10 +237,7 @@ Json to_json(const GQAQKVColumnParallelLinearSpec& spec) {
 }  // namespace
 
 const std::string& validate_name(const std::string& name, const fs::path& path) {
-  bool control = name.empty();
-  for (std::size_t i = 0; i < name.size(); ++i)
-    control = control || begins_with_control(std::string_view(name).substr(i));
-  if (control)
+  if (name.empty() || has_control(name))
     throw Error(ErrorKind::kBadInput, "holds the name \"" + printable(name) + "\", which no tensor can have").in(path);
   return name;
 }
@@ -277,7 +274,7 @@ std::string metadata_text(const StageMetadata& metadata) {
   const char* separator = "\n";
   for (const ParallelParameter& parameter : metadata.parameters) {
     text += separator;
-    text += fmt::format("    {}: {{\"tensor_model_parallel\": {}", Json(parameter.name).dump(),
+    text += fmt::format("    {}: {{\"tensor_model_parallel\": {}", json_string(parameter.name),
                         parameter.tensor_model_parallel);
     if (parameter.tensor_model_parallel)
       text += fmt::format(", \"partition_dim\": {}, \"partition_stride\": {}, \"num_partitions\": {}",
@@ -298,7 +295,7 @@ std::string metadata_text(const StageMetadata& metadata) {
       specs.push_back(std::visit([](const auto& s) { return to_json(s); }, spec));
     text += separator;
     text += fmt::format("    {{\"module_fully_qualified_name\": {}, \"specs\": {}}}",
-                        Json(module.module_fully_qualified_name).dump(), specs.dump());
+                        json_string(module.module_fully_qualified_name), specs.dump());
     separator = ",\n";
   }
   return text + "\n  ]\n}\n";
