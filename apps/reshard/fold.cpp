@@ -25,20 +25,36 @@ struct Grid {
 };
 
 /// A number between dots, written without leading zeros.
-std::optional<std::uint64_t> as_number(const std::string& part) {
+std::optional<std::uint64_t> as_number(std::string_view part) {
   if (part.size() > 1 && part[0] == '0') return std::nullopt;
   return parse_unsigned(part);
 }
 
+/// A name with a star for each number in it; names that have a star already keep their numbers.
+std::string make_pattern(std::string_view name, Numbers& numbers) {
+  std::string pattern;
+  pattern.reserve(name.size());
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::string_view part = name.substr(begin, name.find('.', begin) - begin);
+    if (part == "*") return numbers.clear(), std::string(name);
+    const auto number = as_number(part);
+    if (number) numbers.push_back(*number);
+    if (begin > 0) pattern += '.';
+    pattern += number ? "*" : part;
+    begin += part.size() + 1;
+  }
+  return pattern;
+}
+
 /// Cuts members into grids over their numbers from `position` on.
-std::vector<Grid> make_grids(const std::vector<Member>& members, std::size_t position) {
-  if (members.empty() || position == members.front().numbers.size()) {
+std::vector<Grid> make_grids(const std::vector<const Member*>& members, std::size_t position) {
+  if (members.empty() || position == members.front()->numbers.size()) {
     Grid grid;
-    for (const Member& member : members) grid.members.push_back(member.index);
+    for (const Member* member : members) grid.members.push_back(member->index);
     return {grid};
   }
-  std::map<std::uint64_t, std::vector<Member>> by_number;
-  for (const Member& member : members) by_number[member.numbers[position]].push_back(member);
+  std::map<std::uint64_t, std::vector<const Member*>> by_number;
+  for (const Member* member : members) by_number[member->numbers[position]].push_back(member);
   // Numbers whose members look the same from here on share a grid.
   std::map<std::vector<std::vector<Numbers>>, std::pair<Numbers, std::vector<Grid>>> alike;
   for (const auto& [number, rest] : by_number) {
@@ -87,21 +103,15 @@ std::string name_of(const std::string& pattern, const Grid& grid) {
 }  // namespace
 
 std::vector<Folded> fold(const std::vector<Foldable>& items) {
-  std::map<std::pair<std::string, std::string>, std::vector<Member>> by_pattern;
+  std::vector<Member> members(items.size());
+  std::map<std::pair<std::string, std::string>, std::vector<const Member*>> by_pattern;
   for (std::uint32_t i = 0; i < items.size(); ++i) {
-    Member member{{}, i};
-    std::vector<std::string> parts = split(items[i].name, '.');
-    const bool has_star = std::find(parts.begin(), parts.end(), "*") != parts.end();
-    for (std::string& part : parts)
-      if (const auto number = has_star ? std::nullopt : as_number(part)) {
-        member.numbers.push_back(*number);
-        part = "*";
-      }
-    by_pattern[{join(parts, "."), items[i].key}].push_back(std::move(member));
+    members[i].index = i;
+    by_pattern[{make_pattern(items[i].name, members[i].numbers), items[i].key}].push_back(&members[i]);
   }
   std::vector<Folded> folded;
-  for (const auto& [pattern, members] : by_pattern) {
-    for (Grid& grid : make_grids(members, 0)) {
+  for (const auto& [pattern, alike] : by_pattern) {
+    for (Grid& grid : make_grids(alike, 0)) {
       std::sort(grid.members.begin(), grid.members.end());
       folded.push_back({name_of(pattern.first, grid), std::move(grid.members)});
     }
