@@ -60,6 +60,27 @@ void validate_whole_bytes(const TensorMap& map, const StoredTensor& tensor, cons
       .hint("choose a smaller TP degree");
 }
 
+/// The piece seen from the stored side, which lies inside both tensors.
+Tile fitting_tile(const TensorMap& map, std::uint32_t logical_index, std::uint32_t piece_index) {
+  const Piece& piece = map.pieces[logical_index][piece_index];
+  const LogicalTensor& logical = map.logical[logical_index];
+  const StoredTensor& tensor = map.stored[piece.stored];
+  Tile tile{{piece.stored_begin, piece.box.size}, logical_index, piece_index};
+  if (!contains(logical.shape, piece.box) || !contains(tensor.shape, tile.box) || tensor.dtype != logical.dtype)
+    throw tiling_error(map, piece.stored,
+                       fmt::format("the piece {} of {} does not fit it", to_string(piece.box), logical.name));
+  validate_whole_bytes(map, tensor, tile);
+  return tile;
+}
+
+/// Pieces that lie inside the stored tensor have as many elements together as it has.
+void validate_filled(const TensorMap& map, std::uint32_t stored, std::uint64_t filled) {
+  const std::uint64_t elems = num_elems(map.stored[stored].shape).value_or(0);
+  if (filled < elems)
+    throw tiling_error(map, stored, fmt::format("{} of its {} elements belong to no tensor", elems - filled, elems));
+  if (filled > elems) throw tiling_error(map, stored, "its pieces overlap");
+}
+
 /// ", of which a rank has 25", where the rule says it by itself.
 std::string expected_size(const PartitionRule& rule, std::uint32_t rank) {
   const auto size = stated_size(rule, rank);
@@ -288,39 +309,42 @@ void TensorMap::order_logical(const std::vector<std::string>& names) {
 
 void validate_tiling(const TensorMap& map) {
   struct Place {
+    std::uint32_t stored;
     std::uint32_t logical;
     std::uint32_t piece;
+    auto operator<=>(const Place&) const = default;
   };
-  // Those of stored tensor s are places[first[s]] up to first[s + 1].
-  std::vector<std::size_t> first(map.stored.size() + 2);
+  std::vector<std::uint32_t> counts(map.stored.size());  // how many pieces it has
   for (const auto& pieces : map.pieces)
-    for (const Piece& piece : pieces) ++first[piece.stored + 2];
-  std::partial_sum(first.begin(), first.end(), first.begin());
-  std::vector<Place> places(first.back());
-  for (std::uint32_t l = 0; l < map.logical.size(); ++l)
-    for (std::uint32_t p = 0; p < map.pieces[l].size(); ++p) places[first[map.pieces[l][p].stored + 1]++] = {l, p};
+    for (const Piece& piece : pieces) ++counts[piece.stored];
 
-  std::vector<Tile> tiles;  // of one stored tensor at a time: there may be millions in all
-  for (std::uint32_t s = 0; s < map.stored.size(); ++s) {
-    const StoredTensor& tensor = map.stored[s];
+  // There may be millions of pieces, nearly all of which are all of a stored tensor: these are taken as they come.
+  std::vector<Place> others;
+  for (std::uint32_t l = 0; l < map.logical.size(); ++l) {
+    for (std::uint32_t p = 0; p < map.pieces[l].size(); ++p) {
+      const std::uint32_t stored = map.pieces[l][p].stored;
+      if (counts[stored] == 1)
+        validate_filled(map, stored, volume(fitting_tile(map, l, p).box));
+      else
+        others.push_back({stored, l, p});
+    }
+  }
+  for (std::uint32_t s = 0; s < map.stored.size(); ++s)
+    if (counts[s] == 0) validate_filled(map, s, 0);
+
+  std::sort(others.begin(), others.end());
+  std::vector<Tile> tiles;  // of one stored tensor
+  for (auto begin = others.begin(); begin != others.end();) {
+    const std::uint32_t stored = begin->stored;
+    const auto end = begin + counts[stored];
     tiles.clear();
     std::uint64_t filled = 0;
-    for (const Place& place : std::span(places).subspan(first[s], first[s + 1] - first[s])) {
-      const Piece& piece = map.pieces[place.logical][place.piece];
-      const LogicalTensor& logical = map.logical[place.logical];
-      Box stored_box{piece.stored_begin, piece.box.size};
-      if (!contains(logical.shape, piece.box) || !contains(tensor.shape, stored_box) || tensor.dtype != logical.dtype)
-        throw tiling_error(map, s,
-                           fmt::format("the piece {} of {} does not fit it", to_string(piece.box), logical.name));
-      filled += volume(stored_box);
-      tiles.push_back({std::move(stored_box), place.logical, place.piece});
-      validate_whole_bytes(map, tensor, tiles.back());
+    for (; begin != end; ++begin) {
+      tiles.push_back(fitting_tile(map, begin->logical, begin->piece));
+      filled += volume(tiles.back().box);
     }
-    const std::uint64_t elems = num_elems(tensor.shape).value_or(0);
-    if (filled < elems)
-      throw tiling_error(map, s, fmt::format("{} of its {} elements belong to no tensor", elems - filled, elems));
-    validate_disjoint(map, s, tiles);
-    if (filled > elems) throw tiling_error(map, s, "its pieces overlap");
+    validate_disjoint(map, stored, tiles);
+    validate_filled(map, stored, filled);
   }
 }
 

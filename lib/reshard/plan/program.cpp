@@ -24,24 +24,24 @@ Piece restrict(const Piece& piece, const Box& box) {
   return part;
 }
 
+/// Takes the elements of `hole` out of boxes that do not overlap.
+void take_out(std::vector<Box>& boxes, const Box& hole) {
+  if (boxes.size() == 1 && boxes.front() == hole) return boxes.clear();  // as nearly always
+  std::vector<Box> rest;
+  for (const Box& box : boxes) subtract(box, hole, rest);
+  boxes.swap(rest);
+}
+
 /// Takes from `open` what `piece` has. \returns what it has besides, which other pieces have filled already.
 std::vector<Box> take(const Piece& piece, std::vector<Box>& open, std::vector<Piece>& reads) {
-  std::vector<Box> still_open;
   std::vector<Box> besides{piece.box};
   for (const Box& box : open) {
     const auto shared = intersect(box, piece.box);
-    if (!shared) {
-      still_open.push_back(box);
-      continue;
-    }
+    if (!shared) continue;
     reads.push_back(restrict(piece, *shared));
-    for (Box& rest : subtract(box, *shared)) still_open.push_back(std::move(rest));
-    std::vector<Box> less;
-    for (const Box& rest : besides)
-      for (Box& part : subtract(rest, *shared)) less.push_back(std::move(part));
-    besides = std::move(less);
+    take_out(besides, *shared);
   }
-  open = std::move(still_open);
+  take_out(open, piece.box);
   return besides;
 }
 
@@ -238,10 +238,9 @@ class ProgramMaker {
     const LogicalTensor& tensor = target_.logical[wanted];
     std::vector<Box> open{whole(tensor.shape)};
     if (volume(open.front()) == 0) return;
-    std::vector<Piece> taken;
     for (const Piece& piece : target_.pieces[wanted]) {
       if (open.empty()) return;
-      take(piece, open, taken);
+      take_out(open, piece.box);
     }
     if (!open.empty())
       throw Error(ErrorKind::kInternal, fmt::format("the target has no place for its part {} of {}",

@@ -33,10 +33,9 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
   return shared;
 }
 
-std::vector<Box> subtract(const Box& box, const Box& hole) {
+void subtract(const Box& box, const Box& hole, std::vector<Box>& rest) {
   const auto shared = intersect(box, hole);
-  if (!shared) return {box};
-  std::vector<Box> rest;
+  if (!shared) return rest.push_back(box);
   Box core = box;  // shrinks to `shared`, one dim after the other
   for (std::size_t d = 0; d < box.begin.size(); ++d) {
     const std::uint64_t shared_end = shared->begin[d] + shared->size[d];
@@ -55,7 +54,6 @@ std::vector<Box> subtract(const Box& box, const Box& hole) {
     core.begin[d] = shared->begin[d];
     core.size[d] = shared->size[d];
   }
-  return rest;
 }
 
 std::string to_string(const Box& box) {

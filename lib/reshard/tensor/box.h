@@ -28,8 +28,8 @@ bool contains(const Dims& shape, const Box& box);
 /// What two boxes of one tensor share; nothing if that is empty.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
-/// `box` without `hole`, as boxes that do not overlap (at most two a dim).
-std::vector<Box> subtract(const Box& box, const Box& hole);
+/// Adds `box` without `hole` to `rest`, as boxes that do not overlap (at most two a dim).
+void subtract(const Box& box, const Box& hole, std::vector<Box>& rest);
 
 /// "[0:8, 4:6]"
 std::string to_string(const Box& box);
