@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <set>
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
@@ -102,25 +102,29 @@ const char* what_name(const Checkpoint& checkpoint) {
 std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vector<std::uint32_t>& wanted) {
   const TensorMap& map = checkpoint.map;
   std::unordered_map<std::string_view, const ModelParameter*> parameters;
-  if (checkpoint.model)
+  if (checkpoint.model) {
+    parameters.reserve(checkpoint.model->parameters.size());
     for (const ModelParameter& parameter : checkpoint.model->parameters) parameters.emplace(parameter.name, &parameter);
+  }
   std::vector<TensorRow> rows;
+  rows.reserve(wanted.size());
+  std::vector<std::uint64_t> pp_ranks;
   for (const std::uint32_t index : wanted) {
-    TensorRow row;
+    TensorRow& row = rows.emplace_back();
     row.logical = index;
-    std::set<std::uint64_t> pp_ranks;
+    pp_ranks.clear();
     bool first = true;
     for (const Piece& piece : map.pieces[index]) {
       const StoredTensor& stored = map.stored[piece.stored];
-      pp_ranks.insert(map.files[stored.file].pp_rank);
+      pp_ranks.push_back(map.files[stored.file].pp_rank);
       if (!std::exchange(first, false)) continue;
       const auto parameter = parameters.find(map.logical[index].name);
       row.label = label_of(stored, parameter == parameters.end() ? nullptr : parameter->second);
       if (stored.name.text() != map.logical[index].name)
         row.stored_as = short_stored_name(stored.name, map.logical[index].name);
     }
-    row.pp_ranks.assign(pp_ranks.begin(), pp_ranks.end());
-    rows.push_back(std::move(row));
+    std::sort(pp_ranks.begin(), pp_ranks.end());
+    row.pp_ranks.assign(pp_ranks.begin(), std::unique(pp_ranks.begin(), pp_ranks.end()));
   }
   return rows;
 }

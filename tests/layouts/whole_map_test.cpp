@@ -124,14 +124,24 @@ TEST_CASE("A tied copy of another shape than the embedding is refused") {
 }
 
 TEST_CASE("A tensor that stands in two files is refused, naming both") {
-  Container a{"a.safetensors", 0, {{"w", DType::kU8, {1}, 0, 1}}, {}, {}};
-  Container b = a;
-  b.path = "b.safetensors";
-  const Error error = error_of([&] { whole_map({a, b}); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "w");
-  CHECK(error.path() == "b.safetensors");
-  CHECK_THAT(error.what(), Says("a.safetensors"));
+  const auto file = [](const std::string& path, std::vector<std::string> names) {
+    Container container{path, 1, {}, {}, {}, {{path, 1}}};
+    for (std::string& name : names) container.tensors.push_back({std::move(name), DType::kU8, {1}, 0, 1});
+    return container;
+  };
+  const std::vector<TiedParameter> tied{{"copy", "w"}};
+  for (const char* twice : {"w", "copy"}) {  // of tied parameters, too
+    const Error error = error_of([&] {
+      whole_map({file("a.safetensors", {"w", "copy"}), file("b.safetensors", {twice})}, tied);
+    });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.tensor() == twice);
+    CHECK(error.path() == "b.safetensors");
+    CHECK_THAT(error.what(), Says("a.safetensors"));
+  }
+  const reshard::TensorMap map = whole_map({file("a.safetensors", {"w", "copy"})}, tied);
+  CHECK(map.logical.size() == 1);
+  CHECK(map.stored[1].tied);
 }
 
 }  // namespace

@@ -44,9 +44,10 @@ HfIndex read_hf_index(Files& files, const fs::path& path) {
     if (whole) index.total_size_bytes = total->get<std::uint64_t>();
     if (metadata->size() > (whole ? 1 : 0)) index.metadata = json_text(*metadata);
   }
+  index.weight_map.reserve(weight_map.size());
   for (const auto& [name, file] : weight_map.items()) {
     if (!file.is_string()) JsonObject(weight_map, path, "weight_map").fail(name, "a file name");
-    const std::string file_name = file.get<std::string>();
+    const auto& file_name = file.get_ref<const std::string&>();
     if (!is_plain_file_name(file_name))
       throw Error(ErrorKind::kBadInput,
                   "the index names the file \"" + printable(file_name) + "\", which is not a plain file name")

@@ -218,7 +218,9 @@ class HeaderReader {
     if (!shape_) fail("has no shape");
     if (!offsets_) fail("has no data_offsets");
     if (offsets_->size() != 2) fail("data_offsets has " + std::to_string(offsets_->size()) + " numbers, expected two");
-    header_.tensors.push_back({std::exchange(name_, {}), *dtype_, std::move(*shape_), (*offsets_)[0], (*offsets_)[1]});
+    // A copy of the name has no room left over, as what the parser made has; there may be a million.
+    header_.tensors.push_back({name_, *dtype_, std::move(*shape_), (*offsets_)[0], (*offsets_)[1]});
+    name_.clear();
   }
 
   const std::filesystem::path& path_;

@@ -110,6 +110,7 @@ void order_tensors(Checkpoint& checkpoint) {
     return;
   }
   std::vector<std::string> names;
+  names.reserve(checkpoint.model->parameters.size());
   for (const ModelParameter& parameter : checkpoint.model->parameters) names.push_back(parameter.name);
   checkpoint.map.order_logical(names);
 }
@@ -130,6 +131,7 @@ std::string hint_for_model(const Checkpoint& checkpoint) {
 Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vector<Container>& containers,
                             const ReadContext& context) {
   std::unordered_set<std::string_view> names;
+  names.reserve(number_of_tensors(containers));
   for (const Container& file : containers) add_names(file, names);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, containers, notes);

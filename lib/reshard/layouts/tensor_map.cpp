@@ -6,7 +6,6 @@
 #include <iterator>
 #include <numeric>
 #include <set>
-#include <string_view>
 
 #include "reshard/base/error.h"
 #include "reshard/tensor/numeric.h"
@@ -283,20 +282,17 @@ void TensorMap::rename_logical(const std::vector<std::string>& names) {
 }
 
 void TensorMap::order_logical(const std::vector<std::string>& names) {
-  std::unordered_map<std::string_view, std::size_t> position;
-  position.reserve(names.size());
-  for (const std::string& name : names) position.emplace(name, position.size());
-  std::vector<std::size_t> key(logical.size());
-  for (std::size_t i = 0; i < logical.size(); ++i) {
-    const auto found = position.find(logical[i].name);
-    key[i] = found == position.end() ? names.size() : found->second;
-  }
+  std::vector<std::size_t> key(logical.size(), names.size());
+  for (std::size_t i = names.size(); i-- > 0;)  // the first of equal names counts
+    if (const auto found = find_logical(names[i])) key[*found] = i;
   if (std::is_sorted(key.begin(), key.end())) return;
   std::vector<std::uint32_t> order(logical.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return key[a] < key[b]; });
   std::vector<LogicalTensor> sorted_logical;
   std::vector<std::vector<Piece>> sorted_pieces;
+  sorted_logical.reserve(order.size());
+  sorted_pieces.reserve(order.size());
   for (const std::uint32_t index : order) {
     auto& by_name = logical[index].filler ? filler_by_name_ : logical_by_name_;
     by_name[logical[index].name] = static_cast<std::uint32_t>(sorted_logical.size());

@@ -1,34 +1,63 @@
 #include "reshard/layouts/whole_map.h"
 
 #include <algorithm>
-#include <string_view>
-#include <unordered_map>
+#include <iterator>
+#include <numeric>
+#include <string>
 
 #include "reshard/base/error.h"
 
 namespace reshard {
+namespace {
+
+bool holds(const std::vector<Container>& files, const std::string& name) {
+  return std::any_of(files.begin(), files.end(), [&](const Container& file) {
+    return std::any_of(file.tensors.begin(), file.tensors.end(),
+                       [&](const TensorEntry& tensor) { return tensor.name == name; });
+  });
+}
+
+/// \throws Error kBadInput if the map has a tensor of this name.
+void validate_new(const TensorMap& map, const std::string& logical_name, const TensorEntry& tensor,
+                  const Container& file) {
+  const auto logical = map.find_logical(logical_name);
+  if (!logical) return;
+  for (const Piece& piece : map.pieces[*logical]) {
+    const StoredTensor& other = map.stored[piece.stored];
+    if (other.name.text() == tensor.name)
+      throw Error(ErrorKind::kBadInput, "is in this file and in " + map.files[other.file].path.string())
+          .in(file.path)
+          .tensor(tensor.name);
+  }
+}
+
+}  // namespace
+
+std::size_t number_of_tensors(const std::vector<Container>& files) {
+  return std::accumulate(files.begin(), files.end(), std::size_t{0},
+                         [](std::size_t sum, const Container& file) { return sum + file.tensors.size(); });
+}
+
 TensorMap whole_map(const std::vector<Container>& files, const std::vector<TiedParameter>& tied) {
+  std::vector<TiedParameter> second_copies;
+  std::copy_if(tied.begin(), tied.end(), std::back_inserter(second_copies),
+               [&](const TiedParameter& one) { return holds(files, one.source); });
+  const std::size_t count = number_of_tensors(files);
   TensorMap map;
-  std::unordered_map<std::string_view, const Container*> names_held;
-  for (const Container& file : files)
-    for (const TensorEntry& tensor : file.tensors) {
-      const auto [found, is_new] = names_held.emplace(tensor.name, &file);
-      if (!is_new)
-        throw Error(ErrorKind::kBadInput, "is in this file and in " + found->second->path.string())
-            .in(file.path)
-            .tensor(tensor.name);
-    }
-  map.reserve_logical(names_held.size());
+  map.reserve_logical(count);
+  map.stored.reserve(count);
   for (const Container& file : files) {
     const std::uint32_t first_file = map.add_files(file, {});
     for (const TensorEntry& tensor : file.tensors) {
-      const auto alias =
-          std::find_if(tied.begin(), tied.end(), [&](const TiedParameter& t) { return t.name == tensor.name; });
-      const bool second_copy = alias != tied.end() && names_held.count(alias->source) > 0;
+      const auto copy = std::find_if(second_copies.begin(), second_copies.end(),
+                                     [&](const TiedParameter& one) { return one.name == tensor.name; });
+      const bool second_copy = copy != second_copies.end();
+      const std::string& name = second_copy ? copy->source : tensor.name;
+      validate_new(map, name, tensor, file);
       const std::uint32_t stored =
           map.add_stored(tensor, first_file, second_copy ? PartitionLabel::kTied : PartitionLabel::kWhole);
       map.stored[stored].tied = second_copy;
-      map.add_whole(stored, second_copy ? alias->source : tensor.name);
+      map.add_whole(stored, name);
     }
   }
   return map;

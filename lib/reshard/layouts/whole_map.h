@@ -11,6 +11,8 @@
 
 namespace reshard {
 
+std::size_t number_of_tensors(const std::vector<Container>& files);
+
 /// The tensor map of files in which every stored tensor is one original tensor. A tensor named in `tied` is a replica
 /// of another where the files hold both.
 TensorMap whole_map(const std::vector<Container>& files, const std::vector<TiedParameter>& tied = {});

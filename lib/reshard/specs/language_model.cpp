@@ -373,7 +373,8 @@ Model instantiate(const LanguageModel& found, const std::unordered_set<std::stri
   const HoldsName holds = [&](const std::string& name) { return names.count(name) > 0; };
   // Files of ranks may stack experts that are many parameters. A configuration that asks for far more is another's.
   constexpr std::uint64_t kFewNames = 1 << 18;
-  Model model = instantiate(family, found.config, holds, std::min(kMaxParameters, kFewNames + 8 * names.size()));
+  Model model =
+      instantiate(family, found.config, holds, std::min(kMaxParameters, kFewNames + 8 * names.size()), names.size());
   model.renamed = family != found.family;
   add_unlisted(model, names, found.is_part);
   return model;

@@ -430,10 +430,11 @@ std::vector<std::pair<std::string, std::uint64_t>> defaults_in_shape(const Model
 }
 
 Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds,
-                  std::uint64_t most) {
+                  std::uint64_t most, std::size_t usual) {
   const Family& family = *the_family;
   ConfigValues values(family, config);
   Model model;
+  model.parameters.reserve(usual);
   model.family = std::move(the_family);
   model.config = config.json;
   model.layers =

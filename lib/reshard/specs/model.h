@@ -22,24 +22,24 @@ struct ModelParameter {
   std::string name;    // as in the Hugging Face checkpoint
   std::string module;  // the name without the last part
   Dims shape;
-  bool any_shape = false;  // its shape is not checked; whole
-  bool scalar = false;     // one element, in however many dims
-  bool plain = false;      // of a quantised model, without scales; in 8 bits or fewer, these are missing
   TensorParallelPlan plan = TensorParallelPlan::kReplicate;
+  bool any_shape = false;      // its shape is not checked; whole
+  bool scalar = false;         // one element, in however many dims
+  bool plain = false;          // of a quantised model, without scales; in 8 bits or fewer, these are missing
+  bool partial_block = false;  // of scales: the last block is not full, so that it can only be padded
+  bool is_bias = false;
+  bool optional = false;
+  bool on_last_stage = false;
+  bool stage_assumed = false;              // outside the layers; nothing says its stage, so it is on the first
   std::optional<std::uint32_t> split_dim;  // nothing: every rank has all of it
   std::vector<PackedPart> packed;          // along split_dim; empty: it is one matrix
   std::uint64_t heads = 0;                 // parts that stay whole along split_dim; 0: it may be split anywhere
-  bool partial_block = false;              // of scales: the last block is not full, so that it can only be padded
   std::uint64_t linear_size = 0;           // of a quantised linear's: the linear's size along what is split; else 0
   std::uint64_t block = 1;                 // how many of those make one element along split_dim
-  bool is_bias = false;
-  bool optional = false;
   std::optional<std::uint64_t> layer;
   std::optional<std::uint64_t> expert;  // the expert that owns it
   std::uint64_t experts = 0;            // of its layer, if it is an expert's, or all of theirs stacked in dim 0
-  bool on_last_stage = false;
-  bool stage_assumed = false;  // outside the layers; nothing says its stage, so it is on the first
-  std::string tied_to;         // the parameter whose bytes this one shares; empty if it has its own
+  std::string tied_to;                  // the parameter whose bytes this one shares; empty if it has its own
 };
 
 /// A hostile config must not make the list of parameters endless.
@@ -94,9 +94,10 @@ std::vector<std::pair<std::string, std::uint64_t>> defaults_in_shape(const Model
 /// Whether a checkpoint has a tensor of this name.
 using HoldsName = std::function<bool(const std::string& name)>;
 
-/// `holds` says which linears of a quantised model are; without it, none. There may be `most` parameters.
+/// `holds` says which linears of a quantised model are; without it, none. There may be `most` parameters, and there are
+/// about `usual` ones.
 /// \throws Error kBadInput, naming config.json and the key, where a number is missing or makes no sense.
 Model instantiate(std::shared_ptr<const Family> family, const ModelConfig& config, const HoldsName& holds = {},
-                  std::uint64_t most = kMaxParameters);
+                  std::uint64_t most = kMaxParameters, std::size_t usual = 0);
 
 }  // namespace reshard
