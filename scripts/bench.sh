@@ -7,6 +7,7 @@
 #   scripts/bench.sh --cold                 from an empty page cache, as root
 #   scripts/bench.sh --planning             dry runs of models of 405 and 671 billion parameters, headers alone
 #   scripts/bench.sh --ranks 2              two ranks of one thread, by mpirun, beside one process of two threads
+#   scripts/bench.sh --journal --size 5     a journal every second beside none
 #   scripts/bench.sh --help                 all options
 #
 # Installs what is missing and builds first. Works in a directory of its own under --dir, or ${TMPDIR:-/tmp}, that needs

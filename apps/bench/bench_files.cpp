@@ -40,6 +40,7 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--planning", options.planning, "dry runs of huge models, headers alone, instead");
   app.add_option("--ranks", options.ranks, "so many ranks of one thread beside one process of as many threads, instead")
       ->check(CLI::Range(2, 64));
+  app.add_flag("--journal", options.journal, "a journal every second beside none, both waiting for the disk, instead");
   app.add_flag("--json", options.json, "one JSON document with every run");
   app.add_option("--with", options.with, "options for all measured runs of reshard: '--io read --max-memory 64MiB'");
   app.add_option("--reshard", options.reshard, "another build of the program");
@@ -73,8 +74,19 @@ void run_ranks(const Options& options) {
   }
 }
 
+void run_journal(const Options& options) {
+  const WorkDir work(options.dir);
+  const Row row =
+      measure_journal(options, work, [](const std::string& line) { fmt::print(stderr, "bench: {}\n", line); });
+  const auto seconds = [](const Run& run) { return run.seconds; };
+  const double ratio = median_ratio(row.runs, row.cp_runs);
+  fmt::print("{}: {:.2f} s; none: {:.2f} s; ratio {:.3f}, {} (1.03)\n", row.name, median_of(row.runs, seconds),
+             median_of(row.cp_runs, seconds), ratio, ratio <= 1.03 ? "met" : "missed");
+}
+
 void run(const Options& options) {
   if (options.ranks > 0) return run_ranks(options);
+  if (options.journal) return run_journal(options);
   Report report;
   const auto log = [](const std::string& line) { fmt::print(stderr, "bench: {}\n", line); };
   {

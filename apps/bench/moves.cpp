@@ -107,6 +107,38 @@ class Moves {
     return rows;
   }
 
+  /// A journal every second, ten times as often as it is written by default, beside none.
+  Row journal() {
+    validate_space();
+    make_input();
+    const std::string threads = std::to_string(options_.threads.back());
+    const auto with_interval = [&](const char* seconds) {
+      return Arguments{"env",
+                       fmt::format("RESHARD_JOURNAL_INTERVAL={}", seconds),
+                       options_.reshard,
+                       "shard",
+                       model_.string(),
+                       output_.string(),
+                       "--tp",
+                       "8",
+                       "--quiet",
+                       "--threads",
+                       threads};
+    };
+    Row row{fmt::format("shard tp8 safetensors fsync, {} threads, a journal every second", threads),
+            options_.threads.back(),
+            0,
+            with_interval("1"),
+            with_interval("1000000"),
+            {BENCH_COPY_FILES, model_, output_, threads, "--sync"},
+            {},
+            {},
+            {}};
+    Contest contest{row.name, model_, {std::move(row)}};
+    measure(contest, output_, work_, settings_);
+    return std::move(contest.rows.front());
+  }
+
  private:
   /// The model, its shards, and the largest output; shards hold copies of key/value heads.
   void validate_space() const {
@@ -201,6 +233,10 @@ std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
 std::vector<Row> measure_ranks(const Options& options, const WorkDir& work,
                                const std::function<void(const std::string&)>& log) {
   return Moves(options, work, log).ranks();
+}
+
+Row measure_journal(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log) {
+  return Moves(options, work, log).journal();
 }
 
 }  // namespace reshard::bench

@@ -26,4 +26,7 @@ std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
 std::vector<Row> measure_ranks(const Options& options, const WorkDir& work,
                                const std::function<void(const std::string&)>& log);
 
+/// A run that writes a journal every second, beside one that writes none, whose runs are the `cp_runs`.
+Row measure_journal(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
+
 }  // namespace reshard::bench

@@ -18,6 +18,7 @@ struct Options {
   bool cold = false;
   bool planning = false;
   unsigned ranks = 0;  // with how many ranks one process is compared; 0: not at all
+  bool journal = false;
   bool json = false;
   std::string reshard;  // the program
   std::string with;     // options for its runs that are measured beside copies
