@@ -68,9 +68,9 @@ void measure(Contest& contest, const fs::path& output, const WorkDir& work, cons
   for (Row& row : contest.rows) row.input_bytes = input_bytes;
   Rounds(contest, output, work, settings).run_all();
   for (const Row& row : contest.rows)
-    settings.log(fmt::format("{}, {} thread{}: {:.2f} s; cp -r takes {:.2f} × as long, the copy {:.2f} ×", row.name,
+    settings.log(fmt::format("{}, {} thread{}: {:.2f} s; {} takes {:.2f} × as long, the copy {:.2f} ×", row.name,
                              row.threads, row.threads == 1 ? "" : "s",
-                             median_of(row.runs, [](const Run& run) { return run.seconds; }),
+                             median_of(row.runs, [](const Run& run) { return run.seconds; }), row.baseline,
                              median_ratio(row.cp_runs, row.runs), median_ratio(row.copy_runs, row.runs)));
 }
 

@@ -24,6 +24,7 @@ struct Row {
   std::vector<Run> runs;
   std::vector<Run> cp_runs;
   std::vector<Run> copy_runs;
+  std::string baseline = "cp -r";  // what cp_argv is
 };
 
 /// Rows with the same input, measured together.

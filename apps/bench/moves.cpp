@@ -24,6 +24,7 @@ constexpr MeshRow kMeshes[] = {
     {"tp8", "8", "1"}, {"tp8 pp2", "8", "2"}, {"tp32", "32", "1"},  // of 8 key/value heads each stands on four ranks
 };
 constexpr const char* kFormats[] = {"safetensors", "pytorch", "xser"};
+constexpr double kShortestJournalled = 2;  // seconds: with fewer, a run might end before its first journal
 
 /// What all programs of a table promise of the disk.
 enum class Disk {
@@ -87,7 +88,7 @@ class Moves {
       }
       const Arguments command{options_.reshard, "shard",     model_.string(), output_.string(), "--tp", "8",
                               "--quiet",        "--no-sync", "--threads"};
-      Row row{fmt::format("shard tp8 safetensors, {} ranks of {}", options_.ranks, launcher),
+      Row row{fmt::format("shard tp8 safetensors, {} ranks of {}, with its start and end", options_.ranks, launcher),
               1,
               0,
               command,
@@ -95,7 +96,8 @@ class Moves {
               {BENCH_COPY_FILES, model_, output_, std::to_string(options_.ranks)},
               {},
               {},
-              {}};
+              {},
+              fmt::format("one process of {} threads", options_.ranks)};
       row.argv.push_back("1");
       row.cp_argv.push_back(std::to_string(options_.ranks));
       const Arguments start{launcher, "-n", std::to_string(options_.ranks)};
@@ -133,9 +135,14 @@ class Moves {
             {BENCH_COPY_FILES, model_, output_, threads, "--sync"},
             {},
             {},
-            {}};
+            {},
+            "a run without"};
     Contest contest{row.name, model_, {std::move(row)}};
     measure(contest, output_, work_, settings_);
+    const double seconds = median_of(contest.rows.front().cp_runs, [](const Run& run) { return run.seconds; });
+    if (seconds < kShortestJournalled)
+      throw std::runtime_error(
+          fmt::format("a run takes {:.2f} s, too short for a journal every second: see --size", seconds));
     return std::move(contest.rows.front());
   }
 

@@ -27,6 +27,7 @@ std::vector<Row> measure_ranks(const Options& options, const WorkDir& work,
                                const std::function<void(const std::string&)>& log);
 
 /// A run that writes a journal every second, beside one that writes none, whose runs are the `cp_runs`.
+/// \throws std::runtime_error where the runs are too short for that.
 Row measure_journal(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
 
 }  // namespace reshard::bench

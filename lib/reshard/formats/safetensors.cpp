@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <numeric>
 #include <unordered_set>
-#include <utility>
 
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
@@ -145,30 +143,13 @@ std::string json_name(const std::string& text) {
   }
 }
 
-/// The dtypes of the greatest alignment first, as the reference writer has them, then by name. Each entry, which is
-/// large, is moved once.
-void sort_entries(std::vector<TensorEntry>& tensors) {
-  std::vector<std::size_t> order(tensors.size());  // where the entry of each place comes from
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const TensorEntry &one = tensors[a], &other = tensors[b];
-    return one.dtype != other.dtype ? one.dtype > other.dtype : one.name < other.name;
-  });
-  for (std::size_t first = 0; first < order.size(); ++first) {
-    if (order[first] == first) continue;
-    TensorEntry displaced = std::move(tensors[first]);
-    std::size_t place = first;  // which is free
-    for (std::size_t from; (from = std::exchange(order[place], place)) != first; place = from)
-      tensors[place] = std::move(tensors[from]);
-    tensors[place] = std::move(displaced);
-  }
-}
-
 }  // namespace
 
 ContainerPlan plan_safetensors(std::vector<TensorEntry> tensors,
                                const std::vector<std::pair<std::string, std::string>>& metadata) {
-  sort_entries(tensors);
+  std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
+  });
   // Written by hand: a JSON document that keeps its order would look for every name among all the others.
   std::string json = R"({"__metadata__":{"format":"pt")";
   for (const auto& [key, value] : metadata) json += fmt::format(",{}:{}", json_name(key), json_name(value));

@@ -26,7 +26,7 @@ Piece restrict(const Piece& piece, const Box& box) {
 
 /// Takes the elements of `hole` out of boxes that do not overlap.
 void take_out(std::vector<Box>& boxes, const Box& hole) {
-  if (boxes.size() == 1 && boxes.front() == hole) return boxes.clear();  // as nearly always
+  if (boxes.size() == 1 && boxes.front() == hole) return boxes.clear();  // a piece that is all
   std::vector<Box> rest;
   for (const Box& box : boxes) subtract(box, hole, rest);
   boxes.swap(rest);
