@@ -3,12 +3,14 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "reshard/engine/output.h"
 #include "reshard/engine/publish.h"
 #include "reshard/formats/safetensors.h"
 #include "reshard/io/local_storage.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/fault_storage.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
@@ -241,6 +243,29 @@ TEST_CASE("Runs that each write some ranks share a directory: no --force for the
   fs::remove(rank_file(temp / "out", 2));
   CHECK_THAT(error_of([&] { shard(run(layout("nxdi"), model, 4, 2, 2)); }).what(),
              Says("would be replaced: config.json"));
+}
+
+TEST_CASE("The model's files may come from another run while the output is looked at") {
+  const TempDir temp;
+  const fs::path output = temp / "out";
+  ShardRequest request =
+      deployed_request(layout("presharded"), testdata("golden/preshard/llama-tp4/original"), output, 4);
+  request.target.options.set_number("start-rank", 1), request.target.options.set_number("end-rank", 1);
+  const auto job = plan_shard(request);
+  REQUIRE_FALSE(job->copied_files.empty());
+  fs::create_directory(output);
+  FaultStorage quiet;
+  validate_output(quiet, *job);
+  for (std::uint64_t at = 0; at < quiet.operations(); ++at) {
+    INFO("before operation " << at);
+    FaultStorage storage;
+    storage.before = [&](FaultStorage::Operation, std::uint64_t number) {
+      if (number != at) return;
+      for (const CopiedFile& file : job->copied_files) fs::copy_file(file.source, output / file.path);
+    };
+    CHECK_NOTHROW(validate_output(storage, *job));
+    for (const CopiedFile& file : job->copied_files) CHECK(fs::remove(output / file.path));
+  }
 }
 
 TEST_CASE("Two runs that begin in a directory that is not there yet, each with some ranks, both come through") {

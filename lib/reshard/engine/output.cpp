@@ -48,17 +48,6 @@ bool same_content(Files& files, const fs::path& a, const fs::path& b) {
   return true;
 }
 
-/// The files of the model that are there already, byte for byte, as an earlier run has left them that shares the
-/// directory.
-std::set<fs::path> present_alike(Storage& storage, const Job& job, const fs::path& directory) {
-  std::set<fs::path> alike;
-  if (!job.shares_directory) return alike;
-  for (const CopiedFile& file : job.copied_files)
-    if (is_plain_file(storage, directory / file.path) && same_content(storage, file.source, directory / file.path))
-      alike.insert(file.path);
-  return alike;
-}
-
 /// The files that a job reads.
 class Inputs {
  public:
@@ -97,11 +86,11 @@ void validate_no_input_inside(Files& files, const Job& job, const fs::path& fold
 
 }  // namespace
 
-bool is_left_alone(Storage& storage, const Job& job, const fs::path& relative, const fs::path& staged,
-                   const fs::path& final) {
-  const auto is_it = [&](const CopiedFile& file) { return file.path == relative; };
-  return job.shares_directory && std::any_of(job.copied_files.begin(), job.copied_files.end(), is_it) &&
-         is_plain_file(storage, final) && same_content(storage, staged, final);
+bool is_left_alone(Storage& storage, const Job& job, const fs::path& relative, const fs::path& final) {
+  const auto copied = std::find_if(job.copied_files.begin(), job.copied_files.end(),
+                                   [&](const CopiedFile& file) { return file.path == relative; });
+  return job.shares_directory && copied != job.copied_files.end() && is_plain_file(storage, final) &&
+         same_content(storage, copied->source, final);
 }
 
 bool in_whole_folder(const Job& job, const fs::path& relative) {
@@ -141,7 +130,6 @@ void validate_output(Storage& storage, const Job& job) {
     throw Error(ErrorKind::kBadInput, "is a link to nowhere").in(job.output_directory);
 
   const Inputs inputs(storage, job);
-  const std::set<fs::path> alike = present_alike(storage, job, directory);
   std::vector<std::string> present;
   std::set<fs::path> outputs(job.whole_folders.begin(), job.whole_folders.end());
   for (const fs::path& relative : output_files(job)) {
@@ -157,7 +145,7 @@ void validate_output(Storage& storage, const Job& job) {
     if (in_whole_folder(job, relative) || !is_taken(storage, final)) continue;
     if (storage.is_directory(final))
       throw Error(ErrorKind::kBadInput, "is a directory, but a file is to be written there").in(final);
-    if (!alike.count(relative)) present.push_back(relative.string());
+    if (!is_left_alone(storage, job, relative, final)) present.push_back(relative.string());
   }
   for (const fs::path& folder : job.whole_folders) {
     if (!is_taken(storage, directory / folder)) continue;

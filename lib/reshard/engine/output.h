@@ -14,10 +14,10 @@ namespace reshard {
 /// Every file that a job writes, relative to its output directory, in the order in which they get their names.
 std::vector<std::filesystem::path> output_files(const Job& job);
 
-/// Whether `final` is a file of the model's that another run, which shares the directory, has written with the bytes of
-/// `staged`.
+/// Whether `final`, whose name in the output directory is `relative`, is a copy of a file of the model that a run has
+/// made which shares the directory.
 bool is_left_alone(Storage& storage, const Job& job, const std::filesystem::path& relative,
-                   const std::filesystem::path& staged, const std::filesystem::path& final);
+                   const std::filesystem::path& final);
 
 /// Whether an output is one of the folders that are replaced as a whole, or lies in one.
 bool in_whole_folder(const Job& job, const std::filesystem::path& relative);

@@ -173,13 +173,13 @@ void Staging::publish_entry(const fs::path& relative) {
     try {
       rename_new(directories(), step.staged, step.final);
     } catch (const Error&) {
-      if (is_left_alone(storage_, job_, relative, step.staged, step.final)) return;  // it has come just now
+      if (is_left_alone(storage_, job_, relative, step.final)) return;  // it has come just now
       throw;
     }
     steps_.push_back(step);
     return;
   }
-  if (is_left_alone(storage_, job_, relative, step.staged, step.final)) return;
+  if (is_left_alone(storage_, job_, relative, step.final)) return;
   if (!job_.force)
     throw Error(ErrorKind::kBadInput, "appeared while the outputs were written, and is not replaced without `force`")
         .in(step.final);
