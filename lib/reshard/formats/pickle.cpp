@@ -11,15 +11,15 @@ PickleGlobal Pickle::global(PickleRef node) const {
 
 std::span<const PickleRef> Pickle::items(PickleRef node) const {
   const Node& it = nodes_[node];
-  if (it.items == UINT32_MAX) return {};
-  if (it.kind == PickleKind::kTuple) return std::span(tuple_items_).subspan(it.items, it.pairs);
-  return lists_[it.items];
+  if (!has_parts(it.kind) || it.parts.items == UINT32_MAX) return {};
+  if (it.kind == PickleKind::kTuple) return std::span(tuple_items_).subspan(it.parts.items, it.parts.pairs);
+  return lists_[it.parts.items];
 }
 
 std::span<const PicklePair> Pickle::pairs(PickleRef node) const {
   const Node& it = nodes_[node];
-  if (it.pairs == UINT32_MAX || it.kind == PickleKind::kTuple) return {};
-  return dicts_[it.pairs];
+  if (!has_parts(it.kind) || it.parts.pairs == UINT32_MAX || it.kind == PickleKind::kTuple) return {};
+  return dicts_[it.parts.pairs];
 }
 
 bool Pickle::is_global(PickleRef node, std::string_view module, std::string_view name) const {

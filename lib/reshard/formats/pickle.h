@@ -64,15 +64,18 @@ class Pickle {
   /// kFloat.
   double real(PickleRef node) const { return kind(node) == PickleKind::kFloat ? nodes_[node].real : 0; }
   /// kString: UTF-8, unless Python 2 wrote it. kBytes. kBigInt: little-endian bytes, or decimal digits in protocol 0.
-  std::string_view text(PickleRef node) const { return nodes_[node].text; }
+  std::string_view text(PickleRef node) const {
+    const Node& it = nodes_[node];
+    return has_text(it.kind) ? std::string_view(it.text, it.callee) : std::string_view();
+  }
   /// kGlobal.
   PickleGlobal global(PickleRef node) const;
   /// kObject: the global that is called.
-  PickleRef callee(PickleRef node) const { return nodes_[node].callee; }
+  PickleRef callee(PickleRef node) const { return kind(node) == PickleKind::kObject ? nodes_[node].callee : kNoNode; }
   /// kObject: a tuple. kPersistentId: whatever names it.
-  PickleRef args(PickleRef node) const { return nodes_[node].args; }
+  PickleRef args(PickleRef node) const { return has_parts(kind(node)) ? nodes_[node].parts.args : kNoNode; }
   /// kObject: what its attributes are set from, or kNoNode.
-  PickleRef state(PickleRef node) const { return nodes_[node].state; }
+  PickleRef state(PickleRef node) const { return has_parts(kind(node)) ? nodes_[node].parts.state : kNoNode; }
   /// kTuple, kList, kSet; kObject: what is appended or added to it.
   std::span<const PickleRef> items(PickleRef node) const;
   /// kDict, in the order of the stream; kObject: what is set by key. A key may come twice.
@@ -94,18 +97,30 @@ class Pickle {
   friend class PickleMachine;
 
   struct Node {
-    PickleKind kind = PickleKind::kNone;
-    PickleRef callee = kNoNode;
-    PickleRef args = kNoNode;
-    PickleRef state = kNoNode;
-    std::uint32_t items = UINT32_MAX;  // index into lists_; of a tuple: where its items begin in tuple_items_
-    std::uint32_t pairs = UINT32_MAX;  // index into dicts_; of a tuple: how many items it has
-    union {
-      std::int64_t integer = 0;  // of a global: index into globals_
-      double real;
+    struct Parts {
+      PickleRef args = kNoNode;
+      PickleRef state = kNoNode;
+      std::uint32_t items = UINT32_MAX;  // index into lists_; of a tuple: where its items begin in tuple_items_
+      std::uint32_t pairs = UINT32_MAX;  // index into dicts_; of a tuple: how many items it has
     };
-    std::string_view text;
+    PickleKind kind = PickleKind::kNone;
+    std::uint32_t callee = kNoNode;  // of an object; of a text: its bytes
+    union {                          // a plan for a large model on many ranks has tens of millions of nodes
+      Parts parts{};
+      std::int64_t integer;  // of a global: index into globals_
+      double real;
+      const char* text;
+    };
   };
+  static_assert(sizeof(Node) == 24);
+
+  static constexpr bool has_parts(PickleKind kind) {
+    return kind == PickleKind::kObject || kind == PickleKind::kPersistentId ||
+           (kind >= PickleKind::kTuple && kind <= PickleKind::kSet);
+  }
+  static constexpr bool has_text(PickleKind kind) {
+    return kind == PickleKind::kString || kind == PickleKind::kBytes || kind == PickleKind::kBigInt;
+  }
 
   PickleRef root_ = kNoNode;
   std::uint64_t size_bytes_ = 0;

@@ -63,6 +63,9 @@ constexpr PickleGlobal kKnown[] = {
     {"torch._utils", "_rebuild_tensor_v3"},
     {"torch._utils", "_rebuild_wrapper_subclass"},
     {"torch._utils", "_rebuild_xla_tensor"},
+    {"torch.distributed._shard.checkpoint.filesystem", "_StorageInfo"},
+    {"torch.distributed.checkpoint.filesystem", "_StorageInfo"},
+    {"torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"},
     {"torch.nn.parameter", "Parameter"},
     {"torch.serialization", "_get_layout"},
     {"torch_xla.utils.serialization", "TensorReference"},
@@ -164,6 +167,13 @@ PickleCall judge_call(const PickleGlobal& global) {
   }
   const bool capital = !last.empty() && last[0] >= 'A' && last[0] <= 'Z';
   return capital ? PickleCall::kUnknownClass : PickleCall::kRunsCode;
+}
+
+bool is_inert_class(const PickleGlobal& global) {
+  std::string_view last = global.name.substr(global.name.rfind('.') + 1);
+  last.remove_prefix(std::min(last.find_first_not_of('_'), last.size()));
+  const bool capital = !last.empty() && last[0] >= 'A' && last[0] <= 'Z';
+  return capital && judge_call(global) != PickleCall::kRunsCode;
 }
 
 std::optional<std::size_t> called_argument(const PickleGlobal& global) {

@@ -18,6 +18,10 @@ enum class PickleCall : std::uint8_t {
 /// functions of modules that are not known are taken to run code, since that is how attacks are made.
 PickleCall judge_call(const PickleGlobal& global);
 
+/// Whether it is a class by its name, of a module that does not run code: what it has as attributes is data, as long as
+/// nothing calls it.
+bool is_inert_class(const PickleGlobal& global);
+
 /// The position of the argument that a known global calls in its turn, if it does that.
 std::optional<std::size_t> called_argument(const PickleGlobal& global);
 

@@ -11,8 +11,10 @@ namespace reshard {
 namespace {
 
 constexpr unsigned kNewestProtocol = 5;
-constexpr std::size_t kMaxNodes = std::size_t{1} << 23;  // half a GiB of memory; a tensor takes about ten
-constexpr std::size_t kMaxLinks = std::size_t{1} << 24;  // from nodes to others; a tensor takes about twenty
+// A tensor of a state dict takes about ten nodes and twenty links from nodes to others, a chunk of a distributed
+// checkpoint twenty and thirty: these are a million chunks, in less than a GiB of memory.
+constexpr std::size_t kMaxNodes = std::size_t{1} << 25;
+constexpr std::size_t kMaxLinks = std::size_t{1} << 26;
 constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers put a thousand items there at a time, or one tuple
 constexpr std::size_t kMaxNameBytes = 256;               // of a module or a global: they are compared and copied
 constexpr int kMostCallers = 4;                          // that call each other; torch's make two
@@ -94,8 +96,8 @@ void PickleMachine::push_real(double value) {
 }
 
 PickleRef PickleMachine::add_text(PickleKind kind, std::string_view text) {
-  Node node{.kind = kind};
-  node.text = text;
+  Node node{.kind = kind, .callee = static_cast<std::uint32_t>(text.size())};
+  node.text = text.data();
   return add(node);
 }
 
@@ -111,9 +113,9 @@ void PickleMachine::push_filled(PickleKind kind, const Nodes& items) {
 void PickleMachine::push_tuple(const Nodes& items) {
   auto& all = pickle_.tuple_items_;
   count_links(items.size());
-  push(add({.kind = PickleKind::kTuple,
-            .items = static_cast<std::uint32_t>(all.size()),
-            .pairs = static_cast<std::uint32_t>(items.size())}));
+  push(add(
+      {.kind = PickleKind::kTuple,
+       .parts = {.items = static_cast<std::uint32_t>(all.size()), .pairs = static_cast<std::uint32_t>(items.size())}}));
   all.insert(all.end(), items.begin(), items.end());
 }
 
@@ -129,11 +131,11 @@ void PickleMachine::push_tuple_of(std::size_t size) {
 
 void PickleMachine::push_object(PickleRef callee, PickleRef args) {
   check_call(callee, args);
-  push(add({.kind = PickleKind::kObject, .callee = callee, .args = args}));
+  push(add({.kind = PickleKind::kObject, .callee = callee, .parts = {.args = args}}));
 }
 
 void PickleMachine::push_persistent(PickleRef id) {
-  push(add({.kind = PickleKind::kPersistentId, .args = id}));
+  push(add({.kind = PickleKind::kPersistentId, .parts = {.args = id}}));
 }
 
 void PickleMachine::push_long(std::string_view bytes) {
@@ -163,11 +165,11 @@ void PickleMachine::append(PickleKind target_kind, const Nodes& items) {
     throw cursor_.bad("appends to " + pickle_.describe(top()));
   count_links(items.size());
   if (items.empty()) return;
-  if (target.items == UINT32_MAX) {
-    target.items = static_cast<std::uint32_t>(pickle_.lists_.size());
+  if (target.parts.items == UINT32_MAX) {
+    target.parts.items = static_cast<std::uint32_t>(pickle_.lists_.size());
     pickle_.lists_.emplace_back();
   }
-  auto& list = pickle_.lists_[target.items];
+  auto& list = pickle_.lists_[target.parts.items];
   list.insert(list.end(), items.begin(), items.end());
 }
 
@@ -178,11 +180,11 @@ void PickleMachine::set_items(const Nodes& keys_and_values) {
   if (keys_and_values.size() % 2 != 0) throw cursor_.bad("sets a key without a value");
   count_links(keys_and_values.size());
   if (keys_and_values.empty()) return;
-  if (target.pairs == UINT32_MAX) {
-    target.pairs = static_cast<std::uint32_t>(pickle_.dicts_.size());
+  if (target.parts.pairs == UINT32_MAX) {
+    target.parts.pairs = static_cast<std::uint32_t>(pickle_.dicts_.size());
     pickle_.dicts_.emplace_back();
   }
-  auto& dict = pickle_.dicts_[target.pairs];
+  auto& dict = pickle_.dicts_[target.parts.pairs];
   for (std::size_t i = 0; i < keys_and_values.size(); i += 2)
     dict.emplace_back(keys_and_values[i], keys_and_values[i + 1]);
 }
@@ -193,6 +195,7 @@ void PickleMachine::check_call(PickleRef callee, PickleRef args) {
     if (pickle_.kind(callee) != PickleKind::kGlobal) throw cursor_.bad("calls " + pickle_.describe(callee));
     if (pickle_.kind(args) != PickleKind::kTuple)
       throw cursor_.bad("calls something with " + pickle_.describe(args) + " in the place of arguments");
+    if (reads_inert_attribute(callee, args)) return;
     check_global(callee);
     const auto position = called_argument(pickle_.global(callee));
     const auto items = pickle_.items(args);
@@ -206,6 +209,14 @@ void PickleMachine::check_call(PickleRef callee, PickleRef args) {
       if (pickle_.kind(item) == PickleKind::kTuple) args = item;  // what it is called with
   }
   throw cursor_.bad("has calls that make calls more often than any pickler writes");
+}
+
+/// Python 3.11.0 to 3.11.3 pickle a member of an enum as `getattr` of its class.
+bool PickleMachine::reads_inert_attribute(PickleRef callee, PickleRef args) const {
+  const auto items = pickle_.items(args);
+  return pickle_.is_global(callee, "builtins", "getattr") && items.size() == 2 &&
+         pickle_.kind(items[0]) == PickleKind::kGlobal && is_inert_class(pickle_.global(items[0])) &&
+         pickle_.kind(items[1]) == PickleKind::kString && !pickle_.text(items[1]).starts_with("_");
 }
 
 void PickleMachine::check_global(PickleRef callee) {
@@ -332,8 +343,8 @@ void PickleMachine::build() {
   const PickleRef state = pop();
   Node& object = pickle_.nodes_[top()];
   if (object.kind != PickleKind::kObject) throw cursor_.bad("sets the attributes of " + pickle_.describe(top()));
-  if (object.state != kNoNode) throw cursor_.bad("sets the attributes of an object twice");
-  object.state = state;
+  if (object.parts.state != kNoNode) throw cursor_.bad("sets the attributes of an object twice");
+  object.parts.state = state;
 }
 
 void PickleMachine::refuse(const char* what) {
