@@ -29,9 +29,14 @@ class EndReader {
   /// The last end record decides, as for every other reader, and it must end with the file.
   ZipPlace find() const {
     if (file_bytes_ < kEndBytes) throw bad("has too few bytes for a zip archive", 0);
-    const std::uint64_t tail_bytes = std::min(file_bytes_, kEndBytes + kMaxCommentBytes + kLocatorBytes);
+    // Hardly any archive has a comment, and there may be a hundred thousand of them in one file.
+    std::uint64_t tail_bytes = std::min(file_bytes_, kEndBytes + kLocatorBytes);
+    std::string tail = read_bytes(file_bytes_ - tail_bytes, tail_bytes);
+    if (load_le<std::uint32_t>(tail, tail_bytes - kEndBytes) != kEndSignature) {
+      tail_bytes = std::min(file_bytes_, kEndBytes + kMaxCommentBytes + kLocatorBytes);
+      tail = read_bytes(file_bytes_ - tail_bytes, tail_bytes);
+    }
     const std::uint64_t tail_at = file_bytes_ - tail_bytes;
-    const std::string tail = read_bytes(tail_at, tail_bytes);
     std::uint64_t at = tail_bytes - kEndBytes;
     while (load_le<std::uint32_t>(tail, at) != kEndSignature) {
       if (at == 0 || at + kEndBytes + kMaxCommentBytes <= tail_bytes)

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+#include "reshard/formats/container.h"
+#include "reshard/formats/dcp_metadata.h"
+#include "reshard/io/files.h"
+
+namespace reshard {
+
+/// One file that a `.metadata` names: items of torch.save, each a whole zip archive, anywhere in the file
+/// (torch/distributed/checkpoint/filesystem.py, 2.0 to 2.9). One that begins like safetensors is a bucket of
+/// SerializationFormat.SAFETENSORS (2.8), in which a chunk goes by the name of its tensor.
+class DcpFile {
+ public:
+  /// \throws Error kBadInput, saying that `.metadata` names it, if there is no such file; kIo.
+  DcpFile(Files& files, std::filesystem::path path);
+  DcpFile(const DcpFile&) = delete;  // a copy's names would point into the original
+  DcpFile& operator=(const DcpFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::uint64_t size_bytes() const { return source_->size_bytes(); }
+  const FileStamp& stamp() const { return stamp_; }
+
+  /// Where the elements of a chunk lie: reads the ends of its item, and no tensor. `tensor` has a known dtype.
+  /// \throws Error kBadInput, naming the tensor, if the item does not lie in the file, is damaged, does not end where
+  ///         it should, or is another tensor than the chunk; kUnsupported for other containers; kIo.
+  TensorEntry find(const DcpTensor& tensor, const DcpChunk& chunk) const;
+
+ private:
+  TensorEntry find_zip(const DcpTensor& tensor, const DcpChunk& chunk) const;
+  TensorEntry find_in_bucket(const DcpTensor& tensor, const DcpChunk& chunk) const;
+
+  std::filesystem::path path_;
+  FileStamp stamp_;
+  std::unique_ptr<Source> source_;
+  std::optional<Container> bucket_;
+  std::unordered_map<std::string_view, std::size_t> in_bucket_;  // tensors by name
+};
+
+}  // namespace reshard

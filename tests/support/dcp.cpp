@@ -1,0 +1,157 @@
+#include "support/dcp.h"
+
+#include <map>
+#include <stdexcept>
+
+#include "support/pickles.h"
+#include "support/zips.h"
+
+namespace reshard::test::dcp {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace pickles;
+
+const std::string kMetadata = "torch.distributed.checkpoint.metadata";
+
+std::string storage_class(const std::string& torch_dtype) {
+  static const std::map<std::string, std::string> kClasses{{"float32", "FloatStorage"},
+                                                           {"float64", "DoubleStorage"},
+                                                           {"float16", "HalfStorage"},
+                                                           {"bfloat16", "BFloat16Storage"},
+                                                           {"int64", "LongStorage"},
+                                                           {"int32", "IntStorage"},
+                                                           {"int16", "ShortStorage"},
+                                                           {"int8", "CharStorage"},
+                                                           {"uint8", "ByteStorage"},
+                                                           {"bool", "BoolStorage"},
+                                                           {"complex64", "ComplexFloatStorage"}};
+  const auto found = kClasses.find(torch_dtype);
+  return found == kClasses.end() ? std::string() : found->second;
+}
+
+std::vector<std::int64_t> signed_of(const Dims& dims) {
+  return {dims.begin(), dims.end()};
+}
+
+}  // namespace
+
+std::string size_value(const std::vector<std::int64_t>& sizes) {
+  return call("torch", "Size", {numbers(sizes)});
+}
+
+std::string chunk_value(const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& sizes) {
+  return object(kMetadata, "ChunkStorageMetadata",
+                dict({{"offsets", size_value(offsets)}, {"sizes", size_value(sizes)}}));
+}
+
+std::string tensor_value(const Tensor& tensor) {
+  const std::string state =
+      tuple({global("torch", tensor.dtype), call("torch.serialization", "_get_layout", {text("torch.strided")}), kFalse,
+             call(kMetadata, "_MEM_FORMAT_ENCODING", {number(0)}), kFalse});
+  std::vector<std::string> chunks;
+  for (const Chunk& chunk : tensor.chunks) chunks.push_back(chunk_value(chunk.offsets, chunk.sizes));
+  return object(kMetadata, "TensorStorageMetadata",
+                dict({{"properties", object(kMetadata, "TensorProperties", state)},
+                      {"size", size_value(tensor.shape)},
+                      {"chunks", list(chunks)}}));
+}
+
+std::string index_value(const std::string& name, const std::vector<std::int64_t>* offset) {
+  std::vector<std::pair<std::string, std::string>> state{{"fqn", text(name)}, {"index", kNone}};
+  if (offset != nullptr) state.emplace_back("offset", size_value(*offset));
+  return object(kMetadata, "MetadataIndex", dict(state));
+}
+
+std::string place_value(const Place& place) {
+  std::vector<std::pair<std::string, std::string>> state{
+      {"relative_path", text(place.file)}, {"offset", number(place.offset)}, {"length", number(place.length)}};
+  std::vector<std::string> transforms;
+  for (const std::string& name : place.transforms) transforms.push_back(text(name));
+  if (!transforms.empty()) state.emplace_back("transform_descriptors", list(transforms));
+  return object("torch.distributed.checkpoint.filesystem", "_StorageInfo", dict(state));
+}
+
+std::string metadata_bytes(const std::string& entries, const std::string& storage, const std::string& more) {
+  const std::string state = "}(" + text("state_dict_metadata") + "}(" + entries + "u" + text("storage_data") + "}(" +
+                            storage + "u" + more + "u";
+  return stream(object(kMetadata, "Metadata", state));
+}
+
+std::string metadata_bytes(const Metadata& metadata) {
+  std::string entries, storage, paths;
+  const auto add_path = [&](const std::string& name) { paths += text(name) + tuple({text(name)}); };
+  for (const Tensor& tensor : metadata.tensors) {
+    entries += text(tensor.name) + tensor_value(tensor);
+    for (const Chunk& chunk : tensor.chunks)
+      if (chunk.has_place) storage += index_value(tensor.name, &chunk.offsets) + place_value(chunk.place);
+    add_path(tensor.name);
+  }
+  for (const Bytes& bytes : metadata.bytes) {
+    entries += text(bytes.name) + object(kMetadata, "BytesStorageMetadata", "}");
+    storage += index_value(bytes.name, nullptr) + place_value(bytes.place);
+    add_path(bytes.name);
+  }
+  const std::string storage_meta =
+      object(kMetadata, "StorageMeta",
+             dict({{"checkpoint_id", call("pathlib", "PosixPath", {text("a"), text("b")})}, {"save_id", text("x")}}));
+  return metadata_bytes(
+      entries, storage,
+      (metadata.has_paths ? text("planner_data") + "}(" + paths + "u" : "") + text("storage_meta") + storage_meta);
+}
+
+std::string item_bytes(const std::string& torch_dtype, const std::vector<std::int64_t>& shape, const std::string& bytes,
+                       const std::vector<std::int64_t>& strides) {
+  View view;
+  view.type = storage_class(torch_dtype);
+  view.shape = shape;
+  view.strides = strides;
+  std::int64_t elems = 1;
+  if (strides.empty()) view.strides.resize(shape.size());
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    if (strides.empty()) view.strides[d] = elems;
+    elems *= shape[d];
+  }
+  view.elems = view.type.empty() ? static_cast<std::int64_t>(bytes.size()) : elems;
+  const std::string value = view.type.empty() ? tensor_v3(view, torch_dtype) : tensor(view);
+  return torch_zip(stream(value), {{"0", bytes}});
+}
+
+std::string slice(const TensorData& whole, const Dims& begin, const Dims& size) {
+  const std::size_t elem_bytes = bits(whole.dtype) / 8;
+  std::string bytes;
+  std::uint64_t elems = 1;
+  for (const std::uint64_t one : size) elems *= one;
+  Dims index(size.size());
+  for (std::uint64_t i = 0; i < elems; ++i) {
+    std::uint64_t at = 0;
+    for (std::size_t d = 0; d < size.size(); ++d) at = at * whole.shape[d] + begin[d] + index[d];
+    bytes.append(whole.bytes, at * elem_bytes, elem_bytes);
+    for (std::size_t d = size.size(); d-- > 0 && ++index[d] == size[d];) index[d] = 0;
+  }
+  return bytes;
+}
+
+void write(const fs::path& directory, const std::vector<Whole>& tensors) {
+  Metadata metadata;
+  std::map<std::uint32_t, std::string> ranks;
+  for (const Whole& whole : tensors) {
+    Tensor tensor{whole.name, describe(whole.data.dtype).torch_name, signed_of(whole.data.shape), {}};
+    for (const Part& part : whole.parts) {
+      std::string& file = ranks[part.rank];
+      const std::string item = item_bytes(tensor.dtype, signed_of(part.size), slice(whole.data, part.begin, part.size));
+      const std::string name = "__" + std::to_string(part.rank) + "_0.distcp";
+      tensor.chunks.push_back(
+          {signed_of(part.begin),
+           signed_of(part.size),
+           {name, static_cast<std::int64_t>(file.size()), static_cast<std::int64_t>(item.size()), {}}});
+      file += item;
+    }
+    metadata.tensors.push_back(std::move(tensor));
+  }
+  fs::create_directories(directory);
+  for (const auto& [rank, bytes] : ranks) write_file(directory / ("__" + std::to_string(rank) + "_0.distcp"), bytes);
+  write_file(directory / ".metadata", metadata_bytes(metadata));
+}
+
+}  // namespace reshard::test::dcp

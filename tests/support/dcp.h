@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "support/files.h"
+
+/// Checkpoints of torch.distributed.checkpoint by hand, as torch 2.6 writes them.
+namespace reshard::test::dcp {
+
+struct Place {
+  std::string file = "__0_0.distcp";
+  std::int64_t offset = 0;
+  std::int64_t length = 0;
+  std::vector<std::string> transforms;
+};
+
+struct Chunk {
+  std::vector<std::int64_t> offsets, sizes;
+  Place place;
+  bool has_place = true;
+};
+
+struct Tensor {
+  std::string name;
+  std::string dtype = "float32";
+  std::vector<std::int64_t> shape;
+  std::vector<Chunk> chunks;
+};
+
+struct Bytes {
+  std::string name;
+  Place place;
+};
+
+struct Metadata {
+  std::vector<Tensor> tensors;
+  std::vector<Bytes> bytes;
+  bool has_paths = true;
+};
+
+/// Pickled values, to make others of than `metadata_bytes` does.
+std::string tensor_value(const Tensor& tensor);
+std::string chunk_value(const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& sizes);
+std::string size_value(const std::vector<std::int64_t>& sizes);
+std::string index_value(const std::string& name, const std::vector<std::int64_t>* offset);
+std::string place_value(const Place& place);
+
+/// A `.metadata`.
+std::string metadata_bytes(const Metadata& metadata);
+/// The same of dictionaries whose pickled items are given: keys and values, one after the other.
+std::string metadata_bytes(const std::string& entries, const std::string& storage, const std::string& more = {});
+
+/// One item: torch.save of a tensor of that dtype, by its name in torch. `strides` are those of `bytes`; empty: C order.
+std::string item_bytes(const std::string& torch_dtype, const std::vector<std::int64_t>& shape, const std::string& bytes,
+                       const std::vector<std::int64_t>& strides = {});
+
+/// A tensor in parts: where each begins and how large it is, and which rank has it.
+struct Part {
+  Dims begin, size;
+  std::uint32_t rank = 0;
+};
+struct Whole {
+  std::string name;
+  TensorData data;
+  std::vector<Part> parts;
+};
+
+/// Writes `.metadata` and a file per rank.
+void write(const std::filesystem::path& directory, const std::vector<Whole>& tensors);
+
+/// The elements of a box, in C order.
+std::string slice(const TensorData& whole, const Dims& begin, const Dims& size);
+
+}  // namespace reshard::test::dcp
