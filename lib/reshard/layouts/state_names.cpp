@@ -1,0 +1,176 @@
+#include "reshard/layouts/state_names.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+/// What torch.compile, FSDP1, activation checkpointing and fairscale put into names.
+constexpr std::string_view kWrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module",
+                                          "_fpw_module"};
+/// DistributedDataParallel's, which is also a word: taken out only where more names are known without it.
+constexpr std::string_view kModuleWrapper = "module";
+
+constexpr std::string_view kOptimizerRoots[] = {"optim", "optimizer", "optimizers", "optimizer_state",
+                                                "optimizer_states"};
+constexpr std::string_view kOtherRoots[] = {"lr_scheduler", "lr_schedulers", "scheduler", "schedulers",
+                                            "train_state",  "dataloader",    "rng_state", "grad_scaler"};
+constexpr std::string_view kMoments[] = {"exp_avg",         "exp_avg_sq", "max_exp_avg_sq", "exp_inf",
+                                         "momentum_buffer", "square_avg", "acc_delta"};
+
+template <typename Words>
+bool is_one_of(std::string_view word, const Words& words) {
+  return std::find(std::begin(words), std::end(words), word) != std::end(words);
+}
+
+/// The parts of `name` between dots that `is_left` does not hold for.
+template <typename IsLeft>
+std::string without_parts(std::string_view name, const IsLeft& is_left) {
+  std::string rest;
+  while (true) {
+    const std::size_t dot = name.find('.');
+    const std::string_view part = name.substr(0, dot);
+    if (!is_left(part)) rest += (rest.empty() ? "" : ".") + std::string(part);
+    if (dot == name.npos) return rest;
+    name.remove_prefix(dot + 1);
+  }
+}
+
+/// The names of a family's parameters, with stars for numbers.
+void add_names(const Family& family, std::set<std::string, std::less<>>& names) {
+  for (const Family::Module& module : family.modules) {
+    names.insert(module.parameter.empty() ? module.name : module.name + "." + module.parameter);
+    if (module.bias) names.insert(module.name + ".bias");
+  }
+}
+
+std::set<std::string, std::less<>> known_names(const Family* family) {
+  std::set<std::string, std::less<>> names;
+  if (family != nullptr) {
+    add_names(*family, names);
+    return names;
+  }
+  for (const std::string& model_type : known_model_types()) add_names(*builtin_family(model_type), names);
+  return names;
+}
+
+/// The same names as models without a head have them, without "model.".
+std::set<std::string, std::less<>> base_names(const std::set<std::string, std::less<>>& names) {
+  constexpr std::string_view kBase = "model.";
+  std::set<std::string, std::less<>> bases;
+  for (const std::string& name : names)
+    if (name.starts_with(kBase)) bases.insert(name.substr(kBase.size()));
+  return bases;
+}
+
+/// What stands before the longest end of an entry that is a known name, and how many entries it stands before.
+using Votes = std::map<std::string, std::size_t, std::less<>>;
+
+Votes vote(std::span<const std::string> entries, const std::set<std::string, std::less<>>& known) {
+  std::unordered_set<std::string_view> names(known.begin(), known.end());
+  Votes votes;
+  for (const std::string& entry : entries) {
+    const std::string starred = with_stars(entry);
+    std::size_t at = 0, starred_at = 0;
+    while (true) {
+      if (names.count(std::string_view(starred).substr(starred_at)) > 0) {
+        ++votes[entry.substr(0, at)];
+        break;
+      }
+      const std::size_t dot = entry.find('.', at), starred_dot = starred.find('.', starred_at);
+      if (dot == entry.npos || starred_dot == starred.npos) break;
+      at = dot + 1;
+      starred_at = starred_dot + 1;
+    }
+  }
+  return votes;
+}
+
+std::size_t most(const Votes& votes) {
+  std::size_t count = 0;
+  for (const auto& [prefix, voters] : votes) count = std::max(count, voters);
+  return count;
+}
+
+}  // namespace
+
+bool is_optimizer_state(std::string_view entry) {
+  const std::string_view root = entry.substr(0, entry.find('.'));
+  const std::string_view last = entry.substr(entry.rfind('.') + 1);
+  return is_one_of(root, kOptimizerRoots) || is_one_of(last, kMoments) || entry.find(".param_groups.") != entry.npos ||
+         entry.starts_with("param_groups.");
+}
+
+bool is_training_state(std::string_view entry) {
+  return is_optimizer_state(entry) || is_one_of(entry.substr(0, entry.find('.')), kOtherRoots);
+}
+
+StateNames find_state_names(std::span<const std::string> entries, const Family* family) {
+  StateNames found;
+  std::vector<std::string> bare(entries.size());  // without wrappers; empty for training states
+  std::vector<std::string> without_module(entries.size());
+  std::set<std::string> wrappers;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (is_training_state(entries[i])) continue;
+    bare[i] = without_parts(entries[i], [&](std::string_view part) {
+      const bool is_wrapper = is_one_of(part, kWrappers);
+      if (is_wrapper) wrappers.emplace(part);
+      return is_wrapper;
+    });
+    without_module[i] = without_parts(bare[i], [](std::string_view part) { return part == kModuleWrapper; });
+  }
+  const auto known = known_names(family);
+  Votes votes;
+  for (const auto& names : {known, base_names(known)}) {
+    votes = vote(bare, names);
+    Votes others = vote(without_module, names);
+    if (most(others) > most(votes)) {
+      votes = std::move(others);
+      bare.swap(without_module);
+      wrappers.emplace(kModuleWrapper);
+    }
+    if (!votes.empty()) break;
+  }
+  found.fits = !votes.empty();
+  std::size_t voters = 0;
+  for (const auto& [prefix, count] : votes) {  // the shortest of those with most
+    if (count < voters || (count == voters && prefix.size() >= found.prefix.size())) continue;
+    found.prefix = prefix;
+    voters = count;
+  }
+  found.wrappers.assign(wrappers.begin(), wrappers.end());
+
+  std::unordered_map<std::string_view, std::size_t> seen;
+  found.names.resize(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    if (bare[i].size() > found.prefix.size() && bare[i].starts_with(found.prefix))
+      found.names[i] = bare[i].substr(found.prefix.size());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (found.names[i].empty()) continue;
+    const auto [other, is_new] = seen.emplace(found.names[i], i);
+    if (!is_new)
+      throw Error(ErrorKind::kBadInput, fmt::format("and {} have one name in the model, {}",
+                                                    printable(entries[other->second]), printable(found.names[i])))
+          .tensor(entries[i]);
+  }
+  return found;
+}
+
+std::string state_names_note(const StateNames& names) {
+  std::string note;
+  if (!names.prefix.empty()) note = fmt::format("without the prefix {}", printable(names.prefix));
+  if (!names.wrappers.empty())
+    note += fmt::format("{}without {}", note.empty() ? "" : " and ", list_names(names.wrappers));
+  return note.empty() ? note : "names of tensors are read " + note;
+}
+
+}  // namespace reshard

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/specs/family.h"
+
+namespace reshard {
+
+/// Which entries of a training checkpoint are the model's, and what the model calls them. Training programs put the
+/// model's state dict under a prefix ("model.", "state_dict.model.") beside the optimizer's, and wrappers of modules
+/// leave parts in its names ("_orig_mod.").
+struct StateNames {
+  std::vector<std::string> names;     // one per entry; empty for what is not the model's
+  std::string prefix;                 // of all the model's entries, behind the wrappers taken out; empty for none
+  std::vector<std::string> wrappers;  // the parts that were taken out of names, sorted: "_orig_mod"
+  bool fits = false;                  // some of the names are those of a known family
+};
+
+/// Finds the prefix under which most entries have the names of `family`, or of any built-in one where it is null. Where
+/// no entry has such a name, all but training states are the model's, under their own names.
+/// \throws Error kBadInput, naming the entry, if two entries would have one name.
+/// O(n log n) in the entries.
+StateNames find_state_names(std::span<const std::string> entries, const Family* family);
+
+/// Whether an entry is the optimizer's: moments, master copies, its groups of parameters.
+bool is_optimizer_state(std::string_view entry);
+/// Whether it is the optimizer's, or another part of a training run: schedulers, data loaders, counters.
+bool is_training_state(std::string_view entry);
+
+/// That names are read without a prefix and without wrappers, for people; empty where there were none.
+std::string state_names_note(const StateNames& names);
+
+}  // namespace reshard

@@ -1,0 +1,105 @@
+#include "reshard/layouts/state_names.h"
+
+#include "support/catch.h"
+#include "support/errors.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+const std::vector<std::string> kModel{"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
+                                      "model.layers.1.mlp.down_proj.weight", "model.norm.weight", "lm_head.weight"};
+
+std::vector<std::string> with_prefix(const std::string& prefix, std::vector<std::string> names = kModel) {
+  for (std::string& name : names) name.insert(0, prefix);
+  return names;
+}
+
+TEST_CASE("The model's names are found under any prefix, with and without a family") {
+  for (const std::string prefix : {"", "model.", "module.", "state_dict.model.", "app.model.", "a.0.b."})
+    for (const Family* family : {builtin_family("llama").get(), static_cast<const Family*>(nullptr)}) {
+      CAPTURE(prefix, family != nullptr);
+      const StateNames found = find_state_names(with_prefix(prefix), family);
+      CHECK(found.names == kModel);
+      CHECK(found.fits);
+      CHECK((found.prefix == prefix || !found.wrappers.empty()));
+    }
+}
+
+TEST_CASE("Without a head, names that begin with model. keep it") {
+  const std::vector<std::string> tied(kModel.begin(), kModel.end() - 1);
+  CHECK(find_state_names(tied, nullptr).names == tied);
+  CHECK(find_state_names(with_prefix("model.", tied), nullptr).names == tied);
+}
+
+TEST_CASE("Names of a model without its base prefix stay as they are, behind what is before them") {
+  std::vector<std::string> base;
+  for (const std::string& name : kModel)
+    if (name.starts_with("model.")) base.push_back(name.substr(6));
+  CHECK(find_state_names(base, builtin_family("llama").get()).names == base);
+  CHECK(find_state_names(with_prefix("x.", base), builtin_family("llama").get()).names == base);
+}
+
+TEST_CASE("Training states are not the model's, though they have its names inside") {
+  std::vector<std::string> entries = with_prefix("model.");
+  for (const std::string& name : kModel) {
+    entries.push_back("optim.state." + name + ".exp_avg");
+    entries.push_back("optim.state." + name + ".step");
+    entries.push_back("optimizer.state." + name);
+    entries.push_back("optimizer.param_groups." + name + ".lr");
+  }
+  entries.insert(entries.end(), {"lr_scheduler.last_epoch", "train_state.step", "dataloader.dp_rank_0"});
+  const StateNames found = find_state_names(entries, nullptr);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    CAPTURE(entries[i]);
+    CHECK(found.names[i] == (i < kModel.size() ? kModel[i] : ""));
+    CHECK(is_training_state(entries[i]) == (i >= kModel.size()));
+  }
+  CHECK(is_optimizer_state("optim.param_groups.0.lr"));
+  CHECK(is_optimizer_state("state.lm_head.weight.exp_avg_sq"));
+  CHECK_FALSE(is_optimizer_state("train_state.step"));
+}
+
+TEST_CASE("What wraps modules is taken out of names, wherever it stands") {
+  const std::vector<std::string> entries{
+      "model._orig_mod.model.embed_tokens.weight",
+      "model._orig_mod.model.layers.0._fsdp_wrapped_module._checkpoint_wrapped_module.self_attn.q_proj.weight",
+      "model._orig_mod.model.layers.1.mlp.down_proj.weight", "model.model.norm.weight", "model.lm_head.weight"};
+  const StateNames found = find_state_names(entries, nullptr);
+  CHECK(found.names == kModel);
+  CHECK(found.prefix == "model.");
+  CHECK(state_names_note(found) ==
+        "names of tensors are read without the prefix model. and without _checkpoint_wrapped_module, "
+        "_fsdp_wrapped_module, _orig_mod");
+  const std::vector<std::string> modules{
+      "module.model.embed_tokens.weight", "module.model.layers.0.module.self_attn.q_proj.weight",
+      "module.model.layers.1.module.mlp.down_proj.weight", "module.model.norm.weight", "module.lm_head.weight"};
+  CHECK(find_state_names(modules, nullptr).names == kModel);
+}
+
+TEST_CASE("Names of no family are kept, and so is what lies beside the model under its prefix") {
+  const std::vector<std::string> strange{"a.b", "a.c", "optim.state.a.b.exp_avg"};
+  const StateNames found = find_state_names(strange, nullptr);
+  CHECK(found.names == std::vector<std::string>{"a.b", "a.c", ""});
+  CHECK_FALSE(found.fits);
+  CHECK(state_names_note(found).empty());
+  std::vector<std::string> entries = with_prefix("model.");
+  entries.insert(entries.end(), {"model.extra.scale", "other.weight"});
+  const StateNames beside = find_state_names(entries, nullptr);
+  CHECK(beside.names[kModel.size()] == "extra.scale");
+  CHECK(beside.names[kModel.size() + 1].empty());
+}
+
+TEST_CASE("Two entries for one name are refused") {
+  std::vector<std::string> entries = with_prefix("model.");
+  entries.push_back("model._orig_mod.lm_head.weight");
+  const Error error = error_of([&] { find_state_names(entries, nullptr); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "model._orig_mod.lm_head.weight");
+  CHECK_THAT(error.what(), Says("model.lm_head.weight have one name in the model, lm_head.weight"));
+}
+
+}  // namespace
+}  // namespace reshard
