@@ -18,12 +18,13 @@ mapfile -t names < <(sed -n 's/^const Layout& \([a-z0-9_]*\)_layout();$/\1/p' "$
 ((${#names[@]})) || fail "$table declares no layout"
 
 # A name as a string, in an identifier, or after an option or the word layout; and wherever it stands, if it is no
-# English word. "optimum-neuron" is a program, and "ranks" a key of reports, which a bracket or a comma follows.
+# English word. "optimum-neuron" is a program, "deepspeed/utils" and "deepspeed.utils" are another system's own code, and
+# "ranks" is a key of reports, which a bracket or a comma follows.
 for name in "${names[@]}"; do
   source=lib/reshard/layouts/$name
   [[ -f $source.cpp ]] || fail "$source.cpp is missing, which $table needs"
   pattern="\b(--layout|--to|[Ll]ayouts?) $name\b(?!-)|[=(] *\"$name\"|k${name^}\b|\b${name}_layout\b"
-  [[ $name =~ ^(hf|ranks)$ ]] || pattern+="|\b$name\b(?!-)"
+  [[ $name =~ ^(hf|ranks)$ ]] || pattern+="|(?<=[/.])$name\b(?!-)|\b$name\b(?!-|/\w|\.\w)"
   found=$(git ls-files --cached --others --exclude-standard lib apps |
     grep -E '\.(h|cpp|txt|in|json)$' | grep -vxF -e "$table" -e "$source.cpp" -e "$source.h" |
     xargs grep -nP "$pattern" || true)

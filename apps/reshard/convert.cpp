@@ -84,7 +84,7 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   if (arguments.output_directory.empty()) throw Error(ErrorKind::kUsage, "DST is empty");
   validate_is_directory_name("DST", arguments.output_directory);
   ConvertRequest request;
-  request.target = target_request(arguments.target, "--to", any_layout);
+  request.target = target_request(arguments.target, "--to", is_written);
   validate_options(arguments, *request.target.layout);
   validate_source_options(arguments.source_options, "from-");
   request.source = {arguments.source, arguments.from.tag, config_of(arguments.from), family_spec(arguments),
@@ -107,17 +107,17 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
                   "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
       ->required();
   command.add_option("DST", arguments.output_directory, "Directory to write to")->required();
-  command.add_option("--to", arguments.target.layout, "Layout to make: " + layout_names(any_layout))
+  command.add_option("--to", arguments.target.layout, "Layout to make: " + layout_names(is_written))
       ->type_name("NAME")
       ->capture_default_str();
-  add_format(command, arguments.target, any_layout);
+  add_format(command, arguments.target, is_written);
   add_tag(command, arguments.from);
   add_config(command, arguments.from);
   add_source_options(command, arguments.source_options, "--from-");
   add_mesh(command, arguments.target)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
   command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");
   command.get_option("--ep")->description("Expert-parallel ranks (default: those of a sharded SRC, or 1)");
-  add_layout_options(command, arguments.target.options, any_layout);
+  add_layout_options(command, arguments.target.options, is_written);
   command
       .add_option("--dtype", arguments.dtype,
                   "Cast floating tensors: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, float64. Rounds to "

@@ -71,7 +71,7 @@ std::string traits_table() {
     table += std::string("| `") + traits.name + "` | " + traits.meaning + " | " +
              (*traits.folder ? "`" + std::string(traits.folder) + "/`" : "") + " | " +
              (traits.has_stages ? "yes" : "") + " | " + (traits.has_experts ? "yes" : "") + " | " +
-             joined_names(formats) + " |\n";
+             (formats.empty() ? "only read" : joined_names(formats)) + " |\n";
   }
   return table;
 }

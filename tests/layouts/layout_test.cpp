@@ -31,7 +31,6 @@ TEST_CASE("Every layout of the table has a name of its own, and is found by it")
     CAPTURE(traits.name);
     CHECK(names.insert(traits.name).second);
     CHECK(layout_named(traits.name) == one);
-    CHECK_FALSE(traits.formats.empty());
     CHECK(std::string(traits.meaning) != "");
     adapters += traits.holds_adapters;
     whole += !traits.has_ranks;
@@ -104,9 +103,25 @@ TEST_CASE("What a layout does not have is refused before anything is read, with 
   refused("ranks", [](TargetRequest& r) { r.options.set("kv-size-multiplier", "many"); });
 }
 
+TEST_CASE("A layout that is only read is refused as a target, with those that are written") {
+  for (const Layout* one : layouts()) {
+    if (one->traits().is_written()) continue;
+    CAPTURE(one->traits().name);
+    TargetRequest request;
+    request.layout = one;
+    for (const auto& plan : {std::function<void()>([&] { validate_request(request); }),
+                             std::function<void()>([&] { one->plan(request, {}); })}) {
+      const Error error = error_of(plan);
+      CHECK(error.kind() == ErrorKind::kUsage);
+      CHECK_THAT(error.what(), Says(std::string("layout ") + one->traits().name + " is only read"));
+      CHECK_THAT(error.hint(), Says("hf, ranks, "));
+    }
+  }
+}
+
 TEST_CASE("What a layout writes is read as that layout, from its folder and from the one above") {
   for (const Layout* one : layouts()) {
-    if (!one->traits().has_ranks) continue;
+    if (!one->traits().has_ranks || !one->traits().is_written()) continue;
     DYNAMIC_SECTION(one->traits().name) {
       const TempDir temp;
       TinyModel model;

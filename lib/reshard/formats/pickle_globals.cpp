@@ -35,6 +35,7 @@ constexpr PickleGlobal kKnown[] = {
     {"datetime", "time"},
     {"datetime", "timedelta"},
     {"datetime", "timezone"},
+    {"deepspeed.utils.tensor_fragment", "fragment_address"},
     {"neuronx_distributed.trainer.checkpoint", "_InternalTensorReference"},
     {"numpy", "dtype"},
     {"numpy", "ndarray"},

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "reshard/base/strings.h"
+#include "reshard/formats/pickle_values.h"
 #include "reshard/formats/tensor_names.h"
 #include "reshard/formats/xser.h"
 
@@ -14,33 +15,8 @@ namespace {
 using Pairs = std::vector<PicklePair>;
 
 constexpr std::string_view kWrappers[] = {"model", "state_dict", "module"};
-constexpr std::size_t kShownNameBytes = 100;              // of a name in a list or one that is too long
+constexpr std::size_t kShownNameBytes = 100;              // of a name in a list
 constexpr std::string_view kExtraState = "_extra_state";  // what a module adds to its state dict by get_extra_state
-
-/// An OrderedDict of protocol 0 gets its items as a list of pairs in its constructor's arguments.
-void take_constructor_items(const Pickle& pickle, PickleRef object, Pairs& pairs) {
-  const auto args = pickle.items(pickle.args(object));
-  for (const PickleRef arg : args) {
-    const auto dict = pickle.pairs(arg);
-    pairs.insert(pairs.end(), dict.begin(), dict.end());
-    for (const PickleRef item : pickle.items(arg))
-      if (const auto pair = pickle.items(item); pair.size() == 2) pairs.emplace_back(pair[0], pair[1]);
-  }
-}
-
-/// A dict, or an object of one of its kin.
-bool is_mapping(const Pickle& pickle, PickleRef node) {
-  return pickle.kind(node) == PickleKind::kDict || pickle.is_object_of(node, "collections", "OrderedDict") ||
-         pickle.is_object_of(node, "collections", "defaultdict") || pickle.is_object_of(node, "builtins", "dict");
-}
-
-Pairs mapping_items(const Pickle& pickle, PickleRef node) {
-  Pairs pairs;
-  if (pickle.kind(node) == PickleKind::kObject) take_constructor_items(pickle, node, pairs);
-  const auto set = pickle.pairs(node);
-  pairs.insert(pairs.end(), set.begin(), set.end());
-  return pairs;
-}
 
 /// Names for a warning: the first few, cut short, and how many there are. Millions of keys may be one long text.
 class ShortList {
@@ -71,10 +47,10 @@ class Finder {
     Pairs pairs = top_mapping();
     if (const PickleRef inner = wrapped(pairs); inner != kNoNode) pairs = mapping_items(pickle_, inner);
     refuse_deeper(pairs);
-    refuse_twins(pairs);
+    refuse_twin_names(pairs);
     for (const auto& [key, value] : pairs) {
       if (is_value_(value))
-        result_.values.emplace_back(name_of(key), value);
+        result_.values.emplace_back(tensor_name(pickle_, key, file_.path()), value);
       else
         aside_.add(label(key));
     }
@@ -95,12 +71,11 @@ class Finder {
     return pickle_.kind(key) == PickleKind::kString ? pickle_.text(key) : std::string_view("(no string)");
   }
 
-  std::string name_of(PickleRef key) const;
   Pairs top_mapping() const;
   PickleRef wrapped(const Pairs& top);
   void refuse_deeper(const Pairs& pairs);
   bool holds_values(PickleRef node);
-  void refuse_twins(const Pairs& pairs) const;
+  void refuse_twin_names(const Pairs& pairs) const;
 
   const TorchFile& file_;
   const Pickle& pickle_;
@@ -109,27 +84,6 @@ class Finder {
   ShortList aside_;
   StateDict result_;
 };
-
-std::string Finder::name_of(PickleRef key) const {
-  if (pickle_.kind(key) != PickleKind::kString)
-    throw Error(ErrorKind::kBadInput, "names a tensor by " + pickle_.describe(key) + ", not by a string")
-        .in(file_.path());
-  if (pickle_.text(key).size() > kMaxTensorNameBytes)
-    throw Error(ErrorKind::kBadInput, fmt::format("has a name of {} bytes, more than the {} that are read",
-                                                  pickle_.text(key).size(), kMaxTensorNameBytes))
-        .in(file_.path())
-        .tensor(std::string(pickle_.text(key).substr(0, kShownNameBytes)) + "…");
-  std::string name(pickle_.text(key));
-  for (std::size_t at = 0; at < name.size();) {
-    const std::string_view rest = std::string_view(name).substr(at);
-    if (utf8_length(rest) == 0 || begins_with_control(rest))
-      throw Error(ErrorKind::kBadInput, "its name has a control character or is not UTF-8")
-          .in(file_.path())
-          .tensor(name);
-    at += utf8_length(rest);
-  }
-  return name;
-}
 
 Pairs Finder::top_mapping() const {
   const PickleRef root = pickle_.root();
@@ -193,22 +147,11 @@ bool Finder::holds_values(PickleRef node) {
   return false;
 }
 
-/// First by nodes, so that one long text that names many tensors is not compared with itself over and over.
-void Finder::refuse_twins(const Pairs& pairs) const {
+void Finder::refuse_twin_names(const Pairs& pairs) const {
   std::vector<PickleRef> keys;
   for (const auto& [key, value] : pairs)
     if (is_value_(value) && pickle_.kind(key) == PickleKind::kString) keys.push_back(key);
-  const auto twin = [&](std::string_view name) {
-    return Error(ErrorKind::kBadInput, "is in the state dict twice").in(file_.path()).tensor(printable(name));
-  };
-  std::sort(keys.begin(), keys.end());
-  const auto same_node = std::adjacent_find(keys.begin(), keys.end());
-  if (same_node != keys.end()) throw twin(label(*same_node));
-  std::vector<std::string_view> names;
-  for (const PickleRef key : keys) names.push_back(pickle_.text(key));
-  std::sort(names.begin(), names.end());
-  const auto same_name = std::adjacent_find(names.begin(), names.end());
-  if (same_name != names.end()) throw twin(*same_name);
+  refuse_twins(pickle_, std::move(keys), "the state dict", file_.path());
 }
 
 }  // namespace

@@ -175,6 +175,10 @@ std::optional<FoundLayout> find_whole(Files& files, const fs::path& path) {
 
 Format format_of(const TargetRequest& request) {
   const LayoutTraits& traits = request.layout->traits();
+  if (!traits.is_written())
+    throw Error(ErrorKind::kUsage, fmt::format("layout {} is only read", traits.name))
+        .hint("layouts that are written: " +
+              layout_names([](const Layout& layout) { return layout.traits().is_written(); }));
   const Format format = request.format.value_or(traits.formats.front());
   if (std::find(traits.formats.begin(), traits.formats.end(), format) != traits.formats.end()) return format;
   std::vector<std::string> names;

@@ -80,13 +80,15 @@ struct LayoutTraits {
   const char* reported_as;             // in machine-readable reports
   const char* meaning;                 // who writes and reads it, one clause
   const char* folder;                  // that its files go into, in the output directory; empty: that itself
-  std::span<const Format> formats;     // that it can be written in; the first is the default
+  std::span<const Format> formats;     // that it can be written in; the first is the default; none: it is only read
   bool has_ranks = false;              // files of ranks; else whole tensors
   bool has_stages = false;             // pipeline ranks
   bool has_experts = false;            // expert-parallel ranks
   bool whole_folder = false;           // the folder is replaced as a whole
   bool casts_to_config_dtype = false;  // floating tensors get the dtype that config.json says
   bool holds_adapters = false;         // shards of LoRA adapters are in it
+
+  bool is_written() const { return !formats.empty(); }
 };
 
 /// A checkpoint's directory that was found.
@@ -224,7 +226,7 @@ void validate_no_leftovers(Files& files, const TargetPlan& plan, const std::file
                            const std::function<bool(const std::string& name)>& is_ours, const std::string& what);
 
 /// The format that a request asks for.
-/// \throws Error kUsage if the layout does not have it.
+/// \throws Error kUsage if the layout does not have it, or is only read.
 Format format_of(const TargetRequest& request);
 /// Validates the values of options that say how a source was made; `prefix` is what stands before their names.
 /// \throws Error kUsage.

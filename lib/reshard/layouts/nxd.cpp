@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModelFolder = "model";
 constexpr const char* kSavedFolder = "shards";  // that optimum-neuron saves such ranks in
-constexpr Format kRankFormats[] = {Format::kPytorch, Format::kXser};
+constexpr Format kNxdFormats[] = {Format::kPytorch, Format::kXser};
 
 constexpr const char* kOrders[] = {"tiled", "adjacent"};
 constexpr LayoutOption kKvReplication{
@@ -40,8 +40,8 @@ constexpr LayoutOption kPadSourceHeads{kPadHeads.name,
                                        true,
                                        "The source has padding heads (default: inferred from the shapes)"};
 
-LayoutTraits make_traits() {
-  LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kRankFormats};
+LayoutTraits nxd_traits() {
+  LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kNxdFormats};
   traits.has_ranks = traits.has_stages = traits.whole_folder = true;
   return traits;
 }
@@ -49,7 +49,7 @@ LayoutTraits make_traits() {
 class NxdLayout final : public TrainingLayout {
  public:
   const LayoutTraits& traits() const override {
-    static const LayoutTraits kTraits = make_traits();
+    static const LayoutTraits kTraits = nxd_traits();
     return kTraits;
   }
   std::vector<const LayoutOption*> options() const override {

@@ -12,10 +12,11 @@
 namespace reshard {
 namespace {
 
-constexpr Format kRankFormats[] = {Format::kSafetensors};
+constexpr Format kPreshardedFormats[] = {Format::kSafetensors};
 
-LayoutTraits make_traits() {
-  LayoutTraits traits{"presharded", "presharded", "NxD's shard_checkpoint, for inference", "weights", kRankFormats};
+LayoutTraits presharded_traits() {
+  LayoutTraits traits{"presharded", "presharded", "NxD's shard_checkpoint, for inference", "weights",
+                      kPreshardedFormats};
   traits.has_ranks = true;
   return traits;
 }
@@ -35,7 +36,7 @@ std::vector<PartitionRule> padded_rules(const Model& model, std::uint32_t tp, co
 class PreshardedLayout final : public InferenceLayout {
  public:
   const LayoutTraits& traits() const override {
-    static const LayoutTraits kTraits = make_traits();
+    static const LayoutTraits kTraits = presharded_traits();
     return kTraits;
   }
   std::vector<const LayoutOption*> options() const override {

@@ -43,6 +43,9 @@ struct LogicalTensor {
   DType dtype;
   Dims shape;
   Filler filler;  // none for tensors of the state dict
+  /// Of a source: what the model has it in, where the files hold it in another dtype. It is made that, if nobody asks
+  /// for another.
+  std::optional<DType> model_dtype{};
 };
 
 /// One file of a tensor map. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to

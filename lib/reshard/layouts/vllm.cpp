@@ -420,18 +420,18 @@ std::optional<FileNumbers> numbers_of(std::string_view name) {
   return FileNumbers{static_cast<std::uint32_t>(*rank), static_cast<std::uint32_t>(*part)};
 }
 
-constexpr Format kRankFormats[] = {Format::kSafetensors};
-constexpr LayoutTraits kTraits{.name = "vllm",
-                               .reported_as = "vllm",
-                               .meaning = "vLLM's and SGLang's sharded_state",
-                               .folder = "",
-                               .formats = kRankFormats,
-                               .has_ranks = true,
-                               .casts_to_config_dtype = true};
+constexpr Format kVllmFormats[] = {Format::kSafetensors};
+constexpr LayoutTraits kVllmTraits{.name = "vllm",
+                                   .reported_as = "vllm",
+                                   .meaning = "vLLM's and SGLang's sharded_state",
+                                   .folder = "",
+                                   .formats = kVllmFormats,
+                                   .has_ranks = true,
+                                   .casts_to_config_dtype = true};
 
 class VllmLayout final : public RankLayout {
  public:
-  const LayoutTraits& traits() const override { return kTraits; }
+  const LayoutTraits& traits() const override { return kVllmTraits; }
   std::vector<const LayoutOption*> options() const override { return {&kVersion, &kExpertParallel, &kMaxShardSize}; }
 
   fs::path part_path(Format, RankId rank, std::uint32_t part) const override {

@@ -33,8 +33,9 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   validate_outside(files, job->output_directory, checkpoint);
   note_adapters_left(files, *job, checkpoint.directory);
   ProgramOptions options;
-  options.dropped = plan_target(files, *job, request.target, checkpoint.model ? &*checkpoint.model : nullptr,
-                                job->source.state_dict());
+  std::vector<LogicalTensor> logical = job->source.state_dict();
+  take_model_dtypes(*job, logical);
+  options.dropped = plan_target(files, *job, request.target, checkpoint.model ? &*checkpoint.model : nullptr, logical);
   options.check_replicas = request.check_replicas;
   job->program = make_program(job->source, job->target, options);
   carry_companions(files, *job, checkpoint, {job->output_directory, checkpoint.path});

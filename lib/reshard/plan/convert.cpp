@@ -222,6 +222,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   validate_outside(files, request.output_directory, checkpoint);
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   Selection selection = select(job->source, request, config, *job);
+  if (!request.dtype) take_model_dtypes(*job, selection.wanted);
   ProgramOptions options;
   if (checkpoint.adapter)
     options.means = plan_converted_adapter(files, *job, checkpoint, selection.wanted, request);

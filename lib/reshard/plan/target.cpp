@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
@@ -126,6 +128,18 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   job.target.text_files.clear();
   note_tied(job);
   return std::move(plan.without_place);
+}
+
+void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical) {
+  std::map<DType, std::size_t> counts;
+  for (LogicalTensor& tensor : logical) {
+    if (!tensor.model_dtype) continue;
+    tensor.dtype = *std::exchange(tensor.model_dtype, std::nullopt);
+    ++counts[tensor.dtype];
+  }
+  for (const auto& [dtype, count] : counts)
+    job.notes.push_back(fmt::format("{} tensor{} {} cast to {}, which the model was trained in", count,
+                                    count == 1 ? "" : "s", count == 1 ? "is" : "are", name(dtype)));
 }
 
 void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::path& config_file,

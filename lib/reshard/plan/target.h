@@ -24,6 +24,9 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, std:
 std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest& request, const Model* model,
                                      const std::vector<LogicalTensor>& logical);
 
+/// Gives tensors the dtype that the model has them in (LogicalTensor::model_dtype), and notes it.
+void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical);
+
 /// Gives the floating tensors of 16 and 32 bits the dtype that `config` says, where the layout asks for it, and notes
 /// it.
 /// \throws Error kBadInput, naming the key, if what it says is no dtype.

@@ -1,0 +1,258 @@
+#include "reshard/formats/zero_files.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "reshard/base/strings.h"
+#include "reshard/formats/pickle_values.h"
+#include "reshard/formats/torch_file.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// One file, with what its errors need.
+class Reader {
+ public:
+  Reader(Files& files, const fs::path& path)
+      : stamp_(files.stamp(path)),
+        file_(read_torch_file(*files.open(path), path)),
+        pickle_(file_.pickle()),
+        path_(path) {}
+
+  ContainerFile container_file() const { return {path_, file_.size_bytes(), stamp_}; }
+  const Pickle& pickle() const { return pickle_; }
+  bool is_tensor(PickleRef node) const { return file_.is_tensor(node); }
+
+  Error bad(std::string message) const { return Error(ErrorKind::kBadInput, std::move(message)).in(path_); }
+
+  /// The items of the mapping that `node` is.
+  std::vector<PicklePair> items(PickleRef node, std::string_view key) const {
+    if (node == kNoNode || !is_mapping(pickle_, node))
+      throw bad(fmt::format("its \"{}\" is {}, not a dict", key, describe(node)));
+    return mapping_items(pickle_, node);
+  }
+  PickleRef get(std::span<const PicklePair> dict, std::string_view key) const {
+    return value_of(pickle_, dict, key, path_);
+  }
+  PickleRef need(std::span<const PicklePair> dict, std::string_view key) const {
+    const PickleRef found = get(dict, key);
+    if (found == kNoNode) throw bad(fmt::format("has no \"{}\"", key)).hint("it is not a file that ZeRO has saved");
+    return found;
+  }
+  std::span<const PickleRef> list(PickleRef node, std::string_view key) const {
+    if (pickle_.kind(node) != PickleKind::kList && pickle_.kind(node) != PickleKind::kTuple)
+      throw bad(fmt::format("its \"{}\" is {}, not a list", key, describe(node)));
+    return pickle_.items(node);
+  }
+  std::uint64_t number(PickleRef node, std::string_view key) const {
+    if (node == kNoNode || pickle_.kind(node) != PickleKind::kInt || pickle_.integer(node) < 0)
+      throw bad(fmt::format("its \"{}\" is {}, not a whole number", key, describe(node)));
+    return static_cast<std::uint64_t>(pickle_.integer(node));
+  }
+
+  TensorEntry tensor(PickleRef node, std::string name) const {
+    TorchTensor found = file_.tensor(node, name);
+    const auto bytes = num_bytes(found.dtype, found.shape);
+    if (!bytes) throw bad("its bytes overflow 64 bits").tensor(std::move(name));
+    return {std::move(name), found.dtype, std::move(found.shape),  found.offset_bytes,
+            *bytes,          0,           std::move(found.strides)};
+  }
+
+  /// The tensors of a state dict; what is none is left out.
+  std::vector<TensorEntry> tensors(PickleRef node, std::string_view key) const {
+    std::vector<TensorEntry> found;
+    std::vector<PickleRef> keys;
+    for (const auto& [name, value] : items(node, key)) {
+      if (!file_.is_tensor(value)) continue;
+      found.push_back(tensor(value, tensor_name(pickle_, name, path_)));
+      keys.push_back(name);
+    }
+    refuse_twins(pickle_, std::move(keys), quoted(key), path_);
+    return found;
+  }
+
+  /// Names and shapes; the keys join `keys`.
+  std::vector<ZeroParameter> shapes(PickleRef node, std::string_view key, std::vector<PickleRef>& keys) const {
+    std::vector<ZeroParameter> found;
+    for (const auto& [name, value] : items(node, key)) {
+      auto shape = read_size(pickle_, value);
+      std::string parameter = tensor_name(pickle_, name, path_);
+      if (!shape)
+        throw bad(fmt::format("its \"{}\" says {} in the place of a shape", key, describe(value))).tensor(parameter);
+      if (!num_elems(*shape)) throw bad("its elements overflow 64 bits").tensor(parameter);
+      found.push_back({std::move(parameter), std::move(*shape)});
+      keys.push_back(name);
+    }
+    validate_count(keys.size(), key);
+    return found;
+  }
+
+  /// A file may hold one dict under many names: what is read of it must not be more than the file has.
+  void validate_count(std::size_t read, std::string_view key) const {
+    if (read > pickle_.num_nodes()) throw bad(fmt::format("its \"{}\" holds the same values many times over", key));
+  }
+  void refuse_twins_of(std::vector<PickleRef> keys, std::string_view key) const {
+    refuse_twins(pickle_, std::move(keys), quoted(key), path_);
+  }
+  std::string name(PickleRef node) const { return tensor_name(pickle_, node, path_); }
+  std::string describe(PickleRef node) const { return node == kNoNode ? "missing" : pickle_.describe(node); }
+
+ private:
+  static std::string quoted(std::string_view key) { return fmt::format("\"{}\"", key); }
+
+  FileStamp stamp_;
+  TorchFile file_;
+  const Pickle& pickle_;
+  fs::path path_;
+};
+
+/// The number behind a member of ZeroStageEnum, an IntEnum: pickled by its value, or, by CPython 3.11.0 to 3.11.3, as
+/// the attribute of its class; nothing for anything else.
+std::optional<std::uint64_t> stage_number(const Pickle& pickle, PickleRef node) {
+  constexpr std::string_view kNames[] = {"disabled", "optimizer_states", "gradients", "weights"};
+  if (pickle.kind(node) == PickleKind::kObject) {
+    const auto args = pickle.items(pickle.args(node));
+    if (args.empty()) return std::nullopt;
+    const PickleRef last = args.back();
+    for (std::uint64_t i = 0; i < std::size(kNames); ++i)
+      if (pickle.kind(last) == PickleKind::kString && pickle.text(last) == kNames[i]) return i;
+    node = last;
+  }
+  if (pickle.kind(node) != PickleKind::kInt || pickle.integer(node) < 0) return std::nullopt;
+  return static_cast<std::uint64_t>(pickle.integer(node));
+}
+
+/// A master's partition: one dim of floats, one after another.
+void validate_master(const Reader& reader, const TensorEntry& master) {
+  if (master.shape.size() == 1 && master.strides.empty() && describe(master.dtype).kind == DTypeClass::kFloat) return;
+  throw reader
+      .bad(fmt::format("is {} {}, not a flat partition of weights", name(master.dtype), to_string(master.shape)))
+      .tensor(master.name);
+}
+
+std::vector<TensorEntry> read_masters(const Reader& reader, PickleRef node, std::string_view key) {
+  std::vector<TensorEntry> masters;
+  for (const PickleRef item : reader.list(node, key)) {
+    masters.push_back(reader.tensor(item, fmt::format("{}[{}]", key, masters.size())));
+    validate_master(reader, masters.back());
+  }
+  return masters;
+}
+
+/// {"state": {group: {"exp_avg": tensor, …}}}
+TensorCount count_state(const Reader& reader, PickleRef optimizer) {
+  TensorCount count;
+  if (optimizer == kNoNode || !is_mapping(reader.pickle(), optimizer)) return count;
+  const auto outer = mapping_items(reader.pickle(), optimizer);
+  const PickleRef state = reader.get(outer, "state");
+  if (state == kNoNode) return count;
+  for (const auto& [group, values] : mapping_items(reader.pickle(), state))
+    for (const auto& [key, value] : mapping_items(reader.pickle(), values)) {
+      if (!reader.is_tensor(value)) continue;
+      reader.validate_count(++count.tensors, "state");
+      count.bytes += reader.tensor(value, "an optimizer state").size_bytes;
+    }
+  return count;
+}
+
+std::vector<std::vector<ZeroSlice>> read_slices(const Reader& reader, PickleRef node) {
+  constexpr std::string_view kKey = "param_slice_mappings";
+  std::vector<std::vector<ZeroSlice>> slices;
+  if (node == kNoNode) return slices;
+  std::size_t count = 0;
+  for (const PickleRef group : reader.list(node, kKey)) {
+    auto& of_group = slices.emplace_back();
+    for (const auto& [key, value] : reader.items(group, kKey)) {
+      reader.validate_count(++count, kKey);
+      const PickleRef state = reader.pickle().state(value);
+      if (state == kNoNode) return {};
+      const auto fields = reader.items(state, "fragment_address");
+      of_group.push_back({reader.name(key), reader.number(reader.get(fields, "start"), "start"),
+                          reader.number(reader.get(fields, "numel"), "numel")});
+    }
+  }
+  return slices;
+}
+
+std::vector<std::uint64_t> read_partition_count(const Reader& reader, PickleRef node) {
+  constexpr std::string_view kKey = "partition_count";
+  if (reader.pickle().kind(node) == PickleKind::kInt) return {reader.number(node, kKey)};
+  std::vector<std::uint64_t> counts;
+  for (const PickleRef item : reader.list(node, kKey)) counts.push_back(reader.number(item, kKey));
+  return counts;
+}
+
+}  // namespace
+
+ZeroModelStates read_zero_model_states(Files& files, const fs::path& path) {
+  const Reader reader(files, path);
+  const auto root = reader.items(reader.pickle().root(), "root");
+  ZeroModelStates states;
+  states.file = reader.container_file();
+  if (const PickleRef module = reader.get(root, "module"); module != kNoNode)
+    states.module = reader.tensors(module, "module");
+  if (const PickleRef names = reader.get(root, "buffer_names"); names != kNoNode)
+    for (const PickleRef name : reader.list(names, "buffer_names")) states.buffer_names.push_back(reader.name(name));
+  std::vector<PickleRef> keys;
+  if (const PickleRef shapes = reader.get(root, "param_shapes"); shapes != kNoNode)
+    for (const PickleRef group : reader.list(shapes, "param_shapes"))
+      states.groups.push_back(reader.shapes(group, "param_shapes", keys));
+  if (const PickleRef shapes = reader.get(root, "frozen_param_shapes"); shapes != kNoNode)
+    states.frozen = reader.shapes(shapes, "frozen_param_shapes", keys);
+  reader.refuse_twins_of(std::move(keys), "param_shapes");
+  if (const PickleRef fragments = reader.get(root, "frozen_param_fragments"); fragments != kNoNode)
+    states.frozen_fragments = reader.tensors(fragments, "frozen_param_fragments");
+  if (const PickleRef shared = reader.get(root, "shared_params"); shared != kNoNode) {
+    std::vector<PickleRef> names;
+    for (const auto& [name, target] : reader.items(shared, "shared_params")) {
+      states.shared.emplace_back(reader.name(name), reader.name(target));
+      names.push_back(name);
+    }
+    reader.refuse_twins_of(std::move(names), "shared_params");
+  }
+  if (const PickleRef size = reader.get(root, "mp_world_size"); size != kNoNode)
+    states.model_parallel_size = reader.number(size, "mp_world_size");
+  return states;
+}
+
+ZeroOptimStates read_zero_optim_states(Files& files, const fs::path& path) {
+  const Reader reader(files, path);
+  const auto root = reader.items(reader.pickle().root(), "root");
+  const auto dict = reader.items(reader.need(root, "optimizer_state_dict"), "optimizer_state_dict");
+  ZeroOptimStates states;
+  states.file = reader.container_file();
+  const PickleRef flat = reader.get(dict, "fp32_flat_groups");
+  const PickleRef partitions = reader.get(dict, "single_partition_of_fp32_groups");
+  if ((flat == kNoNode) == (partitions == kNoNode))
+    throw reader
+        .bad("holds neither \"single_partition_of_fp32_groups\" (ZeRO 1 and 2) nor \"fp32_flat_groups\" (ZeRO 3)")
+        .hint("it is not a file that ZeRO has saved");
+  const PickleRef stage = reader.get(dict, "zero_stage");
+  const auto number = stage == kNoNode ? std::optional<std::uint64_t>(1) : stage_number(reader.pickle(), stage);
+  if (!number || *number < 1 || *number > 3 || (*number == 3) != (flat != kNoNode))
+    throw reader.bad(fmt::format("its \"zero_stage\" is {}, which does not fit its weights", reader.describe(stage)));
+  states.stage = static_cast<unsigned>(*number);
+  states.partition_count = read_partition_count(reader, reader.need(dict, "partition_count"));
+  if (flat != kNoNode) {
+    states.masters = read_masters(reader, flat, "fp32_flat_groups");
+    states.state = count_state(reader, reader.get(dict, "optimizer_state_dict"));
+  } else {
+    states.masters = read_masters(reader, partitions, "single_partition_of_fp32_groups");
+    states.slices = read_slices(reader, reader.get(dict, "param_slice_mappings"));
+    states.state = count_state(reader, reader.get(dict, "base_optimizer_state"));
+  }
+  return states;
+}
+
+TensorEntry read_zero_parameter(Files& files, const fs::path& path, ContainerFile& file) {
+  const Reader reader(files, path);
+  file = reader.container_file();
+  PickleRef node = reader.pickle().root();
+  if (is_mapping(reader.pickle(), node)) node = reader.need(reader.items(node, "root"), "param");
+  return reader.tensor(node, path.parent_path().filename().string());
+}
+
+}  // namespace reshard

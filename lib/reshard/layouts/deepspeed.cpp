@@ -1,0 +1,259 @@
+// What DeepSpeed's ZeRO saves while it trains: a tag folder global_stepN with the module's state and the optimizer's
+// partitions, and universal checkpoints. Read only; which elements lie where is in zero_checkpoint.h.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/flat_range.h"
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/misfits.h"
+#include "reshard/layouts/planned_model.h"
+#include "reshard/layouts/rank_folder.h"
+#include "reshard/layouts/whole_map.h"
+#include "reshard/layouts/zero_checkpoint.h"
+#include "reshard/layouts/zero_folder.h"
+#include "reshard/specs/model_config.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr LayoutTraits kDeepspeedTraits{
+    .name = "deepspeed",
+    .reported_as = "deepspeed",
+    .meaning = "DeepSpeed's ZeRO 1, 2 and 3 while it trains, and universal checkpoints",
+    .folder = "",
+    .formats = {},
+    .has_ranks = true};
+constexpr const char* kChoices[] = {"model", "master"};
+constexpr LayoutOption kWeights{.name = "weights",
+                                .type = LayoutOption::Type::kChoice,
+                                .help = "Which weights are read",
+                                .choices = kChoices,
+                                .of_source = true,
+                                .source_help =
+                                    "Weights that are read: model, in the dtype that the model was trained "
+                                    "in, or master, the optimizer's fp32"};
+constexpr std::uint64_t kMaxLatestBytes = 4096;
+
+/// The folder that the text file `name` in `directory` names; nothing where it does not say one.
+std::optional<fs::path> named_folder(Files& files, const fs::path& directory, const char* name) {
+  if (!files.is_file(directory / name)) return std::nullopt;
+  try {
+    std::string text = read_text_file(files, directory / name, kMaxLatestBytes);
+    while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.pop_back();
+    if (text.empty() || text == "." || text == ".." || text.find('/') != text.npos || has_control(text))
+      return std::nullopt;
+    return directory / text;
+  } catch (const Error&) {
+    return std::nullopt;  // whoever reads the file says why
+  }
+}
+
+/// The directory that holds a tag folder: config.json is there, or in the folder itself.
+fs::path directory_of(Files& files, const fs::path& folder) {
+  const fs::path above = directory_above(files, folder);
+  if (files.exists(folder / kConfigFile)) return folder;
+  const bool is_run = files.exists(above / kConfigFile) || files.exists(above / kZeroLatestFile) ||
+                      files.exists(above / kUniversalLatestFile);
+  return is_run ? above : folder;
+}
+
+/// Makes the tensor map.
+class Mapper {
+ public:
+  Mapper(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& tied) : zero_(zero) {
+    std::unordered_set<std::string_view> held;
+    for (const ZeroTensor& tensor : zero.tensors) held.insert(tensor.name);
+    for (const TiedParameter& one : tied)
+      if (held.count(one.name) && held.count(one.source)) tied_.emplace(one.name, one.source);
+    for (const ZeroTensor& tensor : zero.tensors) shared_with_.emplace(tensor.name, tensor.shared_with);
+  }
+
+  TensorMap map(std::vector<std::string>& notes) && {
+    for (const ContainerFile& file : zero_.files) {
+      map_.files.push_back({file.path, file.size_bytes});
+      map_.files.back().stamp = file.stamp;
+    }
+    map_.reserve_logical(zero_.tensors.size());
+    for (const ZeroTensor& tensor : zero_.tensors) {
+      const auto tied = tied_.find(tensor.name);
+      if (tied == tied_.end())
+        add(tensor, tensor.name);
+      else if (is_shared(tied->first, tied->second))
+        notes.push_back(fmt::format("{} is {} under a second name, and left out, as Hugging Face's files have it once",
+                                    printable(tied->first), printable(tied->second)));
+      else
+        add(tensor, tied->second);
+    }
+    return std::move(map_);
+  }
+
+ private:
+  /// Whether the two are one tensor to the trainer, too: there is nothing to compare.
+  bool is_shared(const std::string& name, const std::string& source) const {
+    return shared_with_.at(name) == source || shared_with_.at(source) == name;
+  }
+
+  void add(const ZeroTensor& tensor, const std::string& logical_name) {
+    const bool tied = logical_name != tensor.name;
+    LogicalTensor logical{logical_name, tensor.dtype, tensor.shape, {}, tensor.model_dtype};
+    const std::uint32_t index = map_.add_logical(logical, zero_.files.front().path);
+    if (num_elems(tensor.shape) == 0u) return add_box(index, tensor, {}, whole(tensor.shape), tied);
+    for (const FlatRun& run : tensor.runs) {
+      std::uint64_t offset_bytes = run.offset_bytes;
+      for (const Box& box : boxes_of_range(tensor.shape, run.begin, run.count)) {
+        add_box(index, tensor, {run.file, offset_bytes}, box, tied);
+        offset_bytes += map_.stored.back().size_bytes;
+      }
+    }
+  }
+
+  void add_box(std::uint32_t index, const ZeroTensor& tensor, const FlatRun& place, const Box& box, bool tied) {
+    StoredTensor stored{tensor.name, tensor.dtype, box.size};
+    stored.file = place.file;
+    stored.offset_bytes = place.offset_bytes;
+    stored.size_bytes = num_bytes(tensor.dtype, box.size).value_or(0);
+    stored.tied = tied;
+    if (tied) stored.label = PartitionLabel::kTied;
+    const std::uint32_t number = map_.add_stored(std::move(stored));
+    if (!tensor.strides.empty()) map_.strides.emplace(number, tensor.strides);
+    map_.pieces[index].push_back({number, box, Dims(box.size.size(), 0)});
+  }
+
+  const ZeroCheckpoint& zero_;
+  TensorMap map_;
+  std::unordered_map<std::string, std::string> tied_;         // both of which the checkpoint has
+  std::unordered_map<std::string, std::string> shared_with_;  // of each tensor
+};
+
+/// The parameters that share another's values. Where no model says it, the trainer does.
+std::vector<TiedParameter> tied_in(const ZeroCheckpoint& zero, const std::optional<Model>& model) {
+  std::vector<TiedParameter> tied = tied_parameters(model);
+  if (!model)
+    std::erase_if(tied, [&](const TiedParameter& one) {
+      return std::none_of(zero.tensors.begin(), zero.tensors.end(), [&](const ZeroTensor& tensor) {
+        return (tensor.name == one.name && tensor.shared_with == one.source) ||
+               (tensor.name == one.source && tensor.shared_with == one.name);
+      });
+    });
+  return tied;
+}
+
+/// The tensors as one container, for a model that a plan in config.json describes.
+Container container_of(const ZeroCheckpoint& zero) {
+  Container container;
+  for (const ZeroTensor& tensor : zero.tensors)
+    container.tensors.push_back({tensor.name, tensor.model_dtype.value_or(tensor.dtype), tensor.shape});
+  return container;
+}
+
+void note_left_out(const ZeroCheckpoint& zero, std::vector<std::string>& notes) {
+  const auto note = [&](const TensorCount& count, const char* what) {
+    if (count.tensors == 0) return;
+    notes.push_back(fmt::format("{} tensor{} of {} ({}) {} left out", count.tensors, count.tensors == 1 ? "" : "s",
+                                what, format_bytes(count.bytes), count.tensors == 1 ? "is" : "are"));
+  };
+  note(zero.unread_masters, "the optimizer's master weights");
+  note(zero.state, "the optimizer's state");
+}
+
+/// What `latest` names is read, though there are others.
+void note_choice(Files& files, const FoundLayout& found, std::vector<std::string>& notes) {
+  if (files.is_same(found.path, found.directory)) return;
+  for (const char* latest : {kZeroLatestFile, kUniversalLatestFile}) {
+    const auto folder = named_folder(files, found.directory, latest);
+    if (!folder || !files.is_same(*folder, found.path)) continue;
+    notes.push_back(fmt::format("{}: {} is taken, which the file \"{}\" names; `tag` takes another",
+                                found.directory.string(), printable(found.path.filename().string()), latest));
+    return;
+  }
+}
+
+/// All of the model is there. A trainer may have more: buffers, a head of its own.
+void validate_model(Checkpoint& checkpoint, const ConfigUse use) {
+  if (use == ConfigUse::kLenient || !checkpoint.model) return;
+  const Misfits misfits = find_misfits(checkpoint.map, *checkpoint.model);
+  if (!misfits.missing.empty() || !misfits.shapes.empty())
+    validate_against_model(checkpoint.map, *checkpoint.model, checkpoint.path, kSameFamily);
+  if (misfits.unlisted.empty()) return;
+  std::vector<std::string> names;
+  for (const LogicalTensor* tensor : misfits.unlisted) names.push_back(tensor->name);
+  checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(names));
+}
+
+class DeepSpeedLayout final : public Layout {
+ public:
+  const LayoutTraits& traits() const override { return kDeepspeedTraits; }
+  std::vector<const LayoutOption*> options() const override { return {&kWeights}; }
+
+  std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    if (is_zero_folder(files, path)) return {{this, path, directory_of(files, path)}};
+    for (const char* latest : {kZeroLatestFile, kUniversalLatestFile}) {
+      const auto folder = named_folder(files, path, latest);
+      if (folder && is_zero_folder(files, *folder)) return {{this, *folder, path}};
+      if (folder && (files.exists(path / kZeroScript) || latest == kUniversalLatestFile))
+        return {{this, *folder, path, true}};
+    }
+    return {};
+  }
+
+  Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override;
+
+  TargetPlan plan(const TargetRequest& request, const TargetContext&) const override {
+    validate_request(request);  // which is refused: the layout is only read
+    return {};
+  }
+
+  bool owns(Files&, const fs::path&, const std::string& name) const override {
+    return name == kZeroScript || name == kUniversalLatestFile || zero_file_name(name).has_value();
+  }
+};
+
+Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const ReadContext& context) const {
+  if (!files.is_directory(found.path))
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("names {}, which is not there", printable(found.path.filename().string())))
+        .in(found.directory /
+            (files.exists(found.directory / kZeroLatestFile) ? kZeroLatestFile : kUniversalLatestFile))
+        .hint("copy that folder here, or choose another with `tag`");
+  Checkpoint checkpoint;
+  checkpoint.layout = this;
+  checkpoint.format = Format::kPytorch;
+  checkpoint.path = found.path;
+  checkpoint.directory = found.directory;
+  find_config(files, checkpoint, context.config);
+  const bool master = context.options.choice(kWeights) == "master";
+  const ZeroCheckpoint zero =
+      read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
+  std::unordered_set<std::string_view> names;
+  for (const ZeroTensor& tensor : zero.tensors) names.insert(tensor.name);
+  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, {container_of(zero)}, notes);
+  });
+  note_choice(files, found, checkpoint.notes);
+  checkpoint.map = Mapper(zero, tied_in(zero, checkpoint.model)).map(checkpoint.notes);
+  note_left_out(zero, checkpoint.notes);
+  checkpoint.file_metadata = {{"zero_stage", zero.is_universal ? "universal" : std::to_string(zero.stage)},
+                              {"zero_ranks", std::to_string(zero.ranks)}};
+  validate_model(checkpoint, context.use);
+  order_tensors(checkpoint);
+  return checkpoint;
+}
+
+}  // namespace
+
+const Layout& deepspeed_layout() {
+  static const DeepSpeedLayout kLayout;
+  return kLayout;
+}
+
+}  // namespace reshard
