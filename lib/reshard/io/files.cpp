@@ -6,6 +6,10 @@ std::unique_ptr<MappedRange> Source::map(std::uint64_t, std::uint64_t) const {
   return nullptr;
 }
 
+std::optional<std::int64_t> Files::modified_ns(const std::filesystem::path&) {
+  return std::nullopt;
+}
+
 std::uint64_t Files::size_bytes(const std::filesystem::path& path) {
   return open(path)->size_bytes();
 }

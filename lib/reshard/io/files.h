@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -95,6 +96,9 @@ class Files {
 
   /// The stamp without what differs from machine to machine, or when a file system is mounted anew.
   virtual FileStamp lasting_stamp(const std::filesystem::path& path) { return stamp(path); }
+
+  /// When the file was last written, in nanoseconds since 1970; nothing where that is not known. Copies may change it.
+  virtual std::optional<std::int64_t> modified_ns(const std::filesystem::path& path);
 
   /// The size of a regular file.
   /// \throws as open.

@@ -298,6 +298,13 @@ class LocalStorage final : public Storage {
                      std::to_string(status.st_mtim.tv_nsec));
   }
 
+  std::optional<std::int64_t> modified_ns(const std::filesystem::path& path) override {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+    constexpr std::int64_t kNanoseconds = 1'000'000'000;
+    return static_cast<std::int64_t>(status.st_mtim.tv_sec) * kNanoseconds + status.st_mtim.tv_nsec;
+  }
+
   std::uint64_t size_bytes(const std::filesystem::path& path) override {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) {
