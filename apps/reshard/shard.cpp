@@ -14,6 +14,7 @@ struct ShardArguments : CommonArguments {
   std::string model_directory;
   std::string output_directory;
   TargetArguments target;
+  SourceArguments source;
   std::vector<std::string> adapters;
   std::string lora_fuse = "mean";
   bool lora_fuse_given = false;
@@ -36,6 +37,7 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   ShardRequest request;
   request.source.path = arguments.model_directory;
   request.source.family = family_spec(arguments);
+  request.source.config = config_of(arguments.source);
   request.output_directory = arguments.output_directory;
   add_adapters(arguments, request);
   TargetArguments target = arguments.target;
@@ -58,7 +60,10 @@ void add_shard(CLI::App& app, Together& together) {
   arguments->target.layout = default_rank_layout().traits().name;
   CLI::App* command =
       app.add_subcommand("shard", "Shard a Hugging Face checkpoint, or LoRA adapters, into one file per rank");
-  command->add_option("MODEL_DIR", arguments->model_directory, "Directory with config.json and the weights")
+  command
+      ->add_option(
+          "MODEL_DIR", arguments->model_directory,
+          "Directory with config.json and the weights, or of a training checkpoint that is read as whole tensors")
       ->required();
   command->add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into")->required();
   add_mesh(*command, arguments->target)->required();
@@ -67,6 +72,7 @@ void add_shard(CLI::App& app, Together& together) {
       ->capture_default_str();
   add_format(*command, arguments->target, is_of_ranks);
   add_layout_options(*command, arguments->target.options, is_of_ranks);
+  add_config(*command, arguments->source);
   command
       ->add_option(
           "--adapter", arguments->adapters,

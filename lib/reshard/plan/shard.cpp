@@ -11,6 +11,9 @@ namespace {
 
 std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &default_rank_layout();
+  if (!request.adapters.empty() && !request.source.config.empty())
+    throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json beside the model")
+        .in(request.source.path);
   if (!request.adapters.empty()) return plan_shard_adapters(files, request);
   mesh_of(request.target);  // what is wrong with the request is told before anything is read
   validate_request(request.target);
