@@ -80,7 +80,7 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
         {"tensors", part.tensors}, {"parameters", part.elems}, {"bytes", part.bytes}};
   json["metadata"] = Document::object();
   for (const auto& [key, value] : inspection.file_metadata) json["metadata"][key] = value;
-  if (inspection.has_ranks()) {
+  if (inspection.has_mesh()) {
     json["mesh"] = {{"tp", inspection.mesh.tp}, {"pp", inspection.mesh.pp}, {"ep", inspection.mesh.ep}};
     json["ranks"] = Document::array();
     for (const RankBytes& rank : rank_bytes(inspection.map))

@@ -38,6 +38,9 @@ std::string what_text(const Checkpoint& inspection) {
   const Mesh& mesh = inspection.mesh;
   const std::uint64_t ranks = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep;
   const std::string what = inspection.adapter ? "adapter " + printable(inspection.adapter->name) : "checkpoint" + model;
+  if (!inspection.has_mesh())
+    return fmt::format("sharded {} ({}, {}), {} file{}", what, inspection.layout->traits().name, format, files,
+                       files == 1 ? "" : "s");
   return fmt::format("sharded {} ({}, {}), tp {} × pp {}{}, {} rank{}", what, inspection.layout->traits().name, format,
                      mesh.tp, mesh.pp, mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "", ranks,
                      ranks == 1 ? "" : "s");
@@ -83,7 +86,7 @@ std::vector<Line> make_lines(const TensorMap& map, const std::vector<TensorRow>&
 
 /// The table of tensors; `full` says more about each than may fit a narrow terminal.
 Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines, bool full) {
-  const bool ranks = inspection.has_ranks();
+  const bool ranks = inspection.has_mesh();
   std::vector<std::pair<std::string, Align>> columns{{"tensor", Align::kLeft}};
   if (full) columns.push_back({"dtype", Align::kLeft});
   columns.push_back({"shape", Align::kLeft});
@@ -233,7 +236,7 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
   if (!rows.empty() && (rows.front().values || !rows.front().digest))
     text += "\n" +
             (rows.front().values ? stats_table(inspection, rows, each) : fitting_tensor_table(inspection, rows, each));
-  if (inspection.has_ranks()) text += "\n" + ranks_table(inspection);
+  if (inspection.has_mesh()) text += "\n" + ranks_table(inspection);
   return text;
 }
 

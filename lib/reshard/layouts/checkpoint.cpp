@@ -232,7 +232,9 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
     throw Error(ErrorKind::kBadInput, files.exists(directory) ? "is not a directory" : "no such directory")
         .in(directory)
         .hint("give the directory that holds config.json and the weights");
-  if (!find_whole(files, directory) && find_shards(files, directory))
+  const auto shards = find_whole(files, directory) ? std::nullopt : find_shards(files, directory);
+  if (shards && shards->layout->traits().reads_as_whole) return read(files, *shards, context);
+  if (shards)
     throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, and holds no whole tensors")
         .in(directory)
         .hint("convert reads it, or consolidate it first");

@@ -43,6 +43,8 @@ struct Checkpoint {
   std::vector<std::string> notes;                                  // what the user should know, whole sentences
 
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks; }
+  /// Whether its ranks are those of a mesh, which a target may take over.
+  bool has_mesh() const { return has_ranks() && !layout->traits().reads_as_whole; }
   FoundLayout found() const { return {layout, path, directory}; }
 };
 
@@ -53,7 +55,7 @@ struct Checkpoint {
 Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
 /// The same for a path that must be a sharded checkpoint.
 Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const ReadContext& context);
-/// The same for a path that must be a directory of whole tensors.
+/// The same for a path that must be a directory of whole tensors, or of shards that are read as such.
 Checkpoint read_whole(Files& files, const std::filesystem::path& directory, const ReadContext& context);
 
 // What layouts read a checkpoint with.

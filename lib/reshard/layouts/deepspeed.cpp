@@ -32,7 +32,8 @@ constexpr LayoutTraits kDeepspeedTraits{
     .meaning = "DeepSpeed's ZeRO 1, 2 and 3 while it trains, and universal checkpoints",
     .folder = "",
     .formats = {},
-    .has_ranks = true};
+    .has_ranks = true,
+    .reads_as_whole = true};
 constexpr const char* kChoices[] = {"model", "master"};
 constexpr LayoutOption kWeights{.name = "weights",
                                 .type = LayoutOption::Type::kChoice,

@@ -193,7 +193,7 @@ std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoi
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
   if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted);
-  const bool from_ranks = checkpoint.has_ranks();
+  const bool from_ranks = checkpoint.has_mesh();
   if (!target.tp && !from_ranks)
     throw Error(ErrorKind::kUsage, "`tp` is required: the number of tensor-parallel ranks");
   if (!target.tp) target.tp = checkpoint.mesh.tp;

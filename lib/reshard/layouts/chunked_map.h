@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/specs/stage_plan.h"
+
+namespace reshard {
+
+/// A tensor of a model that a distributed checkpoint stores in chunks, each a box of it at a place of its own.
+struct ChunkedTensor {
+  struct Chunk {
+    Box box;
+    std::uint32_t file = 0;          // index into TensorMap::files
+    std::uint64_t offset_bytes = 0;  // of the element at the box's begin
+    Dims strides;                    // in elements, one a dim; empty where the elements lie in C order
+  };
+
+  std::string entry;  // what the files call it
+  std::string name;   // what the model calls it
+  DType dtype;
+  Dims shape;
+  std::vector<Chunk> chunks;  // those that have elements, in any order; each lies inside the shape
+};
+
+/// That the chunks of each tensor fill it, none over another.
+/// \throws Error kBadInput, naming the tensor and `where`, the file that says which chunks there are.
+/// O(n log n) in the chunks.
+void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where);
+
+/// The map of tensors whose chunks are validated. A tensor named in `tied` is a replica of another where both are
+/// there. `where` is for errors.
+/// \throws Error kBadInput if a replica has another dtype or shape.
+TensorMap chunked_map(std::vector<TensorFile> files, std::vector<ChunkedTensor> tensors,
+                      const std::vector<TiedParameter>& tied, const std::filesystem::path& where);
+
+}  // namespace reshard
