@@ -21,7 +21,7 @@ using nlohmann::json;
 /// Cases that are of other names, transforms or containers have tests of their own.
 bool is_plain(const fs::path& golden_case) {
   const std::string name = golden_case.filename().string();
-  return !name.starts_with("titan") && !name.ends_with("zstd") && !name.ends_with("hf-r3");
+  return !name.starts_with("titan") && !name.ends_with("zstd");
 }
 
 ConvertRequest dcp_request(const fs::path& source, const fs::path& config, const fs::path& output) {
@@ -215,6 +215,40 @@ TEST_CASE("A file that is missing or short is an error with its tensor, and noth
     CHECK_THAT(error.what(), Says("goes past the file's end"));
   }
   CHECK_FALSE(fs::exists(temp / "out"));
+}
+
+TEST_CASE("Safetensors of ranks are read with the shapes of config.json, which tell that the last rank is missing") {
+  const fs::path golden_case = dcp_case("llama-torch2.9-hf-r3");
+  const json original = golden_of(golden_case)["original"];
+  const TempDir temp;
+  fs::create_directories(temp / "model");
+  fs::copy(golden_case / "sharded", temp / "model/sharded", fs::copy_options::recursive);
+  consolidate(consolidate_request(temp / "model", golden_case / "original", temp / "out"));
+  CHECK(describe_tensors(read_model(temp / "out")) == original);
+  for (const char* part : {"1", "2"})
+    fs::remove(temp / ("model/sharded/shard-00003-model-0000" + std::string(part) + "-of-00002.safetensors"));
+  const Error error =
+      error_of([&] { consolidate(consolidate_request(temp / "model", golden_case / "original", temp / "out2")); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("has the shape [24, 32], but config.json asks for [35, 32]"));
+  const auto job = plan_consolidate(local_storage(), consolidate_request(temp / "model", "", temp / "out2"));
+  CHECK_THAT(notes_of(*job), Says("missing files of the last ranks are not noticed"));
+  fs::copy(golden_case / "sharded", temp / "model/sharded",
+           fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  for (const char* part : {"1", "2"})
+    fs::remove(temp / ("model/sharded/shard-00002-model-0000" + std::string(part) + "-of-00002.safetensors"));
+  CHECK_THAT(error_of([&] { consolidate(consolidate_request(temp / "model", "", temp / "out2")); }).what(),
+             Says("its 2 chunks have"));
+}
+
+TEST_CASE("Consolidated files beside those of ranks are read in their place") {
+  const fs::path golden_case = dcp_case("llama-torch2.9-hf-r3");
+  const TempDir temp;
+  fs::copy(golden_case / "original", temp / "model", fs::copy_options::recursive);
+  fs::copy(golden_case / "sharded", temp / "model/sharded", fs::copy_options::recursive);
+  const Checkpoint checkpoint = read_checkpoint(local_storage(), temp / "model", {});
+  CHECK(checkpoint.path == temp / "model");
+  CHECK_THAT(json(checkpoint.notes).dump(), Says("there is also a sharded checkpoint in"));
 }
 
 }  // namespace

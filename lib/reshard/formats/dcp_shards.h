@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "reshard/formats/container.h"
+
+namespace reshard {
+
+/// Whether a file of this name is one that torch's HuggingFaceStorageWriter writes with save_distributed
+/// (torch/distributed/checkpoint/hf_storage.py and _hf_utils.py, 2.8 and 2.9):
+/// "shard-00001-model-00001-of-00002.safetensors".
+bool is_dcp_shard_name(std::string_view name);
+
+/// Where each tensor of such a file begins in the whole one, by its metadata: one per tensor of `file`, of as many dims.
+/// \throws Error kBadInput if the metadata is missing, damaged, or does not know a tensor.
+std::vector<Dims> read_saved_offsets(const Container& file);
+
+}  // namespace reshard

@@ -1,0 +1,238 @@
+#include "reshard/layouts/dcp_source.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <tuple>
+
+#include "reshard/base/checked.h"
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/dcp_item.h"
+#include "reshard/formats/dcp_metadata.h"
+#include "reshard/formats/dcp_shards.h"
+#include "reshard/formats/read_container.h"
+#include "reshard/layouts/state_names.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kSecondNs = 1'000'000'000;
+/// A save writes `.metadata` last. A copy, which may write it first, writes the next file soon after it; between two
+/// saves into one directory lies the training in between.
+constexpr std::int64_t kLongestCopyNs = 300 * kSecondNs;
+
+/// What a checkpoint holds under one name.
+struct DcpEntry {
+  std::string name;
+  std::uint64_t bytes = 0;
+};
+
+/// "2 tensors beside the model are left out"
+std::string left_out_text(std::size_t count, const std::string& what) {
+  return fmt::format("{} tensor{} {} {} left out", count, count == 1 ? "" : "s", what, count == 1 ? "is" : "are");
+}
+
+/// What the model calls each entry, in their order; empty for what is not the model's, which `notes` say.
+std::vector<std::string> names_in_model(const std::vector<DcpEntry>& entries, const Family* family, DcpSource& source) {
+  std::vector<std::string> names;
+  names.reserve(entries.size());
+  for (const DcpEntry& entry : entries) names.push_back(entry.name);
+  StateNames found;
+  try {
+    found = find_state_names(names, family);
+  } catch (Error& error) {
+    throw error.in(source.where);
+  }
+  if (const std::string note = state_names_note(found); !note.empty()) source.notes.push_back(note);
+  std::vector<std::string> others;
+  std::size_t states = 0;
+  std::uint64_t state_bytes = 0;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (!found.names[i].empty()) continue;
+    if (!is_optimizer_state(entries[i].name)) {
+      others.push_back(entries[i].name);
+      continue;
+    }
+    ++states;
+    state_bytes += entries[i].bytes;
+  }
+  if (states > 0)
+    source.notes.push_back(left_out_text(states, "of the optimizer's state (" + format_bytes(state_bytes) + ")"));
+  if (!others.empty())
+    source.notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));
+  return std::move(found.names);
+}
+
+/// Finds the chunks of the tensors that the model has in the files, each of which is opened once.
+class ChunkFinder {
+ public:
+  ChunkFinder(Files& files, const fs::path& directory, const DcpMetadata& metadata, DcpSource& source)
+      : files_(files), directory_(directory), metadata_(metadata), source_(source) {}
+
+  /// `names` are those of the metadata's tensors in the model.
+  void find(std::vector<std::string> names) {
+    for (std::uint32_t t = 0; t < names.size(); ++t)
+      if (!names[t].empty()) add(metadata_.tensors[t], std::move(names[t]));
+    validate_chunks(source_.tensors, source_.where);
+    std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
+      const DcpPlace &x = a.chunk->place, &y = b.chunk->place;
+      return std::tie(x.file, x.offset_bytes) < std::tie(y.file, y.offset_bytes);
+    });
+    std::unique_ptr<DcpFile> file;
+    std::uint32_t open = 0;  // the number of `file` in the metadata
+    for (const Wanted& one : wanted_) {
+      const DcpPlace& place = one.chunk->place;
+      if (!file || open != place.file) {
+        file = std::make_unique<DcpFile>(files_, directory_ / metadata_.files[place.file]);
+        open = place.file;
+        source_.files.push_back({file->path(), file->size_bytes()});
+        source_.files.back().stamp = file->stamp();
+      }
+      TensorEntry entry = file->find(*one.tensor, *one.chunk);
+      ChunkedTensor::Chunk& chunk = source_.tensors[one.index].chunks[one.chunk - one.tensor->chunks.data()];
+      chunk.file = static_cast<std::uint32_t>(source_.files.size() - 1);
+      chunk.offset_bytes = entry.offset_bytes;
+      chunk.strides = std::move(entry.strides);
+    }
+    validate_times();
+  }
+
+ private:
+  struct Wanted {
+    std::uint32_t index;  // into DcpSource::tensors
+    const DcpTensor* tensor;
+    const DcpChunk* chunk;
+  };
+
+  void add(const DcpTensor& tensor, std::string name) {
+    if (!tensor.dtype)
+      throw Error(ErrorKind::kUnsupported,
+                  "is of dtype " + printable(tensor.torch_dtype) + ", which safetensors does not have")
+          .in(source_.where)
+          .tensor(tensor.name);
+    const auto index = static_cast<std::uint32_t>(source_.tensors.size());
+    source_.tensors.push_back({tensor.name, std::move(name), *tensor.dtype, tensor.shape, {}});
+    source_.tensors.back().chunks.reserve(tensor.chunks.size());
+    for (const DcpChunk& chunk : tensor.chunks) {
+      source_.tensors.back().chunks.push_back({chunk.box});
+      wanted_.push_back({index, &tensor, &chunk});
+    }
+  }
+
+  /// torch writes into files that are there already, and `.metadata` last: what is newer is of a save that did not
+  /// finish, and torch itself would read a mixture of two steps.
+  void validate_times() const {
+    const auto saved = files_.modified_ns(source_.where);
+    const TensorFile* next = nullptr;  // the first that was written after it
+    std::int64_t next_ns = 0;
+    for (const TensorFile& file : source_.files) {
+      const auto written = files_.modified_ns(file.path);
+      if (!saved || !written || *written <= *saved || (next != nullptr && *written >= next_ns)) continue;
+      next = &file;
+      next_ns = *written;
+    }
+    if (next == nullptr || next_ns - *saved <= kLongestCopyNs) return;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("was written {} minutes after .metadata, which a save writes last: a later save into this "
+                            "directory did not finish, and its files may be of two steps",
+                            (next_ns - *saved) / (60 * kSecondNs)))
+        .in(next->path)
+        .hint("take another checkpoint; if it is a copy that was made without the times of its files, `touch " +
+              source_.where.string() + "` says so");
+  }
+
+  Files& files_;
+  const fs::path& directory_;
+  const DcpMetadata& metadata_;
+  DcpSource& source_;
+  std::vector<Wanted> wanted_;
+};
+
+/// Adds a file's tensors as chunks to those that have the same names.
+void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSource& source,
+               std::map<std::string, std::size_t>& by_name) {
+  const auto index = static_cast<std::uint32_t>(source.files.size());
+  source.files.push_back({file.path, file.size_bytes});
+  source.files.back().stamp = file.files.front().stamp;
+  for (std::size_t t = 0; t < file.tensors.size(); ++t) {
+    const TensorEntry& entry = file.tensors[t];
+    const auto [found, is_new] = by_name.emplace(entry.name, source.tensors.size());
+    if (is_new) source.tensors.push_back({entry.name, {}, entry.dtype, entry.shape, {}});
+    ChunkedTensor& tensor = source.tensors[found->second];
+    if (tensor.dtype != entry.dtype || tensor.shape.size() != entry.shape.size())
+      throw Error(ErrorKind::kBadInput, fmt::format("is {} of {} dims, but {} of {} in another file", name(entry.dtype),
+                                                    entry.shape.size(), name(tensor.dtype), tensor.shape.size()))
+          .in(file.path)
+          .tensor(entry.name)
+          .hint("the files are of several saves");
+    if (num_elems(entry.shape) == 0u) continue;  // of a rank without a share
+    if (tensor.chunks.empty()) tensor.shape = Dims(entry.shape.size());
+    for (std::size_t d = 0; d < entry.shape.size(); ++d) {
+      const auto end = checked_add(offsets[t][d], entry.shape[d]);
+      if (!end) throw Error(ErrorKind::kBadInput, "its end overflows 64 bits").in(file.path).tensor(entry.name);
+      tensor.shape[d] = std::max(tensor.shape[d], *end);
+    }
+    tensor.chunks.push_back({{offsets[t], entry.shape}, index, entry.offset_bytes, {}});
+  }
+}
+
+}  // namespace
+
+DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family* family) {
+  DcpSource source;
+  source.where = directory / kDcpMetadataFile;
+  const DcpMetadata metadata = read_dcp_metadata(*files.open(source.where), source.where);
+  std::vector<DcpEntry> entries;
+  entries.reserve(metadata.tensors.size());
+  for (const DcpTensor& tensor : metadata.tensors)
+    entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
+  std::vector<std::string> names = names_in_model(entries, family, source);
+  if (metadata.bytes.size() == 1)
+    source.notes.push_back(printable(metadata.bytes.front().name) + ", which is no tensor, is left out");
+  else if (!metadata.bytes.empty())
+    source.notes.push_back(fmt::format("{} entries that are no tensors are left out, as {}", metadata.bytes.size(),
+                                       printable(metadata.bytes.front().name)));
+  ChunkFinder(files, directory, metadata, source).find(std::move(names));
+  return source;
+}
+
+bool holds_dcp_shards(Files& files, const fs::path& directory) {
+  const std::vector<DirectoryEntry> entries = files.list(directory);
+  return std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return entry.kind == FileKind::kFile && is_dcp_shard_name(entry.name);
+  });
+}
+
+DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family* family) {
+  DcpSource source;
+  source.format = Format::kSafetensors;
+  source.where = directory;
+  std::map<std::string, std::size_t> by_name;
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    if (!is_dcp_shard_name(entry.name)) continue;
+    const Container file = read_container(files, directory / entry.name, Format::kSafetensors);
+    add_shard(file, read_saved_offsets(file), source, by_name);
+  }
+  std::vector<DcpEntry> entries;
+  for (ChunkedTensor& tensor : source.tensors) {
+    const auto bytes = num_bytes(tensor.dtype, tensor.shape);
+    if (!bytes)
+      throw Error(ErrorKind::kBadInput, "its chunks lie too far apart for any tensor")
+          .in(directory)
+          .tensor(tensor.entry);
+    entries.push_back({tensor.entry, *bytes});
+  }
+  std::vector<std::string> names = names_in_model(entries, family, source);
+  for (std::size_t i = 0; i < names.size(); ++i) source.tensors[i].name = std::move(names[i]);
+  std::erase_if(source.tensors, [](const ChunkedTensor& tensor) { return tensor.name.empty(); });
+  validate_chunks(source.tensors, directory);
+  return source;
+}
+
+}  // namespace reshard

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/format.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/chunked_map.h"
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/specs/family.h"
+
+namespace reshard {
+
+/// The model's tensors in a directory of torch.distributed.checkpoint. Invariant, validated by its readers: the chunks
+/// of each tensor fill it, none over another, and lie in the files.
+struct DcpSource {
+  Format format = Format::kPytorch;
+  std::filesystem::path where;  // what says which tensors there are
+  std::vector<ChunkedTensor> tensors;
+  std::vector<TensorFile> files;
+  std::vector<std::string> notes;  // what was left out, and what is odd
+};
+
+/// Reads a directory with a `.metadata`. `family` is the model's, or null where it is not known (find_state_names).
+/// \throws Error kBadInput if a file is missing, damaged, or newer than the `.metadata` of its save; kUnsupported; kIo.
+DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const Family* family);
+
+/// Whether `directory` holds the safetensors files of ranks that torch's HuggingFaceStorageWriter writes.
+bool holds_dcp_shards(Files& files, const std::filesystem::path& directory);
+
+/// Reads these. Nothing in them says how large the whole tensors are: as large as their chunks together.
+/// \throws Error kBadInput; kIo.
+DcpSource read_dcp_shards(Files& files, const std::filesystem::path& directory, const Family* family);
+
+}  // namespace reshard
