@@ -18,10 +18,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// Cases that are of other names, transforms or containers have tests of their own.
+/// Cases of transforms have tests of their own.
 bool is_plain(const fs::path& golden_case) {
-  const std::string name = golden_case.filename().string();
-  return !name.starts_with("titan") && !name.ends_with("zstd");
+  return !golden_case.filename().string().ends_with("zstd");
 }
 
 ConvertRequest dcp_request(const fs::path& source, const fs::path& config, const fs::path& output) {
@@ -46,8 +45,9 @@ TEST_CASE("Every case of torch.distributed.checkpoint is converted into its mode
     for (const bool with_config : {true, false}) {
       DYNAMIC_SECTION(golden_case.filename().string() << " " << with_config) {
         const json golden = golden_of(golden_case);
-        // It has tensors that no Llama has.
+        // One has tensors that no Llama has, the other names that only config.json explains.
         if (with_config && golden_case.filename() == "llama-hsdp2x2-buffers") continue;
+        if (!with_config && golden_case.filename() == "titan-llama3-v0.2.2") continue;
         const TempDir temp;
         ConvertRequest request =
             dcp_request(golden_case / "sharded", with_config ? golden_case / "original" : "", temp / "out");

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/specs/model.h"
 
 namespace reshard {
 namespace {
@@ -36,7 +37,97 @@ void validate(const ChunkedTensor& tensor, const std::filesystem::path& where) {
   validate_tiling(tiles);
 }
 
+/// An expert of a stack: the elements of dim 0 at its number.
+void add_experts(const ChunkedTensor& stack, std::vector<ChunkedTensor>& tensors) {
+  const std::size_t first = tensors.size();
+  const std::size_t star = stack.name.find('*');
+  const auto without_first = [](const Dims& dims) {
+    Dims rest;
+    for (std::size_t d = 1; d < dims.size(); ++d) rest.push_back(dims[d]);
+    return rest;
+  };
+  for (std::uint64_t expert = 0; expert < stack.shape[0]; ++expert) {
+    ChunkedTensor one{stack.entry, stack.name, stack.dtype, without_first(stack.shape), {}};
+    one.name.replace(star, 1, std::to_string(expert));
+    tensors.push_back(std::move(one));
+  }
+  const std::uint64_t elem_bytes = bits(stack.dtype) / 8;
+  for (const ChunkedTensor::Chunk& chunk : stack.chunks) {
+    const std::uint64_t step = chunk.strides.empty() ? c_strides(chunk.box.size)[0] : chunk.strides[0];
+    for (std::uint64_t i = 0; i < chunk.box.size[0]; ++i)
+      tensors[first + chunk.box.begin[0] + i].chunks.push_back(
+          {{without_first(chunk.box.begin), without_first(chunk.box.size)},
+           chunk.file,
+           chunk.offset_bytes + i * step * elem_bytes,
+           without_first(chunk.strides)});
+  }
+}
+
+/// Row 2i + j of each head becomes row j * D / 2 + i: every other row of a chunk lies one after the other.
+ChunkedTensor deinterleaved(const ChunkedTensor& tensor, std::uint64_t head_dim) {
+  ChunkedTensor made{tensor.entry, tensor.name, tensor.dtype, tensor.shape, {}};
+  const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
+  for (const ChunkedTensor::Chunk& chunk : tensor.chunks) {
+    const Dims strides = chunk.strides.empty() ? c_strides(chunk.box.size) : chunk.strides;
+    const std::uint64_t begin = chunk.box.begin[0], end = begin + chunk.box.size[0];
+    for (std::uint64_t head = begin / head_dim * head_dim; head < end; head += head_dim)
+      for (std::uint64_t half = 0; half < 2; ++half) {
+        const std::uint64_t from = std::max(begin, head), to = std::min(end, head + head_dim);
+        const std::uint64_t first = from + (from - head + half) % 2;  // with the head's first row of this half
+        if (first >= to) continue;
+        ChunkedTensor::Chunk part = chunk;
+        part.box.begin[0] = head + half * (head_dim / 2) + (first - head) / 2;
+        part.box.size[0] = (to - first + 1) / 2;
+        part.offset_bytes += (first - begin) * strides[0] * elem_bytes;
+        part.strides = strides;
+        part.strides[0] *= 2;
+        made.chunks.push_back(std::move(part));
+      }
+  }
+  return made;
+}
+
 }  // namespace
+
+std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const std::filesystem::path& where) {
+  if (std::none_of(tensors.begin(), tensors.end(), [](const ChunkedTensor& tensor) { return tensor.stacked; }))
+    return tensors;
+  std::vector<ChunkedTensor> made;
+  for (ChunkedTensor& tensor : tensors) {
+    if (!tensor.stacked) {
+      made.push_back(std::move(tensor));
+      continue;
+    }
+    const bool is_stack = !tensor.shape.empty() && num_elems(tensor.shape).value_or(0) > 0;
+    if (!is_stack)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("has the shape {}, where experts must be stacked in dim 0", to_string(tensor.shape)))
+          .in(where)
+          .tensor(tensor.entry);
+    if (tensor.shape[0] > kMaxParameters - std::min<std::uint64_t>(made.size(), kMaxParameters))
+      throw Error(ErrorKind::kUnsupported, fmt::format("stacks {} experts, more than any model has", tensor.shape[0]))
+          .in(where)
+          .tensor(tensor.entry);
+    add_experts(tensor, made);
+  }
+  return made;
+}
+
+void deinterleave(std::vector<ChunkedTensor>& tensors, std::uint64_t head_dim, const std::filesystem::path& where) {
+  for (ChunkedTensor& tensor : tensors) {
+    if (!tensor.interleaved) continue;
+    const auto refuse = [&](ErrorKind kind, const std::string& what) {
+      throw Error(kind, what).in(where).tensor(tensor.entry).hint("config.json belongs to another model");
+    };
+    if (head_dim == 0 || head_dim % 2 != 0)
+      refuse(ErrorKind::kUnsupported, fmt::format("its heads have {} rows, which are no pairs", head_dim));
+    if (tensor.shape.empty() || tensor.shape[0] % head_dim != 0)
+      refuse(ErrorKind::kBadInput,
+             fmt::format("its shape {} is not one of whole heads of {} rows, which config.json has",
+                         to_string(tensor.shape), head_dim));
+    tensor = deinterleaved(tensor, head_dim);
+  }
+}
 
 void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where) {
   for (const ChunkedTensor& tensor : tensors) validate(tensor, where);

@@ -20,16 +20,26 @@ struct ChunkedTensor {
   };
 
   std::string entry;  // what the files call it
-  std::string name;   // what the model calls it
+  std::string name;   // what the model calls it; with a star for an expert's number where `stacked`
   DType dtype;
   Dims shape;
   std::vector<Chunk> chunks;  // those that have elements, in any order; each lies inside the shape
+  bool stacked = false;       // it is as many tensors of the model as dim 0 has elements
+  bool interleaved = false;   // the rows of each head are in another order than the model's (Family::OtherName)
 };
 
 /// That the chunks of each tensor fill it, none over another.
 /// \throws Error kBadInput, naming the tensor and `where`, the file that says which chunks there are.
 /// O(n log n) in the chunks.
 void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where);
+
+/// Experts of a stack as tensors of their own, each from where it lies.
+/// \throws Error kBadInput, naming `where`, for a stack without experts; kUnsupported for more than any model has.
+std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const std::filesystem::path& where);
+
+/// Puts interleaved rows into the model's order, without moving them; each head has `head_dim`.
+/// \throws Error kBadInput, naming `where`, if the rows are no whole heads; kUnsupported if head_dim is 0, or odd.
+void deinterleave(std::vector<ChunkedTensor>& tensors, std::uint64_t head_dim, const std::filesystem::path& where);
 
 /// The map of tensors whose chunks are validated. A tensor named in `tied` is a replica of another where both are
 /// there. `where` is for errors.

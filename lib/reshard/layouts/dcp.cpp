@@ -106,16 +106,18 @@ class DcpLayout final : public Layout {
                                                          : read_dcp_shards(files, found.path, family.get());
     checkpoint.format = source.format;
     checkpoint.notes = std::move(source.notes);
+    source.tensors = unstacked(std::move(source.tensors), source.where);
     std::unordered_set<std::string_view> names;
     for (const ChunkedTensor& tensor : source.tensors) names.insert(tensor.name);
     read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
       return planned_model(config, {container_of(source.tensors)}, notes);
     });
     const auto& model = checkpoint.model;
+    if (model || context.use != ConfigUse::kLenient)
+      deinterleave(source.tensors, model ? model->head_dim : 0, source.where);
     if (!model && source.format == Format::kSafetensors)
       checkpoint.notes.push_back(
-          "nothing says how large the whole tensors are: without a config.json, missing files of the last ranks are "
-          "not "
+          "nothing says how large whole tensors are: without a config.json, missing files of the last ranks are not "
           "noticed");
     checkpoint.map = chunked_map(std::move(source.files), std::move(source.tensors),
                                  model ? tied_parameters(model) : std::vector<TiedParameter>{}, source.where);

@@ -38,8 +38,8 @@ std::string left_out_text(std::size_t count, const std::string& what) {
   return fmt::format("{} tensor{} {} {} left out", count, count == 1 ? "" : "s", what, count == 1 ? "is" : "are");
 }
 
-/// What the model calls each entry, in their order; empty for what is not the model's, which `notes` say.
-std::vector<std::string> names_in_model(const std::vector<DcpEntry>& entries, const Family* family, DcpSource& source) {
+/// What the model calls each entry; what is not the model's is noted.
+StateNames names_in_model(const std::vector<DcpEntry>& entries, const Family* family, DcpSource& source) {
   std::vector<std::string> names;
   names.reserve(entries.size());
   for (const DcpEntry& entry : entries) names.push_back(entry.name);
@@ -66,7 +66,14 @@ std::vector<std::string> names_in_model(const std::vector<DcpEntry>& entries, co
     source.notes.push_back(left_out_text(states, "of the optimizer's state (" + format_bytes(state_bytes) + ")"));
   if (!others.empty())
     source.notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));
-  return std::move(found.names);
+  return found;
+}
+
+/// In which order the elements of entry `index` are.
+void take_order(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
+  const Family::OtherName* other = names.others.empty() ? nullptr : names.others[index];
+  tensor.stacked = other != nullptr && other->stacked();
+  tensor.interleaved = other != nullptr && other->interleaved;
 }
 
 /// Finds the chunks of the tensors that the model has in the files, each of which is opened once.
@@ -75,10 +82,13 @@ class ChunkFinder {
   ChunkFinder(Files& files, const fs::path& directory, const DcpMetadata& metadata, DcpSource& source)
       : files_(files), directory_(directory), metadata_(metadata), source_(source) {}
 
-  /// `names` are those of the metadata's tensors in the model.
-  void find(std::vector<std::string> names) {
-    for (std::uint32_t t = 0; t < names.size(); ++t)
-      if (!names[t].empty()) add(metadata_.tensors[t], std::move(names[t]));
+  /// `names` are those of the metadata's tensors.
+  void find(StateNames names) {
+    for (std::uint32_t t = 0; t < names.names.size(); ++t) {
+      if (names.names[t].empty()) continue;
+      add(metadata_.tensors[t], std::move(names.names[t]));
+      take_order(names, t, source_.tensors.back());
+    }
     validate_chunks(source_.tensors, source_.where);
     std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
       const DcpPlace &x = a.chunk->place, &y = b.chunk->place;
@@ -192,7 +202,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors)
     entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
-  std::vector<std::string> names = names_in_model(entries, family, source);
+  StateNames names = names_in_model(entries, family, source);
   if (metadata.bytes.size() == 1)
     source.notes.push_back(printable(metadata.bytes.front().name) + ", which is no tensor, is left out");
   else if (!metadata.bytes.empty())
@@ -228,8 +238,11 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
           .tensor(tensor.entry);
     entries.push_back({tensor.entry, *bytes});
   }
-  std::vector<std::string> names = names_in_model(entries, family, source);
-  for (std::size_t i = 0; i < names.size(); ++i) source.tensors[i].name = std::move(names[i]);
+  StateNames names = names_in_model(entries, family, source);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    source.tensors[i].name = std::move(names.names[i]);
+    take_order(names, i, source.tensors[i]);
+  }
   std::erase_if(source.tensors, [](const ChunkedTensor& tensor) { return tensor.name.empty(); });
   validate_chunks(source.tensors, directory);
   return source;

@@ -45,28 +45,27 @@ std::string without_parts(std::string_view name, const IsLeft& is_left) {
   }
 }
 
+using Names = std::set<std::string, std::less<>>;
+
 /// The names of a family's parameters, with stars for numbers.
-void add_names(const Family& family, std::set<std::string, std::less<>>& names) {
+void add_names(const Family& family, Names& names) {
   for (const Family::Module& module : family.modules) {
     names.insert(module.parameter.empty() ? module.name : module.name + "." + module.parameter);
     if (module.bias) names.insert(module.name + ".bias");
   }
 }
 
-std::set<std::string, std::less<>> known_names(const Family* family) {
-  std::set<std::string, std::less<>> names;
-  if (family != nullptr) {
-    add_names(*family, names);
-    return names;
-  }
-  for (const std::string& model_type : known_model_types()) add_names(*builtin_family(model_type), names);
-  return names;
+/// Those that other programs have for them.
+void add_other_names(const Family& family, std::map<std::string, Names>& by_program) {
+  for (const Family::OtherNames& others : family.other_names)
+    for (const Family::OtherName& other : others.parameters)
+      by_program[others.program].insert(other.names.begin(), other.names.end());
 }
 
 /// The same names as models without a head have them, without "model.".
-std::set<std::string, std::less<>> base_names(const std::set<std::string, std::less<>>& names) {
+Names base_names(const Names& names) {
   constexpr std::string_view kBase = "model.";
-  std::set<std::string, std::less<>> bases;
+  Names bases;
   for (const std::string& name : names)
     if (name.starts_with(kBase)) bases.insert(name.substr(kBase.size()));
   return bases;
@@ -75,7 +74,7 @@ std::set<std::string, std::less<>> base_names(const std::set<std::string, std::l
 /// What stands before the longest end of an entry that is a known name, and how many entries it stands before.
 using Votes = std::map<std::string, std::size_t, std::less<>>;
 
-Votes vote(std::span<const std::string> entries, const std::set<std::string, std::less<>>& known) {
+Votes vote(std::span<const std::string> entries, const Names& known) {
   std::unordered_set<std::string_view> names(known.begin(), known.end());
   Votes votes;
   for (const std::string& entry : entries) {
@@ -99,6 +98,32 @@ std::size_t most(const Votes& votes) {
   std::size_t count = 0;
   for (const auto& [prefix, voters] : votes) count = std::max(count, voters);
   return count;
+}
+
+/// Gives the entries of another program the model's names; what its names do not explain stays as it is.
+void rename(const Family& family, StateNames& found) {
+  const auto names = std::find_if(family.other_names.begin(), family.other_names.end(),
+                                  [&](const Family::OtherNames& one) { return one.program == found.program; });
+  std::unordered_map<std::string_view, const Family::OtherName*> by_name;
+  for (const Family::OtherName& other : names->parameters)
+    for (const std::string& name : other.names) by_name.emplace(name, &other);
+  found.others.resize(found.names.size());
+  for (std::size_t i = 0; i < found.names.size(); ++i) {
+    std::string& name = found.names[i];
+    const std::string starred = with_stars(name);
+    const auto other = by_name.find(starred);
+    if (other != by_name.end()) {
+      found.others[i] = other->second;
+      // The numbers of `name` take the places of as many stars.
+      std::string renamed = other->second->parameter;
+      std::size_t star = 0;
+      for (const std::string& part : split(name, '.'))
+        if (parse_unsigned(part) && (star = renamed.find('*', star)) != renamed.npos) renamed.replace(star, 1, part);
+      name = std::move(renamed);
+    } else if (std::find(names->unused.begin(), names->unused.end(), starred) != names->unused.end()) {
+      name.clear();
+    }
+  }
 }
 
 }  // namespace
@@ -128,7 +153,16 @@ StateNames find_state_names(std::span<const std::string> entries, const Family* 
     });
     without_module[i] = without_parts(bare[i], [](std::string_view part) { return part == kModuleWrapper; });
   }
-  const auto known = known_names(family);
+  Names known;
+  std::map<std::string, Names> other_programs;
+  if (family != nullptr) {
+    add_names(*family, known);
+    add_other_names(*family, other_programs);
+  }
+  for (const std::string& model_type : family == nullptr ? known_model_types() : std::vector<std::string>()) {
+    add_names(*builtin_family(model_type), known);
+    add_other_names(*builtin_family(model_type), other_programs);
+  }
   Votes votes;
   for (const auto& names : {known, base_names(known)}) {
     votes = vote(bare, names);
@@ -140,6 +174,11 @@ StateNames find_state_names(std::span<const std::string> entries, const Family* 
     }
     if (!votes.empty()) break;
   }
+  for (const auto& [program, names] : other_programs)
+    if (Votes others = vote(bare, names); most(others) > most(votes)) {
+      votes = std::move(others);
+      found.program = program;
+    }
   found.fits = !votes.empty();
   std::size_t voters = 0;
   for (const auto& [prefix, count] : votes) {  // the shortest of those with most
@@ -154,6 +193,7 @@ StateNames find_state_names(std::span<const std::string> entries, const Family* 
   for (std::size_t i = 0; i < entries.size(); ++i)
     if (bare[i].size() > found.prefix.size() && bare[i].starts_with(found.prefix))
       found.names[i] = bare[i].substr(found.prefix.size());
+  if (family != nullptr && !found.program.empty()) rename(*family, found);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (found.names[i].empty()) continue;
     const auto [other, is_new] = seen.emplace(found.names[i], i);
@@ -170,7 +210,13 @@ std::string state_names_note(const StateNames& names) {
   if (!names.prefix.empty()) note = fmt::format("without the prefix {}", printable(names.prefix));
   if (!names.wrappers.empty())
     note += fmt::format("{}without {}", note.empty() ? "" : " and ", list_names(names.wrappers));
-  return note.empty() ? note : "names of tensors are read " + note;
+  if (!note.empty()) note = "names of tensors are read " + note;
+  if (names.program.empty()) return note;
+  if (!note.empty()) note += "; ";
+  return note +
+         (names.others.empty()
+              ? fmt::format("they are {0}'s: with a config.json (`config`), they become the model's own", names.program)
+              : fmt::format("the names of {} are replaced by the model's own", names.program));
 }
 
 }  // namespace reshard

@@ -13,14 +13,20 @@ namespace reshard {
 /// model's state dict under a prefix ("model.", "state_dict.model.") beside the optimizer's, and wrappers of modules
 /// leave parts in its names ("_orig_mod.").
 struct StateNames {
-  std::vector<std::string> names;     // one per entry; empty for what is not the model's
+  /// One per entry; empty for what is not the model's. Of experts that an entry stacks, with a star for their number.
+  std::vector<std::string> names;
+  /// Where the entries have the names of another program (Family::other_names): one per entry, null for what is not the
+  /// model's. Else empty.
+  std::vector<const Family::OtherName*> others;
+  std::string program;                // whose names they are; empty if they are the model's own
   std::string prefix;                 // of all the model's entries, behind the wrappers taken out; empty for none
   std::vector<std::string> wrappers;  // the parts that were taken out of names, sorted: "_orig_mod"
   bool fits = false;                  // some of the names are those of a known family
 };
 
-/// Finds the prefix under which most entries have the names of `family`, or of any built-in one where it is null. Where
-/// no entry has such a name, all but training states are the model's, under their own names.
+/// Finds the prefix under which most entries have the names of `family`, its own or those of another program, or of any
+/// built-in one where it is null; then other programs' names stay. Where no entry has such a name, all but training
+/// states are the model's, under their own names. `family` is borrowed.
 /// \throws Error kBadInput, naming the entry, if two entries would have one name.
 /// O(n log n) in the entries.
 StateNames find_state_names(std::span<const std::string> entries, const Family* family);

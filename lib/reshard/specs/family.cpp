@@ -86,4 +86,9 @@ std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
   return name;
 }
 
+bool Family::OtherName::stacked() const {
+  return std::count(parameter.begin(), parameter.end(), '*') == 2 &&
+         std::count(names.front().begin(), names.front().end(), '*') == 1;
+}
+
 }  // namespace reshard

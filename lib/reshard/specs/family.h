@@ -122,6 +122,21 @@ struct Family {
     std::string name;
     std::vector<std::string> linears;
   };
+  /// What another program calls a parameter.
+  struct OtherName {
+    std::string parameter;           // as modules have it: "model.layers.*.self_attn.q_proj.weight"
+    std::vector<std::string> names;  // the newest first; never empty
+    /// The rows of each head come in pairs, (0, D/2), (1, D/2 + 1), ..., where the parameter has the first halves before
+    /// the second: the order of Meta's rotary embedding.
+    bool interleaved = false;
+    /// A parameter of experts whose other name has no star for them: they stand one under the other, in a dim in front.
+    bool stacked() const;
+  };
+  struct OtherNames {
+    std::string program;  // "torchtitan"
+    std::vector<OtherName> parameters;
+    std::vector<std::string> unused;  // names of what the model has no place for
+  };
 
   std::string model_type;
   /// Set for larger models (multimodal) alone, with nothing else: the model_type of the language model if config.json's
@@ -143,6 +158,7 @@ struct Family {
   /// Modules in that of `attention` which NxD Inference calls otherwise, by name; else it has the names of the
   /// checkpoint. Nothing where its names are not known.
   std::optional<std::map<std::string, std::string>> inference_names;
+  std::vector<OtherNames> other_names;
   std::string json_text;          // what it was read from
   std::filesystem::path file;     // where somebody wrote it, for errors; empty for the built-in ones
   std::uint64_t layers_line = 0;  // of num_layers in `file`; 0: not known

@@ -290,6 +290,59 @@ std::map<std::string, std::string> inference_names_at(const SpecObject& object, 
   return names;
 }
 
+/// What a program calls one parameter: a name, several, or an object with more.
+Family::OtherName other_name_at(const SpecObject& parameters, const std::string& parameter, const Family& family) {
+  Family::OtherName other;
+  other.parameter = parameter;
+  const auto is_it = [&](const Family::Module& module) {
+    return parameter == (module.parameter.empty() ? module.name : module.name + "." + module.parameter);
+  };
+  if (std::none_of(family.modules.begin(), family.modules.end(), is_it))
+    throw parameters.file().error(parameters.pointer_to(parameter), "\"other_names\" names the parameter " +
+                                                                        printable(parameter) + ", which is not there");
+  const auto add_names = [&](const SpecObject& object, const std::string& key) {
+    if (object.at(key).is_string())
+      other.names = {object.string_at(key)};
+    else
+      other.names = object.strings_at(key);
+  };
+  if (parameters.at(parameter).is_object()) {
+    const SpecObject object(parameters.at(parameter), parameters.file(), parameters.pointer_to(parameter),
+                            "other_names");
+    object.validate_keys({"name", "rotary"});
+    add_names(object, "name");
+    if (object.has("rotary") && object.string_at("rotary") != "interleaved") object.fail("rotary", "\"interleaved\"");
+    other.interleaved = object.has("rotary");
+  } else {
+    add_names(parameters, parameter);
+  }
+  const auto stars = [](const std::string& name) { return std::count(name.begin(), name.end(), '*'); };
+  const auto own = stars(parameter);
+  for (const std::string& name : other.names)
+    if (stars(name) != stars(other.names.front()) || (stars(name) != own && !(own == 2 && stars(name) == 1)))
+      parameters.fail(parameter, "names with its stars, or without that of experts");
+  if (other.names.empty()) parameters.fail(parameter, "at least one name");
+  return other;
+}
+
+std::vector<Family::OtherNames> other_names_at(const SpecObject& object, const Family& family) {
+  const Json& json = object.at("other_names");
+  const SpecObject programs(json, object.file(), object.pointer_to("other_names"), "other_names");
+  std::vector<Family::OtherNames> all;
+  for (const auto& item : json.items()) {
+    const SpecObject of_program(item.value(), object.file(), programs.pointer_to(item.key()), "other_names");
+    of_program.validate_keys({"parameters", "unused"});
+    Family::OtherNames names{item.key(), {}, {}};
+    const Json& listed = of_program.at("parameters");
+    const SpecObject parameters(listed, object.file(), of_program.pointer_to("parameters"), "other_names");
+    for (const auto& parameter : listed.items())
+      names.parameters.push_back(other_name_at(parameters, parameter.key(), family));
+    if (of_program.has("unused")) names.unused = of_program.strings_at("unused");
+    all.push_back(std::move(names));
+  }
+  return all;
+}
+
 /// Every module that is spoken of is there.
 void validate_names(const Family& family, const DescriptionFile& file) {
   const auto validate_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
@@ -468,6 +521,7 @@ Family parse(const Json& json, const DescriptionFile& file) {
   }
   if (object.has("whole")) family.whole = object.strings_at("whole");
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
+  if (object.has("other_names")) family.other_names = other_names_at(object, family);
   validate_names(family, file);
   validate_unique(family, file);
   validate_fused(family, file);

@@ -285,7 +285,7 @@ const std::vector<FamilyKey>& family_keys() {
       {"model_type", Inherit::kNever}, {"layers", Inherit::kReplace},        {"num_layers", Inherit::kReplace},
       {"defaults", Inherit::kMerge},   {"class_defaults", Inherit::kNever},  {"define", Inherit::kMerge},
       {"modules", Inherit::kModules},  {"attention", Inherit::kMerge, true}, {"fused", Inherit::kReplace},
-      {"whole", Inherit::kReplace},    {"nxd_inference", Inherit::kNever},
+      {"whole", Inherit::kReplace},    {"nxd_inference", Inherit::kNever},   {"other_names", Inherit::kNever},
   };
   return kKeys;
 }
