@@ -29,7 +29,9 @@ std::string shape_text(const Dims& shape) {
 }
 
 std::string what_text(const Checkpoint& inspection) {
-  const std::size_t files = inspection.map.files.size();
+  std::set<std::string> paths;  // one may be there more than once, for each of its compressed items
+  for (const TensorFile& file : inspection.map.files) paths.insert(file.path.string());
+  const std::size_t files = paths.size();
   const std::string_view format = name(inspection.format);
   const std::string model = inspection.model_type.empty() ? "" : " of a " + printable(inspection.model_type) + " model";
   if (inspection.layout == nullptr) return fmt::format("{} file", format);

@@ -14,6 +14,7 @@
 #include "support/local_files.h"
 #include "support/pickles.h"
 #include "support/zips.h"
+#include "support/zstd_frames.h"
 
 namespace reshard::test {
 namespace {
@@ -102,7 +103,8 @@ TEST_CASE("Items of a file are found where torch has put them") {
             const Dims sizes = dims_of(chunk["sizes"]);
             if (is_empty(sizes) || chunk.contains("transforms")) continue;
             DcpFile file(local_storage(), golden_case / folder / chunk["file"]);
-            const TensorEntry entry = file.find(tensor_of(metadata, name), tensor_of(metadata, name).chunks[chunks++]);
+            const TensorEntry entry =
+                file.find(tensor_of(metadata, name), tensor_of(metadata, name).chunks[chunks++]).tensor;
             CHECK(entry.offset_bytes == chunk["data"]);
             CHECK(entry.shape == sizes);
             CHECK(entry.strides == (chunk.contains("strides") ? dims_of(chunk["strides"]) : Dims()));
@@ -306,12 +308,13 @@ struct OneItem {
   TensorEntry find() const {
     MemoryFiles files;
     files.write("d/__0_0.distcp", content);
-    return DcpFile(files, "d/__0_0.distcp").find(tensor, chunk);
+    return DcpFile(files, "d/__0_0.distcp").find(tensor, chunk, transforms).tensor;
   }
 
   std::string content;
   DcpTensor tensor;
   DcpChunk chunk;
+  std::vector<std::string> transforms;
 };
 
 const std::string kFloats(16, 'f');
@@ -373,6 +376,33 @@ TEST_CASE("Items that are not what metadata says are refused with file and tenso
   SECTION("zstd that metadata does not tell") {
     check(OneItem("\x28\xb5\x2f\xfd" + std::string(50, 'z')), "compressed with zstd, which .metadata does not say");
   }
+}
+
+TEST_CASE("An item in a zstd frame is found in what that decodes to") {
+  OneItem item(zstd_frame(dcp::item_bytes("float32", {2, 2}, kFloats)), "before");
+  item.transforms = {"stream.zstd/1"};
+  MemoryFiles files;
+  files.write("d/__0_0.distcp", item.content);
+  const DcpItem found = DcpFile(files, "d/__0_0.distcp").find(item.tensor, item.chunk, item.transforms);
+  REQUIRE(found.frame);
+  CHECK(*found.frame == ZstdFrame{6, item.content.size() - 6});
+  std::string decoded(found.decoded_bytes, '\0');
+  open_zstd(files.open("d/__0_0.distcp"), *found.frame, found.decoded_bytes, "f")
+      ->read_at(0, std::as_writable_bytes(std::span(decoded)));
+  CHECK(decoded.substr(found.tensor.offset_bytes, 16) == kFloats);
+
+  OneItem other(dcp::item_bytes("float32", {2, 2}, kFloats));
+  other.transforms = {"stream.rot13/1"};
+  const Error unknown = error_of([&] { other.find(); });
+  CHECK(unknown.kind() == ErrorKind::kUnsupported);
+  CHECK(unknown.tensor() == "w");
+  CHECK_THAT(unknown.what(), Says("transformed by stream.rot13/1, which is not known"));
+  OneItem bomb(zstd_bomb(100));
+  bomb.transforms = {"stream.zstd/1"};
+  CHECK_THAT(error_of([&] { bomb.find(); }).what(), Says("decodes to more than 1048592 bytes"));
+  OneItem plain(dcp::item_bytes("float32", {2, 2}, kFloats));
+  plain.transforms = {"stream.zstd/1"};
+  CHECK_THAT(error_of([&] { plain.find(); }).what(), Says("its zstd frame is damaged"));
 }
 
 TEST_CASE("A bucket of safetensors is read by the names of tensors") {

@@ -52,8 +52,10 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, st
 
 std::shared_ptr<Source> SharedRun::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {
   return files.get(file, [&] {
-    auto source = options.storage->open(map.files[file].path);
-    validate_unchanged(*options.storage, map.files[file]);
+    const TensorFile& tensors = map.files[file];
+    auto source = options.storage->open(tensors.path);
+    validate_unchanged(*options.storage, tensors);
+    if (tensors.frame) return open_zstd(std::move(source), *tensors.frame, tensors.size_bytes, tensors.path);
     return source;
   });
 }

@@ -21,17 +21,17 @@ constexpr std::string_view kZstdMagic = "\x28\xb5\x2f\xfd";
 constexpr std::size_t kLookBytes = 9;  // the length of a safetensors header, and its first character
 constexpr const char* kOtherSave = "the file is of another save than .metadata, or damaged: fetch both again";
 
-/// A range of a file, whose ends are read once: all of a zip's records but for the tensor lie there.
+// All of a zip's records but for the tensor lie within so many bytes of its ends.
+constexpr std::size_t kEndBytes = 2048;
+/// An item has no more than its tensor and this: records of the archive.
+constexpr std::uint64_t kMostRecordBytes = std::uint64_t{1} << 20;
+constexpr const char* kZstdTransform = "stream.zstd/1";
+
+/// An item of which the ends have been read, and no more is to be.
 class ItemSource final : public Source {
  public:
-  ItemSource(const Source& file, std::uint64_t begin, std::uint64_t size_bytes)
-      : file_(file), begin_(begin), size_bytes_(size_bytes) {
-    const bool is_short = size_bytes <= 4 * kEndBytes;
-    head_.resize(is_short ? size_bytes : kEndBytes);
-    tail_.resize(is_short ? 0 : kEndBytes);
-    file_.read_at(begin_, head_);
-    if (!tail_.empty()) file_.read_at(begin_ + size_bytes_ - tail_.size(), tail_);
-  }
+  ItemSource(std::uint64_t size_bytes, std::vector<std::byte> head, std::vector<std::byte> tail)
+      : size_bytes_(size_bytes), head_(std::move(head)), tail_(std::move(tail)) {}
 
   std::uint64_t size_bytes() const override { return size_bytes_; }
 
@@ -43,17 +43,44 @@ class ItemSource final : public Source {
     else if (offset_bytes >= tail_at && offset_bytes + out.size() <= size_bytes_)
       std::memcpy(out.data(), tail_.data() + (offset_bytes - tail_at), out.size());
     else
+      throw Error(ErrorKind::kUnsupported, "its item has records elsewhere than torch.save puts them")
+          .at_byte(offset_bytes);
+  }
+
+ private:
+  std::uint64_t size_bytes_;
+  std::vector<std::byte> head_;
+  std::vector<std::byte> tail_;
+};
+
+/// A range of a file, whose ends are read at once.
+class RangeSource final : public Source {
+ public:
+  RangeSource(const Source& file, std::uint64_t begin, std::uint64_t size_bytes)
+      : file_(file), begin_(begin), ends_(read_ends(file, begin, size_bytes)) {}
+
+  std::uint64_t size_bytes() const override { return ends_.size_bytes(); }
+
+  void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
+    const std::uint64_t end = offset_bytes + out.size();
+    if (size_bytes() <= 2 * kEndBytes || end <= kEndBytes || offset_bytes >= size_bytes() - kEndBytes)
+      ends_.read_at(offset_bytes, out);
+    else
       file_.read_at(begin_ + offset_bytes, out);
   }
 
  private:
-  static constexpr std::size_t kEndBytes = 2048;
+  static ItemSource read_ends(const Source& file, std::uint64_t begin, std::uint64_t size_bytes) {
+    const bool is_short = size_bytes <= 2 * kEndBytes;
+    std::vector<std::byte> head(is_short ? size_bytes : kEndBytes), tail(is_short ? 0 : kEndBytes);
+    file.read_at(begin, head);
+    if (!tail.empty()) file.read_at(begin + size_bytes - tail.size(), tail);
+    return {size_bytes, std::move(head), std::move(tail)};
+  }
 
   const Source& file_;
   std::uint64_t begin_;
-  std::uint64_t size_bytes_;
-  std::vector<std::byte> head_;
-  std::vector<std::byte> tail_;
+  ItemSource ends_;
 };
 
 /// What the `.metadata` and the file say of one chunk.
@@ -80,9 +107,11 @@ DcpFile::DcpFile(Files& files, std::filesystem::path path) : path_(std::move(pat
   for (std::size_t i = 0; bucket_ && i < bucket_->tensors.size(); ++i) in_bucket_.emplace(bucket_->tensors[i].name, i);
 }
 
-TensorEntry DcpFile::find(const DcpTensor& tensor, const DcpChunk& chunk) const {
+DcpItem DcpFile::find(const DcpTensor& tensor, const DcpChunk& chunk,
+                      const std::vector<std::string>& transforms) const {
   try {
-    return bucket_ ? find_in_bucket(tensor, chunk) : find_zip(tensor, chunk);
+    if (bucket_) return {find_in_bucket(tensor, chunk), {}, 0};
+    return find_item(tensor, chunk, transforms);
   } catch (Error& error) {
     if (error.path().empty()) error.in(path_);
     if (error.tensor().empty()) error.tensor(tensor.name);
@@ -91,35 +120,55 @@ TensorEntry DcpFile::find(const DcpTensor& tensor, const DcpChunk& chunk) const 
   }
 }
 
-TensorEntry DcpFile::find_zip(const DcpTensor& tensor, const DcpChunk& chunk) const {
+DcpItem DcpFile::find_item(const DcpTensor& tensor, const DcpChunk& chunk,
+                           const std::vector<std::string>& transforms) const {
   const DcpPlace& place = chunk.place;
   const std::uint64_t end = place.offset_bytes + place.length_bytes;
   const std::string where =
       fmt::format("its chunk at {}, bytes {} to {} of the file,", to_string(chunk.box.begin), place.offset_bytes, end);
   if (end > source_->size_bytes())
     throw Error(ErrorKind::kBadInput, fmt::format("{} goes past the file's end, {}", where, source_->size_bytes()));
-  const ItemSource item(*source_, place.offset_bytes, place.length_bytes);
-  const std::string start = first_bytes(item, kZipMagic.size());
-  if (start == kZstdMagic)
-    throw Error(ErrorKind::kBadInput, where + " is compressed with zstd, which .metadata does not say");
-  if (start != kZipMagic) throw Error(ErrorKind::kBadInput, where + " does not begin like an item of torch.save");
+  if (!transforms.empty()) {
+    if (transforms.size() != 1 || transforms.front() != kZstdTransform)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("{} is transformed by {}, which is not known", where, list_names(transforms)))
+          .hint("load it with torch and the extension that wrote it, and save it without");
+    const ZstdFrame frame{place.offset_bytes, place.length_bytes};
+    const std::uint64_t most_bytes = *num_bytes(*tensor.dtype, chunk.box.size) + kMostRecordBytes;
+    ZstdEnds ends = read_zstd_ends(*source_, frame, kEndBytes, most_bytes, path_);
+    const std::uint64_t size_bytes = ends.size_bytes;
+    const ItemSource item(size_bytes, std::move(ends.head), std::move(ends.tail));
+    return {read_zip(item, tensor, chunk, where), frame, size_bytes};
+  }
+  const RangeSource item(*source_, place.offset_bytes, place.length_bytes);
   try {
-    const TorchFile file = read_torch_file(item, path_);
-    if (!file.is_tensor(file.pickle().root()))
-      throw Error(ErrorKind::kBadInput, where + " is " + file.pickle().describe(file.pickle().root()) + ", no tensor");
-    TorchTensor found = file.tensor(file.pickle().root(), tensor.name);
-    validate_same(tensor, chunk, found.dtype, found.shape);
-    return {tensor.name,
-            found.dtype,
-            std::move(found.shape),
-            place.offset_bytes + found.offset_bytes,
-            *num_bytes(found.dtype, chunk.box.size),
-            0,
-            std::move(found.strides)};
+    DcpItem found{read_zip(item, tensor, chunk, where), {}, 0};
+    found.tensor.offset_bytes += place.offset_bytes;
+    return found;
   } catch (Error& error) {
     if (error.offset_bytes()) error.at_byte(place.offset_bytes + *error.offset_bytes());
     throw;
   }
+}
+
+TensorEntry DcpFile::read_zip(const Source& item, const DcpTensor& tensor, const DcpChunk& chunk,
+                              const std::string& where) const {
+  const std::string start = first_bytes(item, kZipMagic.size());
+  if (start == kZstdMagic)
+    throw Error(ErrorKind::kBadInput, where + " is compressed with zstd, which .metadata does not say");
+  if (start != kZipMagic) throw Error(ErrorKind::kBadInput, where + " does not begin like an item of torch.save");
+  const TorchFile file = read_torch_file(item, path_);
+  if (!file.is_tensor(file.pickle().root()))
+    throw Error(ErrorKind::kBadInput, where + " is " + file.pickle().describe(file.pickle().root()) + ", no tensor");
+  TorchTensor found = file.tensor(file.pickle().root(), tensor.name);
+  validate_same(tensor, chunk, found.dtype, found.shape);
+  return {tensor.name,
+          found.dtype,
+          std::move(found.shape),
+          found.offset_bytes,
+          *num_bytes(found.dtype, chunk.box.size),
+          0,
+          std::move(found.strides)};
 }
 
 TensorEntry DcpFile::find_in_bucket(const DcpTensor& tensor, const DcpChunk& chunk) const {

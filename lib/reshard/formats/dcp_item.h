@@ -4,14 +4,24 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "reshard/formats/container.h"
 #include "reshard/formats/dcp_metadata.h"
 #include "reshard/io/files.h"
+#include "reshard/io/zstd_source.h"
 
 namespace reshard {
+
+/// A chunk's elements in a file, or in what a range of the file decodes to.
+struct DcpItem {
+  TensorEntry tensor;
+  std::optional<ZstdFrame> frame;   // if there is one, `tensor.offset_bytes` is in what it decodes to
+  std::uint64_t decoded_bytes = 0;  // of all that it decodes to
+};
 
 /// One file that a `.metadata` names: items of torch.save, each a whole zip archive, anywhere in the file
 /// (torch/distributed/checkpoint/filesystem.py, 2.0 to 2.9). One that begins like safetensors is a bucket of
@@ -27,13 +37,16 @@ class DcpFile {
   std::uint64_t size_bytes() const { return source_->size_bytes(); }
   const FileStamp& stamp() const { return stamp_; }
 
-  /// Where the elements of a chunk lie: reads the ends of its item, and no tensor. `tensor` has a known dtype.
+  /// Where the elements of a chunk lie: reads the ends of its item, and no tensor, unless the item is compressed: then it
+  /// decodes all of it. `tensor` has a known dtype; `transforms` are the item's, as DcpMetadata has them.
   /// \throws Error kBadInput, naming the tensor, if the item does not lie in the file, is damaged, does not end where
-  ///         it should, or is another tensor than the chunk; kUnsupported for other containers; kIo.
-  TensorEntry find(const DcpTensor& tensor, const DcpChunk& chunk) const;
+  ///         it should, or is another tensor than the chunk; kUnsupported for other transforms than zstd; kIo.
+  DcpItem find(const DcpTensor& tensor, const DcpChunk& chunk, const std::vector<std::string>& transforms = {}) const;
 
  private:
-  TensorEntry find_zip(const DcpTensor& tensor, const DcpChunk& chunk) const;
+  DcpItem find_item(const DcpTensor& tensor, const DcpChunk& chunk, const std::vector<std::string>& transforms) const;
+  TensorEntry read_zip(const Source& item, const DcpTensor& tensor, const DcpChunk& chunk,
+                       const std::string& where) const;
   TensorEntry find_in_bucket(const DcpTensor& tensor, const DcpChunk& chunk) const;
 
   std::filesystem::path path_;

@@ -96,19 +96,21 @@ class ChunkFinder {
     });
     std::unique_ptr<DcpFile> file;
     std::uint32_t open = 0;  // the number of `file` in the metadata
+    std::size_t whole = 0;   // and of all of it among those of the source
     for (const Wanted& one : wanted_) {
       const DcpPlace& place = one.chunk->place;
       if (!file || open != place.file) {
         file = std::make_unique<DcpFile>(files_, directory_ / metadata_.files[place.file]);
         open = place.file;
-        source_.files.push_back({file->path(), file->size_bytes()});
-        source_.files.back().stamp = file->stamp();
+        add_file(*file, file->size_bytes(), {});
+        whole = source_.files.size() - 1;
       }
-      TensorEntry entry = file->find(*one.tensor, *one.chunk);
+      DcpItem item = file->find(*one.tensor, *one.chunk, metadata_.transforms[place.transforms]);
+      if (item.frame) add_file(*file, item.decoded_bytes, item.frame);
       ChunkedTensor::Chunk& chunk = source_.tensors[one.index].chunks[one.chunk - one.tensor->chunks.data()];
-      chunk.file = static_cast<std::uint32_t>(source_.files.size() - 1);
-      chunk.offset_bytes = entry.offset_bytes;
-      chunk.strides = std::move(entry.strides);
+      chunk.file = static_cast<std::uint32_t>(item.frame ? source_.files.size() - 1 : whole);
+      chunk.offset_bytes = item.tensor.offset_bytes;
+      chunk.strides = std::move(item.tensor.strides);
     }
     validate_times();
   }
@@ -119,6 +121,12 @@ class ChunkFinder {
     const DcpTensor* tensor;
     const DcpChunk* chunk;
   };
+
+  void add_file(const DcpFile& file, std::uint64_t size_bytes, const std::optional<ZstdFrame>& frame) {
+    source_.files.push_back({file.path(), size_bytes});
+    source_.files.back().stamp = file.stamp();
+    source_.files.back().frame = frame;
+  }
 
   void add(const DcpTensor& tensor, std::string name) {
     if (!tensor.dtype)

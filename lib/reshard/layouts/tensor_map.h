@@ -12,6 +12,7 @@
 
 #include "reshard/formats/container.h"
 #include "reshard/formats/torch_plan.h"
+#include "reshard/io/zstd_source.h"
 #include "reshard/layouts/partition.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/rank_record.h"
@@ -65,6 +66,8 @@ struct TensorFile {
   std::vector<TensorAlias> aliases;
   std::optional<RankRecord> record;  // of a target that is a rank's: what it says of itself
   std::optional<FileStamp> stamp;    // of a source: the state of it that the map is about
+  /// Of a source: this range of the file is compressed; all offsets and `size_bytes` are in what it decodes to.
+  std::optional<ZstdFrame> frame;
 };
 
 /// A small file of the output whose content is known before the run.

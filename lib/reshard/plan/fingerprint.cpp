@@ -131,6 +131,8 @@ void add_file(Hasher& hasher, const TensorFile& file, const std::filesystem::pat
   hasher.number(file.first_stored);
   hasher.number(file.stored_count);
   hasher.choice(file.encoding);
+  hasher.number(file.frame ? file.frame->offset_bytes : 0);
+  hasher.number(file.frame ? file.frame->length_bytes : 0);
   hasher.list(file.aliases, [&](const TensorAlias& alias) {
     hasher.text(alias.name);
     hasher.text(alias.source);

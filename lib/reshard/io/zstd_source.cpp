@@ -1,0 +1,221 @@
+#include "reshard/io/zstd_source.h"
+
+#include <algorithm>
+#include <list>
+#include <mutex>
+#include <span>
+#include <utility>
+
+#include "reshard/base/error.h"
+
+#ifdef RESHARD_HAS_ZSTD
+
+#include <zstd.h>
+#include <zstd_errors.h>
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kInputBytes = std::size_t{128} << 10;
+constexpr std::size_t kSkippedBytes = std::size_t{256} << 10;  // at a time
+constexpr std::size_t kMostIdle = 16;
+
+/// Decodes a frame from its start on.
+class ZstdDecoder {
+ public:
+  ZstdDecoder(const Source& file, const ZstdFrame& frame, const std::filesystem::path& path)
+      : file_(&file), frame_(frame), path_(path), context_(ZSTD_createDCtx()), input_(kInputBytes) {
+    if (!context_) throw Error(ErrorKind::kIo, "no memory to decode zstd").in(path_);
+    ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kMaxZstdWindowLog);
+  }
+
+  /// In what the frame decodes to.
+  std::uint64_t position() const { return position_; }
+  bool is_done() const { return done_; }
+  /// Whether all of the frame's range has been decoded.
+  bool is_exhausted() const { return taken_ == frame_.length_bytes && buffered_.pos == buffered_.size; }
+
+  /// Decodes up to all of `out`. \returns how much; less only at the frame's end.
+  std::size_t decode(std::span<std::byte> out) {
+    ZSTD_outBuffer made{out.data(), out.size(), 0};
+    while (made.pos < made.size && !done_) {
+      if (buffered_.pos == buffered_.size) fill();
+      const std::size_t result = ZSTD_decompressStream(context_.get(), &made, &buffered_);
+      if (ZSTD_isError(result)) throw failed(result);
+      done_ = result == 0;
+    }
+    position_ += made.pos;
+    return made.pos;
+  }
+
+ private:
+  struct Free {
+    void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
+  };
+
+  void fill() {
+    const std::size_t bytes = std::min<std::uint64_t>(input_.size(), frame_.length_bytes - taken_);
+    if (bytes == 0)
+      throw Error(ErrorKind::kBadInput, "its zstd frame goes on after its range")
+          .in(path_)
+          .at_byte(frame_.offset_bytes + frame_.length_bytes)
+          .hint("the file is cut off or damaged; fetch it again");
+    file_->read_at(frame_.offset_bytes + taken_, std::span(input_).first(bytes));
+    taken_ += bytes;
+    buffered_ = {input_.data(), bytes, 0};
+  }
+
+  Error failed(std::size_t result) const {
+    const bool window = ZSTD_getErrorCode(result) == ZSTD_error_frameParameter_windowTooLarge;
+    Error error(window ? ErrorKind::kUnsupported : ErrorKind::kBadInput,
+                window ? "its zstd frame needs more memory to decode than is given to one"
+                       : std::string("its zstd frame is damaged: ") + ZSTD_getErrorName(result));
+    error.in(path_).at_byte(frame_.offset_bytes);
+    if (window) error.hint("save it with a level of 19 or lower");
+    return error;
+  }
+
+  const Source* file_;
+  ZstdFrame frame_;
+  std::filesystem::path path_;
+  std::unique_ptr<ZSTD_DCtx, Free> context_;
+  std::vector<std::byte> input_;
+  ZSTD_inBuffer buffered_{nullptr, 0, 0};
+  std::uint64_t taken_ = 0;     // of the frame's range
+  std::uint64_t position_ = 0;  // of what it decodes to
+  bool done_ = false;
+};
+
+/// Decoders that nobody is using, of all sources. Those that were used last stay.
+class IdleDecoders {
+ public:
+  /// The nearest to `position` of `owner`'s that is not beyond it, or null.
+  std::unique_ptr<ZstdDecoder> take(const Source* owner, std::uint64_t position) {
+    const std::lock_guard lock(mutex_);
+    auto best = idle_.end();
+    for (auto it = idle_.begin(); it != idle_.end(); ++it)
+      if (it->first == owner && it->second->position() <= position &&
+          (best == idle_.end() || it->second->position() > best->second->position()))
+        best = it;
+    if (best == idle_.end()) return nullptr;
+    auto decoder = std::move(best->second);
+    idle_.erase(best);
+    return decoder;
+  }
+
+  void put(const Source* owner, std::unique_ptr<ZstdDecoder> decoder) {
+    const std::lock_guard lock(mutex_);
+    idle_.emplace_front(owner, std::move(decoder));
+    if (idle_.size() > kMostIdle) idle_.pop_back();
+  }
+
+  void forget(const Source* owner) {
+    const std::lock_guard lock(mutex_);
+    idle_.remove_if([&](const auto& one) { return one.first == owner; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<std::pair<const Source*, std::unique_ptr<ZstdDecoder>>> idle_;
+};
+
+IdleDecoders& idle_decoders() {
+  static IdleDecoders decoders;
+  return decoders;
+}
+
+class ZstdSource final : public Source {
+ public:
+  ZstdSource(std::unique_ptr<Source> file, const ZstdFrame& frame, std::uint64_t size_bytes,
+             const std::filesystem::path& path)
+      : file_(std::move(file)), frame_(frame), size_bytes_(size_bytes), path_(path) {}
+  ZstdSource(const ZstdSource&) = delete;
+  ZstdSource& operator=(const ZstdSource&) = delete;
+  ~ZstdSource() override { idle_decoders().forget(this); }
+
+  std::uint64_t size_bytes() const override { return size_bytes_; }
+
+  void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
+    auto decoder = idle_decoders().take(this, offset_bytes);
+    if (!decoder) decoder = std::make_unique<ZstdDecoder>(*file_, frame_, path_);
+    std::vector<std::byte> skipped;
+    while (decoder->position() < offset_bytes) {
+      skipped.resize(std::min<std::uint64_t>(kSkippedBytes, offset_bytes - decoder->position()));
+      if (decoder->decode(skipped) < skipped.size()) throw too_short();
+    }
+    if (decoder->decode(out) < out.size()) throw too_short();
+    idle_decoders().put(this, std::move(decoder));
+  }
+
+ private:
+  Error too_short() const {
+    return Error(ErrorKind::kIo, "its zstd frame decodes to fewer bytes than before")
+        .in(path_)
+        .at_byte(frame_.offset_bytes)
+        .hint("another process has changed the file; run again when nothing writes to it");
+  }
+
+  std::unique_ptr<Source> file_;
+  ZstdFrame frame_;
+  std::uint64_t size_bytes_;
+  std::filesystem::path path_;
+};
+
+}  // namespace
+
+std::unique_ptr<Source> open_zstd(std::unique_ptr<Source> file, const ZstdFrame& frame, std::uint64_t size_bytes,
+                                  const std::filesystem::path& path) {
+  return std::make_unique<ZstdSource>(std::move(file), frame, size_bytes, path);
+}
+
+ZstdEnds read_zstd_ends(const Source& file, const ZstdFrame& frame, std::size_t end_bytes, std::uint64_t max_bytes,
+                        const std::filesystem::path& path) {
+  ZstdDecoder decoder(file, frame, path);
+  ZstdEnds ends;
+  std::vector<std::byte> block(std::max(kSkippedBytes, end_bytes));
+  while (!decoder.is_done()) {
+    const std::span<const std::byte> made(block.data(), decoder.decode(block));
+    if (decoder.position() > max_bytes)
+      throw Error(ErrorKind::kBadInput, "its zstd frame decodes to more than " + std::to_string(max_bytes) + " bytes")
+          .in(path)
+          .at_byte(frame.offset_bytes);
+    const auto in_head = made.first(std::min(made.size(), end_bytes - ends.head.size()));
+    ends.head.insert(ends.head.end(), in_head.begin(), in_head.end());
+    ends.tail.insert(ends.tail.end(), made.begin(), made.end());
+    if (ends.tail.size() > end_bytes)
+      ends.tail.erase(ends.tail.begin(), ends.tail.end() - static_cast<std::ptrdiff_t>(end_bytes));
+  }
+  if (!decoder.is_exhausted())
+    throw Error(ErrorKind::kBadInput, "its zstd frame ends before its range").in(path).at_byte(frame.offset_bytes);
+  ends.size_bytes = decoder.position();
+  return ends;
+}
+
+}  // namespace reshard
+
+#else
+
+namespace reshard {
+namespace {
+
+Error without_zstd(const std::filesystem::path& path) {
+  return Error(ErrorKind::kUnsupported, "is compressed with zstd, which this build does not have")
+      .in(path)
+      .hint("build with libzstd (libzstd-dev), or save the checkpoint without compression");
+}
+
+}  // namespace
+
+std::unique_ptr<Source> open_zstd(std::unique_ptr<Source>, const ZstdFrame&, std::uint64_t,
+                                  const std::filesystem::path& path) {
+  throw without_zstd(path);
+}
+
+ZstdEnds read_zstd_ends(const Source&, const ZstdFrame&, std::size_t, std::uint64_t,
+                        const std::filesystem::path& path) {
+  throw without_zstd(path);
+}
+
+}  // namespace reshard
+
+#endif

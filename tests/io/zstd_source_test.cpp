@@ -1,0 +1,133 @@
+#include "reshard/io/zstd_source.h"
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "reshard/io/memory_files.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/zstd_frames.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+using test::zstd_bomb;
+using test::zstd_frame;
+
+std::string random_content(std::size_t size) {
+  std::mt19937_64 random(size);
+  std::string content(size, '\0');
+  for (char& c : content) c = static_cast<char>(random());
+  return content;
+}
+
+/// A file with a frame in the middle.
+struct Compressed {
+  explicit Compressed(const std::string& bytes)
+      : content("before" + bytes + "behind"), frame{6, bytes.size()}, file(content) {}
+
+  ZstdEnds ends(std::uint64_t max_bytes = 1 << 20) const { return read_zstd_ends(file, frame, 100, max_bytes, "d/f"); }
+  std::unique_ptr<Source> open(std::uint64_t size_bytes) const {
+    return open_zstd(std::make_unique<MemorySource>(content), frame, size_bytes, "d/f");
+  }
+
+  std::string content;
+  ZstdFrame frame;
+  MemorySource file;
+};
+
+std::string read(const Source& source, std::uint64_t offset_bytes, std::size_t bytes) {
+  std::string out(bytes, '\0');
+  source.read_at(offset_bytes, std::as_writable_bytes(std::span(out)));
+  return out;
+}
+
+std::string text(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+TEST_CASE("The size and the ends of what a zstd frame decodes to are found") {
+  for (const std::size_t size : {0, 1, 99, 100, 101, 250, 100'000, 700'000}) {
+    CAPTURE(size);
+    const std::string content = random_content(size);
+    const ZstdEnds ends = Compressed(zstd_frame(content)).ends();
+    CHECK(ends.size_bytes == size);
+    CHECK(text(ends.head) == content.substr(0, 100));
+    CHECK(text(ends.tail) == content.substr(size - std::min<std::size_t>(size, 100)));
+  }
+}
+
+TEST_CASE("What a zstd frame decodes to is read in any order, by several threads") {
+  const std::string content = random_content(700'000);
+  const Compressed compressed(zstd_frame(content));
+  const auto source = compressed.open(content.size());
+  CHECK(source->size_bytes() == content.size());
+  CHECK(read(*source, 0, 10) == content.substr(0, 10));
+  CHECK(read(*source, 600'000, 100'000) == content.substr(600'000));
+  CHECK(read(*source, 5, 300'000) == content.substr(5, 300'000));
+  CHECK(read(*source, 700'000, 0).empty());
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (unsigned seed = 0; seed < 4; ++seed)
+    threads.emplace_back([&, seed] {
+      std::mt19937_64 random(seed);
+      for (int i = 0; i < 20; ++i) {
+        const std::size_t at = random() % content.size(), bytes = random() % (content.size() - at);
+        if (read(*source, at, bytes) != content.substr(at, bytes)) ++wrong;
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("Many sources of zstd frames share a few decoders") {
+  const std::string content = random_content(150'000);
+  const Compressed compressed(zstd_frame(content));
+  std::vector<std::unique_ptr<Source>> sources;
+  for (int i = 0; i < 50; ++i) sources.push_back(compressed.open(content.size()));
+  for (const std::size_t at : {0, 50'000, 100'000})
+    for (const auto& source : sources) CHECK(read(*source, at, 50'000) == content.substr(at, 50'000));
+}
+
+TEST_CASE("A zstd frame that is damaged, ends early or late, or decodes to too much is refused") {
+  const std::string content = random_content(300'000);
+  const auto check = [](const Compressed& compressed, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) {
+    const Error error = error_of([&] { compressed.ends(); });
+    CHECK(error.kind() == kind);
+    CHECK(error.path() == "d/f");
+    CHECK_THAT(error.what(), Says(says));
+  };
+  Compressed good(zstd_frame(content));
+  SECTION("a byte of a block's header") {
+    std::string bytes = zstd_frame(content);
+    bytes[6] = '\x7';  // the reserved kind of block
+    check(Compressed(bytes), "its zstd frame is damaged");
+  }
+  SECTION("no frame") {
+    check(Compressed(std::string(100, 'x')), "its zstd frame is damaged");
+  }
+  SECTION("cut off") {
+    good.frame.length_bytes -= 1;
+    check(good, "goes on after its range");
+  }
+  SECTION("something behind it") {
+    good.frame.length_bytes += 1;
+    check(good, "ends before its range");
+  }
+  SECTION("a bomb") {
+    check(Compressed(zstd_bomb(1000)), "decodes to more than 1048576 bytes");
+  }
+  SECTION("a large window") {
+    check(Compressed(zstd_frame(content, 27)), "more memory to decode", ErrorKind::kUnsupported);
+  }
+  SECTION("shorter than it was") {
+    const auto source = good.open(400'000);
+    CHECK(error_of([&] { read(*source, 250'000, 100'000); }).kind() == ErrorKind::kIo);
+  }
+}
+
+}  // namespace
+}  // namespace reshard
