@@ -92,6 +92,46 @@ TEST_CASE("Names of no family are kept, and so is what lies beside the model und
   CHECK(beside.names[kModel.size() + 1].empty());
 }
 
+TEST_CASE("torchtitan's names become the model's, with their order, and without a family they stay") {
+  const std::vector<std::string> titan{"tok_embeddings.weight",
+                                       "layers.0.attention.wq.weight",
+                                       "layers.11.attention.qkv_linear.wk.weight",
+                                       "layers.0.attention.q_norm.weight",
+                                       "layers.1.moe.experts.w2",
+                                       "layers.1.moe.routed_experts.inner_experts.w1_EFD",
+                                       "layers.1.moe.expert_bias",
+                                       "layers.1.moe.router.gate.weight",
+                                       "norm.weight",
+                                       "output.weight",
+                                       "optimizer.state.output.weight.exp_avg"};
+  const auto family = builtin_family("qwen3_moe");
+  const StateNames found = find_state_names(titan, family.get());
+  CHECK(found.program == "torchtitan");
+  CHECK(found.names ==
+        std::vector<std::string>{"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
+                                 "model.layers.11.self_attn.k_proj.weight", "model.layers.0.self_attn.q_norm.weight",
+                                 "model.layers.1.mlp.experts.*.down_proj.weight",
+                                 "model.layers.1.mlp.experts.*.gate_proj.weight", "", "model.layers.1.mlp.gate.weight",
+                                 "model.norm.weight", "lm_head.weight", ""});
+  CHECK_FALSE(found.others[1]->interleaved);
+  CHECK(found.others[4]->stacked());
+  CHECK_FALSE(found.others[7]->stacked());
+  CHECK(state_names_note(found) == "the names of torchtitan are replaced by the model's own");
+
+  const StateNames llama = find_state_names(with_prefix("model.", titan), builtin_family("llama").get());
+  CHECK(llama.prefix == "model.");
+  CHECK(llama.names[1] == "model.layers.0.self_attn.q_proj.weight");
+  CHECK(llama.others[1]->interleaved);
+  CHECK(llama.others[2]->interleaved);
+  CHECK(llama.names[4] == "layers.1.moe.experts.w2");  // which no Llama has
+
+  const StateNames unknown = find_state_names(titan, nullptr);
+  CHECK(unknown.program == "torchtitan");
+  CHECK(unknown.others.empty());
+  CHECK(unknown.names[1] == titan[1]);
+  CHECK_THAT(state_names_note(unknown), Says("with a config.json"));
+}
+
 TEST_CASE("Two entries for one name are refused") {
   std::vector<std::string> entries = with_prefix("model.");
   entries.push_back("model._orig_mod.lm_head.weight");

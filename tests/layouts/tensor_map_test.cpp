@@ -1,5 +1,7 @@
 #include "reshard/layouts/tensor_map.h"
 
+#include <chrono>
+
 #include "support/catch.h"
 #include "support/errors.h"
 
@@ -46,6 +48,33 @@ TEST_CASE("An overlap is an error that names the box, even where the count of el
   CHECK_THAT(error.what(), Says("[1:2, 0:6]"));
   map.pieces[0].push_back({0, {{0, 0}, {1, 6}}, {3, 0}});
   CHECK_THAT(error_of([&] { validate_tiling(map); }).what(), Says("filled twice"));
+}
+
+TEST_CASE("Many pieces are proved to tile a tensor, or not, in little time") {
+  constexpr std::uint64_t kRows = 300, kColumns = 300;
+  TensorMap map = one_tensor(DType::kU8, {kRows, 2 * kColumns, 3}, {kRows, 2 * kColumns, 3});
+  for (std::uint64_t row = 0; row < kRows; ++row)
+    for (std::uint64_t column = 0; column < kColumns; ++column) {
+      const Dims begin{row, 2 * (kColumns - 1 - column), 0};
+      map.pieces[0].push_back({0, {begin, {1, 2, 3}}, begin});
+    }
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK_NOTHROW(validate_tiling(map));
+  const auto moved = [&](const Dims& to) {
+    TensorMap other = map;
+    other.pieces[0][777].box.begin = other.pieces[0][777].stored_begin = to;
+    return error_of([&] { validate_tiling(other); });
+  };
+  const Dims place = map.pieces[0][777].box.begin;
+  CHECK_THAT(moved({place[0], place[1] + 1, 0}).what(), Says("its pieces overlap, and leave gaps"));
+  CHECK_THAT(moved({place[0] + 1, place[1], 0}).what(), Says("its pieces overlap, and leave gaps"));
+  TensorMap less = map;
+  less.pieces[0].pop_back();
+  CHECK_THAT(error_of([&] { validate_tiling(less); }).what(), Says("6 of its 540000 elements belong to no tensor"));
+  TensorMap more = map;
+  more.pieces[0].push_back(more.pieces[0].front());
+  CHECK_THAT(error_of([&] { validate_tiling(more); }).what(), Says("its pieces overlap"));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
 }
 
 TEST_CASE("A piece outside its tensors is an error") {
