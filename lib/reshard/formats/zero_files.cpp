@@ -14,9 +14,9 @@ namespace {
 namespace fs = std::filesystem;
 
 /// One file, with what its errors need.
-class Reader {
+class ZeroReader {
  public:
-  Reader(Files& files, const fs::path& path)
+  ZeroReader(Files& files, const fs::path& path)
       : stamp_(files.stamp(path)),
         file_(read_torch_file(*files.open(path), path)),
         pickle_(file_.pickle()),
@@ -126,14 +126,14 @@ std::optional<std::uint64_t> stage_number(const Pickle& pickle, PickleRef node) 
 }
 
 /// A master's partition: one dim of floats, one after another.
-void validate_master(const Reader& reader, const TensorEntry& master) {
+void validate_master(const ZeroReader& reader, const TensorEntry& master) {
   if (master.shape.size() == 1 && master.strides.empty() && describe(master.dtype).kind == DTypeClass::kFloat) return;
   throw reader
       .bad(fmt::format("is {} {}, not a flat partition of weights", name(master.dtype), to_string(master.shape)))
       .tensor(master.name);
 }
 
-std::vector<TensorEntry> read_masters(const Reader& reader, PickleRef node, std::string_view key) {
+std::vector<TensorEntry> read_masters(const ZeroReader& reader, PickleRef node, std::string_view key) {
   std::vector<TensorEntry> masters;
   for (const PickleRef item : reader.list(node, key)) {
     masters.push_back(reader.tensor(item, fmt::format("{}[{}]", key, masters.size())));
@@ -143,7 +143,7 @@ std::vector<TensorEntry> read_masters(const Reader& reader, PickleRef node, std:
 }
 
 /// {"state": {group: {"exp_avg": tensor, …}}}
-TensorCount count_state(const Reader& reader, PickleRef optimizer) {
+TensorCount count_state(const ZeroReader& reader, PickleRef optimizer) {
   TensorCount count;
   if (optimizer == kNoNode || !is_mapping(reader.pickle(), optimizer)) return count;
   const auto outer = mapping_items(reader.pickle(), optimizer);
@@ -158,7 +158,7 @@ TensorCount count_state(const Reader& reader, PickleRef optimizer) {
   return count;
 }
 
-std::vector<std::vector<ZeroSlice>> read_slices(const Reader& reader, PickleRef node) {
+std::vector<std::vector<ZeroSlice>> read_slices(const ZeroReader& reader, PickleRef node) {
   constexpr std::string_view kKey = "param_slice_mappings";
   std::vector<std::vector<ZeroSlice>> slices;
   if (node == kNoNode) return slices;
@@ -177,7 +177,7 @@ std::vector<std::vector<ZeroSlice>> read_slices(const Reader& reader, PickleRef 
   return slices;
 }
 
-std::vector<std::uint64_t> read_partition_count(const Reader& reader, PickleRef node) {
+std::vector<std::uint64_t> read_partition_count(const ZeroReader& reader, PickleRef node) {
   constexpr std::string_view kKey = "partition_count";
   if (reader.pickle().kind(node) == PickleKind::kInt) return {reader.number(node, kKey)};
   std::vector<std::uint64_t> counts;
@@ -188,7 +188,7 @@ std::vector<std::uint64_t> read_partition_count(const Reader& reader, PickleRef 
 }  // namespace
 
 ZeroModelStates read_zero_model_states(Files& files, const fs::path& path) {
-  const Reader reader(files, path);
+  const ZeroReader reader(files, path);
   const auto root = reader.items(reader.pickle().root(), "root");
   ZeroModelStates states;
   states.file = reader.container_file();
@@ -219,7 +219,7 @@ ZeroModelStates read_zero_model_states(Files& files, const fs::path& path) {
 }
 
 ZeroOptimStates read_zero_optim_states(Files& files, const fs::path& path) {
-  const Reader reader(files, path);
+  const ZeroReader reader(files, path);
   const auto root = reader.items(reader.pickle().root(), "root");
   const auto dict = reader.items(reader.need(root, "optimizer_state_dict"), "optimizer_state_dict");
   ZeroOptimStates states;
@@ -248,7 +248,7 @@ ZeroOptimStates read_zero_optim_states(Files& files, const fs::path& path) {
 }
 
 TensorEntry read_zero_parameter(Files& files, const fs::path& path, ContainerFile& file) {
-  const Reader reader(files, path);
+  const ZeroReader reader(files, path);
   file = reader.container_file();
   PickleRef node = reader.pickle().root();
   if (is_mapping(reader.pickle(), node)) node = reader.need(reader.items(node, "root"), "param");

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -13,9 +15,9 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/flat_range.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/layouts/misfits.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/rank_folder.h"
+#include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/layouts/zero_checkpoint.h"
 #include "reshard/layouts/zero_folder.h"
@@ -59,19 +61,18 @@ std::optional<fs::path> named_folder(Files& files, const fs::path& directory, co
   }
 }
 
-/// The directory that holds a tag folder: config.json is there, or in the folder itself.
+/// The directory that a tag folder is in, if that is a checkpoint's: else config.json may be anywhere near the folder.
 fs::path directory_of(Files& files, const fs::path& folder) {
+  const fs::path trained = trained_directory(files, folder);
   const fs::path above = directory_above(files, folder);
-  if (files.exists(folder / kConfigFile)) return folder;
-  const bool is_run = files.exists(above / kConfigFile) || files.exists(above / kZeroLatestFile) ||
-                      files.exists(above / kUniversalLatestFile);
-  return is_run ? above : folder;
+  const bool is_run = files.exists(above / kZeroLatestFile) || files.exists(above / kUniversalLatestFile);
+  return trained == folder && is_run && !files.exists(folder / kConfigFile) ? above : trained;
 }
 
 /// Makes the tensor map.
-class Mapper {
+class ZeroMapper {
  public:
-  Mapper(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& tied) : zero_(zero) {
+  ZeroMapper(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& tied) : zero_(zero) {
     std::unordered_set<std::string_view> held;
     for (const ZeroTensor& tensor : zero.tensors) held.insert(tensor.name);
     for (const TiedParameter& one : tied)
@@ -119,7 +120,7 @@ class Mapper {
   }
 
   void add_box(std::uint32_t index, const ZeroTensor& tensor, const FlatRun& place, const Box& box, bool tied) {
-    StoredTensor stored{tensor.name, tensor.dtype, box.size};
+    StoredTensor stored{tensor.entry, tensor.dtype, box.size};
     stored.file = place.file;
     stored.offset_bytes = place.offset_bytes;
     stored.size_bytes = num_bytes(tensor.dtype, box.size).value_or(0);
@@ -179,16 +180,17 @@ void note_choice(Files& files, const FoundLayout& found, std::vector<std::string
   }
 }
 
-/// All of the model is there. A trainer may have more: buffers, a head of its own.
-void validate_model(Checkpoint& checkpoint, const ConfigUse use) {
-  if (use == ConfigUse::kLenient || !checkpoint.model) return;
-  const Misfits misfits = find_misfits(checkpoint.map, *checkpoint.model);
-  if (!misfits.missing.empty() || !misfits.shapes.empty())
-    validate_against_model(checkpoint.map, *checkpoint.model, checkpoint.path, kSameFamily);
-  if (misfits.unlisted.empty()) return;
-  std::vector<std::string> names;
-  for (const LogicalTensor* tensor : misfits.unlisted) names.push_back(tensor->name);
-  checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(names));
+/// Gives the tensors the model's names, and takes out those that are not the model's.
+void rename(ZeroCheckpoint& zero, const std::vector<std::string>& names) {
+  std::unordered_map<std::string, std::string> new_names;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    ZeroTensor& tensor = zero.tensors[i];
+    new_names.emplace(tensor.name, names[i]);
+    tensor.entry = std::exchange(tensor.name, names[i]);
+  }
+  for (ZeroTensor& tensor : zero.tensors)
+    if (!tensor.shared_with.empty()) tensor.shared_with = new_names.at(tensor.shared_with);
+  std::erase_if(zero.tensors, [](const ZeroTensor& tensor) { return tensor.name.empty(); });
 }
 
 class DeepSpeedLayout final : public Layout {
@@ -200,7 +202,7 @@ class DeepSpeedLayout final : public Layout {
     if (is_zero_folder(files, path)) return {{this, path, directory_of(files, path)}};
     for (const char* latest : {kZeroLatestFile, kUniversalLatestFile}) {
       const auto folder = named_folder(files, path, latest);
-      if (folder && is_zero_folder(files, *folder)) return {{this, *folder, path}};
+      if (folder && is_zero_folder(files, *folder)) return {{this, *folder, directory_of(files, *folder)}};
       if (folder && (files.exists(path / kZeroScript) || latest == kUniversalLatestFile))
         return {{this, *folder, path, true}};
     }
@@ -233,19 +235,21 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   checkpoint.directory = found.directory;
   find_config(files, checkpoint, context.config);
   const bool master = context.options.choice(kWeights) == "master";
-  const ZeroCheckpoint zero =
-      read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
+  ZeroCheckpoint zero = read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
+  std::vector<std::string> entries;
+  for (const ZeroTensor& tensor : zero.tensors) entries.push_back(tensor.name);
+  rename(zero, names_in_model(files, checkpoint, context, entries, found.path));
   std::unordered_set<std::string_view> names;
   for (const ZeroTensor& tensor : zero.tensors) names.insert(tensor.name);
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, {container_of(zero)}, notes);
   });
   note_choice(files, found, checkpoint.notes);
-  checkpoint.map = Mapper(zero, tied_in(zero, checkpoint.model)).map(checkpoint.notes);
+  checkpoint.map = ZeroMapper(zero, tied_in(zero, checkpoint.model)).map(checkpoint.notes);
   note_left_out(zero, checkpoint.notes);
   checkpoint.file_metadata = {{"zero_stage", zero.is_universal ? "universal" : std::to_string(zero.stage)},
                               {"zero_ranks", std::to_string(zero.ranks)}};
-  validate_model(checkpoint, context.use);
+  validate_trained(checkpoint, context.use);
   order_tensors(checkpoint);
   return checkpoint;
 }

@@ -152,14 +152,14 @@ void Builder::read_masters() {
   result_.stage = states.front().stage;
   result_.ranks = static_cast<std::uint32_t>(states.size());
   const ZeroRanks ranks{states, static_cast<std::uint32_t>(result_.files.size())};
-  if (result_.stage == 3 && models_.size() != states.size())
-    throw bad(folder_.path, fmt::format("holds *_optim_states.pt of {} ranks, but *_model_states.pt of {}",
-                                        states.size(), models_.size()))
-        .hint("copy the files of all ranks here");
   if (result_.stage == 3 && folder_.model_states)
     throw bad(states.front().file.path,
               fmt::format("is of ZeRO 3, but {} is of ZeRO 1 or 2", folder_.model_states->filename().string()))
         .hint(kMixedFiles);
+  if (result_.stage == 3 && models_.size() != states.size())
+    throw bad(folder_.path, fmt::format("holds *_optim_states.pt of {} ranks, but *_model_states.pt of {}",
+                                        states.size(), models_.size()))
+        .hint("copy the files of all ranks here");
   masters_ = place_masters(ranks, models_.front().groups, shapes_file);
   for (const ZeroOptimStates& rank : states) {
     result_.state.tensors += rank.state.tensors;

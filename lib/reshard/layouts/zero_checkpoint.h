@@ -31,6 +31,7 @@ struct ZeroTensor {
   Dims strides;                      // of one run that is not in C order; else empty
   std::optional<DType> model_dtype;  // where the model was trained in another than its master weights
   std::string shared_with;           // the name that it shares its values with; empty if none
+  std::string entry;                 // what the files call it, where `name` has become another
 };
 
 struct ZeroCheckpoint {

@@ -1,0 +1,177 @@
+#include "reshard/formats/zero_files.h"
+
+#include "reshard/io/local_storage.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/pickles.h"
+#include "support/temp_dir.h"
+#include "support/zips.h"
+
+namespace reshard::test {
+namespace {
+
+using namespace pickles;
+using Items = std::vector<std::pair<std::string, std::string>>;
+
+const std::string kSize34 = call("torch", "Size", {numbers({3, 4})});
+
+/// A file whose pickle is `root`, with a storage "0" of 12 floats.
+std::filesystem::path saved(const TempDir& temp, const std::string& root) {
+  write_file(temp / "file.pt", torch_zip(stream(root), {{"0", std::string(48, '\1')}}));
+  return temp / "file.pt";
+}
+
+/// `items` with the value of one of them replaced, added, or, where it is empty, left out.
+Items with(Items items, const std::string& key, const std::string& value) {
+  std::erase_if(items, [&](const auto& item) { return item.first == key; });
+  if (!value.empty()) items.emplace_back(key, value);
+  return items;
+}
+
+const Items kModel{{"module", dict({{"w", tensor()}})},
+                   {"buffer_names", list({text("b")})},
+                   {"param_shapes", list({dict({{"w", kSize34}}), dict({})})},
+                   {"frozen_param_shapes", dict({{"f", numbers({2})}})},
+                   {"frozen_param_fragments", dict({{"f", tensor({.offset = 1, .shape = {2}, .strides = {1}})}})},
+                   {"shared_params", dict({{"v", text("w")}})},
+                   {"mp_world_size", number(1)}};
+
+const std::string kFlat = tensor({.shape = {12}, .strides = {1}});
+const std::string kMoments = dict({{"state", dict({{"0", dict({{"step", number(3)}, {"exp_avg", kFlat}})}})}});
+const Items kOptim{
+    {"zero_stage", call("deepspeed.runtime.zero.config", "ZeroStageEnum", {number(2)})},
+    {"partition_count", list({number(2)})},
+    {"single_partition_of_fp32_groups", list({kFlat})},
+    {"base_optimizer_state", kMoments},
+    {"param_slice_mappings", list({dict({{"w", object("deepspeed.utils.tensor_fragment", "fragment_address",
+                                                      dict({{"numel", number(12)}, {"start", number(0)}}))}})})}};
+const Items kOptim3{{"zero_stage", number(3)},
+                    {"partition_count", number(4)},
+                    {"fp32_flat_groups", list({kFlat, kFlat})},
+                    {"optimizer_state_dict", kMoments}};
+
+ZeroOptimStates optim_of(const TempDir& temp, const Items& items) {
+  return read_zero_optim_states(local_storage(), saved(temp, dict({{"optimizer_state_dict", dict(items)}})));
+}
+
+TEST_CASE("The model states of ZeRO are read with names, shapes and places") {
+  const TempDir temp;
+  const ZeroModelStates states = read_zero_model_states(local_storage(), saved(temp, dict(kModel)));
+  REQUIRE(states.module.size() == 1);
+  CHECK(states.module[0].shape == Dims{3, 4});
+  CHECK(states.buffer_names == std::vector<std::string>{"b"});
+  CHECK(states.groups == std::vector<std::vector<ZeroParameter>>{{{"w", {3, 4}}}, {}});
+  CHECK(states.frozen == std::vector<ZeroParameter>{{"f", {2}}});
+  REQUIRE(states.frozen_fragments.size() == 1);
+  CHECK(states.frozen_fragments[0].offset_bytes == states.module[0].offset_bytes + 4);
+  CHECK(states.shared == std::vector<std::pair<std::string, std::string>>{{"v", "w"}});
+  CHECK_FALSE(states.file.stamp->empty());
+}
+
+TEST_CASE("Model states of ZeRO without what other stages have are read") {
+  const TempDir temp;
+  Items items = kModel;
+  for (const char* key : {"module", "buffer_names", "frozen_param_shapes", "frozen_param_fragments", "shared_params"})
+    items = with(items, key, kNone);
+  items = with(items, "mp_world_size", "");
+  const ZeroModelStates states = read_zero_model_states(local_storage(), saved(temp, dict(items)));
+  CHECK(states.module.empty());
+  CHECK(states.groups.size() == 2);
+  CHECK(states.model_parallel_size == 1);
+}
+
+TEST_CASE("The optimizer's states of ZeRO are read with partitions and counts") {
+  const TempDir temp;
+  const ZeroOptimStates second = optim_of(temp, kOptim);
+  CHECK(second.stage == 2);
+  CHECK(second.partition_count == std::vector<std::uint64_t>{2});
+  REQUIRE(second.masters.size() == 1);
+  CHECK(second.masters[0].shape == Dims{12});
+  CHECK(second.state.tensors == 1);
+  CHECK(second.state.bytes == 48);
+  REQUIRE(second.slices.size() == 1);
+  CHECK(second.slices[0].at(0).count == 12);
+  const ZeroOptimStates third = optim_of(temp, kOptim3);
+  CHECK(third.stage == 3);
+  CHECK(third.masters.size() == 2);
+  CHECK(third.state.tensors == 1);
+  // As CPython 3.11.0 to 3.11.3 pickles a member of an enum.
+  const std::string member =
+      call("builtins", "getattr", {global("deepspeed.runtime.zero.config", "ZeroStageEnum"), text("optimizer_states")});
+  CHECK(optim_of(temp, with(kOptim, "zero_stage", member)).stage == 1);
+  CHECK(optim_of(temp, with(kOptim, "param_slice_mappings", "")).slices.empty());
+}
+
+TEST_CASE("Model states that are not of ZeRO's form are refused, with the key") {
+  const auto refused = [](const char* key, const std::string& value) {
+    const TempDir temp;
+    const std::filesystem::path path = saved(temp, dict(with(kModel, key, value)));
+    const Error error = error_of([&] { read_zero_model_states(local_storage(), path); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == path.string());
+    return std::string(error.what()) + " " + error.tensor();
+  };
+  CHECK_THAT(refused("module", number(1)), Says("its \"module\" is an int, not a dict"));
+  CHECK_THAT(refused("module", dict({{"w", tensor()}, {"w", tensor()}})), Says("is in \"module\" twice"));
+  CHECK_THAT(refused("param_shapes", dict({})), Says("its \"param_shapes\" is a dict, not a list"));
+  CHECK_THAT(refused("param_shapes", list({dict({{"w", number(3)}})})), Says("in the place of a shape"));
+  CHECK_THAT(refused("param_shapes", list({dict({{"w", numbers({-1})}})})), Says("in the place of a shape"));
+  CHECK_THAT(refused("param_shapes", list({dict({{"w", numbers({1ll << 40, 1ll << 40})}})})), Says("overflow 64 bits"));
+  CHECK_THAT(refused("param_shapes", list({dict({{"w", kSize34}}), dict({{"w", kSize34}})})),
+             Says("is in \"param_shapes\" twice"));
+  CHECK_THAT(refused("param_shapes", list({dict({{"f", kSize34}})})), Says("is in \"param_shapes\" twice"));
+  CHECK_THAT(refused("param_shapes", list({dict({{"a\nb", kSize34}})})), Says("control character"));
+  CHECK_THAT(refused("shared_params", dict({{"v", number(1)}})), Says("not by a string"));
+  CHECK_THAT(refused("mp_world_size", text("1")), Says("its \"mp_world_size\" is a string, not a whole number"));
+}
+
+TEST_CASE("Optimizer states that are not of ZeRO's form are refused, with the key") {
+  const auto refused = [](const Items& items) {
+    const TempDir temp;
+    const Error error = error_of([&] { optim_of(temp, items); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "file.pt").string());
+    return std::string(error.what()) + " " + error.tensor();
+  };
+  CHECK_THAT(refused({}), Says("holds neither \"single_partition_of_fp32_groups\""));
+  CHECK_THAT(refused(with(kOptim3, "single_partition_of_fp32_groups", list({}))), Says("holds neither"));
+  for (const std::string& stage : {number(0), number(3), number(4), text("2"), list({})})
+    CHECK_THAT(refused(with(kOptim, "zero_stage", stage)), Says("which does not fit its weights"));
+  CHECK_THAT(refused(with(kOptim3, "zero_stage", number(2))), Says("which does not fit its weights"));
+  CHECK_THAT(refused(with(kOptim, "partition_count", "")), Says("has no \"partition_count\""));
+  CHECK_THAT(refused(with(kOptim, "partition_count", list({text("2")}))), Says("not a whole number"));
+  CHECK_THAT(refused(with(kOptim, "single_partition_of_fp32_groups", list({tensor()}))),
+             Says("is F32 [3, 4], not a flat partition of weights single_partition_of_fp32_groups[0]"));
+  CHECK_THAT(refused(with(kOptim3, "fp32_flat_groups", list({number(1)}))), Says("not a tensor fp32_flat_groups[0]"));
+  const std::string strided = tensor({.shape = {6}, .strides = {2}});
+  CHECK_THAT(refused(with(kOptim, "single_partition_of_fp32_groups", list({strided}))), Says("not a flat partition"));
+  CHECK_THAT(refused(with(kOptim, "param_slice_mappings",
+                          list({dict({{"w", object("deepspeed.utils.tensor_fragment", "fragment_address",
+                                                   dict({{"start", number(0)}}))}})}))),
+             Says("its \"numel\" is missing"));
+}
+
+TEST_CASE("One dict that a file of ZeRO holds many times over is refused") {
+  const TempDir temp;
+  std::string group = dict({{"a", kSize34}, {"b", kSize34}, {"c", kSize34}, {"d", kSize34}}) + "q\1";
+  std::string groups = "](" + group;
+  for (int i = 0; i < 10000; ++i) groups += "h\1";
+  const Items items = with(kModel, "param_shapes", groups + "e");
+  const Error error = error_of([&] { read_zero_model_states(local_storage(), saved(temp, dict(items))); });
+  CHECK_THAT(error.what(), Says("its \"param_shapes\" holds the same values many times over"));
+}
+
+TEST_CASE("The tensor of a parameter in a universal checkpoint is in a dict, or alone") {
+  const TempDir temp;
+  ContainerFile file;
+  CHECK(read_zero_parameter(local_storage(), saved(temp, tensor()), file).shape == Dims{3, 4});
+  const std::string in_dict = dict({{"cat_dim", number(0)}, {"param", tensor()}});
+  CHECK(read_zero_parameter(local_storage(), saved(temp, in_dict), file).shape == Dims{3, 4});
+  CHECK(file.path == temp / "file.pt");
+  const Error error = error_of([&] { read_zero_parameter(local_storage(), saved(temp, dict({})), file); });
+  CHECK_THAT(error.what(), Says("has no \"param\""));
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,262 @@
+#include <nlohmann/json.hpp>
+
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/zero_folder.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/zero_files.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kOptim = "bf16_zero_pp_rank_";
+
+fs::path optim_file(const fs::path& folder, int rank) {
+  return folder / (kOptim + std::to_string(rank) + "_mp_rank_00_optim_states.pt");
+}
+fs::path rank_model_file(const fs::path& folder, int rank) {
+  return folder / ("zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_model_states.pt");
+}
+
+/// Two groups and a frozen weight; `rows` of the first parameter.
+ZeroModel small_model(std::uint64_t rows = 5) {
+  Random random(1);
+  ZeroModel model;
+  model.groups = {{"a", "b"}, {"c"}};
+  model.frozen = {"f"};
+  model.masters = {{"a", random_tensor(random, DType::kF32, {rows, 3})},
+                   {"b", random_tensor(random, DType::kF32, {4, 2})},
+                   {"c", random_tensor(random, DType::kF32, {6})}};
+  for (const auto& [name, data] : model.masters) model.module[name] = random_tensor(random, DType::kBF16, data.shape);
+  model.module["f"] = random_tensor(random, DType::kBF16, {3});
+  model.module["steps"] = random_tensor(random, DType::kI64, {});
+  return model;
+}
+
+fs::path written(const TempDir& temp, unsigned stage, std::uint32_t ranks, const ZeroModel& model = small_model(),
+                 const char* name = "global_step1") {
+  Random random(2);
+  write_zero(temp / name, model, stage, ranks, 1, random);
+  return temp / name;
+}
+
+Checkpoint read(const fs::path& path) {
+  return read_checkpoint(local_storage(), path, {});
+}
+
+Error refused(const fs::path& path, ErrorKind kind = ErrorKind::kBadInput) {
+  const Error error = error_of([&] { read(path); });
+  CHECK(error.kind() == kind);
+  return error;
+}
+
+TEST_CASE("ZeRO's names of files are understood") {
+  using Kind = ZeroFileName::Kind;
+  const auto kind_of = [](const char* name) { return zero_file_name(name).value().kind; };
+  CHECK(kind_of("mp_rank_00_model_states.pt") == Kind::kModelStates);
+  CHECK_FALSE(zero_file_name("mp_rank_00_model_states.pt")->dp_rank);
+  CHECK(zero_file_name("zero_pp_rank_12_mp_rank_03_model_states.pt")->dp_rank == 12u);
+  CHECK(zero_file_name("zero_pp_rank_12_mp_rank_03_model_states.pt")->mp_rank == 3);
+  for (const char* prefix : {"", "bf16_", "fp16_"}) {
+    const auto name = zero_file_name(std::string(prefix) + "zero_pp_rank_10_mp_rank_00_optim_states.pt");
+    REQUIRE(name);
+    CHECK(name->kind == Kind::kOptimStates);
+    CHECK(name->dp_rank == 10u);
+  }
+  CHECK(kind_of("layer_00-model_00-model_states.pt") == Kind::kPartOfModel);
+  CHECK(kind_of("layer_0_expert_1_mp_rank_00_model_states.pt") == Kind::kPartOfModel);
+  CHECK(kind_of("expp_rank_0_mp_rank_00_optim_states.pt") == Kind::kPartOfModel);
+  for (const char* name : {"mp_rank_00_optim_states.pt", "zero_pp_rank__mp_rank_00_optim_states.pt", "model_states.pt",
+                           "mp_rank_00_model_states.pt.tmp", "zero_pp_rank_0_mp_rank_00x_model_states.pt",
+                           "zero_pp_rank_99999999999_mp_rank_00_model_states.pt", "mp_rank_0a_model_states.pt"})
+    CHECK_FALSE(zero_file_name(name));
+}
+
+TEST_CASE("A checkpoint of ZeRO is found in its tag folder and in the directory whose latest names it") {
+  const TempDir temp;
+  const fs::path folder = written(temp, 2, 2);
+  CHECK(read(folder).layout->traits().name == std::string("deepspeed"));
+  CHECK(read(folder).directory == folder);
+  CHECK_FALSE(find_shards(temp.path()));
+  for (const char* text : {"global_step1", "global_step1\n"}) {
+    write_file(temp / "latest", text);
+    REQUIRE(find_shards(temp.path()));
+    CHECK(find_shards(temp.path())->path == folder);
+    CHECK(read(temp.path()).directory == temp.path());
+    CHECK(read(folder).directory == temp.path());
+  }
+  for (const char* text : {"", "..", "/etc", "a/b", "global_step2"}) {
+    write_file(temp / "latest", text);
+    CHECK_FALSE(find_shards(temp.path()));
+  }
+}
+
+TEST_CASE("A latest that names a folder that is not there is an error") {
+  const TempDir temp;
+  written(temp, 2, 2);
+  write_file(temp / "latest", "global_step3");
+  write_file(temp / "zero_to_fp32.py", "");
+  const Error error = refused(temp.path());
+  CHECK(error.path() == (temp / "latest").string());
+  CHECK_THAT(error.what(), Says("names global_step3, which is not there"));
+}
+
+TEST_CASE("The mesh, notes and metadata of a checkpoint of ZeRO say what was found") {
+  const TempDir temp;
+  const Checkpoint second = read(written(temp, 2, 3));
+  CHECK(second.file_metadata ==
+        std::vector<std::pair<std::string, std::string>>{{"zero_stage", "2"}, {"zero_ranks", "3"}});
+  const std::string notes = nlohmann::json(second.notes).dump();
+  CHECK_THAT(notes, Says("6 tensors of the optimizer's master weights (116 B) are left out"));
+  CHECK_THAT(notes, Says("3 tensors of the optimizer's state (24 B) are left out"));
+  CHECK(second.map.files.size() == 1);
+  const Checkpoint third = read(written(temp, 3, 3, small_model(), "third"));
+  CHECK(third.map.files.size() == 6);
+  CHECK(third.map.logical.at(third.map.find_logical("a").value()).model_dtype == DType::kBF16);
+  CHECK(third.map.logical.at(third.map.find_logical("f").value()).dtype == DType::kBF16);
+}
+
+TEST_CASE("Ranks that are missing are refused") {
+  const TempDir temp;
+  SECTION("the last of the optimizer's files") {
+    const fs::path folder = written(temp, 2, 3);
+    fs::remove(optim_file(folder, 2));
+    const Error error = refused(folder);
+    CHECK(error.path() == optim_file(folder, 0).string());
+    CHECK_THAT(error.what(), Says("its \"partition_count\" says 3 ranks, but there are 2 files"));
+  }
+  SECTION("the first of the optimizer's files") {
+    const fs::path folder = written(temp, 1, 2);
+    fs::remove(optim_file(folder, 0));
+    CHECK_THAT(refused(folder).what(), Says("holds optimizer states of rank 1, but none of rank 0"));
+  }
+  SECTION("one of the module's files of stage 3") {
+    const fs::path folder = written(temp, 3, 3);
+    fs::remove(rank_model_file(folder, 1));
+    CHECK_THAT(refused(folder).what(), Says("holds model states of rank 2, but none of rank 1"));
+  }
+  SECTION("the last of the module's files of stage 3") {
+    const fs::path folder = written(temp, 3, 3);
+    fs::remove(rank_model_file(folder, 2));
+    CHECK_THAT(refused(folder).what(), Says("*_optim_states.pt of 3 ranks, but *_model_states.pt of 2"));
+  }
+  SECTION("all of the module's files") {
+    const fs::path folder = written(temp, 2, 2);
+    fs::remove(folder / "mp_rank_00_model_states.pt");
+    CHECK_THAT(refused(folder).what(), Says("holds no *_model_states.pt"));
+  }
+  SECTION("all of the optimizer's files, of stage 3") {
+    const fs::path folder = written(temp, 3, 2);
+    for (const int rank : {0, 1}) fs::remove(optim_file(folder, rank));
+    CHECK_THAT(refused(folder).what(), Says("holds no *_optim_states.pt, which have the master weights"));
+  }
+}
+
+TEST_CASE("A module's weights are read without the optimizer's files, but not its masters") {
+  const TempDir temp;
+  const fs::path folder = written(temp, 2, 2);
+  for (const int rank : {0, 1}) fs::remove(optim_file(folder, rank));
+  CHECK(read(folder).map.tensor_count() == 5);
+  ReadContext context;
+  context.options.set("weights", "master");
+  const Error error = error_of([&] { read_checkpoint(local_storage(), folder, context); });
+  CHECK_THAT(error.what(), Says("holds no *_optim_states.pt"));
+  CHECK_THAT(error.hint(), Says("leave out `weights`"));
+}
+
+TEST_CASE("Files of ranks that were swapped are refused by what they say of their parts") {
+  const TempDir temp;
+  const fs::path folder = written(temp, 2, 2);
+  fs::rename(optim_file(folder, 0), temp / "aside");
+  fs::rename(optim_file(folder, 1), optim_file(folder, 0));
+  fs::rename(temp / "aside", optim_file(folder, 1));
+  const Error error = refused(folder);
+  CHECK(error.path().find("zero_pp_rank_") != std::string::npos);
+}
+
+TEST_CASE("Files of two checkpoints are refused") {
+  const TempDir temp;
+  SECTION("partitions of other parameters") {
+    for (const unsigned stage : {1u, 3u}) {
+      const fs::path folder = written(temp, stage, 2, small_model(), stage == 1 ? "one" : "three");
+      const fs::path other = written(temp, stage, 2, small_model(50), stage == 1 ? "other" : "others");
+      for (const int rank : {0, 1})
+        fs::copy_file(optim_file(other, rank), optim_file(folder, rank), fs::copy_options::overwrite_existing);
+      CHECK_THAT(refused(folder).what(), Says(" elements, but the parameters"));
+    }
+  }
+  SECTION("a partition of another length") {
+    for (const unsigned stage : {1u, 3u}) {
+      const fs::path folder = written(temp, stage, 3, small_model(), stage == 1 ? "one" : "three");
+      const fs::path other = written(temp, stage, 3, small_model(50), stage == 1 ? "other" : "others");
+      fs::copy_file(optim_file(other, 1), optim_file(folder, 1), fs::copy_options::overwrite_existing);
+      const Error error = refused(folder);
+      CHECK(error.path() == optim_file(folder, 1).string());
+      CHECK_THAT(error.what(), Says("elements, but " + optim_file(folder, 0).filename().string() + " has "));
+    }
+  }
+  SECTION("ranks that disagree about the parameters") {
+    const fs::path folder = written(temp, 3, 2), other = written(temp, 3, 2, small_model(50), "other");
+    fs::copy_file(rank_model_file(other, 1), rank_model_file(folder, 1), fs::copy_options::overwrite_existing);
+    const Error error = refused(folder);
+    CHECK(error.path() == rank_model_file(folder, 1).string());
+    CHECK_THAT(error.what(),
+               Says("its \"param_shapes\" differs from that of zero_pp_rank_0_mp_rank_00_model_states.pt"));
+  }
+  SECTION("of two stages") {
+    const fs::path folder = written(temp, 3, 2), other = written(temp, 2, 2, small_model(), "other");
+    fs::copy_file(other / "mp_rank_00_model_states.pt", folder / "mp_rank_00_model_states.pt");
+    CHECK_THAT(refused(folder).what(), Says("of ZeRO 1 or 2, and") && Says("of ZeRO 3"));
+    for (const int rank : {0, 1}) fs::remove(rank_model_file(folder, rank));
+    CHECK_THAT(refused(folder).what(), Says("is of ZeRO 3, but mp_rank_00_model_states.pt is of ZeRO 1 or 2"));
+  }
+  SECTION("one rank twice") {
+    const fs::path folder = written(temp, 1, 2);
+    fs::copy_file(optim_file(folder, 1), folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt");
+    CHECK_THAT(refused(folder).what(), Says("is of rank 1, as bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt is"));
+  }
+}
+
+TEST_CASE("Parts of models that are split otherwise are refused as unsupported") {
+  const TempDir temp;
+  const fs::path folder = written(temp, 1, 1);
+  SECTION("model-parallel ranks") {
+    write_file(folder / "mp_rank_01_model_states.pt", "");
+    CHECK_THAT(refused(folder, ErrorKind::kUnsupported).what(), Says("split over model-parallel ranks"));
+  }
+  SECTION("pipeline stages") {
+    write_file(folder / "layer_00-model_00-model_states.pt", "");
+    CHECK_THAT(refused(folder, ErrorKind::kUnsupported).what(), Says("split over pipeline stages or experts"));
+  }
+}
+
+TEST_CASE("Parameters of ZeRO that do not agree with the module are refused") {
+  const TempDir temp;
+  ZeroModel model = small_model();
+  SECTION("another shape") {
+    model.module.at("a").shape = {3, 5};
+    const Error error = refused(written(temp, 2, 2, model));
+    CHECK(error.tensor() == "a");
+    CHECK_THAT(error.what(), Says("has the shape [3, 5] in \"module\", but [5, 3] in \"param_shapes\""));
+  }
+  SECTION("one that the module lacks") {
+    model.module.erase("b");
+    const Error error = refused(written(temp, 2, 2, model));
+    CHECK(error.tensor() == "b");
+    CHECK_THAT(error.what(), Says("is in \"param_shapes\", but not in \"module\""));
+  }
+  SECTION("one whose values are nowhere") {
+    model.module["extra"] = {DType::kBF16, {2}, "abcd"};
+    const Error error = refused(written(temp, 3, 2, model));
+    CHECK(error.tensor() == "extra");
+    CHECK_THAT(error.what(), Says("nothing says where its values are"));
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "support/files.h"
+#include "support/random.h"
+
+/// Checkpoints as DeepSpeed's ZeRO saves them, written by plain code of the tests' own.
+namespace reshard::test {
+
+struct ZeroModel {
+  std::vector<std::vector<std::string>> groups;  // names of trained parameters, in the flat order
+  std::vector<std::string> frozen;
+  TensorMap masters;  // of the trained, fp32
+  TensorMap module;   // of all of them, bf16, and buffers
+};
+
+/// Parameters of every shape, in random groups, some frozen, with a buffer.
+ZeroModel random_zero_model(Random& random);
+
+/// Files of `stage` (1 to 3) for `ranks` in `folder`, which is made. Of stage 3 there are `sub_groups` at most in each
+/// group.
+void write_zero(const std::filesystem::path& folder, const ZeroModel& model, unsigned stage, std::uint32_t ranks,
+                std::uint64_t sub_groups, Random& random);
+
+/// What a checkpoint of it holds: masters, and of the module what is not trained.
+TensorMap master_tensors(const ZeroModel& model);
+
+}  // namespace reshard::test
