@@ -189,6 +189,13 @@ TEST_CASE("A member of an enum read by getattr is data, and nothing else that ge
     CHECK_THAT(error_of([&] { read_pickle(stream + ".", "f"); }).what(), Says("calls builtins.getattr"));
   }
   CHECK_THAT(error_of([&] { read_pickle(getattr(owner, "A") + ")R.", "f"); }).what(), Says("calls an object of"));
+
+  // A class inside of another, as protocols before 4 name it: one that is known.
+  const std::string outer = "ctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n";
+  const std::string nested = getattr(outer, "ProcessGroupState") + ")\x81.";
+  CHECK_NOTHROW(read_pickle(nested, "f"));
+  CHECK_THAT(error_of([&] { read_pickle(getattr(outer, "Other") + ")\x81.", "f"); }).what(),
+             Says("calls an object of"));
 }
 
 TEST_CASE("What is only named, and never called, runs nothing") {

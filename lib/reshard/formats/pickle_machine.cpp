@@ -1,5 +1,7 @@
 #include "reshard/formats/pickle_machine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -191,6 +193,7 @@ void PickleMachine::set_items(const Nodes& keys_and_values) {
 
 /// Judges what is called, and what that calls in its turn.
 void PickleMachine::check_call(PickleRef callee, PickleRef args) {
+  if (is_nested_class(callee)) return;
   for (int depth = 0; depth < kMostCallers; ++depth) {
     if (pickle_.kind(callee) != PickleKind::kGlobal) throw cursor_.bad("calls " + pickle_.describe(callee));
     if (pickle_.kind(args) != PickleKind::kTuple)
@@ -217,6 +220,17 @@ bool PickleMachine::reads_inert_attribute(PickleRef callee, PickleRef args) cons
   return pickle_.is_global(callee, "builtins", "getattr") && items.size() == 2 &&
          pickle_.kind(items[0]) == PickleKind::kGlobal && is_inert_class(pickle_.global(items[0])) &&
          pickle_.kind(items[1]) == PickleKind::kString && !pickle_.text(items[1]).starts_with("_");
+}
+
+/// Protocols before 4 pickle a class inside of another as its attribute: ShardedTensor.ProcessGroupState.
+bool PickleMachine::is_nested_class(PickleRef callee) const {
+  if (pickle_.kind(callee) != PickleKind::kObject) return false;
+  if (!reads_inert_attribute(pickle_.callee(callee), pickle_.args(callee))) return false;
+  const auto items = pickle_.items(pickle_.args(callee));
+  if (pickle_.text(items[1]).size() > kMaxNameBytes) return false;
+  const PickleGlobal outer = pickle_.global(items[0]);
+  const std::string name = fmt::format("{}.{}", outer.name, pickle_.text(items[1]));
+  return judge_call({outer.module, name}) == PickleCall::kKnown;
 }
 
 void PickleMachine::check_global(PickleRef callee) {

@@ -56,6 +56,7 @@ class PickleMachine {
   void append(PickleKind target_kind, const Nodes& items);
   void set_items(const Nodes& keys_and_values);
   void check_call(PickleRef callee, PickleRef args);
+  bool is_nested_class(PickleRef callee) const;
   bool reads_inert_attribute(PickleRef callee, PickleRef args) const;
   void check_global(PickleRef callee);
   void memoize(std::uint64_t index);

@@ -12,12 +12,13 @@ const Layout& nxdi_layout();
 const Layout& vllm_layout();
 const Layout& deepspeed_layout();
 const Layout& dcp_layout();
+const Layout& fsdp_ranks_layout();
 
 // Where two have the same names of files, the one that needs more to fit comes first.
 std::span<const Layout* const> layouts() {
   static const Layout* const kLayouts[] = {
       &hf_layout(),         &ranks_layout(), &optimum_layout(),   &nxd_layout(), &nxdi_layout(),
-      &presharded_layout(), &vllm_layout(),  &deepspeed_layout(), &dcp_layout(),
+      &presharded_layout(), &vllm_layout(),  &deepspeed_layout(), &dcp_layout(), &fsdp_ranks_layout(),
   };
   return kLayouts;
 }

@@ -1,0 +1,286 @@
+#include "reshard/formats/distributed_tensor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
+#include "reshard/base/strings.h"
+#include "reshard/formats/pickle_values.h"
+#include "reshard/formats/state_dict.h"
+#include "reshard/formats/torch_file.h"
+#include "reshard/formats/torch_storage.h"
+#include "reshard/tensor/box.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kDistributed = "torch.distributed.";
+constexpr std::size_t kMostMeshDims = 8;
+constexpr std::size_t kMostRanks = std::size_t{1} << 20;
+
+/// What the tensors of one file have in common: a row of ranks, or a list of parts, may be that of a million tensors.
+struct SharedParts {
+  std::uint64_t rank;                                   // in the file's name
+  std::unordered_map<PickleRef, std::uint64_t> places;  // of `rank` in rows of ranks
+  std::size_t parts = 0;                                // of all tensors
+};
+
+/// One tensor of a rank's file.
+class TensorParts {
+ public:
+  TensorParts(const TorchFile& file, const std::string& name, SharedParts& shared)
+      : file_(file), pickle_(file.pickle()), name_(name), shared_(shared) {}
+
+  DistributedTensor read(PickleRef node) const {
+    const PickleRef wrapped = distributed(node);
+    if (wrapped == kNoNode) {
+      DistributedTensor tensor{name_, DistributedTensor::Kind::kWhole, DType::kF32, {}, {}, {}, {}, {}, {}};
+      tensor.local.push_back(local(node));
+      tensor.dtype = tensor.local[0].dtype;
+      tensor.shape = tensor.local[0].shape;
+      return tensor;
+    }
+    const auto fields = pickle_.items(pickle_.args(node));
+    if (fields.size() != 4 || pickle_.items(fields[2]).size() < 3)
+      throw bad("is rebuilt from its type with other arguments than torch gives");
+    DistributedTensor tensor = pickle_.global(wrapped).name == "DTensor" ? dtensor(fields[3]) : sharded(fields[3]);
+    const auto shape = read_size(pickle_, pickle_.items(fields[2])[2]);
+    if (!shape) throw bad("its size is " + pickle_.describe(pickle_.items(fields[2])[2]));
+    tensor.shape = *shape;
+    if (!num_elems(tensor.shape)) throw bad("its elements overflow 64 bits");
+    validate(tensor);
+    return tensor;
+  }
+
+ private:
+  Error bad(std::string message) const {
+    return Error(ErrorKind::kBadInput, std::move(message)).in(file_.path()).tensor(name_);
+  }
+  Error unsupported(std::string message) const {
+    return Error(ErrorKind::kUnsupported, std::move(message)).in(file_.path()).tensor(name_);
+  }
+
+  /// The class DTensor or ShardedTensor that `node` is an object of; kNoNode for another tensor.
+  PickleRef distributed(PickleRef node) const {
+    const PickleGlobal callee = pickle_.global(pickle_.callee(node));
+    if (callee.module != "torch._tensor" || callee.name != "_rebuild_from_type_v2") return kNoNode;
+    const auto fields = pickle_.items(pickle_.args(node));
+    if (fields.size() < 2 || pickle_.kind(fields[1]) != PickleKind::kGlobal) return kNoNode;
+    return is_class(fields[1], "DTensor") || is_class(fields[1], "ShardedTensor") ? fields[1] : kNoNode;
+  }
+
+  bool is_class(PickleRef node, std::string_view name) const {
+    if (node == kNoNode || pickle_.kind(node) != PickleKind::kGlobal) return false;
+    const PickleGlobal global = pickle_.global(node);
+    return global.name == name && global.module.starts_with(kDistributed);
+  }
+  bool is_object(PickleRef node, std::string_view name) const {
+    return node != kNoNode && pickle_.kind(node) == PickleKind::kObject && is_class(pickle_.callee(node), name);
+  }
+
+  /// A value that an object's state has under `key`; of classes with slots it is a pair of dicts. kNoNode for none.
+  PickleRef field(PickleRef state, std::string_view key) const {
+    if (state == kNoNode) return kNoNode;
+    std::vector<PickleRef> dicts{state};
+    if (pickle_.kind(state) == PickleKind::kTuple)
+      dicts.assign(pickle_.items(state).begin(), pickle_.items(state).end());
+    if (dicts.size() > 2) return kNoNode;
+    for (const PickleRef dict : dicts) {
+      const PickleRef found = value_of(pickle_, pickle_.pairs(dict), key, file_.path());
+      if (found != kNoNode) return found;
+    }
+    return kNoNode;
+  }
+  PickleRef need(PickleRef state, const char* key) const {
+    const PickleRef found = field(state, key);
+    if (found == kNoNode) throw unsupported(fmt::format("has no \"{}\": it is of a torch that is not known", key));
+    return found;
+  }
+  Dims size(PickleRef node, const char* what) const {
+    const auto size = node == kNoNode ? std::nullopt : read_size(pickle_, node);
+    if (!size) throw bad(fmt::format("its {} is {}", what, node == kNoNode ? "missing" : pickle_.describe(node)));
+    return *size;
+  }
+
+  TensorEntry local(PickleRef node) const {
+    TorchTensor found = file_.tensor(node, name_);
+    const std::uint64_t bytes = *num_bytes(found.dtype, found.shape);
+    return {name_, found.dtype, std::move(found.shape), found.offset_bytes, bytes, 0, std::move(found.strides)};
+  }
+
+  DistributedTensor dtensor(PickleRef state) const;
+  DistributedTensor sharded(PickleRef state) const;
+  void read_mesh(PickleRef mesh, DistributedTensor& tensor) const;
+  std::uint64_t place_in(PickleRef ranks) const;
+  Dims coordinate_in(const Dims& mesh, const Dims& strides, PickleRef ranks) const;
+  MeshPlacement placement(PickleRef node) const;
+  void validate(const DistributedTensor& tensor) const;
+
+  const TorchFile& file_;
+  const Pickle& pickle_;
+  const std::string& name_;
+  SharedParts& shared_;
+};
+
+DistributedTensor TensorParts::dtensor(PickleRef state) const {
+  DistributedTensor tensor{name_, DistributedTensor::Kind::kDTensor, DType::kF32, {}, {}, {}, {}, {}, {}};
+  tensor.local.push_back(local(need(state, "_local_tensor")));
+  tensor.dtype = tensor.local[0].dtype;
+  const PickleRef spec = pickle_.state(need(state, "_spec"));
+  read_mesh(need(spec, "mesh"), tensor);
+  for (const PickleRef one : pickle_.items(need(spec, "placements"))) {
+    if (tensor.placements.size() == tensor.mesh.size()) throw bad("has more placements than its mesh has dims");
+    tensor.placements.push_back(placement(one));
+  }
+  return tensor;
+}
+
+/// Until 2.9 a mesh has a tensor of the ranks, whose shape is the mesh's, their numbers once more as a tuple, and the
+/// coordinate of the rank that saved it. After that it has a row of ranks, and the shape and strides of the mesh in it.
+void TensorParts::read_mesh(PickleRef node, DistributedTensor& tensor) const {
+  if (!is_object(node, "DeviceMesh")) throw bad("has " + pickle_.describe(node) + " in the place of a mesh");
+  const PickleRef state = pickle_.state(node);
+  Dims strides;
+  PickleRef ranks = field(state, "_flatten_mesh_list");
+  if (const PickleRef mesh = field(state, "mesh"); mesh != kNoNode) {
+    tensor.mesh = file_.tensor(mesh, name_).shape;
+    strides = c_strides(tensor.mesh);
+  } else {
+    const PickleRef layout = pickle_.state(need(state, "_layout"));
+    const auto dims = [&](const char* key) {
+      const PickleRef value = need(layout, key);
+      if (pickle_.kind(value) == PickleKind::kInt && pickle_.integer(value) >= 0)
+        return Dims{static_cast<std::uint64_t>(pickle_.integer(value))};
+      return size(value, "mesh's layout");
+    };
+    tensor.mesh = dims("shape");
+    strides = dims("stride");
+    ranks = field(state, "_flatten_rank_map");
+  }
+  const auto count = num_elems(tensor.mesh);
+  if (tensor.mesh.size() > kMostMeshDims || !count || *count == 0 || *count > kMostRanks ||
+      strides.size() != tensor.mesh.size())
+    throw bad("has a mesh of shape " + to_string(tensor.mesh));
+  const PickleRef said = field(state, "_coordinate_on_dim");
+  if (said == kNoNode && ranks == kNoNode) throw unsupported("does not say which rank of its mesh it is of");
+  if (ranks != kNoNode) tensor.coordinate = coordinate_in(tensor.mesh, strides, ranks);
+  if (said == kNoNode) return;
+  const Dims coordinate = size(said, "coordinate in the mesh");
+  if (ranks != kNoNode && coordinate != tensor.coordinate)
+    throw bad(fmt::format("is of the rank at {} of its mesh, but rank {}, which the file is named after, is at {}",
+                          to_string(coordinate), shared_.rank, to_string(tensor.coordinate)))
+        .hint("files of ranks were renamed or swapped");
+  tensor.coordinate = coordinate;
+}
+
+/// Where the row `ranks` has the rank that the file is named after.
+std::uint64_t TensorParts::place_in(PickleRef ranks) const {
+  if (const auto known = shared_.places.find(ranks); known != shared_.places.end()) return known->second;
+  const auto items = pickle_.items(ranks);
+  const auto found = std::find_if(items.begin(), items.end(), [&](PickleRef item) {
+    return pickle_.kind(item) == PickleKind::kInt && pickle_.integer(item) >= 0 &&
+           static_cast<std::uint64_t>(pickle_.integer(item)) == shared_.rank;
+  });
+  if (found == items.end())
+    throw bad(fmt::format("its mesh does not have rank {}, which the file is named after", shared_.rank))
+        .hint("files of ranks were renamed or swapped");
+  return shared_.places[ranks] = static_cast<std::uint64_t>(found - items.begin());
+}
+
+Dims TensorParts::coordinate_in(const Dims& mesh, const Dims& strides, PickleRef ranks) const {
+  const std::uint64_t place = place_in(ranks);
+  Dims coordinate(mesh.size());
+  for (std::size_t d = 0; d < mesh.size(); ++d) coordinate[d] = strides[d] == 0 ? 0 : place / strides[d] % mesh[d];
+  return coordinate;
+}
+
+MeshPlacement TensorParts::placement(PickleRef node) const {
+  using Kind = MeshPlacement::Kind;
+  if (is_object(node, "Replicate")) return {};
+  const bool strided = is_object(node, "_StridedShard");
+  if (!strided && !is_object(node, "Shard"))
+    throw unsupported("is placed as " + pickle_.describe(node) + ", which is not known")
+        .hint("save the state dict after its partial sums are reduced");
+  MeshPlacement placement{strided ? Kind::kStridedShard : Kind::kShard};
+  const auto number = [&](const char* key) {
+    const PickleRef value = field(pickle_.state(node), key);
+    if (value == kNoNode || pickle_.kind(value) != PickleKind::kInt || pickle_.integer(value) < 0)
+      throw bad(fmt::format("its placement has no number \"{}\"", key));
+    return static_cast<std::uint64_t>(pickle_.integer(value));
+  };
+  placement.dim = number("dim");
+  if (strided) placement.split_factor = number("split_factor");
+  if (placement.split_factor == 0 || placement.split_factor > kMostRanks)
+    throw bad(fmt::format("its placement has a split_factor of {}", placement.split_factor));
+  return placement;
+}
+
+/// (local shards, metadata, process group, spec, …), each shard with its tensor, offsets and sizes.
+DistributedTensor TensorParts::sharded(PickleRef state) const {
+  DistributedTensor tensor{name_, DistributedTensor::Kind::kSharded, DType::kF32, {}, {}, {}, {}, {}, {}};
+  const auto parts = pickle_.items(state);
+  if (parts.size() < 2 || pickle_.kind(parts[0]) != PickleKind::kList)
+    throw unsupported("has no list of local shards: it is of a torch that is not known");
+  const PickleRef metadata = pickle_.state(parts[1]);
+  const PickleRef properties = pickle_.state(need(metadata, "tensor_properties"));
+  const auto values = properties == kNoNode ? std::span<const PickleRef>() : pickle_.items(properties);
+  const PickleGlobal dtype = values.empty() ? PickleGlobal{} : pickle_.global(values[0]);
+  const auto known = dtype_from_torch_name(dtype.name);
+  if (!known || dtype.module != "torch") throw bad("does not say its dtype");
+  tensor.dtype = *known;
+  for (const PickleRef shard : pickle_.items(parts[0])) {
+    if (++shared_.parts > pickle_.num_nodes()) throw bad("holds the same shards many times over");
+    const PickleRef fields = pickle_.state(shard);
+    tensor.local.push_back(local(need(fields, "tensor")));
+    const PickleRef place = pickle_.state(need(fields, "metadata"));
+    tensor.begins.push_back(size(field(place, "shard_offsets"), "shard's offsets"));
+    if (size(field(place, "shard_sizes"), "shard's sizes") != tensor.local.back().shape)
+      throw bad(
+          fmt::format("has a shard of shape {}, but its metadata says another", to_string(tensor.local.back().shape)));
+  }
+  return tensor;
+}
+
+void TensorParts::validate(const DistributedTensor& tensor) const {
+  for (const TensorEntry& local : tensor.local)
+    if (local.dtype != tensor.dtype || local.shape.size() != tensor.shape.size())
+      throw bad(fmt::format("has a part {} {}, but is {} {}", name(local.dtype), to_string(local.shape),
+                            name(tensor.dtype), to_string(tensor.shape)));
+  if (tensor.kind == DistributedTensor::Kind::kSharded) {
+    for (std::size_t i = 0; i < tensor.local.size(); ++i)
+      if (tensor.begins[i].size() != tensor.shape.size() ||
+          !contains(tensor.shape, {tensor.begins[i], tensor.local[i].shape}))
+        throw bad(fmt::format("has a shard at {} of shape {}, outside of its shape {}", to_string(tensor.begins[i]),
+                              to_string(tensor.local[i].shape), to_string(tensor.shape)));
+    return;
+  }
+  if (tensor.placements.size() != tensor.mesh.size())
+    throw bad(fmt::format("has {} placements on a mesh of shape {}", tensor.placements.size(), to_string(tensor.mesh)));
+  bool inside = tensor.coordinate.size() == tensor.mesh.size();
+  for (std::size_t d = 0; inside && d < tensor.mesh.size(); ++d) inside = tensor.coordinate[d] < tensor.mesh[d];
+  if (!inside)
+    throw bad(fmt::format("is at {} of a mesh of shape {}", to_string(tensor.coordinate), to_string(tensor.mesh)));
+  for (const MeshPlacement& placement : tensor.placements)
+    if (placement.kind != MeshPlacement::Kind::kReplicate && placement.dim >= tensor.shape.size())
+      throw bad(fmt::format("is sharded along dim {}, but has the shape {}", placement.dim, to_string(tensor.shape)));
+}
+
+}  // namespace
+
+RankTensors read_rank_tensors(Files& files, const fs::path& path, std::uint64_t rank) {
+  const FileStamp stamp = files.stamp(path);
+  const TorchFile file = read_torch_file(*files.open(path), path);
+  StateDict state_dict = find_state_dict(file, [&](PickleRef node) { return file.is_tensor(node); });
+  RankTensors result{{path, file.size_bytes(), stamp}, {}, std::move(state_dict.warnings)};
+  result.tensors.reserve(state_dict.values.size());
+  SharedParts shared{rank, {}, 0};
+  for (const auto& [name, node] : state_dict.values)
+    result.tensors.push_back(TensorParts(file, name, shared).read(node));
+  return result;
+}
+
+}  // namespace reshard
