@@ -68,6 +68,24 @@ TEST_CASE("Random checkpoints of every stage of ZeRO are read byte for byte") {
   if (has_all_seeds()) CHECK(split > 30);
 }
 
+TEST_CASE("Random universal checkpoints are read byte for byte, of every stage of ZeRO that they are made of") {
+  for (const std::uint64_t seed : seeds(30)) {
+    CAPTURE(seed);
+    Random random(seed);
+    const TempDir temp;
+    const ZeroModel model = random_zero_model(random);
+    const auto stage = static_cast<unsigned>(pick(random, 1, 3));
+    write_universal(temp / "universal", model, stage, static_cast<std::uint32_t>(pick(random, 1, 4)), random);
+    ConvertRequest request = convert_request(temp / "universal", temp / "master");
+    request.source.options.set("weights", "master");
+    convert(request);
+    CHECK((read_model(temp / "master") == master_tensors(model)));
+    if (stage == 3) continue;
+    convert(convert_request(temp / "universal", temp / "model"));
+    CHECK((read_model(temp / "model") == model.module));
+  }
+}
+
 TEST_CASE("The ranks of a checkpoint of ZeRO go by their numbers, so that 10 is after 9") {
   Random random(4);
   const TempDir temp;

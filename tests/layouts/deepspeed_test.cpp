@@ -222,6 +222,55 @@ TEST_CASE("Files of two checkpoints are refused") {
   }
 }
 
+TEST_CASE("A universal checkpoint is found by latest_universal, and its parameters are all there") {
+  const TempDir temp;
+  Random random(2);
+  const fs::path folder = temp / "universal", a = folder / "zero/a";
+  const ZeroModel model = small_model();
+  write_universal(folder, model, 3, 2, random);
+  SECTION("whole") {
+    write_file(temp / "latest_universal", "universal");
+    CHECK(find_shards(temp.path())->path == folder);
+    const Checkpoint found = read(temp.path());
+    CHECK(found.file_metadata[0].second == "universal");
+    CHECK_THAT(nlohmann::json(found.notes).dump(), Says("3 tensors of the optimizer's state"));
+    CHECK(found.map.logical.at(found.map.find_logical("a").value()).model_dtype == DType::kBF16);
+  }
+  SECTION("latest_universal names a folder that is not there") {
+    write_file(temp / "latest_universal", "other");
+    const Error error = refused(temp.path());
+    CHECK(error.path() == (temp / "latest_universal").string());
+    CHECK_THAT(error.what(), Says("names other, which is not there"));
+  }
+  SECTION("a parameter without a file") {
+    fs::remove(a / "fp32.pt");
+    const Error error = refused(folder);
+    CHECK(error.tensor() == "a");
+    CHECK_THAT(error.what(), Says("has no file fp32.pt"));
+  }
+  SECTION("a folder of no parameter") {
+    fs::copy(a, folder / "zero/other", fs::copy_options::recursive);
+    const Error error = refused(folder);
+    CHECK(error.path() == (folder / "zero/other").string());
+    CHECK_THAT(error.what(), Says("is the folder of a parameter that \"param_shapes\""));
+  }
+  SECTION("a parameter of another shape") {
+    fs::copy_file(folder / "zero/b/fp32.pt", a / "fp32.pt", fs::copy_options::overwrite_existing);
+    const Error error = refused(folder);
+    CHECK(error.path() == (a / "fp32.pt").string());
+    CHECK_THAT(error.what(), Says("has the shape [8], but \"param_shapes\" says [5, 3]"));
+  }
+  SECTION("a parameter whose name leads out of the folder") {
+    ZeroModel hostile = model;
+    hostile.groups[0].push_back("../../x");
+    hostile.masters["../../x"] = hostile.module["../../x"] = model.masters.at("a");
+    write_universal(temp / "hostile", hostile, 1, 1, random);
+    const Error error = refused(temp / "hostile");
+    CHECK(error.tensor() == "../../x");
+    CHECK_THAT(error.what(), Says("has no file fp32.pt"));
+  }
+}
+
 TEST_CASE("Parts of models that are split otherwise are refused as unsupported") {
   const TempDir temp;
   const fs::path folder = written(temp, 1, 1);

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "support/pickles.h"
-#include "support/zips.h"
+#include "support/saved_file.h"
 
 namespace reshard::test {
 namespace {
@@ -12,42 +12,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace pickles;
 using Items = std::vector<std::pair<std::string, std::string>>;
-
-const char* storage_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return "FloatStorage";
-    case DType::kBF16: return "BFloat16Storage";
-    default: return "LongStorage";
-  }
-}
-
-/// A file of torch.save that is being made: its pickle refers to the storages.
-class SavedFile {
- public:
-  std::string tensor(const TensorData& data) {
-    View view{storage_type(data.dtype), std::to_string(storages_.size()), 0, 0, {}, {}};
-    view.elems = static_cast<std::int64_t>(data.bytes.size() / (bits(data.dtype) / 8));
-    for (const std::uint64_t size : data.shape) view.shape.push_back(static_cast<std::int64_t>(size));
-    for (const std::uint64_t stride : c_strides(data.shape)) view.strides.push_back(static_cast<std::int64_t>(stride));
-    storages_.push_back({std::to_string(storages_.size()), data.bytes});
-    return pickles::tensor(view);
-  }
-  std::string flat(DType dtype, const std::string& bytes) {
-    return tensor({dtype, {bytes.size() / (bits(dtype) / 8)}, bytes});
-  }
-  void save(const fs::path& path, const std::string& root) const {
-    write_file(path, torch_zip(stream(root), storages_));
-  }
-
- private:
-  std::vector<ZipPart> storages_;
-};
-
-std::string size_of(const Dims& shape) {
-  std::vector<std::int64_t> numbers;
-  for (const std::uint64_t size : shape) numbers.push_back(static_cast<std::int64_t>(size));
-  return call("torch", "Size", {pickles::numbers(numbers)});
-}
 
 /// The bytes of elements [begin, end), filled with noise where there are none.
 std::string part_of(const std::string& bytes, std::uint64_t elem_bytes, std::uint64_t begin, std::uint64_t end,
@@ -175,7 +139,7 @@ class Writer {
     std::shuffle(module.begin(), module.end(), random_);
     for (const std::string& name : model_.frozen) {
       const TensorData& data = model_.module.at(name);
-      frozen_shapes.emplace_back(name, size_of(data.shape));
+      frozen_shapes.emplace_back(name, pickled_size(data.shape));
       const std::uint64_t each = divided_up(data.bytes.size() / 2, ranks_);
       fragments.emplace_back(
           name, stage_ < 3 ? file.tensor(data)
@@ -184,7 +148,7 @@ class Writer {
     std::vector<std::string> shapes;
     for (const auto& group : model_.groups) {
       Items items;
-      for (const std::string& name : group) items.emplace_back(name, size_of(model_.masters.at(name).shape));
+      for (const std::string& name : group) items.emplace_back(name, pickled_size(model_.masters.at(name).shape));
       shapes.push_back(dict(items));
     }
     file.save(path, dict({{"module", dict(module)},
@@ -235,6 +199,19 @@ void write_zero(const fs::path& folder, const ZeroModel& model, unsigned stage, 
     writer.write_sub_groups(sub_groups);
   else
     writer.write_partitions();
+}
+
+void write_universal(const fs::path& folder, const ZeroModel& model, unsigned stage, std::uint32_t ranks,
+                     Random& random) {
+  fs::create_directories(folder / "zero");
+  Writer(folder, model, stage, ranks, random).write_model_states();
+  for (const auto& [name, data] : model.masters) {
+    SavedFile file, moment;
+    const std::string value =
+        stage == 3 ? file.flat(data.dtype, data.bytes) : dict({{"cat_dim", number(0)}, {"param", file.tensor(data)}});
+    file.save(folder / "zero" / name / "fp32.pt", value);
+    moment.save(folder / "zero" / name / "exp_avg.pt", moment.flat(data.dtype, data.bytes));
+  }
 }
 
 TensorMap master_tensors(const ZeroModel& model) {

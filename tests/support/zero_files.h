@@ -26,6 +26,11 @@ ZeroModel random_zero_model(Random& random);
 void write_zero(const std::filesystem::path& folder, const ZeroModel& model, unsigned stage, std::uint32_t ranks,
                 std::uint64_t sub_groups, Random& random);
 
+/// A universal checkpoint that is made of one of `stage`, as ds_to_universal.py makes it: of stage 3, each parameter's
+/// file holds a tensor of one dim, else a dict with one of its shape.
+void write_universal(const std::filesystem::path& folder, const ZeroModel& model, unsigned stage, std::uint32_t ranks,
+                     Random& random);
+
 /// What a checkpoint of it holds: masters, and of the module what is not trained.
 TensorMap master_tensors(const ZeroModel& model);
 

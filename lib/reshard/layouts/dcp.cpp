@@ -14,7 +14,7 @@
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/planned_model.h"
-#include "reshard/layouts/rank_folder.h"
+#include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/whole_map.h"
 
 namespace reshard {
@@ -31,8 +31,6 @@ constexpr LayoutTraits kDcpTraits{.name = "dcp",
                                   .reads_as_whole = true};
 
 constexpr std::string_view kItemsEnding = ".distcp";
-/// Where programs put the model's configuration beside a checkpoint.
-constexpr const char* kConfigFolder = "huggingface";
 /// What accelerate calls folders of models, and others those of optimizers.
 constexpr std::string_view kModelFolder = "pytorch_model_fsdp_";
 constexpr std::string_view kOptimizerFolders[] = {"optimizer", "optim"};
@@ -42,24 +40,6 @@ constexpr const char* kShardsFolder = "sharded";
 
 bool holds_metadata(Files& files, const fs::path& directory) {
   return files.is_file(directory / kDcpMetadataFile);
-}
-
-/// The directory of config.json: that of the checkpoint or the one above, or a folder for it in one of them.
-fs::path config_directory_of(Files& files, const fs::path& folder) {
-  const fs::path above = directory_above(files, folder);
-  for (const fs::path& directory : {folder, folder / kConfigFolder, above, above / kConfigFolder})
-    if (files.exists(directory / kConfigFile)) return directory;
-  return folder;
-}
-
-/// The family of config.json, if there is one: what is wrong with it read_model says.
-std::shared_ptr<const Family> family_of(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
-  if (checkpoint.config.empty()) return context.family;
-  try {
-    return find_language_model(read_model_config_file(files, checkpoint.config), context.family).family;
-  } catch (const Error&) {
-    return nullptr;
-  }
 }
 
 /// The tensors as one container, for a model that a plan in config.json describes.
@@ -77,13 +57,13 @@ class DcpLayout final : public Layout {
     std::vector<FoundLayout> found;
     try {
       if (holds_metadata(files, path) || holds_dcp_shards(files, path))
-        return {{this, path, config_directory_of(files, path)}};
+        return {{this, path, trained_directory(files, path)}};
       if (files.is_directory(path / kShardsFolder) && holds_dcp_shards(files, path / kShardsFolder))
-        return {{this, path / kShardsFolder, config_directory_of(files, path / kShardsFolder)}};
+        return {{this, path / kShardsFolder, trained_directory(files, path / kShardsFolder)}};
       for (const DirectoryEntry& entry : files.list(path)) {
         if (entry.kind != FileKind::kDirectory || is_optimizer_folder(entry.name)) continue;
         const fs::path folder = path / entry.name;
-        if (holds_metadata(files, folder)) found.push_back({this, folder, config_directory_of(files, folder)});
+        if (holds_metadata(files, folder)) found.push_back({this, folder, trained_directory(files, folder)});
       }
     } catch (const Error& error) {
       if (error.code() != std::errc::permission_denied) throw;
@@ -101,7 +81,7 @@ class DcpLayout final : public Layout {
     checkpoint.path = found.path;
     checkpoint.directory = found.directory;
     find_config(files, checkpoint, context.config);
-    const auto family = family_of(files, checkpoint, context);
+    const auto family = trained_family(files, checkpoint, context);
     DcpSource source = holds_metadata(files, found.path) ? read_dcp_source(files, found.path, family.get())
                                                          : read_dcp_shards(files, found.path, family.get());
     checkpoint.format = source.format;

@@ -17,16 +17,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfigFolder = "huggingface";
 
-/// The family of config.json, if there is one: what is wrong with it read_model says.
-FamilySpec family_of(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
-  if (checkpoint.config.empty()) return context.family;
-  try {
-    return find_language_model(read_model_config_file(files, checkpoint.config), context.family).family;
-  } catch (const Error&) {
-    return nullptr;
-  }
-}
-
 }  // namespace
 
 fs::path trained_directory(Files& files, const fs::path& folder) {
@@ -36,11 +26,23 @@ fs::path trained_directory(Files& files, const fs::path& folder) {
   return folder;
 }
 
+FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
+  if (checkpoint.config.empty()) return context.family;
+  try {
+    return find_language_model(read_model_config_file(files, checkpoint.config), context.family).family;
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
 std::vector<std::string> names_in_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                                         const std::vector<std::string>& entries, const fs::path& where) {
   try {
-    const FamilySpec family = family_of(files, checkpoint, context);
+    const FamilySpec family = trained_family(files, checkpoint, context);
     StateNames found = find_state_names(entries, family.get());
+    if (!found.program.empty())
+      throw Error(ErrorKind::kUnsupported, "its tensors have the names of " + found.program +
+                                               ", which are read from torch.distributed.checkpoint alone");
     if (const std::string note = state_names_note(found); !note.empty()) checkpoint.notes.push_back(note);
     std::vector<std::string> others;
     for (std::size_t i = 0; i < entries.size(); ++i)

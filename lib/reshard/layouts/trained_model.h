@@ -17,9 +17,12 @@ namespace reshard {
 /// as trainers put it there; else `folder`.
 std::filesystem::path trained_directory(Files& files, const std::filesystem::path& folder);
 
+/// The family of the model whose config.json is found, or null: what is wrong with it read_model says.
+FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const ReadContext& context);
+
 /// The names that the model of `checkpoint`, whose config.json is found, gives to `entries` (find_state_names); empty
 /// for those that are not the model's. What to know of them joins `checkpoint.notes`.
-/// \throws Error kBadInput, in `where`, if two entries would have one name.
+/// \throws Error kBadInput, in `where`, if two entries would have one name; kUnsupported for another program's names.
 std::vector<std::string> names_in_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                                         const std::vector<std::string>& entries, const std::filesystem::path& where);
 
