@@ -58,10 +58,13 @@ std::optional<RankName> rank_name_of(std::string_view name) {
     if (!rank || name != ".pt") return std::nullopt;
     return RankName{world_size, 0, *rank};
   }
-  const auto model = take_rank_number(name, "pytorch_model_fsdp_");
-  const auto rank = model ? take_rank_number(name, "_rank") : std::nullopt;
+  constexpr std::string_view kStart = "pytorch_model_fsdp";
+  if (!name.starts_with(kStart)) return std::nullopt;
+  name.remove_prefix(kStart.size());
+  const auto model = take_rank_number(name, "_");  // left out of the first's in LOCAL_STATE_DICT
+  const auto rank = take_rank_number(name, "_rank");
   if (!rank || name != ".bin") return std::nullopt;
-  return RankName{std::nullopt, *model, *rank};
+  return RankName{std::nullopt, model.value_or(0), *rank};
 }
 
 /// Whether it belongs to the same save, beside the weights.
@@ -199,6 +202,18 @@ class RankMapper {
   TensorMap map_;
 };
 
+/// FSDP's own flat parameters do not say which tensors they are made of.
+void refuse_flat_parameters(const RankTensors& rank) {
+  for (const DistributedTensor& tensor : rank.tensors)
+    if (tensor.name.ends_with("_flat_param") || tensor.name.ends_with(".flat_param"))
+      throw Error(ErrorKind::kUnsupported,
+                  "is a flat parameter of FSDP, as LOCAL_STATE_DICT has them: nothing says which "
+                  "tensors it is made of")
+          .in(rank.file.path)
+          .tensor(tensor.name)
+          .hint("load the checkpoint in the training code and save it with SHARDED_STATE_DICT");
+}
+
 /// The tensors of the first rank as one container, for a model that a plan in config.json describes.
 Container rank_container(const RankTensors& rank, const std::unordered_map<std::string, std::string>& names) {
   Container container;
@@ -242,6 +257,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   std::unordered_set<std::string> seen;
   for (const auto& [rank, path] : listing.ranks) {
     ranks.push_back(read_rank_tensors(files, path, rank));
+    refuse_flat_parameters(ranks.back());
     for (const std::string& warning : ranks.back().warnings)
       checkpoint.notes.push_back(path.filename().string() + ": " + warning);
     for (const DistributedTensor& tensor : ranks.back().tensors)
