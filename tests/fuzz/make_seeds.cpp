@@ -42,6 +42,19 @@ void seed_from_testdata(const fs::path& out) {
   }
 }
 
+/// Of DeepSpeed and FSDP: their pickles refer to storages that the target does not have, but for the first two.
+void seed_ranks(const fs::path& out) {
+  for (const char* folder : {"golden/deepspeed", "golden/fsdp_ranks"})
+    for (const auto& entry : fs::recursive_directory_iterator(testdata(folder))) {
+      const std::string name = entry.path().filename();
+      const bool is_wanted = name.find("rank_0") != name.npos || name.find("rank0") != name.npos || name == "fp32.pt";
+      if (!entry.is_regular_file() || entry.file_size() > kMostSeedBytes || !is_wanted) continue;
+      const std::string content = read_file(entry.path());
+      if (content.starts_with("PK"))
+        write_file(out / "rank_files" / sha256_hex(content).substr(0, 16), pickle_of(content));
+    }
+}
+
 void seed_by_hand(const fs::path& out) {
   using namespace pickles;
   const std::vector<ZipPart> parts{{"a/x", "xxxx"}, {"a/y", ""}};
@@ -78,6 +91,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   reshard::test::seed_from_testdata(argv[1]);
+  reshard::test::seed_ranks(argv[1]);
   reshard::test::seed_by_hand(argv[1]);
   return 0;
 }
