@@ -109,6 +109,15 @@ TEST_CASE("A dtype that is asked for goes before the one that a model of ZeRO 3 
   CHECK(made.size() == golden.at("original").size());
 }
 
+TEST_CASE("A checkpoint of ZeRO 3 is sharded in the dtype that its model was trained in") {
+  const fs::path golden_case = zero_case("qwen3-zero3-r3");
+  const TempDir temp;
+  ShardRequest request = shard_request(golden_case / "sharded", temp / "ranks", 1, 2);
+  request.source.config = golden_case / "original";
+  shard(request);
+  CHECK(describe_tensors(consolidated(temp / "ranks", temp / "whole")) == golden_of(golden_case).at("original"));
+}
+
 TEST_CASE("A checkpoint of DeepSpeed becomes shards of another layout") {
   const fs::path golden_case = zero_case("qwen3-zero2-r2");
   const TempDir temp;

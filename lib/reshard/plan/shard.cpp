@@ -25,6 +25,7 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
   validate_against_model(job->source, *checkpoint.model, request.source.path);
   std::vector<LogicalTensor> logical = job->source.state_dict();
+  take_model_dtypes(*job, logical);
   take_config_dtype(files, *job, *request.target.layout, checkpoint.config, logical);
   ProgramOptions options;
   options.dropped = plan_target(files, *job, request.target, &*checkpoint.model, logical);
