@@ -3,9 +3,11 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "support/dcp.h"
 #include "support/files.h"
 #include "support/pickles.h"
 #include "support/zips.h"
+#include "support/zstd_frames.h"
 
 namespace reshard::test {
 namespace {
@@ -23,6 +25,7 @@ std::string pickle_of(const std::string& zip) {
 void seed_from_testdata(const fs::path& out) {
   std::size_t torch = 0;
   std::size_t headers = 0;
+  std::size_t metadata = 0;
   for (const auto& entry : fs::recursive_directory_iterator(testdata("golden"))) {
     if (!entry.is_regular_file() || entry.file_size() > kMostSeedBytes) continue;
     const std::string content = read_file(entry.path());
@@ -33,6 +36,8 @@ void seed_from_testdata(const fs::path& out) {
       write_file(out / "torch_file" / name, content);
       write_file(out / "torch_file" / ("pickle" + name), "@" + pickle_of(content));
     }
+    if (entry.path().filename() == ".metadata" && metadata++ < kMostOfAKind)
+      write_file(out / "dcp_metadata" / std::to_string(metadata), content);
     if (entry.path().extension() == ".safetensors" && headers++ < kMostOfAKind) {
       std::uint64_t header_bytes = 0;
       content.copy(reinterpret_cast<char*>(&header_bytes), sizeof header_bytes);
@@ -70,6 +75,15 @@ void seed_by_hand(const fs::path& out) {
   write_file(out / "pickle/texts", "(S'a\\x41'\nV\\u00fc\nI01\nL12L\nF1.5\np0\ng0\nl.");
   write_file(out / "pickle/protocol4",
              std::string("\x80\4\x95\1\0\0\0\0\0\0\0\x8c\1a\x94\x8c\1b\x94\x93)\x81}b\x8f(h\0\x90.", 31));
+  for (const bool compressed : {false, true}) {
+    const std::string item = dcp::item_bytes("float32", {2, 2}, std::string(16, 'f'));
+    const std::string stored = compressed ? zstd_frame(item) : item;
+    dcp::Tensor chunked{
+        "w", "float32", {2, 2}, {{{0, 0}, {2, 2}, {"f", 0, static_cast<std::int64_t>(stored.size()), {}}}}};
+    if (compressed) chunked.chunks[0].place.transforms = {"stream.zstd/1"};
+    write_file(out / (compressed ? "dcp_metadata/zstd" : "dcp_metadata/item"),
+               dcp::metadata_bytes({{chunked}, {}}) + "@@" + stored);
+  }
   const std::string reference = object("torch_xla.utils.serialization", "TensorReference", dict({{"tid", number(0)}}));
   const std::string of_tensor =
       dict({{"dtype", global("torch", "float32")}, {"shape", call("torch", "Size", {numbers({3, 4})})}});

@@ -63,6 +63,13 @@ MISTAKES = {
     "one linear to join": (set_at("fused", to=[{"module": "model.layers.*", "name": "ab", "linears": ["a"]}]),
                            ["fused", 0, "linears"]),
     "a name in NxD Inference that is none": (set_at("nxd_inference", to={"norm": 1}), ["nxd_inference", "norm"]),
+    "another program's names without parameters": (set_at("other_names", to={"torchtitan": {}}),
+                                                   ["other_names", "torchtitan"]),
+    "another name that is none": (set_at("other_names", to={"torchtitan": {"parameters": {"norm.weight": 1}}}),
+                                  ["other_names", "torchtitan", "parameters", "norm.weight"]),
+    "an order of rows that nobody knows": (
+        set_at("other_names", to={"torchtitan": {"parameters": {"q.weight": {"name": "wq", "rotary": "halves"}}}}),
+        ["other_names", "torchtitan", "parameters", "q.weight"]),
     "attention without a name": (set_at("attention", to={"module": "model.layers.*.attn", "query": "q", "key": "k",
                                                          "value": "v", "output": "o"}), ["attention"]),
 }

@@ -316,12 +316,12 @@ Family::OtherName other_name_at(const SpecObject& parameters, const std::string&
   } else {
     add_names(parameters, parameter);
   }
+  if (other.names.empty()) parameters.fail(parameter, "at least one name");
   const auto stars = [](const std::string& name) { return std::count(name.begin(), name.end(), '*'); };
   const auto own = stars(parameter);
   for (const std::string& name : other.names)
     if (stars(name) != stars(other.names.front()) || (stars(name) != own && !(own == 2 && stars(name) == 1)))
       parameters.fail(parameter, "names with its stars, or without that of experts");
-  if (other.names.empty()) parameters.fail(parameter, "at least one name");
   return other;
 }
 
@@ -521,10 +521,10 @@ Family parse(const Json& json, const DescriptionFile& file) {
   }
   if (object.has("whole")) family.whole = object.strings_at("whole");
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
-  if (object.has("other_names")) family.other_names = other_names_at(object, family);
   validate_names(family, file);
   validate_unique(family, file);
   validate_fused(family, file);
+  if (object.has("other_names")) family.other_names = other_names_at(object, family);
   return family;
 }
 
