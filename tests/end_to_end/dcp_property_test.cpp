@@ -9,7 +9,9 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
+#include "support/errors.h"
 #include "support/families.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/random.h"
 #include "support/temp_dir.h"
@@ -78,6 +80,71 @@ TEST_CASE("Tensors of any dtype and shape come back from chunks on any mesh") {
     convert(convert_request(temp / "dcp", temp / "out"));
     CHECK((read_model(temp / "out") == tensors));
   }
+}
+
+TEST_CASE("Metadata of each rank is read together, and tensors that several ranks have are compared") {
+  Random random(3);
+  const TempDir temp;
+  TensorMap tensors{{"part.a", random_tensor(random, DType::kF32, {7, 3})},
+                    {"part.b", random_tensor(random, DType::kBF16, {5})}};
+  std::vector<dcp::Whole> stored{{"part.a", tensors["part.a"], chunks({{0, 0}, {7, 3}, 0}, 0, 3)},
+                                 {"part.b", tensors["part.b"], {}}};
+  for (std::uint32_t rank = 0; rank < 3; ++rank) stored[1].parts.push_back({{0}, {5}, rank});
+  for (std::uint32_t rank = 0; rank < 3; ++rank) dcp::write_rank(temp / "dcp", stored, rank);
+  convert(convert_request(temp / "dcp", temp / "out"));
+  CHECK((read_model(temp / "out") == tensors));
+
+  stored[1].data.bytes[3] = static_cast<char>(stored[1].data.bytes[3] ^ 1);
+  dcp::write_rank(temp / "dcp", stored, 2);
+  const Error differs = error_of([&] { convert(convert_request(temp / "dcp", temp / "out2")); });
+  CHECK(differs.kind() == ErrorKind::kBadInput);
+  CHECK(differs.tensor() == "part.b");
+
+  stored[1].data = random_tensor(random, DType::kF16, {5});
+  dcp::write_rank(temp / "dcp", stored, 2);
+  const Error dtype = error_of([&] { convert(convert_request(temp / "dcp", temp / "out2")); });
+  CHECK(dtype.path() == (temp / "dcp/__2.metadata").string());
+  CHECK_THAT(dtype.what(), Says("is float16 [5], but bfloat16 [5] by other ranks"));
+
+  fs::remove(temp / "dcp/__2.metadata");
+  CHECK_THAT(error_of([&] { convert(convert_request(temp / "dcp", temp / "out2")); }).what(),
+             Says("its 2 chunks have 18 of its 21 elements"));
+}
+
+TEST_CASE("A tied head that is stored in full is compared with the embedding and left out") {
+  TinyModel tiny;
+  tiny.tied = true;
+  Random random(1);
+  TensorMap model = random_tensors(tiny, random);
+  model.erase("lm_head.weight");
+  const TempDir temp;
+  write_model(temp / "model", tiny, model);
+  const auto stored = [&](char head_byte) {
+    std::vector<dcp::Whole> all;
+    for (const auto& [name, data] : model) all.push_back({"model." + name, data, random_parts(random, data.shape)});
+    TensorData head = model.at("model.embed_tokens.weight");
+    head.bytes[40] = static_cast<char>(head.bytes[40] ^ head_byte);
+    all.push_back({"model.lm_head.weight", head, chunks({{0, 0}, head.shape, 0}, 0, 3)});
+    return all;
+  };
+  ConsolidateRequest request;
+  request.source.path = temp / "dcp";
+  request.source.config = temp / "model";
+  request.output_directory = temp / "out";
+  dcp::write(temp / "dcp", stored(0));
+  const auto job = plan_consolidate(local_storage(), request);
+  CHECK(std::count_if(job->notes.begin(), job->notes.end(), [](const std::string& note) {
+          return note.find("lm_head.weight is tied to the embedding") != note.npos;
+        }) == 1);
+  consolidate(request);
+  CHECK((read_model(temp / "out") == model));
+  fs::remove_all(temp / "out");
+  fs::remove_all(temp / "dcp");
+  dcp::write(temp / "dcp", stored(1));
+  const Error error = error_of([&] { consolidate(request); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "model.lm_head.weight");
+  CHECK_FALSE(fs::exists(temp / "out"));
 }
 
 /// torchtitan's names of v0.2.2, and what main has made of them since.

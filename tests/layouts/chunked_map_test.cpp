@@ -26,8 +26,12 @@ TEST_CASE("Chunks that leave holes or overlap are refused with the tensor and wh
   refused(tensor, "its 1 chunks have 12 of its 16 elements");
   tensor.chunks.push_back({{{2, 0}, {2, 4}}});
   refused(tensor, "its 2 chunks overlap");
+  tensor.chunks = {{{{0, 0}, {2, 4}}}, {{{0, 0}, {4, 2}}}};
+  refused(tensor, "its box [0:2, 0:2] is filled twice");
   tensor.chunks = {{{{0, 0}, {2, 4}}}, {{{0, 0}, {2, 4}}}};
-  refused(tensor, "its box [0:2, 0:4] is filled twice");
+  refused(tensor, "its 1 chunks have 8 of its 16 elements");
+  tensor.chunks.push_back({{{2, 0}, {2, 4}}});
+  CHECK_NOTHROW(validate_chunks({tensor}, "f"));  // the first two are replicas
   tensor.chunks = {{{{0, 2}, {4, 2}}}, {{{0, 0}, {4, 2}}}};
   CHECK_NOTHROW(validate_chunks({tensor}, "f"));
   CHECK_NOTHROW(validate_chunks({matrix(0, 4)}, "f"));

@@ -132,7 +132,9 @@ std::string slice(const TensorData& whole, const Dims& begin, const Dims& size) 
   return bytes;
 }
 
-void write(const fs::path& directory, const std::vector<Whole>& tensors) {
+namespace {
+
+void write(const fs::path& directory, const std::vector<Whole>& tensors, const std::string& metadata_file) {
   Metadata metadata;
   std::map<std::uint32_t, std::string> ranks;
   for (const Whole& whole : tensors) {
@@ -151,7 +153,19 @@ void write(const fs::path& directory, const std::vector<Whole>& tensors) {
   }
   fs::create_directories(directory);
   for (const auto& [rank, bytes] : ranks) write_file(directory / ("__" + std::to_string(rank) + "_0.distcp"), bytes);
-  write_file(directory / ".metadata", metadata_bytes(metadata));
+  write_file(directory / metadata_file, metadata_bytes(metadata));
+}
+
+}  // namespace
+
+void write(const fs::path& directory, const std::vector<Whole>& tensors) {
+  write(directory, tensors, ".metadata");
+}
+
+void write_rank(const fs::path& directory, std::vector<Whole> tensors, std::uint32_t rank) {
+  for (Whole& tensor : tensors) std::erase_if(tensor.parts, [&](const Part& part) { return part.rank != rank; });
+  std::erase_if(tensors, [](const Whole& tensor) { return tensor.parts.empty(); });
+  write(directory, tensors, "__" + std::to_string(rank) + ".metadata");
 }
 
 }  // namespace reshard::test::dcp

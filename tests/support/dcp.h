@@ -68,8 +68,10 @@ struct Whole {
   std::vector<Part> parts;
 };
 
-/// Writes `.metadata` and a file per rank.
+/// Writes `.metadata` and a file per rank; or, of all ranks, what one of them saves without the others: its file, and
+/// metadata of its own parts.
 void write(const std::filesystem::path& directory, const std::vector<Whole>& tensors);
+void write_rank(const std::filesystem::path& directory, std::vector<Whole> tensors, std::uint32_t rank);
 
 /// The elements of a box, in C order.
 std::string slice(const TensorData& whole, const Dims& begin, const Dims& size);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -13,27 +14,37 @@
 namespace reshard {
 namespace {
 
+/// The boxes of a tensor's chunks, each once: several files may hold the same, and are compared.
+std::vector<Box> distinct_boxes(const ChunkedTensor& tensor) {
+  std::vector<Box> boxes;
+  boxes.reserve(tensor.chunks.size());
+  for (const ChunkedTensor::Chunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
+  std::sort(boxes.begin(), boxes.end(),
+            [](const Box& a, const Box& b) { return std::tie(a.begin, a.size) < std::tie(b.begin, b.size); });
+  boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
+  return boxes;
+}
+
 void validate(const ChunkedTensor& tensor, const std::filesystem::path& where) {
+  const std::vector<Box> boxes = distinct_boxes(tensor);
   const std::uint64_t elems = num_elems(tensor.shape).value_or(0);
   std::uint64_t filled = 0;
-  for (const ChunkedTensor::Chunk& chunk : tensor.chunks) filled += std::min(elems, volume(chunk.box));
+  for (const Box& box : boxes) filled += std::min(elems, volume(box));
   const auto bad = [&](const std::string& what) {
     return Error(ErrorKind::kBadInput, what)
         .in(where)
         .tensor(tensor.entry)
         .hint("the save did not finish, or is of a program that this version does not know");
   };
-  if (filled < elems)
-    throw bad(fmt::format("its {} chunks have {} of its {} elements", tensor.chunks.size(), filled, elems));
-  if (filled > elems) throw bad(fmt::format("its {} chunks overlap", tensor.chunks.size()));
-  if (tensor.chunks.size() < 2) return;
+  if (filled < elems) throw bad(fmt::format("its {} chunks have {} of its {} elements", boxes.size(), filled, elems));
+  if (filled > elems) throw bad(fmt::format("its {} chunks overlap", boxes.size()));
+  if (boxes.size() < 2) return;
   TensorMap tiles;  // as if the chunks were pieces of one stored tensor
   tiles.files.push_back({where});
-  StoredTensor all{SharedName(tensor.entry), tensor.dtype, tensor.shape};
-  tiles.add_stored(std::move(all));
+  tiles.add_stored({SharedName(tensor.entry), tensor.dtype, tensor.shape});
   tiles.add_logical({tensor.entry, tensor.dtype, tensor.shape, {}}, where);
-  tiles.pieces[0].reserve(tensor.chunks.size());
-  for (const ChunkedTensor::Chunk& chunk : tensor.chunks) tiles.pieces[0].push_back({0, chunk.box, chunk.box.begin});
+  tiles.pieces[0].reserve(boxes.size());
+  for (const Box& box : boxes) tiles.pieces[0].push_back({0, box, box.begin});
   validate_tiling(tiles);
 }
 

@@ -10,7 +10,8 @@
 
 namespace reshard {
 
-/// A tensor of a model that a distributed checkpoint stores in chunks, each a box of it at a place of its own.
+/// A tensor of a model that a distributed checkpoint stores in chunks, each a box of it at a place of its own. Chunks of
+/// one box are replicas.
 struct ChunkedTensor {
   struct Chunk {
     Box box;
@@ -28,7 +29,7 @@ struct ChunkedTensor {
   bool interleaved = false;   // the rows of each head are in another order than the model's (Family::OtherName)
 };
 
-/// That the chunks of each tensor fill it, none over another.
+/// That the chunks of each tensor fill it, none over another but for replicas.
 /// \throws Error kBadInput, naming the tensor and `where`, the file that says which chunks there are.
 /// O(n log n) in the chunks.
 void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where);

@@ -38,10 +38,6 @@ constexpr std::string_view kOptimizerFolders[] = {"optimizer", "optim"};
 /// Where HuggingFaceStorageWriter puts the files of ranks beside consolidated ones.
 constexpr const char* kShardsFolder = "sharded";
 
-bool holds_metadata(Files& files, const fs::path& directory) {
-  return files.is_file(directory / kDcpMetadataFile);
-}
-
 /// The tensors as one container, for a model that a plan in config.json describes.
 Container container_of(const std::vector<ChunkedTensor>& tensors) {
   Container container;
@@ -54,16 +50,17 @@ class DcpLayout final : public Layout {
   const LayoutTraits& traits() const override { return kDcpTraits; }
 
   std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
+    const auto found_in = [&](const fs::path& folder) {
+      return FoundLayout{this, folder, trained_directory(files, folder)};
+    };
     std::vector<FoundLayout> found;
     try {
-      if (holds_metadata(files, path) || holds_dcp_shards(files, path))
-        return {{this, path, trained_directory(files, path)}};
-      if (files.is_directory(path / kShardsFolder) && holds_dcp_shards(files, path / kShardsFolder))
-        return {{this, path / kShardsFolder, trained_directory(files, path / kShardsFolder)}};
+      if (holds_dcp_metadata(files, path) || holds_dcp_shards(files, path)) return {found_in(path)};
+      const fs::path shards = path / kShardsFolder;
+      if (files.is_directory(shards) && holds_dcp_shards(files, shards)) return {found_in(shards)};
       for (const DirectoryEntry& entry : files.list(path)) {
         if (entry.kind != FileKind::kDirectory || is_optimizer_folder(entry.name)) continue;
-        const fs::path folder = path / entry.name;
-        if (holds_metadata(files, folder)) found.push_back({this, folder, trained_directory(files, folder)});
+        if (holds_dcp_metadata(files, path / entry.name)) found.push_back(found_in(path / entry.name));
       }
     } catch (const Error& error) {
       if (error.code() != std::errc::permission_denied) throw;
@@ -82,8 +79,8 @@ class DcpLayout final : public Layout {
     checkpoint.directory = found.directory;
     find_config(files, checkpoint, context.config);
     const auto family = trained_family(files, checkpoint, context);
-    DcpSource source = holds_metadata(files, found.path) ? read_dcp_source(files, found.path, family.get())
-                                                         : read_dcp_shards(files, found.path, family.get());
+    DcpSource source = holds_dcp_metadata(files, found.path) ? read_dcp_source(files, found.path, family.get())
+                                                             : read_dcp_shards(files, found.path, family.get());
     checkpoint.format = source.format;
     checkpoint.notes = std::move(source.notes);
     source.tensors = unstacked(std::move(source.tensors), source.where);

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <unordered_map>
 
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
@@ -146,6 +148,7 @@ class ChunkFinder {
   /// torch writes into files that are there already, and `.metadata` last: what is newer is of a save that did not
   /// finish, and torch itself would read a mixture of two steps.
   void validate_times() const {
+    if (source_.where == directory_) return;  // each rank has metadata of its own
     const auto saved = files_.modified_ns(source_.where);
     const TensorFile* next = nullptr;  // the first that was written after it
     std::int64_t next_ns = 0;
@@ -171,6 +174,68 @@ class ChunkFinder {
   DcpSource& source_;
   std::vector<Wanted> wanted_;
 };
+
+constexpr const char* kFirstMetadataFile = "__0.metadata";
+
+/// The number in "__12.metadata", which a rank writes that saves without the others (2.9, use_collectives=False).
+std::optional<std::uint64_t> rank_of_metadata(std::string_view name) {
+  constexpr std::string_view kBegin = "__";
+  if (!name.starts_with(kBegin) || !name.ends_with(kDcpMetadataFile)) return std::nullopt;
+  name.remove_prefix(kBegin.size());
+  name.remove_suffix(std::string_view(kDcpMetadataFile).size());
+  return parse_unsigned(name);
+}
+
+/// Adds what a rank's metadata says to that of the ranks before it. Entries that are no tensors are each rank's own.
+void add_metadata(DcpMetadata other, const fs::path& where, DcpMetadata& all,
+                  std::unordered_map<std::string, std::size_t>& by_name) {
+  const auto first_file = static_cast<std::uint32_t>(all.files.size());
+  const auto first_transforms = static_cast<std::uint32_t>(all.transforms.size());
+  std::move(other.files.begin(), other.files.end(), std::back_inserter(all.files));
+  std::move(other.transforms.begin(), other.transforms.end(), std::back_inserter(all.transforms));
+  for (DcpTensor& tensor : other.tensors) {
+    for (DcpChunk& chunk : tensor.chunks) {
+      chunk.place.file += first_file;
+      chunk.place.transforms += first_transforms;
+    }
+    const auto [found, is_new] = by_name.emplace(tensor.name, all.tensors.size());
+    if (is_new) {
+      all.tensors.push_back(std::move(tensor));
+      continue;
+    }
+    DcpTensor& known = all.tensors[found->second];
+    if (known.torch_dtype != tensor.torch_dtype || known.shape != tensor.shape)
+      throw Error(ErrorKind::kBadInput, fmt::format("is {} {}, but {} {} by other ranks", tensor.torch_dtype,
+                                                    to_string(tensor.shape), known.torch_dtype, to_string(known.shape)))
+          .in(where)
+          .tensor(tensor.name)
+          .hint("the files are of several saves");
+    std::move(tensor.chunks.begin(), tensor.chunks.end(), std::back_inserter(known.chunks));
+  }
+  for (DcpBytes& bytes : other.bytes) {
+    bytes.place.file += first_file;
+    bytes.place.transforms += first_transforms;
+    all.bytes.push_back(std::move(bytes));
+  }
+}
+
+DcpMetadata read_all_metadata(Files& files, const fs::path& directory, DcpSource& source) {
+  const auto read = [&](const fs::path& path) { return read_dcp_metadata(*files.open(path), path); };
+  source.where = directory / kDcpMetadataFile;
+  if (files.is_file(source.where)) return read(source.where);
+  source.where = directory;
+  DcpMetadata all;
+  std::unordered_map<std::string, std::size_t> by_name;
+  std::size_t ranks = 0;
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    if (!rank_of_metadata(entry.name)) continue;
+    add_metadata(read(directory / entry.name), directory / entry.name, all, by_name);
+    ++ranks;
+  }
+  source.notes.push_back(
+      fmt::format("there is no {}: the metadata of {} rank{} is read", kDcpMetadataFile, ranks, ranks == 1 ? "" : "s"));
+  return all;
+}
 
 /// Adds a file's tensors as chunks to those that have the same names.
 void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSource& source,
@@ -204,8 +269,7 @@ void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSourc
 
 DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family* family) {
   DcpSource source;
-  source.where = directory / kDcpMetadataFile;
-  const DcpMetadata metadata = read_dcp_metadata(*files.open(source.where), source.where);
+  const DcpMetadata metadata = read_all_metadata(files, directory, source);
   std::vector<DcpEntry> entries;
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors)
@@ -218,6 +282,10 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
                                        printable(metadata.bytes.front().name)));
   ChunkFinder(files, directory, metadata, source).find(std::move(names));
   return source;
+}
+
+bool holds_dcp_metadata(Files& files, const fs::path& directory) {
+  return files.is_file(directory / kDcpMetadataFile) || files.is_file(directory / kFirstMetadataFile);
 }
 
 bool holds_dcp_shards(Files& files, const fs::path& directory) {

@@ -22,7 +22,10 @@ struct DcpSource {
   std::vector<std::string> notes;  // what was left out, and what is odd
 };
 
-/// Reads a directory with a `.metadata`. `family` is the model's, or null where it is not known (find_state_names).
+/// Whether `directory` holds a `.metadata`, or one of each rank, as torch 2.9 saves without collectives.
+bool holds_dcp_metadata(Files& files, const std::filesystem::path& directory);
+
+/// Reads a directory of these. `family` is the model's, or null where it is not known (find_state_names).
 /// \throws Error kBadInput if a file is missing, damaged, or newer than the `.metadata` of its save; kUnsupported; kIo.
 DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const Family* family);
 

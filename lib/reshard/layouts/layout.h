@@ -87,7 +87,7 @@ struct LayoutTraits {
   bool whole_folder = false;           // the folder is replaced as a whole
   bool casts_to_config_dtype = false;  // floating tensors get the dtype that config.json says
   bool holds_adapters = false;         // shards of LoRA adapters are in it
-  bool reads_as_whole = false;         // files of ranks say what each part is: read without a mesh, as whole tensors are
+  bool reads_as_whole = false;  // files of ranks say what each part is: read without a mesh, as whole tensors are
 
   bool is_written() const { return !formats.empty(); }
 };

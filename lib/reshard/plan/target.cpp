@@ -27,9 +27,11 @@ bool is_tied_once(const Job& job, const StoredTensor& tensor) {
 
 /// A second name of the embedding in the source's files is compared with it. Hugging Face's files do not have it.
 void note_tied(Job& job) {
+  std::set<std::string> noted;  // it may be stored in many chunks
   for (const StoredTensor& tensor : job.source.stored) {
     if (!is_tied_once(job, tensor)) continue;
     const std::string name = printable(tensor.name.text());
+    if (!noted.insert(name).second) continue;
     if (job.layout->traits().has_ranks)
       job.notes.push_back("config.json ties " + name +
                           " to the embedding: the two are compared, and the replica "
