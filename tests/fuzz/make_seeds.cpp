@@ -4,8 +4,10 @@
 #include <filesystem>
 
 #include "support/dcp.h"
+#include "support/dtensors.h"
 #include "support/files.h"
 #include "support/pickles.h"
+#include "support/saved_file.h"
 #include "support/zips.h"
 #include "support/zstd_frames.h"
 
@@ -60,6 +62,35 @@ void seed_ranks(const fs::path& out) {
     }
 }
 
+/// The same with the storages that the target has: 12 and 16 elements of 4 bytes.
+void seed_ranks_by_hand(const fs::path& out) {
+  using namespace pickles;
+  SavedFile file;
+  const TensorData local{DType::kF32, {12}, std::string(48, 's')};
+  const std::string dtensor = pickled_dtensor(file, local, {192}, {{16}}, {1}, {{'S', 0}});
+  write_file(out / "rank_files/dtensor", stream(dict({{"w", dtensor}})));
+  SavedFile strided;
+  const std::string shard = pickled_dtensor(strided, local, {96}, {{4, 4}}, {0, 1}, {{'T', 0, 2}, {'R'}});
+  write_file(out / "rank_files/strided", stream(dict({{"w", shard}})));
+  const std::string shape = call("torch", "Size", {numbers({3, 4})}), flat = tensor({.shape = {12}, .strides = {1}});
+  write_file(out / "rank_files/model_states", stream(dict({{"module", dict({{"w", tensor()}})},
+                                                           {"buffer_names", list({text("b")})},
+                                                           {"param_shapes", list({dict({{"w", shape}})})},
+                                                           {"frozen_param_shapes", dict({{"f", shape}})},
+                                                           {"frozen_param_fragments", dict({{"f", tensor()}})},
+                                                           {"shared_params", dict({{"v", text("w")}})}})));
+  const std::string slice = object("deepspeed.utils.tensor_fragment", "fragment_address",
+                                   dict({{"numel", number(12)}, {"start", number(0)}}));
+  const std::string state = dict({{"state", dict({{"0", dict({{"exp_avg", flat}})}})}});
+  const std::string optim = dict({{"zero_stage", number(2)},
+                                  {"partition_count", list({number(1)})},
+                                  {"single_partition_of_fp32_groups", list({flat})},
+                                  {"base_optimizer_state", state},
+                                  {"param_slice_mappings", list({dict({{"w", slice}})})}});
+  write_file(out / "rank_files/optim_states", stream(dict({{"optimizer_state_dict", optim}})));
+  write_file(out / "rank_files/universal", stream(dict({{"cat_dim", number(0)}, {"param", flat}})));
+}
+
 void seed_by_hand(const fs::path& out) {
   using namespace pickles;
   const std::vector<ZipPart> parts{{"a/x", "xxxx"}, {"a/y", ""}};
@@ -106,6 +137,7 @@ int main(int argc, char** argv) {
   }
   reshard::test::seed_from_testdata(argv[1]);
   reshard::test::seed_ranks(argv[1]);
+  reshard::test::seed_ranks_by_hand(argv[1]);
   reshard::test::seed_by_hand(argv[1]);
   return 0;
 }
