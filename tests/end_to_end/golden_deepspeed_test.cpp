@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "reshard/engine/verify.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -107,6 +108,33 @@ TEST_CASE("A dtype that is asked for goes before the one that a model of ZeRO 3 
   for (const auto& [name, fragments] : golden.at("fragments").items())
     CHECK(made.at(name) == golden.at("fp32").at(name));
   CHECK(made.size() == golden.at("original").size());
+}
+
+TEST_CASE("Master weights are verified against the weights that are made of them, and either side may have these") {
+  const fs::path golden_case = zero_case("qwen3-zero3-r3");
+  const TempDir temp;
+  convert(zero_request(golden_case / "sharded", golden_case / "original", temp / "out"));
+  const Checkpoint source = read_checkpoint(local_storage(), golden_case / "sharded", {});
+  const auto found = [&](bool swapped) {
+    const Checkpoint made = read_checkpoint(local_storage(), temp / "out", {});
+    return swapped ? verify(made.map, source.map, {}, unsynced()) : verify(source.map, made.map, {}, unsynced());
+  };
+  for (const bool swapped : {false, true}) {
+    const Verification same = found(swapped);
+    CHECK(same.same());
+    CHECK(same.compared_tensors == 24);
+  }
+  const Container container = read_container(temp / "out/model.safetensors", Format::kSafetensors);
+  std::string bytes = read_file(temp / "out/model.safetensors");
+  bytes[container.tensors.back().offset_bytes + 2 * 33] ^= 1;
+  write_file(temp / "out/model.safetensors", bytes);
+  for (const bool swapped : {false, true}) {
+    const Verification other = found(swapped);
+    REQUIRE(other.different.size() == 1);
+    CHECK(other.different[0].name == container.tensors.back().name);
+    CHECK(other.different[0].differing == 1);
+    CHECK(other.different[0].first.back() == 33);
+  }
 }
 
 TEST_CASE("A checkpoint of ZeRO 3 is sharded in the dtype that its model was trained in") {

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <mutex>
+#include <span>
 
 #include "reshard/engine/read_together.h"
+#include "reshard/tensor/cast.h"
 #include "reshard/tensor/format_element.h"
 
 namespace reshard {
@@ -47,7 +50,39 @@ std::string form(const LogicalTensor& tensor) {
 }
 
 bool comparable(const LogicalTensor& a, const LogicalTensor& b, const VerifyOptions& how) {
-  return a.shape == b.shape && (a.dtype == b.dtype || (how.tolerance && can_compare(a.dtype, b.dtype)));
+  if (a.shape != b.shape) return false;
+  return a.dtype == b.dtype ||
+         (how.tolerance ? can_compare(a.dtype, b.dtype) : a.model_dtype == b.dtype || b.model_dtype == a.dtype);
+}
+
+/// compare_elements of parts of `a` and `b`. Values that the model has in the other's dtype are cast to it.
+DifferenceSummary compare_parts(const LogicalTensor& a, std::span<const std::byte> a_bytes, const LogicalTensor& b,
+                                std::span<const std::byte> b_bytes, const VerifyOptions& how) {
+  constexpr std::size_t kElems = 4096;  // that are cast at a time
+  if (a.dtype == b.dtype || how.tolerance)
+    return compare_elements(a.dtype, a_bytes, b.dtype, b_bytes, how.tolerance, 1);
+  const DType to = a.model_dtype == b.dtype ? b.dtype : a.dtype;
+  const std::size_t a_elem_bytes = bits(a.dtype) / 8, b_elem_bytes = bits(b.dtype) / 8, to_bytes = bits(to) / 8;
+  const std::size_t elems = a_bytes.size() / a_elem_bytes;
+  std::array<std::byte, kElems * sizeof(std::uint64_t)> buffer;
+  DifferenceSummary all;
+  for (std::size_t at = 0; at < elems; at += kElems) {
+    const std::size_t count = std::min(kElems, elems - at);
+    std::span<const std::byte> a_part = a_bytes.subspan(at * a_elem_bytes, count * a_elem_bytes);
+    std::span<const std::byte> b_part = b_bytes.subspan(at * b_elem_bytes, count * b_elem_bytes);
+    auto& cast = to == b.dtype ? a_part : b_part;
+    const std::span<std::byte> result(buffer.data(), count * to_bytes);
+    cast_elements(to == b.dtype ? a.dtype : b.dtype, cast, to, result, Overflow::kSaturate);
+    cast = result;
+    DifferenceSummary part = compare_elements(to, a_part, to, b_part, std::nullopt, 1);
+    all.differing += part.differing;
+    all.max_abs_difference = std::max(all.max_abs_difference, part.max_abs_difference);
+    if (all.first.empty() && !part.first.empty()) {
+      part.first.front().index += at;
+      all.first = std::move(part.first);
+    }
+  }
+  return all;
 }
 
 /// Lists what cannot be compared.
@@ -91,7 +126,8 @@ Verification verify(const TensorMap& a, const TensorMap& b, const VerifyOptions&
     if (transfer.tensor(maps).filler) return;  // another number in its place is an error by itself
     const DType a_dtype = transfer.tensor(maps).dtype;
     const DType b_dtype = transfer.result(maps)->dtype;
-    const DifferenceSummary summary = compare_elements(a_dtype, block.bytes, b_dtype, block.against, how.tolerance, 1);
+    const DifferenceSummary summary =
+        compare_parts(transfer.tensor(maps), block.bytes, *transfer.result(maps), block.against, how);
     const std::lock_guard lock(mutex);
     Found& tensor = found[block.transfer];
     tensor.max_abs = std::max(tensor.max_abs, summary.max_abs_difference);

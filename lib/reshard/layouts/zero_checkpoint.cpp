@@ -12,6 +12,7 @@
 #include "reshard/layouts/zero_folder.h"
 #include "reshard/layouts/zero_partitions.h"
 #include "reshard/layouts/zero_universal.h"
+#include "reshard/tensor/cast.h"
 
 namespace reshard {
 namespace {
@@ -183,8 +184,8 @@ void Builder::validate_shape(const TensorEntry& entry, const ZeroParameter& para
 ZeroTensor Builder::trained(const ZeroParameter& parameter, std::optional<DType> model_dtype) {
   ZeroTensor tensor{
       parameter.name, masters_.dtype, parameter.shape, std::move(masters_.runs[parameter.name]), {}, {}, {}};
-  const bool floats = model_dtype && describe(*model_dtype).kind == DTypeClass::kFloat;
-  if (weights_ == ZeroWeights::kModel && floats && *model_dtype != tensor.dtype) tensor.model_dtype = model_dtype;
+  const bool other = model_dtype && *model_dtype != tensor.dtype && can_cast(tensor.dtype, *model_dtype);
+  if (weights_ == ZeroWeights::kModel && other) tensor.model_dtype = model_dtype;
   return tensor;
 }
 
