@@ -1,0 +1,131 @@
+#include "reshard/formats/distributed_tensor.h"
+
+#include "reshard/io/local_storage.h"
+#include "support/catch.h"
+#include "support/dtensors.h"
+#include "support/errors.h"
+#include "support/pickles.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+using namespace pickles;
+using Kind = DistributedTensor::Kind;
+
+const TensorData kLocal{DType::kF32, {2, 3}, std::string(24, 'x')};
+
+RankTensors read(const TempDir& temp, const SavedFile& file, const std::string& value, std::uint64_t rank = 1) {
+  file.save(temp / "f.pt", dict({{"w", value}}));
+  return read_rank_tensors(local_storage(), temp / "f.pt", rank);
+}
+
+/// What a ShardedTensor of shape [4, 3] is made of; a test changes one of them.
+struct Shards {
+  std::vector<std::int64_t> offsets{2, 0};
+  std::vector<std::int64_t> sizes{2, 3};
+  std::string dtype = global("torch", "float32");
+  std::string local;  // of local shards, where it is not a list of one
+};
+
+std::string pickled_shards(SavedFile& file, const Shards& with) {
+  const std::string module = "torch.distributed._shard.sharded_tensor.";
+  const auto slots = [](const std::string& value) { return tuple({kNone, value}); };
+  const std::string place =
+      object("torch.distributed._shard.metadata", "ShardMetadata",
+             slots(dict({{"shard_offsets", numbers(with.offsets)}, {"shard_sizes", numbers(with.sizes)}})));
+  const std::string shard =
+      object(module + "shard", "Shard", slots(dict({{"tensor", file.tensor(kLocal)}, {"metadata", place}})));
+  const std::string properties = object(module + "metadata", "TensorProperties", tuple({with.dtype, kFalse}));
+  const std::string metadata =
+      object(module + "metadata", "ShardedTensorMetadata", dict({{"tensor_properties", properties}}));
+  const std::string type = global(module + "api", "ShardedTensor");
+  const std::string state = tuple({with.local.empty() ? list({shard}) : with.local, metadata, kNone});
+  return call("torch._tensor", "_rebuild_from_type_v2",
+              {global("torch._utils", "_rebuild_wrapper_subclass"), type,
+               tuple({type, global("torch", "float32"), pickled_size({4, 3})}), state});
+}
+
+TEST_CASE("Plain tensors, DTensors and ShardedTensors of a rank's file are told apart") {
+  const TempDir temp;
+  SavedFile file;
+  file.save(temp / "f.pt", dict({{"plain", file.tensor(kLocal)},
+                                 {"dtensor", pickled_dtensor(file, kLocal, {8, 3}, {{4}}, {1}, {{'S', 0}})},
+                                 {"sharded", pickled_shards(file, {})}}));
+  const RankTensors rank = read_rank_tensors(local_storage(), temp / "f.pt", 1);
+  REQUIRE(rank.tensors.size() == 3);
+  CHECK(rank.warnings.empty());
+  CHECK(rank.tensors[0].kind == Kind::kWhole);
+  CHECK(rank.tensors[0].shape == Dims{2, 3});
+  const DistributedTensor& dtensor = rank.tensors[1];
+  CHECK(dtensor.kind == Kind::kDTensor);
+  CHECK(dtensor.shape == Dims{8, 3});
+  CHECK(dtensor.mesh == Dims{4});
+  CHECK(dtensor.coordinate == Dims{1});
+  REQUIRE(dtensor.placements.size() == 1);
+  CHECK(dtensor.placements[0].kind == MeshPlacement::Kind::kShard);
+  const DistributedTensor& sharded = rank.tensors[2];
+  CHECK(sharded.kind == Kind::kSharded);
+  CHECK(sharded.shape == Dims{4, 3});
+  CHECK(sharded.begins == std::vector<Dims>{{2, 0}});
+  CHECK(sharded.local[0].shape == Dims{2, 3});
+}
+
+TEST_CASE("A rank without a share of a ShardedTensor has no part of it") {
+  const TempDir temp;
+  SavedFile file;
+  CHECK(read(temp, file, pickled_shards(file, {.local = "]"})).tensors[0].local.empty());
+}
+
+TEST_CASE("ShardedTensors that contradict themselves are refused") {
+  const TempDir temp;
+  const auto refused = [&](const Shards& shards, ErrorKind kind = ErrorKind::kBadInput) {
+    SavedFile file;
+    const std::string value = pickled_shards(file, shards);
+    const Error error = error_of([&] { read(temp, file, value); });
+    CHECK(error.kind() == kind);
+    CHECK(error.path() == (temp / "f.pt").string());
+    CHECK(error.tensor() == "w");
+    return std::string(error.what());
+  };
+  CHECK_THAT(refused({.offsets = {3, 0}}), Says("has a shard at [3, 0] of shape [2, 3], outside of its shape [4, 3]"));
+  CHECK_THAT(refused({.offsets = {2}}), Says("outside of its shape"));
+  CHECK_THAT(refused({.offsets = {-1, 0}}), Says("its shard's offsets is"));
+  CHECK_THAT(refused({.sizes = {1, 3}}), Says("has a shard of shape [2, 3], but its metadata says another"));
+  CHECK_THAT(refused({.dtype = global("torch", "bfloat16")}), Says("has a part F32 [2, 3], but is BF16 [4, 3]"));
+  CHECK_THAT(refused({.dtype = text("float32")}), Says("does not say its dtype"));
+  CHECK_THAT(refused({.local = kNone}, ErrorKind::kUnsupported), Says("has no list of local shards"));
+  CHECK_THAT(refused({.local = list({number(1)})}, ErrorKind::kUnsupported), Says("has no \"tensor\""));
+}
+
+TEST_CASE("DTensors whose mesh is not that of the file's rank are refused") {
+  const TempDir temp;
+  const auto refused = [&](std::uint64_t rank, const TestMesh& mesh, TorchVersion version) {
+    SavedFile file;
+    const std::string value = pickled_dtensor(file, kLocal, {8, 3}, mesh, {1}, {{'S', 0}}, version);
+    const Error error = error_of([&] { read(temp, file, value, rank); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.hint(), Says("renamed or swapped"));
+    return std::string(error.what());
+  };
+  for (const TorchVersion version : {TorchVersion::k22, TorchVersion::k26}) {
+    CHECK_THAT(refused(2, {{4}}, version), Says("is of the rank at [1] of its mesh, but rank 2"));
+    CHECK_THAT(refused(1, {{4}, 4}, version), Says("its mesh does not have rank 1"));
+  }
+  CHECK_THAT(refused(9, {{4}}, TorchVersion::k210), Says("its mesh does not have rank 9"));
+}
+
+TEST_CASE("A tensor of another subclass stays refused") {
+  const TempDir temp;
+  SavedFile file;
+  const std::string type = global("torch.distributed.other", "Tensor");
+  const std::string value = call("torch._tensor", "_rebuild_from_type_v2",
+                                 {global("torch._utils", "_rebuild_wrapper_subclass"), type,
+                                  tuple({type, global("torch", "float32"), pickled_size({4})}), dict({})});
+  const Error error = error_of([&] { read(temp, file, value); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.what(), Says("is of a subclass of Tensor that is saved in a form of its own"));
+}
+
+}  // namespace
+}  // namespace reshard::test
