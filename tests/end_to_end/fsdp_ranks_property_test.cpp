@@ -158,8 +158,7 @@ TEST_CASE("Flat parameters of FSDP are refused, with what to save instead") {
   const TempDir temp;
   SavedFile file;
   const std::string value = file.flat(DType::kF32, std::string(8, 'x'));
-  file.save(temp / "ranks/pytorch_model_fsdp_rank0.bin",
-            pickles::dict({{"_fsdp_wrapped_module._flat_param", value}}));
+  file.save(temp / "ranks/pytorch_model_fsdp_rank0.bin", pickles::dict({{"_fsdp_wrapped_module._flat_param", value}}));
   const Error error = error_of([&] { convert(convert_request(temp / "ranks", temp / "out")); });
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(error.what(), Says("is a flat parameter of FSDP"));
