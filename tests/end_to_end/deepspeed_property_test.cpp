@@ -1,4 +1,4 @@
-// The layout deepspeed on random parameters, groups, stages and ranks, against files that the tests write by themselves.
+// The layout deepspeed on random parameters, groups, stages and ranks, in files that the tests write by themselves.
 
 #include "reshard/layouts/flat_range.h"
 #include "support/catch.h"

@@ -1,7 +1,7 @@
 // Tensors of torch.distributed in a rank's own file of torch.save: DTensor (torch/distributed/tensor/_api.py,
 // _dtensor_spec.py, placement_types.py and device_mesh.py of torch 2.2 to 2.9) and ShardedTensor
-// (torch/distributed/_shard/sharded_tensor/api.py of 1.13 to 2.9), pickled with what says which part of the whole tensor
-// the rank has. The classes are data here; nothing of them runs.
+// (torch/distributed/_shard/sharded_tensor/api.py of 1.13 to 2.9), pickled with what says which part of the whole the
+// rank has. The classes are data here; nothing of them runs.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 
 namespace reshard {
 
-// What layouts have in common whose files a trainer writes: where the model is described, and what it calls its tensors.
+// What layouts of files that a trainer writes share: where the model is described, and what it calls its tensors.
 
 /// The directory of config.json for weights in `folder`: that itself or the one above, or "huggingface" in one of them,
 /// as trainers put it there; else `folder`.
@@ -26,8 +26,8 @@ FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const Read
 std::vector<std::string> names_in_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
                                         const std::vector<std::string>& entries, const std::filesystem::path& where);
 
-/// Holds what was read against the model, if that is known: all of it is there. A trainer may have more, such as buffers
-/// or a head of its own, which is noted.
+/// Holds what was read against the model, if that is known: all of it is there. A trainer may have more, such as
+/// buffers or a head of its own, which is noted.
 /// \throws Error kBadInput as validate_against_model.
 void validate_trained(Checkpoint& checkpoint, ConfigUse use);
 

@@ -16,8 +16,8 @@ struct UniversalMasters {
   TensorCount state;   // moments, by the files that hold them
 };
 
-/// Finds the master weights in `folder`/zero/PARAMETER/fp32.pt: of the parameter's shape, or, as they are made of ZeRO 3,
-/// of one dim. Where they are not `wanted`, no file is opened: they and the moments are counted.
+/// Finds the master weights in `folder`/zero/PARAMETER/fp32.pt: of the parameter's shape, or, as they are made of
+/// ZeRO 3, of one dim. Where they are not `wanted`, no file is opened: they and the moments are counted.
 /// \param model       says which parameters there are, with their shapes.
 /// \param first_file  the number of the first of `files` in runs.
 /// \throws Error kBadInput, naming the parameter or its file, if one has no folder, a folder is of none, or a tensor is
