@@ -42,6 +42,31 @@ TEST_CASE("Names of a model without its base prefix stay as they are, behind wha
   CHECK(find_state_names(with_prefix("x.", base), builtin_family("llama").get()).names == base);
 }
 
+TEST_CASE("Larger models keep all of their parts, under any prefix of a training program") {
+  const std::vector<std::vector<std::string>> models{
+      {"model.language_model.layers.0.self_attn.q_proj.weight", "model.visual.blocks.0.attn.proj.weight",
+       "lm_head.weight"},
+      {"model.language_model.layers.0.self_attn.q_proj.weight", "model.visual.blocks.0.attn.proj.weight"},
+      {"language_model.model.layers.0.self_attn.q_proj.weight", "language_model.lm_head.weight",
+       "vision_tower.encoder.weight"},
+      {"model.layers.0.self_attn.q_proj.weight", "visual.blocks.0.attn.proj.weight", "lm_head.weight"}};
+  for (const std::vector<std::string>& model : models)
+    for (const char* prefix : {"", "model.", "module.", "state_dict.model."})
+      for (const Family* family : {builtin_family("qwen3").get(), static_cast<const Family*>(nullptr)}) {
+        CAPTURE(model.front(), prefix, family != nullptr);
+        CHECK(find_state_names(with_prefix(prefix, model), family).names == model);
+      }
+}
+
+TEST_CASE("Of a model and its average, the model is taken") {
+  std::vector<std::string> entries = with_prefix("ema.");
+  const std::vector<std::string> model = with_prefix("model.");
+  entries.insert(entries.end(), model.begin(), model.end());
+  const StateNames found = find_state_names(entries, nullptr);
+  CHECK(found.prefix == "model.");
+  CHECK(found.names[0].empty());
+}
+
 TEST_CASE("Training states are not the model's, though they have its names inside") {
   std::vector<std::string> entries = with_prefix("model.");
   for (const std::string& name : kModel) {

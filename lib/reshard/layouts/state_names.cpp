@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -19,6 +20,15 @@ constexpr std::string_view kWrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "
                                           "_fpw_module"};
 /// DistributedDataParallel's, which is also a word: taken out only where more names are known without it.
 constexpr std::string_view kModuleWrapper = "module";
+
+constexpr std::string_view kModelPrefix = "model.";
+/// Under which training programs put the model's state dict.
+constexpr std::string_view kUsualPrefixes[] = {kModelPrefix, "module.", "state_dict.", "app."};
+/// Language models in larger ones, whose other parts have names of their own.
+constexpr std::string_view kPartsOfLarger[] = {"language_model", "text_model", "thinker", "talker", "llm"};
+/// What names begin with behind a prefix, and not inside "model." of a model.
+constexpr std::string_view kStartsOfWhole[] = {"model.", "lm_head.", "language_model.model.",
+                                               "language_model.lm_head."};
 
 constexpr std::string_view kOptimizerRoots[] = {"optim", "optimizer", "optimizers", "optimizer_state",
                                                 "optimizer_states"};
@@ -100,6 +110,72 @@ std::size_t most(const Votes& votes) {
   return count;
 }
 
+/// That of most votes. Of several that have as many, as of a model and its average, the first that is usual for models.
+std::string chosen_prefix(const Votes& votes) {
+  const auto order = [](const std::string& prefix) {
+    const auto usual = std::find_if(std::begin(kUsualPrefixes), std::end(kUsualPrefixes),
+                                    [&](std::string_view start) { return prefix.starts_with(start); });
+    return std::tuple(prefix.empty() ? -1 : usual - std::begin(kUsualPrefixes), prefix.size(), prefix);
+  };
+  std::string chosen;
+  std::size_t voters = 0;
+  for (const auto& [prefix, count] : votes)
+    if (count > voters || (count == voters && order(prefix) < order(chosen))) {
+      chosen = prefix;
+      voters = count;
+    }
+  return chosen;
+}
+
+/// Whether a prefix ends inside a larger model, beside other parts of it.
+bool has_part_of_larger(std::string_view prefix) {
+  const std::vector<std::string> parts = split(prefix, '.');
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const std::string& part) { return is_one_of(part, kPartsOfLarger); });
+}
+
+/// Whether all names that are not empty begin with it.
+bool have_prefix(const std::vector<std::string>& names, std::string_view prefix) {
+  return std::all_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return name.empty() || name.starts_with(prefix); });
+}
+
+/// What stands before all names and is no part of the model: of "model." that is so where names behind it begin with
+/// what only whole models begin with.
+std::string container_prefix(const std::vector<std::string>& names) {
+  const auto first = std::find_if(names.begin(), names.end(), [](const std::string& name) { return !name.empty(); });
+  std::string prefix;
+  while (first != names.end()) {
+    const std::size_t dot = first->find('.', prefix.size());
+    if (dot == first->npos) return prefix;
+    const std::string longer = first->substr(0, dot + 1);
+    const std::string part = longer.substr(prefix.size());
+    if (!is_one_of(part, kUsualPrefixes) || !have_prefix(names, longer)) return prefix;
+    const bool goes_on =
+        part != kModelPrefix || std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+          return std::any_of(std::begin(kStartsOfWhole), std::end(kStartsOfWhole), [&](std::string_view start) {
+            return name.size() > longer.size() && name.compare(longer.size(), start.size(), start) == 0;
+          });
+        });
+    if (!goes_on) return prefix;
+    prefix = longer;
+  }
+  return prefix;
+}
+
+/// \throws Error kBadInput for two entries with one name.
+void validate_unique(std::span<const std::string> entries, const std::vector<std::string>& names) {
+  std::unordered_map<std::string_view, std::size_t> seen;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (names[i].empty()) continue;
+    const auto [other, is_new] = seen.emplace(names[i], i);
+    if (!is_new)
+      throw Error(ErrorKind::kBadInput, fmt::format("and {} have one name in the model, {}",
+                                                    printable(entries[other->second]), printable(names[i])))
+          .tensor(entries[i]);
+  }
+}
+
 /// Gives the entries of another program the model's names; what its names do not explain stays as it is.
 void rename(const Family& family, StateNames& found) {
   const auto names = std::find_if(family.other_names.begin(), family.other_names.end(),
@@ -155,15 +231,13 @@ StateNames find_state_names(std::span<const std::string> entries, const Family* 
   }
   Names known;
   std::map<std::string, Names> other_programs;
-  if (family != nullptr) {
-    add_names(*family, known);
-    add_other_names(*family, other_programs);
-  }
-  for (const std::string& model_type : family == nullptr ? known_model_types() : std::vector<std::string>()) {
-    add_names(*builtin_family(model_type), known);
-    add_other_names(*builtin_family(model_type), other_programs);
+  for (const std::string& model_type : family == nullptr ? known_model_types() : std::vector<std::string>{""}) {
+    const Family& one = family == nullptr ? *builtin_family(model_type) : *family;
+    add_names(one, known);
+    add_other_names(one, other_programs);
   }
   Votes votes;
+  bool is_base = false;  // the names are those of a model without a head
   for (const auto& names : {known, base_names(known)}) {
     votes = vote(bare, names);
     Votes others = vote(without_module, names);
@@ -173,35 +247,25 @@ StateNames find_state_names(std::span<const std::string> entries, const Family* 
       wrappers.emplace(kModuleWrapper);
     }
     if (!votes.empty()) break;
+    is_base = true;
   }
   for (const auto& [program, names] : other_programs)
     if (Votes others = vote(bare, names); most(others) > most(votes)) {
       votes = std::move(others);
       found.program = program;
+      is_base = false;
     }
   found.fits = !votes.empty();
-  std::size_t voters = 0;
-  for (const auto& [prefix, count] : votes) {  // the shortest of those with most
-    if (count < voters || (count == voters && prefix.size() >= found.prefix.size())) continue;
-    found.prefix = prefix;
-    voters = count;
-  }
+  found.prefix = chosen_prefix(votes);
+  const bool is_part = has_part_of_larger(found.prefix) || (is_base && !have_prefix(bare, found.prefix));
+  if (is_part) found.prefix = container_prefix(bare);
   found.wrappers.assign(wrappers.begin(), wrappers.end());
-
-  std::unordered_map<std::string_view, std::size_t> seen;
   found.names.resize(entries.size());
   for (std::size_t i = 0; i < entries.size(); ++i)
     if (bare[i].size() > found.prefix.size() && bare[i].starts_with(found.prefix))
       found.names[i] = bare[i].substr(found.prefix.size());
   if (family != nullptr && !found.program.empty()) rename(*family, found);
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (found.names[i].empty()) continue;
-    const auto [other, is_new] = seen.emplace(found.names[i], i);
-    if (!is_new)
-      throw Error(ErrorKind::kBadInput, fmt::format("and {} have one name in the model, {}",
-                                                    printable(entries[other->second]), printable(found.names[i])))
-          .tensor(entries[i]);
-  }
+  validate_unique(entries, found.names);
   return found;
 }
 
