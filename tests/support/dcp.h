@@ -53,7 +53,8 @@ std::string metadata_bytes(const Metadata& metadata);
 /// The same of dictionaries whose pickled items are given: keys and values, one after the other.
 std::string metadata_bytes(const std::string& entries, const std::string& storage, const std::string& more = {});
 
-/// One item: torch.save of a tensor of that dtype, by its name in torch. `strides` are those of `bytes`; empty: C order.
+/// One item: torch.save of a tensor of that dtype, by its name in torch. `strides` are those of `bytes`; empty: C
+/// order.
 std::string item_bytes(const std::string& torch_dtype, const std::vector<std::int64_t>& shape, const std::string& bytes,
                        const std::vector<std::int64_t>& strides = {});
 

@@ -5,7 +5,8 @@
 
 namespace reshard::test {
 
-/// A zstd frame (RFC 8878) of raw blocks that decodes to `content`, written by hand. Its window is 2^`window_log` bytes.
+/// A zstd frame (RFC 8878) of raw blocks that decodes to `content`, written by hand. Its window is 2^`window_log`
+/// bytes.
 inline std::string zstd_frame(const std::string& content, int window_log = 20) {
   constexpr std::size_t kBlockBytes = 100'000;
   std::string frame("\x28\xb5\x2f\xfd\x00", 5);

@@ -12,7 +12,8 @@ namespace reshard {
 /// "shard-00001-model-00001-of-00002.safetensors".
 bool is_dcp_shard_name(std::string_view name);
 
-/// Where each tensor of such a file begins in the whole one, by its metadata: one per tensor of `file`, of as many dims.
+/// Where each tensor of such a file begins in the whole one, by its metadata: one per tensor of `file`, of as many
+/// dims.
 /// \throws Error kBadInput if the metadata is missing, damaged, or does not know a tensor.
 std::vector<Dims> read_saved_offsets(const Container& file);
 

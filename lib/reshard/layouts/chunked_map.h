@@ -10,8 +10,8 @@
 
 namespace reshard {
 
-/// A tensor of a model that a distributed checkpoint stores in chunks, each a box of it at a place of its own. Chunks of
-/// one box are replicas.
+/// A tensor of a model that a distributed checkpoint stores in chunks, each a box of it at a place of its own. Chunks
+/// of one box are replicas.
 struct ChunkedTensor {
   struct Chunk {
     Box box;

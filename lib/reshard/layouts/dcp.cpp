@@ -1,6 +1,6 @@
-// What torch.distributed.checkpoint saves: `.metadata`, which says which chunks every tensor has, and files of items; or,
-// by its HuggingFaceStorageWriter, a safetensors file per rank. FSDP, accelerate, torchtitan and others write it, with
-// the model's state dict under a prefix of their own.
+// What torch.distributed.checkpoint saves: `.metadata`, which says which chunks every tensor has, and files of items;
+// or, by its HuggingFaceStorageWriter, a safetensors file per rank. FSDP, accelerate, torchtitan and others write it,
+// with the model's state dict under a prefix of their own.
 #include <algorithm>
 #include <memory>
 #include <unordered_set>

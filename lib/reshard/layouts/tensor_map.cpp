@@ -51,9 +51,9 @@ void validate_disjoint(const TensorMap& map, std::uint32_t stored, std::vector<T
 constexpr std::size_t kFewTiles = 256;  // that are compared with each other
 constexpr std::size_t kMostSplitDims = 6;
 
-/// Whether boxes inside a tensor fill it, each element once; nothing where that takes too long to know. The function that
-/// counts the boxes over each element is known by its differences along all dims, which are the boxes' corners with a
-/// sign: they cancel each other, but for those of the tensor. O(n log n).
+/// Whether boxes inside a tensor fill it, each element once; nothing where that takes too long to know. The function
+/// that counts the boxes over each element is known by its differences along all dims, which are the boxes' corners
+/// with a sign: they cancel each other, but for those of the tensor. O(n log n).
 std::optional<bool> fill_exactly(const std::vector<Tile>& tiles, const Dims& shape) {
   std::vector<std::size_t> dims;  // that are split
   for (std::size_t d = 0; d < shape.size(); ++d)

@@ -126,8 +126,8 @@ struct Family {
   struct OtherName {
     std::string parameter;           // as modules have it: "model.layers.*.self_attn.q_proj.weight"
     std::vector<std::string> names;  // the newest first; never empty
-    /// The rows of each head come in pairs, (0, D/2), (1, D/2 + 1), ..., where the parameter has the first halves before
-    /// the second: the order of Meta's rotary embedding.
+    /// The rows of each head come in pairs, (0, D/2), (1, D/2 + 1), ..., where the parameter has the first halves
+    /// before the second: the order of Meta's rotary embedding.
     bool interleaved = false;
     /// A parameter of experts whose other name has no star for them: they stand one under the other, in a dim in front.
     bool stacked() const;
@@ -152,8 +152,8 @@ struct Family {
   std::vector<Module> modules;                                 // in state-dict order
   std::optional<Attention> attention;
   std::vector<Fused> fused;
-  /// Modules outside the layers ("mtp") whose tensors the checkpoint may have, whatever they are: every rank of the last
-  /// stage has all of them.
+  /// Modules outside the layers ("mtp") whose tensors the checkpoint may have, whatever they are: every rank of the
+  /// last stage has all of them.
   std::vector<std::string> whole;
   /// Modules in that of `attention` which NxD Inference calls otherwise, by name; else it has the names of the
   /// checkpoint. Nothing where its names are not known.
