@@ -16,7 +16,7 @@ constexpr unsigned kNewestProtocol = 5;
 // A tensor of a state dict takes about ten nodes and twenty links from nodes to others, a chunk of a distributed
 // checkpoint twenty and thirty: these are a million chunks, in less than a GiB of memory.
 constexpr std::size_t kMaxNodes = std::size_t{1} << 25;
-constexpr std::size_t kMaxLinks = std::size_t{1} << 26;
+constexpr std::size_t kMaxLinks = std::size_t{1} << 25;
 constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers put a thousand items there at a time, or one tuple
 constexpr std::size_t kMaxNameBytes = 256;               // of a module or a global: they are compared and copied
 constexpr int kMostCallers = 4;                          // that call each other; torch's make two
