@@ -19,22 +19,17 @@ bool is_strided(const TensorMap* map, const std::optional<Reading>& reading) {
 
 }  // namespace
 
-BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, std::vector<Part> parts,
+BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
                        std::uint64_t block_bytes, std::uint64_t strided_block_bytes, unsigned workers, bool leaves)
     : maps_(maps),
       program_(program),
       block_bytes_(block_bytes),
       strided_block_bytes_(strided_block_bytes),
       leaves_(leaves),
-      parts_(std::move(parts)),
+      bytes_before_{0},
       stretches_(workers) {
-  std::uint64_t bytes = 0;
-  bytes_before_.reserve(parts_.size() + 1);
-  for (std::size_t part = 0; part < parts_.size(); ++part) {
-    bytes_before_.push_back(bytes);
-    bytes += num_bytes(transfer_of(part).tensor(maps).dtype, box_of(part).size).value_or(0);
-  }
-  bytes_before_.push_back(bytes);
+  append(parts);
+  const std::uint64_t bytes = bytes_before_.back();
   Place begin{0, 0};
   for (unsigned worker = 0; worker < workers; ++worker) {
     const Place end = worker + 1 == workers ? Place{parts_.size(), 0} : place_at(bytes / workers * (worker + 1));
@@ -42,6 +37,24 @@ BlockQueue::BlockQueue(const ProgramMaps& maps, const Program& program, std::vec
     stretches_[worker].end = end;
     begin = end;
   }
+}
+
+void BlockQueue::append(const std::vector<Part>& parts) {
+  parts_.reserve(parts_.size() + parts.size());
+  bytes_before_.reserve(parts_.size() + parts.size() + 1);
+  for (const Part& part : parts) {
+    parts_.push_back(part);
+    const std::size_t last = parts_.size() - 1;
+    const DType dtype = transfer_of(last).tensor(maps_).dtype;
+    bytes_before_.push_back(bytes_before_.back() + num_bytes(dtype, box_of(last).size).value_or(0));
+  }
+}
+
+void BlockQueue::add(unsigned worker, const std::vector<Part>& parts) {
+  const std::lock_guard lock(mutex_);
+  stretches_[worker].begin = {parts_.size(), 0};
+  append(parts);
+  stretches_[worker].end = {parts_.size(), 0};
 }
 
 std::uint64_t BlockQueue::block_bytes_of(const Transfer& transfer) const {

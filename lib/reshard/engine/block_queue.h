@@ -32,12 +32,14 @@ class BlockQueue {
   /// Blocks of at most `block_bytes`; `strided_block_bytes` where a tensor is read from one that is not in C order.
   /// With `leaves`, each block is a leaf of the tensor as it is written. The maps are the program's; they and it are
   /// borrowed.
-  BlockQueue(const ProgramMaps& maps, const Program& program, std::vector<Part> parts, std::uint64_t block_bytes,
+  BlockQueue(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts, std::uint64_t block_bytes,
              std::uint64_t strided_block_bytes, unsigned workers, bool leaves = false);
 
   /// \returns false when there is nothing left.
   /// \throws Error kUnsupported for a tensor of which no block of whole bytes is small enough.
   bool next(unsigned worker, Item& item);
+  /// Adds parts for a worker that has nothing left.
+  void add(unsigned worker, const std::vector<Part>& parts);
 
  private:
   /// Blocks from one place up to another; each place is a part and a block of it. A place has as its block 0 and not
@@ -61,6 +63,7 @@ class BlockQueue {
   BlockGrid grid_of(std::size_t part) const;
   Place place_at(std::uint64_t bytes) const;
   std::uint64_t bytes_before(const Place& place) const;
+  void append(const std::vector<Part>& parts);
   bool steal(Stretch& stretch);
 
   ProgramMaps maps_;

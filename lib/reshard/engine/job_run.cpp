@@ -222,25 +222,30 @@ void JobRun::create_files() {
   std::fill(unflushed_.begin(), unflushed_.end(), true);
 }
 
-/// Of the units that are not done, where there may be some that are.
-std::vector<std::vector<Part>> JobRun::parts_of_shares(std::uint32_t count) const {
+/// All that is not done, as shares.
+/// \param pages  where these meet.
+Shares JobRun::shares_of(std::uint32_t count, SharedPages& pages) const {
   const ProgramMaps maps = job_.maps();
-  std::vector<std::vector<Part>> shares(count);
-  if (journals() || resumes()) {
-    const Units units(maps, job_.program, unit_count(), job_.manifest, kUnitSnap);
-    std::vector<std::uint32_t> missing;
-    for (std::uint32_t unit = 0; unit < units.count(); ++unit)
-      if (!std::binary_search(prepared_.done_units.begin(), prepared_.done_units.end(), unit)) missing.push_back(unit);
-    const std::vector<std::size_t> firsts = units.deal(missing, count);
-    for (std::uint32_t share = 0; share < count; ++share)
-      for (std::size_t i = firsts[share]; i < firsts[share + 1]; ++i) units.add_parts(missing[i], shares[share]);
-  } else if (count == 1) {
-    shares[0] = whole_program(maps, job_.program);
-  } else {
-    const Units units(maps, job_.program, count, job_.manifest);
-    for (std::uint32_t share = 0; share < count; ++share) units.add_parts(share, shares[share]);
+  if (count == 1 && !journals() && !resumes()) {
+    Shares shares;
+    shares.own.push_back(whole_program(maps, job_.program));
+    shares.own_bytes.push_back(0);  // nobody asks
+    shares.first_lots = {0, 0};
+    return shares;
   }
-  return shares;
+  const std::uint32_t count_of_units = journals() || resumes() ? unit_count() : std::max(unit_count(), count);
+  const Units units(maps, job_.program, count_of_units, job_.manifest, kUnitSnap);
+  std::vector<std::uint32_t> missing;
+  for (std::uint32_t unit = 0; unit < units.count(); ++unit)
+    if (!std::binary_search(prepared_.done_units.begin(), prepared_.done_units.end(), unit)) missing.push_back(unit);
+  if (count == 1) return deal_shares(units, missing, count, false);
+  for (const bool with_lots : {true, false}) {
+    Shares shares = deal_shares(units, missing, count, with_lots);
+    pages = SharedPages(maps, job_.program, shares.separate_parts(), options_.tuning.page_bytes);
+    const double most = static_cast<double>(job_.program.write_bytes) * options_.tuning.max_shared_part;
+    if (!with_lots || static_cast<double>(pages.size_bytes()) <= most) return shares;
+  }
+  throw Error(ErrorKind::kInternal, "no shares were dealt");
 }
 
 /// Files that no unit of a journal has touched have to be there, too, when a run goes on.
@@ -264,17 +269,21 @@ void JobRun::begin_journal(std::uint32_t share) {
       journal_header(job_, options_, unit_count()), options_.journal_interval, flush_files);
 }
 
-ShareReport JobRun::run(const Share& share) {
+ShareReport JobRun::run(const Share& share, Lots* lots) {
   if (prepared_.root.empty()) throw Error(ErrorKind::kInternal, "a share is run before the run is prepared");
   if (share.index >= share.count)
     throw Error(ErrorKind::kUsage, fmt::format("there is no share {} of {}", share.index, share.count));
   if (!ran_.insert(share.index).second)
     throw Error(ErrorKind::kInternal, fmt::format("share {} of {} ran before", share.index, share.count));
-  std::vector<std::vector<Part>> shares = parts_of_shares(share.count);
   RunOptions options = options_;
+  SharedPages pages;
+  Shares shares = shares_of(share.count, pages);
+  Lots own_lots(share.index, false);
+  options.lots = lots ? lots : &own_lots;
+  std::vector<Part> parts = std::move(shares.own[share.index]);
+  options.lots->begin(std::move(shares));
   fragments_.reset();
   if (share.count > 1) {
-    SharedPages pages(job_.maps(), job_.program, shares, options_.tuning.page_bytes);
     fragments_ = std::make_unique<PageFragments>(*options_.storage, prepared_.root,
                                                  journal_prefix(prepared_.attempt, share.index), std::move(pages),
                                                  options_.sync);
@@ -287,7 +296,7 @@ ShareReport JobRun::run(const Share& share) {
   }
   ShareReport report;
   try {
-    report = run_parts(job_.maps(), job_.program, std::move(shares[share.index]), prepared_.root, std::move(options));
+    report = run_parts(job_.maps(), job_.program, std::move(parts), prepared_.root, std::move(options));
   } catch (...) {
     if (journal_) journal_->finish();  // its own failure is the reason
     throw;

@@ -10,6 +10,7 @@
 
 #include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/journal.h"
+#include "reshard/engine/lots.h"
 #include "reshard/engine/page_fragments.h"
 #include "reshard/engine/publish.h"
 #include "reshard/engine/run.h"
@@ -79,7 +80,8 @@ class JobRun {
   bool keep(ErrorKind why) noexcept;
 
   /// Moves the bytes of one share: the whole by default. Needs prepare or attach.
-  ShareReport run(const Share& share = {});
+  /// \param lots  of the rank that the share is of, to exchange with others meanwhile; may be null.
+  ShareReport run(const Share& share = {}, Lots* lots = nullptr);
   /// Brings what run wrote for this report to stable storage (if RunOptions::sync), but for files that this process
   /// writes to once more when it publishes.
   void finish(const ShareReport& report);
@@ -96,7 +98,7 @@ class JobRun {
   void require_space() const;
   bool journals() const { return options_.journal && options_.sync && prepared_.has_lock; }
   std::uint32_t unit_count() const;
-  std::vector<std::vector<Part>> parts_of_shares(std::uint32_t count) const;
+  Shares shares_of(std::uint32_t count, SharedPages& pages) const;
   void begin_journal(std::uint32_t share);
   void flush_entries();
   void write_manifest(const ShareReport& report, RunResult& result);

@@ -41,7 +41,11 @@ class Worker {
 
   void run() {
     BlockQueue::Item item;
-    while (!shared_.failed && shared_.queue.next(number_, item)) {
+    while (!shared_.failed) {
+      if (!shared_.queue.next(number_, item)) {
+        if (!shared_.add_lot(number_)) break;
+        continue;
+      }
       throw_if_stopped(shared_.options);
       reader_.start_block();
       try {

@@ -131,6 +131,13 @@ bool SharedPages::contains(std::uint32_t file, std::uint64_t offset_bytes) const
   return after != pages_[file].begin() && std::prev(after)->last_page >= page;
 }
 
+std::uint64_t SharedPages::size_bytes() const {
+  std::uint64_t pages = 0;
+  for (const auto& ranges : pages_)
+    for (const PageRange& range : ranges) pages += range.last_page - range.first_page + 1;
+  return pages * page_bytes_;
+}
+
 bool SharedPages::empty() const {
   return std::all_of(pages_.begin(), pages_.end(), [](const auto& ranges) { return ranges.empty(); });
 }

@@ -32,6 +32,8 @@ class SharedPages {
   /// Whether the page that holds this byte of target file `file` is one.
   bool contains(std::uint32_t file, std::uint64_t offset_bytes) const;
   bool empty() const;
+  /// Of all of them together.
+  std::uint64_t size_bytes() const;
 
  private:
   std::uint64_t page_bytes_ = kLargestPageBytes;

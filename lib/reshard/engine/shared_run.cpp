@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "reshard/base/error.h"
+#include "reshard/engine/lots.h"
 
 namespace reshard {
 
@@ -48,6 +49,16 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, st
   if (!options.digests || maps.target == nullptr) return;
   digests.reserve(maps.target->logical.size());
   for (const LogicalTensor& tensor : maps.target->logical) digests.emplace_back(tensor.dtype, tensor.shape);
+}
+
+bool SharedRun::add_lot(unsigned worker) {
+  if (options.lots == nullptr) return false;
+  throw_if_stopped(options);
+  const std::vector<Part>* lot = options.lots->take();
+  if (lot == nullptr) return options.lots->wait();
+  if (ledger) ledger->expect(*lot);
+  queue.add(worker, *lot);
+  return true;
 }
 
 std::shared_ptr<Source> SharedRun::open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const {

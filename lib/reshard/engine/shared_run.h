@@ -43,6 +43,10 @@ struct SharedRun {
   /// Keeps the first of several failures, and has all threads stop.
   void fail(std::exception_ptr why);
 
+  /// Gives a worker that has nothing left a further lot, or waits a moment for one. \returns false when none will come.
+  /// \throws Error kInterrupted.
+  bool add_lot(unsigned worker);
+
   /// File `file` of a map, from its pool.
   /// \throws Error kBadInput or kIo.
   std::shared_ptr<Source> open(const TensorMap& map, FilePool<Source>& files, std::uint32_t file) const;

@@ -57,6 +57,7 @@ using namespace std::chrono_literals;
 constexpr auto kShortestNap = 1ms;
 constexpr auto kLongestNap = 50ms;
 constexpr auto kSignalNap = 5ms;
+constexpr auto kUrgentNap = 5ms;
 
 bool any_in(const std::vector<Beat>& beats, State state) {
   return std::any_of(beats.begin(), beats.end(), [&](const Beat& beat) { return beat.state == state; });
@@ -199,7 +200,7 @@ void Together::validate_same_step(const std::vector<Beat>& beats) const {
 }
 
 void Together::step(const std::string& name, Progress& progress, const std::function<void()>& work,
-                    const std::function<void()>& clean_up) {
+                    const std::function<void()>& clean_up, const Talk& talk) {
   if (!ranks_) return work();
   ++steps_;
   std::atomic<bool> stopped_by_others{false};
@@ -219,10 +220,19 @@ void Together::step(const std::string& name, Progress& progress, const std::func
       progress.stop = true;
     }
     if (!any_in(beats, State::kWorks)) return;
-    worker.nap(nap);
+    bool is_urgent = false;
+    if (talk.hear && !any_in(beats, State::kFailed)) {
+      std::vector<std::string> told;
+      for (const Beat& beat : beats) told.push_back(beat.payload);
+      is_urgent = talk.hear(told);
+    }
+    worker.nap(is_urgent ? std::min(nap, std::chrono::milliseconds(kUrgentNap)) : nap);
     nap = std::min(nap * 3 / 2 + 1ms, std::chrono::milliseconds(kLongestNap));
   };
-  const auto mine = [&] { return Beat{steps_, name, worker.state(), signalled(), progress.done_bytes, {}}; };
+  const auto mine = [&] {
+    return Beat{
+        steps_, name, worker.state(), signalled(), progress.done_bytes, talk.tell ? talk.tell() : std::string()};
+  };
   try {
     meet(mine, heard, [&] { return worker.failure(); });
   } catch (...) {

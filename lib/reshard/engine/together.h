@@ -21,6 +21,13 @@ class AgreedError : public Error {
 
 struct Beat;
 
+/// What ranks tell each other while they take a step, at each beat.
+struct Talk {
+  std::function<std::string()> tell;
+  /// \param told  by each rank.  \returns whether the next beat is urgent, the same on all ranks.
+  std::function<bool(const std::vector<std::string>& told)> hear;
+};
+
 /// Steps that processes take together: each does its own work, and all go on, or none does. A process alone is one that
 /// takes them with nobody.
 class Together {
@@ -47,10 +54,11 @@ class Together {
   /// \param name  what is done, the same on all ranks: "plan".
   /// \param clean_up  called, once and on another thread, where a signal stopped this process: at once, since whoever
   /// sent it may kill the process before the others have answered.
+  /// \param talk  called by this thread; not where there are no others.
   /// \throws Error what `work` throws, alone; else AgreedError, the same on all ranks: that of the lowest rank, and a
   /// signal before all others; RankLost.
   void step(const std::string& name, Progress& progress, const std::function<void()>& work,
-            const std::function<void()>& clean_up = {});
+            const std::function<void()>& clean_up = {}, const Talk& talk = {});
 
   /// Tells the others that this process failed outside of a step: wherever they are, they fail, too.
   /// \throws Error what it was, alone; else AgreedError as of step; RankLost.

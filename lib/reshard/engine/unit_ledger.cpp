@@ -96,9 +96,14 @@ void merge(ShareReport& into, const UnitReport& unit, const TensorMap& target) {
 
 UnitLedger::UnitLedger(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
                        std::function<void(UnitReport)> done)
-    : done_(std::move(done)) {
+    : maps_(maps), program_(program), done_(std::move(done)) {
+  expect(parts);
+}
+
+void UnitLedger::expect(const std::vector<Part>& parts) {
+  const std::lock_guard lock(mutex_);
   for (const Part& part : parts) {
-    const LogicalTensor& tensor = program.transfers[part.transfer].tensor(maps);
+    const LogicalTensor& tensor = program_.transfers[part.transfer].tensor(maps_);
     Open& unit = open_[part.unit];
     unit.left_bytes += num_bytes(tensor.dtype, part.box(tensor).size).value_or(0);
     unit.report.unit = part.unit;

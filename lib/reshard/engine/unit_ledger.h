@@ -50,6 +50,8 @@ class UnitLedger {
   /// \param done  called with each unit when it is complete, by the thread that did its last block.
   UnitLedger(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
              std::function<void(UnitReport)> done);
+  /// Adds parts: units that are not known yet.
+  void expect(const std::vector<Part>& parts);
 
   /// Adds what a block did, in `of_block`, whose unit is that of the block.
   /// \param block_bytes  of the tensor as it is read.
@@ -61,6 +63,8 @@ class UnitLedger {
     UnitReport report;
   };
 
+  ProgramMaps maps_;
+  const Program& program_;
   std::function<void(UnitReport)> done_;
   std::mutex mutex_;
   std::map<std::uint32_t, Open> open_;
