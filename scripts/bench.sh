@@ -6,7 +6,7 @@
 #   scripts/bench.sh --only 'shard tp8 s'   only the cases whose name this regular expression matches
 #   scripts/bench.sh --cold                 from an empty page cache, as root
 #   scripts/bench.sh --planning             dry runs of models of 405 and 671 billion parameters, headers alone
-#   scripts/bench.sh --ranks 2              two ranks of one thread, by mpirun, beside one process of two threads
+#   scripts/bench.sh --ranks 2 --size 8     two ranks of one thread, by mpirun, beside one process of two threads
 #   scripts/bench.sh --journal --size 5     a journal every second beside none
 #   scripts/bench.sh --help                 all options
 #

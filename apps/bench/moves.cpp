@@ -24,6 +24,7 @@ constexpr MeshRow kMeshes[] = {
     {"tp8", "8", "1"}, {"tp8 pp2", "8", "2"}, {"tp32", "32", "1"},  // of 8 key/value heads each stands on four ranks
 };
 constexpr const char* kFormats[] = {"safetensors", "pytorch", "xser"};
+constexpr double kSmallGb = 0.02;
 constexpr double kShortestJournalled = 2;  // seconds: with fewer, a run might end before its first journal
 
 /// What all programs of a table promise of the disk.
@@ -75,36 +76,21 @@ class Moves {
                   Disk::kFlushed, {kMeshes[0]}, {most_threads})};
   }
 
-  /// Ranks have one thread each.
-  std::vector<Row> ranks() {
+  /// Ranks have one thread each. A small model says what a launcher takes to start them, and to end.
+  std::vector<Beside> ranks() {
     validate_space();
     make_input();
-    std::vector<Row> rows;
+    make_model(kSmallGb, file_bytes_, work_ / "small", work_ / "errors.txt");
+    std::vector<Beside> rows;
     for (const std::string launcher : {"mpirun.openmpi", "mpirun.mpich"}) {
       const std::string find = R"(command -v "$1" >/dev/null)";
       if (run_program({"sh", "-c", find, "sh", launcher}, work_ / "errors.txt", {0, 127, 1}).exit_code != 0) {
         settings_.log(launcher + " is not installed");
         continue;
       }
-      const Arguments command{options_.reshard, "shard",     model_.string(), output_.string(), "--tp", "8",
-                              "--quiet",        "--no-sync", "--threads"};
-      Row row{fmt::format("shard tp8 safetensors, {} ranks of {}, with its start and end", options_.ranks, launcher),
-              1,
-              0,
-              command,
-              command,
-              {BENCH_COPY_FILES, model_, output_, std::to_string(options_.ranks)},
-              {},
-              {},
-              {},
-              fmt::format("one process of {} threads", options_.ranks)};
-      row.argv.push_back("1");
-      row.cp_argv.push_back(std::to_string(options_.ranks));
-      const Arguments start{launcher, "-n", std::to_string(options_.ranks)};
-      row.argv.insert(row.argv.begin(), start.begin(), start.end());
-      Contest contest{row.name, model_, {row}};
-      measure(contest, output_, work_, settings_);
-      rows.push_back(std::move(contest.rows.front()));
+      const std::string ranks = fmt::format("{} ranks of {}", options_.ranks, launcher);
+      rows.push_back({by_ranks(launcher, fmt::format("a small model, {}", ranks), work_ / "small")});
+      rows.push_back({by_ranks(launcher, fmt::format("shard tp8 safetensors fsync, {}", ranks), model_), 1.05});
     }
     return rows;
   }
@@ -147,6 +133,25 @@ class Moves {
   }
 
  private:
+  /// A run by ranks of one thread beside one by a process of as many threads.
+  Row by_ranks(const std::string& launcher, const std::string& what, const fs::path& model) {
+    const std::string count = std::to_string(options_.ranks);
+    const Arguments command{options_.reshard, "shard", model.string(), output_.string(),
+                            "--tp",           "8",     "--quiet",      "--threads"};
+    Row row{what,    1,
+            0,       command,
+            command, {BENCH_COPY_FILES, model, output_, count, "--sync"},
+            {},      {},
+            {},      fmt::format("one process of {} threads", count)};
+    row.argv.push_back("1");
+    row.cp_argv.push_back(count);
+    const Arguments start{launcher, "-n", count};
+    row.argv.insert(row.argv.begin(), start.begin(), start.end());
+    Contest contest{what, model, {std::move(row)}};
+    measure(contest, output_, work_, settings_);
+    return std::move(contest.rows.front());
+  }
+
   /// The model, its shards, and the largest output; shards hold copies of key/value heads.
   void validate_space() const {
     const double model_bytes =
@@ -237,13 +242,14 @@ std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
   return Moves(options, work, log).all();
 }
 
-std::vector<Row> measure_ranks(const Options& options, const WorkDir& work,
-                               const std::function<void(const std::string&)>& log) {
+std::vector<Beside> measure_ranks(const Options& options, const WorkDir& work,
+                                  const std::function<void(const std::string&)>& log) {
   return Moves(options, work, log).ranks();
 }
 
-Row measure_journal(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log) {
-  return Moves(options, work, log).journal();
+Beside measure_journal(const Options& options, const WorkDir& work,
+                       const std::function<void(const std::string&)>& log) {
+  return {Moves(options, work, log).journal(), 1.03};
 }
 
 }  // namespace reshard::bench

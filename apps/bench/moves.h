@@ -21,13 +21,19 @@ struct Table {
 std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
                                  const std::function<void(const std::string&)>& log);
 
+/// Runs beside others of the program, which are the `cp_runs`.
+struct Beside {
+  Row row;
+  double most = 0;  // times as long as the others they should take; 0: nobody asks
+};
+
 /// The same by several ranks on this machine, beside one process with as many threads, whose runs are the `cp_runs` of the
 /// rows: for each launcher of MPI that is installed.
-std::vector<Row> measure_ranks(const Options& options, const WorkDir& work,
-                               const std::function<void(const std::string&)>& log);
+std::vector<Beside> measure_ranks(const Options& options, const WorkDir& work,
+                                  const std::function<void(const std::string&)>& log);
 
 /// A run that writes a journal every second, beside one that writes none, whose runs are the `cp_runs`.
 /// \throws std::runtime_error where the runs are too short for that.
-Row measure_journal(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
+Beside measure_journal(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
 
 }  // namespace reshard::bench

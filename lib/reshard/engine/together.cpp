@@ -223,6 +223,7 @@ void Together::step(const std::string& name, Progress& progress, const std::func
     bool is_urgent = false;
     if (talk.hear && !any_in(beats, State::kFailed)) {
       std::vector<std::string> told;
+      told.reserve(beats.size());
       for (const Beat& beat : beats) told.push_back(beat.payload);
       is_urgent = talk.hear(told);
     }
