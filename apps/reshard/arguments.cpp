@@ -164,7 +164,8 @@ void add_layout_option(CLI::App& command, OptionValues& values, const LayoutOpti
         prefix + name, [&values, name] { values.set(name); }, help);
     return;
   }
-  const char* value = option.type == Type::kSize ? "SIZE" : option.type == Type::kChoice ? "NAME" : "N";
+  const bool is_name = option.type == Type::kChoice || option.type == Type::kText;
+  const char* value = option.type == Type::kSize ? "SIZE" : is_name ? "NAME" : "N";
   CLI::Option* added = command.add_option_function<std::string>(
       prefix + name, [&values, name](const std::string& text) { values.set(name, text); }, help);
   added->type_name(value);

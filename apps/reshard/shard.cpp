@@ -49,6 +49,8 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
     target.layout = only;
   }
   request.target = target_request(target, "--layout", is_of_ranks);
+  if (!request.target.tp && !request.target.layout->traits().reads_as_whole)
+    throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
   request.force = arguments.force;
   return request;
 }
@@ -66,7 +68,7 @@ void add_shard(CLI::App& app, Together& together) {
           "Directory with config.json and the weights, or of a training checkpoint that is read as whole tensors")
       ->required();
   command->add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into")->required();
-  add_mesh(*command, arguments->target)->required();
+  add_mesh(*command, arguments->target);
   command->add_option("--layout", arguments->target.layout, "Layout of the shards: " + layout_names(is_of_ranks))
       ->type_name("NAME")
       ->capture_default_str();

@@ -28,7 +28,7 @@ Format format_of(const TensorMap& map) {
                        [=](const TensorFile& file) { return file.encoding == encoding; });
   };
   if (any(Encoding::kTorchTensor)) return Format::kXser;
-  return any(Encoding::kTorch) ? Format::kPytorch : Format::kSafetensors;
+  return any(Encoding::kTorch) || any(Encoding::kDcpItems) ? Format::kPytorch : Format::kSafetensors;
 }
 
 }  // namespace

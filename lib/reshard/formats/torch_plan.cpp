@@ -1,73 +1,15 @@
 #include "reshard/formats/torch_plan.h"
 
-#include <bit>
-#include <cstring>
 #include <unordered_map>
 
 #include "reshard/base/error.h"
+#include "reshard/formats/pickler.h"
 #include "reshard/formats/tensor_names.h"
 #include "reshard/formats/torch_storage.h"
 #include "reshard/formats/zip_plan.h"
 
 namespace reshard {
 namespace {
-
-/// Writes the opcodes of protocol 2.
-class Pickler {
- public:
-  Pickler() { text_ = "\x80\x02"; }
-
-  void op(char code) { text_ += code; }
-  void global(const char* module, const char* name) {
-    text_ += 'c';
-    text_ += module;
-    text_ += '\n';
-    text_ += name;
-    text_ += '\n';
-  }
-  void string(const std::string& value) {
-    text_ += 'X';
-    number<std::uint32_t>(value.size());
-    text_ += value;
-  }
-  void integer(std::uint64_t value) {
-    if (value < 0x100) {
-      text_ += 'K';
-      number<std::uint8_t>(value);
-    } else if (value < 0x10000) {
-      text_ += 'M';
-      number<std::uint16_t>(value);
-    } else if (value < 0x80000000) {
-      text_ += 'J';
-      number<std::uint32_t>(value);
-    } else {
-      text_ += '\x8a';
-      text_ += '\x09';  // one byte more than 64 bits, so that the sign is clear
-      number<std::uint64_t>(value);
-      text_ += '\0';
-    }
-  }
-  void tuple(const Dims& values) {
-    text_ += '(';
-    for (const std::uint64_t value : values) integer(value);
-    text_ += 't';
-  }
-  std::string finish() {
-    text_ += '.';
-    return std::move(text_);
-  }
-
- private:
-  template <typename T>
-  void number(std::uint64_t value) {
-    const T narrow = static_cast<T>(value);
-    char bytes[sizeof(T)];
-    std::memcpy(bytes, &narrow, sizeof(T));
-    text_.append(bytes, sizeof(T));
-  }
-
-  std::string text_;
-};
 
 /// A tensor whose bytes are all of storage `key`.
 void put_tensor(Pickler& pickler, const TensorEntry& tensor, std::size_t key) {

@@ -1,16 +1,20 @@
 // What torch.distributed.checkpoint saves: `.metadata`, which says which chunks every tensor has, and files of items;
 // or, by its HuggingFaceStorageWriter, a safetensors file per rank. FSDP, accelerate, torchtitan and others write it,
 // with the model's state dict under a prefix of their own.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "reshard/formats/dcp_metadata.h"
 #include "reshard/formats/dcp_shards.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
 #include "reshard/layouts/dcp_source.h"
+#include "reshard/layouts/dcp_target.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/planned_model.h"
@@ -22,11 +26,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr Format kDcpFormats[] = {Format::kPytorch};
 constexpr LayoutTraits kDcpTraits{.name = "dcp",
                                   .reported_as = "dcp",
                                   .meaning = "torch.distributed.checkpoint: FSDP, accelerate, torchtitan",
                                   .folder = "",
-                                  .formats = {},
+                                  .formats = kDcpFormats,
                                   .has_ranks = true,
                                   .reads_as_whole = true};
 
@@ -38,6 +43,23 @@ constexpr std::string_view kOptimizerFolders[] = {"optimizer", "optim"};
 /// Where HuggingFaceStorageWriter puts the files of ranks beside consolidated ones.
 constexpr const char* kShardsFolder = "sharded";
 
+constexpr LayoutOption kFsdp{.name = "fsdp",
+                             .type = LayoutOption::Type::kCount,
+                             .help = "Ranks over which rows are spread, each with a file; torch loads it into any mesh",
+                             .default_value = "1"};
+constexpr LayoutOption kPrefix{.name = "prefix",
+                               .type = LayoutOption::Type::kText,
+                               .help = "What stands before all names, such as model. for accelerate"};
+
+/// \throws Error kUsage.
+std::string prefix_of(const std::string& given) {
+  if (given.empty()) return given;
+  const std::string prefix = given.ends_with('.') ? given : given + '.';
+  if (prefix.starts_with('.') || prefix.find("..") != prefix.npos || has_control(prefix))
+    throw Error(ErrorKind::kUsage, fmt::format("`prefix`: \"{}\" is not names with dots between", printable(given)));
+  return prefix;
+}
+
 /// The tensors as one container, for a model that a plan in config.json describes.
 Container container_of(const std::vector<ChunkedTensor>& tensors) {
   Container container;
@@ -48,6 +70,7 @@ Container container_of(const std::vector<ChunkedTensor>& tensors) {
 class DcpLayout final : public Layout {
  public:
   const LayoutTraits& traits() const override { return kDcpTraits; }
+  std::vector<const LayoutOption*> options() const override { return {&kFsdp, &kPrefix}; }
 
   std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
     const auto found_in = [&](const fs::path& folder) {
@@ -103,9 +126,25 @@ class DcpLayout final : public Layout {
     return checkpoint;
   }
 
-  TargetPlan plan(const TargetRequest& request, const TargetContext&) const override {
-    validate_request(request);  // which is refused: the layout is only read
-    return {};
+  TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override {
+    validate_request(request);
+    TargetPlan plan;
+    plan.mesh.tp = request.tp.value_or(1);
+    const auto fsdp = static_cast<std::uint32_t>(request.options.number(kFsdp).value());
+    if (std::uint64_t{fsdp} * plan.mesh.tp > kMaxParallelDegree)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("`fsdp` {} and `tp` {} make more than {} ranks", fsdp, plan.mesh.tp, kMaxParallelDegree));
+    plan.map =
+        dcp_target_map(context.logical, context.model, {fsdp, plan.mesh.tp, prefix_of(request.options.text(kPrefix))});
+    return plan;
+  }
+
+  /// torch reads only what `.metadata` names, but who looks at the directory sees files of two saves.
+  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
+    const auto is_ours = [](const std::string& name) {
+      return name == kDcpMetadataFile || name.ends_with(kItemsEnding);
+    };
+    validate_no_leftovers(files, plan, output_directory, is_ours, "files of another checkpoint");
   }
 
   bool owns(Files&, const fs::path&, const std::string& name) const override {

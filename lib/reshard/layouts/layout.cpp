@@ -29,7 +29,7 @@ std::string layouts_with(const std::string& option) {
 void validate_value(const OptionValues& values, const LayoutOption& option, const std::string& prefix) {
   if (option.type == LayoutOption::Type::kChoice)
     values.choice(option, prefix);
-  else if (option.type != LayoutOption::Type::kFlag)
+  else if (option.type != LayoutOption::Type::kFlag && option.type != LayoutOption::Type::kText)
     values.number(option, prefix);
 }
 
@@ -71,6 +71,11 @@ std::optional<std::uint64_t> OptionValues::number(const LayoutOption& option, co
   if (value && (!count || *value != 0)) return value;
   throw value_error(option, prefix, text,
                     count ? fmt::format("not a whole number from 1 to {}", max) : "not the number of a rank");
+}
+
+std::string OptionValues::text(const LayoutOption& option) const {
+  const auto found = values_.find(option.name);
+  return found == values_.end() ? option.default_value : found->second;
 }
 
 std::string OptionValues::choice(const LayoutOption& option, const std::string& prefix) const {

@@ -34,6 +34,7 @@ struct LayoutOption {
     kRank,    // a whole number from 0
     kSize,    // bytes, such as 5GB
     kChoice,  // one of `choices`
+    kText,    // anything
   };
 
   const char* name;  // "kv-size-multiplier"
@@ -66,6 +67,8 @@ class OptionValues {
   /// error.
   /// \throws Error kUsage if it is none.
   std::optional<std::uint64_t> number(const LayoutOption& option, const std::string& prefix = "") const;
+  /// What was given for kText, else its default.
+  std::string text(const LayoutOption& option) const;
   /// The chosen one of `choices`.
   /// \throws Error kUsage if it is none of them.
   std::string choice(const LayoutOption& option, const std::string& prefix = "") const;
@@ -87,7 +90,7 @@ struct LayoutTraits {
   bool whole_folder = false;           // the folder is replaced as a whole
   bool casts_to_config_dtype = false;  // floating tensors get the dtype that config.json says
   bool holds_adapters = false;         // shards of LoRA adapters are in it
-  bool reads_as_whole = false;  // files of ranks say what each part is: read without a mesh, as whole tensors are
+  bool reads_as_whole = false;         // files say what each part is: no mesh is needed, to read or to write
 
   bool is_written() const { return !formats.empty(); }
 };

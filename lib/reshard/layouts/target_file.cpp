@@ -3,6 +3,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "reshard/formats/dcp_plan.h"
 #include "reshard/formats/safetensors.h"
 #include "reshard/formats/xser.h"
 
@@ -28,6 +29,7 @@ ContainerPlan plan_file(const TensorFile& file, std::vector<TensorEntry> tensors
     case TensorFile::Encoding::kTorch: return plan_torch(archive, std::move(tensors), file.aliases, crcs, metadata);
     case TensorFile::Encoding::kTorchTensor:
       return plan_torch_tensor(archive, std::move(tensors.front()), crcs.empty() ? 0 : crcs.front(), metadata);
+    case TensorFile::Encoding::kDcpItems: return plan_dcp_items(std::move(tensors), crcs).container;
   }
   return {};
 }
@@ -95,7 +97,7 @@ std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer 
     case Format::kXser: return add_xser(map, container, file);
     case Format::kSafetensors: file.encoding = TensorFile::Encoding::kSafetensors; break;
     case Format::kPytorch:
-      file.encoding = TensorFile::Encoding::kTorch;
+      file.encoding = container.as_items ? TensorFile::Encoding::kDcpItems : TensorFile::Encoding::kTorch;
       file.aliases = std::move(container.aliases);
       break;
   }

@@ -22,6 +22,7 @@ struct TargetContainer {
   std::vector<StoredTensor> tensors;  // of each the name, dtype, shape and kind
   std::vector<TensorAlias> aliases;   // safetensors knows none
   std::optional<RankRecord> record;   // what its files say of themselves; nothing for a whole model's
+  bool as_items = false;  // with kPytorch: each tensor saved by itself, as torch.distributed.checkpoint has it
 };
 
 /// Adds its files to a target: one, but for xser, whose tensors have a file each, and whose reference and info

@@ -52,7 +52,7 @@ struct LogicalTensor {
 /// One file of a tensor map. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to
 /// the output directory.
 struct TensorFile {
-  enum class Encoding : std::uint8_t { kSafetensors, kTorch, kTorchTensor };
+  enum class Encoding : std::uint8_t { kSafetensors, kTorch, kTorchTensor, kDcpItems };
 
   std::filesystem::path path;
   std::uint64_t size_bytes = 0;

@@ -193,6 +193,10 @@ std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoi
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
   if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted);
+  if (traits.reads_as_whole) {
+    const Model* model = checkpoint.model ? &*checkpoint.model : nullptr;
+    return plan_target(files, job, target, model, selection.wanted);
+  }
   const bool from_ranks = checkpoint.has_mesh();
   if (!target.tp && !from_ranks)
     throw Error(ErrorKind::kUsage, "`tp` is required: the number of tensor-parallel ranks");

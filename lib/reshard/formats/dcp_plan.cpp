@@ -1,0 +1,179 @@
+#include "reshard/formats/dcp_plan.h"
+
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/formats/pickler.h"
+#include "reshard/formats/tensor_names.h"
+#include "reshard/formats/torch_plan.h"
+
+namespace reshard {
+namespace {
+
+constexpr const char* kMetadataModule = "torch.distributed.checkpoint.metadata";
+constexpr const char* kFilesModule = "torch.distributed.checkpoint.filesystem";
+constexpr const char* kPropertiesModule = "torch.distributed._shard.sharded_tensor.metadata";
+/// The folder inside an item, as torch.save names it where it does not know the file.
+constexpr const char* kItemArchive = "archive";
+constexpr std::uint64_t kItemAlignment = 64;
+
+void put_object(Pickler& pickler, const char* module, const char* name) {
+  pickler.shared_global(module, name);
+  pickler.op(')');
+  pickler.op('\x81');  // a new object without arguments
+}
+
+void put_size(Pickler& pickler, const Dims& dims) {
+  pickler.shared_global("torch", "Size");
+  pickler.tuple(dims);
+  pickler.op('\x85');
+  pickler.op('R');
+}
+
+/// Its state is a tuple: dtype, layout, requires_grad, memory format, pin_memory.
+void put_properties(Pickler& pickler, DType dtype) {
+  put_object(pickler, kPropertiesModule, "TensorProperties");
+  pickler.op('(');
+  pickler.shared_global("torch", describe(dtype).torch_name);
+  pickler.shared("layout", [&] {
+    pickler.global("torch.serialization", "_get_layout");
+    pickler.string("torch.strided");
+    pickler.op('\x85');
+    pickler.op('R');
+  });
+  pickler.op('\x89');  // false
+  pickler.shared("memory format", [&] {
+    pickler.global(kPropertiesModule, "MEM_FORMAT_ENCODING");
+    pickler.integer(0);  // contiguous
+    pickler.op('\x85');
+    pickler.op('R');
+  });
+  pickler.op('\x89');
+  pickler.op('t');
+  pickler.op('b');  // the state
+}
+
+void put_chunk(Pickler& pickler, const Box& box) {
+  put_object(pickler, kMetadataModule, "ChunkStorageMetadata");
+  pickler.op('}');
+  pickler.op('(');
+  pickler.shared_string("offsets");
+  put_size(pickler, box.begin);
+  pickler.shared_string("sizes");
+  put_size(pickler, box.size);
+  pickler.op('u');
+  pickler.op('b');
+}
+
+void put_tensor(Pickler& pickler, const DcpTensor& tensor) {
+  if (!tensor.dtype || *describe(*tensor.dtype).torch_name == '\0')
+    throw Error(ErrorKind::kUnsupported, "torch has no dtype for it").tensor(tensor.name);
+  put_object(pickler, kMetadataModule, "TensorStorageMetadata");
+  pickler.op('}');
+  pickler.op('(');
+  pickler.shared_string("properties");
+  put_properties(pickler, *tensor.dtype);
+  pickler.shared_string("size");
+  put_size(pickler, tensor.shape);
+  pickler.shared_string("chunks");
+  pickler.op(']');
+  pickler.op('(');
+  for (const DcpChunk& chunk : tensor.chunks) put_chunk(pickler, chunk.box);
+  pickler.op('e');
+  pickler.op('u');
+  pickler.op('b');
+}
+
+void put_path(Pickler& pickler, const DcpPath& path) {
+  pickler.op('(');
+  for (const auto& part : path) {
+    if (const auto* name = std::get_if<std::string>(&part))
+      pickler.shared_string(*name);
+    else
+      pickler.integer(static_cast<std::uint64_t>(std::get<std::int64_t>(part)));
+  }
+  pickler.op('t');
+}
+
+/// The key of torch's dict of items, and its value.
+void put_place(Pickler& pickler, const std::string& name, const DcpChunk& chunk,
+               const std::vector<std::string>& files) {
+  put_object(pickler, kMetadataModule, "MetadataIndex");
+  pickler.op('}');
+  pickler.op('(');
+  pickler.shared_string("fqn");
+  pickler.shared_string(name);
+  pickler.shared_string("index");
+  pickler.op('N');
+  pickler.shared_string("offset");
+  put_size(pickler, chunk.box.begin);
+  pickler.op('u');
+  pickler.op('b');
+  put_object(pickler, kFilesModule, "_StorageInfo");
+  pickler.op('}');
+  pickler.op('(');
+  pickler.shared_string("relative_path");
+  pickler.shared_string(files[chunk.place.file]);
+  pickler.shared_string("offset");
+  pickler.integer(chunk.place.offset_bytes);
+  pickler.shared_string("length");
+  pickler.integer(chunk.place.length_bytes);
+  pickler.op('u');
+  pickler.op('b');
+}
+
+}  // namespace
+
+std::string dcp_metadata_file(const DcpMetadata& metadata) {
+  Pickler pickler;
+  put_object(pickler, kMetadataModule, "Metadata");
+  pickler.op('}');
+  pickler.op('(');
+  pickler.string("state_dict_metadata");
+  pickler.op('}');
+  pickler.op('(');
+  for (const DcpTensor& tensor : metadata.tensors) {
+    validate_name_length(tensor.name);
+    pickler.shared_string(tensor.name);
+    put_tensor(pickler, tensor);
+  }
+  pickler.op('u');
+  pickler.string("planner_data");
+  pickler.op('}');
+  pickler.op('(');
+  for (const auto& [name, path] : metadata.paths) {
+    pickler.shared_string(name);
+    put_path(pickler, path);
+  }
+  pickler.op('u');
+  pickler.string("storage_data");
+  pickler.op('}');
+  pickler.op('(');
+  for (const DcpTensor& tensor : metadata.tensors)
+    for (const DcpChunk& chunk : tensor.chunks) put_place(pickler, tensor.name, chunk, metadata.files);
+  pickler.op('u');
+  pickler.op('u');
+  pickler.op('b');
+  return pickler.finish();
+}
+
+DcpItemsPlan plan_dcp_items(std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs) {
+  DcpItemsPlan plan;
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::uint64_t begin = (end + kItemAlignment - 1) / kItemAlignment * kItemAlignment;
+    ContainerPlan item = plan_torch_tensor(kItemArchive, std::move(tensors[i]), crcs.empty() ? 0 : crcs[i]);
+    for (FilePart& part : item.parts) {
+      part.offset_bytes += begin;
+      plan.container.parts.push_back(std::move(part));
+    }
+    item.tensors.front().offset_bytes += begin;
+    plan.container.tensors.push_back(std::move(item.tensors.front()));
+    plan.places.push_back({0, 0, begin, item.size_bytes});
+    end = begin + item.size_bytes;
+  }
+  plan.container.size_bytes = end;
+  return plan;
+}
+
+}  // namespace reshard

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/container.h"
+#include "reshard/formats/dcp_metadata.h"
+
+namespace reshard {
+
+/// The bytes of a `.metadata` in the form of torch 2.0 to 2.3, which every torch from 2.0 on reads
+/// (torch/distributed/checkpoint/metadata.py, filesystem.py; TensorProperties of
+/// torch/distributed/_shard/sharded_tensor/metadata.py). Only `files`, `tensors` and `paths` are written; of each tensor
+/// the dtype, shape and chunks.
+/// \throws Error kUnsupported for a dtype that torch does not have.
+std::string dcp_metadata_file(const DcpMetadata& metadata);
+
+/// What a writer wants in a `.distcp` file: each tensor as torch.save writes it alone, one after another, each at a
+/// multiple of 64 bytes.
+struct DcpItemsPlan {
+  ContainerPlan container;       // its tensors in the order given
+  std::vector<DcpPlace> places;  // of each tensor's item; `file` is 0
+};
+
+/// \param crcs  as of plan_torch.
+/// \throws as plan_torch.
+DcpItemsPlan plan_dcp_items(std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs = {});
+
+}  // namespace reshard

@@ -1,0 +1,172 @@
+#include "reshard/layouts/dcp_target.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/formats/dcp_plan.h"
+#include "reshard/layouts/target_file.h"
+
+namespace reshard {
+namespace {
+
+/// Part `index` of `parts` of a dim: [first, second).
+std::pair<std::uint64_t, std::uint64_t> part_of_dim(std::uint64_t size, std::uint32_t parts, std::uint32_t index) {
+  const std::uint64_t each = (size + parts - 1) / parts;
+  return {std::min(size, each * index), std::min(size, each * (index + std::uint64_t{1}))};
+}
+
+void cut_dim(Box& box, std::size_t dim, std::uint32_t parts, std::uint32_t index) {
+  const auto [begin, end] = part_of_dim(box.size[dim], parts, index);
+  box.begin[dim] += begin;
+  box.size[dim] = end - begin;
+}
+
+/// Which rank writes what.
+struct RankFileTensors {
+  std::vector<StoredTensor> tensors;
+  std::vector<std::pair<std::uint32_t, Box>> chunks;  // of each of them: the logical tensor, and the box of it
+  std::uint64_t bytes = 0;
+};
+
+class Cutter {
+ public:
+  Cutter(std::span<const LogicalTensor> logical, const Model* model, const DcpCut& cut)
+      : logical_(logical), cut_(cut), ranks_(std::size_t{cut.fsdp} * cut.tp) {
+    if (cut.tp > 1 && model == nullptr)
+      throw Error(ErrorKind::kUsage, "`tp`: nothing says which dims of which tensors tensor-parallel ranks split")
+          .hint("give the model's config.json (`config`), or leave out `tp`: torch loads the checkpoint into any mesh");
+    if (model == nullptr) return;
+    for (const ModelParameter& parameter : model->parameters) parameters_.emplace(parameter.name, &parameter);
+  }
+
+  TensorMap run() {
+    map_.reserve_logical(logical_.size());
+    for (std::uint32_t t = 0; t < logical_.size(); ++t) {
+      map_.add_logical(logical_[t], {});
+      metadata_.tensors.push_back({cut_.prefix + logical_[t].name, {}, logical_[t].dtype, logical_[t].shape, {}});
+      add_chunks(t);
+    }
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
+      if (!ranks_[rank].tensors.empty()) add_file(rank);
+    add_tied();
+    for (const DcpTensor& tensor : metadata_.tensors) metadata_.paths.emplace_back(tensor.name, path_of(tensor.name));
+    map_.text_files.push_back({kDcpMetadataFile, dcp_metadata_file(metadata_), {}});
+    return std::move(map_);
+  }
+
+ private:
+  std::optional<std::size_t> tensor_parallel_dim(const LogicalTensor& tensor) const {
+    if (cut_.tp == 1) return std::nullopt;
+    const auto found = parameters_.find(tensor.name);
+    if (found == parameters_.end()) return std::nullopt;
+    const std::optional<std::uint32_t> dim = found->second->split_dim;
+    return dim && *dim < tensor.shape.size() ? std::optional<std::size_t>(*dim) : std::nullopt;
+  }
+
+  void add_chunks(std::uint32_t t) {
+    const LogicalTensor& tensor = logical_[t];
+    const Box all = whole(tensor.shape);
+    const bool is_cut = !tensor.shape.empty() && volume(all) > 0;
+    const auto tp_dim = is_cut ? tensor_parallel_dim(tensor) : std::nullopt;
+    for (std::uint32_t i = 0; i < (is_cut ? cut_.fsdp : 1); ++i) {
+      for (std::uint32_t j = 0; j < (tp_dim ? cut_.tp : 1); ++j) {
+        Box box = all;
+        if (tp_dim) cut_dim(box, *tp_dim, cut_.tp, j);
+        if (is_cut) cut_dim(box, 0, cut_.fsdp, i);
+        if (is_cut && volume(box) == 0) continue;  // of ranks that have none
+        const std::size_t first = is_cut ? std::size_t{i} * cut_.tp : 0;
+        add_chunk(t, tensor, std::move(box),
+                  tp_dim ? first + j : least_filled(first, is_cut ? cut_.tp : ranks_.size()));
+      }
+    }
+  }
+
+  /// Of ranks that have the same, the one that has the fewest bytes so far.
+  std::size_t least_filled(std::size_t first, std::size_t count) const {
+    const auto begin = ranks_.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto least = std::min_element(begin, begin + static_cast<std::ptrdiff_t>(count),
+                                        [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+    return static_cast<std::size_t>(least - ranks_.begin());
+  }
+
+  void add_chunk(std::uint32_t t, const LogicalTensor& tensor, Box box, std::size_t rank) {
+    RankFileTensors& file = ranks_[rank];
+    file.bytes += num_bytes(tensor.dtype, box.size).value_or(0);
+    file.tensors.push_back({metadata_.tensors[t].name, tensor.dtype, box.size});
+    file.chunks.emplace_back(t, std::move(box));
+  }
+
+  void add_file(std::size_t rank) {
+    RankFileTensors& file = ranks_[rank];
+    std::vector<TensorEntry> entries;
+    entries.reserve(file.tensors.size());
+    for (const StoredTensor& tensor : file.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
+    const std::vector<DcpPlace> places = plan_dcp_items(std::move(entries)).places;
+    TargetContainer container;
+    container.format = Format::kPytorch;
+    container.as_items = true;
+    container.path = fmt::format("__{}_0.distcp", rank);
+    container.tp_rank = static_cast<std::uint32_t>(rank);
+    container.tensors = std::move(file.tensors);
+    const auto file_index = static_cast<std::uint32_t>(metadata_.files.size());
+    metadata_.files.push_back(container.path.string());
+    const std::vector<std::uint32_t> stored = add_target_container(map_, std::move(container));
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+      auto& [t, box] = file.chunks[i];
+      map_.pieces[t].push_back({stored[i], box, Dims(box.size.size())});
+      DcpPlace place = places[i];
+      place.file = file_index;
+      metadata_.tensors[t].chunks.push_back({std::move(box), place});
+    }
+    file = {};
+  }
+
+  /// A model in training has both names of a tied parameter, and torch wants both: the second is another name for the
+  /// same items.
+  void add_tied() {
+    std::unordered_map<std::string_view, std::size_t> held;
+    for (std::size_t t = 0; t < logical_.size(); ++t) held.emplace(logical_[t].name, t);
+    std::vector<std::pair<std::string, std::string>> tied;
+    for (const auto& [name, parameter] : parameters_)
+      if (!parameter->tied_to.empty() && held.count(name) == 0 && held.count(parameter->tied_to) > 0)
+        tied.emplace_back(name, parameter->tied_to);
+    std::sort(tied.begin(), tied.end());
+    for (const auto& [name, to] : tied) {
+      DcpTensor tensor = metadata_.tensors[held.at(to)];
+      tensor.name = cut_.prefix + name;
+      metadata_.tensors.push_back(std::move(tensor));
+    }
+  }
+
+  /// A dictionary for each part of the prefix, and in the last one the names of the model.
+  DcpPath path_of(const std::string& name) const {
+    DcpPath path;
+    if (!cut_.prefix.empty())
+      for (std::string& part : split(cut_.prefix.substr(0, cut_.prefix.size() - 1), '.'))
+        path.emplace_back(std::move(part));
+    path.emplace_back(name.substr(cut_.prefix.size()));
+    return path;
+  }
+
+  std::span<const LogicalTensor> logical_;
+  const DcpCut& cut_;
+  std::unordered_map<std::string_view, const ModelParameter*> parameters_;
+  std::vector<RankFileTensors> ranks_;
+  TensorMap map_;
+  DcpMetadata metadata_;
+};
+
+}  // namespace
+
+TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const Model* model, const DcpCut& cut) {
+  return Cutter(logical, model, cut).run();
+}
+
+}  // namespace reshard
