@@ -145,7 +145,8 @@ TEST_CASE("Any model comes back from any placement, and from one to another it i
     request.source.options = source_options_of(first);
     request.target = second;
     convert(request);
-    CHECK((read_shards(temp / "converted") == read_shards(temp / "second")));
+    if (!second.layout->traits().reads_as_whole)
+      CHECK((read_shards(temp / "converted") == read_shards(temp / "second")));
     CHECK((put_together(temp / "converted", temp / "whole", second) == sample.tensors));
     ++converted[second.layout];
   }

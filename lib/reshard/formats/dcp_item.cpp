@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kZipMagic = "PK\3\4";
 constexpr std::string_view kZstdMagic = "\x28\xb5\x2f\xfd";
-constexpr std::size_t kLookBytes = 9;  // the length of a safetensors header, and its first character
+constexpr std::size_t kBucketStartBytes = 9;  // the length of a safetensors header, and its first character
 constexpr const char* kOtherSave = "the file is of another save than .metadata, or damaged: fetch both again";
 
 // All of a zip's records but for the tensor lie within so many bytes of its ends.
@@ -99,7 +99,7 @@ DcpFile::DcpFile(Files& files, std::filesystem::path path) : path_(std::move(pat
         .in(path_)
         .hint("a rank's file was not copied, or the save did not finish");
   source_ = files.open(path_);
-  std::array<char, kLookBytes> start{};
+  std::array<char, kBucketStartBytes> start{};
   if (source_->size_bytes() < start.size()) return;
   source_->read_at(0, std::as_writable_bytes(std::span(start)));
   if (start.back() == '{' && !std::string_view(start.data(), start.size()).starts_with(kZipMagic))

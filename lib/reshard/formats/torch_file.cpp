@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kLookBytes = 512;  // a tar's magic is at 257
+constexpr std::size_t kFirstLookBytes = 512;  // a tar's magic is at 257
 constexpr std::uint64_t kMaxByteorderBytes = 16;
 
 Error bad(const fs::path& path, std::string message) {
@@ -123,7 +123,7 @@ TorchFile::TorchFile(fs::path path, std::uint64_t size_bytes, std::vector<char> 
       metadata_(std::move(metadata)) {}
 
 TorchFile read_torch_file(const Source& source, const fs::path& path) {
-  const std::string start = first_bytes(source, kLookBytes);
+  const std::string start = first_bytes(source, kFirstLookBytes);
   if (start.starts_with("PK\3\4")) return read_torch_archive(source, path);
   refuse_other_formats(start, source.size_bytes(), path);
   if (start[0] == '\x80' || start[0] == 'L') return read_torch_stream(source, path);

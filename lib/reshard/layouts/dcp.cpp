@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <unordered_set>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -136,6 +137,7 @@ class DcpLayout final : public Layout {
                   fmt::format("`fsdp` {} and `tp` {} make more than {} ranks", fsdp, plan.mesh.tp, kMaxParallelDegree));
     plan.map =
         dcp_target_map(context.logical, context.model, {fsdp, plan.mesh.tp, prefix_of(request.options.text(kPrefix))});
+    plan.text_files = std::move(plan.map.text_files);
     return plan;
   }
 
