@@ -9,6 +9,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/fault_storage.h"
 #include "support/files.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
@@ -161,6 +162,24 @@ TEST_CASE("What cannot be written as dcp is said before anything is") {
   ConvertRequest stages = to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt);
   stages.target.pp = 2;
   CHECK_THAT(error(stages), Says("no pipeline stages"));
+}
+
+TEST_CASE("The metadata are written when all files are") {
+  const TempDir temp;
+  write_safetensors(temp / "in.safetensors", {{"w", {DType::kF32, {400, 2}, std::string(3200, 'x')}}});
+  FaultStorage storage;
+  RunOptions options = unsynced();
+  options.storage = &storage;
+  convert(to_dcp(temp / "in.safetensors", temp / "dcp", 3, std::nullopt), options);
+  std::size_t last_tensors = 0, metadata = 0;
+  const auto steps = storage.steps();
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    if (steps[i].operation != FaultStorage::Operation::kWrite && steps[i].operation != FaultStorage::Operation::kCreate)
+      continue;
+    (steps[i].path.filename() == kDcpMetadataFile ? metadata : last_tensors) = i;
+  }
+  CHECK(last_tensors > 0);
+  CHECK(metadata > last_tensors);
 }
 
 TEST_CASE("Files of another save beside a new one are refused") {

@@ -84,7 +84,8 @@ void JobRun::prepare() {
     note(fmt::format("the file system of {} has no locks, without which nothing can go on from what a run leaves there",
                      prepared_.root.string()));
   for (const CopiedFile& file : job_.copied_files) copy_file(options_, file, *staging_);
-  for (const TextFile& file : job_.text_files) write_text(options_, file, *staging_);
+  for (const TextFile& file : job_.text_files)
+    if (!file.is_last) write_text(options_, file, *staging_);
 }
 
 void JobRun::note(std::string text) {
@@ -280,7 +281,7 @@ ShareReport JobRun::run(const Share& share, Lots* lots) {
   Shares shares = shares_of(share.count, pages);
   Lots own_lots(share.index, false);
   options.lots = lots ? lots : &own_lots;
-  std::vector<Part> parts = std::move(shares.own[share.index]);
+  const std::vector<Part> parts = std::move(shares.own[share.index]);
   options.lots->begin(std::move(shares));
   fragments_.reset();
   if (share.count > 1) {
@@ -296,7 +297,7 @@ ShareReport JobRun::run(const Share& share, Lots* lots) {
   }
   ShareReport report;
   try {
-    report = run_parts(job_.maps(), job_.program, std::move(parts), prepared_.root, std::move(options));
+    report = run_parts(job_.maps(), job_.program, parts, prepared_.root, std::move(options));
   } catch (...) {
     if (journal_) journal_->finish();  // its own failure is the reason
     throw;
@@ -389,6 +390,8 @@ RunResult JobRun::publish(ShareReport report) {
     if (unflushed_[file] || needs_crcs(job_.target.files[file])) files.push_back(file);
   flush(files, &report.crcs);
   throw_if_stopped(options_);
+  for (const TextFile& file : job_.text_files)
+    if (file.is_last) write_text(options_, file, *staging_);
   RunResult result;
   result.resumed_bytes = resumed_bytes_;
   result.notes = std::move(notes_);

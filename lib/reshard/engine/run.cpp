@@ -285,7 +285,7 @@ void run_worker(SharedRun& shared, unsigned number, std::uint64_t max_window_byt
 }
 
 /// Runs parts of the program; with a visitor, all of it.
-ShareReport run_blocks(const ProgramMaps& maps, const Program& program, std::vector<Part> parts,
+ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
                        const std::filesystem::path& target_root, const RunOptions& options, const BlockVisitor& visitor,
                        std::uint64_t visit_block_bytes) {
   if (options.max_memory_bytes < kMinMemoryBytes)
@@ -308,7 +308,7 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, std::vec
   const std::uint64_t most = (per_thread - window_bytes) / buffers_per_thread(maps, program);
   const std::uint64_t block_bytes = visit_block_bytes ? visit_block_bytes : std::min(kBlockBytes, most);
   const std::uint64_t strided_bytes = visit_block_bytes ? visit_block_bytes : std::min(kStridedBlockBytes, most);
-  SharedRun shared(maps, program, std::move(parts), target_root, options, visitor, threads, block_bytes, strided_bytes);
+  SharedRun shared(maps, program, parts, target_root, options, visitor, threads, block_bytes, strided_bytes);
   // Where fewer threads are to be had, one is several workers, and finds the later ones' work done.
   for_each_number(threads, threads, [&](std::size_t i) { run_worker(shared, static_cast<unsigned>(i), window_bytes); });
   shared.write_back.clear();
@@ -347,11 +347,11 @@ std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& p
   return run_blocks(maps, program, whole_program(maps, program), target_root, options, visitor, visit_block_bytes).crcs;
 }
 
-ShareReport run_parts(const ProgramMaps& maps, const Program& program, std::vector<Part> parts,
+ShareReport run_parts(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
                       const std::filesystem::path& target_root, RunOptions options) {
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
-  ShareReport report = run_blocks(maps, program, std::move(parts), target_root, options, {}, 0);
+  ShareReport report = run_blocks(maps, program, parts, target_root, options, {}, 0);
   report.divergent = std::move(divergent);
   return report;
 }
@@ -365,7 +365,7 @@ ShareReport run_share(const ProgramMaps& maps, const Program& program, const Sha
     parts = whole_program(maps, program);
   else
     Units(maps, program, share.count, options.digests).add_parts(share.index, parts);
-  return run_parts(maps, program, std::move(parts), target_root, std::move(options));
+  return run_parts(maps, program, parts, target_root, std::move(options));
 }
 
 }  // namespace reshard

@@ -129,7 +129,7 @@ std::vector<std::uint32_t> run_program(const ProgramMaps& maps, const Program& p
 ShareReport run_share(const ProgramMaps& maps, const Program& program, const Share& share,
                       const std::filesystem::path& target_root, RunOptions options);
 /// The same with parts of any units.
-ShareReport run_parts(const ProgramMaps& maps, const Program& program, std::vector<Part> parts,
+ShareReport run_parts(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts,
                       const std::filesystem::path& target_root, RunOptions options);
 
 }  // namespace reshard

@@ -17,7 +17,7 @@ std::size_t open_files() {
   return std::clamp<std::size_t>(limit.rlim_cur / 8, kFewest, kMost);
 }
 
-SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, std::vector<Part> parts,
+SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, const std::vector<Part>& parts,
                      const std::filesystem::path& root, const RunOptions& run_options,
                      const BlockVisitor& block_visitor, unsigned thread_count, std::uint64_t block_bytes,
                      std::uint64_t strided_block_bytes)

@@ -55,7 +55,7 @@ constexpr LayoutOption kPrefix{.name = "prefix",
 /// \throws Error kUsage.
 std::string prefix_of(const std::string& given) {
   if (given.empty()) return given;
-  const std::string prefix = given.ends_with('.') ? given : given + '.';
+  std::string prefix = given.ends_with('.') ? given : given + '.';
   if (prefix.starts_with('.') || prefix.find("..") != prefix.npos || has_control(prefix))
     throw Error(ErrorKind::kUsage, fmt::format("`prefix`: \"{}\" is not names with dots between", printable(given)));
   return prefix;

@@ -57,7 +57,7 @@ class Cutter {
       if (!ranks_[rank].tensors.empty()) add_file(rank);
     add_tied();
     for (const DcpTensor& tensor : metadata_.tensors) metadata_.paths.emplace_back(tensor.name, path_of(tensor.name));
-    map_.text_files.push_back({kDcpMetadataFile, dcp_metadata_file(metadata_), {}});
+    map_.text_files.push_back({kDcpMetadataFile, dcp_metadata_file(metadata_), {}, true});
     return std::move(map_);
   }
 

@@ -75,6 +75,7 @@ struct TextFile {
   std::filesystem::path path;  // relative to the output directory
   std::string text;
   std::filesystem::path source;  // the input's file that it is made from, whose permissions count; empty if none
+  bool is_last = false;          // written after all tensors: readers take what is younger for damaged
 };
 
 /// A name that the files of many ranks have: copies share its characters.
