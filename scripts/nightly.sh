@@ -7,7 +7,7 @@
 #   tsan     the engine, and a part of end_to_end, under ThreadSanitizer
 #   fuzz     all fuzzers for an hour
 #   tidy     clang-tidy over all lines; says what it finds
-#   trixie   build and tests on Debian 13, in a directory of its own, a sixteenth of the random models; needs root
+#   trixie   build and tests on Debian 13 with its torch, in a directory of its own, a sixteenth of the random models; needs root
 #   ranks    runs under mpirun and srun, and of runs that are killed and resumed: a hundred and three hundred kills
 #
 #   scripts/nightly.sh                     all of it
@@ -82,7 +82,9 @@ run_trixie() {
   mount -t proc proc "$root/proc"
   mount --rbind /dev "$root/dev" # with terminals
   mount --make-rslave "$root/dev"
-  RESHARD_TEST_SHARE=${TEST_SHARE:-16} chroot "$root" bash -c 'cd /reshard && scripts/test.sh'
+  RESHARD_TEST_SHARE=${TEST_SHARE:-16} chroot "$root" bash -c '
+    apt-get update && apt-get install -y --no-install-recommends python3-torch python3-numpy # which loads what we write
+    cd /reshard && scripts/test.sh'
 }
 
 run_ranks() {
