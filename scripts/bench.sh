@@ -8,6 +8,7 @@
 #   scripts/bench.sh --planning             dry runs of models of 405 and 671 billion parameters, headers alone
 #   scripts/bench.sh --ranks 2 --size 8     two ranks of one thread, by mpirun, beside one process of two threads
 #   scripts/bench.sh --journal --size 5     a journal every second beside none
+#   scripts/bench.sh --dcp --size 5         torch.distributed.checkpoint with Adam's states; --torch PYTHON for its tool
 #   scripts/bench.sh --help                 all options
 #
 # Installs what is missing and builds first. Works in a directory of its own under --dir, or ${TMPDIR:-/tmp}, that needs

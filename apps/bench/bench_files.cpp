@@ -41,6 +41,11 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--ranks", options.ranks, "so many ranks of one thread beside one process of as many threads, instead")
       ->check(CLI::Range(2, 64));
   app.add_flag("--journal", options.journal, "a journal every second beside none, both waiting for the disk, instead");
+  app.add_flag(
+      "--dcp", options.dcp,
+      "checkpoints of torch.distributed.checkpoint with Adam's states, instead; --size is that of the weights, "
+      "and eight times that is the space it takes");
+  app.add_option("--torch", options.torch, "with --dcp: a Python that has torch 2.2 or newer, whose tool runs beside");
   app.add_flag("--json", options.json, "one JSON document with every run");
   app.add_option("--with", options.with, "options for all measured runs of reshard: '--io read --max-memory 64MiB'");
   app.add_option("--reshard", options.reshard, "another build of the program");
@@ -59,16 +64,16 @@ void set_up_launchers() {
     ::setenv(name, value, 0);
 }
 
-void print_beside(const std::vector<Beside>& all) {
+void print_beside(const std::vector<Beside>& all, std::FILE* out = stdout) {
   const auto seconds = [](const Run& run) { return run.seconds; };
   for (const Beside& beside : all) {
     const Row& row = beside.row;
     const double ratio = median_ratio(row.runs, row.cp_runs);
-    fmt::print("{}: {:.2f} s; {}: {:.2f} s", row.name, median_of(row.runs, seconds), row.baseline,
+    fmt::print(out, "{}: {:.2f} s; {}: {:.2f} s", row.name, median_of(row.runs, seconds), row.baseline,
                median_of(row.cp_runs, seconds));
     if (beside.most > 0)
-      fmt::print("; ratio {:.3f}, {} ({:.2f})", ratio, ratio <= beside.most ? "met" : "missed", beside.most);
-    fmt::print("\n");
+      fmt::print(out, "; ratio {:.3f}, {} ({:.2f})", ratio, ratio <= beside.most ? "met" : "missed", beside.most);
+    fmt::print(out, "\n");
   }
 }
 
@@ -80,15 +85,22 @@ void run(const Options& options) {
   }
   if (options.journal) return print_beside({measure_journal(options, WorkDir(options.dir), log)});
   Report report;
+  std::vector<Beside> beside;
   {
     const WorkDir work(options.dir);
     report.machine = machine_facts(work.path());
-    if (options.planning)
+    if (options.planning) {
       report.planning = measure_planning(options, work, log);
-    else
+    } else if (options.dcp) {
+      DcpMoves moves = measure_dcp(options, work, log);
+      report.tables.push_back(std::move(moves.table));
+      beside = std::move(moves.beside_torch);
+    } else {
       report.tables = measure_moves(options, work, log);
+    }
   }
   fmt::print("{}", options.json ? report_json(report, options) : report_text(report, options));
+  print_beside(beside, options.json ? stderr : stdout);
 }
 
 }  // namespace

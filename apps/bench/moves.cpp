@@ -25,6 +25,9 @@ constexpr MeshRow kMeshes[] = {
 };
 constexpr const char* kFormats[] = {"safetensors", "pytorch", "xser"};
 constexpr double kSmallGb = 0.02;
+/// Of the model, what --dcp has on disk at a time: the model, its training checkpoint in both forms, and an output, or,
+/// beside torch's tool, one of all states without the first form.
+constexpr double kDcpSpace = 8;
 constexpr double kShortestJournalled = 2;  // seconds: with fewer, a run might end before its first journal
 
 /// What all programs of a table promise of the disk.
@@ -35,17 +38,25 @@ enum class Disk {
 
 /// Real proportions, of Llama-3.1-8B with a smaller vocabulary; as many layers as it takes. Small sizes, for trying the
 /// benchmark itself, have narrow layers.
-void make_model(double size_gb, double file_bytes, const fs::path& out_dir, const fs::path& errors) {
+void make_model(double size_gb, double file_bytes, const fs::path& out_dir, const fs::path& errors,
+                double element_bytes = 2, const Arguments& others = {}) {
   const bool narrow = size_gb < 1.4;
   const double hidden = narrow ? 1024 : 4096;
   const double intermediate = hidden * 3.5;
   constexpr double kVocab = 32000;
-  const double layer_bytes = 2 * (2.5 * hidden * hidden + 3 * hidden * intermediate);
-  const double layers = std::max(2.0, std::round((size_gb * 1e9 - 4 * kVocab * hidden) / layer_bytes));
-  run_program({BENCH_MAKE_MODEL, out_dir, fmt::format("--hidden={}", hidden),
-               fmt::format("--intermediate={}", intermediate), fmt::format("--vocab={}", kVocab), "--heads=32",
-               "--kv-heads=8", fmt::format("--layers={}", layers), fmt::format("--max-file-size={:.0f}", file_bytes)},
-              errors);
+  const double layer_bytes = element_bytes * (2.5 * hidden * hidden + 3 * hidden * intermediate);
+  const double layers = std::max(2.0, std::round((size_gb * 1e9 - 2 * element_bytes * kVocab * hidden) / layer_bytes));
+  Arguments command{BENCH_MAKE_MODEL,
+                    out_dir,
+                    fmt::format("--hidden={}", hidden),
+                    fmt::format("--intermediate={}", intermediate),
+                    fmt::format("--vocab={}", kVocab),
+                    "--heads=32",
+                    "--kv-heads=8",
+                    fmt::format("--layers={}", layers),
+                    fmt::format("--max-file-size={:.0f}", file_bytes)};
+  command.insert(command.end(), others.begin(), others.end());
+  run_program(command, errors);
 }
 
 class Moves {
@@ -95,6 +106,38 @@ class Moves {
     return rows;
   }
 
+  DcpMoves dcp() {
+    validate_space(kDcpSpace);
+    model_ = work_ / "model";
+    settings_.log("makes the model, and a training checkpoint of it");
+    const Arguments fp32{"--dtype=F32"}, adam{"--dtype=F32", "--adam"};
+    make_model(options_.size_gb, file_bytes_, model_, work_ / "errors.txt", 4, fp32);
+    const fs::path training = work_ / "training", weights = work_ / "weights";
+    make_model(options_.size_gb, file_bytes_, training, work_ / "errors.txt", 4, adam);
+    run_program({options_.reshard, "convert", training, shards_, "--to", "dcp", "--fsdp", "2", "--quiet"},
+                work_ / "errors.txt");
+    work_.retire(training);
+    fs::copy(model_ / "config.json", shards_);
+    DcpMoves moves{
+        {"torch.distributed.checkpoint in fp32: read beside Adam's states, and written, by two ranks of FSDP",
+         false,
+         {}},
+        {}};
+    const Arguments consolidate{options_.reshard, "consolidate",      shards_.string(),
+                                "--quiet",        "--max-shard-size", fmt::format("{:.0f}", file_bytes_)};
+    Contest reading = contest("consolidate dcp", model_, consolidate, Disk::kNotAwaited, options_.threads);
+    if (wanted(options_, reading.name)) run(moves.table, reading);
+    const Arguments shard{options_.reshard, "shard", model_.string(), "--layout", "dcp", "--fsdp", "2", "--quiet"};
+    Contest writing = contest("shard dcp", model_, shard, Disk::kNotAwaited, options_.threads);
+    if (wanted(options_, writing.name)) run(moves.table, writing);
+    if (options_.torch.empty()) return moves;
+    run_program({options_.reshard, "shard", model_, weights, "--layout", "dcp", "--fsdp", "2", "--quiet"},
+                work_ / "errors.txt");
+    moves.beside_torch.push_back(beside_torch("consolidate, the weights alone", weights, consolidate));
+    moves.beside_torch.push_back(beside_torch("consolidate, beside Adam's states", shards_, consolidate));
+    return moves;
+  }
+
   /// A journal every second, ten times as often as it is written by default, beside none.
   Row journal() {
     validate_space();
@@ -133,6 +176,30 @@ class Moves {
   }
 
  private:
+  /// Making a Hugging Face directory of the checkpoint beside torch's own tool, which makes one file for torch.load.
+  Beside beside_torch(const std::string& name, const fs::path& checkpoint, Arguments consolidate) {
+    const std::string script =
+        "import os, sys; from torch.distributed.checkpoint.format_utils import dcp_to_torch_save; "
+        "os.mkdir(sys.argv[2]); "
+        "dcp_to_torch_save(sys.argv[1], os.path.join(sys.argv[2], 'model.pt'))";
+    const std::string threads = std::to_string(options_.threads.back());
+    consolidate[2] = checkpoint;
+    consolidate.insert(consolidate.begin() + 3, {output_.string(), "--no-sync", "--threads", threads});
+    Row row{name,
+            options_.threads.back(),
+            0,
+            std::move(consolidate),
+            {options_.torch, "-c", script, checkpoint, output_},
+            {BENCH_COPY_FILES, model_, output_, threads},
+            {},
+            {},
+            {},
+            "dcp_to_torch_save"};
+    Contest contest{row.name, checkpoint, {std::move(row)}};
+    measure(contest, output_, work_, settings_);
+    return {std::move(contest.rows.front()), 0.2};
+  }
+
   /// A run by ranks of one thread beside one by a process of as many threads.
   Row by_ranks(const std::string& launcher, const std::string& what, const fs::path& model) {
     const std::string count = std::to_string(options_.ranks);
@@ -152,11 +219,12 @@ class Moves {
     return std::move(contest.rows.front());
   }
 
-  /// The model, its shards, and the largest output; shards hold copies of key/value heads.
-  void validate_space() const {
+  /// The model, its shards, and the largest output: so many times the model's bytes. Shards hold copies of key/value
+  /// heads.
+  void validate_space(double times = 3.5) const {
     const double model_bytes =
         options_.model ? static_cast<double>(tree_bytes(*options_.model)) : options_.size_gb * 1e9;
-    const double needed = model_bytes * (options_.model ? 2.5 : 3.5);
+    const double needed = model_bytes * (options_.model ? times - 1 : times);
     const auto free = static_cast<double>(free_bytes(work_.path()));
     if (free < needed)
       throw std::runtime_error(fmt::format("{} has {:.1f} GB free, {:.1f} GB are needed: see --dir and --size",
@@ -245,6 +313,10 @@ std::vector<Table> measure_moves(const Options& options, const WorkDir& work,
 std::vector<Beside> measure_ranks(const Options& options, const WorkDir& work,
                                   const std::function<void(const std::string&)>& log) {
   return Moves(options, work, log).ranks();
+}
+
+DcpMoves measure_dcp(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log) {
+  return Moves(options, work, log).dcp();
 }
 
 Beside measure_journal(const Options& options, const WorkDir& work,

@@ -54,6 +54,7 @@ struct Options {
   std::string max_file_size = "5GB";
   std::uint64_t seed = 0;
   bool sparse = false;
+  bool adam = false;
 };
 
 /// A word of random bits becomes `(bits & keep) | set`: one row per dtype whose values must not be just anything.
@@ -154,6 +155,7 @@ void write_text(const fs::path& path, const std::string& text) {
 }
 
 void write_companions(const Options& options, const Json& config) {
+  if (options.adam) return;  // what is written is no model
   write_text(options.out_dir / "config.json", config.dump(2) + "\n");
   const Json generation = {{"bos_token_id", 1}, {"eos_token_id", 2}, {"do_sample", false}};
   write_text(options.out_dir / "generation_config.json", generation.dump(2) + "\n");
@@ -244,8 +246,13 @@ reshard::TensorMap make_layout(const Options& options, const Json& config) {
   const reshard::ModelConfig model_config = model_config_of(options, config);
   const reshard::Model model = reshard::instantiate(model_config);
   std::vector<reshard::LogicalTensor> logical;
-  for (const reshard::ModelParameter& parameter : model.parameters)
-    if (parameter.tied_to.empty() && !parameter.optional) logical.push_back({parameter.name, *dtype, parameter.shape});
+  for (const reshard::ModelParameter& parameter : model.parameters) {
+    if (!parameter.tied_to.empty() || parameter.optional) continue;
+    logical.push_back({parameter.name, *dtype, parameter.shape});
+    if (!options.adam) continue;
+    for (const char* moment : {"exp_avg", "exp_avg_sq"})
+      logical.push_back({fmt::format("optimizer.state.{}.{}", parameter.name, moment), DType::kF32, parameter.shape});
+  }
   return reshard::hf_target_map(logical, *max_file_bytes);
 }
 
@@ -295,6 +302,9 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--bias", options.bias, "with every bias that the family can have");
   app.add_option("--max-file-size", options.max_file_size, "bytes of tensors in a file, such as 5GB or 64MiB");
   app.add_option("--seed", options.seed, "other numbers for another seed");
+  app.add_flag("--adam", options.adam,
+               "with AdamW's states under the names that trainers give them, and without a config.json: what "
+               "`reshard convert --to dcp` makes a checkpoint of a training run of");
   app.add_flag("--sparse", options.sparse, "headers only: the tensors are holes, read as zeros and take no disk");
 }
 
