@@ -1,148 +1,237 @@
-// Lots: whatever is handed from rank to rank, each is taken once, and ranks that are done get of those that are not.
+// Lots: whatever is handed over from rank to rank, each is done once, and ranks that are done get of those that are not.
 
 #include "reshard/engine/lots.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <mutex>
 #include <numeric>
+#include <thread>
 
+#include "engine/some_jobs.h"
 #include "support/catch.h"
+#include "support/errors.h"
 #include "support/random.h"
 #include "support/trials.h"
 
 namespace reshard::test {
 namespace {
 
-/// Shares without parts; a lot is known by the unit of its one part.
-Shares shares_of(std::uint32_t count, std::uint64_t own_bytes, std::uint32_t lots, std::uint64_t lot_bytes) {
-  Shares shares;
-  shares.own.resize(count);
-  shares.own_bytes.assign(count, own_bytes);
-  for (std::uint32_t share = 0; share < count; ++share) {
-    shares.first_lots.push_back(shares.lots.size());
-    for (std::uint32_t lot = 0; lot < lots; ++lot) {
-      shares.lots.push_back({{0, 0, 0, static_cast<std::uint32_t>(shares.lots.size())}});
-      shares.lot_bytes.push_back(lot_bytes);
-    }
-  }
-  shares.first_lots.push_back(shares.lots.size());
-  return shares;
+/// Lots of each share, without parts; one is known by the unit of its one part.
+std::vector<Lot> lots_of(const std::vector<std::uint32_t>& counts, std::uint64_t lot_bytes) {
+  std::vector<Lot> lots;
+  for (std::uint32_t share = 0; share < counts.size(); ++share)
+    for (std::uint32_t lot = 0; lot < counts[share]; ++lot)
+      lots.push_back({share, lot_bytes, {{0, 0, 0, static_cast<std::uint32_t>(lots.size())}}});
+  return lots;
 }
 
-/// A rank that moves so many bytes in each beat.
+/// A rank that does so many bytes from beat to beat.
 struct SimulatedRank {
   Lots lots;
   std::uint64_t bytes_per_beat;
-  std::uint64_t working_bytes;  // of what it has begun
-  std::uint64_t moved_bytes = 0;
+  std::uint64_t own_bytes;
+  std::uint64_t begins_at = 1;      // beat
+  std::uint64_t working_bytes = 0;  // left of what it has begun
   std::vector<std::uint32_t> taken = {};
   bool is_done = false;
 };
 
 constexpr double kBeatSeconds = 0.05;
 
-/// Moves as much as it can until the next beat.
-void work(SimulatedRank& rank, std::uint64_t lot_bytes) {
-  std::uint64_t can = rank.bytes_per_beat;
-  while (can > 0) {
-    if (rank.working_bytes == 0) {
-      const auto* lot = rank.lots.take();
-      if (lot == nullptr) {
-        rank.is_done = !rank.lots.wait();
-        return;
+struct Simulation {
+  Simulation(std::vector<Lot> dealt, const std::vector<std::uint64_t>& speeds,
+             const std::vector<std::uint64_t>& own_bytes)
+      : lots(std::move(dealt)) {
+    for (std::uint32_t rank = 0; rank < speeds.size(); ++rank)
+      ranks.emplace_back(new SimulatedRank{Lots(rank), speeds[rank], own_bytes[rank]});
+  }
+
+  /// Does as much of what a rank can do from beat to beat as `part` says.
+  void work(SimulatedRank& rank, double part) const {
+    auto can = static_cast<std::uint64_t>(static_cast<double>(rank.bytes_per_beat) * part);
+    while (can > 0) {
+      if (rank.working_bytes == 0) {
+        const Lot* lot = rank.lots.take();
+        if (lot == nullptr) {
+          rank.is_done = !rank.lots.wait(std::chrono::milliseconds(0));
+          return;
+        }
+        rank.taken.push_back(lot->parts.front().unit);
+        rank.working_bytes = lot->bytes;
+        if (rank.working_bytes == 0) continue;
       }
-      rank.taken.push_back(lot->front().unit);
-      rank.working_bytes = lot_bytes;
+      const std::uint64_t done = std::min(can, rank.working_bytes);
+      rank.working_bytes -= done;
+      rank.lots.did(done);
+      can -= done;
     }
-    const std::uint64_t moved = std::min(can, rank.working_bytes);
-    rank.working_bytes -= moved;
-    rank.moved_bytes += moved;
-    can -= moved;
   }
-}
 
-/// \returns after how many beats all are done.
-std::uint64_t run_all(std::vector<std::unique_ptr<SimulatedRank>>& ranks, std::uint64_t lot_bytes) {
-  for (std::uint64_t beat = 1; beat < 100000; ++beat) {
-    std::vector<std::string> told;
-    for (const auto& rank : ranks)
-      told.push_back(rank->lots.tell(rank->moved_bytes, kBeatSeconds * static_cast<double>(beat)));
-    for (const auto& rank : ranks) rank->lots.hear(told);
-    for (const auto& rank : ranks) work(*rank, lot_bytes);
-    if (std::all_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank->is_done; })) return beat;
+  /// \param random  if given, ranks do some of their work between telling and hearing.
+  /// \returns after how many beats all are done.
+  std::uint64_t run(Random* random = nullptr) {
+    for (std::uint64_t beat = 1; beat < 100000; ++beat) {
+      std::vector<std::string> told;
+      for (const auto& rank : ranks) {
+        if (beat == rank->begins_at) {
+          rank->lots.begin(rank->own_bytes, lots);
+          rank->working_bytes = rank->own_bytes;
+        }
+        told.push_back(rank->lots.tell(kBeatSeconds * static_cast<double>(beat)));
+      }
+      std::vector<double> parts(ranks.size());
+      for (std::size_t i = 0; i < ranks.size(); ++i) {
+        if (random) parts[i] = static_cast<double>(pick(*random, 0, 100)) / 100;
+        if (beat >= ranks[i]->begins_at) work(*ranks[i], parts[i]);
+      }
+      for (const auto& rank : ranks) rank->lots.hear(told);
+      std::size_t closed = 0;
+      for (std::size_t i = 0; i < ranks.size(); ++i) {
+        if (beat >= ranks[i]->begins_at) work(*ranks[i], 1 - parts[i]);
+        // Of ranks that hold nothing, all wait for more, or none does.
+        closed += ranks[i]->is_done ? 1 : 0;
+      }
+      if (closed == ranks.size()) return beat;
+    }
+    FAIL("the ranks do not end");
+    return 0;
   }
-  FAIL("the ranks do not end");
-  return 0;
-}
 
-std::vector<std::unique_ptr<SimulatedRank>> ranks_of(const Shares& shares, const std::vector<std::uint64_t>& speeds) {
+  /// The lots that were taken, by all.
+  std::vector<std::uint32_t> taken() const {
+    std::vector<std::uint32_t> all;
+    for (const auto& rank : ranks) all.insert(all.end(), rank->taken.begin(), rank->taken.end());
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+
+  std::vector<Lot> lots;
   std::vector<std::unique_ptr<SimulatedRank>> ranks;
-  for (std::uint32_t rank = 0; rank < speeds.size(); ++rank) {
-    ranks.emplace_back(new SimulatedRank{Lots(rank, true), speeds[rank], shares.own_bytes[rank]});
-    ranks.back()->lots.begin(shares);
-  }
-  return ranks;
+};
+
+std::vector<std::uint32_t> numbers(std::size_t count) {
+  std::vector<std::uint32_t> all(count);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 TEST_CASE("A rank that is done gets lots of one that is slow, so that both end together") {
-  const Shares shares = shares_of(2, 6000, 16, 125);  // 8000 bytes each
-  auto ranks = ranks_of(shares, {100, 70});
-  const std::uint64_t beats = run_all(ranks, 125);
+  Simulation simulation(lots_of({16, 16}, 125), {100, 70}, {6000, 6000});
+  const std::uint64_t beats = simulation.run();
   // 16000 bytes at 170 a beat take 94 beats, and the slow rank alone would take 114 for its share.
-  CHECK(beats <= 100);
-  CHECK(ranks[0]->taken.size() > 16);
-  CHECK(ranks[1]->taken.size() < 16);
+  CHECK(beats <= 98);
+  CHECK(simulation.ranks[0]->taken.size() > 16);
+  CHECK(simulation.ranks[1]->taken.size() < 16);
+  CHECK(simulation.taken() == numbers(32));
 }
 
 TEST_CASE("Ranks that are equally fast keep their lots") {
-  const Shares shares = shares_of(3, 6000, 16, 125);
-  auto ranks = ranks_of(shares, {100, 100, 100});
-  run_all(ranks, 125);
+  Simulation simulation(lots_of({16, 16, 16}, 125), {100, 100, 100}, {6000, 6000, 6000});
+  simulation.run();
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     std::vector<std::uint32_t> own(16);
     std::iota(own.begin(), own.end(), 16 * rank);
-    CHECK(ranks[rank]->taken == own);
+    CHECK(simulation.ranks[rank]->taken == own);
   }
 }
 
-TEST_CASE("Whatever the speeds, each lot is taken once, and all ranks end at the same beat") {
-  for (const std::uint64_t seed : seeds(200)) {
+TEST_CASE("A rank that has nothing of its own gets lots, and does not keep others from getting some") {
+  // Ranks 0 and 1 have nothing; ranks 0 and 2 cannot help each other at once, since one alone has lots.
+  Simulation simulation(lots_of({0, 0, 32}, 500), {100, 100, 100}, {0, 0, 16000});
+  const std::uint64_t beats = simulation.run();
+  // Rank 2 would take 320 beats; its own part takes 160, in which the others do nearly all of the lots.
+  CHECK(beats <= 175);
+  CHECK(simulation.ranks[0]->taken.size() >= 10);
+  CHECK(simulation.ranks[1]->taken.size() >= 10);
+}
+
+TEST_CASE("What a rank has waited for lots does not make it slow") {
+  // Rank 1 is done at once, and rank 0 has more in lots than half of what there is to do when it begins with them.
+  Simulation simulation(lots_of({32, 0}, 500), {100, 100}, {16000, 100});
+  simulation.run();
+  CHECK(simulation.ranks[1]->taken.size() >= 15);
+}
+
+TEST_CASE("Whatever the speeds and shares, each lot is taken once, and all ranks end") {
+  for (const std::uint64_t seed : seeds(300)) {
     INFO("RESHARD_TEST_SEED=" << seed);
     Random random(seed);
     const auto count = static_cast<std::uint32_t>(pick(random, 2, 9));
-    const auto lots = static_cast<std::uint32_t>(pick(random, 0, 32));
-    const std::uint64_t lot_bytes = pick(random, 1, 500);
-    const Shares shares = shares_of(count, pick(random, 0, 20000), lots, lot_bytes);
-    std::vector<std::uint64_t> speeds;
-    for (std::uint32_t rank = 0; rank < count; ++rank) speeds.push_back(pick(random, 1, 300));
-    auto ranks = ranks_of(shares, speeds);
-    run_all(ranks, lot_bytes);
-    std::vector<std::uint32_t> taken;
-    for (const auto& rank : ranks) taken.insert(taken.end(), rank->taken.begin(), rank->taken.end());
-    std::sort(taken.begin(), taken.end());
-    std::vector<std::uint32_t> all(shares.lots.size());
-    std::iota(all.begin(), all.end(), 0);
-    CHECK(taken == all);
+    const std::uint64_t lot_bytes = pick(random, 0, 500);
+    std::vector<std::uint32_t> lots;
+    std::vector<std::uint64_t> speeds, own_bytes;
+    for (std::uint32_t rank = 0; rank < count; ++rank) {
+      lots.push_back(static_cast<std::uint32_t>(pick(random, 0, 32)));
+      speeds.push_back(pick(random, 1, 300));
+      own_bytes.push_back(pick(random, 0, 3) ? pick(random, 0, 20000) : 0);
+    }
+    Simulation simulation(lots_of(lots, lot_bytes), speeds, own_bytes);
+    for (const auto& rank : simulation.ranks)
+      if (pick(random, 0, 3) == 0) rank->begins_at = pick(random, 1, 200);
+    simulation.run(&random);
+    CHECK(simulation.taken() == numbers(simulation.lots.size()));
   }
 }
 
-TEST_CASE("Nobody ends before a rank that has not begun has its lots done") {
-  const Shares shares = shares_of(2, 100, 4, 100);
-  Lots early(0, true), late(1, true);
-  early.begin(shares);
-  while (early.take() != nullptr) {
+TEST_CASE("Threads that take lots while others are handed over take each once") {
+  constexpr std::uint32_t kRanks = 3;
+  const std::vector<Lot> dealt = lots_of({200, 0, 7}, 10);
+  std::vector<std::unique_ptr<Lots>> lots;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) lots.push_back(std::make_unique<Lots>(rank));
+  std::mutex mutex;
+  std::vector<std::uint32_t> taken;
+  std::vector<std::thread> threads;
+  for (std::uint32_t thread = 0; thread < 2 * kRanks; ++thread)
+    threads.emplace_back([&, thread] {
+      Lots& mine = *lots[thread / 2];
+      if (thread % 2 == 0) mine.begin(0, dealt);
+      while (true) {
+        const Lot* lot = mine.take();
+        if (lot == nullptr && thread % 2 == 0 && !mine.wait()) return;
+        if (lot == nullptr && thread % 2 == 1) return;  // one thread of each rank stays to the end
+        if (lot == nullptr) continue;
+        mine.did(lot->bytes);
+        const std::lock_guard lock(mutex);
+        taken.push_back(lot->parts.front().unit);
+      }
+    });
+  for (std::uint64_t beat = 1; beat < 2000; ++beat) {
+    std::vector<std::string> told;
+    for (const auto& one : lots) told.push_back(one->tell(1e-4 * static_cast<double>(beat)));
+    for (const auto& one : lots) one->hear(told);
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
+  for (std::thread& thread : threads) thread.join();
+  std::sort(taken.begin(), taken.end());
+  CHECK(taken == numbers(dealt.size()));
+}
+
+TEST_CASE("Nobody ends before a rank that has not begun has its lots done") {
+  const std::vector<Lot> dealt = lots_of({4, 4}, 100);
+  Lots early(0), late(1);
+  early.begin(100, dealt);
+  double seconds = 0;
   const auto beat = [&] {
-    const std::vector<std::string> told{early.tell(500, 1), late.tell(0, 1)};
+    seconds += 1;
+    const std::vector<std::string> told{early.tell(seconds), late.tell(seconds)};
     early.hear(told);
     late.hear(told);
   };
   beat();
+  while (early.take() != nullptr) {
+  }
+  early.did(500);
+  beat();
+  beat();
   CHECK(early.wait());
-  late.begin(shares);
+  late.begin(100, dealt);
   beat();
   beat();
-  CHECK(early.take() != nullptr);  // of the other one, which has moved nothing
+  const Lot* lot = early.take();
+  REQUIRE(lot != nullptr);  // of the other one, which has done nothing yet
+  CHECK(lot->share == 1);
   while (early.take() != nullptr) {
   }
   while (late.take() != nullptr) {
@@ -152,16 +241,64 @@ TEST_CASE("Nobody ends before a rank that has not begun has its lots done") {
   CHECK_FALSE(late.wait());
 }
 
-TEST_CASE("Lots that are not exchanged are a rank's own, and then there are no more") {
-  Lots lots(1, false);
-  lots.begin(shares_of(2, 100, 3, 10));
-  for (const std::uint32_t unit : {3u, 4u, 5u}) {
-    const auto* lot = lots.take();
-    REQUIRE(lot != nullptr);
-    CHECK(lot->front().unit == unit);
+TEST_CASE("Handing over what does not exist is an error, and changes nothing") {
+  Lots few(0), many(0), other(1);
+  few.begin(10, lots_of({0, 1}, 10));
+  many.begin(10, lots_of({4, 0}, 10));
+  other.begin(0, lots_of({4, 0}, 10));
+  many.did(1);
+  (void)many.tell(1);
+  std::vector<std::string> told{many.tell(100), other.tell(100)};
+  CHECK(many.hear(told));  // whose lots `few` does not have
+  told = {many.tell(101), other.tell(101)};
+  const Error error = error_of([&] { few.hear(told); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("does not exist"));
+  CHECK(few.take() == nullptr);
+  other.hear(told);
+  CHECK(other.take() != nullptr);
+}
+
+TEST_CASE("Shares and their lots are all of what is missing, each unit once, of each share the last quarter in lots") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    const auto job = plan(jobs.temp / "out");
+    for (const std::uint64_t seed : seeds(20)) {
+      INFO(what << ", RESHARD_TEST_SEED=" << seed);
+      Random random(seed);
+      const Units units(job->maps(), job->program, static_cast<std::uint32_t>(pick(random, 1, 300)), false, 0.5);
+      std::vector<std::uint32_t> missing;
+      for (std::uint32_t unit = 0; unit < units.count(); ++unit)
+        if (pick(random, 0, 4)) missing.push_back(unit);
+      const auto count = static_cast<std::uint32_t>(pick(random, 1, 7));
+      const auto most_lots = pick(random, 0, 32);
+      const Shares shares = deal_shares(job->maps(), job->program, units, missing, count, most_lots);
+      REQUIRE(shares.own.size() == count);
+      std::vector<Part> expected, dealt;
+      for (const std::uint32_t unit : missing) units.add_parts(unit, expected);
+      std::size_t lot = 0;
+      for (std::uint32_t share = 0; share < count; ++share) {
+        dealt.insert(dealt.end(), shares.own[share].begin(), shares.own[share].end());
+        const std::size_t first = lot;
+        for (; lot < shares.lots.size() && shares.lots[lot].share == share; ++lot) {
+          const Lot& one = shares.lots[lot];
+          CHECK(one.bytes == bytes_of(job->maps(), job->program, one.parts));
+          dealt.insert(dealt.end(), one.parts.begin(), one.parts.end());
+        }
+        // A unit may be empty, and then no part says that it was dealt.
+        if (most_lots == 0) CHECK(lot == first);
+        CHECK(lot - first <= most_lots);
+      }
+      CHECK(lot == shares.lots.size());
+      REQUIRE(dealt.size() == expected.size());
+      for (std::size_t i = 0; i < dealt.size(); ++i) {
+        CHECK(dealt[i].transfer == expected[i].transfer);
+        CHECK(dealt[i].begin_row == expected[i].begin_row);
+        CHECK(dealt[i].end_row == expected[i].end_row);
+        CHECK(dealt[i].unit == expected[i].unit);
+      }
+    }
   }
-  CHECK(lots.take() == nullptr);
-  CHECK_FALSE(lots.wait());
 }
 
 }  // namespace

@@ -39,6 +39,9 @@ RunResult plan_and_run(const Planner& plan, const fs::path& output, RunOptions o
   return execute(*job, options, together);
 }
 
+/// So that there are lots wherever there are units enough.
+constexpr double kAnyPart = 1e9;
+
 void check_none_threw(const std::vector<std::optional<Error>>& thrown) {
   for (const auto& one : thrown) CHECK((one ? std::string(one->what()) : "") == "");
 }
@@ -51,6 +54,34 @@ Error agreed_error(const std::vector<std::optional<Error>>& thrown) {
     CHECK(std::string(one->what()) == thrown[0]->what());
   }
   return *thrown[0];
+}
+
+TEST_CASE("Ranks of these tests have lots, and fewer or none where they would meet in too many pages") {
+  const Jobs jobs;
+  for (const auto& [what, plan] : jobs.planners) {
+    INFO(what);
+    const auto job = plan(jobs.temp / "out");
+    const auto lots = [&](std::uint32_t size, double max_shared_part, std::uint64_t page_bytes) {
+      RunOptions options = unsynced();
+      options.tuning.unit_bytes = 500 * size;
+      options.tuning.page_bytes = page_bytes;
+      options.tuning.max_shared_part = max_shared_part;
+      JobRun run(*job, options);
+      run.prepare();
+      const JobRun::Dealt dealt = run.deal(size, true);
+      CHECK(static_cast<double>(dealt.pages.size_bytes()) <=
+            (dealt.shares.lots.empty() ? kAnyPart
+                                       : max_shared_part * static_cast<double>(job->program.write_bytes) / size));
+      CHECK(run.deal(size, false).shares.lots.empty());
+      return dealt.shares.lots.size();
+    };
+    for (const std::uint32_t size : {2u, 7u}) {
+      CAPTURE(size);
+      CHECK(lots(size, kAnyPart, 64 << 10) > 31 * size);
+      lots(size, 0, 64);
+    }
+    CHECK(lots(2, 1, 64) > 0);
+  }
 }
 
 TEST_CASE("Two to seven ranks write the bytes of one process, whatever their threads and memory") {
@@ -71,7 +102,7 @@ TEST_CASE("Two to seven ranks write the bytes of one process, whatever their thr
           options.tuning.page_bytes = std::uint64_t{1} << (6 + 5 * (size % 3));
           options.max_memory_bytes = std::uint64_t{40} << (20 + together.rank() % 2);
           options.tuning.unit_bytes = 500 * size;  // the smaller, the more lots
-          options.tuning.max_shared_part = 1;
+          options.tuning.max_shared_part = kAnyPart;
           const RunResult one = plan_and_run(plan, parts, options, together, true);
           if (together.leads()) result = one;
         });
@@ -103,7 +134,7 @@ TEST_CASE("Machines whose caches differ write the bytes of one process: no page 
             options.storage = &machines[together.rank()];
             options.tuning.page_bytes = page_bytes;
             options.tuning.unit_bytes = 1000;
-            options.tuning.max_shared_part = 1;
+            options.tuning.max_shared_part = kAnyPart;
             plan_and_run(plan, parts, options, together);
           });
           check_none_threw(thrown);
@@ -139,7 +170,7 @@ TEST_CASE("A rank that is done with its share does a part of a slower one's") {
     options.storage = &storages[together.rank()];
     options.progress = &progress[together.rank()];
     options.tuning.unit_bytes = 500;
-    options.tuning.max_shared_part = 1;
+    options.tuning.max_shared_part = kAnyPart;
     options.tuning.page_bytes = 64;
     plan_and_run(plan, output, options, together);
   }));
@@ -164,7 +195,7 @@ TEST_CASE("Storage that fails at any operation of any rank publishes nothing, an
       options.storage = &storages[together.rank()];
       options.tuning.unit_bytes = unit_bytes;
       options.tuning.page_bytes = 64;
-      options.tuning.max_shared_part = 1;
+      options.tuning.max_shared_part = kAnyPart;
       plan_and_run(plan, output, options, together);
     });
   };
@@ -207,6 +238,7 @@ TEST_CASE("A signal to one rank in the middle of any step ends all, and nothing 
         RunOptions options = unsynced();
         options.storage = &storages[together.rank()];
         options.progress = &progress[together.rank()];
+        options.tuning.max_shared_part = kAnyPart;
         plan_and_run(plan, jobs.temp / "out", options, together);
       });
       if (storages[signalled].operations() <= number) continue;  // that rank has less to do

@@ -33,6 +33,7 @@ RunOptions journalled(Storage& storage, Progress* progress = nullptr) {
   options.threads = 1;
   options.journal_interval = 0ms;
   options.tuning.unit_bytes = 2000;
+  options.tuning.max_shared_part = 1e9;  // so that ranks hand over lots
   options.progress = progress;
   return options;
 }

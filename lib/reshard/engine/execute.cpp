@@ -57,16 +57,10 @@ PreparedRun prepared_of(const std::string& invitation) {
   return prepared;
 }
 
-/// How ranks exchange lots.
-Talk exchange(Lots& lots, const Program& program, const Progress& progress) {
-  const double moved = static_cast<double>(program.read_bytes + program.check_bytes + program.write_bytes);
-  const double per_written_byte = moved / static_cast<double>(std::max<std::uint64_t>(1, program.write_bytes));
-  const auto start = std::chrono::steady_clock::now();
-  const std::uint64_t before = progress.done_bytes;
-  const auto tell = [&lots, &progress, per_written_byte, start, before] {
-    const auto moved_bytes =
-        static_cast<std::uint64_t>(static_cast<double>(progress.done_bytes - before) * per_written_byte);
-    return lots.tell(moved_bytes, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+/// How ranks hand over lots.
+Talk exchange(Lots& lots) {
+  const auto tell = [&lots] {
+    return lots.tell(std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count());
   };
   return {tell, [&lots](const std::vector<std::string>& told) { return lots.hear(told); }};
 }
@@ -85,14 +79,14 @@ RunResult run_with_others(JobRun& run, const Job& job, const RunOptions& options
   together.step("prepare", progress, prepare, clean_up);
   const std::string invited = together.from_leader("join", leads ? invitation(run.prepared()) : std::string());
   ShareReport report;
-  Lots lots(together.rank(), true);
+  Lots lots(together.rank());
   const auto copy = [&] {
     throw_if_stopped(options);
     if (!leads) run.attach(prepared_of(invited));
     report = run.run({together.rank(), together.size()}, &lots);
     run.finish(report);
   };
-  together.step("copy", progress, copy, clean_up, exchange(lots, job.program, progress));
+  together.step("copy", progress, copy, clean_up, exchange(lots));
   ShareReport all = merged(report, job.target, together);
   RunResult result;
   bool published = false;

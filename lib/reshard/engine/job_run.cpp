@@ -23,7 +23,9 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kCopyBytes = std::uint64_t{1} << 20;
 constexpr std::size_t kFlushingThreads = 16;
-constexpr double kUnitSnap = 0.5;  // of a unit
+constexpr double kUnitSnap = 0.5;      // of a unit
+constexpr std::size_t kMostLots = 32;  // of a share
+constexpr std::uint32_t kUnitsPerShare = 4 * kMostLots;
 
 void write_text(const RunOptions& options, const TextFile& file, const Staging& staging) {
   const fs::path path = staging.root() / file.path;
@@ -223,30 +225,24 @@ void JobRun::create_files() {
   std::fill(unflushed_.begin(), unflushed_.end(), true);
 }
 
-/// All that is not done, as shares.
-/// \param pages  where these meet.
-Shares JobRun::shares_of(std::uint32_t count, SharedPages& pages) const {
+JobRun::Dealt JobRun::deal(std::uint32_t count, bool with_lots) const {
   const ProgramMaps maps = job_.maps();
-  if (count == 1 && !journals() && !resumes()) {
-    Shares shares;
-    shares.own.push_back(whole_program(maps, job_.program));
-    shares.own_bytes.push_back(0);  // nobody asks
-    shares.first_lots = {0, 0};
-    return shares;
-  }
-  const std::uint32_t count_of_units = journals() || resumes() ? unit_count() : std::max(unit_count(), count);
-  const Units units(maps, job_.program, count_of_units, job_.manifest, kUnitSnap);
+  const bool counts_units = journals() || resumes();
+  if (count == 1 && !counts_units) return {{{whole_program(maps, job_.program)}, {}}, {}};
+  // Where no journal counts them, there are enough units for all lots.
+  const std::uint32_t fewest = with_lots ? count * kUnitsPerShare : count;
+  const std::uint32_t wanted = counts_units ? unit_count() : std::max(unit_count(), fewest);
+  const Units units(maps, job_.program, wanted, job_.manifest, kUnitSnap);
   std::vector<std::uint32_t> missing;
   for (std::uint32_t unit = 0; unit < units.count(); ++unit)
     if (!std::binary_search(prepared_.done_units.begin(), prepared_.done_units.end(), unit)) missing.push_back(unit);
-  if (count == 1) return deal_shares(units, missing, count, false);
-  for (const bool with_lots : {true, false}) {
-    Shares shares = deal_shares(units, missing, count, with_lots);
-    pages = SharedPages(maps, job_.program, shares.separate_parts(), options_.tuning.page_bytes);
-    const double most = static_cast<double>(job_.program.write_bytes) * options_.tuning.max_shared_part;
-    if (!with_lots || static_cast<double>(pages.size_bytes()) <= most) return shares;
+  const double share_bytes = static_cast<double>(job_.program.write_bytes) / count;
+  for (std::size_t most_lots = with_lots && count > 1 ? kMostLots : 0;; most_lots /= 2) {
+    Dealt dealt{deal_shares(maps, job_.program, units, missing, count, most_lots), {}};
+    if (count > 1) dealt.pages = SharedPages(maps, job_.program, dealt.shares.writers(), options_.tuning.page_bytes);
+    const auto shared_bytes = static_cast<double>(dealt.pages.size_bytes());
+    if (most_lots == 0 || shared_bytes <= share_bytes * options_.tuning.max_shared_part) return dealt;
   }
-  throw Error(ErrorKind::kInternal, "no shares were dealt");
 }
 
 /// Files that no unit of a journal has touched have to be there, too, when a run goes on.
@@ -277,12 +273,10 @@ ShareReport JobRun::run(const Share& share, Lots* lots) {
   if (!ran_.insert(share.index).second)
     throw Error(ErrorKind::kInternal, fmt::format("share {} of {} ran before", share.index, share.count));
   RunOptions options = options_;
-  SharedPages pages;
-  Shares shares = shares_of(share.count, pages);
-  Lots own_lots(share.index, false);
-  options.lots = lots ? lots : &own_lots;
+  auto [shares, pages] = deal(share.count, lots != nullptr);
   const std::vector<Part> parts = std::move(shares.own[share.index]);
-  options.lots->begin(std::move(shares));
+  options.lots = lots;
+  if (lots) lots->begin(bytes_of(job_.maps(), job_.program, parts), std::move(shares.lots));
   fragments_.reset();
   if (share.count > 1) {
     fragments_ = std::make_unique<PageFragments>(*options_.storage, prepared_.root,

@@ -79,8 +79,17 @@ class JobRun {
   /// \returns whether it does.
   bool keep(ErrorKind why) noexcept;
 
+  /// What is not done yet, dealt out to ranks.
+  struct Dealt {
+    Shares shares;
+    SharedPages pages;  // where these meet
+  };
+  /// Deals it out. Needs prepare or attach; all processes of a run deal alike.
+  /// \param with_lots  else there are none.
+  Dealt deal(std::uint32_t count, bool with_lots) const;
   /// Moves the bytes of one share: the whole by default. Needs prepare or attach.
-  /// \param lots  of the rank that the share is of, to exchange with others meanwhile; may be null.
+  /// \param lots  of the rank that the share is of: it hands over parts of shares meanwhile. Null for all shares of a
+  ///              run, or for none.
   ShareReport run(const Share& share = {}, Lots* lots = nullptr);
   /// Brings what run wrote for this report to stable storage (if RunOptions::sync), but for files that this process
   /// writes to once more when it publishes.
@@ -98,7 +107,6 @@ class JobRun {
   void require_space() const;
   bool journals() const { return options_.journal && options_.sync && prepared_.has_lock; }
   std::uint32_t unit_count() const;
-  Shares shares_of(std::uint32_t count, SharedPages& pages) const;
   void begin_journal(std::uint32_t share);
   void flush_entries();
   void write_manifest(const ShareReport& report, RunResult& result);

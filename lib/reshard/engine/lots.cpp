@@ -3,96 +3,98 @@
 #include <algorithm>
 #include <utility>
 
+#include "reshard/base/error.h"
+#include "reshard/base/wire.h"
+
 namespace reshard {
 namespace {
 
-/// Of a share, what is dealt in lots. The more, the more slowly a rank may be; but where lots meet in a page of a file,
-/// that goes through rank 0.
-constexpr std::uint64_t kLotsPart = 4;
-constexpr std::size_t kMostLots = 32;  // of a share
+/// Of a share, one unit in so many can be handed over. The more can, the more slowly a rank may be; but where lots meet
+/// in a page of a file, that goes through rank 0.
+constexpr std::size_t kUnitsPerHandedOver = 4;
 
-/// Who has less left to do than this needs more: it takes two messages until that comes.
+/// A rank needs lots when it has less left to do than this: they come two messages later.
 constexpr double kLowSeconds = 0.25;
-constexpr auto kNap = std::chrono::milliseconds(5);
-constexpr double kLeastSeconds = 1e-3;
 
 }  // namespace
 
-std::vector<std::vector<Part>> Shares::separate_parts() const {
+std::vector<std::vector<Part>> Shares::writers() const {
   std::vector<std::vector<Part>> all = own;
-  all.insert(all.end(), lots.begin(), lots.end());
+  for (const Lot& lot : lots) all.push_back(lot.parts);
   return all;
 }
 
-Shares deal_shares(const Units& units, const std::vector<std::uint32_t>& missing, std::uint32_t count, bool with_lots) {
+Shares deal_shares(const ProgramMaps& maps, const Program& program, const Units& units,
+                   const std::vector<std::uint32_t>& missing, std::uint32_t count, std::size_t most_lots) {
   const std::vector<std::size_t> firsts = units.deal(missing, count);
   Shares shares;
   shares.own.resize(count);
   for (std::uint32_t share = 0; share < count; ++share) {
-    const std::size_t all = firsts[share + 1] - firsts[share];
-    const std::size_t in_lots = with_lots ? all / kLotsPart : 0;
-    const std::size_t lots = std::min(in_lots, kMostLots);
-    std::size_t i = firsts[share];
-    std::uint64_t bytes = 0;
-    for (; i < firsts[share + 1] - in_lots; ++i) {
-      units.add_parts(missing[i], shares.own[share]);
-      bytes += units.cost(missing[i]);
-    }
-    shares.own_bytes.push_back(bytes);
-    shares.first_lots.push_back(shares.lots.size());
+    const std::size_t in_lots = most_lots > 0 ? (firsts[share + 1] - firsts[share]) / kUnitsPerHandedOver : 0;
+    const std::size_t lots = std::min(in_lots, most_lots);
+    const std::size_t first_in_lots = firsts[share + 1] - in_lots;
+    for (std::size_t i = firsts[share]; i < first_in_lots; ++i) units.add_parts(missing[i], shares.own[share]);
     for (std::size_t lot = 0; lot < lots; ++lot) {
-      const std::size_t end = firsts[share + 1] - in_lots + in_lots * (lot + 1) / lots;
-      shares.lots.emplace_back();
-      shares.lot_bytes.push_back(0);
-      for (; i < end; ++i) {
-        units.add_parts(missing[i], shares.lots.back());
-        shares.lot_bytes.back() += units.cost(missing[i]);
-      }
+      Lot& one = shares.lots.emplace_back();
+      one.share = share;
+      for (std::size_t i = in_lots * lot / lots; i < in_lots * (lot + 1) / lots; ++i)
+        units.add_parts(missing[first_in_lots + i], one.parts);
+      one.bytes = bytes_of(maps, program, one.parts);
     }
   }
-  shares.first_lots.push_back(shares.lots.size());
   return shares;
 }
 
-void Lots::begin(Shares shares) {
+void Lots::begin(std::uint64_t own_bytes, std::vector<Lot> lots) {
   const std::lock_guard lock(mutex_);
   has_begun_ = true;
-  planned_bytes_ = shares.own_bytes[rank_];
-  for (std::size_t lot = shares.first_lots[rank_]; lot < shares.first_lots[rank_ + 1]; ++lot) {
-    own_.push_back(lot);
-    planned_bytes_ += shares.lot_bytes[lot];
+  left_bytes_ = own_bytes;
+  for (std::size_t lot = 0; lot < lots.size(); ++lot) {
+    if (lots[lot].share != rank_) continue;
+    held_.push_back(lot);
+    left_bytes_ += lots[lot].bytes;
   }
-  closed_ = !exchanged_ || shares.lots.empty();
-  shares_ = std::move(shares);
+  is_closed_ = lots.empty();
+  lots_ = std::move(lots);
 }
 
-const std::vector<Part>* Lots::take() {
+const Lot* Lots::take() {
   const std::lock_guard lock(mutex_);
-  if (own_.empty()) return nullptr;
-  const std::size_t lot = own_.front();
-  own_.pop_front();
-  return &shares_.lots[lot];
+  if (held_.empty()) return nullptr;
+  const std::size_t lot = held_.front();
+  held_.pop_front();
+  return &lots_[lot];
 }
 
-bool Lots::wait() {
+void Lots::did(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  left_bytes_ -= std::min(left_bytes_, bytes);
+  done_bytes_ += bytes;
+}
+
+bool Lots::wait(std::chrono::milliseconds moment) {
   std::unique_lock lock(mutex_);
-  if (own_.empty() && !closed_) changed_.wait_for(lock, kNap);
-  return !own_.empty() || !closed_;
+  if (held_.empty() && !is_closed_) changed_.wait_for(lock, moment);
+  return !held_.empty() || !is_closed_;
 }
 
-std::string Lots::tell(std::uint64_t moved_bytes, double seconds) {
+std::string Lots::tell(double seconds) {
   const std::lock_guard lock(mutex_);
+  if (had_work_) working_seconds_ += seconds - told_seconds_;
+  told_seconds_ = seconds;
+  had_work_ = left_bytes_ > 0;
   WireWriter wire;
   wire.add(has_begun_);
-  wire.add(planned_bytes_ - std::min(planned_bytes_, moved_bytes));
-  wire.add(own_.size());
-  wire.add(static_cast<double>(moved_bytes + 1) / std::max(seconds, kLeastSeconds));
-  wire.add(gifts_.size());
-  for (const Gift& gift : gifts_) {
-    wire.add(gift.to);
-    wire.add(gift.lot);
+  wire.add(left_bytes_);
+  wire.add(working_seconds_ > 0 ? static_cast<double>(done_bytes_) / working_seconds_ : 0.0);
+  wire.add(held_.size());
+  wire.add(held_.empty() ? std::uint64_t{0} : lots_[held_.back()].bytes);
+  wire.add(handovers_.size());
+  for (const Handover& one : handovers_) {
+    wire.add(one.to_rank);
+    wire.add(one.lot);
   }
-  gifts_.clear();
+  handovers_.clear();
   return std::move(wire.bytes());
 }
 
@@ -101,65 +103,98 @@ Lots::Told Lots::read(const std::string& text) {
   Told told;
   told.has_begun = wire.number() != 0;
   told.left_bytes = wire.number();
-  told.lots = wire.number();
   told.bytes_per_second = wire.real();
-  told.gifts.resize(wire.count(16));
-  for (Gift& gift : told.gifts) {
-    gift.to = static_cast<std::uint32_t>(wire.number());
-    gift.lot = wire.number();
+  told.lots = wire.number();
+  told.last_lot_bytes = wire.number();
+  told.handovers.resize(wire.count(16));
+  for (Handover& one : told.handovers) {
+    one.to_rank = static_cast<std::uint32_t>(wire.number());
+    one.lot = wire.number();
   }
   return told;
+}
+
+bool Lots::Told::gains_from(const Told& other) const {
+  return lots > 0 && static_cast<double>(other.left_bytes + last_lot_bytes) / other.bytes_per_second < left_seconds();
+}
+
+/// Who hands over to whom: the rank that is done last to the one that is done first, and so on. All ranks find the same.
+/// \param ranks  what all have told; those whose speed is not known count as fast as the others on average.
+std::vector<Lots::Match> Lots::matches(const std::vector<Told>& ranks) {
+  std::vector<std::uint32_t> takers, givers;
+  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    if (!ranks[rank].has_begun) continue;
+    if (ranks[rank].left_seconds() <= kLowSeconds) takers.push_back(rank);
+    if (ranks[rank].lots > 0) givers.push_back(rank);
+  }
+  std::stable_sort(takers.begin(), takers.end(), [&](std::uint32_t a, std::uint32_t b) {
+    const double left_a = ranks[a].left_seconds(), left_b = ranks[b].left_seconds();
+    return left_a != left_b ? left_a < left_b : ranks[a].bytes_per_second > ranks[b].bytes_per_second;
+  });
+  std::stable_sort(givers.begin(), givers.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return ranks[a].left_seconds() > ranks[b].left_seconds(); });
+  std::vector<Match> found;
+  for (const std::uint32_t taker : takers) {
+    const auto giver = std::find_if(givers.begin(), givers.end(), [&](std::uint32_t rank) {
+      return rank != taker && ranks[rank].gains_from(ranks[taker]);
+    });
+    if (giver == givers.end()) continue;
+    found.push_back({*giver, taker});
+    givers.erase(giver);
+  }
+  return found;
 }
 
 bool Lots::hear(const std::vector<std::string>& told) {
   std::vector<Told> ranks;
   ranks.reserve(told.size());
   for (const std::string& text : told) ranks.push_back(read(text));
+  double known_speeds = 0;
+  std::size_t known = 0;
+  for (const Told& rank : ranks) {
+    known_speeds += rank.bytes_per_second;
+    known += rank.bytes_per_second > 0 ? 1 : 0;
+  }
+  for (Told& rank : ranks)
+    if (rank.bytes_per_second == 0 && known > 0) rank.bytes_per_second = known_speeds / static_cast<double>(known);
+
   const std::lock_guard lock(mutex_);
-  if (closed_ || !has_begun_) return false;
-  bool any_given = false, any_left = false;
+  if (is_closed_ || !has_begun_) return false;
+  bool any_left = false, any_come = false;
   for (const Told& rank : ranks) {
     any_left = any_left || !rank.has_begun || rank.lots > 0;
-    for (const Gift& gift : rank.gifts) {
-      any_given = true;
-      ranks[gift.to].left_bytes += shares_.lot_bytes[gift.lot];
-      if (gift.to != rank_) continue;
-      own_.push_back(gift.lot);
-      planned_bytes_ += shares_.lot_bytes[gift.lot];
+    for (const Handover& one : rank.handovers) {
+      if (one.to_rank >= ranks.size() || one.lot >= lots_.size())
+        throw Error(ErrorKind::kBadInput, "another rank hands over what does not exist: is it the same program?");
+      any_come = true;
+      ranks[one.to_rank].left_bytes += lots_[one.lot].bytes;
+      if (one.to_rank != rank_) continue;
+      held_.push_back(one.lot);
+      left_bytes_ += lots_[one.lot].bytes;
     }
   }
-  closed_ = !any_left && !any_given;
-  // All ranks make the same list of who gets from whom: the one with the least to do from the one with the most.
-  std::vector<std::uint32_t> by_time;
-  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank)
-    if (ranks[rank].has_begun) by_time.push_back(rank);
-  std::stable_sort(by_time.begin(), by_time.end(),
-                   [&](std::uint32_t a, std::uint32_t b) { return ranks[a].left_seconds() < ranks[b].left_seconds(); });
-  std::vector<std::uint32_t> givers;
-  for (const std::uint32_t rank : by_time)
-    if (ranks[rank].lots > 0) givers.insert(givers.begin(), rank);
-  for (std::size_t i = 0; i < std::min(by_time.size(), givers.size()); ++i) {
-    const std::uint32_t needy = by_time[i];
-    if (ranks[needy].left_seconds() > kLowSeconds) break;
-    if (givers[i] == rank_ && needy != rank_) give(ranks[rank_], ranks[needy], needy);
-  }
+  is_closed_ = !any_left && !any_come;
+  const std::vector<Match> found = known > 0 ? matches(ranks) : std::vector<Match>{};
+  for (const Match& match : found)
+    if (match.giver == rank_) hand_over(ranks[rank_], ranks[match.taker], match.taker);
   changed_.notify_all();
-  return any_given;
+  return !found.empty();
 }
 
-/// Gives lots from the end, until both would be done at the same time.
-void Lots::give(const Told& from, const Told& to, std::uint32_t to_rank) {
-  double of_from = static_cast<double>(from.left_bytes), of_to = static_cast<double>(to.left_bytes);
-  while (!own_.empty()) {
-    const auto bytes = static_cast<double>(shares_.lot_bytes[own_.back()]);
-    if ((of_to + bytes) / to.bytes_per_second >= of_from / from.bytes_per_second) break;
-    of_to += bytes;
-    of_from -= bytes;
-    planned_bytes_ -= shares_.lot_bytes[own_.back()];
-    gifts_.push_back({to_rank, own_.back()});
-    own_.pop_back();
+/// Hands over lots from the end, until both would be done at the same time.
+void Lots::hand_over(const Told& from, const Told& to, std::uint32_t to_rank) {
+  auto of_from = static_cast<double>(from.left_bytes), of_to = static_cast<double>(to.left_bytes);
+  std::vector<Handover> last_first;
+  while (!held_.empty()) {
+    const std::uint64_t bytes = lots_[held_.back()].bytes;
+    of_to += static_cast<double>(bytes);
+    if (of_to / to.bytes_per_second >= of_from / from.bytes_per_second) break;
+    of_from -= static_cast<double>(bytes);
+    left_bytes_ -= bytes;
+    last_first.push_back({to_rank, held_.back()});
+    held_.pop_back();
   }
-  std::reverse(gifts_.begin(), gifts_.end());  // whoever gets them goes on from the first
+  handovers_.insert(handovers_.end(), last_first.rbegin(), last_first.rend());
 }
 
 }  // namespace reshard

@@ -15,6 +15,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/block_reader.h"
 #include "reshard/engine/block_writer.h"
+#include "reshard/engine/lots.h"
 #include "reshard/engine/parallel.h"
 #include "reshard/engine/shared_run.h"
 #include "reshard/tensor/numeric.h"
@@ -90,11 +91,15 @@ class Worker {
     }
     shared_.done_bytes += done;
     if (shared_.options.progress) shared_.options.progress->done_bytes += done;
-    if (shared_.ledger) note_block(item, done);
+    const LogicalTensor& tensor = transfer.tensor(maps);
+    const std::uint64_t block_bytes = num_bytes(tensor.dtype, item.box.size).value_or(0);
+    if (shared_.ledger) note_block(item, block_bytes, done);
+    if (shared_.options.lots) shared_.options.lots->did(block_bytes);
   }
 
   /// Tells the ledger what a block did.
-  void note_block(const BlockQueue::Item& item, std::uint64_t written_bytes) {
+  /// \param block_bytes  of the tensor as it is read.
+  void note_block(const BlockQueue::Item& item, std::uint64_t block_bytes, std::uint64_t written_bytes) {
     UnitReport block = writer_.take_noted();
     block.unit = item.unit;
     block.written_bytes = written_bytes;
@@ -103,8 +108,7 @@ class Worker {
     if (const auto mean = shared_.means.find(item.transfer);
         written_bytes > 0 && mean != shared_.means.end() && mean->second.differ)
       block.lossy_means.push_back(item.transfer);
-    const LogicalTensor& tensor = shared_.program.transfers[item.transfer].tensor(shared_.maps);
-    shared_.ledger->add(block, num_bytes(tensor.dtype, item.box.size).value_or(0));
+    shared_.ledger->add(block, block_bytes);
   }
 
   /// Writes a block without bringing it into one piece, where nobody has to look at it and its parts are long.

@@ -45,8 +45,9 @@ struct Tuning {
   std::uint64_t unit_bytes = std::uint64_t{128} << 20;
   /// In which no two ranks write.
   std::uint64_t page_bytes = kLargestPageBytes;
-  /// Of what is written, the part that may go through rank 0 so that ranks can exchange lots.
-  double max_shared_part = 1.0 / 64;
+  /// Of a rank's share, the bytes of pages that may go through rank 0 so that ranks can hand over lots: with more, there
+  /// are fewer lots, or none.
+  double max_shared_part = 1.0 / 32;
 };
 
 /// What becomes of replicas that differ. A difference that a check finds for another reason is an error always.
@@ -80,7 +81,7 @@ struct RunOptions {
   std::function<void(UnitReport)> on_unit;
   /// Called when something goes wrong in a thread of the run, before the others are stopped.
   std::function<void()> on_failure;
-  Lots* lots = nullptr;                // borrowed: what there is to do beside the parts; may be null
+  Lots* lots = nullptr;                // borrowed: where more to do comes from; may be null
   PageFragments* fragments = nullptr;  // borrowed: where to put what goes to pages that others write to; may be null
   Tuning tuning;
 };

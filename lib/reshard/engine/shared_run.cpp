@@ -54,10 +54,10 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
 bool SharedRun::add_lot(unsigned worker) {
   if (options.lots == nullptr) return false;
   throw_if_stopped(options);
-  const std::vector<Part>* lot = options.lots->take();
+  const Lot* lot = options.lots->take();
   if (lot == nullptr) return options.lots->wait();
-  if (ledger) ledger->expect(*lot);
-  queue.add(worker, *lot);
+  if (ledger) ledger->expect(lot->parts);
+  queue.add(worker, lot->parts);
   return true;
 }
 

@@ -23,7 +23,7 @@ struct Beat {
   State state = State::kWorks;
   bool signalled = false;
   std::uint64_t done_bytes = 0;
-  std::string payload;  // of a gather
+  std::string payload;  // what a gather gathers, or Talk::tell
 
   std::string text() const {
     WireWriter wire;

@@ -24,7 +24,7 @@ struct Beat;
 /// What ranks tell each other while they take a step, at each beat.
 struct Talk {
   std::function<std::string()> tell;
-  /// \param told  by each rank.  \returns whether the next beat is urgent, the same on all ranks.
+  /// \param told  by each rank.  \returns whether the next beat should come soon.
   std::function<bool(const std::vector<std::string>& told)> hear;
 };
 

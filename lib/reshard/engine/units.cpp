@@ -103,6 +103,15 @@ Box Part::box(const LogicalTensor& tensor) const {
   return box;
 }
 
+std::uint64_t bytes_of(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts) {
+  std::uint64_t bytes = 0;
+  for (const Part& part : parts) {
+    const LogicalTensor& tensor = program.transfers[part.transfer].tensor(maps);
+    bytes += num_bytes(tensor.dtype, part.box(tensor).size).value_or(0);
+  }
+  return bytes;
+}
+
 std::vector<Part> whole_program(const ProgramMaps& maps, const Program& program) {
   std::vector<Part> parts;
   parts.reserve(program.transfers.size());
@@ -159,17 +168,21 @@ std::vector<std::size_t> Units::deal(const std::vector<std::uint32_t>& units, st
   const std::uint64_t all = before.back();
   const auto most = static_cast<std::uint64_t>(static_cast<double>(all) / count * kSnap);
   const auto away = [](std::uint64_t a, std::uint64_t b) { return a > b ? a - b : b - a; };
+  const auto first_from = [&](std::uint64_t cost) {
+    return static_cast<std::size_t>(std::lower_bound(before.begin(), before.end(), cost) - before.begin());
+  };
   std::vector<std::size_t> firsts{0};
   for (std::uint32_t share = 1; share < count; ++share) {
     const std::uint64_t wanted = all / count * share + all % count * share / count;
-    std::size_t nearest = 0, nearest_end = units.size();
-    for (std::size_t i = 0; i <= units.size(); ++i) {
-      if (away(before[i], wanted) < away(before[nearest], wanted)) nearest = i;
-      const bool at_end = i < units.size() && cuts_[units[i]].at_file_end;
-      if (at_end && away(before[i], wanted) < away(before[nearest_end], wanted)) nearest_end = i;
-    }
-    const bool snaps = nearest_end < units.size() && away(before[nearest_end], wanted) <= most;
-    firsts.push_back(std::max(firsts.back(), snaps ? nearest_end : nearest));
+    std::size_t nearest = first_from(wanted);
+    if (nearest > 0 && away(before[nearest - 1], wanted) <= away(before[nearest], wanted))
+      nearest = first_from(before[nearest - 1]);
+    std::optional<std::size_t> nearest_end;
+    for (std::size_t i = first_from(wanted - std::min(wanted, most)); i < units.size() && before[i] <= wanted + most;
+         ++i)
+      if (cuts_[units[i]].at_file_end && (!nearest_end || away(before[i], wanted) < away(before[*nearest_end], wanted)))
+        nearest_end = i;
+    firsts.push_back(std::max(firsts.back(), nearest_end.value_or(nearest)));
   }
   firsts.push_back(units.size());
   return firsts;

@@ -20,6 +20,9 @@ struct Part {
   Box box(const LogicalTensor& tensor) const;
 };
 
+/// The bytes of the tensors, as they are read, that are in `parts`.
+std::uint64_t bytes_of(const ProgramMaps& maps, const Program& program, const std::vector<Part>& parts);
+
 /// All of a program, as one unit.
 std::vector<Part> whole_program(const ProgramMaps& maps, const Program& program);
 
