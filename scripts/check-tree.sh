@@ -2,7 +2,7 @@
 # Fails where the tree breaks a rule that the compiler does not see.
 #
 # 1. A layout is one file. Its name stands in its own source, lib/reshard/layouts/NAME.{h,cpp}, and in the table there;
-#    no other file of lib/ or apps/ may name it.
+#    no other file of lib/ or of the program may name it. What is measured, apps/bench has to name.
 # 2. The library does not speak command line: its messages name parameters, as in `tp`, never options.
 # 3. CTest can run every test by its name: a semicolon splits it, and a leading hyphen makes it an option.
 set -euo pipefail
@@ -25,7 +25,7 @@ for name in "${names[@]}"; do
   [[ -f $source.cpp ]] || fail "$source.cpp is missing, which $table needs"
   pattern="\b(--layout|--to|[Ll]ayouts?) $name\b(?!-)|[=(] *\"$name\"|k${name^}\b|\b${name}_layout\b"
   [[ $name =~ ^(hf|ranks)$ ]] || pattern+="|(?<=[/.])$name\b(?!-)|\b$name\b(?!-|/\w|\.\w)"
-  found=$(git ls-files --cached --others --exclude-standard lib apps |
+  found=$(git ls-files --cached --others --exclude-standard lib apps/reshard |
     grep -E '\.(h|cpp|txt|in|json)$' | grep -vxF -e "$table" -e "$source.cpp" -e "$source.h" |
     xargs grep -nP "$pattern" || true)
   [[ -z "$found" ]] || fail "layout $name is named outside its file:"$'\n'"$found"
