@@ -49,7 +49,7 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
     target.layout = only;
   }
   request.target = target_request(target, "--layout", is_of_ranks);
-  if (!request.target.tp && !request.target.layout->traits().reads_as_whole)
+  if (!request.target.tp && !request.target.layout->traits().needs_no_mesh)
     throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
   request.force = arguments.force;
   return request;

@@ -44,6 +44,12 @@ struct Container {
   std::vector<ContainerFile> files;   // never empty
 };
 
+/// How many tensors there are, and their bytes.
+struct TensorCount {
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;
+};
+
 /// Bytes of a file that are not a tensor's.
 struct FilePart {
   std::uint64_t offset_bytes = 0;

@@ -42,12 +42,6 @@ struct ZeroSlice {
   std::uint64_t count = 0;
 };
 
-/// How many tensors there are, and their bytes.
-struct TensorCount {
-  std::uint64_t tensors = 0;
-  std::uint64_t bytes = 0;
-};
-
 /// `*_optim_states.pt`. Invariant: the masters are of one dim, of a dtype that is a float, and lie in C order.
 struct ZeroOptimStates {
   ContainerFile file;

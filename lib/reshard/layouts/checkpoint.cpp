@@ -233,7 +233,7 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
         .in(directory)
         .hint("give the directory that holds config.json and the weights");
   const auto shards = find_whole(files, directory) ? std::nullopt : find_shards(files, directory);
-  if (shards && shards->layout->traits().reads_as_whole) return read(files, *shards, context);
+  if (shards && shards->layout->traits().needs_no_mesh) return read(files, *shards, context);
   if (shards)
     throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, and holds no whole tensors")
         .in(directory)

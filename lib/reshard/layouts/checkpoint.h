@@ -22,6 +22,16 @@ namespace reshard {
 
 struct Adapter;
 
+/// What a training checkpoint holds beside the model, and what is never read of it.
+struct BesideModel {
+  TensorCount optimizer;  // states, and master weights that are not taken
+  TensorCount other;
+  std::uint64_t files = 0;  // of the optimizer and the trainer, which are not opened
+  std::uint64_t file_bytes = 0;
+
+  bool empty() const { return optimizer.tensors == 0 && other.tensors == 0 && files == 0; }
+};
+
 /// What stands on disk, whatever it is: a file of tensors, or a directory of some layout. PEFT's directory of an
 /// adapter counts as its one file.
 struct Checkpoint {
@@ -36,6 +46,7 @@ struct Checkpoint {
   LanguageModel language_model;          // what `model` is made of; without a family where there is none
   TensorMap map;
   Mesh mesh;
+  std::optional<BesideModel> beside_model;                         // of layouts that training programs write
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
   std::string index_metadata;                                      // as of HfIndex
   std::filesystem::path index_metadata_file;                       // where it stands; empty if it is empty
@@ -44,7 +55,7 @@ struct Checkpoint {
 
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks; }
   /// Whether its ranks are those of a mesh, which a target may take over.
-  bool has_mesh() const { return has_ranks() && !layout->traits().reads_as_whole; }
+  bool has_mesh() const { return has_ranks() && !layout->traits().needs_no_mesh; }
   FoundLayout found() const { return {layout, path, directory}; }
 };
 

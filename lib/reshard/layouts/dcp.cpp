@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <unordered_set>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -17,8 +16,6 @@
 #include "reshard/layouts/dcp_source.h"
 #include "reshard/layouts/dcp_target.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/layouts/misfits.h"
-#include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/whole_map.h"
 
@@ -34,7 +31,7 @@ constexpr LayoutTraits kDcpTraits{.name = "dcp",
                                   .folder = "",
                                   .formats = kDcpFormats,
                                   .has_ranks = true,
-                                  .reads_as_whole = true};
+                                  .needs_no_mesh = true};
 
 constexpr std::string_view kItemsEnding = ".distcp";
 /// What accelerate calls folders of models, and others those of optimizers.
@@ -61,7 +58,7 @@ std::string prefix_of(const std::string& given) {
   return prefix;
 }
 
-/// The tensors as one container, for a model that a plan in config.json describes.
+/// The tensors as one container.
 Container container_of(const std::vector<ChunkedTensor>& tensors) {
   Container container;
   for (const ChunkedTensor& tensor : tensors) container.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
@@ -107,23 +104,19 @@ class DcpLayout final : public Layout {
                                                              : read_dcp_shards(files, found.path, family.get());
     checkpoint.format = source.format;
     checkpoint.notes = std::move(source.notes);
+    checkpoint.beside_model = source.beside;
     source.tensors = unstacked(std::move(source.tensors), source.where);
-    std::unordered_set<std::string_view> names;
-    for (const ChunkedTensor& tensor : source.tensors) names.insert(tensor.name);
-    read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
-      return planned_model(config, {container_of(source.tensors)}, notes);
+    const Container tensors = container_of(source.tensors);
+    read_trained_model(files, checkpoint, context, tensors, [&](const std::optional<Model>& model) {
+      if (model || context.use != ConfigUse::kLenient)
+        deinterleave(source.tensors, model ? model->head_dim : 0, source.where);
+      if (!model && source.format == Format::kSafetensors)
+        checkpoint.notes.push_back(
+            "nothing says how large whole tensors are: without a config.json, missing files of the last ranks are not "
+            "noticed");
+      return chunked_map(std::move(source.files), std::move(source.tensors),
+                         model ? tied_parameters(model) : std::vector<TiedParameter>{}, source.where);
     });
-    const auto& model = checkpoint.model;
-    if (model || context.use != ConfigUse::kLenient)
-      deinterleave(source.tensors, model ? model->head_dim : 0, source.where);
-    if (!model && source.format == Format::kSafetensors)
-      checkpoint.notes.push_back(
-          "nothing says how large whole tensors are: without a config.json, missing files of the last ranks are not "
-          "noticed");
-    checkpoint.map = chunked_map(std::move(source.files), std::move(source.tensors),
-                                 model ? tied_parameters(model) : std::vector<TiedParameter>{}, source.where);
-    if (model && context.use != ConfigUse::kLenient) validate_against_model(checkpoint.map, *model, found.path);
-    order_tensors(checkpoint);
     return checkpoint;
   }
 

@@ -17,7 +17,7 @@
 #include "reshard/formats/dcp_metadata.h"
 #include "reshard/formats/dcp_shards.h"
 #include "reshard/formats/read_container.h"
-#include "reshard/layouts/state_names.h"
+#include "reshard/layouts/trained_model.h"
 
 namespace reshard {
 namespace {
@@ -28,48 +28,6 @@ constexpr std::int64_t kSecondNs = 1'000'000'000;
 /// A save writes `.metadata` last. A copy, which may write it first, writes the next file soon after it; between two
 /// saves into one directory lies the training in between.
 constexpr std::int64_t kLongestCopyNs = 300 * kSecondNs;
-
-/// What a checkpoint holds under one name.
-struct DcpEntry {
-  std::string name;
-  std::uint64_t bytes = 0;
-};
-
-/// "2 tensors beside the model are left out"
-std::string left_out_text(std::size_t count, const std::string& what) {
-  return fmt::format("{} tensor{} {} {} left out", count, count == 1 ? "" : "s", what, count == 1 ? "is" : "are");
-}
-
-/// What the model calls each entry; what is not the model's is noted.
-StateNames names_in_model(const std::vector<DcpEntry>& entries, const Family* family, DcpSource& source) {
-  std::vector<std::string> names;
-  names.reserve(entries.size());
-  for (const DcpEntry& entry : entries) names.push_back(entry.name);
-  StateNames found;
-  try {
-    found = find_state_names(names, family);
-  } catch (Error& error) {
-    throw error.in(source.where);
-  }
-  if (const std::string note = state_names_note(found); !note.empty()) source.notes.push_back(note);
-  std::vector<std::string> others;
-  std::size_t states = 0;
-  std::uint64_t state_bytes = 0;
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (!found.names[i].empty()) continue;
-    if (!is_optimizer_state(entries[i].name)) {
-      others.push_back(entries[i].name);
-      continue;
-    }
-    ++states;
-    state_bytes += entries[i].bytes;
-  }
-  if (states > 0)
-    source.notes.push_back(left_out_text(states, "of the optimizer's state (" + format_bytes(state_bytes) + ")"));
-  if (!others.empty())
-    source.notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));
-  return found;
-}
 
 /// In which order the elements of entry `index` are.
 void take_order(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
@@ -270,11 +228,11 @@ void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSourc
 DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family* family) {
   DcpSource source;
   const DcpMetadata metadata = read_all_metadata(files, directory, source);
-  std::vector<DcpEntry> entries;
+  std::vector<StateEntry> entries;
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors)
     entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
-  StateNames names = names_in_model(entries, family, source);
+  StateNames names = names_in_model(entries, family, source.where, source.beside, source.notes);
   if (metadata.bytes.size() == 1)
     source.notes.push_back(printable(metadata.bytes.front().name) + ", which is no tensor, is left out");
   else if (!metadata.bytes.empty())
@@ -305,7 +263,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
     const Container file = read_container(files, directory / entry.name, Format::kSafetensors);
     add_shard(file, read_saved_offsets(file), source, by_name);
   }
-  std::vector<DcpEntry> entries;
+  std::vector<StateEntry> entries;
   for (ChunkedTensor& tensor : source.tensors) {
     const auto bytes = num_bytes(tensor.dtype, tensor.shape);
     if (!bytes)
@@ -314,7 +272,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
           .tensor(tensor.entry);
     entries.push_back({tensor.entry, *bytes});
   }
-  StateNames names = names_in_model(entries, family, source);
+  StateNames names = names_in_model(entries, family, source.where, source.beside, source.notes);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     source.tensors[i].name = std::move(names.names[i]);
     take_order(names, i, source.tensors[i]);

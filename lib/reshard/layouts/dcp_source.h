@@ -6,6 +6,7 @@
 
 #include "reshard/formats/format.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/family.h"
@@ -19,6 +20,7 @@ struct DcpSource {
   std::filesystem::path where;  // what says which tensors there are
   std::vector<ChunkedTensor> tensors;
   std::vector<TensorFile> files;
+  BesideModel beside;
   std::vector<std::string> notes;  // what was left out, and what is odd
 };
 

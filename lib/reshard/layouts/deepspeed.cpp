@@ -15,7 +15,6 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/flat_range.h"
 #include "reshard/layouts/layout.h"
-#include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/whole_map.h"
@@ -35,7 +34,7 @@ constexpr LayoutTraits kDeepspeedTraits{
     .folder = "",
     .formats = {},
     .has_ranks = true,
-    .reads_as_whole = true};
+    .needs_no_mesh = true};
 constexpr const char* kChoices[] = {"model", "master"};
 constexpr LayoutOption kWeights{.name = "weights",
                                 .type = LayoutOption::Type::kChoice,
@@ -150,7 +149,7 @@ std::vector<TiedParameter> tied_in(const ZeroCheckpoint& zero, const std::option
   return tied;
 }
 
-/// The tensors as one container, for a model that a plan in config.json describes.
+/// The tensors as one container, in the dtypes that the model has them in.
 Container container_of(const ZeroCheckpoint& zero) {
   Container container;
   for (const ZeroTensor& tensor : zero.tensors)
@@ -236,21 +235,23 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   find_config(files, checkpoint, context.config);
   const bool master = context.options.choice(kWeights) == "master";
   ZeroCheckpoint zero = read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
-  std::vector<std::string> entries;
-  for (const ZeroTensor& tensor : zero.tensors) entries.push_back(tensor.name);
-  rename(zero, names_in_model(files, checkpoint, context, entries, found.path));
-  std::unordered_set<std::string_view> names;
-  for (const ZeroTensor& tensor : zero.tensors) names.insert(tensor.name);
-  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
-    return planned_model(config, {container_of(zero)}, notes);
+  std::vector<StateEntry> entries;
+  for (const ZeroTensor& tensor : zero.tensors)
+    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0)});
+  BesideModel& beside = checkpoint.beside_model.emplace();
+  const FamilySpec family = trained_family(files, checkpoint, context);
+  rename(zero, own_names_in_model(entries, family.get(), found.path, beside, checkpoint.notes));
+  read_trained_model(files, checkpoint, context, container_of(zero), [&](const std::optional<Model>& model) {
+    note_choice(files, found, checkpoint.notes);
+    return ZeroMapper(zero, tied_in(zero, model)).map(checkpoint.notes);
   });
-  note_choice(files, found, checkpoint.notes);
-  checkpoint.map = ZeroMapper(zero, tied_in(zero, checkpoint.model)).map(checkpoint.notes);
   note_left_out(zero, checkpoint.notes);
+  for (const TensorCount& count : {zero.unread_masters, zero.state}) {
+    beside.optimizer.tensors += count.tensors;
+    beside.optimizer.bytes += count.bytes;
+  }
   checkpoint.file_metadata = {{"zero_stage", zero.is_universal ? "universal" : std::to_string(zero.stage)},
                               {"zero_ranks", std::to_string(zero.ranks)}};
-  validate_trained(checkpoint, context.use);
-  order_tensors(checkpoint);
   return checkpoint;
 }
 

@@ -16,7 +16,6 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/mesh_boxes.h"
-#include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/model_config.h"
@@ -32,7 +31,7 @@ constexpr LayoutTraits kFsdpRanksTraits{.name = "fsdp-ranks",
                                         .folder = "",
                                         .formats = {},
                                         .has_ranks = true,
-                                        .reads_as_whole = true};
+                                        .needs_no_mesh = true};
 constexpr std::string_view kTrainerFiles[] = {"optim_world_size_", "extra_state_world_size_"};
 constexpr const char* kFsdpConfig = "fsdp_config.json";
 
@@ -214,15 +213,6 @@ void refuse_flat_parameters(const RankTensors& rank) {
           .hint("load the checkpoint in the training code and save it with SHARDED_STATE_DICT");
 }
 
-/// The tensors of the first rank as one container, for a model that a plan in config.json describes.
-Container rank_container(const RankTensors& rank, const std::unordered_map<std::string, std::string>& names) {
-  Container container;
-  for (const DistributedTensor& tensor : rank.tensors)
-    if (const auto name = names.find(tensor.name); name != names.end())
-      container.tensors.push_back({name->second, tensor.dtype, tensor.shape});
-  return container;
-}
-
 class FsdpRanksLayout final : public Layout {
  public:
   const LayoutTraits& traits() const override { return kFsdpRanksTraits; }
@@ -253,7 +243,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   find_config(files, checkpoint, context.config);
   const Listing listing = list_ranks(files, found.path);
   std::vector<RankTensors> ranks;
-  std::vector<std::string> entries;
+  Container whole_tensors;  // each once, whole
   std::unordered_set<std::string> seen;
   for (const auto& [rank, path] : listing.ranks) {
     ranks.push_back(read_rank_tensors(files, path, rank));
@@ -261,25 +251,29 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
     for (const std::string& warning : ranks.back().warnings)
       checkpoint.notes.push_back(path.filename().string() + ": " + warning);
     for (const DistributedTensor& tensor : ranks.back().tensors)
-      if (seen.insert(tensor.name).second) entries.push_back(tensor.name);
+      if (seen.insert(tensor.name).second) whole_tensors.tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
+  std::vector<StateEntry> entries;
+  for (const TensorEntry& tensor : whole_tensors.tensors)
+    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0)});
+  BesideModel& beside = checkpoint.beside_model.emplace();
+  const FamilySpec family = trained_family(files, checkpoint, context);
+  const auto in_model = own_names_in_model(entries, family.get(), found.path, beside, checkpoint.notes);
   std::unordered_map<std::string, std::string> names;
-  const std::vector<std::string> in_model = names_in_model(files, checkpoint, context, entries, found.path);
-  for (std::size_t i = 0; i < entries.size(); ++i)
-    if (!in_model[i].empty()) names.emplace(entries[i], in_model[i]);
-  const std::unordered_set<std::string_view> model_names(in_model.begin(), in_model.end());
-  read_model(files, checkpoint, context, model_names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
-    return planned_model(config, {rank_container(ranks.front(), names)}, notes);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (!in_model[i].empty()) names.emplace(entries[i].name, in_model[i]);
+    whole_tensors.tensors[i].name = in_model[i];
+  }
+  std::erase_if(whole_tensors.tensors, [](const TensorEntry& tensor) { return tensor.name.empty(); });
+  read_trained_model(files, checkpoint, context, whole_tensors, [&](const std::optional<Model>& model) {
+    return RankMapper(ranks, names, model ? tied_parameters(model) : std::vector<TiedParameter>{}).map();
   });
-  checkpoint.map =
-      RankMapper(ranks, names, checkpoint.model ? tied_parameters(checkpoint.model) : std::vector<TiedParameter>{})
-          .map();
+  beside.files = listing.others;
+  beside.file_bytes = listing.other_bytes;
   if (listing.others > 0)
     checkpoint.notes.push_back(fmt::format("{} file{} of the optimizer and the trainer ({}) {} left out",
                                            listing.others, listing.others == 1 ? "" : "s",
                                            format_bytes(listing.other_bytes), listing.others == 1 ? "is" : "are"));
-  validate_trained(checkpoint, context.use);
-  order_tensors(checkpoint);
   return checkpoint;
 }
 

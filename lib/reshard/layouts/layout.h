@@ -90,7 +90,7 @@ struct LayoutTraits {
   bool whole_folder = false;           // the folder is replaced as a whole
   bool casts_to_config_dtype = false;  // floating tensors get the dtype that config.json says
   bool holds_adapters = false;         // shards of LoRA adapters are in it
-  bool reads_as_whole = false;         // files say what each part is: no mesh is needed, to read or to write
+  bool needs_no_mesh = false;          // files say what each part is: no mesh is needed, to read or to write
 
   bool is_written() const { return !formats.empty(); }
 };

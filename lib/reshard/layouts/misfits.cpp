@@ -43,6 +43,13 @@ std::vector<const ModelParameter*> pointers_to(const std::vector<ModelParameter>
   return pointers;
 }
 
+/// "NAME (did you mean GUESS?)"
+template <typename Candidates>
+std::string with_nearest(const std::string& name, const Candidates& candidates) {
+  const std::string guess = nearest_name(name, candidates);
+  return guess.empty() ? name : name + " (did you mean " + guess + "?)";
+}
+
 /// The first misfits, a line each, one of each kind: layers repeat them.
 std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
   constexpr std::size_t kMost = 5;
@@ -50,10 +57,6 @@ std::vector<std::string> describe(const Misfits& misfits, const Model& model) {
   std::set<std::string> kinds;
   const auto is_new = [&](const std::string& name) {
     return lines.size() < kMost && kinds.insert(with_stars(name)).second;
-  };
-  const auto with_nearest = [](const std::string& name, const auto& candidates) {
-    const std::string guess = nearest_name(name, candidates);
-    return guess.empty() ? name : name + " (did you mean " + guess + "?)";
   };
   for (const auto& [tensor, expected] : misfits.shapes)
     if (is_new(tensor->name))
@@ -118,28 +121,42 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
   return "the checkpoint is incomplete, or config.json belongs to another model";
 }
 
-/// What does not fit a family that nobody chose.
-Error error_for(const Misfits& misfits, const Model& model) {
+/// "; 3 other tensors fit no name of the family: ...": what may be those that are missing under another name.
+std::string text_of_unlisted(const Misfits& misfits, const Model& model) {
+  if (misfits.unlisted.empty()) return {};
+  constexpr std::size_t kMost = 4;
+  std::vector<std::string> shown;
+  for (const LogicalTensor* tensor : misfits.unlisted)
+    if (shown.size() < kMost) shown.push_back(with_nearest(tensor->name, pointers_to(model.parameters)));
+  const std::size_t count = misfits.unlisted.size();
+  return fmt::format("; {} other tensor{} no name of the family: {}{}", count, count == 1 ? " fits" : "s fit",
+                     join(shown, ", "), count > kMost ? ", …" : "");
+}
+
+/// What does not fit a family that nobody chose. What a trainer has besides is no error by itself.
+Error error_for(const Misfits& misfits, const Model& model, bool trained) {
+  const std::string others = trained ? text_of_unlisted(misfits, model) : std::string();
   if (!misfits.shapes.empty()) {
     const auto& [tensor, expected] = misfits.shapes.front();
     const bool defaults = !defaults_in_shape(model, *expected).empty();
     return Error(ErrorKind::kBadInput,
-                 fmt::format("has the shape {}, but config.json{} asks for {}", to_string(tensor->shape),
-                             defaults ? ", with defaults of its model_type," : "", to_string(expected->shape)))
+                 fmt::format("has the shape {}, but config.json{} asks for {}{}", to_string(tensor->shape),
+                             defaults ? ", with defaults of its model_type," : "", to_string(expected->shape), others))
         .tensor(tensor->name);
   }
-  if (misfits.unlisted.size() == 1)
+  if (!trained && misfits.unlisted.size() == 1)
     return Error(ErrorKind::kBadInput,
                  fmt::format("is not explained by config.json (model_type {})", model.family->model_type))
         .tensor(misfits.unlisted.front()->name);
-  if (!misfits.unlisted.empty())
+  if (!trained && !misfits.unlisted.empty())
     return {ErrorKind::kBadInput,
             fmt::format("{} tensors are not explained by config.json (model_type {}): {}", misfits.unlisted.size(),
                         model.family->model_type, list_names(names_of(misfits.unlisted)))};
   if (misfits.missing.size() == 1)
-    return Error(ErrorKind::kBadInput, "is missing, but config.json asks for it").tensor(misfits.missing.front());
-  return {ErrorKind::kBadInput, fmt::format("{} tensors that config.json asks for are missing: {}",
-                                            misfits.missing.size(), list_names(misfits.missing))};
+    return Error(ErrorKind::kBadInput, "is missing, but config.json asks for it" + others)
+        .tensor(misfits.missing.front());
+  return {ErrorKind::kBadInput, fmt::format("{} tensors that config.json asks for are missing: {}{}",
+                                            misfits.missing.size(), list_names(misfits.missing), others)};
 }
 
 /// Of a model without a family, each layer has at least one tensor.
@@ -218,10 +235,12 @@ Misfits find_misfits(const TensorMap& map, const Model& model) {
   return misfits;
 }
 
-void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
-                            const std::string& hint) {
+namespace {
+
+/// \param trained  it may have more than the model.
+void validate(TensorMap& map, const Model& model, const Misfits& misfits, bool trained,
+              const std::filesystem::path& where, const std::string& hint) {
   if (model.by_config_plan) validate_layers(model, where);
-  const Misfits misfits = find_misfits(map, model);
   if (model.quantization_problem && (!misfits.shapes.empty() || !misfits.unlisted.empty())) {
     const std::string& name =
         misfits.unlisted.empty() ? misfits.shapes.front().tensor->name : misfits.unlisted.front()->name;
@@ -235,19 +254,35 @@ void validate_against_model(TensorMap& map, const Model& model, const std::files
         .in(where)
         .hint(misfits.missing.empty() ? "mend config.json, or take the one that came with the weights"
                                       : "files are missing, or config.json belongs to another model");
-  if (!misfits.empty()) {
+  const bool fits = misfits.shapes.empty() && misfits.missing.empty() && (trained || misfits.unlisted.empty());
+  if (!fits) {
     const bool chosen = model.family_from != FamilyFrom::kConfig;
     const char* const by = model.family_from == FamilyFrom::kSpec ? "that `spec` describes as" : "of the family";
     Error error = chosen ? Error(ErrorKind::kBadInput,
                                  fmt::format("the tensors are not those {} {}: {}", by,
                                              printable(model.family->model_type), join(describe(misfits, model), "; ")))
-                         : error_for(misfits, model);
+                         : error_for(misfits, model, trained);
     throw error.in(where).hint(hint_for(misfits, model) + (chosen || hint.empty() ? "" : "; " + hint));
   }
   std::vector<std::string> order;
   order.reserve(model.parameters.size());
   for (const ModelParameter& parameter : model.parameters) order.push_back(parameter.name);
   map.order_logical(order);
+}
+
+}  // namespace
+
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
+                            const std::string& hint) {
+  validate(map, model, find_misfits(map, model), false, where, hint);
+}
+
+std::vector<std::string> validate_trained_against_model(TensorMap& map, const Model& model,
+                                                        const std::filesystem::path& where) {
+  const Misfits misfits = find_misfits(map, model);
+  std::vector<std::string> besides = names_of(misfits.unlisted);
+  validate(map, model, misfits, true, where, {});
+  return besides;
 }
 
 }  // namespace reshard

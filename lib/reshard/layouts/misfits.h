@@ -32,4 +32,10 @@ Misfits find_misfits(const TensorMap& map, const Model& model);
 void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
                             const std::string& hint = {});
 
+/// The same for what a trainer has written, which may have tensors besides: buffers, or a head of its own. Where others
+/// are missing, the error names these, each with the nearest name that the model has.
+/// \returns the names of those that the config does not explain.
+std::vector<std::string> validate_trained_against_model(TensorMap& map, const Model& model,
+                                                        const std::filesystem::path& where);
+
 }  // namespace reshard

@@ -130,6 +130,12 @@ std::string expected_size(const PartitionRule& rule, std::uint32_t rank) {
 }  // namespace
 
 Dims StoredTensor::file_shape() const {
+  if (paired_rows) {
+    Dims in_file = shape;
+    in_file[0] *= 2;
+    in_file[1] /= 2;
+    return in_file;
+  }
   if (slices == 0) return shape;
   Dims in_file{slices, shape[0] / slices};
   for (std::size_t d = 1; d < shape.size(); ++d) in_file.push_back(shape[d]);

@@ -104,6 +104,8 @@ struct StoredTensor {
   bool expert_parallel = false;  // of experts that are spread over ranks
   /// The file's tensor has a dim more, in front: this one is so many slices of it, one under the other. 0: none.
   std::uint32_t slices = 0;
+  /// The file's tensor has twice the rows, and half the columns: each row here is two of it, side by side.
+  bool paired_rows = false;
 
   /// The shape that stands in the file.
   Dims file_shape() const;

@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/misfits.h"
+#include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/rank_folder.h"
-#include "reshard/layouts/state_names.h"
 #include "reshard/specs/language_model.h"
 #include "reshard/specs/model_config.h"
 
@@ -16,6 +20,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kConfigFolder = "huggingface";
+
+/// "2 tensors beside the model are left out"
+std::string left_out_text(std::uint64_t count, const std::string& what) {
+  return fmt::format("{} tensor{} {} {} left out", count, count == 1 ? "" : "s", what, count == 1 ? "is" : "are");
+}
 
 }  // namespace
 
@@ -35,38 +44,62 @@ FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const Read
   }
 }
 
-std::vector<std::string> names_in_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
-                                        const std::vector<std::string>& entries, const fs::path& where) {
+StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* family, const fs::path& where,
+                          BesideModel& beside, std::vector<std::string>& notes) {
+  std::vector<std::string> names;
+  names.reserve(entries.size());
+  for (const StateEntry& entry : entries) names.push_back(entry.name);
+  StateNames found;
   try {
-    const FamilySpec family = trained_family(files, checkpoint, context);
-    StateNames found = find_state_names(entries, family.get());
-    if (!found.program.empty())
-      throw Error(ErrorKind::kUnsupported, "its tensors have the names of " + found.program +
-                                               ", which are read from torch.distributed.checkpoint alone");
-    if (const std::string note = state_names_note(found); !note.empty()) checkpoint.notes.push_back(note);
-    std::vector<std::string> others;
-    for (std::size_t i = 0; i < entries.size(); ++i)
-      if (found.names[i].empty()) others.push_back(entries[i]);
-    if (!others.empty())
-      checkpoint.notes.push_back(fmt::format("{} tensor{} beside the model {} left out: {}", others.size(),
-                                             others.size() == 1 ? "" : "s", others.size() == 1 ? "is" : "are",
-                                             list_names(others)));
-    return std::move(found.names);
+    found = find_state_names(names, family);
   } catch (Error& error) {
-    if (error.path().empty()) error.in(where);
-    throw;
+    throw error.in(where);
   }
+  if (std::string note = state_names_note(found); !note.empty()) notes.push_back(std::move(note));
+  std::vector<std::string> others;
+  TensorCount states;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (!found.names[i].empty()) continue;
+    const bool is_state = is_optimizer_state(entries[i].name);
+    TensorCount& count = is_state ? states : beside.other;
+    ++count.tensors;
+    count.bytes += entries[i].bytes;
+    if (!is_state) others.push_back(entries[i].name);
+  }
+  beside.optimizer.tensors += states.tensors;
+  beside.optimizer.bytes += states.bytes;
+  if (states.tensors > 0)
+    notes.push_back(left_out_text(states.tensors, "of the optimizer's state (" + format_bytes(states.bytes) + ")"));
+  if (!others.empty()) notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));
+  return found;
 }
 
-void validate_trained(Checkpoint& checkpoint, ConfigUse use) {
-  if (use == ConfigUse::kLenient || !checkpoint.model) return;
-  const Misfits misfits = find_misfits(checkpoint.map, *checkpoint.model);
-  if (!misfits.missing.empty() || !misfits.shapes.empty())
-    validate_against_model(checkpoint.map, *checkpoint.model, checkpoint.path, kSameFamily);
-  if (misfits.unlisted.empty()) return;
-  std::vector<std::string> names;
-  for (const LogicalTensor* tensor : misfits.unlisted) names.push_back(tensor->name);
-  checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(names));
+std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const Family* family,
+                                            const fs::path& where, BesideModel& beside,
+                                            std::vector<std::string>& notes) {
+  StateNames found = names_in_model(entries, family, where, beside, notes);
+  if (!found.program.empty())
+    throw Error(ErrorKind::kUnsupported, "its tensors have the names of " + found.program +
+                                             ", which are read from torch.distributed.checkpoint alone")
+        .in(where);
+  return std::move(found.names);
+}
+
+void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, const Container& tensors,
+                        const std::function<TensorMap(const std::optional<Model>& model)>& make_map) {
+  std::unordered_set<std::string_view> names;
+  names.reserve(tensors.tensors.size());
+  for (const TensorEntry& tensor : tensors.tensors) names.insert(tensor.name);
+  read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
+    return planned_model(config, {tensors}, notes);
+  });
+  checkpoint.map = make_map(checkpoint.model);
+  if (context.use != ConfigUse::kLenient && checkpoint.model) {
+    const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
+    if (!besides.empty())
+      checkpoint.notes.push_back("config.json does not explain these tensors: " + list_names(besides));
+  }
+  order_tensors(checkpoint);
 }
 
 }  // namespace reshard

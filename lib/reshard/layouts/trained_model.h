@@ -1,17 +1,21 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
-#include <memory>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/layout.h"
+#include "reshard/layouts/state_names.h"
 #include "reshard/specs/family.h"
 
 namespace reshard {
 
-// What layouts of files that a trainer writes share: where the model is described, and what it calls its tensors.
+// What layouts of files that a trainer writes share: where the model is described, what it calls its tensors, and what
+// of them there must be.
 
 /// The directory of config.json for weights in `folder`: that itself or the one above, or "huggingface" in one of them,
 /// as trainers put it there; else `folder`.
@@ -20,15 +24,30 @@ std::filesystem::path trained_directory(Files& files, const std::filesystem::pat
 /// The family of the model whose config.json is found, or null: what is wrong with it read_model says.
 FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const ReadContext& context);
 
-/// The names that the model of `checkpoint`, whose config.json is found, gives to `entries` (find_state_names); empty
-/// for those that are not the model's. What to know of them joins `checkpoint.notes`.
-/// \throws Error kBadInput, in `where`, if two entries would have one name; kUnsupported for another program's names.
-std::vector<std::string> names_in_model(Files& files, Checkpoint& checkpoint, const ReadContext& context,
-                                        const std::vector<std::string>& entries, const std::filesystem::path& where);
+/// A tensor of a trainer's checkpoint.
+struct StateEntry {
+  std::string name;
+  std::uint64_t bytes = 0;
+};
 
-/// Holds what was read against the model, if that is known: all of it is there. A trainer may have more, such as
-/// buffers or a head of its own, which is noted.
-/// \throws Error kBadInput as validate_against_model.
-void validate_trained(Checkpoint& checkpoint, ConfigUse use);
+/// What a model of `family`, or null, calls the entries (find_state_names). What to know of that joins `notes`, and
+/// what is not the model's `beside`.
+/// \throws Error kBadInput, in `where`, if two entries would have one name.
+StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* family,
+                          const std::filesystem::path& where, BesideModel& beside, std::vector<std::string>& notes);
+
+/// The same for a layout that no other program's names are read from.
+/// \throws Error kUnsupported, in `where`, for such names.
+std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const Family* family,
+                                            const std::filesystem::path& where, BesideModel& beside,
+                                            std::vector<std::string>& notes);
+
+/// Reads the model of `checkpoint`, whose config.json is found, and makes its map of it. All of the model's tensors
+/// have to be there. A trainer may have more of them, such as buffers or a head of its own, which is noted.
+/// \param tensors  the model's, whole.
+/// \param make_map  of a model, if that is known.
+/// \throws Error kBadInput as validate_trained_against_model, unless `context` is lenient.
+void read_trained_model(Files& files, Checkpoint& checkpoint, const ReadContext& context, const Container& tensors,
+                        const std::function<TensorMap(const std::optional<Model>& model)>& make_map);
 
 }  // namespace reshard

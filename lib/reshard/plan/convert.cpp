@@ -193,7 +193,7 @@ std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoi
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
   if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted);
-  if (traits.reads_as_whole) {
+  if (traits.needs_no_mesh) {
     const Model* model = checkpoint.model ? &*checkpoint.model : nullptr;
     return plan_target(files, job, target, model, selection.wanted);
   }

@@ -10,12 +10,13 @@
 namespace reshard {
 
 /// The grid of ranks: `tp` ranks of tensor parallelism × `pp` of pipeline parallelism × `ep` of expert parallelism,
-/// `vpp` virtual stages a pipeline rank.
+/// `vpp` virtual stages a pipeline rank. Of a checkpoint that FSDP spreads, `tp` × `fsdp` ranks.
 struct Mesh {
   std::uint32_t tp = 1;
   std::uint32_t pp = 1;
   std::uint32_t vpp = 1;
   std::uint32_t ep = 1;
+  std::optional<std::uint32_t> fsdp;  // ranks over which the rows of all tensors are spread
 
   std::uint64_t stages() const { return std::uint64_t{pp} * vpp; }
 };

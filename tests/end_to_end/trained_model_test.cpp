@@ -1,0 +1,156 @@
+// What checkpoints of training may hold beside their model, and what they may not lack: one rule for all layouts.
+
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/dcp.h"
+#include "support/dtensors.h"
+#include "support/errors.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/pickles.h"
+#include "support/temp_dir.h"
+#include "support/zero_files.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kKinds[] = {"dcp", "fsdp-ranks", "deepspeed"};
+
+/// One rank's checkpoint of these tensors, and a config.json beside it.
+void write_trained(const std::string& kind, const fs::path& directory, const TinyModel& tiny, const TensorMap& tensors,
+                   Random& random) {
+  if (kind == "dcp") {
+    std::vector<dcp::Whole> stored;
+    for (const auto& [name, data] : tensors)
+      stored.push_back({"model." + name, data, {{Dims(data.shape.size()), data.shape, 0}}});
+    dcp::write(directory, stored);
+  } else if (kind == "fsdp-ranks") {
+    SavedFile file;
+    std::vector<std::pair<std::string, std::string>> items;
+    for (const auto& [name, data] : tensors)
+      items.emplace_back(name, pickled_dtensor(file, data, data.shape, {{1}}, {0}, {{'S', 0}}));
+    file.save(directory / "model_world_size_1_rank_0.pt", pickles::dict(items));
+    write_file(directory / "optim_world_size_1_rank_0.pt", "moments");
+  } else {
+    ZeroModel model;
+    model.groups.emplace_back();
+    for (const auto& [name, data] : tensors) {
+      model.groups[0].push_back(name);
+      model.module[name] = data;
+      model.masters[name] = random_tensor(random, DType::kF32, data.shape);
+    }
+    write_zero(directory, model, 2, 1, 1, random);
+  }
+  write_file(directory / "config.json", tiny.config().dump());
+}
+
+std::string notes_of(const Job& job) {
+  return nlohmann::json(job.notes).dump();
+}
+
+TEST_CASE("Tensors besides a model that is all there are noted, and written as they are") {
+  for (const std::string kind : kKinds) {
+    CAPTURE(kind);
+    Random random(11);
+    const TinyModel tiny;
+    TensorMap tensors = random_tensors(tiny, random);
+    tensors["model.layers.1.gauge.scale"] = random_tensor(random, DType::kBF16, {3, 2});
+    const TempDir temp;
+    write_trained(kind, temp / "in", tiny, tensors, random);
+    const ConvertRequest request = convert_request(temp / "in", temp / "out");
+    CHECK_THAT(notes_of(*plan_convert(local_storage(), request)),
+               Says("config.json does not explain these tensors: model.layers.1.gauge.scale"));
+    convert(request);
+    CHECK((read_model(temp / "out") == tensors));
+  }
+}
+
+TEST_CASE("Where a model's tensor is missing, those that fit no name are listed with the nearest") {
+  for (const std::string kind : kKinds) {
+    CAPTURE(kind);
+    Random random(12);
+    const TinyModel tiny;
+    TensorMap tensors = random_tensors(tiny, random);
+    auto renamed = tensors.extract("model.layers.1.mlp.gate_proj.weight");
+    renamed.key() = "model.layers.1.mlp.gate_porj.weight";
+    tensors.insert(std::move(renamed));
+    tensors["model.zzz"] = random_tensor(random, DType::kBF16, {2});
+    const TempDir temp;
+    write_trained(kind, temp / "in", tiny, tensors, random);
+    const Error error = error_of([&] { convert(convert_request(temp / "in", temp / "out")); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "in").string());
+    CHECK(error.tensor() == "model.layers.1.mlp.gate_proj.weight");
+    CHECK_THAT(error.what(), Says("is missing, but config.json asks for it; 2 other tensors fit no name of the family: "
+                                  "model.layers.1.mlp.gate_porj.weight (did you mean "
+                                  "model.layers.1.mlp.gate_proj.weight?), model.zzz"));
+    CHECK_FALSE(fs::exists(temp / "out"));
+  }
+}
+
+TEST_CASE("A model's tensor of another shape is an error, and so are more layers than config.json counts") {
+  for (const std::string kind : kKinds) {
+    CAPTURE(kind);
+    Random random(13);
+    TinyModel tiny;
+    const TempDir temp;
+    TensorMap tensors = random_tensors(tiny, random);
+    tensors["model.norm.weight"] = random_tensor(random, DType::kBF16, {tiny.hidden + 2});
+    write_trained(kind, temp / "shape", tiny, tensors, random);
+    const Error shape = error_of([&] { convert(convert_request(temp / "shape", temp / "out")); });
+    CHECK(shape.tensor() == "model.norm.weight");
+    CHECK_THAT(shape.what(), Says("has the shape [18], but config.json asks for [16]"));
+
+    tensors = random_tensors(tiny, random);
+    tiny.layers = 1;
+    write_trained(kind, temp / "layers", tiny, tensors, random);
+    const Error layers = error_of([&] { convert(convert_request(temp / "layers", temp / "out")); });
+    CHECK(layers.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(layers.what(), Says("num_hidden_layers is 1 in config.json, but the files have layers 0 to 1"));
+  }
+}
+
+TEST_CASE("What lies beside a model is counted") {
+  Random random(14);
+  const TinyModel tiny;
+  const TensorMap tensors = random_tensors(tiny, random);
+  const TempDir temp;
+  SECTION("dcp") {
+    std::vector<dcp::Whole> stored;
+    for (const auto& [name, data] : tensors) {
+      stored.push_back({"model." + name, data, {{Dims(data.shape.size()), data.shape, 0}}});
+      stored.push_back({"optim.state." + name + ".exp_avg", random_tensor(random, DType::kF32, {4}), {{{0}, {4}, 0}}});
+    }
+    stored.push_back({"dataloader.seed", random_tensor(random, DType::kI64, {3}), {{{0}, {3}, 0}}});
+    dcp::write(temp / "in", stored);
+    const auto beside = read_checkpoint(local_storage(), temp / "in", {}).beside_model.value();
+    CHECK(beside.optimizer.tensors == tensors.size());
+    CHECK(beside.optimizer.bytes == tensors.size() * 16);
+    CHECK(beside.other.tensors == 1);
+    CHECK(beside.other.bytes == 24);
+    CHECK(beside.files == 0);
+  }
+  SECTION("deepspeed") {
+    write_trained("deepspeed", temp / "in", tiny, tensors, random);
+    const auto beside = read_checkpoint(local_storage(), temp / "in", {}).beside_model.value();
+    std::uint64_t elems = 0;
+    for (const auto& [name, data] : tensors) elems += num_elems(data.shape).value();
+    CHECK(beside.optimizer.bytes >= 4 * elems);  // masters
+    CHECK(beside.optimizer.tensors > 0);
+    CHECK(beside.other.tensors == 0);
+  }
+  SECTION("fsdp-ranks") {
+    write_trained("fsdp-ranks", temp / "in", tiny, tensors, random);
+    const auto beside = read_checkpoint(local_storage(), temp / "in", {}).beside_model.value();
+    CHECK(beside.files == 1);
+    CHECK(beside.file_bytes == 7);
+    CHECK(beside.optimizer.tensors == 0);
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
