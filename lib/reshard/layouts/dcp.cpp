@@ -18,6 +18,7 @@
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/whole_map.h"
+#include "reshard/layouts/written_names.h"
 
 namespace reshard {
 namespace {
@@ -49,6 +50,11 @@ constexpr LayoutOption kPrefix{.name = "prefix",
                                .type = LayoutOption::Type::kText,
                                .help = "What stands before all names, such as model. for accelerate"};
 
+constexpr LayoutOption kNames{
+    .name = "names",
+    .type = LayoutOption::Type::kText,
+    .help = "Names of tensors: hf (the default), or a program's, such as torchtitan (its newest) or torchtitan-0.2"};
+
 /// \throws Error kUsage.
 std::string prefix_of(const std::string& given) {
   if (given.empty()) return given;
@@ -68,7 +74,7 @@ Container container_of(const std::vector<ChunkedTensor>& tensors) {
 class DcpLayout final : public Layout {
  public:
   const LayoutTraits& traits() const override { return kDcpTraits; }
-  std::vector<const LayoutOption*> options() const override { return {&kFsdp, &kPrefix}; }
+  std::vector<const LayoutOption*> options() const override { return {&kFsdp, &kNames, &kPrefix}; }
 
   std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
     const auto found_in = [&](const fs::path& folder) {
@@ -128,9 +134,15 @@ class DcpLayout final : public Layout {
     if (std::uint64_t{fsdp} * plan.mesh.tp > kMaxParallelDegree)
       throw Error(ErrorKind::kUsage,
                   fmt::format("`fsdp` {} and `tp` {} make more than {} ranks", fsdp, plan.mesh.tp, kMaxParallelDegree));
-    plan.map =
-        dcp_target_map(context.logical, context.model, {fsdp, plan.mesh.tp, prefix_of(request.options.text(kPrefix))});
+    plan.mesh.fsdp = fsdp;
+    DcpCut cut{fsdp, plan.mesh.tp, prefix_of(request.options.text(kPrefix)), request.options.text(kNames)};
+    if (cut.names == whole_layout().traits().name) cut.names.clear();  // the model's own
+    plan.map = dcp_target_map(context.logical, context.model, cut);
     plan.text_files = std::move(plan.map.text_files);
+    if (!cut.names.empty())
+      if (const auto unused = WrittenNames(*context.model, cut.names).unused(); !unused.empty())
+        plan.notes.push_back("the program may have more tensors, which the model has no values for: " +
+                             list_names(unused));
     return plan;
   }
 

@@ -232,7 +232,8 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors)
     entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
-  StateNames names = names_in_model(entries, family, source.where, source.beside, source.notes);
+  StateNames names = names_in_model(entries, family, source.where, source.notes);
+  leave_out_others(entries, names.names, source.beside, source.notes);
   if (metadata.bytes.size() == 1)
     source.notes.push_back(printable(metadata.bytes.front().name) + ", which is no tensor, is left out");
   else if (!metadata.bytes.empty())
@@ -272,7 +273,8 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
           .tensor(tensor.entry);
     entries.push_back({tensor.entry, *bytes});
   }
-  StateNames names = names_in_model(entries, family, source.where, source.beside, source.notes);
+  StateNames names = names_in_model(entries, family, source.where, source.notes);
+  leave_out_others(entries, names.names, source.beside, source.notes);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     source.tensors[i].name = std::move(names.names[i]);
     take_order(names, i, source.tensors[i]);

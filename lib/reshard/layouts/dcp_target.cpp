@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/dcp_plan.h"
+#include "reshard/layouts/dcp_entries.h"
 #include "reshard/layouts/target_file.h"
+#include "reshard/layouts/written_names.h"
 
 namespace reshard {
 namespace {
@@ -31,7 +34,7 @@ void cut_dim(Box& box, std::size_t dim, std::uint32_t parts, std::uint32_t index
 /// Which rank writes what.
 struct RankFileTensors {
   std::vector<StoredTensor> tensors;
-  std::vector<std::pair<std::uint32_t, Box>> chunks;  // of each of them: the logical tensor, and the box of it
+  std::vector<std::pair<std::uint32_t, Box>> chunks;  // of each of them: the entry, and the box of it
   std::uint64_t bytes = 0;
 };
 
@@ -42,7 +45,12 @@ class Cutter {
     if (cut.tp > 1 && model == nullptr)
       throw Error(ErrorKind::kUsage, "`tp`: nothing says which dims of which tensors tensor-parallel ranks split")
           .hint("give the model's config.json (`config`), or leave out `tp`: torch loads the checkpoint into any mesh");
+    if (!cut.names.empty() && model == nullptr)
+      throw Error(ErrorKind::kUsage, "`names`: nothing says which tensors of the model have them")
+          .hint("give the model's config.json (`config`), or leave out `names`");
+    if (!cut.names.empty()) names_.emplace(*model, cut.names);
     if (model == nullptr) return;
+    head_dim_ = model->head_dim;
     for (const ModelParameter& parameter : model->parameters) parameters_.emplace(parameter.name, &parameter);
   }
 
@@ -50,8 +58,12 @@ class Cutter {
     map_.reserve_logical(logical_.size());
     for (std::uint32_t t = 0; t < logical_.size(); ++t) {
       map_.add_logical(logical_[t], {});
-      metadata_.tensors.push_back({cut_.prefix + logical_[t].name, {}, logical_[t].dtype, logical_[t].shape, {}});
-      add_chunks(t);
+      add_entry(t);
+    }
+    for (std::uint32_t e = 0; e < entries_.size(); ++e) {
+      if (entries_[e].stacked) validate_all_experts(entries_[e]);
+      metadata_.tensors.push_back({entries_[e].name, {}, entries_[e].dtype, entries_[e].shape, {}});
+      add_chunks(e);
     }
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
       if (!ranks_[rank].tensors.empty()) add_file(rank);
@@ -62,19 +74,36 @@ class Cutter {
   }
 
  private:
-  std::optional<std::size_t> tensor_parallel_dim(const LogicalTensor& tensor) const {
+  /// Where a parameter is written.
+  WrittenNames::Place place_of(const std::string& parameter) const {
+    WrittenNames::Place place = names_ ? names_->of(parameter) : WrittenNames::Place{parameter};
+    place.entry.insert(0, cut_.prefix);
+    return place;
+  }
+
+  void add_entry(std::uint32_t t) {
+    const LogicalTensor& tensor = logical_[t];
+    const WrittenNames::Place place = place_of(tensor.name);
+    const auto [known, is_new] = entry_of_.emplace(place.entry, static_cast<std::uint32_t>(entries_.size()));
+    if (!is_new) return add_expert(entries_[known->second], tensor, t, place.index);
+    entries_.push_back(dcp_entry(tensor, t, place, head_dim_));
+    entries_.back().tp_dim = tensor_parallel_dim(tensor, place.stacked > 0 ? 1 : 0);
+  }
+
+  /// \param before  dims that the entry has in front of the tensor's.
+  std::optional<std::size_t> tensor_parallel_dim(const LogicalTensor& tensor, std::size_t before) const {
     if (cut_.tp == 1) return std::nullopt;
     const auto found = parameters_.find(tensor.name);
     if (found == parameters_.end()) return std::nullopt;
     const std::optional<std::uint32_t> dim = found->second->split_dim;
-    return dim && *dim < tensor.shape.size() ? std::optional<std::size_t>(*dim) : std::nullopt;
+    return dim && *dim < tensor.shape.size() ? std::optional<std::size_t>(*dim + before) : std::nullopt;
   }
 
-  void add_chunks(std::uint32_t t) {
-    const LogicalTensor& tensor = logical_[t];
-    const Box all = whole(tensor.shape);
-    const bool is_cut = !tensor.shape.empty() && volume(all) > 0;
-    const auto tp_dim = is_cut ? tensor_parallel_dim(tensor) : std::nullopt;
+  void add_chunks(std::uint32_t e) {
+    const DcpEntry& entry = entries_[e];
+    const Box all = whole(entry.shape);
+    const bool is_cut = !entry.shape.empty() && volume(all) > 0;
+    const auto tp_dim = is_cut ? entry.tp_dim : std::nullopt;
     for (std::uint32_t i = 0; i < (is_cut ? cut_.fsdp : 1); ++i) {
       for (std::uint32_t j = 0; j < (tp_dim ? cut_.tp : 1); ++j) {
         Box box = all;
@@ -82,8 +111,7 @@ class Cutter {
         if (is_cut) cut_dim(box, 0, cut_.fsdp, i);
         if (is_cut && volume(box) == 0) continue;  // of ranks that have none
         const std::size_t first = is_cut ? std::size_t{i} * cut_.tp : 0;
-        add_chunk(t, tensor, std::move(box),
-                  tp_dim ? first + j : least_filled(first, is_cut ? cut_.tp : ranks_.size()));
+        add_chunk(e, std::move(box), tp_dim ? first + j : least_filled(first, is_cut ? cut_.tp : ranks_.size()));
       }
     }
   }
@@ -96,18 +124,18 @@ class Cutter {
     return static_cast<std::size_t>(least - ranks_.begin());
   }
 
-  void add_chunk(std::uint32_t t, const LogicalTensor& tensor, Box box, std::size_t rank) {
+  void add_chunk(std::uint32_t e, Box box, std::size_t rank) {
     RankFileTensors& file = ranks_[rank];
-    file.bytes += num_bytes(tensor.dtype, box.size).value_or(0);
-    file.tensors.push_back({metadata_.tensors[t].name, tensor.dtype, box.size});
-    file.chunks.emplace_back(t, std::move(box));
+    file.bytes += num_bytes(entries_[e].dtype, box.size).value_or(0);
+    file.tensors.push_back(stored_part(entries_[e], box));
+    file.chunks.emplace_back(e, std::move(box));
   }
 
   void add_file(std::size_t rank) {
     RankFileTensors& file = ranks_[rank];
     std::vector<TensorEntry> entries;
     entries.reserve(file.tensors.size());
-    for (const StoredTensor& tensor : file.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
+    for (const StoredTensor& tensor : file.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.file_shape()});
     const std::vector<DcpPlace> places = plan_dcp_items(std::move(entries)).places;
     TargetContainer container;
     container.format = Format::kPytorch;
@@ -119,11 +147,11 @@ class Cutter {
     metadata_.files.push_back(container.path.string());
     const std::vector<std::uint32_t> stored = add_target_container(map_, std::move(container));
     for (std::size_t i = 0; i < stored.size(); ++i) {
-      auto& [t, box] = file.chunks[i];
-      map_.pieces[t].push_back({stored[i], box, Dims(box.size.size())});
+      auto& [e, box] = file.chunks[i];
+      add_part_pieces(map_, entries_[e], box, stored[i]);
       DcpPlace place = places[i];
       place.file = file_index;
-      metadata_.tensors[t].chunks.push_back({std::move(box), place});
+      metadata_.tensors[e].chunks.push_back({std::move(box), place});
     }
     file = {};
   }
@@ -131,16 +159,16 @@ class Cutter {
   /// A model in training has both names of a tied parameter, and torch wants both: the second is another name for the
   /// same items.
   void add_tied() {
-    std::unordered_map<std::string_view, std::size_t> held;
-    for (std::size_t t = 0; t < logical_.size(); ++t) held.emplace(logical_[t].name, t);
+    std::unordered_set<std::string_view> held;
+    for (const LogicalTensor& tensor : logical_) held.insert(tensor.name);
     std::vector<std::pair<std::string, std::string>> tied;
     for (const auto& [name, parameter] : parameters_)
       if (!parameter->tied_to.empty() && held.count(name) == 0 && held.count(parameter->tied_to) > 0)
         tied.emplace_back(name, parameter->tied_to);
     std::sort(tied.begin(), tied.end());
     for (const auto& [name, to] : tied) {
-      DcpTensor tensor = metadata_.tensors[held.at(to)];
-      tensor.name = cut_.prefix + name;
+      DcpTensor tensor = metadata_.tensors[entry_of_.at(place_of(to).entry)];
+      tensor.name = place_of(name).entry;
       metadata_.tensors.push_back(std::move(tensor));
     }
   }
@@ -157,7 +185,11 @@ class Cutter {
 
   std::span<const LogicalTensor> logical_;
   const DcpCut& cut_;
+  std::optional<WrittenNames> names_;  // of another program
+  std::uint64_t head_dim_ = 0;
   std::unordered_map<std::string_view, const ModelParameter*> parameters_;
+  std::vector<DcpEntry> entries_;
+  std::unordered_map<std::string, std::uint32_t> entry_of_;  // index into entries_, by name
   std::vector<RankFileTensors> ranks_;
   TensorMap map_;
   DcpMetadata metadata_;

@@ -14,13 +14,16 @@ struct DcpCut {
   std::uint32_t fsdp = 1;  // ranks over which rows are spread, as FSDP2 does
   std::uint32_t tp = 1;    // tensor-parallel ranks of each of these
   std::string prefix;      // of all names: empty, or parts that end in dots ("model.")
+  std::string names;       // of another program, as of WrittenNames; empty: the model's own
 };
 
 /// The map and `.metadata` of a checkpoint with a file for each rank (i, j) of the mesh `fsdp` × `tp`: along a dim of n
 /// elements each part has ceil(n / parts), the last ones less or none (torch.chunk, as DTensor's Shard has it). Where a
 /// dim is split twice, tensor parallelism comes first. What several ranks would have is in the file of one of them.
+/// Where another program stacks experts, or has rows in another order, the parts are of what that program has.
 /// \param model  says which dims tensor-parallel ranks split, and which names are tied; without it, none are.
-/// \throws Error kUsage for more `tp` than 1 without a model; kUnsupported for a dtype that torch does not have.
+/// \throws Error kUsage for more `tp` than 1, or names of another program, without a model; as WrittenNames;
+///         kUnsupported for a dtype that torch does not have.
 TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const Model* model, const DcpCut& cut);
 
 }  // namespace reshard

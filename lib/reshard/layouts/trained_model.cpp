@@ -45,7 +45,7 @@ FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const Read
 }
 
 StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* family, const fs::path& where,
-                          BesideModel& beside, std::vector<std::string>& notes) {
+                          std::vector<std::string>& notes) {
   std::vector<std::string> names;
   names.reserve(entries.size());
   for (const StateEntry& entry : entries) names.push_back(entry.name);
@@ -56,10 +56,15 @@ StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* 
     throw error.in(where);
   }
   if (std::string note = state_names_note(found); !note.empty()) notes.push_back(std::move(note));
+  return found;
+}
+
+void leave_out_others(const std::vector<StateEntry>& entries, const std::vector<std::string>& names,
+                      BesideModel& beside, std::vector<std::string>& notes) {
   std::vector<std::string> others;
   TensorCount states;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (!found.names[i].empty()) continue;
+    if (!names[i].empty()) continue;
     const bool is_state = is_optimizer_state(entries[i].name);
     TensorCount& count = is_state ? states : beside.other;
     ++count.tensors;
@@ -71,17 +76,17 @@ StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* 
   if (states.tensors > 0)
     notes.push_back(left_out_text(states.tensors, "of the optimizer's state (" + format_bytes(states.bytes) + ")"));
   if (!others.empty()) notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));
-  return found;
 }
 
 std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const Family* family,
                                             const fs::path& where, BesideModel& beside,
                                             std::vector<std::string>& notes) {
-  StateNames found = names_in_model(entries, family, where, beside, notes);
+  StateNames found = names_in_model(entries, family, where, notes);
   if (!found.program.empty())
     throw Error(ErrorKind::kUnsupported, "its tensors have the names of " + found.program +
                                              ", which are read from torch.distributed.checkpoint alone")
         .in(where);
+  leave_out_others(entries, found.names, beside, notes);
   return std::move(found.names);
 }
 

@@ -30,13 +30,16 @@ struct StateEntry {
   std::uint64_t bytes = 0;
 };
 
-/// What a model of `family`, or null, calls the entries (find_state_names). What to know of that joins `notes`, and
-/// what is not the model's `beside`.
+/// What a model of `family`, or null, calls the entries (find_state_names). What to know of that joins `notes`.
 /// \throws Error kBadInput, in `where`, if two entries would have one name.
 StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* family,
-                          const std::filesystem::path& where, BesideModel& beside, std::vector<std::string>& notes);
+                          const std::filesystem::path& where, std::vector<std::string>& notes);
 
-/// The same for a layout that no other program's names are read from.
+/// Counts the entries that are not the model's, and notes that they are left out.
+void leave_out_others(const std::vector<StateEntry>& entries, const std::vector<std::string>& names,
+                      BesideModel& beside, std::vector<std::string>& notes);
+
+/// Both, for a layout that no other program's names are read from.
 /// \throws Error kUnsupported, in `where`, for such names.
 std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const Family* family,
                                             const std::filesystem::path& where, BesideModel& beside,

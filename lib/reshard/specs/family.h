@@ -135,6 +135,8 @@ struct Family {
   struct OtherNames {
     std::string program;  // "torchtitan"
     std::vector<OtherName> parameters;
+    /// What versions are called that have other names, the newest first. A parameter has a name of each, or one of all.
+    std::vector<std::string> versions;
     std::vector<std::string> unused;  // names of what the model has no place for
   };
 

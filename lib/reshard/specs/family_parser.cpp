@@ -331,12 +331,16 @@ std::vector<Family::OtherNames> other_names_at(const SpecObject& object, const F
   std::vector<Family::OtherNames> all;
   for (const auto& item : json.items()) {
     const SpecObject of_program(item.value(), object.file(), programs.pointer_to(item.key()), "other_names");
-    of_program.validate_keys({"parameters", "unused"});
-    Family::OtherNames names{item.key(), {}, {}};
+    of_program.validate_keys({"parameters", "versions", "unused"});
+    Family::OtherNames names{item.key(), {}, {}, {}};
     const Json& listed = of_program.at("parameters");
     const SpecObject parameters(listed, object.file(), of_program.pointer_to("parameters"), "other_names");
     for (const auto& parameter : listed.items())
       names.parameters.push_back(other_name_at(parameters, parameter.key(), family));
+    if (of_program.has("versions")) names.versions = of_program.strings_at("versions");
+    for (const Family::OtherName& other : names.parameters)
+      if (other.names.size() != 1 && other.names.size() != names.versions.size())
+        parameters.fail(other.parameter, "one name, or one of each of \"versions\"");
     if (of_program.has("unused")) names.unused = of_program.strings_at("unused");
     all.push_back(std::move(names));
   }
