@@ -53,6 +53,26 @@ TEST_CASE("Every case of torch.distributed.checkpoint is converted into its mode
   }
 }
 
+TEST_CASE("Every case of torch.distributed.checkpoint is cut for other ranks, and is its model still") {
+  for (const fs::path& golden_case : golden_cases("dcp")) {
+    for (const auto& [fsdp, tp] : {std::pair(3u, 1u), {2u, 2u}}) {
+      DYNAMIC_SECTION(golden_case.filename().string() << " " << fsdp << " " << tp) {
+        const json golden = golden_of(golden_case);
+        const TempDir temp;
+        ConvertRequest cut = dcp_request(golden_case / "sharded", golden_case / "original", temp / "cut");
+        cut.target.layout = layout("dcp");
+        cut.target.tp = tp;
+        cut.target.options.set_number("fsdp", fsdp);
+        cut.dtype = cast_of(golden);
+        convert(cut);
+        CHECK(fs::exists(temp / "cut/__1_0.distcp"));
+        convert(dcp_request(temp / "cut", "", temp / "out"));
+        CHECK(describe_tensors(read_model(temp / "out")) == golden["original"]);
+      }
+    }
+  }
+}
+
 fs::path dcp_case(const std::string& name) {
   return testdata("golden/dcp") / name;
 }
