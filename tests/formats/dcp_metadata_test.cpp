@@ -405,6 +405,40 @@ TEST_CASE("An item in a zstd frame is found in what that decodes to") {
   CHECK_THAT(error_of([&] { plain.find(); }).what(), Says("its zstd frame is damaged"));
 }
 
+TEST_CASE("An object is found whole, whatever it would run, and opened by nobody") {
+  const std::string object = torch_zip(stream(call("os", "system", {text("true")})), {});
+  const auto find = [](const std::string& content, const DcpPlace& place,
+                       const std::vector<std::string>& transforms = {}) {
+    MemoryFiles files;
+    files.write("d/__0_0.distcp", content);
+    return DcpFile(files, "d/__0_0.distcp").find(DcpBytes{"rng", place}, transforms);
+  };
+  const DcpItem plain = find("before" + object + "after", {0, 0, 6, object.size()});
+  CHECK_FALSE(plain.frame);
+  CHECK(plain.tensor.dtype == DType::kU8);
+  CHECK(plain.tensor.shape == Dims{object.size()});
+  CHECK(plain.tensor.offset_bytes == 6);
+
+  const std::string frame = zstd_frame(object);
+  const DcpItem decoded = find("before" + frame, {0, 1, 6, frame.size()}, {"stream.zstd/1"});
+  CHECK(decoded.frame == ZstdFrame{6, frame.size()});
+  CHECK(decoded.decoded_bytes == object.size());
+  CHECK(decoded.tensor.offset_bytes == 0);
+  CHECK(decoded.tensor.shape == Dims{object.size()});
+
+  const auto check = [&](const std::string& content, std::uint64_t length, const std::string& what) {
+    const Error error = error_of([&] { find(content, {0, 0, 0, length}); });
+    CHECK(error.path() == "d/__0_0.distcp");
+    CHECK(error.tensor() == "rng");
+    CHECK_THAT(error.what(), Says(what));
+  };
+  check(object, object.size() + 1, "goes past the file's end");
+  check(object + "x", object.size() + 1, "is not the end of the file");
+  check(object, object.size() - 1, "has no zip directory at its end");
+  check(std::string(object.size(), 'x'), object.size(), "do not begin like an item of torch.save");
+  check(safetensors_bytes({{"a", {DType::kU8, {1}, "a"}}}), 0, "puts it into a file of safetensors");
+}
+
 TEST_CASE("A bucket of safetensors is read by the names of tensors") {
   OneItem item(safetensors_bytes({{"w", {DType::kF32, {2, 2}, kFloats}}, {"a", {DType::kU8, {1}, "a"}}}));
   item.chunk.place.offset_bytes = item.chunk.place.length_bytes = 0;

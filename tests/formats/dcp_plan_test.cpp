@@ -7,6 +7,7 @@
 #include "reshard/formats/dcp_item.h"
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"
+#include "support/dcp.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/local_files.h"
@@ -30,13 +31,20 @@ TEST_CASE("A .metadata that is written says on reading what it was made of") {
   }
   metadata.tensors.push_back({"step", {}, DType::kF32, {}, {{{{}, {}}, {1, 0, 7, 9}}}});
   metadata.paths.push_back({"step", {std::string("step")}});
+  metadata.bytes = {{"optim.param_groups.0.lr", {1, 0, 16, 864}}, {"rng", {0, 0, 1 << 20, 7}}};
+  metadata.paths.push_back(
+      {"optim.param_groups.0.lr", {std::string("optim"), std::string("param_groups"), 0, std::string("lr")}});
   const TempDir temp;
   write_file(temp / kDcpMetadataFile, dcp_metadata_file(metadata));
   const auto source = local_storage().open(temp / kDcpMetadataFile);
   const DcpMetadata read = read_dcp_metadata(*source, temp / kDcpMetadataFile);
   CHECK(read.files == metadata.files);
   CHECK(read.paths == metadata.paths);
-  CHECK(read.bytes.empty());
+  REQUIRE(read.bytes.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    CHECK(read.bytes[i].name == metadata.bytes[i].name);
+    CHECK((read.bytes[i].place == metadata.bytes[i].place));
+  }
   REQUIRE(read.tensors.size() == metadata.tensors.size());
   for (std::size_t t = 0; t < read.tensors.size(); ++t) {
     const DcpTensor& tensor = read.tensors[t];
@@ -70,6 +78,29 @@ TEST_CASE("Items that are written are found where the plan says") {
     CHECK(found.size_bytes == planned.size_bytes);
     CHECK(plan.places[i].offset_bytes % 64 == 0);
   }
+}
+
+TEST_CASE("Objects stand between tensors as they are") {
+  const std::string object = dcp::object_bytes("any");
+  std::vector<TensorEntry> entries{
+      {"a", DType::kBF16, {3, 5}}, {"o", DType::kU8, {object.size()}}, {"b", DType::kF32, {}}};
+  entries[1].is_object = true;
+  const DcpItemsPlan plan = plan_dcp_items(entries);
+  std::string bytes(plan.container.size_bytes, '\0');
+  for (const FilePart& part : plan.container.parts) bytes.replace(part.offset_bytes, part.bytes.size(), part.bytes);
+  REQUIRE(plan.places.size() == 3);
+  CHECK(plan.places[1].length_bytes == object.size());
+  CHECK(plan.places[1].offset_bytes % 64 == 0);
+  CHECK(plan.container.tensors[1].offset_bytes == plan.places[1].offset_bytes);
+  CHECK(bytes.substr(plan.places[1].offset_bytes, object.size()) == std::string(object.size(), '\0'));
+  bytes.replace(plan.places[1].offset_bytes, object.size(), object);
+  MemoryFiles files;
+  files.write("d/__0_0.distcp", bytes);
+  const DcpFile file(files, "d/__0_0.distcp");
+  const TensorEntry found = file.find(DcpBytes{"o", plan.places[1]}).tensor;
+  CHECK(found.offset_bytes == plan.places[1].offset_bytes);
+  CHECK(found.size_bytes == object.size());
+  CHECK(found.shape == Dims{object.size()});
 }
 
 TEST_CASE("A dtype that torch does not have is refused") {

@@ -3,6 +3,8 @@
 #include <map>
 #include <stdexcept>
 
+#include "reshard/formats/dcp_item.h"
+#include "support/local_files.h"
 #include "support/pickles.h"
 #include "support/zips.h"
 
@@ -80,7 +82,10 @@ std::string metadata_bytes(const std::string& entries, const std::string& storag
 
 std::string metadata_bytes(const Metadata& metadata) {
   std::string entries, storage, paths;
-  const auto add_path = [&](const std::string& name) { paths += text(name) + tuple({text(name)}); };
+  const auto add_path = [&](const std::string& name) {
+    const auto own = metadata.paths.find(name);
+    paths += text(name) + (own == metadata.paths.end() ? tuple({text(name)}) : own->second);
+  };
   for (const Tensor& tensor : metadata.tensors) {
     entries += text(tensor.name) + tensor_value(tensor);
     for (const Chunk& chunk : tensor.chunks)
@@ -134,20 +139,26 @@ std::string slice(const TensorData& whole, const Dims& begin, const Dims& size) 
 
 namespace {
 
-void write(const fs::path& directory, const std::vector<Whole>& tensors, const std::string& metadata_file) {
+void write(const fs::path& directory, const std::vector<Whole>& tensors, const std::vector<Object>& objects,
+           const std::map<std::string, std::string>& paths, const std::string& metadata_file) {
   Metadata metadata;
+  metadata.paths = paths;
   std::map<std::uint32_t, std::string> ranks;
+  const auto put = [&](std::uint32_t rank, const std::string& item) {
+    std::string& file = ranks[rank];
+    const Place place{"__" + std::to_string(rank) + "_0.distcp",
+                      static_cast<std::int64_t>(file.size()),
+                      static_cast<std::int64_t>(item.size()),
+                      {}};
+    file += item;
+    return place;
+  };
+  for (const Object& object : objects) metadata.bytes.push_back({object.name, put(object.rank, object.bytes)});
   for (const Whole& whole : tensors) {
     Tensor tensor{whole.name, describe(whole.data.dtype).torch_name, signed_of(whole.data.shape), {}};
     for (const Part& part : whole.parts) {
-      std::string& file = ranks[part.rank];
       const std::string item = item_bytes(tensor.dtype, signed_of(part.size), slice(whole.data, part.begin, part.size));
-      const std::string name = "__" + std::to_string(part.rank) + "_0.distcp";
-      tensor.chunks.push_back(
-          {signed_of(part.begin),
-           signed_of(part.size),
-           {name, static_cast<std::int64_t>(file.size()), static_cast<std::int64_t>(item.size()), {}}});
-      file += item;
+      tensor.chunks.push_back({signed_of(part.begin), signed_of(part.size), put(part.rank, item)});
     }
     metadata.tensors.push_back(std::move(tensor));
   }
@@ -156,16 +167,59 @@ void write(const fs::path& directory, const std::vector<Whole>& tensors, const s
   write_file(directory / metadata_file, metadata_bytes(metadata));
 }
 
-}  // namespace
-
-void write(const fs::path& directory, const std::vector<Whole>& tensors) {
-  write(directory, tensors, ".metadata");
+/// Puts the elements of a chunk, in C order, where they belong.
+void put_box(TensorData& data, const Box& box, const std::string& bytes) {
+  const std::size_t elem_bytes = bits(data.dtype) / 8;
+  Dims index(box.size.size());
+  for (std::size_t i = 0; i * elem_bytes < bytes.size(); ++i) {
+    std::uint64_t at = 0;
+    for (std::size_t d = 0; d < index.size(); ++d) at = at * data.shape[d] + box.begin[d] + index[d];
+    data.bytes.replace(at * elem_bytes, elem_bytes, bytes, i * elem_bytes, elem_bytes);
+    for (std::size_t d = index.size(); d-- > 0 && ++index[d] == box.size[d];) index[d] = 0;
+  }
 }
 
-void write_rank(const fs::path& directory, std::vector<Whole> tensors, std::uint32_t rank) {
+}  // namespace
+
+std::string object_bytes(const std::string& value) {
+  return torch_zip(stream(text(value)), {});
+}
+
+void write(const fs::path& directory, const std::vector<Whole>& tensors, const std::vector<Object>& objects,
+           const std::map<std::string, std::string>& paths) {
+  write(directory, tensors, objects, paths, ".metadata");
+}
+
+void write_rank(const fs::path& directory, std::vector<Whole> tensors, std::uint32_t rank,
+                const std::vector<Object>& objects) {
   for (Whole& tensor : tensors) std::erase_if(tensor.parts, [&](const Part& part) { return part.rank != rank; });
   std::erase_if(tensors, [](const Whole& tensor) { return tensor.parts.empty(); });
-  write(directory, tensors, "__" + std::to_string(rank) + ".metadata");
+  std::vector<Object> own = objects;
+  std::erase_if(own, [&](const Object& object) { return object.rank != rank; });
+  write(directory, tensors, own, {}, "__" + std::to_string(rank) + ".metadata");
+}
+
+Content read(const fs::path& directory) {
+  const fs::path path = directory / kDcpMetadataFile;
+  const DcpMetadata metadata = read_dcp_metadata(*local_storage().open(path), path);
+  const auto bytes_at = [&](const DcpPlace& place, std::uint64_t offset, std::uint64_t size) {
+    return read_file(directory / metadata.files[place.file]).substr(offset, size);
+  };
+  Content content;
+  content.paths = {metadata.paths.begin(), metadata.paths.end()};
+  for (const DcpTensor& tensor : metadata.tensors) {
+    TensorData& data = content.tensors[tensor.name];
+    data = {*tensor.dtype, tensor.shape, {}};
+    data.bytes.resize(*num_bytes(*tensor.dtype, tensor.shape), '?');
+    for (const DcpChunk& chunk : tensor.chunks) {
+      const DcpFile file(local_storage(), directory / metadata.files[chunk.place.file]);
+      const TensorEntry found = file.find(tensor, chunk).tensor;
+      put_box(data, chunk.box, bytes_at(chunk.place, found.offset_bytes, found.size_bytes));
+    }
+  }
+  for (const DcpBytes& object : metadata.bytes)
+    content.objects[object.name] = bytes_at(object.place, object.place.offset_bytes, object.place.length_bytes);
+  return content;
 }
 
 }  // namespace reshard::test::dcp

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "reshard/formats/dcp_metadata.h"
 #include "support/files.h"
 
 /// Checkpoints of torch.distributed.checkpoint by hand, as torch 2.6 writes them.
@@ -39,6 +41,7 @@ struct Metadata {
   std::vector<Tensor> tensors;
   std::vector<Bytes> bytes;
   bool has_paths = true;
+  std::map<std::string, std::string> paths;  // pickled, where they are not the name alone
 };
 
 /// Pickled values, to make others of than `metadata_bytes` does.
@@ -69,10 +72,29 @@ struct Whole {
   std::vector<Part> parts;
 };
 
+/// An object, in the file of one rank.
+struct Object {
+  std::string name;
+  std::string bytes;
+  std::uint32_t rank = 0;
+};
+/// What torch.save makes of a text.
+std::string object_bytes(const std::string& text);
+
 /// Writes `.metadata` and a file per rank; or, of all ranks, what one of them saves without the others: its file, and
 /// metadata of its own parts.
-void write(const std::filesystem::path& directory, const std::vector<Whole>& tensors);
-void write_rank(const std::filesystem::path& directory, std::vector<Whole> tensors, std::uint32_t rank);
+void write(const std::filesystem::path& directory, const std::vector<Whole>& tensors,
+           const std::vector<Object>& objects = {}, const std::map<std::string, std::string>& paths = {});
+void write_rank(const std::filesystem::path& directory, std::vector<Whole> tensors, std::uint32_t rank,
+                const std::vector<Object>& objects = {});
+
+/// All that a directory holds, put together from its chunks.
+struct Content {
+  std::map<std::string, TensorData> tensors;
+  std::map<std::string, std::string> objects;
+  std::map<std::string, DcpPath> paths;
+};
+Content read(const std::filesystem::path& directory);
 
 /// The elements of a box, in C order.
 std::string slice(const TensorData& whole, const Dims& begin, const Dims& size);

@@ -24,6 +24,7 @@ struct TensorEntry {
   std::uint32_t file = 0;          // index into Container::files
   Dims strides;                    // in elements, one a dim; empty where the elements lie in C order
   bool expert_parallel = false;    // of a writer: xser says which tensors are of experts that are spread over ranks
+  bool is_object = false;  // of a writer: bytes that torch.save made of an object, which stand there as they are
 };
 
 struct ContainerFile {

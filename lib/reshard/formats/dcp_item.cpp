@@ -12,6 +12,7 @@
 #include "reshard/formats/magic.h"
 #include "reshard/formats/safetensors.h"
 #include "reshard/formats/torch_file.h"
+#include "reshard/formats/zip_end.h"
 
 namespace reshard {
 namespace {
@@ -26,6 +27,8 @@ constexpr std::size_t kEndBytes = 2048;
 /// An item has no more than its tensor and this: records of the archive.
 constexpr std::uint64_t kMostRecordBytes = std::uint64_t{1} << 20;
 constexpr const char* kZstdTransform = "stream.zstd/1";
+/// Of an object; a bomb decodes to more.
+constexpr std::uint64_t kMostObjectBytes = std::uint64_t{1} << 32;
 
 /// An item of which the ends have been read, and no more is to be.
 class ItemSource final : public Source {
@@ -107,48 +110,88 @@ DcpFile::DcpFile(Files& files, std::filesystem::path path) : path_(std::move(pat
   for (std::size_t i = 0; bucket_ && i < bucket_->tensors.size(); ++i) in_bucket_.emplace(bucket_->tensors[i].name, i);
 }
 
-DcpItem DcpFile::find(const DcpTensor& tensor, const DcpChunk& chunk,
-                      const std::vector<std::string>& transforms) const {
+/// An item that can be read: a range of the file, or what one decodes to.
+struct DcpFile::Range {
+  std::unique_ptr<Source> item;
+  std::optional<ZstdFrame> frame;
+  std::uint64_t begin = 0;  // of the item in the file, or 0
+};
+
+namespace {
+
+/// Says where an error was found.
+template <typename Find>
+auto find_in(const std::filesystem::path& path, const std::string& name, const Find& find) {
   try {
-    if (bucket_) return {find_in_bucket(tensor, chunk), {}, 0};
-    return find_item(tensor, chunk, transforms);
+    return find();
   } catch (Error& error) {
-    if (error.path().empty()) error.in(path_);
-    if (error.tensor().empty()) error.tensor(tensor.name);
+    if (error.path().empty()) error.in(path);
+    if (error.tensor().empty()) error.tensor(name);
     if (error.hint().empty() && error.kind() == ErrorKind::kBadInput) error.hint(kOtherSave);
     throw;
   }
 }
 
-DcpItem DcpFile::find_item(const DcpTensor& tensor, const DcpChunk& chunk,
-                           const std::vector<std::string>& transforms) const {
-  const DcpPlace& place = chunk.place;
-  const std::uint64_t end = place.offset_bytes + place.length_bytes;
-  const std::string where =
-      fmt::format("its chunk at {}, bytes {} to {} of the file,", to_string(chunk.box.begin), place.offset_bytes, end);
-  if (end > source_->size_bytes())
-    throw Error(ErrorKind::kBadInput, fmt::format("{} goes past the file's end, {}", where, source_->size_bytes()));
-  if (!transforms.empty()) {
-    if (transforms.size() != 1 || transforms.front() != kZstdTransform)
-      throw Error(ErrorKind::kUnsupported,
-                  fmt::format("{} is transformed by {}, which is not known", where, list_names(transforms)))
-          .hint("load it with torch and the extension that wrote it, and save it without");
-    const ZstdFrame frame{place.offset_bytes, place.length_bytes};
-    const std::uint64_t most_bytes = *num_bytes(*tensor.dtype, chunk.box.size) + kMostRecordBytes;
-    ZstdEnds ends = read_zstd_ends(*source_, frame, kEndBytes, most_bytes, path_);
-    const std::uint64_t size_bytes = ends.size_bytes;
-    const ItemSource item(size_bytes, std::move(ends.head), std::move(ends.tail));
-    return {read_zip(item, tensor, chunk, where), frame, size_bytes};
-  }
-  const RangeSource item(*source_, place.offset_bytes, place.length_bytes);
+/// Bytes of an item, as bytes of the file.
+template <typename Read>
+auto read_at_offset(std::uint64_t begin, const Read& read) {
   try {
-    DcpItem found{read_zip(item, tensor, chunk, where), {}, 0};
-    found.tensor.offset_bytes += place.offset_bytes;
-    return found;
+    return read();
   } catch (Error& error) {
-    if (error.offset_bytes()) error.at_byte(place.offset_bytes + *error.offset_bytes());
+    if (error.offset_bytes() && begin > 0) error.at_byte(begin + *error.offset_bytes());
     throw;
   }
+}
+
+}  // namespace
+
+DcpItem DcpFile::find(const DcpTensor& tensor, const DcpChunk& chunk,
+                      const std::vector<std::string>& transforms) const {
+  return find_in(path_, tensor.name, [&]() -> DcpItem {
+    if (bucket_) return {find_in_bucket(tensor, chunk), {}, 0};
+    const DcpPlace& place = chunk.place;
+    const std::string where = fmt::format("its chunk at {}, bytes {} to {} of the file,", to_string(chunk.box.begin),
+                                          place.offset_bytes, place.offset_bytes + place.length_bytes);
+    const Range range =
+        open_range(place, transforms, *num_bytes(*tensor.dtype, chunk.box.size) + kMostRecordBytes, where);
+    return read_at_offset(range.begin, [&] {
+      DcpItem found{read_zip(*range.item, tensor, chunk, where), range.frame, 0};
+      if (range.frame) found.decoded_bytes = range.item->size_bytes();
+      found.tensor.offset_bytes += range.begin;
+      return found;
+    });
+  });
+}
+
+DcpItem DcpFile::find(const DcpBytes& object, const std::vector<std::string>& transforms) const {
+  return find_in(path_, object.name, [&]() -> DcpItem {
+    const DcpPlace& place = object.place;
+    if (bucket_) throw Error(ErrorKind::kUnsupported, "is no tensor, but .metadata puts it into a file of safetensors");
+    const std::string where =
+        fmt::format("bytes {} to {} of the file", place.offset_bytes, place.offset_bytes + place.length_bytes);
+    const Range range = open_range(place, transforms, kMostObjectBytes, where);
+    const std::uint64_t size_bytes = range.item->size_bytes();
+    if (first_bytes(*range.item, kZipMagic.size()) != kZipMagic)
+      throw Error(ErrorKind::kBadInput, where + " do not begin like an item of torch.save");
+    read_at_offset(range.begin, [&] { return find_zip_directory(*range.item, path_); });
+    const TensorEntry bytes{object.name, DType::kU8, {size_bytes}, range.begin, size_bytes};
+    return {bytes, range.frame, range.frame ? size_bytes : 0};
+  });
+}
+
+DcpFile::Range DcpFile::open_range(const DcpPlace& place, const std::vector<std::string>& transforms,
+                                   std::uint64_t most_bytes, const std::string& where) const {
+  if (place.offset_bytes + place.length_bytes > source_->size_bytes())
+    throw Error(ErrorKind::kBadInput, fmt::format("{} goes past the file's end, {}", where, source_->size_bytes()));
+  if (transforms.empty())
+    return {std::make_unique<RangeSource>(*source_, place.offset_bytes, place.length_bytes), {}, place.offset_bytes};
+  if (transforms.size() != 1 || transforms.front() != kZstdTransform)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("{} is transformed by {}, which is not known", where, list_names(transforms)))
+        .hint("load it with torch and the extension that wrote it, and save it without");
+  const ZstdFrame frame{place.offset_bytes, place.length_bytes};
+  ZstdEnds ends = read_zstd_ends(*source_, frame, kEndBytes, most_bytes, path_);
+  return {std::make_unique<ItemSource>(ends.size_bytes, std::move(ends.head), std::move(ends.tail)), frame, 0};
 }
 
 TensorEntry DcpFile::read_zip(const Source& item, const DcpTensor& tensor, const DcpChunk& chunk,

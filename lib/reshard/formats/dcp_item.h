@@ -43,8 +43,15 @@ class DcpFile {
   ///         it should, or is another tensor than the chunk; kUnsupported for other transforms than zstd; kIo.
   DcpItem find(const DcpTensor& tensor, const DcpChunk& chunk, const std::vector<std::string>& transforms = {}) const;
 
+  /// Where the bytes lie that torch.save made of an object, as uint8 of one dim. Of them the zip's last record is read,
+  /// and nothing of the object.
+  /// \throws as the other, but for what is said of tensors.
+  DcpItem find(const DcpBytes& object, const std::vector<std::string>& transforms = {}) const;
+
  private:
-  DcpItem find_item(const DcpTensor& tensor, const DcpChunk& chunk, const std::vector<std::string>& transforms) const;
+  struct Range;
+  Range open_range(const DcpPlace& place, const std::vector<std::string>& transforms, std::uint64_t most_bytes,
+                   const std::string& where) const;
   TensorEntry read_zip(const Source& item, const DcpTensor& tensor, const DcpChunk& chunk,
                        const std::string& where) const;
   TensorEntry find_in_bucket(const DcpTensor& tensor, const DcpChunk& chunk) const;

@@ -95,8 +95,8 @@ void put_path(Pickler& pickler, const DcpPath& path) {
   pickler.op('t');
 }
 
-/// The key of torch's dict of items, and its value.
-void put_place(Pickler& pickler, const std::string& name, const DcpChunk& chunk,
+/// The key of torch's dict of items, and its value. `offset` is that of a tensor's chunk, and null for an object.
+void put_place(Pickler& pickler, const std::string& name, const Dims* offset, const DcpPlace& place,
                const std::vector<std::string>& files) {
   put_object(pickler, kMetadataModule, "MetadataIndex");
   pickler.op('}');
@@ -105,19 +105,21 @@ void put_place(Pickler& pickler, const std::string& name, const DcpChunk& chunk,
   pickler.shared_string(name);
   pickler.shared_string("index");
   pickler.op('N');
-  pickler.shared_string("offset");
-  put_size(pickler, chunk.box.begin);
+  if (offset != nullptr) {
+    pickler.shared_string("offset");
+    put_size(pickler, *offset);
+  }
   pickler.op('u');
   pickler.op('b');
   put_object(pickler, kFilesModule, "_StorageInfo");
   pickler.op('}');
   pickler.op('(');
   pickler.shared_string("relative_path");
-  pickler.shared_string(files[chunk.place.file]);
+  pickler.shared_string(files[place.file]);
   pickler.shared_string("offset");
-  pickler.integer(chunk.place.offset_bytes);
+  pickler.integer(place.offset_bytes);
   pickler.shared_string("length");
-  pickler.integer(chunk.place.length_bytes);
+  pickler.integer(place.length_bytes);
   pickler.op('u');
   pickler.op('b');
 }
@@ -137,6 +139,11 @@ std::string dcp_metadata_file(const DcpMetadata& metadata) {
     pickler.shared_string(tensor.name);
     put_tensor(pickler, tensor);
   }
+  for (const DcpBytes& object : metadata.bytes) {
+    validate_name_length(object.name);
+    pickler.shared_string(object.name);
+    put_object(pickler, kMetadataModule, "BytesStorageMetadata");
+  }
   pickler.op('u');
   pickler.string("planner_data");
   pickler.op('}');
@@ -150,7 +157,9 @@ std::string dcp_metadata_file(const DcpMetadata& metadata) {
   pickler.op('}');
   pickler.op('(');
   for (const DcpTensor& tensor : metadata.tensors)
-    for (const DcpChunk& chunk : tensor.chunks) put_place(pickler, tensor.name, chunk, metadata.files);
+    for (const DcpChunk& chunk : tensor.chunks)
+      put_place(pickler, tensor.name, &chunk.box.begin, chunk.place, metadata.files);
+  for (const DcpBytes& object : metadata.bytes) put_place(pickler, object.name, nullptr, object.place, metadata.files);
   pickler.op('u');
   pickler.op('u');
   pickler.op('b');
@@ -162,6 +171,14 @@ DcpItemsPlan plan_dcp_items(std::vector<TensorEntry> tensors, std::span<const st
   std::uint64_t end = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::uint64_t begin = (end + kItemAlignment - 1) / kItemAlignment * kItemAlignment;
+    if (tensors[i].is_object) {
+      tensors[i].offset_bytes = begin;
+      tensors[i].size_bytes = num_bytes(tensors[i].dtype, tensors[i].shape).value_or(0);
+      end = begin + tensors[i].size_bytes;
+      plan.places.push_back({0, 0, begin, tensors[i].size_bytes});
+      plan.container.tensors.push_back(std::move(tensors[i]));
+      continue;
+    }
     ContainerPlan item = plan_torch_tensor(kItemArchive, std::move(tensors[i]), crcs.empty() ? 0 : crcs[i]);
     for (FilePart& part : item.parts) {
       part.offset_bytes += begin;

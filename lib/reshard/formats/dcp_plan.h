@@ -12,13 +12,13 @@ namespace reshard {
 
 /// The bytes of a `.metadata` in the form of torch 2.0 to 2.3, which every torch from 2.0 on reads
 /// (torch/distributed/checkpoint/metadata.py, filesystem.py; TensorProperties of
-/// torch/distributed/_shard/sharded_tensor/metadata.py). Only `files`, `tensors` and `paths` are written; of each tensor
-/// the dtype, shape and chunks.
+/// torch/distributed/_shard/sharded_tensor/metadata.py). Of each tensor the dtype, shape and chunks are written, and no
+/// transforms.
 /// \throws Error kUnsupported for a dtype that torch does not have.
 std::string dcp_metadata_file(const DcpMetadata& metadata);
 
-/// What a writer wants in a `.distcp` file: each tensor as torch.save writes it alone, one after another, each at a
-/// multiple of 64 bytes.
+/// What a writer wants in a `.distcp` file: each tensor as torch.save writes it alone, and each object as it is
+/// (TensorEntry::is_object), one after another, each at a multiple of 64 bytes.
 struct DcpItemsPlan {
   ContainerPlan container;       // its tensors in the order given
   std::vector<DcpPlace> places;  // of each tensor's item; `file` is 0
