@@ -197,6 +197,14 @@ void add_source_options(CLI::App& command, OptionValues& values, const std::stri
   }
 }
 
+void add_with_optimizer(CLI::App& command, bool& with_optimizer) {
+  const auto has_states = [](const Layout& layout) { return layout.traits().writes_states; };
+  command.add_flag("--with-optimizer", with_optimizer,
+                   "Take along what a training run has saved beside the model: the optimizer's states, schedulers, "
+                   "counters (layout " +
+                       layout_names(has_states) + ")");
+}
+
 void add_tag(CLI::App& command, SourceArguments& arguments) {
   command
       .add_option("--tag", arguments.tag,

@@ -56,7 +56,9 @@ void add_source_options(CLI::App& command, OptionValues& values, const std::stri
 struct SourceArguments {
   std::optional<std::string> tag;
   std::optional<std::string> config;
+  bool with_optimizer = false;
 };
+void add_with_optimizer(CLI::App& command, bool& with_optimizer);
 void add_tag(CLI::App& command, SourceArguments& arguments);
 void add_config(CLI::App& command, SourceArguments& arguments);
 /// What --config says; empty where it was not given.

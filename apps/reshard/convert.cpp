@@ -87,8 +87,8 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   request.target = target_request(arguments.target, "--to", is_written);
   validate_options(arguments, *request.target.layout);
   validate_source_options(arguments.source_options, "from-");
-  request.source = {arguments.source, arguments.from.tag, config_of(arguments.from), family_spec(arguments),
-                    arguments.source_options};
+  request.source = {arguments.source,       arguments.from.tag,       config_of(arguments.from),
+                    family_spec(arguments), arguments.source_options, arguments.from.with_optimizer};
   request.output_directory = arguments.output_directory;
   if (!arguments.dtype.empty()) request.dtype = parse_dtype(arguments.dtype);
   request.cast_all = arguments.cast_all;
@@ -113,6 +113,7 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   add_format(command, arguments.target, is_written);
   add_tag(command, arguments.from);
   add_config(command, arguments.from);
+  add_with_optimizer(command, arguments.from.with_optimizer);
   add_source_options(command, arguments.source_options, "--from-");
   add_mesh(command, arguments.target)->description("Tensor-parallel ranks (default: those of a sharded SRC)");
   command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");

@@ -26,8 +26,15 @@ std::string line(const std::string& label, const std::string& text, std::size_t 
 std::uint64_t parameter_count(const TensorMap& map) {
   std::uint64_t elems = 0;
   for (const LogicalTensor& tensor : map.logical)
-    if (!tensor.filler) elems += num_elems(tensor.shape).value_or(0);
+    if (!tensor.filler && tensor.role == TensorRole::kParameter) elems += num_elems(tensor.shape).value_or(0);
   return elems;
+}
+
+/// What goes along with a model.
+std::size_t state_count(const TensorMap& map) {
+  return static_cast<std::size_t>(
+      std::count_if(map.logical.begin(), map.logical.end(),
+                    [](const LogicalTensor& tensor) { return tensor.role != TensorRole::kParameter; }));
 }
 
 std::uint64_t file_bytes(const TensorMap& map) {
@@ -269,6 +276,9 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
   text += line("", fmt::format("{}{}, {} parameters, {} in {}", job.family.empty() ? "" : job.family + ", ",
                                plural(job.source.tensor_count(), "tensor"), format_count(parameter_count(job.source)),
                                format_bytes(file_bytes(job.source)), plural(job.source.files.size(), "file")));
+  if (const std::size_t states = state_count(job.source); states > 0)
+    text += line(
+        "", fmt::format("with {} of the training run", states == 1 ? "1 entry" : fmt::format("{} entries", states)));
   text += line("to", job.output_directory.string());
   text += line("mesh", fmt::format("tp {} × pp {}{}{}", job.mesh.tp, job.mesh.pp,
                                    job.mesh.ep > 1 ? fmt::format(" × ep {}", job.mesh.ep) : "",

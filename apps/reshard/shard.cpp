@@ -38,6 +38,7 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   request.source.path = arguments.model_directory;
   request.source.family = family_spec(arguments);
   request.source.config = config_of(arguments.source);
+  request.source.with_optimizer = arguments.source.with_optimizer;
   request.output_directory = arguments.output_directory;
   add_adapters(arguments, request);
   TargetArguments target = arguments.target;
@@ -75,6 +76,7 @@ void add_shard(CLI::App& app, Together& together) {
   add_format(*command, arguments->target, is_of_ranks);
   add_layout_options(*command, arguments->target.options, is_of_ranks);
   add_config(*command, arguments->source);
+  add_with_optimizer(*command, arguments->source.with_optimizer);
   command
       ->add_option(
           "--adapter", arguments->adapters,

@@ -112,25 +112,40 @@ Document document_of(const Verification& result, const VerifyArguments& argument
   return json;
 }
 
+/// Options that had an effect.
+struct UsedOptions {
+  bool tag = false;
+  bool with_optimizer = false;
+};
+
 /// The checkpoint at `path`; of a training run's directory, the one that --tag names or the newest one.
-Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, bool& tag_used) {
+Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, UsedOptions& used) {
   const bool has_tags = local_storage().is_directory(path) && !is_checkpoint(local_storage(), path);
   const FoundCheckpoint found = find_checkpoint(path, has_tags ? arguments.source.tag : std::nullopt);
-  tag_used = tag_used || has_tags;
+  used.tag = used.tag || has_tags;
   const ConfigChoice config{config_of(arguments.source), true};
-  Checkpoint side =
-      read_checkpoint(found.path, {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config});
+  Checkpoint side = read_checkpoint(found.path, {ConfigUse::kLenient, family_spec(arguments), arguments.source_options,
+                                                 config, arguments.source.with_optimizer});
+  used.with_optimizer = used.with_optimizer || !side.states.empty();
+  add_states(side.map, std::move(side.states.map));
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;
 }
 
 /// That options had an effect, and that there is something to compare.
-void validate_used(const VerifyArguments& arguments, bool tag_used, std::initializer_list<const Checkpoint*> sides) {
+void validate_used(const VerifyArguments& arguments, const UsedOptions& used,
+                   std::initializer_list<const Checkpoint*> sides) {
   const bool one = sides.size() == 1;
-  if (arguments.source.tag && !tag_used)
+  if (arguments.source.tag && !used.tag)
     throw Error(ErrorKind::kUsage, fmt::format("--tag has no effect: {}",
                                                one ? "A is a checkpoint itself" : "A and B are checkpoints themselves"))
         .hint("give the directory that holds the folder of that name");
+  if (arguments.source.with_optimizer && !used.with_optimizer)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("--with-optimizer has no effect: {}",
+                            one ? "A has no states of an optimizer" : "neither A nor B has states of an optimizer"))
+        .hint("they are read of sources in layout " +
+              layout_names([](const Layout& layout) { return layout.traits().reads_states; }));
   if (arguments.source.config &&
       std::none_of(sides.begin(), sides.end(), [](const Checkpoint* side) { return side->config_given; }))
     throw Error(ErrorKind::kUsage, fmt::format("--config has no effect: {} a config.json of {} own",
@@ -262,11 +277,11 @@ int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
     return report(result, notes);
   }
   const Manifest manifest = parse_manifest(text, file);
-  bool tag_used = false;
+  UsedOptions used;
   Checkpoint a;
   together.step("plan", progress, [&] {
-    a = read_side(arguments.a, arguments, tag_used);
-    validate_used(arguments, tag_used, {&a});
+    a = read_side(arguments.a, arguments, used);
+    validate_used(arguments, used, {&a});
   });
   if (!arguments.quiet && !arguments.json) print_notes(a.notes);
   ManifestVerification result;
@@ -302,13 +317,13 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
   if (!arguments.atol.empty()) how.tolerance->absolute = parse_tolerance("--atol", arguments.atol);
   validate_source_options(arguments.source_options);
   RunOptions options = run_options(arguments, arguments.replicas);
-  bool tag_used = false;
+  UsedOptions used;
   Checkpoint a, b;
   Progress progress;
   together.step("plan", progress, [&] {
-    a = read_side(arguments.a, arguments, tag_used);
-    b = read_side(arguments.b, arguments, tag_used);
-    validate_used(arguments, tag_used, {&a, &b});
+    a = read_side(arguments.a, arguments, used);
+    b = read_side(arguments.b, arguments, used);
+    validate_used(arguments, used, {&a, &b});
   });
   const std::vector<std::string> notes = notes_of(arguments, a, b);
   if (!arguments.quiet && !arguments.json) print_notes(notes);
@@ -358,6 +373,8 @@ void add_verify(CLI::App& app, int& exit_code, Together& together) {
       "Where A or B is a directory with several checkpoints (step_3, checkpoint-10): the one to read (default: the "
       "newest finished one)");
   add_config(*command, arguments->source);
+  add_with_optimizer(*command, arguments->source.with_optimizer);
+  command->get_option("--with-optimizer")->description("Compare what training runs have saved beside the model, too");
   command->get_option("--config")
       ->description("The model's config.json, or the directory that holds it, for A or B without one of its own");
   add_source_options(*command, arguments->source_options);

@@ -45,6 +45,8 @@ struct Checkpoint {
   std::optional<Model> model;            // of a known family, or as the plan in config.json says
   LanguageModel language_model;          // what `model` is made of; without a family where there is none
   TensorMap map;
+  TrainingStates states;       // with ReadContext::with_optimizer
+  bool leaves_states = false;  // there are some, which were not read
   Mesh mesh;
   std::optional<BesideModel> beside_model;                         // of layouts that training programs write
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
@@ -56,6 +58,7 @@ struct Checkpoint {
   bool has_ranks() const { return layout != nullptr && layout->traits().has_ranks; }
   /// Whether its ranks are those of a mesh, which a target may take over.
   bool has_mesh() const { return has_ranks() && !layout->traits().needs_no_mesh; }
+  const TrainingStates* states_or_null() const { return states.empty() ? nullptr : &states; }
   FoundLayout found() const { return {layout, path, directory}; }
 };
 

@@ -48,20 +48,28 @@ void validate(const ChunkedTensor& tensor, const std::filesystem::path& where) {
   validate_tiling(tiles);
 }
 
+/// The tensor of expert `number` of a stack, without chunks.
+ChunkedTensor expert_of(const ChunkedTensor& stack, std::uint64_t number, Dims shape) {
+  ChunkedTensor one = {stack.entry, stack.name, stack.dtype, std::move(shape), {}};
+  one.role = stack.role;
+  one.state = stack.state;
+  const std::string text = std::to_string(number);
+  one.name.replace(stack.name.find('*', stack.state.parameter_begin), 1, text);
+  if (one.role != TensorRole::kParameter)
+    one.state.parameter_size = static_cast<std::uint16_t>(one.state.parameter_size + text.size() - 1);
+  return one;
+}
+
 /// An expert of a stack: the elements of dim 0 at its number.
 void add_experts(const ChunkedTensor& stack, std::vector<ChunkedTensor>& tensors) {
   const std::size_t first = tensors.size();
-  const std::size_t star = stack.name.find('*');
   const auto without_first = [](const Dims& dims) {
     Dims rest;
     for (std::size_t d = 1; d < dims.size(); ++d) rest.push_back(dims[d]);
     return rest;
   };
-  for (std::uint64_t expert = 0; expert < stack.shape[0]; ++expert) {
-    ChunkedTensor one{stack.entry, stack.name, stack.dtype, without_first(stack.shape), {}};
-    one.name.replace(star, 1, std::to_string(expert));
-    tensors.push_back(std::move(one));
-  }
+  for (std::uint64_t expert = 0; expert < stack.shape[0]; ++expert)
+    tensors.push_back(expert_of(stack, expert, without_first(stack.shape)));
   const std::uint64_t elem_bytes = bits(stack.dtype) / 8;
   for (const ChunkedTensor::Chunk& chunk : stack.chunks) {
     const std::uint64_t step = chunk.strides.empty() ? c_strides(chunk.box.size)[0] : chunk.strides[0];
@@ -76,7 +84,8 @@ void add_experts(const ChunkedTensor& stack, std::vector<ChunkedTensor>& tensors
 
 /// Row 2i + j of each head becomes row j * D / 2 + i: every other row of a chunk lies one after the other.
 ChunkedTensor deinterleaved(const ChunkedTensor& tensor, std::uint64_t head_dim) {
-  ChunkedTensor made{tensor.entry, tensor.name, tensor.dtype, tensor.shape, {}};
+  ChunkedTensor made = tensor;
+  made.chunks.clear();
   const std::uint64_t elem_bytes = bits(tensor.dtype) / 8;
   for (const ChunkedTensor::Chunk& chunk : tensor.chunks) {
     const Dims strides = chunk.strides.empty() ? c_strides(chunk.box.size) : chunk.strides;
@@ -101,10 +110,16 @@ ChunkedTensor deinterleaved(const ChunkedTensor& tensor, std::uint64_t head_dim)
 }  // namespace
 
 std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const std::filesystem::path& where) {
-  if (std::none_of(tensors.begin(), tensors.end(), [](const ChunkedTensor& tensor) { return tensor.stacked; }))
+  if (std::none_of(tensors.begin(), tensors.end(),
+                   [](const ChunkedTensor& tensor) { return tensor.stacked || tensor.copies > 0; }))
     return tensors;
   std::vector<ChunkedTensor> made;
   for (ChunkedTensor& tensor : tensors) {
+    for (std::uint64_t copy = 0; copy < tensor.copies; ++copy) {
+      made.push_back(expert_of(tensor, copy, tensor.shape));
+      made.back().chunks = tensor.chunks;
+    }
+    if (tensor.copies > 0) continue;
     if (!tensor.stacked) {
       made.push_back(std::move(tensor));
       continue;
@@ -158,8 +173,8 @@ TensorMap chunked_map(std::vector<TensorFile> files, std::vector<ChunkedTensor> 
   for (ChunkedTensor& tensor : tensors) {
     const auto replica = replicas.find(tensor.name);
     const bool is_tied = replica != replicas.end();
-    const std::uint32_t logical =
-        map.add_logical({is_tied ? replica->second : tensor.name, tensor.dtype, tensor.shape, {}}, where);
+    const std::uint32_t logical = map.add_logical(
+        {is_tied ? replica->second : tensor.name, tensor.dtype, tensor.shape, {}, std::nullopt, tensor.role}, where);
     const SharedName entry(tensor.entry);
     // In rows, so that what is open of the tensor while it is put together stays one box or a few.
     std::sort(tensor.chunks.begin(), tensor.chunks.end(),

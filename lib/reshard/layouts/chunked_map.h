@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/training_states.h"
 #include "reshard/specs/stage_plan.h"
 
 namespace reshard {
@@ -27,6 +28,9 @@ struct ChunkedTensor {
   std::vector<Chunk> chunks;  // those that have elements, in any order; each lies inside the shape
   bool stacked = false;       // it is as many tensors of the model as dim 0 has elements
   bool interleaved = false;   // the rows of each head are in another order than the model's (Family::OtherName)
+  std::uint64_t copies = 0;   // it belongs to a stack of so many tensors of the model, each of which gets all of it
+  TensorRole role = TensorRole::kParameter;
+  TrainingState state;  // of what is no parameter
 };
 
 /// That the chunks of each tensor fill it, none over another but for replicas.
@@ -34,7 +38,8 @@ struct ChunkedTensor {
 /// O(n log n) in the chunks.
 void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::filesystem::path& where);
 
-/// Experts of a stack as tensors of their own, each from where it lies.
+/// Experts of a stack as tensors of their own, each from where it lies; the star in the name of a state is in that of its
+/// parameter.
 /// \throws Error kBadInput, naming `where`, for a stack without experts; kUnsupported for more than any model has.
 std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const std::filesystem::path& where);
 

@@ -32,12 +32,16 @@ constexpr LayoutTraits kDcpTraits{.name = "dcp",
                                   .folder = "",
                                   .formats = kDcpFormats,
                                   .has_ranks = true,
-                                  .needs_no_mesh = true};
+                                  .needs_no_mesh = true,
+                                  .reads_states = true,
+                                  .writes_states = true};
 
 constexpr std::string_view kItemsEnding = ".distcp";
 /// What accelerate calls folders of models, and others those of optimizers.
 constexpr std::string_view kModelFolder = "pytorch_model_fsdp_";
 constexpr std::string_view kOptimizerFolders[] = {"optimizer", "optim"};
+/// accelerate's of the optimizer of the model with the same number.
+constexpr std::string_view kOptimizerFolder = "optimizer_";
 
 /// Where HuggingFaceStorageWriter puts the files of ranks beside consolidated ones.
 constexpr const char* kShardsFolder = "sharded";
@@ -106,16 +110,22 @@ class DcpLayout final : public Layout {
     checkpoint.directory = found.directory;
     find_config(files, checkpoint, context.config);
     const auto family = trained_family(files, checkpoint, context);
-    DcpSource source = holds_dcp_metadata(files, found.path) ? read_dcp_source(files, found.path, family.get())
-                                                             : read_dcp_shards(files, found.path, family.get());
+    const auto content = context.with_optimizer ? DcpContent::kRun : DcpContent::kModel;
+    const fs::path optimizer = optimizer_beside(files, found.path);
+    DcpSource source = holds_dcp_metadata(files, found.path)
+                           ? read_dcp_source(files, found.path, family.get(), content, optimizer)
+                           : read_dcp_shards(files, found.path, family.get());
+    checkpoint.leaves_states = !context.with_optimizer && (source.beside.optimizer.tensors > 0 || !optimizer.empty());
     checkpoint.format = source.format;
     checkpoint.notes = std::move(source.notes);
     checkpoint.beside_model = source.beside;
     source.tensors = unstacked(std::move(source.tensors), source.where);
+    source.states = unstacked(std::move(source.states), source.where);
     const Container tensors = container_of(source.tensors);
     read_trained_model(files, checkpoint, context, tensors, [&](const std::optional<Model>& model) {
       if (model || context.use != ConfigUse::kLenient)
-        deinterleave(source.tensors, model ? model->head_dim : 0, source.where);
+        for (auto* some : {&source.tensors, &source.states})
+          deinterleave(*some, model ? model->head_dim : 0, source.where);
       if (!model && source.format == Format::kSafetensors)
         checkpoint.notes.push_back(
             "nothing says how large whole tensors are: without a config.json, missing files of the last ranks are not "
@@ -123,6 +133,7 @@ class DcpLayout final : public Layout {
       return chunked_map(std::move(source.files), std::move(source.tensors),
                          model ? tied_parameters(model) : std::vector<TiedParameter>{}, source.where);
     });
+    checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);
     return checkpoint;
   }
 
@@ -137,7 +148,7 @@ class DcpLayout final : public Layout {
     plan.mesh.fsdp = fsdp;
     DcpCut cut{fsdp, plan.mesh.tp, prefix_of(request.options.text(kPrefix)), request.options.text(kNames)};
     if (cut.names == whole_layout().traits().name) cut.names.clear();  // the model's own
-    plan.map = dcp_target_map(context.logical, context.model, cut);
+    plan.map = dcp_target_map(context.logical, context.states, context.model, cut);
     plan.text_files = std::move(plan.map.text_files);
     if (!cut.names.empty())
       if (const auto unused = WrittenNames(*context.model, cut.names).unused(); !unused.empty())
@@ -162,6 +173,15 @@ class DcpLayout final : public Layout {
   }
 
  private:
+  /// accelerate's folder of the optimizer of the model in `folder`; empty for none.
+  static fs::path optimizer_beside(Files& files, const fs::path& folder) {
+    std::string name = folder.filename().string();
+    if (!name.starts_with(kModelFolder)) return {};
+    name.replace(0, kModelFolder.size(), kOptimizerFolder);
+    const fs::path optimizer = folder.parent_path() / name;
+    return holds_dcp_metadata(files, optimizer) ? optimizer : fs::path();
+  }
+
   static bool is_optimizer_folder(std::string_view name) {
     return std::any_of(std::begin(kOptimizerFolders), std::end(kOptimizerFolders),
                        [&](std::string_view start) { return name.starts_with(start); });

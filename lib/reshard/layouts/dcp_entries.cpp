@@ -58,6 +58,7 @@ void add_interleaved(TensorMap& map, const DcpEntry& entry, const Box& box, std:
 DcpEntry dcp_entry(const LogicalTensor& tensor, std::uint32_t index, const WrittenNames::Place& place,
                    std::uint64_t head_dim) {
   DcpEntry entry{place.entry, tensor.dtype, tensor.shape, {index}, place.stacked > 0};
+  entry.is_object = tensor.role == TensorRole::kObject;
   if (entry.stacked) {
     entry.shape = {place.stacked};
     for (const std::uint64_t size : tensor.shape) entry.shape.push_back(size);
@@ -97,6 +98,7 @@ void validate_all_experts(const DcpEntry& stack) {
 
 StoredTensor stored_part(const DcpEntry& entry, const Box& box) {
   StoredTensor stored{entry.name, entry.dtype, box.size};
+  stored.is_object = entry.is_object;
   if (entry.stacked) {
     stored.shape = without_first(box.size);
     stored.shape[0] *= box.size[0];

@@ -20,6 +20,7 @@ struct DcpEntry {
   bool stacked = false;
   std::uint64_t interleaved_rows = 0;  // of each head, where they come in pairs (Family::OtherName); else 0
   std::optional<std::size_t> tp_dim;   // that tensor-parallel ranks split
+  bool is_object = false;              // TensorRole::kObject
 };
 
 /// The entry that logical tensor `index` is in, under the name of `place`.

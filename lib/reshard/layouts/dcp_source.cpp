@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <tuple>
 #include <unordered_map>
 
@@ -17,6 +18,7 @@
 #include "reshard/formats/dcp_metadata.h"
 #include "reshard/formats/dcp_shards.h"
 #include "reshard/formats/read_container.h"
+#include "reshard/layouts/dcp_states.h"
 #include "reshard/layouts/trained_model.h"
 
 namespace reshard {
@@ -36,81 +38,116 @@ void take_order(const StateNames& names, std::size_t index, ChunkedTensor& tenso
   tensor.interleaved = other != nullptr && other->interleaved;
 }
 
-/// Finds the chunks of the tensors that the model has in the files, each of which is opened once.
+/// Finds in the files the chunks of what is wanted of one metadata; each file is opened once.
 class ChunkFinder {
  public:
-  ChunkFinder(Files& files, const fs::path& directory, const DcpMetadata& metadata, DcpSource& source)
-      : files_(files), directory_(directory), metadata_(metadata), source_(source) {}
+  /// Borrows all.
+  ChunkFinder(Files& files, const fs::path& directory, const fs::path& where, const DcpMetadata& metadata,
+              std::vector<TensorFile>& found)
+      : files_(files),
+        directory_(directory),
+        where_(where),
+        metadata_(metadata),
+        found_(found),
+        first_file_(found.size()) {}
 
-  /// `names` are those of the metadata's tensors.
-  void find(StateNames names) {
-    for (std::uint32_t t = 0; t < names.names.size(); ++t) {
-      if (names.names[t].empty()) continue;
-      add(metadata_.tensors[t], std::move(names.names[t]));
-      take_order(names, t, source_.tensors.back());
+  /// A tensor under the model's name for it, without chunks yet; valid until the next one.
+  ChunkedTensor& add(const DcpTensor& tensor, std::string name) {
+    if (!tensor.dtype)
+      throw Error(ErrorKind::kUnsupported,
+                  "is of dtype " + printable(tensor.torch_dtype) + ", which safetensors does not have")
+          .in(where_)
+          .tensor(tensor.name);
+    const auto index = static_cast<std::uint32_t>(tensors_.size());
+    tensors_.push_back({tensor.name, std::move(name), *tensor.dtype, tensor.shape, {}});
+    tensors_.back().chunks.reserve(tensor.chunks.size());
+    for (const DcpChunk& chunk : tensor.chunks) {
+      wanted_.push_back(
+          {index, static_cast<std::uint32_t>(tensors_.back().chunks.size()), &chunk.place, &tensor, &chunk, nullptr});
+      tensors_.back().chunks.push_back({chunk.box});
     }
-    validate_chunks(source_.tensors, source_.where);
+    return tensors_.back();
+  }
+
+  /// An object; of several ranks, all have to be the same.
+  ChunkedTensor& add(const std::vector<const DcpBytes*>& objects, std::string name) {
+    const auto index = static_cast<std::uint32_t>(tensors_.size());
+    tensors_.push_back({objects.front()->name, std::move(name), DType::kU8, {}, {}});
+    tensors_.back().role = TensorRole::kObject;
+    for (const DcpBytes* object : objects) {
+      wanted_.push_back(
+          {index, static_cast<std::uint32_t>(tensors_.back().chunks.size()), &object->place, nullptr, nullptr, object});
+      tensors_.back().chunks.emplace_back();
+    }
+    return tensors_.back();
+  }
+
+  /// In the order in which they were added.
+  std::vector<ChunkedTensor> find() {
+    validate_chunks(tensors_, where_);
     std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
-      const DcpPlace &x = a.chunk->place, &y = b.chunk->place;
-      return std::tie(x.file, x.offset_bytes) < std::tie(y.file, y.offset_bytes);
+      return std::tie(a.place->file, a.place->offset_bytes) < std::tie(b.place->file, b.place->offset_bytes);
     });
     std::unique_ptr<DcpFile> file;
     std::uint32_t open = 0;  // the number of `file` in the metadata
-    std::size_t whole = 0;   // and of all of it among those of the source
+    std::size_t whole = 0;   // and of all of it among those found
     for (const Wanted& one : wanted_) {
-      const DcpPlace& place = one.chunk->place;
+      const DcpPlace& place = *one.place;
       if (!file || open != place.file) {
         file = std::make_unique<DcpFile>(files_, directory_ / metadata_.files[place.file]);
         open = place.file;
         add_file(*file, file->size_bytes(), {});
-        whole = source_.files.size() - 1;
+        whole = found_.size() - 1;
       }
-      DcpItem item = file->find(*one.tensor, *one.chunk, metadata_.transforms[place.transforms]);
+      const std::vector<std::string>& transforms = metadata_.transforms[place.transforms];
+      DcpItem item =
+          one.tensor != nullptr ? file->find(*one.tensor, *one.chunk, transforms) : file->find(*one.object, transforms);
       if (item.frame) add_file(*file, item.decoded_bytes, item.frame);
-      ChunkedTensor::Chunk& chunk = source_.tensors[one.index].chunks[one.chunk - one.tensor->chunks.data()];
-      chunk.file = static_cast<std::uint32_t>(item.frame ? source_.files.size() - 1 : whole);
+      ChunkedTensor::Chunk& chunk = tensors_[one.index].chunks[one.number];
+      chunk.file = static_cast<std::uint32_t>(item.frame ? found_.size() - 1 : whole);
       chunk.offset_bytes = item.tensor.offset_bytes;
       chunk.strides = std::move(item.tensor.strides);
+      if (one.object != nullptr) set_size(tensors_[one.index], chunk, item.tensor.size_bytes);
     }
     validate_times();
+    return std::move(tensors_);
   }
 
  private:
   struct Wanted {
-    std::uint32_t index;  // into DcpSource::tensors
-    const DcpTensor* tensor;
+    std::uint32_t index;   // into tensors_
+    std::uint32_t number;  // of its chunk
+    const DcpPlace* place;
+    const DcpTensor* tensor;  // or null
     const DcpChunk* chunk;
+    const DcpBytes* object;  // or null
   };
 
   void add_file(const DcpFile& file, std::uint64_t size_bytes, const std::optional<ZstdFrame>& frame) {
-    source_.files.push_back({file.path(), size_bytes});
-    source_.files.back().stamp = file.stamp();
-    source_.files.back().frame = frame;
+    found_.push_back({file.path(), size_bytes});
+    found_.back().stamp = file.stamp();
+    found_.back().frame = frame;
   }
 
-  void add(const DcpTensor& tensor, std::string name) {
-    if (!tensor.dtype)
-      throw Error(ErrorKind::kUnsupported,
-                  "is of dtype " + printable(tensor.torch_dtype) + ", which safetensors does not have")
-          .in(source_.where)
-          .tensor(tensor.name);
-    const auto index = static_cast<std::uint32_t>(source_.tensors.size());
-    source_.tensors.push_back({tensor.name, std::move(name), *tensor.dtype, tensor.shape, {}});
-    source_.tensors.back().chunks.reserve(tensor.chunks.size());
-    for (const DcpChunk& chunk : tensor.chunks) {
-      source_.tensors.back().chunks.push_back({chunk.box});
-      wanted_.push_back({index, &tensor, &chunk});
-    }
+  void set_size(ChunkedTensor& object, ChunkedTensor::Chunk& chunk, std::uint64_t size_bytes) const {
+    if (object.shape.empty()) object.shape = {size_bytes};
+    if (object.shape != Dims{size_bytes})
+      throw Error(ErrorKind::kUnsupported, fmt::format("is an object of {} bytes on one rank, and of {} on another",
+                                                       object.shape[0], size_bytes))
+          .in(where_)
+          .tensor(object.entry)
+          .hint("only what all ranks have in common can be carried over: do without `with-optimizer`");
+    chunk.box = whole(object.shape);
   }
 
   /// torch writes into files that are there already, and `.metadata` last: what is newer is of a save that did not
   /// finish, and torch itself would read a mixture of two steps.
   void validate_times() const {
-    if (source_.where == directory_) return;  // each rank has metadata of its own
-    const auto saved = files_.modified_ns(source_.where);
+    if (where_ == directory_) return;  // each rank has metadata of its own
+    const auto saved = files_.modified_ns(where_);
     const TensorFile* next = nullptr;  // the first that was written after it
     std::int64_t next_ns = 0;
-    for (const TensorFile& file : source_.files) {
+    for (const TensorFile& file : std::span(found_).subspan(first_file_)) {
       const auto written = files_.modified_ns(file.path);
       if (!saved || !written || *written <= *saved || (next != nullptr && *written >= next_ns)) continue;
       next = &file;
@@ -123,15 +160,66 @@ class ChunkFinder {
                             (next_ns - *saved) / (60 * kSecondNs)))
         .in(next->path)
         .hint("take another checkpoint; if it is a copy that was made without the times of its files, `touch " +
-              source_.where.string() + "` says so");
+              where_.string() + "` says so");
   }
 
   Files& files_;
   const fs::path& directory_;
+  const fs::path& where_;
   const DcpMetadata& metadata_;
-  DcpSource& source_;
+  std::vector<TensorFile>& found_;
+  const std::size_t first_file_;  // of the ones found here
+  std::vector<ChunkedTensor> tensors_;
   std::vector<Wanted> wanted_;
 };
+
+void add_states(std::vector<DcpState> states, ChunkFinder& finder) {
+  for (DcpState& state : states) {
+    ChunkedTensor& tensor = state.tensor != nullptr ? finder.add(*state.tensor, std::move(state.name))
+                                                    : finder.add(state.objects, std::move(state.name));
+    if (state.tensor != nullptr) tensor.role = TensorRole::kState;
+    tensor.state = state.state;
+    tensor.stacked = state.stacked;
+    tensor.interleaved = state.interleaved;
+    tensor.copies = state.copies;
+  }
+}
+
+/// Takes what is no parameter out of `tensors`.
+void move_states(std::vector<ChunkedTensor>& tensors, std::vector<ChunkedTensor>& states) {
+  const auto first = std::stable_partition(tensors.begin(), tensors.end(), [](const ChunkedTensor& tensor) {
+    return tensor.role == TensorRole::kParameter;
+  });
+  std::move(first, tensors.end(), std::back_inserter(states));
+  tensors.erase(first, tensors.end());
+}
+
+/// Notes what goes along with the model.
+void note_states(DcpSource& source, const StateNames& names, const std::vector<std::string>& strangers) {
+  std::size_t tensors = 0;
+  std::uint64_t bytes = 0;
+  for (const ChunkedTensor& state : source.states) {
+    tensors += state.role == TensorRole::kState ? 1 : 0;
+    bytes += num_bytes(state.dtype, state.shape).value_or(0);
+  }
+  if (source.states.empty()) return;
+  const auto counted = [](std::size_t count, const char* what) {
+    return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+  };
+  const std::size_t objects = source.states.size() - tensors;
+  source.notes.push_back(fmt::format(
+      "{}{}{} beside the model ({}) {} along: what the training run goes on with",
+      tensors > 0 ? counted(tensors, "tensor") : "", tensors > 0 && objects > 0 ? " and " : "",
+      objects > 0 ? counted(objects, "object") : "", format_bytes(bytes), source.states.size() == 1 ? "goes" : "go"));
+  if (!strangers.empty())
+    source.notes.push_back(
+        fmt::format("{} states of the optimizer belong to no parameter of the model, and keep their "
+                    "names: {}",
+                    strangers.size(), list_names(strangers)));
+  if (!names.prefix.empty())
+    source.notes.push_back(fmt::format("for a program that keeps the model under {0}, write it with `prefix` {0}",
+                                       printable(names.prefix)));
+}
 
 constexpr const char* kFirstMetadataFile = "__0.metadata";
 
@@ -170,6 +258,7 @@ void add_metadata(DcpMetadata other, const fs::path& where, DcpMetadata& all,
           .hint("the files are of several saves");
     std::move(tensor.chunks.begin(), tensor.chunks.end(), std::back_inserter(known.chunks));
   }
+  std::move(other.paths.begin(), other.paths.end(), std::back_inserter(all.paths));
   for (DcpBytes& bytes : other.bytes) {
     bytes.place.file += first_file;
     bytes.place.transforms += first_transforms;
@@ -177,11 +266,13 @@ void add_metadata(DcpMetadata other, const fs::path& where, DcpMetadata& all,
   }
 }
 
-DcpMetadata read_all_metadata(Files& files, const fs::path& directory, DcpSource& source) {
+/// \param where  becomes the file that says which chunks there are, or the directory of several.
+DcpMetadata read_all_metadata(Files& files, const fs::path& directory, fs::path& where,
+                              std::vector<std::string>& notes) {
   const auto read = [&](const fs::path& path) { return read_dcp_metadata(*files.open(path), path); };
-  source.where = directory / kDcpMetadataFile;
-  if (files.is_file(source.where)) return read(source.where);
-  source.where = directory;
+  where = directory / kDcpMetadataFile;
+  if (files.is_file(where)) return read(where);
+  where = directory;
   DcpMetadata all;
   std::unordered_map<std::string, std::size_t> by_name;
   std::size_t ranks = 0;
@@ -190,7 +281,7 @@ DcpMetadata read_all_metadata(Files& files, const fs::path& directory, DcpSource
     add_metadata(read(directory / entry.name), directory / entry.name, all, by_name);
     ++ranks;
   }
-  source.notes.push_back(
+  notes.push_back(
       fmt::format("there is no {}: the metadata of {} rank{} is read", kDcpMetadataFile, ranks, ranks == 1 ? "" : "s"));
   return all;
 }
@@ -225,21 +316,42 @@ void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSourc
 
 }  // namespace
 
-DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family* family) {
+DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family* family, DcpContent content,
+                          const fs::path& optimizer_directory) {
   DcpSource source;
-  const DcpMetadata metadata = read_all_metadata(files, directory, source);
+  const DcpMetadata metadata = read_all_metadata(files, directory, source.where, source.notes);
   std::vector<StateEntry> entries;
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors)
     entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
-  StateNames names = names_in_model(entries, family, source.where, source.notes);
-  leave_out_others(entries, names.names, source.beside, source.notes);
-  if (metadata.bytes.size() == 1)
-    source.notes.push_back(printable(metadata.bytes.front().name) + ", which is no tensor, is left out");
-  else if (!metadata.bytes.empty())
-    source.notes.push_back(fmt::format("{} entries that are no tensors are left out, as {}", metadata.bytes.size(),
-                                       printable(metadata.bytes.front().name)));
-  ChunkFinder(files, directory, metadata, source).find(std::move(names));
+  const StateNames names = names_in_model(entries, family, source.where, source.notes);
+  ChunkFinder finder(files, directory, source.where, metadata, source.files);
+  for (std::uint32_t t = 0; t < names.names.size(); ++t)
+    if (!names.names[t].empty()) take_order(names, t, finder.add(metadata.tensors[t], names.names[t]));
+  if (content == DcpContent::kModel) {
+    leave_out_others(entries, names.names, source.beside, source.notes);
+    if (metadata.bytes.size() == 1)
+      source.notes.push_back(printable(metadata.bytes.front().name) + ", which is no tensor, is left out");
+    else if (!metadata.bytes.empty())
+      source.notes.push_back(fmt::format("{} entries that are no tensors are left out, as {}", metadata.bytes.size(),
+                                         printable(metadata.bytes.front().name)));
+    source.tensors = finder.find();
+    return source;
+  }
+  DcpStateFinder states(metadata.tensors, names, source.where);
+  add_states(states.find(metadata, names.names), finder);
+  source.tensors = finder.find();
+  move_states(source.tensors, source.states);
+  if (!optimizer_directory.empty()) {
+    fs::path where;
+    const DcpMetadata optimizer = read_all_metadata(files, optimizer_directory, where, source.notes);
+    ChunkFinder in_optimizer(files, optimizer_directory, where, optimizer, source.files);
+    add_states(states.find(optimizer, {}), in_optimizer);
+    std::vector<ChunkedTensor> found = in_optimizer.find();
+    move_states(found, source.states);
+  }
+  source.paths = states.take_paths();
+  note_states(source, names, states.strangers());
   return source;
 }
 

@@ -20,16 +20,25 @@ struct DcpSource {
   std::filesystem::path where;  // what says which tensors there are
   std::vector<ChunkedTensor> tensors;
   std::vector<TensorFile> files;
-  BesideModel beside;
-  std::vector<std::string> notes;  // what was left out, and what is odd
+  std::vector<ChunkedTensor> states;  // with DcpContent::kRun: what is beside the model
+  std::vector<DcpPath> paths;         // TrainingStates::paths
+  BesideModel beside;                 // what was left out
+  std::vector<std::string> notes;     // what was left out, and what is odd
 };
+
+/// What is read of a training run's checkpoint.
+enum class DcpContent : std::uint8_t { kModel, kRun };
 
 /// Whether `directory` holds a `.metadata`, or one of each rank, as torch 2.9 saves without collectives.
 bool holds_dcp_metadata(Files& files, const std::filesystem::path& directory);
 
 /// Reads a directory of these. `family` is the model's, or null where it is not known (find_state_names).
+/// With kModel nothing is read of what is no tensor of the model. `optimizer_directory`, if it is not empty, is read
+/// for kRun as well: all it has belongs to the model.
 /// \throws Error kBadInput if a file is missing, damaged, or newer than the `.metadata` of its save; kUnsupported; kIo.
-DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const Family* family);
+DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const Family* family,
+                          DcpContent content = DcpContent::kModel,
+                          const std::filesystem::path& optimizer_directory = {});
 
 /// Whether `directory` holds the safetensors files of ranks that torch's HuggingFaceStorageWriter writes.
 bool holds_dcp_shards(Files& files, const std::filesystem::path& directory);

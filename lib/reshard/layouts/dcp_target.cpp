@@ -40,8 +40,8 @@ struct RankFileTensors {
 
 class Cutter {
  public:
-  Cutter(std::span<const LogicalTensor> logical, const Model* model, const DcpCut& cut)
-      : logical_(logical), cut_(cut), ranks_(std::size_t{cut.fsdp} * cut.tp) {
+  Cutter(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model, const DcpCut& cut)
+      : logical_(logical), states_(states), cut_(cut), ranks_(std::size_t{cut.fsdp} * cut.tp) {
     if (cut.tp > 1 && model == nullptr)
       throw Error(ErrorKind::kUsage, "`tp`: nothing says which dims of which tensors tensor-parallel ranks split")
           .hint("give the model's config.json (`config`), or leave out `tp`: torch loads the checkpoint into any mesh");
@@ -55,11 +55,12 @@ class Cutter {
   }
 
   TensorMap run() {
-    map_.reserve_logical(logical_.size());
-    for (std::uint32_t t = 0; t < logical_.size(); ++t) {
-      map_.add_logical(logical_[t], {});
-      add_entry(t);
+    map_.reserve_logical(logical_.size() + (states_ != nullptr ? states_->of.size() : 0));
+    for (const LogicalTensor& tensor : logical_) {
+      const WrittenNames::Place place = place_of(tensor.name);
+      add_entry(tensor, place, path_of(place.entry), tensor_parallel_dim(tensor.name, tensor.shape, place));
     }
+    if (states_ != nullptr) add_states();
     for (std::uint32_t e = 0; e < entries_.size(); ++e) {
       if (entries_[e].stacked) validate_all_experts(entries_[e]);
       metadata_.tensors.push_back({entries_[e].name, {}, entries_[e].dtype, entries_[e].shape, {}});
@@ -67,8 +68,8 @@ class Cutter {
     }
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
       if (!ranks_[rank].tensors.empty()) add_file(rank);
+    set_objects_apart();
     add_tied();
-    for (const DcpTensor& tensor : metadata_.tensors) metadata_.paths.emplace_back(tensor.name, path_of(tensor.name));
     map_.text_files.push_back({kDcpMetadataFile, dcp_metadata_file(metadata_), {}, true});
     return std::move(map_);
   }
@@ -81,28 +82,85 @@ class Cutter {
     return place;
   }
 
-  void add_entry(std::uint32_t t) {
-    const LogicalTensor& tensor = logical_[t];
-    const WrittenNames::Place place = place_of(tensor.name);
+  /// \param path  of what is written at `place`.
+  void add_entry(const LogicalTensor& tensor, const WrittenNames::Place& place, DcpPath path,
+                 std::optional<std::size_t> tp_dim) {
+    const auto t = static_cast<std::uint32_t>(map_.logical.size());
+    const bool is_new_tensor = map_.add_logical(tensor, {}) == t;
     const auto [known, is_new] = entry_of_.emplace(place.entry, static_cast<std::uint32_t>(entries_.size()));
-    if (!is_new) return add_expert(entries_[known->second], tensor, t, place.index);
+    const bool is_of_stack = !is_new && place.stacked > 0 && entries_[known->second].stacked;
+    if (!is_new_tensor || (!is_new && !is_of_stack))
+      throw Error(ErrorKind::kUsage,
+                  "the model and the rest of the training run would both have an entry " + printable(place.entry))
+          .tensor(tensor.name)
+          .hint("choose another `prefix`");
+    if (is_of_stack) return add_expert(entries_[known->second], tensor, t, place.index);
     entries_.push_back(dcp_entry(tensor, t, place, head_dim_));
-    entries_.back().tp_dim = tensor_parallel_dim(tensor, place.stacked > 0 ? 1 : 0);
+    entries_.back().tp_dim = tp_dim;
+    metadata_.paths.emplace_back(place.entry, std::move(path));
   }
 
-  /// \param before  dims that the entry has in front of the tensor's.
-  std::optional<std::size_t> tensor_parallel_dim(const LogicalTensor& tensor, std::size_t before) const {
+  std::optional<std::size_t> tensor_parallel_dim(const std::string& parameter, const Dims& shape,
+                                                 const WrittenNames::Place& place) const {
     if (cut_.tp == 1) return std::nullopt;
-    const auto found = parameters_.find(tensor.name);
+    const auto found = parameters_.find(parameter);
     if (found == parameters_.end()) return std::nullopt;
     const std::optional<std::uint32_t> dim = found->second->split_dim;
-    return dim && *dim < tensor.shape.size() ? std::optional<std::size_t>(*dim + before) : std::nullopt;
+    const std::size_t before = place.stacked > 0 ? 1 : 0;  // dims that the entry has in front of the tensor's
+    return dim && *dim < shape.size() ? std::optional<std::size_t>(*dim + before) : std::nullopt;
+  }
+
+  /// A state has the name, order and cut of its parameter, where it has the same shape.
+  void add_states() {
+    std::unordered_map<std::string_view, const Dims*> shapes;
+    for (const LogicalTensor& tensor : logical_) shapes.emplace(tensor.name, &tensor.shape);
+    for (std::size_t i = 0; i < states_->of.size(); ++i) {
+      if (states_->of[i].left_out) continue;
+      const LogicalTensor& tensor = states_->map.logical[i];
+      const std::string parameter(states_->parameter(i));
+      WrittenNames::Place place = parameter.empty() || !names_ ? WrittenNames::Place{parameter} : names_->of(parameter);
+      const auto shape = shapes.find(parameter);
+      const bool is_alike =
+          tensor.role == TensorRole::kState && shape != shapes.end() && *shape->second == tensor.shape;
+      if (!is_alike) validate_needs_no_order(tensor, place);
+      const auto tp_dim = is_alike ? tensor_parallel_dim(parameter, tensor.shape, place) : std::nullopt;
+      DcpPath path = states_->path_with(i, place.entry);
+      place.entry = states_->name_with(i, place.entry);
+      if (!is_alike) place.interleaved = false;
+      add_entry(tensor, place, std::move(path), tp_dim);
+    }
+    if (names_) validate_no_lists();
+  }
+
+  /// \throws Error kUnsupported for a state of several elements, or of several tensors of which one is to be made.
+  static void validate_needs_no_order(const LogicalTensor& tensor, const WrittenNames::Place& place) {
+    const bool is_reordered = place.interleaved && tensor.role == TensorRole::kState && num_elems(tensor.shape) != 1u;
+    if (place.stacked == 0 && !is_reordered) return;
+    throw Error(
+        ErrorKind::kUnsupported,
+        fmt::format("has another shape than its parameter, which {} in {}: what is to become of it there is not "
+                    "known",
+                    place.stacked > 0 ? "is one of a stack of experts" : "has its rows in another order",
+                    printable(place.entry)))
+        .tensor(tensor.name)
+        .hint("do without `names`, or without `with-optimizer`");
+  }
+
+  /// \throws Error kUnsupported for an object that lists the parameters by other names than they get.
+  void validate_no_lists() const {
+    for (std::size_t i = 0; i < states_->of.size(); ++i) {
+      const LogicalTensor& tensor = states_->map.logical[i];
+      if (tensor.role == TensorRole::kObject && states_->of[i].parameter_size == 0 && lists_parameters(tensor.name))
+        throw Error(ErrorKind::kUnsupported, "lists parameters by their names, which `names` changes")
+            .tensor(tensor.name)
+            .hint("do without `names`, or save it with flatten_optimizer_state_dict=True");
+    }
   }
 
   void add_chunks(std::uint32_t e) {
     const DcpEntry& entry = entries_[e];
     const Box all = whole(entry.shape);
-    const bool is_cut = !entry.shape.empty() && volume(all) > 0;
+    const bool is_cut = !entry.is_object && !entry.shape.empty() && volume(all) > 0;
     const auto tp_dim = is_cut ? entry.tp_dim : std::nullopt;
     for (std::uint32_t i = 0; i < (is_cut ? cut_.fsdp : 1); ++i) {
       for (std::uint32_t j = 0; j < (tp_dim ? cut_.tp : 1); ++j) {
@@ -135,7 +193,10 @@ class Cutter {
     RankFileTensors& file = ranks_[rank];
     std::vector<TensorEntry> entries;
     entries.reserve(file.tensors.size());
-    for (const StoredTensor& tensor : file.tensors) entries.push_back({tensor.name, tensor.dtype, tensor.file_shape()});
+    for (const StoredTensor& tensor : file.tensors) {
+      entries.push_back({tensor.name, tensor.dtype, tensor.file_shape()});
+      entries.back().is_object = tensor.is_object;
+    }
     const std::vector<DcpPlace> places = plan_dcp_items(std::move(entries)).places;
     TargetContainer container;
     container.format = Format::kPytorch;
@@ -156,6 +217,20 @@ class Cutter {
     file = {};
   }
 
+  /// In the metadata, objects are entries of their own.
+  void set_objects_apart() {
+    if (states_ == nullptr) return;
+    std::vector<DcpTensor> tensors;
+    for (std::size_t t = 0; t < metadata_.tensors.size(); ++t) {
+      DcpTensor& tensor = metadata_.tensors[t];
+      if (entries_[t].is_object)
+        metadata_.bytes.push_back({std::move(tensor.name), tensor.chunks.front().place});
+      else
+        tensors.push_back(std::move(tensor));
+    }
+    metadata_.tensors = std::move(tensors);
+  }
+
   /// A model in training has both names of a tied parameter, and torch wants both: the second is another name for the
   /// same items.
   void add_tied() {
@@ -169,6 +244,7 @@ class Cutter {
     for (const auto& [name, to] : tied) {
       DcpTensor tensor = metadata_.tensors[entry_of_.at(place_of(to).entry)];
       tensor.name = place_of(name).entry;
+      metadata_.paths.emplace_back(tensor.name, path_of(tensor.name));
       metadata_.tensors.push_back(std::move(tensor));
     }
   }
@@ -184,6 +260,7 @@ class Cutter {
   }
 
   std::span<const LogicalTensor> logical_;
+  const TrainingStates* states_;  // or null
   const DcpCut& cut_;
   std::optional<WrittenNames> names_;  // of another program
   std::uint64_t head_dim_ = 0;
@@ -197,8 +274,9 @@ class Cutter {
 
 }  // namespace
 
-TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const Model* model, const DcpCut& cut) {
-  return Cutter(logical, model, cut).run();
+TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
+                         const DcpCut& cut) {
+  return Cutter(logical, states, model, cut).run();
 }
 
 }  // namespace reshard

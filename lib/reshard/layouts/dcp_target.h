@@ -5,6 +5,7 @@
 #include <string>
 
 #include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/training_states.h"
 #include "reshard/specs/model.h"
 
 namespace reshard {
@@ -21,9 +22,13 @@ struct DcpCut {
 /// elements each part has ceil(n / parts), the last ones less or none (torch.chunk, as DTensor's Shard has it). Where a
 /// dim is split twice, tensor parallelism comes first. What several ranks would have is in the file of one of them.
 /// Where another program stacks experts, or has rows in another order, the parts are of what that program has.
+/// \param states  go along, and are called, ordered and cut as their parameters where they have their shape; null for
+///        none.
 /// \param model  says which dims tensor-parallel ranks split, and which names are tied; without it, none are.
-/// \throws Error kUsage for more `tp` than 1, or names of another program, without a model; as WrittenNames;
-///         kUnsupported for a dtype that torch does not have.
-TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const Model* model, const DcpCut& cut);
+/// \throws Error kUsage for more `tp` than 1, or names of another program, without a model, and for a prefix with which
+///         a parameter has the name of another entry; as WrittenNames; kUnsupported for a dtype that torch does not
+///         have, and for states that cannot follow their parameters to another program.
+TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
+                         const DcpCut& cut);
 
 }  // namespace reshard

@@ -18,6 +18,7 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/attention_report.h"
 #include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/training_states.h"
 #include "reshard/specs/family.h"
 #include "reshard/specs/mesh.h"
 
@@ -91,6 +92,8 @@ struct LayoutTraits {
   bool casts_to_config_dtype = false;  // floating tensors get the dtype that config.json says
   bool holds_adapters = false;         // shards of LoRA adapters are in it
   bool needs_no_mesh = false;          // files say what each part is: no mesh is needed, to read or to write
+  bool reads_states = false;           // the optimizer's states and the rest of a training run are read on demand
+  bool writes_states = false;          // they have a place in it
 
   bool is_written() const { return !formats.empty(); }
 };
@@ -124,6 +127,7 @@ struct ReadContext {
   FamilySpec family;     // of the model where somebody describes it; else the built-in one of its model_type
   OptionValues options;  // that say how it was made (LayoutOption::of_source)
   ConfigChoice config;
+  bool with_optimizer = false;  // what a training run has saved beside the model, too, where the layout reads_states
 };
 
 /// What a checkpoint is to become.
@@ -144,6 +148,7 @@ struct TargetContext {
   std::span<const LogicalTensor> logical;
   std::string index_metadata;                 // as of HfIndex, of the source
   std::filesystem::path index_metadata_file;  // where it stands; empty if it is empty
+  const TrainingStates* states = nullptr;  // borrowed; null where there are none, as for all that does not write them
 };
 
 /// A checkpoint to be written.

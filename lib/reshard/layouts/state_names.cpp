@@ -204,6 +204,17 @@ void rename(const Family& family, StateNames& found) {
 
 }  // namespace
 
+std::string without_wrappers(std::string_view name, const StateNames& names) {
+  const bool is_module_one = is_one_of(kModuleWrapper, names.wrappers);
+  return without_parts(name, [&](std::string_view part) {
+    return is_one_of(part, kWrappers) || (is_module_one && part == kModuleWrapper);
+  });
+}
+
+bool is_moment(std::string_view state) {
+  return is_one_of(state, kMoments);
+}
+
 bool is_optimizer_state(std::string_view entry) {
   const std::string_view root = entry.substr(0, entry.find('.'));
   const std::string_view last = entry.substr(entry.rfind('.') + 1);

@@ -31,6 +31,12 @@ struct StateNames {
 /// O(n log n) in the entries.
 StateNames find_state_names(std::span<const std::string> entries, const Family* family);
 
+/// `name` without the parts that wrappers of modules leave in it, as the entries of `names` were read.
+std::string without_wrappers(std::string_view name, const StateNames& names);
+
+/// Whether a state of this name has the shape of its parameter: "exp_avg".
+bool is_moment(std::string_view state);
+
 /// Whether an entry is the optimizer's: moments, master copies, its groups of parameters.
 bool is_optimizer_state(std::string_view entry);
 /// Whether it is the optimizer's, or another part of a training run: schedulers, data loaders, counters.

@@ -13,6 +13,7 @@ namespace {
 TensorEntry entry_of(const StoredTensor& tensor) {
   TensorEntry entry{tensor.name, tensor.dtype, tensor.file_shape()};
   entry.expert_parallel = tensor.expert_parallel;
+  entry.is_object = tensor.is_object;
   return entry;
 }
 

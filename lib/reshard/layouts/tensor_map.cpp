@@ -173,8 +173,9 @@ std::optional<std::uint32_t> TensorMap::find_logical(const std::string& name) co
 }
 
 std::size_t TensorMap::tensor_count() const {
-  return static_cast<std::size_t>(
-      std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) { return !tensor.filler; }));
+  return static_cast<std::size_t>(std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
+    return !tensor.filler && tensor.role == TensorRole::kParameter;
+  }));
 }
 
 std::vector<LogicalTensor> TensorMap::state_dict() const {

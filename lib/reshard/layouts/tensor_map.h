@@ -38,6 +38,13 @@ class Filler {
   Fill fill_ = Fill::kNone;
 };
 
+/// What an entry is to the training run that saved it.
+enum class TensorRole : std::uint8_t {
+  kParameter,  // or a buffer: it is the model's
+  kState,      // a moment of the optimizer, a counter, or another tensor beside the model
+  kObject,     // no tensor: the bytes that torch.save made of any object, which are moved and never opened
+};
+
 /// An entry of the original state dict.
 struct LogicalTensor {
   std::string name;
@@ -47,6 +54,7 @@ struct LogicalTensor {
   /// Of a source: what the model has it in, where the files hold it in another dtype. It is made that, if nobody asks
   /// for another.
   std::optional<DType> model_dtype{};
+  TensorRole role = TensorRole::kParameter;
 };
 
 /// One file of a tensor map. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to
@@ -102,6 +110,7 @@ struct StoredTensor {
   bool replicated = false;       // every rank has all of the parameter, and trains it
   bool tied = false;             // another parameter's values under a second name: compared, never read
   bool expert_parallel = false;  // of experts that are spread over ranks
+  bool is_object = false;        // of a target: TensorRole::kObject
   /// The file's tensor has a dim more, in front: this one is so many slices of it, one under the other. 0: none.
   std::uint32_t slices = 0;
   /// The file's tensor has twice the rows, and half the columns: each row here is two of it, side by side.
@@ -143,7 +152,7 @@ class TensorMap {
   /// The logical tensor of that name that is no filler.
   std::optional<std::uint32_t> find_logical(const std::string& name) const;
 
-  /// Logical tensors, fillers left out.
+  /// Parameters and buffers of the model: fillers are left out, and what else a training run has.
   std::size_t tensor_count() const;
   std::vector<LogicalTensor> state_dict() const;
 

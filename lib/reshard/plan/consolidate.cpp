@@ -21,6 +21,7 @@ std::unique_ptr<Job> plan_adapters(Files& files, const ConsolidateRequest& reque
 std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &whole_layout();
   validate_request(request.target);
+  validate_takes_states(request.source, *request.target.layout);
   const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag, TagContent::kShards);
   if (const auto adapters = adapters_meant(files, found.path); !adapters.empty())
     return plan_adapters(files, request, found, adapters);

@@ -161,6 +161,29 @@ Selection select(TensorMap& source, const ConvertRequest& request, const Ordered
   return selection;
 }
 
+std::vector<std::string> names_of(const TensorMap& map) {
+  std::vector<std::string> names;
+  names.reserve(map.logical.size());
+  for (const LogicalTensor& tensor : map.logical) names.push_back(tensor.name);
+  return names;
+}
+
+/// States follow what name rules have made of their parameters.
+/// \param dropped  names of `model` now. \returns those of the states that are dropped with them.
+std::vector<std::string> follow_model(TrainingStates& states, const std::vector<std::string>& old_names,
+                                      const TensorMap& model, const std::vector<std::string>& dropped) {
+  const std::unordered_set<std::string_view> left_out(dropped.begin(), dropped.end());
+  std::unordered_map<std::string_view, std::string_view> new_names;
+  for (std::size_t i = 0; i < old_names.size(); ++i) {
+    const std::string_view name = model.logical[i].name;
+    if (left_out.count(name) > 0)
+      new_names.emplace(old_names[i], std::string_view());
+    else if (name != old_names[i])
+      new_names.emplace(old_names[i], name);
+  }
+  return new_names.empty() ? std::vector<std::string>{} : follow_parameters(states, new_names);
+}
+
 /// Holds the wanted tensors against the model whose shards they shall be.
 Model validated_model(const Checkpoint& checkpoint, Selection& selection, const ConvertRequest& request) {
   if (!checkpoint.model)
@@ -195,7 +218,7 @@ std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoi
   if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted);
   if (traits.needs_no_mesh) {
     const Model* model = checkpoint.model ? &*checkpoint.model : nullptr;
-    return plan_target(files, job, target, model, selection.wanted);
+    return plan_target(files, job, target, model, selection.wanted, checkpoint.states_or_null());
   }
   const bool from_ranks = checkpoint.has_mesh();
   if (!target.tp && !from_ranks)
@@ -217,15 +240,21 @@ void update_config(Files& files, Job& job, const fs::path& file, OrderedJson con
 std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &whole_layout();
   validate_request(request.target);
+  validate_takes_states(request.source, *request.target.layout);
   const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag);
   Checkpoint checkpoint = read_checkpoint(files, found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   if (request.lora_fuse && !checkpoint.adapter)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(checkpoint.path);
+  validate_has_states(request.source, checkpoint);
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
+  note_states_left(*job, checkpoint, *request.target.layout);
   validate_outside(files, request.output_directory, checkpoint);
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
+  const std::vector<std::string> old_names =
+      checkpoint.states.empty() ? std::vector<std::string>{} : names_of(job->source);
   Selection selection = select(job->source, request, config, *job);
+  std::vector<std::string> states_dropped = follow_model(checkpoint.states, old_names, job->source, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
   ProgramOptions options;
   if (checkpoint.adapter)
@@ -233,7 +262,9 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   else
     options.dropped = plan_converted(files, checkpoint, selection, request, *job);
   options.check_replicas = request.check_replicas;
-  std::move(selection.dropped.begin(), selection.dropped.end(), std::back_inserter(options.dropped));
+  for (auto* dropped : {&selection.dropped, &states_dropped})
+    std::move(dropped->begin(), dropped->end(), std::back_inserter(options.dropped));
+  add_states(job->source, std::move(checkpoint.states.map));
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   if (checkpoint.adapter) return job;  // config.json is the base model's

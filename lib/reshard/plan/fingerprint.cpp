@@ -108,6 +108,7 @@ void add(Hasher& hasher, const StoredTensor& tensor) {
   hasher.number(tensor.replicated);
   hasher.number(tensor.tied);
   hasher.number(tensor.expert_parallel);
+  hasher.number(tensor.is_object);
   hasher.number(tensor.slices);
 }
 

@@ -70,6 +70,7 @@ struct SourceRequest {
   std::filesystem::path config;    // as of ConfigChoice
   FamilySpec family;               // of a model that somebody describes; else its model_type says it
   OptionValues options;            // that say how it was made, as of ReadContext
+  bool with_optimizer = false;     // as of ReadContext; the target must have a place for it
 };
 
 /// A Hugging Face checkpoint, or adapters, to be sharded.

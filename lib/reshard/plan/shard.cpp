@@ -11,6 +11,7 @@ namespace {
 
 std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &default_rank_layout();
+  validate_takes_states(request.source, request.adapters.empty() ? *request.target.layout : adapter_layout());
   if (!request.adapters.empty() && !request.source.config.empty())
     throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json beside the model")
         .in(request.source.path);
@@ -22,13 +23,16 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
         .in(request.output_directory)
         .hint("choose another output directory");
   Checkpoint checkpoint = read_whole(files, request.source.path, context_of(request.source, ConfigUse::kNeeded));
+  validate_has_states(request.source, checkpoint);
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
+  note_states_left(*job, checkpoint, *request.target.layout);
   validate_against_model(job->source, *checkpoint.model, request.source.path);
   std::vector<LogicalTensor> logical = job->source.state_dict();
   take_model_dtypes(*job, logical);
   take_config_dtype(files, *job, *request.target.layout, checkpoint.config, logical);
   ProgramOptions options;
-  options.dropped = plan_target(files, *job, request.target, &*checkpoint.model, logical);
+  options.dropped = plan_target(files, *job, request.target, &*checkpoint.model, logical, checkpoint.states_or_null());
+  add_states(job->source, std::move(checkpoint.states.map));
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   carry_companions(files, *job, checkpoint, {request.output_directory});

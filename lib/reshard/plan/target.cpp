@@ -79,7 +79,7 @@ void validate_alone(Files& files, const Layout& target, const fs::path& output_d
 }  // namespace
 
 ReadContext context_of(const SourceRequest& request, ConfigUse use) {
-  return {use, request.family, request.options, {request.config}};
+  return {use, request.family, request.options, {request.config}, request.with_optimizer};
 }
 
 std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::path output_directory, bool force) {
@@ -98,13 +98,44 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
   return job;
 }
 
+void validate_takes_states(const SourceRequest& source, const Layout& target) {
+  if (!source.with_optimizer || target.traits().writes_states) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("`with-optimizer`: checkpoints of layout {} have no place for the states of "
+                          "an optimizer",
+                          target.traits().name))
+      .hint("of the layouts, these have: " +
+            layout_names([](const Layout& layout) { return layout.traits().writes_states; }));
+}
+
+void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint) {
+  if (!request.with_optimizer) return;
+  if (checkpoint.layout == nullptr || !checkpoint.layout->traits().reads_states)
+    throw Error(ErrorKind::kUsage, fmt::format("`with-optimizer`: {} is no checkpoint whose optimizer can be read",
+                                               checkpoint.layout == nullptr
+                                                   ? "a file of tensors"
+                                                   : fmt::format("one in layout {}", checkpoint.layout->traits().name)))
+        .in(checkpoint.path)
+        .hint("it is for sources in layout " +
+              layout_names([](const Layout& layout) { return layout.traits().reads_states; }));
+  if (checkpoint.states.empty())
+    throw Error(ErrorKind::kBadInput, "holds a model, and nothing of an optimizer")
+        .in(checkpoint.path)
+        .hint("do without `with-optimizer`, or give the directory that holds both");
+}
+
+void note_states_left(Job& job, const Checkpoint& checkpoint, const Layout& target) {
+  if (checkpoint.leaves_states && target.traits().writes_states)
+    job.notes.push_back("training cannot go on from the model alone: `with-optimizer` takes its optimizer along");
+}
+
 std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest& request, const Model* model,
-                                     const std::vector<LogicalTensor>& logical) {
+                                     const std::vector<LogicalTensor>& logical, const TrainingStates* states) {
   const LayoutTraits& traits = request.layout->traits();
   job.layout = request.layout;
   TargetPlan plan;
   try {
-    plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file});
+    plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file, states});
   } catch (Error& error) {  // a layout knows the tensor, but not where it is
     if (error.kind() == ErrorKind::kUnsupported && error.path().empty() && !error.tensor().empty())
       error.in(job.model_directory);

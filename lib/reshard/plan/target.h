@@ -17,12 +17,20 @@ ReadContext context_of(const SourceRequest& request, ConfigUse use);
 std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, std::filesystem::path output_directory,
                                bool force);
 
-/// Makes `job.target` the checkpoint of `logical` that the request asks for. `model` is that of a target of ranks, and
-/// may be null for others.
+/// What is wrong with `with_optimizer` for the target's layout, and for what was read.
+/// \throws Error kUsage if the layout has no place for states, or the source's none that are read; kBadInput if there are
+/// none.
+void validate_takes_states(const SourceRequest& source, const Layout& target);
+void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint);
+/// Notes that a target that could have the optimizer's states does not get them.
+void note_states_left(Job& job, const Checkpoint& checkpoint, const Layout& target);
+
+/// Makes `job.target` the checkpoint of `logical` that the request asks for, with the `states` of a training run, if they
+/// are not null. `model` is that of a target of ranks, and may be null for others.
 /// \returns the tensors of the source that checkpoints of this layout do not have.
 /// \throws Error kUsage, with what would work; kBadInput if other weights stand in the output directory.
 std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest& request, const Model* model,
-                                     const std::vector<LogicalTensor>& logical);
+                                     const std::vector<LogicalTensor>& logical, const TrainingStates* states = nullptr);
 
 /// Gives tensors the dtype that the model has them in (LogicalTensor::model_dtype), and notes it.
 void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical);

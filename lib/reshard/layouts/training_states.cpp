@@ -1,0 +1,111 @@
+#include "reshard/layouts/training_states.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/chunked_map.h"
+
+namespace reshard {
+
+std::string_view TrainingStates::parameter(std::size_t index) const {
+  return std::string_view(map.logical[index].name).substr(of[index].parameter_begin, of[index].parameter_size);
+}
+
+std::string TrainingStates::name_with(std::size_t index, std::string_view parameter) const {
+  std::string name = map.logical[index].name;
+  return name.replace(of[index].parameter_begin, of[index].parameter_size, parameter);
+}
+
+DcpPath TrainingStates::path_with(std::size_t index, std::string_view parameter) const {
+  DcpPath path = paths[of[index].path];
+  for (auto& part : path)
+    if (auto* const name = std::get_if<std::string>(&part))
+      if (const std::size_t mark = name->find(kParameterMark); mark != name->npos) name->replace(mark, 1, parameter);
+  return path;
+}
+
+TrainingStates training_states(std::vector<ChunkedTensor> tensors, std::vector<DcpPath> paths,
+                               const std::filesystem::path& where) {
+  std::unordered_set<std::string_view> names;
+  names.reserve(tensors.size());
+  TrainingStates states;
+  states.paths = std::move(paths);
+  states.of.reserve(tensors.size());
+  for (const ChunkedTensor& tensor : tensors) {
+    if (!names.insert(tensor.name).second)
+      throw Error(ErrorKind::kBadInput,
+                  "and another entry of the training run have one name, " + printable(tensor.name))
+          .in(where)
+          .tensor(tensor.entry);
+    states.of.push_back(tensor.state);
+  }
+  states.map = chunked_map({}, std::move(tensors), {}, where);
+  return states;
+}
+
+bool lists_parameters(std::string_view name) {
+  constexpr std::string_view kGroups = "param_groups.", kList = ".params";
+  const std::size_t groups = name.find(kGroups);
+  return groups != name.npos && (groups == 0 || name[groups - 1] == '.') && name.ends_with(kList);
+}
+
+std::vector<std::string> follow_parameters(TrainingStates& states,
+                                           const std::unordered_map<std::string_view, std::string_view>& new_names) {
+  std::vector<std::string> names, left_out;
+  names.reserve(states.of.size());
+  bool renames = false;
+  const std::string* list = nullptr;
+  for (std::size_t i = 0; i < states.of.size(); ++i) {
+    const std::string& name = states.map.logical[i].name;
+    TrainingState& state = states.of[i];
+    const auto found = state.parameter_size == 0 ? new_names.end() : new_names.find(states.parameter(i));
+    if (state.parameter_size == 0 && states.map.logical[i].role == TensorRole::kObject && lists_parameters(name))
+      list = &name;
+    if (found == new_names.end()) {
+      names.push_back(name);
+    } else if (found->second.empty()) {
+      state.left_out = true;
+      left_out.push_back(name);
+      names.push_back(name);
+    } else {
+      renames = true;
+      names.push_back(states.name_with(i, found->second));
+      state.parameter_size = static_cast<std::uint16_t>(found->second.size());
+    }
+  }
+  if (renames && list != nullptr)
+    throw Error(ErrorKind::kUnsupported, "lists parameters by their names, which `rename` changes")
+        .tensor(*list)
+        .hint("do without `rename`, or without `with-optimizer`");
+  if (renames) states.map.rename_logical(names);
+  return left_out;
+}
+
+void add_states(TensorMap& model, TensorMap states) {
+  const auto first = static_cast<std::uint32_t>(model.stored.size());
+  model.stored.reserve(model.stored.size() + states.stored.size());
+  for (StoredTensor& tensor : states.stored) model.stored.push_back(std::move(tensor));
+  for (auto& [index, strides] : states.strides) model.strides.emplace(first + index, std::move(strides));
+  model.reserve_logical(model.logical.size() + states.logical.size());
+  for (std::size_t l = 0; l < states.logical.size(); ++l) {
+    const LogicalTensor& tensor = states.logical[l];
+    if (model.find_logical(tensor.name))
+      throw Error(ErrorKind::kBadInput, "the model and the rest of the training run both have an entry of this name")
+          .in(model.files.empty() ? std::filesystem::path() : model.files.front().path.parent_path())
+          .tensor(tensor.name)
+          .hint("do without `with-optimizer`");
+    const std::uint32_t index = model.add_logical(tensor, {});
+    for (Piece& piece : states.pieces[l]) {
+      piece.stored += first;
+      model.pieces[index].push_back(std::move(piece));
+    }
+  }
+}
+
+}  // namespace reshard

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "reshard/formats/dcp_metadata.h"
+#include "reshard/layouts/tensor_map.h"
+
+namespace reshard {
+
+struct ChunkedTensor;
+
+/// Which place a tensor or an object has in a training run.
+struct TrainingState {
+  /// The part of its name that is the name of the parameter it belongs to, as the model has it; of no size: none.
+  std::uint16_t parameter_begin = 0;
+  std::uint16_t parameter_size = 0;
+  bool left_out = false;   // its parameter was, and it is not to be written
+  std::uint32_t path = 0;  // index into TrainingStates::paths
+};
+
+/// What the checkpoint of a training run holds beside the model: moments of the optimizer, counters, schedulers, random
+/// numbers. A state of a parameter is named after it: "optim.state.model.norm.weight.exp_avg".
+struct TrainingStates {
+  TensorMap map;                  // without files: what it stores lies in those of Checkpoint::map
+  std::vector<TrainingState> of;  // one per logical tensor of `map`
+  /// Where they lie in the nested dictionaries that were saved; kParameterMark stands for the parameter's name.
+  std::vector<DcpPath> paths;
+
+  bool empty() const { return of.empty(); }
+  /// The name of the parameter that state `index` belongs to; empty for none.
+  std::string_view parameter(std::size_t index) const;
+  /// What state `index` is called where its parameter is called `parameter`, and its path there.
+  std::string name_with(std::size_t index, std::string_view parameter) const;
+  DcpPath path_with(std::size_t index, std::string_view parameter) const;
+};
+
+/// No name has it.
+inline constexpr char kParameterMark = '\0';
+
+/// States out of tensors whose chunks are validated, and which have a role. `where` is for errors.
+/// \throws Error kBadInput for two of one name.
+TrainingStates training_states(std::vector<ChunkedTensor> tensors, std::vector<DcpPath> paths,
+                               const std::filesystem::path& where);
+
+/// Whether an object of this name, of no one parameter, is a list of parameters' names: those of a group whose
+/// hyperparameters the optimizer has together (torch/distributed/checkpoint/state_dict.py).
+bool lists_parameters(std::string_view name);
+
+/// The states follow their parameters: `new_names` has what some are called from now on, and an empty name for those that
+/// are left out. \returns the names of the states that are left out with them.
+/// \throws Error kUnsupported if a parameter has another name, and an object lists the parameters by their names.
+std::vector<std::string> follow_parameters(TrainingStates& states,
+                                           const std::unordered_map<std::string_view, std::string_view>& new_names);
+
+/// Adds the states to the model they belong to, in whose files they lie.
+/// \throws Error kBadInput if a state has the name of a parameter.
+void add_states(TensorMap& model, TensorMap states);
+
+}  // namespace reshard

@@ -1,0 +1,589 @@
+// Checkpoints of training runs with their optimizer, written for another mesh: what torch saved, and what the test makes
+// itself.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "reshard/layouts/checkpoint.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/dcp.h"
+#include "support/errors.h"
+#include "support/families.h"
+#include "support/fault_storage.h"
+#include "support/golden.h"
+#include "support/layouts.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/pickles.h"
+#include "support/random.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+/// A run to dcp, with its optimizer.
+ConvertRequest run_request(const fs::path& source, const fs::path& output, std::uint64_t fsdp,
+                           const std::string& prefix = "", std::optional<std::uint32_t> tp = std::nullopt) {
+  ConvertRequest request = convert_request(source, output);
+  request.source.with_optimizer = true;
+  request.target.layout = layout("dcp");
+  request.target.tp = tp;
+  request.target.options.set_number("fsdp", fsdp);
+  if (!prefix.empty()) request.target.options.set("prefix", prefix);
+  return request;
+}
+
+fs::path dcp_case(const std::string& name) {
+  return testdata("golden/dcp") / name;
+}
+
+json path_json(const DcpPath& path) {
+  json parts = json::array();
+  for (const auto& part : path) std::visit([&](const auto& value) { parts.push_back(value); }, part);
+  return parts;
+}
+
+/// Holds all that was written against what torch has put into the case's folders.
+void check_same_run(const fs::path& written, const json& golden) {
+  const dcp::Content content = dcp::read(written);
+  std::size_t tensors = 0, objects = 0;
+  for (const auto& [folder, saved] : golden["folders"].items()) {
+    for (const auto& [name, tensor] : saved["tensors"].items()) {
+      INFO(name);
+      REQUIRE(content.tensors.count(name) == 1);
+      const TensorData& data = content.tensors.at(name);
+      CHECK(describe(data.dtype).torch_name == tensor["dtype"]);
+      CHECK(sha256_hex(data.bytes) == tensor["sha256"]);
+      ++tensors;
+    }
+    for (const auto& [name, object] : saved["bytes"].items()) {
+      INFO(name);
+      REQUIRE(content.objects.count(name) == 1);
+      CHECK(sha256_hex(content.objects.at(name)) == object["sha256"]);
+      ++objects;
+    }
+    if (saved["planner_data"].is_null()) continue;
+    for (const auto& [name, path] : saved["planner_data"].items()) {
+      INFO(name);
+      REQUIRE(content.paths.count(name) == 1);
+      CHECK(path_json(content.paths.at(name)) == path);
+    }
+  }
+  CHECK(content.tensors.size() == tensors);
+  CHECK(content.objects.size() == objects);
+  CHECK(content.paths.size() == tensors + objects);
+}
+
+struct RunCase {
+  const char* name;
+  const char* prefix;
+  bool has_config;  // which explains all there is, and keeps the names
+};
+constexpr RunCase kRuns[] = {{"llama-fsdp2-optim", "model", true},
+                             {"qwen3-fsdp1-accelerate", "model", true},
+                             {"titan-llama3-v0.2.2", "", false},
+                             {"llama-nested-files", "app.model", true},
+                             {"llama-torch1.13-r3", "", true}};
+
+TEST_CASE("A training run goes from mesh to mesh with all that torch saved of it, byte by byte") {
+  for (const RunCase& run : kRuns) DYNAMIC_SECTION(run.name) {
+      const fs::path golden_case = dcp_case(run.name);
+      const json golden = golden_of(golden_case);
+      const TempDir temp;
+      ConvertRequest first = run_request(golden_case / "sharded", temp / "three", 3, run.prefix);
+      if (run.has_config) {
+        first.source.config = golden_case / "original";
+        first.target.tp = 2;
+      }
+      convert(first);
+      check_same_run(temp / "three", golden);
+      // With the config.json that went along.
+      convert(run_request(temp / "three", temp / "five", 5, run.prefix));
+      check_same_run(temp / "five", golden);
+      if (!run.has_config) continue;
+      ShardRequest again;
+      again.source = {temp / "three", {}, {}, {}, {}, true};
+      again.output_directory = temp / "one";
+      again.target = run_request({}, {}, 1, run.prefix).target;
+      shard(again);
+      check_same_run(temp / "one", golden);
+    }
+}
+
+TEST_CASE("The optimizer is not cast, and is cut as its parameters are") {
+  const fs::path golden_case = dcp_case("llama-fsdp2-optim");
+  const TempDir temp;
+  ConvertRequest request = run_request(golden_case / "sharded", temp / "out", 2, "model", 2);
+  request.source.config = golden_case / "original";
+  request.dtype = DType::kBF16;
+  convert(request);
+  const DcpMetadata metadata = read_dcp_metadata(*local_storage().open(temp / "out/.metadata"), temp / "out/.metadata");
+  std::map<std::string, DcpTensor> tensors;
+  for (const DcpTensor& tensor : metadata.tensors) tensors.emplace(tensor.name, tensor);
+  const std::string name = "model.layers.1.mlp.down_proj.weight";
+  const DcpTensor &parameter = tensors.at("model." + name), &moment = tensors.at("optim.state." + name + ".exp_avg");
+  CHECK(parameter.dtype == DType::kBF16);
+  CHECK(moment.dtype == DType::kF32);
+  REQUIRE(parameter.chunks.size() == 4);
+  REQUIRE(moment.chunks.size() == 4);
+  for (std::size_t c = 0; c < 4; ++c) {
+    CHECK((moment.chunks[c].box == parameter.chunks[c].box));
+    CHECK(moment.chunks[c].place.file == parameter.chunks[c].place.file);
+    CHECK(parameter.chunks[c].box.size[1] == parameter.shape[1] / 2);
+  }
+  CHECK(tensors.at("optim.state." + name + ".step").chunks.size() == 1);
+}
+
+TEST_CASE("Without with-optimizer nothing of it is read") {
+  for (const char* name : {"llama-fsdp2-optim", "qwen3-fsdp1-accelerate"}) DYNAMIC_SECTION(name) {
+      const fs::path golden_case = dcp_case(name);
+      const json golden = golden_of(golden_case);
+      const TempDir temp;
+      FaultStorage storage;
+      RunOptions options = unsynced();
+      options.storage = &storage;
+      ConvertRequest request = run_request(golden_case / "sharded", temp / "out", 2, "model");
+      request.source.with_optimizer = false;
+      const auto job = plan_convert(storage, request);
+      CHECK_THAT(json(job->notes).dump(), Says("`with-optimizer` takes its optimizer along"));
+      execute(*job, options);
+      std::size_t ranges = 0;
+      const auto check_unread = [&](const fs::path& file, std::uint64_t begin, std::uint64_t end) {
+        ++ranges;
+        for (const FaultStorage::Range& read : storage.reads(file)) {
+          const bool is_magic = read.begin_bytes == 0 && read.end_bytes < 16;  // which says what the file is
+          CHECK((is_magic || read.end_bytes <= begin || read.begin_bytes >= end));
+        }
+      };
+      for (const auto& [folder, saved] : golden["folders"].items()) {
+        for (const auto& [entry, tensor] : saved["tensors"].items())
+          for (const json& chunk : tensor["chunks"])
+            if (entry.starts_with("optim"))
+              check_unread(golden_case / folder / chunk["file"], chunk["begin"],
+                           chunk["begin"].get<std::uint64_t>() + chunk["length"].get<std::uint64_t>());
+        for (const auto& [entry, object] : saved["bytes"].items())
+          check_unread(golden_case / folder / object["file"], object["begin"],
+                       object["begin"].get<std::uint64_t>() + object["length"].get<std::uint64_t>());
+      }
+      CHECK(ranges > 60);
+      CHECK(dcp::read(temp / "out").objects.empty());
+    }
+}
+
+/// Rows are spread over this many ranks.
+std::vector<dcp::Part> row_parts(const Dims& shape, std::uint64_t ranks) {
+  if (shape.empty() || shape[0] == 0) return {{Dims(shape.size()), shape, 0}};
+  std::vector<dcp::Part> parts;
+  const std::uint64_t rows = (shape[0] + ranks - 1) / ranks;
+  for (std::uint64_t begin = 0; begin < shape[0]; begin += rows) {
+    dcp::Part part{Dims(shape.size()), shape, static_cast<std::uint32_t>(begin / rows)};
+    part.begin[0] = begin;
+    part.size[0] = std::min(rows, shape[0] - begin);
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+/// A checkpoint in the making.
+struct Saved {
+  std::vector<dcp::Whole> tensors;
+  std::vector<dcp::Object> objects;
+  std::map<std::string, std::string> paths;
+
+  void add(const std::string& name, const TensorData& data, std::uint64_t ranks = 2) {
+    tensors.push_back({name, data, row_parts(data.shape, ranks)});
+  }
+  void add_object(const std::string& name, const std::string& text = "x", std::uint32_t rank = 0) {
+    objects.push_back({name, dcp::object_bytes(text), rank});
+  }
+  void write(const fs::path& directory) const { dcp::write(directory, tensors, objects, paths); }
+};
+
+TEST_CASE("Any tensors, states and objects go from any mesh to any other") {
+  for (const std::uint64_t seed : seeds(40)) {
+    INFO("RESHARD_TEST_SEED=" << seed);
+    Random random(seed);
+    Saved saved;
+    dcp::Content expected;
+    const auto add = [&](const std::string& name, DType dtype, const Dims& shape) {
+      expected.tensors[name] = random_tensor(random, dtype, shape);
+      saved.add(name, expected.tensors[name], pick(random, 1, 5));
+    };
+    for (std::uint64_t i = pick(random, 1, 6); i > 0; --i) {
+      Dims shape;
+      for (std::uint64_t d = pick(random, 0, 3); d > 0; --d) shape.push_back(pick(random, 0, 7));
+      const std::string name = fmt::format("part.{}.weight", i);
+      add(name, DType::kBF16, shape);
+      if (pick(random, 0, 3) == 0) continue;
+      add("optim.state." + name + ".exp_avg", DType::kF32, shape);
+      add("optim.state." + name + ".step", DType::kF32, {});
+      if (pick(random, 0, 1)) add("optim.state." + name + ".row.sums", DType::kF64, {pick(random, 0, 4)});
+    }
+    for (std::uint64_t i = pick(random, 0, 5); i > 0; --i) {
+      const std::string name = fmt::format("dataloader.dp_rank_{}", i);
+      saved.add_object(name, std::string(pick(random, 0, 300), 'x'), static_cast<std::uint32_t>(pick(random, 0, 3)));
+      expected.objects[name] = saved.objects.back().bytes;
+    }
+    add("rng", DType::kU8, {16});
+    if (expected.objects.empty() && pick(random, 0, 1)) add("optim.state.7.exp_avg", DType::kF32, {3, 2});
+    const TempDir temp;
+    saved.write(temp / "0");
+    for (const char* hop : {"1", "2", "3"}) {
+      const std::string before(1, static_cast<char>(*hop - 1));
+      ConvertRequest request = run_request(temp / before, temp / hop, pick(random, 1, 6));
+      const bool has_states = std::any_of(expected.tensors.begin(), expected.tensors.end(),
+                                          [](const auto& one) { return one.first.starts_with("optim"); });
+      if (!has_states && expected.objects.empty()) {  // all else may be the model's
+        CHECK_THAT(error_of([&] { convert(request); }).what(), Says("nothing of an optimizer"));
+        break;
+      }
+      convert(request);
+      const dcp::Content content = dcp::read(temp / hop);
+      CHECK((content.tensors == expected.tensors));
+      CHECK((content.objects == expected.objects));
+    }
+  }
+}
+
+/// A Llama as torchtitan has it, with the states of its optimizer in the flattened form.
+struct Titan {
+  TinyModel tiny;
+  TensorMap model, moments;  // under the model's own names
+  Saved saved;
+
+  explicit Titan(Random& random) {
+    tiny.head_dim = 4;
+    model = random_tensors(tiny, random);
+    moments = random_tensors(tiny, random);
+  }
+};
+
+std::string titan_name(const std::string& name) {
+  static const std::vector<std::pair<std::string, std::string>> kParts{{"model.embed_tokens", "tok_embeddings"},
+                                                                       {"model.layers", "layers"},
+                                                                       {"model.norm", "norm"},
+                                                                       {"self_attn.q_proj", "attention.wq"},
+                                                                       {"self_attn.k_proj", "attention.wk"},
+                                                                       {"self_attn.v_proj", "attention.wv"},
+                                                                       {"self_attn.o_proj", "attention.wo"},
+                                                                       {"mlp.gate_proj", "feed_forward.w1"},
+                                                                       {"mlp.up_proj", "feed_forward.w3"},
+                                                                       {"mlp.down_proj", "feed_forward.w2"},
+                                                                       {"input_layernorm", "attention_norm"},
+                                                                       {"post_attention_layernorm", "ffn_norm"},
+                                                                       {"lm_head", "output"}};
+  std::string titan = name;
+  for (const auto& [from, to] : kParts)
+    if (const std::size_t at = titan.find(from); at != titan.npos) titan.replace(at, from.size(), to);
+  return titan;
+}
+
+/// Row h * D + 2i + j is row h * D + j * D / 2 + i of the model's, in q and k.
+TensorData titan_rows(const std::string& name, const TensorData& data, std::uint64_t head_dim) {
+  if (name.find("q_proj") == name.npos && name.find("k_proj") == name.npos) return data;
+  TensorData rows = data;
+  const std::size_t row_bytes = data.bytes.size() / data.shape[0];
+  for (std::uint64_t row = 0; row < data.shape[0]; ++row) {
+    const std::uint64_t in_head = row % head_dim;
+    const std::uint64_t from = row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
+    rows.bytes.replace(row * row_bytes, row_bytes, data.bytes, from * row_bytes, row_bytes);
+  }
+  return rows;
+}
+
+void save_titan(Titan& titan, const fs::path& directory) {
+  using namespace pickles;
+  for (const auto& [name, data] : titan.model) {
+    const std::string other = titan_name(name);
+    titan.saved.add(other, titan_rows(name, data, titan.tiny.head_dim), 3);
+    const std::string state = "state." + other + ".exp_avg";
+    titan.saved.add("optimizer." + state, titan_rows(name, titan.moments.at(name), titan.tiny.head_dim), 2);
+    titan.saved.paths["optimizer." + state] = tuple({text("optimizer"), text(state)});
+    titan.saved.add_object("optimizer.param_groups." + other + ".lr", "lr of " + name);
+  }
+  write_model(directory / "model", titan.tiny, titan.model);
+  titan.saved.write(directory / "step-7");
+}
+
+TEST_CASE("States of torchtitan's optimizer get the model's names and order as their parameters do") {
+  Random random(7);
+  const TempDir temp;
+  Titan titan(random);
+  save_titan(titan, temp.path());
+  ConvertRequest request = run_request(temp / "step-7", temp / "out", 3);
+  request.source.config = temp / "model";
+  convert(request);
+  const dcp::Content content = dcp::read(temp / "out");
+  CHECK(content.tensors.size() == 2 * titan.model.size());
+  for (const auto& [name, data] : titan.model) {
+    INFO(name);
+    const std::string state = "optimizer.state." + name + ".exp_avg";
+    CHECK((content.tensors.at(name) == data));
+    CHECK((content.tensors.at(state) == titan.moments.at(name)));
+    CHECK(path_json(content.paths.at(state)) == json({"optimizer", "state." + name + ".exp_avg"}));
+    CHECK(content.objects.at("optimizer.param_groups." + name + ".lr") == dcp::object_bytes("lr of " + name));
+  }
+}
+
+TEST_CASE("A list of names that change is refused, and so are states that cannot follow the order of rows") {
+  Random random(8);
+  const TempDir temp;
+  Titan titan(random);
+  const auto error = [&] {
+    save_titan(titan, temp.path());
+    ConvertRequest request = run_request(temp / "step-7", temp / "out", 3);
+    request.source.config = temp / "model";
+    const Error found = error_of([&] { convert(request); });
+    CHECK_FALSE(fs::exists(temp / "out"));
+    return found;
+  };
+  SECTION("a list") {
+    titan.saved.add_object("optimizer.param_groups.0.params");
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kUnsupported);
+    CHECK(found.tensor() == "optimizer.param_groups.0.params");
+    CHECK_THAT(found.what(), Says("those of torchtitan become the model's"));
+  }
+  SECTION("rows of sums") {
+    titan.saved.add("optimizer.state.layers.0.attention.wq.weight.sums", random_tensor(random, DType::kF32, {8}));
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kUnsupported);
+    CHECK(found.tensor() == "optimizer.state.layers.0.attention.wq.weight.sums");
+    CHECK_THAT(found.what(), Says("layers.0.attention.wq.weight has"));
+  }
+}
+
+TEST_CASE("A stack of experts has a state, and each expert gets its part of it, or a copy") {
+  Random random(9);
+  const TempDir temp;
+  const TensorMap model = write_case(family_case("qwen3_moe"), temp / "model");
+  Saved saved;
+  std::map<std::string, std::map<std::uint64_t, TensorData>> experts;
+  for (const auto& [name, data] : model) {
+    const std::size_t at = name.find("mlp.experts.");
+    if (at == name.npos) {
+      std::string other = titan_name(name);
+      for (const auto& [from, to] :
+           {std::pair("mlp.gate.", "moe.router.gate."), std::pair("self_attn.q_norm", "attention.q_norm"),
+            std::pair("self_attn.k_norm", "attention.k_norm")})
+        if (const std::size_t found = other.find(from); found != other.npos)
+          other.replace(found, std::string(from).size(), to);
+      saved.add(other, data);
+      continue;
+    }
+    const std::size_t number = at + std::string("mlp.experts.").size(), dot = name.find('.', number);
+    const std::string linear = name.substr(dot + 1);
+    const std::string other = name.substr(std::string("model.").size(), at - std::string("model.").size()) +
+                              "moe.experts." +
+                              (linear.starts_with("gate") ? "w1"
+                               : linear.starts_with("up") ? "w3"
+                                                          : "w2");
+    experts[other][std::stoull(name.substr(number, dot - number))] = data;
+  }
+  TensorMap moments;
+  for (const auto& [other, parts] : experts) {
+    TensorData stack{parts.begin()->second.dtype, {parts.size()}, {}}, moment;
+    for (const std::uint64_t size : parts.begin()->second.shape) stack.shape.push_back(size);
+    for (const auto& [number, data] : parts) stack.bytes += data.bytes;
+    moment = random_tensor(random, DType::kF32, stack.shape);
+    moments[other] = moment;
+    saved.add(other, stack, 3);
+    saved.add("optimizer.state." + other + ".exp_avg", moment);
+    saved.add("optimizer.state." + other + ".step", random_tensor(random, DType::kF32, {}));
+    moments[other + ".step"] = saved.tensors.back().data;
+    saved.add_object("optimizer.param_groups." + other + ".lr", other);
+  }
+  saved.write(temp / "step-1");
+  ConvertRequest request = run_request(temp / "step-1", temp / "out", 2);
+  request.source.config = temp / "model";
+  convert(request);
+  const dcp::Content content = dcp::read(temp / "out");
+  for (const auto& [name, data] : model) CHECK((content.tensors.at(name) == data));
+  for (const auto& [other, parts] : experts)
+    for (const auto& [number, data] : parts) {
+      const char* linear = other.ends_with("w1") ? "gate" : other.ends_with("w3") ? "up" : "down";
+      const std::string name =
+          fmt::format("model.{}mlp.experts.{}.{}_proj.weight", other.substr(0, other.find("moe.")), number, linear);
+      INFO(name);
+      const TensorData& stack = moments.at(other);
+      const std::size_t part = stack.bytes.size() / parts.size();
+      const TensorData& moment = content.tensors.at("optimizer.state." + name + ".exp_avg");
+      CHECK(moment.shape == data.shape);
+      CHECK(moment.bytes == stack.bytes.substr(number * part, part));
+      CHECK((content.tensors.at("optimizer.state." + name + ".step") == moments.at(other + ".step")));
+      CHECK(content.objects.at("optimizer.param_groups." + name + ".lr") == dcp::object_bytes(other));
+    }
+}
+
+/// Two parameters with moments, under "model.", and a group.
+Saved small_run(Random& random) {
+  Saved saved;
+  for (const char* name : {"a.weight", "b.weight"}) {
+    saved.add(std::string("model.") + name, random_tensor(random, DType::kBF16, {4, 3}));
+    saved.add(fmt::format("optim.state.{}.exp_avg", name), random_tensor(random, DType::kF32, {4, 3}));
+  }
+  saved.add_object("optim.param_groups.0.lr");
+  return saved;
+}
+
+TEST_CASE("States follow parameters that are renamed or dropped") {
+  Random random(10);
+  const TempDir temp;
+  Saved saved = small_run(random);
+  // Under a name that makes the prefix one, and the optimizer's names the model's.
+  for (dcp::Whole& tensor : saved.tensors)
+    if (tensor.name.starts_with("model.")) tensor.name.erase(0, 6);
+  saved.write(temp / "in");
+  ConvertRequest request = run_request(temp / "in", temp / "out", 2);
+  request.names.renames.push_back(parse_rename("rename", "^a\\.=first.one."));
+  request.names.drop.emplace_back("drop", "^b");
+  convert(request);
+  const dcp::Content content = dcp::read(temp / "out");
+  CHECK(content.tensors.size() == 2);
+  CHECK((content.tensors.at("first.one.weight") == saved.tensors[0].data));
+  CHECK((content.tensors.at("optim.state.first.one.weight.exp_avg") == saved.tensors[1].data));
+  CHECK(path_json(content.paths.at("optim.state.first.one.weight.exp_avg")) ==
+        json({"optim.state.first.one.weight.exp_avg"}));
+  CHECK(content.objects.size() == 1);
+
+  saved.add_object("optim.param_groups.0.params");
+  saved.write(temp / "in");
+  request.output_directory = temp / "out2";
+  const Error error = error_of([&] { convert(request); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.tensor() == "optim.param_groups.0.params");
+}
+
+TEST_CASE("States are found under a prefix that the modules have themselves, and behind wrappers") {
+  Random random(11);
+  const TempDir temp;
+  TinyModel tiny;
+  const TensorMap model = random_tensors(tiny, random), moments = random_tensors(tiny, random);
+  write_model(temp / "model", tiny, model);
+  Saved saved;
+  for (const auto& [name, data] : model) {
+    saved.add("model._orig_mod.lm." + name, data);
+    saved.add("optim.state._orig_mod.lm." + name + ".exp_avg", moments.at(name));
+  }
+  saved.write(temp / "in");
+  ConvertRequest request = run_request(temp / "in", temp / "out", 2, "model.lm");
+  request.source.config = temp / "model";
+  convert(request);
+  const dcp::Content content = dcp::read(temp / "out");
+  CHECK(content.tensors.size() == 2 * model.size());
+  for (const auto& [name, data] : model) {
+    INFO(name);
+    CHECK((content.tensors.at("model.lm." + name) == data));
+    CHECK((content.tensors.at("optim.state.lm." + name + ".exp_avg") == moments.at(name)));
+  }
+}
+
+TEST_CASE("An optimizer that does not fit is refused before anything is written") {
+  Random random(12);
+  const TempDir temp;
+  Saved saved = small_run(random);
+  for (dcp::Whole& tensor : saved.tensors)
+    if (tensor.name.starts_with("model.")) tensor.name.erase(0, 6);
+  std::string prefix;
+  const auto error = [&] {
+    if (!fs::exists(temp / "in")) saved.write(temp / "in");
+    const Error found = error_of([&] { convert(run_request(temp / "in", temp / "out", 2, prefix)); });
+    CHECK_FALSE(fs::exists(temp / "out"));
+    return found;
+  };
+  SECTION("a moment of another shape") {
+    saved.add("optim.state.a.weight.exp_avg_sq", random_tensor(random, DType::kF32, {4, 2}));
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kBadInput);
+    CHECK(found.tensor() == "optim.state.a.weight.exp_avg_sq");
+    CHECK_THAT(found.what(), Says("has the shape [4, 2], but its parameter a.weight has [4, 3]"));
+  }
+  SECTION("a prefix that makes a parameter's name that of a state") {
+    saved.add("train.a.weight", random_tensor(random, DType::kF32, {4, 2}));
+    saved.objects.push_back({"train_state.a.weight", dcp::object_bytes("x"), 0});
+    prefix = "train_state";
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kUsage);
+    CHECK_THAT(found.what(), Says("both have an entry train_state.a.weight"));
+  }
+  SECTION("an object that is no item of torch.save") {
+    saved.objects.push_back({"rng_state", "no zip", 0});
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kBadInput);
+    CHECK(found.tensor() == "rng_state");
+    CHECK(found.path() == (temp / "in/__0_0.distcp").string());
+    CHECK_THAT(found.what(), Says("do not begin like an item of torch.save"));
+  }
+  SECTION("an object whose zip goes on behind its end") {
+    saved.objects.push_back({"rng_state", dcp::object_bytes("x") + "more", 0});
+    CHECK(error().tensor() == "rng_state");
+  }
+  SECTION("an object of another size on another rank") {
+    saved.add_object("rng_state", "x", 0);
+    saved.add_object("rng_state", "longer", 1);
+    for (std::uint32_t rank = 0; rank < 2; ++rank) dcp::write_rank(temp / "in", saved.tensors, rank, saved.objects);
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kUnsupported);
+    CHECK(found.tensor() == "rng_state");
+    CHECK_THAT(found.what(), Says("bytes on one rank, and of"));
+  }
+  SECTION("an object of other bytes on another rank") {
+    saved.add_object("rng_state", "x", 0);
+    saved.add_object("rng_state", "y", 1);
+    for (std::uint32_t rank = 0; rank < 2; ++rank) dcp::write_rank(temp / "in", saved.tensors, rank, saved.objects);
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(found.what(), Says("is a replica of rng_state"));
+  }
+}
+
+TEST_CASE("An object that all ranks have is written once") {
+  Random random(13);
+  const TempDir temp;
+  Saved saved = small_run(random);
+  saved.add_object("rng_state", "x", 0);
+  saved.add_object("rng_state", "x", 1);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) dcp::write_rank(temp / "in", saved.tensors, rank, saved.objects);
+  convert(run_request(temp / "in", temp / "out", 2));
+  CHECK(dcp::read(temp / "out").objects.at("rng_state") == dcp::object_bytes("x"));
+}
+
+TEST_CASE("with-optimizer is refused where there is none, and where it has no place") {
+  Random random(14);
+  const TempDir temp;
+  small_run(random).write(temp / "in");
+  const auto error = [&](ConvertRequest request) {
+    const Error found = error_of([&] { convert(request); });
+    CHECK_FALSE(fs::exists(temp / "out"));
+    return found;
+  };
+  ConvertRequest to_hf = run_request(temp / "in", temp / "out", 2);
+  to_hf.target = {};
+  CHECK(error(to_hf).kind() == ErrorKind::kUsage);
+  CHECK_THAT(error(to_hf).what(), Says("of layout hf have no place for the states"));
+
+  write_safetensors(temp / "hf/model.safetensors", {{"w", {DType::kF32, {2}, "12345678"}}});
+  const Error of_hf = error(run_request(temp / "hf", temp / "out", 2));
+  CHECK(of_hf.kind() == ErrorKind::kUsage);
+  CHECK_THAT(of_hf.what(), Says("one in layout hf is no checkpoint whose optimizer can be read"));
+  CHECK_THAT(error(run_request(temp / "hf/model.safetensors", temp / "out", 2)).what(), Says("a file of tensors"));
+
+  const Error none = error(run_request(dcp_case("llama-plain") / "sharded", temp / "out", 2));
+  CHECK(none.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(none.what(), Says("nothing of an optimizer"));
+
+  ConsolidateRequest consolidated;
+  consolidated.source.path = temp / "in";
+  consolidated.source.with_optimizer = true;
+  consolidated.output_directory = temp / "out";
+  CHECK(error_of([&] { consolidate(consolidated); }).kind() == ErrorKind::kUsage);
+}
+
+}  // namespace
+}  // namespace reshard::test
