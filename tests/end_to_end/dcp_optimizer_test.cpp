@@ -460,6 +460,24 @@ TEST_CASE("States follow parameters that are renamed or dropped") {
   CHECK(error.tensor() == "optim.param_groups.0.params");
 }
 
+TEST_CASE("The optimizer says what the prefix of a model is whose names nobody knows") {
+  Random random(15);
+  const TempDir temp;
+  Saved saved = small_run(random);
+  saved.add("rng", random_tensor(random, DType::kU8, {16}));
+  saved.write(temp / "in");
+  const auto job = plan_convert(local_storage(), run_request(temp / "in", temp / "out", 2, "state.m"));
+  CHECK_THAT(json(job->notes).dump(), Says("read without the prefix model."));
+  execute(*job, unsynced());
+  const dcp::Content content = dcp::read(temp / "out");
+  CHECK(content.tensors.size() == 5);
+  CHECK((content.tensors.at("state.m.a.weight") == saved.tensors[0].data));
+  CHECK((content.tensors.at("optim.state.a.weight.exp_avg") == saved.tensors[1].data));
+  CHECK((content.tensors.at("rng") == saved.tensors.back().data));
+  CHECK(content.paths.at("state.m.a.weight") ==
+        DcpPath{std::string("state"), std::string("m"), std::string("a.weight")});
+}
+
 TEST_CASE("States are found under a prefix that the modules have themselves, and behind wrappers") {
   Random random(11);
   const TempDir temp;

@@ -49,6 +49,29 @@ def load_on_rank(rank, port, directory, expected):
         dist.destroy_process_group()
 
 
+def optimizer_state(model, optimizer, flat):
+    """As training programs save it, and an empty one of the same form to load into."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
+
+
+def train(model, optimizer, steps=3):
+    for step in range(steps):
+        loss = sum(layer(torch.full((2, layer.in_features), 0.5 + step)).square().sum() for layer in model.values())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def flattened(state, before=()):
+    """Every leaf of nested dictionaries and lists, by its path."""
+    if isinstance(state, (dict, list)):
+        items = state.items() if isinstance(state, dict) else enumerate(state)
+        return {path: leaf for key, value in items for path, leaf in flattened(value, (*before, key)).items()}
+    return {before: state}
+
+
 class Loaded(support.TestCase):
     def write(self, tensors, *options):
         support.write_safetensors(self.directory / "in.safetensors", tensors)
@@ -80,6 +103,54 @@ class Loaded(support.TestCase):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         torch.multiprocessing.spawn(load_on_rank, (port, directory, expected), nprocs=RANKS)
+
+    def test_an_optimizer_goes_along_to_another_mesh_and_the_run_goes_on(self):
+        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+        for flat in (False, True):
+            torch.manual_seed(2)
+            model = layers()
+            optimizer = torch.optim.AdamW([{"params": model["first"].parameters(), "lr": 0.5},
+                                           {"params": [p for n in ("second", "third") for p in model[n].parameters()]}],
+                                          lr=0.25)
+            train(model, optimizer)
+            saved = {"model": model.state_dict(), "optim": optimizer_state(model, optimizer, flat),
+                     "lr_scheduler": {"last_epoch": 3, "gammas": [0.5, 0.25]}, "rng": torch.get_rng_state(),
+                     "dataloader": {"dp_rank_0": b"pickled"}}
+            source, target = self.directory / f"run-{flat}", self.directory / f"out-{flat}"
+            dcp.save(saved, checkpoint_id=source)
+            self.reshard("convert", source, target, "--to", "dcp", "--fsdp", "3", "--prefix", "model",
+                         "--with-optimizer")
+            self.reshard("verify", source, target, "--with-optimizer")
+
+            other = layers()
+            others = torch.optim.AdamW([{"params": other["first"].parameters(), "lr": 0.75},
+                                        {"params": [p for n in ("second", "third") for p in other[n].parameters()]}],
+                                       lr=0.875)
+            train(other, others, 1)
+            loaded = {"model": other.state_dict(), "optim": optimizer_state(other, others, flat),
+                      "lr_scheduler": {"last_epoch": 0, "gammas": [0, 0]}, "rng": torch.zeros_like(saved["rng"]),
+                      "dataloader": {"dp_rank_0": b""}}
+            dcp.load(loaded, checkpoint_id=target)
+            expected, found = flattened(saved), flattened(loaded)
+            self.assertEqual(found.keys(), expected.keys())
+            for path, leaf in expected.items():
+                with self.subTest(flat=flat, path=path):
+                    if isinstance(leaf, torch.Tensor):
+                        self.assertEqual(found[path].dtype, leaf.dtype)
+                        self.assertTrue(torch.equal(found[path], leaf))
+                    else:
+                        self.assertEqual(found[path], leaf)
+
+            other.load_state_dict(loaded["model"])
+            set_optimizer_state_dict(other, others, loaded["optim"])
+            for one in (model, optimizer), (other, others):
+                train(*one)
+            self.assert_same_tensors(other.state_dict(), model.state_dict())
+
+            dcp_to_torch_save(target, self.directory / "whole.pt")
+            whole = torch.load(self.directory / "whole.pt", weights_only=False)
+            self.assertEqual(flattened(whole).keys(), expected.keys())
 
 
 if __name__ == "__main__":

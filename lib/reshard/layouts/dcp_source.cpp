@@ -31,6 +31,18 @@ constexpr std::int64_t kSecondNs = 1'000'000'000;
 /// saves into one directory lies the training in between.
 constexpr std::int64_t kLongestCopyNs = 300 * kSecondNs;
 
+/// The optimizer of a model that nobody knows says under which prefix the model is.
+void ask_optimizer(const std::vector<StateEntry>& entries, DcpSource& source, StateNames& names) {
+  if (names.fits || !names.prefix.empty()) return;
+  std::vector<std::string> all;
+  all.reserve(entries.size());
+  for (const StateEntry& entry : entries) all.push_back(entry.name);
+  take_optimizer_prefix(all, names);
+  if (!names.prefix.empty())
+    source.notes.push_back(fmt::format("names of tensors are read without the prefix {}, as the optimizer has them",
+                                       printable(names.prefix)));
+}
+
 /// In which order the elements of entry `index` are.
 void take_order(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
   const Family::OtherName* other = names.others.empty() ? nullptr : names.others[index];
@@ -324,7 +336,8 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors)
     entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
-  const StateNames names = names_in_model(entries, family, source.where, source.notes);
+  StateNames names = names_in_model(entries, family, source.where, source.notes);
+  if (content == DcpContent::kRun) ask_optimizer(entries, source, names);
   ChunkFinder finder(files, directory, source.where, metadata, source.files);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
     if (!names.names[t].empty()) take_order(names, t, finder.add(metadata.tensors[t], names.names[t]));

@@ -204,6 +204,31 @@ void rename(const Family& family, StateNames& found) {
 
 }  // namespace
 
+void take_optimizer_prefix(std::span<const std::string> entries, StateNames& names) {
+  if (names.fits || !names.prefix.empty()) return;
+  constexpr std::string_view kBefore = ".state.";
+  Names known;
+  std::vector<std::string> bare(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const std::string_view entry = entries[i];
+    if (!is_training_state(entry)) {
+      bare[i] = without_wrappers(entry, names);
+      continue;
+    }
+    const std::size_t before = entry.find(kBefore), last = entry.rfind('.');
+    if (before == entry.npos || last < before + kBefore.size() || !is_moment(entry.substr(last + 1))) continue;
+    const std::size_t begin = before + kBefore.size();
+    known.insert(with_stars(without_wrappers(entry.substr(begin, last - begin), names)));
+  }
+  const Votes votes = vote(bare, known);
+  if (votes.empty()) return;
+  names.prefix = chosen_prefix(votes);
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    names.names[i] = bare[i].size() > names.prefix.size() && bare[i].starts_with(names.prefix)
+                         ? bare[i].substr(names.prefix.size())
+                         : std::string();
+}
+
 std::string without_wrappers(std::string_view name, const StateNames& names) {
   const bool is_module_one = is_one_of(kModuleWrapper, names.wrappers);
   return without_parts(name, [&](std::string_view part) {

@@ -31,6 +31,11 @@ struct StateNames {
 /// O(n log n) in the entries.
 StateNames find_state_names(std::span<const std::string> entries, const Family* family);
 
+/// Where no family has the names of `entries`: finds the prefix under which those are that the optimizer has moments of,
+/// which are called after the model's own names. All else is not the model's then.
+/// O(n log n) in the entries.
+void take_optimizer_prefix(std::span<const std::string> entries, StateNames& names);
+
 /// `name` without the parts that wrappers of modules leave in it, as the entries of `names` were read.
 std::string without_wrappers(std::string_view name, const StateNames& names);
 
