@@ -257,6 +257,12 @@ Table file_table(const Job& job, bool folders) {
   return table;
 }
 
+std::string mesh_text(const Mesh& mesh) {
+  if (mesh.fsdp) return fmt::format("fsdp {}{}", *mesh.fsdp, mesh.tp > 1 ? fmt::format(" × tp {}", mesh.tp) : "");
+  return fmt::format("tp {} × pp {}{}{}", mesh.tp, mesh.pp, mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "",
+                     mesh.vpp > 1 ? fmt::format(" × {} virtual stages", mesh.vpp) : "");
+}
+
 }  // namespace
 
 std::string read_text(const Program& program) {
@@ -280,9 +286,7 @@ std::string dry_run_text(const Job& job, const OutputSpace& space) {
     text += line(
         "", fmt::format("with {} of the training run", states == 1 ? "1 entry" : fmt::format("{} entries", states)));
   text += line("to", job.output_directory.string());
-  text += line("mesh", fmt::format("tp {} × pp {}{}{}", job.mesh.tp, job.mesh.pp,
-                                   job.mesh.ep > 1 ? fmt::format(" × ep {}", job.mesh.ep) : "",
-                                   job.mesh.vpp > 1 ? fmt::format(" × {} virtual stages", job.mesh.vpp) : ""));
+  text += line("mesh", mesh_text(job.mesh));
   if (job.partition) text += stages_text(job);
   if (job.attention) text += heads_text(job);
   text += "\n";

@@ -87,6 +87,12 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
       json["ranks"].push_back(
           {{"tp_rank", rank.tp_rank}, {"pp_rank", rank.pp_rank}, {"ep_rank", rank.ep_rank}, {"bytes", rank.bytes}});
   }
+  if (inspection.beside_model) {
+    const BesideModel& beside = *inspection.beside_model;
+    json["beside_model"] = {{"optimizer", {{"tensors", beside.optimizer.tensors}, {"bytes", beside.optimizer.bytes}}},
+                            {"other", {{"tensors", beside.other.tensors}, {"bytes", beside.other.bytes}}},
+                            {"unread_files", {{"files", beside.files}, {"bytes", beside.file_bytes}}}};
+  }
   json["files"] = Document::array();
   for (const TensorFile& file : inspection.map.files)
     json["files"].push_back({{"path", file.path.string()}, {"bytes", file.size_bytes}});

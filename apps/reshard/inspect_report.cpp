@@ -48,6 +48,19 @@ std::string what_text(const Checkpoint& inspection) {
                      ranks == 1 ? "" : "s");
 }
 
+/// "beside the model: 63 tensors of the optimizer, 197 kB"
+std::string beside_text(const BesideModel& beside) {
+  std::vector<std::string> parts;
+  const auto add = [&](std::uint64_t count, const char* one, const char* of, std::uint64_t bytes) {
+    if (count > 0)
+      parts.push_back(fmt::format("{} {}{}{}, {}", count, one, count == 1 ? "" : "s", of, format_bytes(bytes)));
+  };
+  add(beside.optimizer.tensors, "tensor", " of the optimizer", beside.optimizer.bytes);
+  add(beside.other.tensors, "other tensor", "", beside.other.bytes);
+  add(beside.files, "file", " of the optimizer and the trainer", beside.file_bytes);
+  return "beside the model: " + join(parts, "; ");
+}
+
 /// The rows of one line of the table, put together.
 struct Line {
   std::string name;
@@ -232,6 +245,8 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
   for (const auto& [dtype, part] : totals_by_dtype(inspection.map, rows))
     text += fmt::format("  {:<12} {:>7} tensor{}  {:>8} parameters  {:>8}\n", name(dtype), part.tensors,
                         part.tensors == 1 ? " " : "s", format_count(part.elems), format_bytes(part.bytes));
+  if (inspection.beside_model && !inspection.beside_model->empty())
+    text += wrap(beside_text(*inspection.beside_model), 2) + "\n";
   for (const auto& [key, value] : inspection.file_metadata)
     text += wrap(fmt::format("  metadata {}: {}", printable(key), printable(value)), 4) + "\n";
   if (!rows.empty() && rows.front().digest) text += "\n" + digest_table(inspection, rows);

@@ -81,6 +81,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   json["output"] = job.output_directory.string();
   json["model_type"] = job.family.empty() ? Document(nullptr) : Document(job.family);
   json["mesh"] = {{"tp", job.mesh.tp}, {"pp", job.mesh.pp}, {"vpp", job.mesh.vpp}, {"ep", job.mesh.ep}};
+  if (job.mesh.fsdp) json["mesh"]["fsdp"] = *job.mesh.fsdp;
   if (job.partition) {
     json["pipeline_cuts"] = job.cut_names;
     json["stages"] = stages_document(*job.partition);

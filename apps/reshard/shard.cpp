@@ -69,7 +69,10 @@ void add_shard(CLI::App& app, Together& together) {
           "Directory with config.json and the weights, or of a training checkpoint that is read as whole tensors")
       ->required();
   command->add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into")->required();
-  add_mesh(*command, arguments->target);
+  add_mesh(*command, arguments->target)
+      ->description("Tensor-parallel ranks; required, but for layout " + layout_names([](const Layout& layout) {
+                      return layout.traits().is_written() && layout.traits().needs_no_mesh;
+                    }));
   command->add_option("--layout", arguments->target.layout, "Layout of the shards: " + layout_names(is_of_ranks))
       ->type_name("NAME")
       ->capture_default_str();

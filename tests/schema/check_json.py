@@ -62,7 +62,8 @@ class Documents(unittest.TestCase):
 
     def test_shard(self):
         for options in (["--tp", "4", "--pp", "2"], ["--tp", "2", "--layout", "optimum", "--format", "xser"],
-                        ["--tp", "5", "--layout", "presharded", "--pad"], ["--tp", "4", "--layout", "nxdi"]):
+                        ["--tp", "5", "--layout", "presharded", "--pad"], ["--tp", "4", "--layout", "nxdi"],
+                        ["--layout", "dcp", "--fsdp", "2"]):
             with self.subTest(options):
                 out = self.path("-".join(options))
                 planned = self.check("job", run("shard", MODEL, out, *options, "--dry-run"))
@@ -151,6 +152,7 @@ class Documents(unittest.TestCase):
         for arguments in ([MODEL], [MODEL, "--stats"], [shards, "--stats"], [shards, "--filter", "nothing"],
                           [str(pathlib.Path(MODEL) / "model.safetensors")],
                           [str(TRAINED / "checkpoint"), "--config", str(TRAINED / "original")],
+                          [str(GOLDEN / "dcp/llama-fsdp2-optim/sharded")],
                           [str(GOLDEN / "lora/llama-tp2-two-adapters/original")],
                           [str(GOLDEN / "lora/llama-tp2-two-adapters/sharded/adapter_test")]):
             with self.subTest(arguments):

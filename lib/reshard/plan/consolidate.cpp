@@ -36,6 +36,7 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   ProgramOptions options;
   std::vector<LogicalTensor> logical = job->source.state_dict();
   take_model_dtypes(*job, logical);
+  note_config_dtype(files, *job, checkpoint, logical);
   options.dropped = plan_target(files, *job, request.target, checkpoint.model ? &*checkpoint.model : nullptr, logical);
   options.check_replicas = request.check_replicas;
   job->program = make_program(job->source, job->target, options);

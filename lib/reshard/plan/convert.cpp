@@ -256,6 +256,8 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   Selection selection = select(job->source, request, config, *job);
   std::vector<std::string> states_dropped = follow_model(checkpoint.states, old_names, job->source, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
+  if (!request.dtype && !request.target.layout->traits().has_ranks)
+    note_config_dtype(files, *job, checkpoint, selection.wanted);
   ProgramOptions options;
   if (checkpoint.adapter)
     options.means = plan_converted_adapter(files, *job, checkpoint, selection.wanted, request);

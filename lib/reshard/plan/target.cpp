@@ -193,6 +193,25 @@ void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::p
     job.notes.push_back(fmt::format("{} of the tensors are cast to {}, which config.json says", count, name(*wanted)));
 }
 
+void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& logical) {
+  if (!source.beside_model || source.config.empty()) return;
+  std::optional<DType> wanted;
+  try {
+    wanted = config_dtype(read_model_config_file(files, source.config));
+  } catch (const Error&) {  // no dtype that anybody knows: nothing to compare with
+    return;
+  }
+  const auto count = std::count_if(logical.begin(), logical.end(), [&](const LogicalTensor& tensor) {
+    return tensor.dtype == DType::kF32 && tensor.dtype != wanted;
+  });
+  if (!wanted || describe(*wanted).kind != DTypeClass::kFloat || count == 0) return;
+  job.notes.push_back(
+      fmt::format("{} tensor{} float32, as in training, though config.json says {}: convert with "
+                  "`dtype` {} makes {} that",
+                  count, count == 1 ? " is" : "s are", describe(*wanted).torch_name, describe(*wanted).torch_name,
+                  count == 1 ? "it" : "them"));
+}
+
 void validate_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {
   if (!source.has_ranks()) return;
   const fs::path folder = files.resolve(source.path);

@@ -41,6 +41,10 @@ void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical);
 void take_config_dtype(Files& files, Job& job, const Layout& layout, const std::filesystem::path& config,
                        std::vector<LogicalTensor>& logical);
 
+/// Notes that a training program has saved floats in another dtype than config.json says, and which would make them
+/// that.
+void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& logical);
+
 /// The outputs do not go into the shards folder that is read.
 /// \throws Error kUsage.
 void validate_outside(Files& files, const std::filesystem::path& output_directory, const Checkpoint& source);

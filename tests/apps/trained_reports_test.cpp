@@ -1,0 +1,69 @@
+// What the program tells of checkpoints that training programs write, and of those that it writes for them.
+
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/program.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+using nlohmann::json;
+
+std::string golden_path(const std::string& path) {
+  return testdata("golden/" + path).string();
+}
+
+TEST_CASE("inspect counts what lies beside a model") {
+  const std::string path = golden_path("dcp/llama-fsdp2-optim/sharded");
+  CHECK_THAT(run_reshard({"inspect", path}).out, Says("\nbeside the model: 63 tensors of the optimizer, 197 kB\n"));
+  const json document = json::parse(run_reshard({"inspect", path, "--json"}).out);
+  CHECK(document["beside_model"] == json({{"optimizer", {{"tensors", 63}, {"bytes", 197204}}},
+                                          {"other", {{"tensors", 0}, {"bytes", 0}}},
+                                          {"unread_files", {{"files", 0}, {"bytes", 0}}}}));
+  const json others =
+      json::parse(run_reshard({"inspect", golden_path("dcp/llama-nested-files/sharded"), "--json"}).out);
+  CHECK(others["beside_model"]["other"]["tensors"] == 2);
+  const json whole = json::parse(run_reshard({"inspect", golden_path("dcp/llama-plain/original"), "--json"}).out);
+  CHECK_FALSE(whole.contains("beside_model"));
+}
+
+TEST_CASE("A dry run says over how many ranks FSDP spreads a checkpoint") {
+  const TempDir temp;
+  const std::string model = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
+  const auto planned = [&](std::vector<std::string> options) {
+    std::vector<std::string> arguments{"shard", model, out, "--layout", "dcp", "--dry-run"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return run_reshard(arguments).out;
+  };
+  CHECK_THAT(planned({"--fsdp", "4", "--tp", "2"}), Says("\nmesh      fsdp 4 × tp 2\n"));
+  CHECK_THAT(planned({"--fsdp", "3"}), Says("\nmesh      fsdp 3\n"));
+  CHECK(json::parse(planned({"--fsdp", "3", "--json"}))["mesh"]["fsdp"] == 3);
+  const auto ranks = run_reshard({"shard", model, out, "--tp", "2", "--dry-run", "--json"});
+  CHECK_FALSE(json::parse(ranks.out)["mesh"].contains("fsdp"));
+}
+
+TEST_CASE("Weights that are float32 where config.json says bfloat16 are noted, unless --dtype is given") {
+  const TempDir temp;
+  const std::string source = golden_path("dcp/titan-llama3-v0.2.2/sharded");
+  const std::string config = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
+  const char* const note =
+      "21 tensors are float32, as in training, though config.json says bfloat16: convert with "
+      "--dtype bfloat16 makes them that";
+  CHECK_THAT(run_reshard({"consolidate", source, out, "--config", config, "--dry-run"}).err, Says(note));
+  CHECK_THAT(run_reshard({"convert", source, out, "--config", config, "--dry-run"}).err, Says(note));
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"--dtype", "bfloat16"}, std::vector<std::string>{"--to", "dcp"}}) {
+    std::vector<std::string> arguments{"convert", source, out, "--config", config, "--dry-run"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = run_reshard(arguments);
+    CHECK(result.exit_code == 0);
+    CHECK_THAT(result.err, !Says("as in training"));
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
