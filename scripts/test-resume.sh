@@ -38,7 +38,7 @@ sums() {
 commands=("shard $work/model OUT --tp 4" "shard $work/model OUT --tp 2 --pp 2 --format xser --manifest"
   "consolidate $work/shards OUT --manifest")
 "$reshard" shard "$work/model" "$work/shards" --tp 4 --quiet
-killed=0 went_on=0 resumed=0
+killed=0 late=0 went_on=0 resumed=0
 for ((i = 0; killed < kills; ++i)); do
   command=${commands[i % ${#commands[@]}]}
   whole=$work/whole-$((i % ${#commands[@]}))
@@ -61,7 +61,11 @@ for ((i = 0; killed < kills; ++i)); do
     if wait "$pid" 2>/dev/null; then break; fi
     ((attempt < 3)) || fail "run $i does not go on: ${command/OUT/$out}"
     killed=$((killed + 1))
-    [[ ! -e $out ]] || [[ -f $out/config.json ]] || fail "half an output stands in $out"
+    [[ ! -e $out ]] && continue
+    sums "$out" | cmp -s - "$whole.sums" || fail "half an output stands in $out"
+    late=$((late + 1)) # after the output had its name, and before the program had ended
+    echo '{"resumed_bytes": 0}' >"$work/json"
+    break
   done
   bytes=$(python3 -c 'import json, sys; print(json.load(sys.stdin)["resumed_bytes"])' <"$work/json")
   ((bytes == 0)) || went_on=$((went_on + 1))
@@ -71,7 +75,7 @@ for ((i = 0; killed < kills; ++i)); do
   rm -rf "$work"/.out-dir.reshard-* # of runs that were killed before their journal began, or with a shorter one
 done
 ((went_on > 0 || kills == 0)) || fail "none of $killed killed runs left a journal"
-echo "$killed runs were killed; $went_on went on from a journal, with $((resumed / 1000000)) MB that were not written again"
+echo "$killed runs were killed, $late of them when all was written; $went_on went on from a journal, with $((resumed / 1000000)) MB that were not written again"
 
 # --clean takes what a killed run has left, and nothing else.
 "$reshard" shard "$work/model" "$work/out-dir" --tp 4 >/dev/null 2>&1 &
