@@ -20,6 +20,7 @@
 #include "support/pickles.h"
 #include "support/random.h"
 #include "support/temp_dir.h"
+#include "support/titan.h"
 
 namespace reshard::test {
 namespace {
@@ -251,174 +252,145 @@ TEST_CASE("Any tensors, states and objects go from any mesh to any other") {
   }
 }
 
-/// A Llama as torchtitan has it, with the states of its optimizer in the flattened form.
+/// What torchtitan calls a tensor of the model.
+std::string titan_name(const std::string& name) {
+  return titan_tensors({{name, {DType::kF32, {2, 1}, "12345678"}}}, false, 0, false).begin()->first;
+}
+
+/// A model as torchtitan has it, with states of its optimizer in the flattened form.
 struct Titan {
-  TinyModel tiny;
   TensorMap model, moments;  // under the model's own names
+  std::uint64_t head_dim = 0;
   Saved saved;
 
-  explicit Titan(Random& random) {
-    tiny.head_dim = 4;
-    model = random_tensors(tiny, random);
-    moments = random_tensors(tiny, random);
+  void save(const fs::path& directory) {
+    using namespace pickles;
+    const auto add_moment = [&](const std::string& name, const TensorData& data) {
+      const std::string state = "state." + name + ".exp_avg";
+      saved.add("optimizer." + state, data);
+      saved.paths["optimizer." + state] = tuple({text("optimizer"), text(state)});
+      saved.add("optimizer.state." + name + ".step", step_of(name));
+      saved.add_object("optimizer.param_groups." + name + ".lr", "lr of " + name);
+    };
+    for (const auto& [name, data] : titan_tensors(model, false, head_dim, false)) saved.add(name, data, 3);
+    for (const auto& [name, data] : titan_tensors(moments, false, head_dim, false)) add_moment(name, data);
+    saved.write(directory);
+  }
+
+  static TensorData step_of(const std::string& titan) {
+    TensorData step{DType::kF32, {}, std::string(4, 's')};
+    step.bytes[0] = static_cast<char>(titan.size());
+    return step;
+  }
+
+  /// Holds what was written against the model's own names.
+  void check(const dcp::Content& content) const {
+    CHECK(content.tensors.size() == 3 * model.size());
+    for (const auto& [name, data] : model) {
+      INFO(name);
+      const std::string state = "optimizer.state." + name + ".exp_avg";
+      CHECK((content.tensors.at(name) == data));
+      CHECK((content.tensors.at(state) == moments.at(name)));
+      CHECK(path_json(content.paths.at(state)) == json({"optimizer", "state." + name + ".exp_avg"}));
+      CHECK((content.tensors.at("optimizer.state." + name + ".step") == step_of(titan_name(name))));
+      CHECK(content.objects.at("optimizer.param_groups." + name + ".lr") ==
+            dcp::object_bytes("lr of " + titan_name(name)));
+    }
   }
 };
 
-std::string titan_name(const std::string& name) {
-  static const std::vector<std::pair<std::string, std::string>> kParts{{"model.embed_tokens", "tok_embeddings"},
-                                                                       {"model.layers", "layers"},
-                                                                       {"model.norm", "norm"},
-                                                                       {"self_attn.q_proj", "attention.wq"},
-                                                                       {"self_attn.k_proj", "attention.wk"},
-                                                                       {"self_attn.v_proj", "attention.wv"},
-                                                                       {"self_attn.o_proj", "attention.wo"},
-                                                                       {"mlp.gate_proj", "feed_forward.w1"},
-                                                                       {"mlp.up_proj", "feed_forward.w3"},
-                                                                       {"mlp.down_proj", "feed_forward.w2"},
-                                                                       {"input_layernorm", "attention_norm"},
-                                                                       {"post_attention_layernorm", "ffn_norm"},
-                                                                       {"lm_head", "output"}};
-  std::string titan = name;
-  for (const auto& [from, to] : kParts)
-    if (const std::size_t at = titan.find(from); at != titan.npos) titan.replace(at, from.size(), to);
+Titan titan_llama(Random& random, const fs::path& model_directory) {
+  TinyModel tiny;
+  tiny.head_dim = 4;
+  Titan titan{random_tensors(tiny, random), random_tensors(tiny, random), tiny.head_dim, {}};
+  write_model(model_directory, tiny, titan.model);
   return titan;
 }
 
-/// Row h * D + 2i + j is row h * D + j * D / 2 + i of the model's, in q and k.
-TensorData titan_rows(const std::string& name, const TensorData& data, std::uint64_t head_dim) {
-  if (name.find("q_proj") == name.npos && name.find("k_proj") == name.npos) return data;
-  TensorData rows = data;
-  const std::size_t row_bytes = data.bytes.size() / data.shape[0];
-  for (std::uint64_t row = 0; row < data.shape[0]; ++row) {
-    const std::uint64_t in_head = row % head_dim;
-    const std::uint64_t from = row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
-    rows.bytes.replace(row * row_bytes, row_bytes, data.bytes, from * row_bytes, row_bytes);
-  }
-  return rows;
-}
-
-void save_titan(Titan& titan, const fs::path& directory) {
-  using namespace pickles;
-  for (const auto& [name, data] : titan.model) {
-    const std::string other = titan_name(name);
-    titan.saved.add(other, titan_rows(name, data, titan.tiny.head_dim), 3);
-    const std::string state = "state." + other + ".exp_avg";
-    titan.saved.add("optimizer." + state, titan_rows(name, titan.moments.at(name), titan.tiny.head_dim), 2);
-    titan.saved.paths["optimizer." + state] = tuple({text("optimizer"), text(state)});
-    titan.saved.add_object("optimizer.param_groups." + other + ".lr", "lr of " + name);
-  }
-  write_model(directory / "model", titan.tiny, titan.model);
-  titan.saved.write(directory / "step-7");
-}
-
-TEST_CASE("States of torchtitan's optimizer get the model's names and order as their parameters do") {
+TEST_CASE("States of torchtitan's optimizer get the model's names and order as their parameters do, and back") {
   Random random(7);
   const TempDir temp;
-  Titan titan(random);
-  save_titan(titan, temp.path());
-  ConvertRequest request = run_request(temp / "step-7", temp / "out", 3);
+  Titan titan = titan_llama(random, temp / "model");
+  titan.save(temp / "step-7");
+  ConvertRequest request = run_request(temp / "step-7", temp / "hf", 3);
   request.source.config = temp / "model";
   convert(request);
-  const dcp::Content content = dcp::read(temp / "out");
-  CHECK(content.tensors.size() == 2 * titan.model.size());
-  for (const auto& [name, data] : titan.model) {
-    INFO(name);
-    const std::string state = "optimizer.state." + name + ".exp_avg";
-    CHECK((content.tensors.at(name) == data));
-    CHECK((content.tensors.at(state) == titan.moments.at(name)));
-    CHECK(path_json(content.paths.at(state)) == json({"optimizer", "state." + name + ".exp_avg"}));
-    CHECK(content.objects.at("optimizer.param_groups." + name + ".lr") == dcp::object_bytes("lr of " + name));
-  }
+  titan.check(dcp::read(temp / "hf"));
+
+  ConvertRequest back = run_request(temp / "hf", temp / "titan", 2, "", 2);
+  back.target.options.set("names", "torchtitan-0.2");
+  convert(back);
+  const dcp::Content first = dcp::read(temp / "step-7"), last = dcp::read(temp / "titan");
+  CHECK((last.tensors == first.tensors));
+  CHECK((last.objects == first.objects));
+  CHECK((last.paths == first.paths));
 }
 
 TEST_CASE("A list of names that change is refused, and so are states that cannot follow the order of rows") {
   Random random(8);
   const TempDir temp;
-  Titan titan(random);
-  const auto error = [&] {
-    save_titan(titan, temp.path());
+  Titan titan = titan_llama(random, temp / "model");
+  const auto error = [&](const ConvertRequest& request) {
+    const Error found = error_of([&] { convert(request); });
+    CHECK(found.kind() == ErrorKind::kUnsupported);
+    CHECK_FALSE(fs::exists(request.output_directory));
+    return found;
+  };
+  const auto to_hf = [&] {
+    titan.save(temp / "step-7");
     ConvertRequest request = run_request(temp / "step-7", temp / "out", 3);
     request.source.config = temp / "model";
-    const Error found = error_of([&] { convert(request); });
-    CHECK_FALSE(fs::exists(temp / "out"));
-    return found;
+    return error(request);
+  };
+  const auto to_titan = [&](const std::string& name) {
+    Saved saved;
+    for (const auto& [parameter, data] : titan.model) saved.add(parameter, data);
+    saved.add("optim.state." + name + ".sums", random_tensor(random, DType::kF32, {8}));
+    if (name.find("norm") != name.npos) saved.add_object("optim.param_groups.0.params");
+    saved.write(temp / "hf");
+    ConvertRequest request = run_request(temp / "hf", temp / "out2", 2);
+    request.source.config = temp / "model";
+    request.target.options.set("names", "torchtitan");
+    return error(request);
   };
   SECTION("a list") {
     titan.saved.add_object("optimizer.param_groups.0.params");
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kUnsupported);
+    const Error found = to_hf();
     CHECK(found.tensor() == "optimizer.param_groups.0.params");
     CHECK_THAT(found.what(), Says("those of torchtitan become the model's"));
+    const Error back = to_titan("model.norm.weight");
+    CHECK(back.tensor() == "optim.param_groups.0.params");
+    CHECK_THAT(back.what(), Says("which `names` changes"));
   }
-  SECTION("rows of sums") {
+  SECTION("sums of rows") {
     titan.saved.add("optimizer.state.layers.0.attention.wq.weight.sums", random_tensor(random, DType::kF32, {8}));
-    const Error found = error();
-    CHECK(found.kind() == ErrorKind::kUnsupported);
+    const Error found = to_hf();
     CHECK(found.tensor() == "optimizer.state.layers.0.attention.wq.weight.sums");
     CHECK_THAT(found.what(), Says("layers.0.attention.wq.weight has"));
+    const Error back = to_titan("model.layers.0.self_attn.q_proj.weight");
+    CHECK(back.tensor() == "optim.state.model.layers.0.self_attn.q_proj.weight.sums");
+    CHECK_THAT(back.what(), Says("has its rows in another order"));
   }
 }
 
 TEST_CASE("A stack of experts has a state, and each expert gets its part of it, or a copy") {
   Random random(9);
   const TempDir temp;
-  const TensorMap model = write_case(family_case("qwen3_moe"), temp / "model");
-  Saved saved;
-  std::map<std::string, std::map<std::uint64_t, TensorData>> experts;
-  for (const auto& [name, data] : model) {
-    const std::size_t at = name.find("mlp.experts.");
-    if (at == name.npos) {
-      std::string other = titan_name(name);
-      for (const auto& [from, to] :
-           {std::pair("mlp.gate.", "moe.router.gate."), std::pair("self_attn.q_norm", "attention.q_norm"),
-            std::pair("self_attn.k_norm", "attention.k_norm")})
-        if (const std::size_t found = other.find(from); found != other.npos)
-          other.replace(found, std::string(from).size(), to);
-      saved.add(other, data);
-      continue;
-    }
-    const std::size_t number = at + std::string("mlp.experts.").size(), dot = name.find('.', number);
-    const std::string linear = name.substr(dot + 1);
-    const std::string other = name.substr(std::string("model.").size(), at - std::string("model.").size()) +
-                              "moe.experts." +
-                              (linear.starts_with("gate") ? "w1"
-                               : linear.starts_with("up") ? "w3"
-                                                          : "w2");
-    experts[other][std::stoull(name.substr(number, dot - number))] = data;
-  }
-  TensorMap moments;
-  for (const auto& [other, parts] : experts) {
-    TensorData stack{parts.begin()->second.dtype, {parts.size()}, {}}, moment;
-    for (const std::uint64_t size : parts.begin()->second.shape) stack.shape.push_back(size);
-    for (const auto& [number, data] : parts) stack.bytes += data.bytes;
-    moment = random_tensor(random, DType::kF32, stack.shape);
-    moments[other] = moment;
-    saved.add(other, stack, 3);
-    saved.add("optimizer.state." + other + ".exp_avg", moment);
-    saved.add("optimizer.state." + other + ".step", random_tensor(random, DType::kF32, {}));
-    moments[other + ".step"] = saved.tensors.back().data;
-    saved.add_object("optimizer.param_groups." + other + ".lr", other);
-  }
-  saved.write(temp / "step-1");
+  Titan titan{write_case(family_case("qwen3_moe"), temp / "model"), {}, 0, {}};
+  for (const auto& [name, data] : titan.model) titan.moments[name] = random_tensor(random, DType::kF32, data.shape);
+  titan.save(temp / "step-1");
   ConvertRequest request = run_request(temp / "step-1", temp / "out", 2);
   request.source.config = temp / "model";
   convert(request);
-  const dcp::Content content = dcp::read(temp / "out");
-  for (const auto& [name, data] : model) CHECK((content.tensors.at(name) == data));
-  for (const auto& [other, parts] : experts)
-    for (const auto& [number, data] : parts) {
-      const char* linear = other.ends_with("w1") ? "gate" : other.ends_with("w3") ? "up" : "down";
-      const std::string name =
-          fmt::format("model.{}mlp.experts.{}.{}_proj.weight", other.substr(0, other.find("moe.")), number, linear);
-      INFO(name);
-      const TensorData& stack = moments.at(other);
-      const std::size_t part = stack.bytes.size() / parts.size();
-      const TensorData& moment = content.tensors.at("optimizer.state." + name + ".exp_avg");
-      CHECK(moment.shape == data.shape);
-      CHECK(moment.bytes == stack.bytes.substr(number * part, part));
-      CHECK((content.tensors.at("optimizer.state." + name + ".step") == moments.at(other + ".step")));
-      CHECK(content.objects.at("optimizer.param_groups." + name + ".lr") == dcp::object_bytes(other));
-    }
+  titan.check(dcp::read(temp / "out"));
+
+  // Of many copies of a step there is no one to be made.
+  ConvertRequest back = run_request(temp / "out", temp / "titan", 2);
+  back.target.options.set("names", "torchtitan-0.2");
+  const Error error = error_of([&] { convert(back); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.what(), Says("is one of a stack of experts"));
+  CHECK_FALSE(fs::exists(temp / "titan"));
 }
 
 /// Two parameters with moments, under "model.", and a group.
