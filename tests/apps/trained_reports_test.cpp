@@ -65,5 +65,36 @@ TEST_CASE("Weights that are float32 where config.json says bfloat16 are noted, u
   }
 }
 
+TEST_CASE("A run goes to another mesh by the command line, with a manifest, and verify compares its optimizer") {
+  const TempDir temp;
+  const std::string source = golden_path("dcp/llama-fsdp2-optim/sharded");
+  const std::string config = golden_path("dcp/llama-fsdp2-optim/original");
+  const std::string out = (temp / "out").string(), alone = (temp / "alone").string();
+  const std::vector<std::string> shard{"shard", source,   "",  "--config", config, "--layout",
+                                       "dcp",   "--fsdp", "3", "--prefix", "model"};
+  const auto with = [&](const std::string& output, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = shard;
+    arguments[2] = output;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_reshard(arguments);
+  };
+  CHECK_THAT(with(out, {"--with-optimizer", "--dry-run"}).out, Says("with 76 entries of the training run"));
+  CHECK(with(out, {"--with-optimizer", "--manifest", "--resume"}).exit_code == 0);
+  CHECK_THAT(run_reshard({"verify", source, out, "--with-optimizer"}).out, Says("same: 97 tensors"));
+  CHECK_THAT(run_reshard({"verify", source, out}).out, Says("same: 21 tensors"));
+  const std::string manifest = out + "/reshard.manifest.json";
+  CHECK_THAT(run_reshard({"verify", source, "--manifest", manifest, "--with-optimizer"}).out, Says("same: 97 tensors"));
+
+  const auto without = with(alone, {});
+  CHECK_THAT(without.err, Says("--with-optimizer takes its optimizer along"));
+  const auto differs = run_reshard({"verify", source, alone, "--with-optimizer"});
+  CHECK(differs.exit_code == 1);
+  CHECK_THAT(differs.out, Says("only in " + source + ": optim.state.model.embed_tokens.weight.exp_avg\n"));
+  const auto idle = run_reshard({"verify", alone, config, "--with-optimizer"});
+  CHECK(idle.exit_code == 2);
+  CHECK_THAT(idle.err, Says("--with-optimizer has no effect: neither A nor B has states of an optimizer"));
+  CHECK(run_reshard({"convert", source, (temp / "hf").string(), "--with-optimizer"}).exit_code == 2);
+}
+
 }  // namespace
 }  // namespace reshard::test
