@@ -4,6 +4,7 @@
     RESHARD_PROGRAM=… check_dcp.py [TEST]
 """
 
+import json
 import os
 import socket
 import unittest
@@ -93,6 +94,34 @@ class Loaded(support.TestCase):
         dcp_to_torch_save(directory, self.directory / "whole.pt")
         state = torch.load(self.directory / "whole.pt", weights_only=True)
         self.assert_same_tensors(state["state_dict"]["model"], tensors)
+
+    def test_with_the_names_and_the_order_of_rows_of_torchtitan(self):
+        config = {"model_type": "llama", "vocab_size": 10, "hidden_size": 16, "intermediate_size": 6,
+                  "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+        (self.directory / "config.json").write_text(json.dumps(config))
+        layer = "model.layers.0."
+        shapes = {"model.embed_tokens": ("tok_embeddings", 10, 16), "lm_head": ("output", 10, 16),
+                  "model.norm": ("norm", 16), layer + "input_layernorm": ("layers.0.attention_norm", 16),
+                  layer + "post_attention_layernorm": ("layers.0.ffn_norm", 16),
+                  layer + "self_attn.q_proj": ("layers.0.attention.wq", 16, 16),
+                  layer + "self_attn.k_proj": ("layers.0.attention.wk", 8, 16),
+                  layer + "self_attn.v_proj": ("layers.0.attention.wv", 8, 16),
+                  layer + "self_attn.o_proj": ("layers.0.attention.wo", 16, 16),
+                  layer + "mlp.gate_proj": ("layers.0.feed_forward.w1", 6, 16),
+                  layer + "mlp.up_proj": ("layers.0.feed_forward.w3", 6, 16),
+                  layer + "mlp.down_proj": ("layers.0.feed_forward.w2", 16, 6)}
+        tensors = {f"{name}.weight": random_tensor(shape, torch.bfloat16) for name, (_, *shape) in shapes.items()}
+        expected = {f"{titan}.weight": tensors[f"{name}.weight"] for name, (titan, *_) in shapes.items()}
+        for name in ("wq", "wk"):  # as in torchtitan/models/llama3/model/state_dict_adapter.py, from Hugging Face
+            halves = expected[f"layers.0.attention.{name}.weight"]
+            pairs = halves.view(-1, 2, 2, 16).transpose(1, 2).reshape(halves.shape)
+            expected[f"layers.0.attention.{name}.weight"] = pairs
+        for ranks in ("1", "3"):
+            directory = self.write(tensors, "--config", self.directory, "--names", "torchtitan-0.2", "--fsdp", ranks,
+                                   "--force")
+            state = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+            dcp.load(state, checkpoint_id=directory)
+            self.assert_same_tensors(state, expected)
 
     @unittest.skipIf(VERSION < (2, 6), "fully_shard is not in torch.distributed.fsdp yet")
     def test_by_four_ranks_of_fully_shard(self):
