@@ -163,6 +163,13 @@ TEST_CASE("Experts are written in torchtitan's stacks, in any parts") {
       }
 }
 
+TEST_CASE("What torchtitan has, and the model has no values for, is noted") {
+  const TempDir temp;
+  write_case(family_case("qwen3_moe"), temp / "model");
+  const auto job = plan_convert(local_storage(), to_titan(temp / "model", temp / "dcp", "torchtitan-0.2", 1));
+  CHECK_THAT(nlohmann::json(job->notes).dump(), Says("layers.*.moe.expert_bias"));
+}
+
 TEST_CASE("What torchtitan 0.2 wrote is written again, chunk by chunk") {
   const fs::path golden_case = testdata("golden/dcp/titan-llama3-v0.2.2");
   const auto golden = golden_of(golden_case);

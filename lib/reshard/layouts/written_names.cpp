@@ -26,7 +26,7 @@ std::string choices(const Family& family) {
 
 }  // namespace
 
-WrittenNames::WrittenNames(const Model& model, const std::string& names) : label_(names), model_(model) {
+WrittenNames::WrittenNames(const Model& model, const std::string& names) : label_(names) {
   for (const Family::OtherNames& one : model.family->other_names) {
     if (names == one.program) names_ = &one;
     for (std::size_t v = 0; v < one.versions.size(); ++v) {

@@ -22,6 +22,7 @@ class WrittenNames {
     std::uint64_t index = 0;    // which of them it is
   };
 
+  /// \param model  borrowed.
   /// \param names  those of the newest version of a program ("torchtitan"), or of one that has a label ("torchtitan-0.2").
   /// \throws Error kUsage, with those that the family has, if there are no such names.
   WrittenNames(const Model& model, const std::string& names);
@@ -34,9 +35,8 @@ class WrittenNames {
 
  private:
   std::string label_;
-  const Family::OtherNames* names_ = nullptr;  // of the family, which `model_` keeps alive
+  const Family::OtherNames* names_ = nullptr;
   std::size_t version_ = 0;
-  const Model& model_;
   std::unordered_map<std::string_view, const Family::OtherName*> by_parameter_;
   std::unordered_map<std::string_view, const ModelParameter*> parameters_;
 };
