@@ -82,7 +82,7 @@ run_trixie() {
   mount -t proc proc "$root/proc"
   mount --rbind /dev "$root/dev" # with terminals
   mount --make-rslave "$root/dev"
-  RESHARD_TEST_SHARE=${TEST_SHARE:-16} chroot "$root" bash -c '
+  RESHARD_TEST_SHARE=${TEST_SHARE:-16} chroot "$root" env --unset=TMPDIR bash -c '
     apt-get update && apt-get install -y --no-install-recommends python3-torch python3-numpy # which loads what we write
     cd /reshard && scripts/test.sh'
 }
