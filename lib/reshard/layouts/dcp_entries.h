@@ -10,8 +10,8 @@
 
 namespace reshard {
 
-/// A tensor that a checkpoint of torch.distributed.checkpoint has an entry for: a logical one, or experts one behind the
-/// other.
+/// A tensor that a checkpoint of torch.distributed.checkpoint has an entry for: a logical one, or experts one behind
+/// the other.
 struct DcpEntry {
   std::string name;
   DType dtype;

@@ -23,7 +23,7 @@ class WrittenNames {
   };
 
   /// \param model  borrowed.
-  /// \param names  those of the newest version of a program ("torchtitan"), or of one that has a label ("torchtitan-0.2").
+  /// \param names  those of a program's newest version ("torchtitan"), or of one that has a label ("torchtitan-0.2").
   /// \throws Error kUsage, with those that the family has, if there are no such names.
   WrittenNames(const Model& model, const std::string& names);
 
