@@ -46,13 +46,32 @@ TEST_CASE("A dry run says over how many ranks FSDP spreads a checkpoint") {
   CHECK_FALSE(json::parse(ranks.out)["mesh"].contains("fsdp"));
 }
 
+TEST_CASE("A prefix that a training run has is named where its model would be written without") {
+  const TempDir temp;
+  const std::vector<std::string> command{"convert",
+                                         golden_path("dcp/llama-fsdp2-optim/sharded"),
+                                         (temp / "out").string(),
+                                         "--to",
+                                         "dcp",
+                                         "--with-optimizer",
+                                         "--dry-run"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = command;
+    all.insert(all.end(), more.begin(), more.end());
+    return run_reshard(all).err;
+  };
+  const char* const note = "lose the prefix model., which the training run had: --prefix model. keeps it";
+  CHECK_THAT(with({}), Says(note));
+  CHECK_THAT(with({"--prefix", "model"}), !Says("lose the prefix"));
+}
+
 TEST_CASE("Weights that are float32 where config.json says bfloat16 are noted, unless --dtype is given") {
   const TempDir temp;
   const std::string source = golden_path("dcp/titan-llama3-v0.2.2/sharded");
   const std::string config = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
   const char* const note =
       "21 tensors are float32, as in training, though config.json says bfloat16: convert with "
-      "--dtype bfloat16 makes them that";
+      "--dtype bfloat16 casts them";
   CHECK_THAT(run_reshard({"consolidate", source, out, "--config", config, "--dry-run"}).err, Says(note));
   CHECK_THAT(run_reshard({"convert", source, out, "--config", config, "--dry-run"}).err, Says(note));
   for (const std::vector<std::string>& more :

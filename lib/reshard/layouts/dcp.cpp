@@ -134,6 +134,7 @@ class DcpLayout final : public Layout {
                          model ? tied_parameters(model) : std::vector<TiedParameter>{}, source.where);
     });
     checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);
+    checkpoint.states.prefix = std::move(source.prefix);
     return checkpoint;
   }
 
@@ -150,6 +151,11 @@ class DcpLayout final : public Layout {
     if (cut.names == whole_layout().traits().name) cut.names.clear();  // the model's own
     plan.map = dcp_target_map(context.logical, context.states, context.model, cut);
     plan.text_files = std::move(plan.map.text_files);
+    if (context.states != nullptr && !context.states->prefix.empty() && !request.options.has(kPrefix.name))
+      plan.notes.push_back(
+          fmt::format("the model's names lose the prefix {0}, which the training run had: `prefix` {0} "
+                      "keeps it",
+                      printable(context.states->prefix)));
     if (!cut.names.empty())
       if (const auto unused = WrittenNames(*context.model, cut.names).unused(); !unused.empty())
         plan.notes.push_back("the program may have more tensors, which the model has no values for: " +

@@ -220,7 +220,7 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
   };
   const std::size_t objects = source.states.size() - tensors;
   source.notes.push_back(fmt::format(
-      "{}{}{} beside the model ({}) {} along: what the training run goes on with",
+      "{}{}{} beside the model ({}) {} along, for training to go on with",
       tensors > 0 ? counted(tensors, "tensor") : "", tensors > 0 && objects > 0 ? " and " : "",
       objects > 0 ? counted(objects, "object") : "", format_bytes(bytes), source.states.size() == 1 ? "goes" : "go"));
   if (!strangers.empty())
@@ -228,9 +228,7 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
         fmt::format("{} states of the optimizer belong to no parameter of the model, and keep their "
                     "names: {}",
                     strangers.size(), list_names(strangers)));
-  if (!names.prefix.empty())
-    source.notes.push_back(fmt::format("for a program that keeps the model under {0}, write it with `prefix` {0}",
-                                       printable(names.prefix)));
+  source.prefix = names.prefix;
 }
 
 constexpr const char* kFirstMetadataFile = "__0.metadata";

@@ -30,6 +30,7 @@ struct TrainingStates {
   std::vector<TrainingState> of;  // one per logical tensor of `map`
   /// Where they lie in the nested dictionaries that were saved; kParameterMark stands for the parameter's name.
   std::vector<DcpPath> paths;
+  std::string prefix;  // which the checkpoint has before the names of its model, and states have not; empty for none
 
   bool empty() const { return of.empty(); }
   /// The name of the parameter that state `index` belongs to; empty for none.
