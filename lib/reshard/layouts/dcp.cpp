@@ -9,7 +9,6 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/formats/dcp_metadata.h"
 #include "reshard/formats/dcp_shards.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
@@ -166,16 +165,16 @@ class DcpLayout final : public Layout {
   /// torch reads only what `.metadata` names, but who looks at the directory sees files of two saves.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     const auto is_ours = [](const std::string& name) {
-      return name == kDcpMetadataFile || name.ends_with(kItemsEnding);
+      return is_dcp_metadata_name(name) || name.ends_with(kItemsEnding);
     };
     validate_no_leftovers(files, plan, output_directory, is_ours, "files of another checkpoint");
   }
 
   bool owns(Files&, const fs::path&, const std::string& name) const override {
-    return name.ends_with(kItemsEnding) || is_dcp_shard_name(name);
+    return is_dcp_metadata_name(name) || name.ends_with(kItemsEnding) || is_dcp_shard_name(name);
   }
   bool is_checkpoint(const std::set<std::string>& files, const std::set<std::string>&) const override {
-    return files.count(kDcpMetadataFile) > 0;
+    return std::any_of(files.begin(), files.end(), is_dcp_metadata_name);
   }
 
  private:

@@ -231,9 +231,7 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
   source.prefix = names.prefix;
 }
 
-constexpr const char* kFirstMetadataFile = "__0.metadata";
-
-/// The number in "__12.metadata", which a rank writes that saves without the others (2.9, use_collectives=False).
+/// The number in "__12.metadata".
 std::optional<std::uint64_t> rank_of_metadata(std::string_view name) {
   constexpr std::string_view kBegin = "__";
   if (!name.starts_with(kBegin) || !name.ends_with(kDcpMetadataFile)) return std::nullopt;
@@ -366,8 +364,17 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   return source;
 }
 
+bool is_dcp_metadata_name(std::string_view name) {
+  return name == kDcpMetadataFile || rank_of_metadata(name);
+}
+
 bool holds_dcp_metadata(Files& files, const fs::path& directory) {
-  return files.is_file(directory / kDcpMetadataFile) || files.is_file(directory / kFirstMetadataFile);
+  if (files.is_file(directory / kDcpMetadataFile)) return true;
+  if (!files.is_directory(directory)) return false;
+  const std::vector<DirectoryEntry> entries = files.list(directory);
+  return std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return entry.kind == FileKind::kFile && is_dcp_metadata_name(entry.name);
+  });
 }
 
 bool holds_dcp_shards(Files& files, const fs::path& directory) {

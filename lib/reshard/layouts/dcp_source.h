@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reshard/formats/format.h"
@@ -30,7 +31,11 @@ struct DcpSource {
 /// What is read of a training run's checkpoint.
 enum class DcpContent : std::uint8_t { kModel, kRun };
 
-/// Whether `directory` holds a `.metadata`, or one of each rank, as torch 2.9 saves without collectives.
+/// Whether `name` is `.metadata`, or the `__N.metadata` that a rank writes that saves without the others (torch 2.9,
+/// use_collectives=False).
+bool is_dcp_metadata_name(std::string_view name);
+
+/// Whether `directory` holds such a file.
 bool holds_dcp_metadata(Files& files, const std::filesystem::path& directory);
 
 /// Reads a directory of these. `family` is the model's, or null where it is not known (find_state_names).

@@ -1,0 +1,48 @@
+// Directories of torch.distributed.checkpoint as a layout: which files are its own, and what their names and times say.
+
+#include "support/dcp.h"
+
+#include <filesystem>
+#include <set>
+
+#include "reshard/layouts/checkpoint.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/layouts.h"
+#include "support/local_files.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+Checkpoint read(const fs::path& path) {
+  return read_checkpoint(local_storage(), path, {});
+}
+
+/// A tensor of `ranks` bytes, one on each rank, each of which saves without the others.
+void write_ranks(const fs::path& directory, std::uint32_t ranks) {
+  dcp::Whole tensor{"part.w", {DType::kU8, {ranks}, std::string(ranks, 'x')}, {}};
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) tensor.parts.push_back({{rank}, {1}, rank});
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) dcp::write_rank(directory, {tensor}, rank);
+}
+
+TEST_CASE("Metadata of all ranks and of each rank belong to the layout, and stay behind") {
+  const TempDir temp;
+  write_ranks(temp / "dcp", 12);
+  write_file(temp / "dcp/config.json", "{}");
+  write_file(temp / "dcp/__x.metadata", "mine");
+  const Companions found = companion_files(temp / "dcp");
+  std::set<std::string> names;
+  for (const CopiedFile& file : found.files) names.insert(file.path.string());
+  CHECK(names == std::set<std::string>{"__x.metadata", "config.json"});
+  for (const char* name : {".metadata", "__0.metadata", "__11.metadata", "__0_0.distcp"})
+    CHECK(layout("dcp")->owns(local_storage(), temp / "dcp", name));
+  CHECK(layout("dcp")->is_checkpoint({"__0.metadata", "__0_0.distcp"}, {}));
+  CHECK_FALSE(layout("dcp")->is_checkpoint({"__0_0.distcp", "__x.metadata"}, {}));
+}
+
+}  // namespace
+}  // namespace reshard::test
