@@ -44,5 +44,28 @@ TEST_CASE("Metadata of all ranks and of each rank belong to the layout, and stay
   CHECK_FALSE(layout("dcp")->is_checkpoint({"__0_0.distcp", "__x.metadata"}, {}));
 }
 
+TEST_CASE("A rank whose metadata is missing between others is named") {
+  for (const char* missing : {"__0.metadata", "__1.metadata", "__9.metadata"}) {
+    CAPTURE(missing);
+    const TempDir temp;
+    write_ranks(temp / "dcp", 12);
+    CHECK(read(temp / "dcp").map.logical.size() == 1);
+    fs::remove(temp / "dcp" / missing);
+    const Error error = error_of([&] { read(temp / "dcp"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "dcp" / missing).string());
+    CHECK_THAT(error.what(), Says("is missing, though there is __"));
+  }
+}
+
+TEST_CASE("A note says that the last ranks may be missing where each has metadata of its own") {
+  const TempDir temp;
+  write_ranks(temp / "dcp", 2);
+  write_file(temp / "dcp/__01.metadata", "no rank's");
+  const Checkpoint checkpoint = read(temp / "dcp");
+  REQUIRE(checkpoint.notes.size() > 0);
+  CHECK_THAT(checkpoint.notes[0], Says("the metadata of 2 ranks is read; that of ranks behind these"));
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <tuple>
 #include <unordered_map>
@@ -231,13 +232,19 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
   source.prefix = names.prefix;
 }
 
+std::string metadata_of_rank(std::uint64_t rank) {
+  return fmt::format("__{}{}", rank, kDcpMetadataFile);
+}
+
 /// The number in "__12.metadata".
 std::optional<std::uint64_t> rank_of_metadata(std::string_view name) {
   constexpr std::string_view kBegin = "__";
+  const std::string_view whole_name = name;
   if (!name.starts_with(kBegin) || !name.ends_with(kDcpMetadataFile)) return std::nullopt;
   name.remove_prefix(kBegin.size());
   name.remove_suffix(std::string_view(kDcpMetadataFile).size());
-  return parse_unsigned(name);
+  const auto rank = parse_unsigned(name);
+  return rank && metadata_of_rank(*rank) == whole_name ? rank : std::nullopt;
 }
 
 /// Adds what a rank's metadata says to that of the ranks before it. Entries that are no tensors are each rank's own.
@@ -274,6 +281,23 @@ void add_metadata(DcpMetadata other, const fs::path& where, DcpMetadata& all,
   }
 }
 
+/// The ranks whose metadata `directory` has: how many of the last ones are missing, nothing says.
+/// \throws Error kBadInput if that of a rank before them is missing.
+std::uint64_t count_ranks(Files& files, const fs::path& directory) {
+  std::set<std::uint64_t> ranks;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (const auto rank = rank_of_metadata(entry.name)) ranks.insert(*rank);
+  std::uint64_t expected = 0;
+  for (const std::uint64_t rank : ranks) {
+    if (rank != expected)
+      throw Error(ErrorKind::kBadInput, fmt::format("is missing, though there is {}", metadata_of_rank(rank)))
+          .in(directory / metadata_of_rank(expected))
+          .hint("that rank's files were not copied, or its save did not finish; each rank has tensors of its own");
+    ++expected;
+  }
+  return expected;
+}
+
 /// \param where  becomes the file that says which chunks there are, or the directory of several.
 DcpMetadata read_all_metadata(Files& files, const fs::path& directory, fs::path& where,
                               std::vector<std::string>& notes) {
@@ -283,14 +307,15 @@ DcpMetadata read_all_metadata(Files& files, const fs::path& directory, fs::path&
   where = directory;
   DcpMetadata all;
   std::unordered_map<std::string, std::size_t> by_name;
-  std::size_t ranks = 0;
-  for (const DirectoryEntry& entry : files.list(directory)) {
-    if (!rank_of_metadata(entry.name)) continue;
-    add_metadata(read(directory / entry.name), directory / entry.name, all, by_name);
-    ++ranks;
+  const std::uint64_t ranks = count_ranks(files, directory);
+  for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+    const fs::path of_rank = directory / metadata_of_rank(rank);
+    add_metadata(read(of_rank), of_rank, all, by_name);
   }
-  notes.push_back(
-      fmt::format("there is no {}: the metadata of {} rank{} is read", kDcpMetadataFile, ranks, ranks == 1 ? "" : "s"));
+  notes.push_back(fmt::format(
+      "there is no {}: the metadata of {} rank{} is read; that of ranks behind these, if it is missing, shows only by "
+      "what the model lacks",
+      kDcpMetadataFile, ranks, ranks == 1 ? "" : "s"));
   return all;
 }
 
