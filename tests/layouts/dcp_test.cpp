@@ -2,6 +2,7 @@
 
 #include "support/dcp.h"
 
+#include <chrono>
 #include <filesystem>
 #include <set>
 
@@ -65,6 +66,27 @@ TEST_CASE("A note says that the last ranks may be missing where each has metadat
   const Checkpoint checkpoint = read(temp / "dcp");
   REQUIRE(checkpoint.notes.size() > 0);
   CHECK_THAT(checkpoint.notes[0], Says("the metadata of 2 ranks is read; that of ranks behind these"));
+}
+
+TEST_CASE("Files that are some seconds newer than .metadata are a note that says what it may mean") {
+  const TempDir temp;
+  const dcp::Whole tensor{"part.w", {DType::kU8, {2}, "xy"}, {{{0}, {1}, 0}, {{1}, {1}, 1}}};
+  dcp::write(temp / "dcp", {tensor});
+  const auto saved = fs::last_write_time(temp / "dcp/.metadata");
+  const auto notes = [&](int first_seconds, int second_seconds) {
+    fs::last_write_time(temp / "dcp/__0_0.distcp", saved + std::chrono::seconds(first_seconds));
+    fs::last_write_time(temp / "dcp/__1_0.distcp", saved + std::chrono::seconds(second_seconds));
+    std::string found;
+    for (const std::string& note : read(temp / "dcp").notes)
+      if (note.find("after .metadata") != note.npos) found += note;
+    return found;
+  };
+  CHECK(notes(-60, 0).empty());
+  CHECK(notes(3, 5).empty());
+  CHECK_THAT(notes(-60, 42),
+             Says("1 file was written up to 42 seconds after .metadata, which a save writes last, such "
+                  "as __1_0.distcp: if it is no copy, a later save into this directory did not finish"));
+  CHECK_THAT(notes(250, 1000), Says("2 files were written up to 1000 seconds after .metadata"));
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ constexpr std::int64_t kSecondNs = 1'000'000'000;
 /// A save writes `.metadata` last. A copy, which may write it first, writes the next file soon after it; between two
 /// saves into one directory lies the training in between.
 constexpr std::int64_t kLongestCopyNs = 300 * kSecondNs;
+/// What clocks of machines and a short copy may differ by.
+constexpr std::int64_t kNotableNs = 5 * kSecondNs;
 
 /// The optimizer of a model that nobody knows says under which prefix the model is.
 void ask_optimizer(const std::vector<StateEntry>& entries, DcpSource& source, StateNames& names) {
@@ -56,12 +58,13 @@ class ChunkFinder {
  public:
   /// Borrows all.
   ChunkFinder(Files& files, const fs::path& directory, const fs::path& where, const DcpMetadata& metadata,
-              std::vector<TensorFile>& found)
+              std::vector<TensorFile>& found, std::vector<std::string>& notes)
       : files_(files),
         directory_(directory),
         where_(where),
         metadata_(metadata),
         found_(found),
+        notes_(notes),
         first_file_(found.size()) {}
 
   /// A tensor under the model's name for it, without chunks yet; valid until the next one.
@@ -160,13 +163,17 @@ class ChunkFinder {
     const auto saved = files_.modified_ns(where_);
     const TensorFile* next = nullptr;  // the first that was written after it
     std::int64_t next_ns = 0;
+    std::set<fs::path> newer;  // by more than kNotableNs
     for (const TensorFile& file : std::span(found_).subspan(first_file_)) {
       const auto written = files_.modified_ns(file.path);
-      if (!saved || !written || *written <= *saved || (next != nullptr && *written >= next_ns)) continue;
+      if (!saved || !written || *written <= *saved) continue;
+      if (*written - *saved > kNotableNs) newer.insert(file.path);
+      if (next != nullptr && *written >= next_ns) continue;
       next = &file;
       next_ns = *written;
     }
-    if (next == nullptr || next_ns - *saved <= kLongestCopyNs) return;
+    if (next == nullptr) return;
+    if (next_ns - *saved <= kLongestCopyNs) return note_newer(newer, *saved);
     throw Error(ErrorKind::kBadInput,
                 fmt::format("was written {} minutes after .metadata, which a save writes last: a later save into this "
                             "directory did not finish, and its files may be of two steps",
@@ -176,11 +183,23 @@ class ChunkFinder {
               where_.string() + "` says so");
   }
 
+  void note_newer(const std::set<fs::path>& files, std::int64_t saved_ns) const {
+    if (files.empty()) return;
+    std::int64_t newest_ns = saved_ns;
+    for (const fs::path& file : files) newest_ns = std::max(newest_ns, files_.modified_ns(file).value_or(saved_ns));
+    notes_.push_back(fmt::format(
+        "{} file{} up to {} seconds after .metadata, which a save writes last, such as {}: if {} no copy, a later save "
+        "into this directory did not finish, and the files are of two steps",
+        files.size(), files.size() == 1 ? " was written" : "s were written", (newest_ns - saved_ns) / kSecondNs,
+        printable(files.begin()->filename().string()), files.size() == 1 ? "it is" : "they are"));
+  }
+
   Files& files_;
   const fs::path& directory_;
   const fs::path& where_;
   const DcpMetadata& metadata_;
   std::vector<TensorFile>& found_;
+  std::vector<std::string>& notes_;
   const std::size_t first_file_;  // of the ones found here
   std::vector<ChunkedTensor> tensors_;
   std::vector<Wanted> wanted_;
@@ -359,7 +378,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
     entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
   StateNames names = names_in_model(entries, family, source.where, source.notes);
   if (content == DcpContent::kRun) ask_optimizer(entries, source, names);
-  ChunkFinder finder(files, directory, source.where, metadata, source.files);
+  ChunkFinder finder(files, directory, source.where, metadata, source.files, source.notes);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
     if (!names.names[t].empty()) take_order(names, t, finder.add(metadata.tensors[t], names.names[t]));
   if (content == DcpContent::kModel) {
@@ -379,7 +398,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   if (!optimizer_directory.empty()) {
     fs::path where;
     const DcpMetadata optimizer = read_all_metadata(files, optimizer_directory, where, source.notes);
-    ChunkFinder in_optimizer(files, optimizer_directory, where, optimizer, source.files);
+    ChunkFinder in_optimizer(files, optimizer_directory, where, optimizer, source.files, source.notes);
     add_states(states.find(optimizer, {}), in_optimizer);
     std::vector<ChunkedTensor> found = in_optimizer.find();
     move_states(found, source.states);
