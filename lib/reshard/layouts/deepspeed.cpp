@@ -45,6 +45,7 @@ constexpr LayoutOption kWeights{.name = "weights",
                                     "Weights that are read: model, in the dtype that the model was trained "
                                     "in, or master, the optimizer's fp32"};
 constexpr std::uint64_t kMaxLatestBytes = 4096;
+constexpr std::string_view kStepFolder = "global_step";  // what DeepSpeed calls tags unless it is told another name
 
 /// The folder that the text file `name` in `directory` names; nothing where it does not say one.
 std::optional<fs::path> named_folder(Files& files, const fs::path& directory, const char* name) {
@@ -202,8 +203,9 @@ class DeepSpeedLayout final : public Layout {
     for (const char* latest : {kZeroLatestFile, kUniversalLatestFile}) {
       const auto folder = named_folder(files, path, latest);
       if (folder && is_zero_folder(files, *folder)) return {{this, *folder, directory_of(files, *folder)}};
-      if (folder && (files.exists(path / kZeroScript) || latest == kUniversalLatestFile))
-        return {{this, *folder, path, true}};
+      const bool is_zeros = folder && (files.exists(path / kZeroScript) || latest == kUniversalLatestFile ||
+                                       folder->filename().string().starts_with(kStepFolder));
+      if (is_zeros) return {{this, *folder, path, true}};
     }
     return {};
   }
