@@ -370,6 +370,16 @@ TEST_CASE("Items that are not what metadata says are refused with file and tenso
   SECTION("something that runs code") {
     check(OneItem(torch_zip(stream(call("os", "system", {text("true")})), {})), "calls os.system");
   }
+  SECTION("strides that make many elements of one") {
+    View view;
+    view.type = "FloatStorage";
+    view.elems = 4;
+    view.shape = {1 << 20, 1 << 10};
+    view.strides = {0, 0};
+    OneItem item(torch_zip(stream(pickles::tensor(view)), {{"0", kFloats}}));
+    item.tensor.shape = item.chunk.box.size = {1 << 20, 1 << 10};
+    check(item, "bytes for elements of 4294967296");
+  }
   SECTION("no zip") {
     check(OneItem(std::string(500, 'x')), "does not begin like an item of torch.save");
   }

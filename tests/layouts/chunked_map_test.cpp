@@ -133,6 +133,45 @@ TEST_CASE("Rows that are no pairs, or no whole heads, are refused") {
   CHECK(refused(tensor, 2) == ErrorKind::kBadInput);
 }
 
+TEST_CASE("Interleaved rows of another shape than the model's are refused before heads are made of them") {
+  Model model;
+  model.parameters.resize(2);
+  model.parameters[0].name = "other";
+  model.parameters[1].name = "w";
+  model.parameters[1].shape = {12, 2};
+  ChunkedTensor tensor = matrix(12, 2);
+  tensor.interleaved = true;
+  CHECK_NOTHROW(validate_interleaved({matrix(5, 1), tensor}, model, "d"));
+  tensor.shape[0] = std::uint64_t{1} << 31;
+  const auto refused = [&](const std::string& says) {
+    const Error error = error_of([&] { validate_interleaved({tensor}, model, "d/.metadata"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.tensor() == "entry");
+    CHECK(error.path() == "d/.metadata");
+    CHECK_THAT(error.what(), Says(says));
+  };
+  refused("has the shape [2147483648, 2], but the model has [12, 2]");
+  tensor.name = "v";
+  refused("but the model has no v");
+}
+
+TEST_CASE("Copies of a state are made for as many experts as a model can have") {
+  ChunkedTensor step{"step", "experts.*.gate", DType::kF32, {}, {{{}}}};
+  step.copies = 3;
+  CHECK(unstacked({step}, "d").size() == 3);
+  const auto refused = [&] {
+    const Error error = error_of([&] { unstacked({step}, "d/.metadata"); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK(error.tensor() == "step");
+    CHECK_THAT(error.what(), Says("more than any model has"));
+  };
+  step.copies = std::uint64_t{1} << 40;
+  refused();
+  step.copies = kMaxParameters;
+  step.chunks.resize(9);  // replicas
+  refused();
+}
+
 TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere") {
   ChunkedTensor stack{"moe.w1", "experts.*.gate", DType::kU16, {3, 2, 4}, {}, true};
   // The first chunk has two experts, the second one in two parts of columns.

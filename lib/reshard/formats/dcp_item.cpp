@@ -205,6 +205,11 @@ TensorEntry DcpFile::read_zip(const Source& item, const DcpTensor& tensor, const
     throw Error(ErrorKind::kBadInput, where + " is " + file.pickle().describe(file.pickle().root()) + ", no tensor");
   TorchTensor found = file.tensor(file.pickle().root(), tensor.name);
   validate_same(tensor, chunk, found.dtype, found.shape);
+  // torch stores each element of a chunk: what makes many of one is not its own.
+  const std::uint64_t bytes = *num_bytes(found.dtype, found.shape);
+  if (bytes > item.size_bytes())
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} has {} bytes for elements of {}", where, item.size_bytes(), bytes));
   return {tensor.name,
           found.dtype,
           std::move(found.shape),

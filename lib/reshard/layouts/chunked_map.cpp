@@ -9,10 +9,13 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "reshard/specs/model.h"
 
 namespace reshard {
 namespace {
+
+constexpr std::size_t kMaxCopiedChunks = std::size_t{1} << 24;  // of all stacks; each copy has a chunk, or a few
 
 /// The boxes of a tensor's chunks, each once: several files may hold the same, and are compared.
 std::vector<Box> distinct_boxes(const ChunkedTensor& tensor) {
@@ -114,7 +117,15 @@ std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const s
                    [](const ChunkedTensor& tensor) { return tensor.stacked || tensor.copies > 0; }))
     return tensors;
   std::vector<ChunkedTensor> made;
+  std::size_t chunks = 0;
   for (ChunkedTensor& tensor : tensors) {
+    const std::uint64_t room = kMaxParameters - std::min<std::uint64_t>(made.size(), kMaxParameters);
+    if (tensor.copies > std::min(room, (kMaxCopiedChunks - chunks) / std::max<std::size_t>(1, tensor.chunks.size())))
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("belongs to a stack of {} experts, more than any model has", tensor.copies))
+          .in(where)
+          .tensor(tensor.entry);
+    chunks += tensor.copies * tensor.chunks.size();
     for (std::uint64_t copy = 0; copy < tensor.copies; ++copy) {
       made.push_back(expert_of(tensor, copy, tensor.shape));
       made.back().chunks = tensor.chunks;
@@ -130,13 +141,32 @@ std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const s
                   fmt::format("has the shape {}, where experts must be stacked in dim 0", to_string(tensor.shape)))
           .in(where)
           .tensor(tensor.entry);
-    if (tensor.shape[0] > kMaxParameters - std::min<std::uint64_t>(made.size(), kMaxParameters))
+    if (tensor.shape[0] > room)
       throw Error(ErrorKind::kUnsupported, fmt::format("stacks {} experts, more than any model has", tensor.shape[0]))
           .in(where)
           .tensor(tensor.entry);
     add_experts(tensor, made);
   }
   return made;
+}
+
+void validate_interleaved(const std::vector<ChunkedTensor>& tensors, const Model& model,
+                          const std::filesystem::path& where) {
+  if (std::none_of(tensors.begin(), tensors.end(), [](const ChunkedTensor& tensor) { return tensor.interleaved; }))
+    return;
+  std::unordered_map<std::string_view, const Dims*> shapes;
+  for (const ModelParameter& parameter : model.parameters) shapes.emplace(parameter.name, &parameter.shape);
+  for (const ChunkedTensor& tensor : tensors) {
+    if (!tensor.interleaved) continue;
+    const auto found = shapes.find(tensor.name);
+    if (found != shapes.end() && *found->second == tensor.shape) continue;
+    throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, but the model {}", to_string(tensor.shape),
+                                                  found == shapes.end() ? "has no " + printable(tensor.name)
+                                                                        : "has " + to_string(*found->second)))
+        .in(where)
+        .tensor(tensor.entry)
+        .hint("config.json belongs to another model");
+  }
 }
 
 void deinterleave(std::vector<ChunkedTensor>& tensors, std::uint64_t head_dim, const std::filesystem::path& where) {

@@ -7,6 +7,7 @@
 
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/layouts/training_states.h"
+#include "reshard/specs/model.h"
 #include "reshard/specs/stage_plan.h"
 
 namespace reshard {
@@ -40,8 +41,14 @@ void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::files
 
 /// Experts of a stack as tensors of their own, each from where it lies; the star in the name of a state is in that of its
 /// parameter.
-/// \throws Error kBadInput, naming `where`, for a stack without experts; kUnsupported for more than any model has.
+/// \throws Error kBadInput, naming `where`, for a stack without experts; kUnsupported for more experts, or copies of a
+///         state, than any model has.
 std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const std::filesystem::path& where);
+
+/// That interleaved parameters have the shapes of `model`: as many chunks are made of them as they have heads.
+/// \throws Error kBadInput, naming `where`.
+void validate_interleaved(const std::vector<ChunkedTensor>& tensors, const Model& model,
+                          const std::filesystem::path& where);
 
 /// Puts interleaved rows into the model's order, without moving them; each head has `head_dim`.
 /// \throws Error kBadInput, naming `where`, if the rows are no whole heads; kUnsupported if head_dim is 0, or odd.

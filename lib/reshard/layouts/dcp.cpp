@@ -122,6 +122,7 @@ class DcpLayout final : public Layout {
     source.states = unstacked(std::move(source.states), source.where);
     const Container tensors = container_of(source.tensors);
     read_trained_model(files, checkpoint, context, tensors, [&](const std::optional<Model>& model) {
+      if (model) validate_interleaved(source.tensors, *model, source.where);  // states are as large as their parameters
       if (model || context.use != ConfigUse::kLenient)
         for (auto* some : {&source.tensors, &source.states})
           deinterleave(*some, model ? model->head_dim : 0, source.where);
