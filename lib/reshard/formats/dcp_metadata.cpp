@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <span>
 #include <string_view>
+#include <tuple>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "reshard/base/checked.h"
@@ -24,12 +25,16 @@ constexpr std::size_t kMaxDims = 64;                       // as in torch
 constexpr std::size_t kMaxNumbers = std::size_t{1} << 25;  // in the boxes of all chunks
 constexpr std::size_t kMaxFileNameBytes = 4096;
 constexpr std::size_t kMaxTransforms = 4;
+constexpr std::size_t kMaxTransformBytes = 128;  // of a name; "stream.zstd/1" is the longest that is known
+/// Names in paths, together, for each byte of the file: torch's paths are their entries' names, which it has once.
+constexpr std::uint64_t kMaxPathBytesPerByte = 4;
+constexpr std::uint32_t kNoId = UINT32_MAX;
 constexpr std::string_view kTorchModules = "torch.distributed.";
 constexpr const char* kTooLarge = "convert it with torch, in parts";
 
 /// An entry of storage_data.
 struct Stored {
-  std::string_view name;
+  std::uint32_t name = 0;   // as of MetadataReader::id_of
   bool has_offset = false;  // only tensors have one
   Dims offset;
   DcpPlace place;
@@ -39,9 +44,10 @@ struct Stored {
 
 class MetadataReader {
  public:
-  MetadataReader(const Pickle& pickle, const std::filesystem::path& path) : pickle_(pickle), path_(path) {}
+  MetadataReader(const Pickle& pickle, const std::filesystem::path& path)
+      : pickle_(pickle), path_(path), id_by_node_(pickle.num_nodes(), kNoId) {}
 
-  DcpMetadata read();
+  DcpMetadata read(DcpPaths paths);
 
  private:
   using Pairs = std::span<const PicklePair>;
@@ -58,25 +64,32 @@ class MetadataReader {
   PickleRef find(Pairs attributes, std::string_view attribute) const;
   PickleRef need(Pairs attributes, std::string_view attribute, std::string_view name) const;
   Pairs dict(PickleRef node, const char* what) const;
-  std::string_view entry_name(PickleRef node) const;
+  std::string_view entry_name(PickleRef node);
+  std::uint32_t id_of(PickleRef name_node);
   std::uint64_t number(PickleRef node, const char* what, std::string_view name) const;
   Dims dims(PickleRef node, const char* what, std::string_view name) const;
 
   void read_storage(Pairs storage);
   Stored stored(PickleRef index, PickleRef info);
-  std::uint32_t file_of(std::string_view relative_path, std::string_view name);
+  std::uint32_t file_of(PickleRef relative_path, std::string_view name);
+  std::uint32_t add_file(std::string_view relative_path, std::string_view name);
   std::uint32_t transforms_of(PickleRef list, std::string_view name);
-  const DcpPlace* place_of(std::string_view name, const Dims* offset) const;
-  void read_entry(std::string_view name, PickleRef node);
+  const DcpPlace* place_of(std::uint32_t name, const Dims* offset) const;
+  void count_numbers(std::size_t more);
+  void read_entry(PickleRef name_node, PickleRef node);
   void read_properties(PickleRef node, DcpTensor& tensor) const;
-  void read_chunks(PickleRef node, DcpTensor& tensor);
+  void read_chunks(PickleRef node, std::uint32_t id, DcpTensor& tensor);
   void read_paths(Pairs planner_data);
 
   const Pickle& pickle_;
   const std::filesystem::path& path_;
   DcpMetadata metadata_;
   std::vector<Stored> stored_;  // by key
-  std::map<std::string_view, std::uint32_t> file_by_path_;
+  // A string of the file may be the name of millions of things: each is read once.
+  std::vector<std::uint32_t> id_by_node_;
+  std::unordered_map<std::string_view, std::uint32_t> id_by_name_;
+  std::unordered_map<PickleRef, std::uint32_t> file_by_node_;
+  std::unordered_map<std::string_view, std::uint32_t> file_by_path_;
   std::size_t chunks_ = 0;
   std::size_t numbers_ = 0;
 };
@@ -120,16 +133,25 @@ MetadataReader::Pairs MetadataReader::dict(PickleRef node, const char* what) con
   return pickle_.pairs(node);
 }
 
-std::string_view MetadataReader::entry_name(PickleRef node) const {
+std::string_view MetadataReader::entry_name(PickleRef node) {
   if (pickle_.kind(node) != PickleKind::kString)
     throw bad("has " + pickle_.describe(node) + " in the place of an entry's name");
   const std::string_view name = pickle_.text(node);
+  if (id_by_node_[node] != kNoId) return name;
   if (name.empty() || name.size() > kMaxTensorNameBytes)
     throw bad(fmt::format("has an entry whose name has {} bytes", name.size()));
   if (has_control(name)) throw bad("has a control character in the name of an entry, " + printable(name));
   for (std::size_t at = 0; at < name.size(); at += utf8_length(name.substr(at)))
     if (utf8_length(name.substr(at)) == 0) throw bad("has an entry whose name is not UTF-8, " + printable(name));
+  const auto next = static_cast<std::uint32_t>(id_by_name_.size());
+  id_by_node_[node] = id_by_name_.emplace(name, next).first->second;
   return name;
+}
+
+/// A number for each name, the same for the same text.
+std::uint32_t MetadataReader::id_of(PickleRef name_node) {
+  entry_name(name_node);
+  return id_by_node_[name_node];
 }
 
 std::uint64_t MetadataReader::number(PickleRef node, const char* what, std::string_view name) const {
@@ -152,8 +174,24 @@ Dims MetadataReader::dims(PickleRef node, const char* what, std::string_view nam
   return dims;
 }
 
+void MetadataReader::count_numbers(std::size_t more) {
+  numbers_ += more;
+  if (numbers_ > kMaxNumbers)
+    throw Error(ErrorKind::kUnsupported, fmt::format("has more than {} chunks and dims", kMaxNumbers))
+        .in(path_)
+        .hint(kTooLarge);
+}
+
+std::uint32_t MetadataReader::file_of(PickleRef relative_path, std::string_view name) {
+  const auto [known, is_new] = file_by_node_.emplace(relative_path, 0);
+  if (!is_new) return known->second;
+  if (pickle_.kind(relative_path) != PickleKind::kString)
+    throw bad("has " + pickle_.describe(relative_path) + " in the place of a file's name", name);
+  return known->second = add_file(pickle_.text(relative_path), name);
+}
+
 /// A path that stays inside the directory.
-std::uint32_t MetadataReader::file_of(std::string_view relative_path, std::string_view name) {
+std::uint32_t MetadataReader::add_file(std::string_view relative_path, std::string_view name) {
   const auto known = file_by_path_.find(relative_path);
   if (known != file_by_path_.end()) return known->second;
   const auto refuse = [&](const char* why) {
@@ -176,7 +214,7 @@ std::uint32_t MetadataReader::transforms_of(PickleRef list, std::string_view nam
   const bool is_list = pickle_.kind(list) == PickleKind::kList || pickle_.kind(list) == PickleKind::kTuple;
   if (!is_list || items.size() > kMaxTransforms) throw bad("has transforms that are no list of a few names", name);
   std::vector<std::string> names;
-  for (const PickleRef item : items) names.emplace_back(pickle_.text(item).substr(0, kMaxTensorNameBytes));
+  for (const PickleRef item : items) names.emplace_back(pickle_.text(item).substr(0, kMaxTransformBytes));
   const auto known = std::find(metadata_.transforms.begin(), metadata_.transforms.end(), names);
   if (known != metadata_.transforms.end()) return static_cast<std::uint32_t>(known - metadata_.transforms.begin());
   if (metadata_.transforms.size() > kMaxAttributes) throw bad("has more kinds of transforms than there are", name);
@@ -187,38 +225,46 @@ std::uint32_t MetadataReader::transforms_of(PickleRef list, std::string_view nam
 Stored MetadataReader::stored(PickleRef index, PickleRef info) {
   Stored one;
   const Pairs key = attributes(index, "MetadataIndex", {});
-  one.name = entry_name(need(key, "fqn", {}));
+  const PickleRef name_node = need(key, "fqn", {});
+  const std::string_view name = entry_name(name_node);
+  one.name = id_of(name_node);
   if (const PickleRef offset = find(key, "offset"); offset != kNoNode) {
     one.has_offset = true;
-    one.offset = dims(offset, "the offset of a chunk", one.name);
-    numbers_ += one.offset.size();
+    one.offset = dims(offset, "the offset of a chunk", name);
+    count_numbers(one.offset.size());
   }
-  const Pairs place = attributes(info, "_StorageInfo", one.name);
-  const PickleRef file = need(place, "relative_path", one.name);
-  if (pickle_.kind(file) != PickleKind::kString)
-    throw bad("has " + pickle_.describe(file) + " in the place of a file's name", one.name);
-  one.place.file = file_of(pickle_.text(file), one.name);
-  one.place.offset_bytes = number(need(place, "offset", one.name), "its offset in the file", one.name);
-  one.place.length_bytes = number(need(place, "length", one.name), "its length in the file", one.name);
-  one.place.transforms = transforms_of(find(place, "transform_descriptors"), one.name);
+  const Pairs place = attributes(info, "_StorageInfo", name);
+  one.place.file = file_of(need(place, "relative_path", name), name);
+  one.place.offset_bytes = number(need(place, "offset", name), "its offset in the file", name);
+  one.place.length_bytes = number(need(place, "length", name), "its length in the file", name);
+  one.place.transforms = transforms_of(find(place, "transform_descriptors"), name);
   if (!checked_add(one.place.offset_bytes, one.place.length_bytes))
-    throw bad("its place in the file overflows 64 bits", one.name);
+    throw bad("its place in the file overflows 64 bits", name);
   return one;
 }
 
 void MetadataReader::read_storage(Pairs storage) {
   stored_.reserve(storage.size());
-  for (const auto& [index, info] : storage) stored_.push_back(stored(index, info));
+  std::vector<bool> seen(pickle_.num_nodes());
+  for (const auto& [index, info] : storage) {
+    if (seen[index]) throw bad("has one key of its storage_data twice");
+    seen[index] = true;
+    stored_.push_back(stored(index, info));
+  }
   std::sort(stored_.begin(), stored_.end(), [](const Stored& a, const Stored& b) { return a.key() < b.key(); });
+  const auto text_of = [&](std::uint32_t id) {
+    return std::find_if(id_by_name_.begin(), id_by_name_.end(), [&](const auto& one) { return one.second == id; })
+        ->first;
+  };
   for (std::size_t i = 1; i < stored_.size(); ++i)
     if (stored_[i].key() == stored_[i - 1].key() && stored_[i].place != stored_[i - 1].place)
       throw bad(stored_[i].has_offset ? fmt::format("has two places for its chunk at {}", to_string(stored_[i].offset))
                                       : std::string("has two places for it"),
-                stored_[i].name);
+                text_of(stored_[i].name));
 }
 
 /// Null if there is none.
-const DcpPlace* MetadataReader::place_of(std::string_view name, const Dims* offset) const {
+const DcpPlace* MetadataReader::place_of(std::uint32_t name, const Dims* offset) const {
   static const Dims kNone;
   const Stored wanted{name, offset != nullptr, offset != nullptr ? *offset : kNone, {}};
   const auto found = std::lower_bound(stored_.begin(), stored_.end(), wanted,
@@ -238,7 +284,7 @@ void MetadataReader::read_properties(PickleRef node, DcpTensor& tensor) const {
   tensor.dtype = dtype_from_torch_name(dtype.name);
 }
 
-void MetadataReader::read_chunks(PickleRef node, DcpTensor& tensor) {
+void MetadataReader::read_chunks(PickleRef node, std::uint32_t id, DcpTensor& tensor) {
   if (pickle_.kind(node) != PickleKind::kList)
     throw bad("has " + pickle_.describe(node) + " in the place of its chunks", tensor.name);
   const auto items = pickle_.items(node);
@@ -250,17 +296,13 @@ void MetadataReader::read_chunks(PickleRef node, DcpTensor& tensor) {
     DcpChunk one;
     one.box.begin = dims(need(chunk, "offsets", tensor.name), "the offset of a chunk", tensor.name);
     one.box.size = dims(need(chunk, "sizes", tensor.name), "the size of a chunk", tensor.name);
-    numbers_ += 2 * one.box.begin.size();
-    if (numbers_ > kMaxNumbers)
-      throw Error(ErrorKind::kUnsupported, fmt::format("has more than {} chunks and dims", kMaxNumbers))
-          .in(path_)
-          .hint(kTooLarge);
+    count_numbers(2 * one.box.begin.size());
     if (one.box.begin.size() != one.box.size.size() || !contains(tensor.shape, one.box))
       throw bad(fmt::format("has a chunk of {} at {}, which does not lie inside its shape {}", to_string(one.box.size),
                             to_string(one.box.begin), to_string(tensor.shape)),
                 tensor.name);
     if (volume(one.box) == 0) continue;  // of a rank without a share
-    const DcpPlace* place = place_of(tensor.name, &one.box.begin);
+    const DcpPlace* place = place_of(id, &one.box.begin);
     if (place == nullptr)
       throw bad(fmt::format("does not say where its chunk at {} lies", to_string(one.box.begin)), tensor.name);
     one.place = *place;
@@ -268,9 +310,11 @@ void MetadataReader::read_chunks(PickleRef node, DcpTensor& tensor) {
   }
 }
 
-void MetadataReader::read_entry(std::string_view name, PickleRef node) {
+void MetadataReader::read_entry(PickleRef name_node, PickleRef node) {
+  const std::string_view name = pickle_.text(name_node);
+  const std::uint32_t id = id_of(name_node);
   if (is_of(node, "BytesStorageMetadata")) {
-    const DcpPlace* place = place_of(name, nullptr);
+    const DcpPlace* place = place_of(id, nullptr);
     if (place == nullptr) throw bad("does not say where it lies", name);
     metadata_.bytes.push_back({std::string(name), *place});
     return;
@@ -288,54 +332,62 @@ void MetadataReader::read_entry(std::string_view name, PickleRef node) {
   tensor.shape = dims(need(attributes_of, "size", name), "its size", name);
   if (!num_elems(tensor.shape) || (tensor.dtype && !num_bytes(*tensor.dtype, tensor.shape)))
     throw bad(fmt::format("its shape {} overflows 64 bits", to_string(tensor.shape)), name);
-  read_chunks(need(attributes_of, "chunks", name), tensor);
+  count_numbers(tensor.shape.size());
+  read_chunks(need(attributes_of, "chunks", name), id, tensor);
   metadata_.tensors.push_back(std::move(tensor));
 }
 
 void MetadataReader::read_paths(Pairs planner_data) {
   std::size_t parts = 0;
+  std::uint64_t part_bytes = 0;
+  std::unordered_set<std::uint32_t> names;
   metadata_.paths.reserve(planner_data.size());
   for (const auto& [key, value] : planner_data) {
     const std::string_view name = entry_name(key);
+    if (!names.insert(id_of(key)).second) throw bad("has a path to it twice", name);
     const auto items = pickle_.items(value);
     parts += items.size();
     if (pickle_.kind(value) != PickleKind::kTuple || items.size() > kMaxDims || parts > pickle_.num_nodes())
       throw bad("has a path to it that is no short tuple", name);
     DcpPath path;
     for (const PickleRef item : items) {
-      if (pickle_.kind(item) == PickleKind::kInt)
+      if (pickle_.kind(item) == PickleKind::kInt) {
         path.emplace_back(pickle_.integer(item));
-      else
-        path.emplace_back(std::string(entry_name(item)));
+        continue;
+      }
+      const std::string_view part = entry_name(item);
+      part_bytes += part.size();
+      if (part_bytes / kMaxPathBytesPerByte > pickle_.size_bytes())
+        throw bad("has paths with more names than the whole file", name);
+      path.emplace_back(std::string(part));
     }
     metadata_.paths.emplace_back(std::string(name), std::move(path));
   }
 }
 
-DcpMetadata MetadataReader::read() {
+DcpMetadata MetadataReader::read(DcpPaths paths) {
   metadata_.transforms.emplace_back();
   if (!is_of(pickle_.root(), "Metadata"))
     throw bad("is not the metadata of torch.distributed.checkpoint: it holds " + pickle_.describe(pickle_.root()));
   const Pairs root = attributes(pickle_.root(), "Metadata", {});
   read_storage(dict(find(root, "storage_data"), "storage_data"));
   const Pairs entries = dict(find(root, "state_dict_metadata"), "state_dict_metadata");
-  std::unordered_set<std::string_view> names;
+  std::unordered_set<std::uint32_t> names;
   names.reserve(entries.size());
   for (const auto& [key, value] : entries) {
-    const std::string_view name = entry_name(key);
-    if (!names.insert(name).second) throw bad("has it twice", name);
-    read_entry(name, value);
+    if (!names.insert(id_of(key)).second) throw bad("has it twice", pickle_.text(key));
+    read_entry(key, value);
   }
   // Of planners of other programs it may be anything.
   const PickleRef planner_data = find(root, "planner_data");
-  if (planner_data != kNoNode && pickle_.kind(planner_data) == PickleKind::kDict)
+  if (paths == DcpPaths::kRead && planner_data != kNoNode && pickle_.kind(planner_data) == PickleKind::kDict)
     read_paths(pickle_.pairs(planner_data));
   return std::move(metadata_);
 }
 
 }  // namespace
 
-DcpMetadata read_dcp_metadata(const Source& source, const std::filesystem::path& path) {
+DcpMetadata read_dcp_metadata(const Source& source, const std::filesystem::path& path, DcpPaths paths) {
   if (source.size_bytes() > kMaxPickleBytes)
     throw Error(ErrorKind::kUnsupported, "has " + format_bytes(source.size_bytes()) + ", more than the " +
                                              format_bytes(kMaxPickleBytes) + " that are read")
@@ -346,7 +398,7 @@ DcpMetadata read_dcp_metadata(const Source& source, const std::filesystem::path&
   const Pickle pickle = read_pickle({stream.data(), stream.size()}, path);
   if (pickle.size_bytes() != stream.size())
     throw Error(ErrorKind::kBadInput, "has something after its pickle").in(path).at_byte(pickle.size_bytes());
-  return MetadataReader(pickle, path).read();
+  return MetadataReader(pickle, path).read(paths);
 }
 
 }  // namespace reshard

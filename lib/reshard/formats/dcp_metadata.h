@@ -56,8 +56,11 @@ struct DcpMetadata {
   std::vector<std::vector<std::string>> transforms;  // what is to be undone, last first; [0] is empty
   std::vector<DcpTensor> tensors;                    // in the order of the file
   std::vector<DcpBytes> bytes;
-  std::vector<std::pair<std::string, DcpPath>> paths;  // of flat names; empty where the file has none
+  std::vector<std::pair<std::string, DcpPath>> paths;  // of flat names, each once; empty where the file has none
 };
+
+/// Whether DcpMetadata::paths are read: only what writes the rest of a training run needs them.
+enum class DcpPaths : std::uint8_t { kLeave, kRead };
 
 /// The name of such a file.
 inline constexpr const char* kDcpMetadataFile = ".metadata";
@@ -67,7 +70,8 @@ inline constexpr const char* kDcpMetadataFile = ".metadata";
 /// ignored.
 /// \throws Error kBadInput for what is damaged, contradicts itself or runs code; kUnsupported for objects of a class
 ///         that is not known in the place of a tensor; kIo.
-/// O(n log n) in the chunks.
-DcpMetadata read_dcp_metadata(const Source& source, const std::filesystem::path& path);
+/// O(n log n) in the chunks; memory in proportion to the file's bytes, however often its strings are used.
+DcpMetadata read_dcp_metadata(const Source& source, const std::filesystem::path& path,
+                              DcpPaths paths = DcpPaths::kRead);
 
 }  // namespace reshard

@@ -318,9 +318,10 @@ std::uint64_t count_ranks(Files& files, const fs::path& directory) {
 }
 
 /// \param where  becomes the file that says which chunks there are, or the directory of several.
-DcpMetadata read_all_metadata(Files& files, const fs::path& directory, fs::path& where,
+DcpMetadata read_all_metadata(Files& files, const fs::path& directory, DcpContent content, fs::path& where,
                               std::vector<std::string>& notes) {
-  const auto read = [&](const fs::path& path) { return read_dcp_metadata(*files.open(path), path); };
+  const DcpPaths paths = content == DcpContent::kRun ? DcpPaths::kRead : DcpPaths::kLeave;
+  const auto read = [&](const fs::path& path) { return read_dcp_metadata(*files.open(path), path, paths); };
   where = directory / kDcpMetadataFile;
   if (files.is_file(where)) return read(where);
   where = directory;
@@ -371,7 +372,7 @@ void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSourc
 DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family* family, DcpContent content,
                           const fs::path& optimizer_directory) {
   DcpSource source;
-  const DcpMetadata metadata = read_all_metadata(files, directory, source.where, source.notes);
+  const DcpMetadata metadata = read_all_metadata(files, directory, content, source.where, source.notes);
   std::vector<StateEntry> entries;
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors)
@@ -397,7 +398,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   move_states(source.tensors, source.states);
   if (!optimizer_directory.empty()) {
     fs::path where;
-    const DcpMetadata optimizer = read_all_metadata(files, optimizer_directory, where, source.notes);
+    const DcpMetadata optimizer = read_all_metadata(files, optimizer_directory, content, where, source.notes);
     ChunkFinder in_optimizer(files, optimizer_directory, where, optimizer, source.files, source.notes);
     add_states(states.find(optimizer, {}), in_optimizer);
     std::vector<ChunkedTensor> found = in_optimizer.find();
