@@ -103,6 +103,24 @@ TEST_CASE("Objects stand between tensors as they are") {
   CHECK(found.shape == Dims{object.size()});
 }
 
+TEST_CASE("Names that nobody could read again are refused") {
+  for (const std::string name : {"", "a\xff", "a\nb", "\xc3"}) {
+    CAPTURE(name);
+    DcpMetadata tensors, objects;
+    tensors.tensors.push_back({name, {}, DType::kF32, {2}, {}});
+    objects.bytes.push_back({name, {}});
+    for (const DcpMetadata& metadata : {tensors, objects}) {
+      const Error error = error_of([&] { dcp_metadata_file(metadata); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.tensor() == name);
+      CHECK_THAT(error.hint(), Says("rename"));
+    }
+  }
+  DcpMetadata umlaut;
+  umlaut.tensors.push_back({"\xc3\xa4", {}, DType::kF32, {2}, {}});
+  CHECK_NOTHROW(dcp_metadata_file(umlaut));
+}
+
 TEST_CASE("A dtype that torch does not have is refused") {
   DcpMetadata metadata;
   metadata.tensors.push_back({"t", {}, std::nullopt, {2}, {}});

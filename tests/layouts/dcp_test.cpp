@@ -89,5 +89,17 @@ TEST_CASE("Files that are some seconds newer than .metadata are a note that says
   CHECK_THAT(notes(250, 1000), Says("2 files were written up to 1000 seconds after .metadata"));
 }
 
+TEST_CASE("A prefix that torch could not read is refused before anything is planned") {
+  for (const char* prefix : {"\xff", "a.\xc3", "a\n", ".a", "a..b"}) {
+    CAPTURE(prefix);
+    TargetRequest request;
+    request.layout = layout("dcp");
+    request.options.set("prefix", prefix);
+    const Error error = error_of([&] { layout("dcp")->plan(request, {}); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_THAT(error.what(), Says("`prefix`: "));
+  }
+}
+
 }  // namespace
 }  // namespace reshard::test

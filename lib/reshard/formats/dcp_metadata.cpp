@@ -141,8 +141,7 @@ std::string_view MetadataReader::entry_name(PickleRef node) {
   if (name.empty() || name.size() > kMaxTensorNameBytes)
     throw bad(fmt::format("has an entry whose name has {} bytes", name.size()));
   if (has_control(name)) throw bad("has a control character in the name of an entry, " + printable(name));
-  for (std::size_t at = 0; at < name.size(); at += utf8_length(name.substr(at)))
-    if (utf8_length(name.substr(at)) == 0) throw bad("has an entry whose name is not UTF-8, " + printable(name));
+  if (!is_plain_text(name)) throw bad("has an entry whose name is not UTF-8, " + printable(name));
   const auto next = static_cast<std::uint32_t>(id_by_name_.size());
   id_by_node_[node] = id_by_name_.emplace(name, next).first->second;
   return name;

@@ -17,6 +17,16 @@ constexpr const char* kPropertiesModule = "torch.distributed._shard.sharded_tens
 constexpr const char* kItemArchive = "archive";
 constexpr std::uint64_t kItemAlignment = 64;
 
+/// What read_dcp_metadata, and torch, would refuse.
+void validate_entry_name(const std::string& name) {
+  validate_name_length(name);
+  if (!name.empty() && is_plain_text(name)) return;
+  throw Error(ErrorKind::kBadInput,
+              name.empty() ? "has an empty name" : "its name has a control character or is not UTF-8")
+      .tensor(name)
+      .hint("torch loads no checkpoint with such a name: give it another with convert `rename`");
+}
+
 void put_object(Pickler& pickler, const char* module, const char* name) {
   pickler.shared_global(module, name);
   pickler.op(')');
@@ -135,12 +145,12 @@ std::string dcp_metadata_file(const DcpMetadata& metadata) {
   pickler.op('}');
   pickler.op('(');
   for (const DcpTensor& tensor : metadata.tensors) {
-    validate_name_length(tensor.name);
+    validate_entry_name(tensor.name);
     pickler.shared_string(tensor.name);
     put_tensor(pickler, tensor);
   }
   for (const DcpBytes& object : metadata.bytes) {
-    validate_name_length(object.name);
+    validate_entry_name(object.name);
     pickler.shared_string(object.name);
     put_object(pickler, kMetadataModule, "BytesStorageMetadata");
   }

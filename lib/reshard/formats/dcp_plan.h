@@ -14,7 +14,8 @@ namespace reshard {
 /// (torch/distributed/checkpoint/metadata.py, filesystem.py; TensorProperties of
 /// torch/distributed/_shard/sharded_tensor/metadata.py). Of each tensor the dtype, shape and chunks are written, and no
 /// transforms.
-/// \throws Error kUnsupported for a dtype that torch does not have.
+/// \throws Error kUnsupported for a dtype that torch does not have, or a name that is too long; kBadInput for a name
+///         that is empty, not UTF-8, or has control characters.
 std::string dcp_metadata_file(const DcpMetadata& metadata);
 
 /// What a writer wants in a `.distcp` file: each tensor as torch.save writes it alone, and each object as it is

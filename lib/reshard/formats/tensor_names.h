@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace reshard {
 
@@ -12,5 +13,9 @@ inline constexpr std::size_t kMaxTensorNameBytes = 4096;
 /// Of a tensor that is to be written.
 /// \throws Error kUnsupported, naming the tensor and the limit.
 void validate_name_length(const std::string& name);
+
+/// Whether it is UTF-8 without control characters, as names in pickles must be: torch refuses others, and so do readers
+/// here.
+bool is_plain_text(std::string_view name);
 
 }  // namespace reshard

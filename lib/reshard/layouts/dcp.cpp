@@ -10,6 +10,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/dcp_shards.h"
+#include "reshard/formats/tensor_names.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
 #include "reshard/layouts/dcp_source.h"
@@ -62,7 +63,7 @@ constexpr LayoutOption kNames{
 std::string prefix_of(const std::string& given) {
   if (given.empty()) return given;
   std::string prefix = given.ends_with('.') ? given : given + '.';
-  if (prefix.starts_with('.') || prefix.find("..") != prefix.npos || has_control(prefix))
+  if (prefix.starts_with('.') || prefix.find("..") != prefix.npos || !is_plain_text(prefix))
     throw Error(ErrorKind::kUsage, fmt::format("`prefix`: \"{}\" is not names with dots between", printable(given)));
   return prefix;
 }
