@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "reshard/io/memory_files.h"
+#include "reshard/io/zstd_idle.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/zstd_frames.h"
@@ -90,6 +91,21 @@ TEST_CASE("Many sources of zstd frames share a few decoders") {
   for (int i = 0; i < 50; ++i) sources.push_back(compressed.open(content.size()));
   for (const std::size_t at : {0, 50'000, 100'000})
     for (const auto& source : sources) CHECK(read(*source, at, 50'000) == content.substr(at, 50'000));
+}
+
+TEST_CASE("Decoders that wait keep a bounded amount of memory") {
+  const std::string content = random_content(16 << 20);
+  const Compressed compressed(zstd_frame(content, 24));  // each has a window of 16 MiB
+  std::vector<std::unique_ptr<Source>> sources;
+  for (int i = 0; i < 6; ++i) {
+    sources.push_back(compressed.open(content.size()));
+    CHECK(read(*sources.back(), 0, 100) == content.substr(0, 100));
+    CHECK(idle_zstd_bytes() <= kMaxIdleZstdBytes);
+  }
+  CHECK(idle_zstd_bytes() > kMaxIdleZstdBytes / 2);
+  CHECK(read(*sources[0], 100, 100) == content.substr(100, 100));  // whose decoder is gone
+  sources.clear();
+  CHECK(idle_zstd_bytes() == 0);
 }
 
 TEST_CASE("A zstd frame that is damaged, ends early or late, or decodes to too much is refused") {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/io/zstd_idle.h"
 
 #ifdef RESHARD_HAS_ZSTD
 
@@ -19,6 +20,7 @@ namespace {
 constexpr std::size_t kInputBytes = std::size_t{128} << 10;
 constexpr std::size_t kSkippedBytes = std::size_t{256} << 10;  // at a time
 constexpr std::size_t kMostIdle = 16;
+static_assert((std::size_t{1} << kMaxZstdWindowLog) <= kMaxIdleZstdBytes / 2, "a decoder that waits is not dropped");
 
 /// Decodes a frame from its start on.
 class ZstdDecoder {
@@ -29,6 +31,8 @@ class ZstdDecoder {
     ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kMaxZstdWindowLog);
   }
 
+  /// Of memory: mostly its window.
+  std::size_t size_bytes() const { return ZSTD_sizeof_DCtx(context_.get()) + input_.size(); }
   /// In what the frame decodes to.
   std::uint64_t position() const { return position_; }
   bool is_done() const { return done_; }
@@ -86,7 +90,7 @@ class ZstdDecoder {
   bool done_ = false;
 };
 
-/// Decoders that nobody is using, of all sources. Those that were used last stay.
+/// Decoders that nobody is using, of all sources. Those that were used last stay, of kMaxIdleZstdBytes together.
 class IdleDecoders {
  public:
   /// The nearest to `position` of `owner`'s that is not beyond it, or null.
@@ -100,23 +104,37 @@ class IdleDecoders {
     if (best == idle_.end()) return nullptr;
     auto decoder = std::move(best->second);
     idle_.erase(best);
+    bytes_ -= decoder->size_bytes();
     return decoder;
   }
 
   void put(const Source* owner, std::unique_ptr<ZstdDecoder> decoder) {
     const std::lock_guard lock(mutex_);
+    bytes_ += decoder->size_bytes();
     idle_.emplace_front(owner, std::move(decoder));
-    if (idle_.size() > kMostIdle) idle_.pop_back();
+    while (idle_.size() > kMostIdle || bytes_ > kMaxIdleZstdBytes) {
+      bytes_ -= idle_.back().second->size_bytes();
+      idle_.pop_back();
+    }
   }
 
   void forget(const Source* owner) {
     const std::lock_guard lock(mutex_);
-    idle_.remove_if([&](const auto& one) { return one.first == owner; });
+    idle_.remove_if([&](const auto& one) {
+      if (one.first == owner) bytes_ -= one.second->size_bytes();
+      return one.first == owner;
+    });
+  }
+
+  std::size_t size_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return bytes_;
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::list<std::pair<const Source*, std::unique_ptr<ZstdDecoder>>> idle_;
+  std::size_t bytes_ = 0;  // of all of them
 };
 
 IdleDecoders& idle_decoders() {
@@ -163,6 +181,10 @@ class ZstdSource final : public Source {
 
 }  // namespace
 
+std::size_t idle_zstd_bytes() {
+  return idle_decoders().size_bytes();
+}
+
 std::unique_ptr<Source> open_zstd(std::unique_ptr<Source> file, const ZstdFrame& frame, std::uint64_t size_bytes,
                                   const std::filesystem::path& path) {
   return std::make_unique<ZstdSource>(std::move(file), frame, size_bytes, path);
@@ -205,6 +227,10 @@ Error without_zstd(const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+std::size_t idle_zstd_bytes() {
+  return 0;
+}
 
 std::unique_ptr<Source> open_zstd(std::unique_ptr<Source>, const ZstdFrame&, std::uint64_t,
                                   const std::filesystem::path& path) {
