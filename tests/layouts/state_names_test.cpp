@@ -80,11 +80,55 @@ TEST_CASE("Training states are not the model's, though they have its names insid
   for (std::size_t i = 0; i < entries.size(); ++i) {
     CAPTURE(entries[i]);
     CHECK(found.names[i] == (i < kModel.size() ? kModel[i] : ""));
-    CHECK(is_training_state(entries[i]) == (i >= kModel.size()));
   }
-  CHECK(is_optimizer_state("optim.param_groups.0.lr"));
-  CHECK(is_optimizer_state("state.lm_head.weight.exp_avg_sq"));
-  CHECK_FALSE(is_optimizer_state("train_state.step"));
+}
+
+TEST_CASE("States are the optimizer's wherever a training program has put it") {
+  for (const std::string root : {"app.optim.", "optimizer_0.", "opt.", "state.optimizers.Adam.", "a.b.c."})
+    for (const char* prefix : {"model.", "app.model.", "state.model."})
+      for (const Family* family : {builtin_family("llama").get(), static_cast<const Family*>(nullptr)}) {
+        CAPTURE(root, prefix, family != nullptr);
+        std::vector<std::string> entries = with_prefix(prefix);
+        for (const std::string& name : kModel)
+          for (const char* state : {".exp_avg_sq_row", ".step", ".of.any.name"})
+            entries.push_back(root + "state." + name + state);
+        const StateNames found = find_state_names(entries, family);
+        for (std::size_t i = 0; i < entries.size(); ++i) {
+          CAPTURE(entries[i]);
+          CHECK(found.names[i] == (i < kModel.size() ? kModel[i] : ""));
+          CHECK(found.optimizer.has(entries[i]) == (i >= kModel.size()));
+        }
+      }
+}
+
+TEST_CASE("Objects of groups of parameters tell where the optimizer is, without a family and without moments") {
+  const std::vector<std::string> entries{"net.a.weight", "net.b.weight", "run.sgd.state.a.weight.sums"};
+  const std::vector<std::string> objects{"run.sgd.param_groups.0.lr"};
+  const StateNames alone = find_state_names(entries, nullptr);
+  CHECK(alone.names == entries);
+  StateNames found = find_state_names(entries, nullptr, objects);
+  CHECK(found.names == std::vector<std::string>{"net.a.weight", "net.b.weight", ""});
+  CHECK(found.optimizer.has(objects[0]));
+  infer_prefix_from_optimizer(entries, objects, found);
+  CHECK(found.prefix == "net.");
+  CHECK(found.names == std::vector<std::string>{"a.weight", "b.weight", ""});
+}
+
+TEST_CASE("A module that is called state is no optimizer") {
+  const std::vector<std::string> entries{"state.model.a.weight", "state.model.b.exp_decay", "state.loop.inner.step",
+                                         "enc.state.proj.bias"};
+  CHECK(find_state_names(entries, nullptr).names == entries);
+}
+
+TEST_CASE("Names alone tell the optimizer where they are the usual ones") {
+  const OptimizerEntries none;
+  CHECK(none.has("optim.param_groups.0.lr"));
+  CHECK(none.has("state.lm_head.weight.exp_avg_sq"));
+  CHECK_FALSE(none.has("train_state.step"));
+  CHECK_FALSE(none.has("opt.state.lm_head.weight.step"));
+  CHECK(none.parameter_of("optim.state.a.weight.step").empty());
+  const std::vector<std::string> entries{"optim.state.a.weight.step"};
+  CHECK(OptimizerEntries(entries, {}).parameter_of("optim.state.model.state.w.exp_avg") == "model.state.w");
 }
 
 TEST_CASE("What wraps modules is taken out of names, wherever it stands") {
@@ -163,7 +207,7 @@ TEST_CASE("Two entries for one name are refused") {
   const Error error = error_of([&] { find_state_names(entries, nullptr); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.tensor() == "model._orig_mod.lm_head.weight");
-  CHECK_THAT(error.what(), Says("model.lm_head.weight have one name in the model, lm_head.weight"));
+  CHECK_THAT(error.what(), Says("gets the name lm_head.weight in the model, which model.lm_head.weight has already"));
 }
 
 }  // namespace

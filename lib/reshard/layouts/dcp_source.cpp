@@ -34,16 +34,17 @@ constexpr std::int64_t kLongestCopyNs = 300 * kSecondNs;
 /// What clocks of machines and a short copy may differ by.
 constexpr std::int64_t kNotableNs = 5 * kSecondNs;
 
-/// The optimizer of a model that nobody knows says under which prefix the model is.
-void ask_optimizer(const std::vector<StateEntry>& entries, DcpSource& source, StateNames& names) {
+/// Infers the prefix of a model that no family knows from what its optimizer calls the parameters.
+void infer_prefix(const std::vector<StateEntry>& entries, const std::vector<std::string>& beside, StateNames& names,
+                  std::vector<std::string>& notes) {
   if (names.fits || !names.prefix.empty()) return;
   std::vector<std::string> all;
   all.reserve(entries.size());
   for (const StateEntry& entry : entries) all.push_back(entry.name);
-  take_optimizer_prefix(all, names);
+  infer_prefix_from_optimizer(all, beside, names);
   if (!names.prefix.empty())
-    source.notes.push_back(fmt::format("names of tensors are read without the prefix {}, as the optimizer has them",
-                                       printable(names.prefix)));
+    notes.push_back(fmt::format("names of tensors are read without the prefix {}, as the optimizer has them",
+                                printable(names.prefix)));
 }
 
 /// In which order the elements of entry `index` are.
@@ -377,13 +378,15 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors)
     entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
-  StateNames names = names_in_model(entries, family, source.where, source.notes);
-  if (content == DcpContent::kRun) ask_optimizer(entries, source, names);
+  std::vector<std::string> beside;
+  for (const DcpBytes& object : metadata.bytes) beside.push_back(object.name);
+  StateNames names = names_in_model(entries, family, beside, source.where, source.notes);
+  if (content == DcpContent::kRun) infer_prefix(entries, beside, names, source.notes);
   ChunkFinder finder(files, directory, source.where, metadata, source.files, source.notes);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
     if (!names.names[t].empty()) take_order(names, t, finder.add(metadata.tensors[t], names.names[t]));
   if (content == DcpContent::kModel) {
-    leave_out_others(entries, names.names, source.beside, source.notes);
+    leave_out_others(entries, names, source.beside, source.notes);
     if (metadata.bytes.size() == 1)
       source.notes.push_back(printable(metadata.bytes.front().name) + ", which is no tensor, is left out");
     else if (!metadata.bytes.empty())
@@ -448,8 +451,8 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
           .tensor(tensor.entry);
     entries.push_back({tensor.entry, *bytes});
   }
-  StateNames names = names_in_model(entries, family, source.where, source.notes);
-  leave_out_others(entries, names.names, source.beside, source.notes);
+  StateNames names = names_in_model(entries, family, {}, source.where, source.notes);
+  leave_out_others(entries, names, source.beside, source.notes);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     source.tensors[i].name = std::move(names.names[i]);
     take_order(names, i, source.tensors[i]);

@@ -18,9 +18,11 @@ constexpr std::string_view kBeforeParameter[] = {"state.", "param_groups."};
 /// Behind it stands the name of a state, which may have dots of its own.
 constexpr std::size_t kMostStateParts = 4;
 
-/// Where `word` begins in `entry` at the begin of a part; npos if it does not.
-std::size_t find_part(std::string_view entry, std::string_view word) {
-  for (std::size_t at = entry.find(word); at != entry.npos; at = entry.find(word, at + 1))
+constexpr std::size_t kMostBegins = 8;
+
+/// Where `word` begins in `entry` at the begin of a part, from `from` on; npos if it does not.
+std::size_t find_part(std::string_view entry, std::string_view word, std::size_t from = 0) {
+  for (std::size_t at = entry.find(word, from); at != entry.npos; at = entry.find(word, at + 1))
     if (at == 0 || entry[at - 1] == '.') return at;
   return entry.npos;
 }
@@ -95,17 +97,20 @@ std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_called(std::s
 
 std::optional<DcpStateFinder::Parameter> DcpStateFinder::parameter_in(std::string_view entry) const {
   for (const std::string_view word : kBeforeParameter) {
-    const std::size_t at = find_part(entry, word);
-    if (at == entry.npos) continue;
-    const std::size_t begin = at + word.size();
-    std::size_t end = entry.rfind('.');
-    for (std::size_t parts = 0; parts < kMostStateParts && end != entry.npos && end > begin; ++parts) {
-      if (auto found = parameter_called(entry.substr(begin, end - begin))) {
-        found->begin = begin;
-        found->end = end;
-        return found;
+    // A training program may have the same words around the optimizer, and a module inside.
+    std::size_t begins = 0;
+    for (std::size_t at = find_part(entry, word); at != entry.npos && begins < kMostBegins;
+         at = find_part(entry, word, at + 1), ++begins) {
+      const std::size_t begin = at + word.size();
+      std::size_t end = entry.rfind('.');
+      for (std::size_t parts = 0; parts < kMostStateParts && end != entry.npos && end > begin; ++parts) {
+        if (auto found = parameter_called(entry.substr(begin, end - begin))) {
+          found->begin = begin;
+          found->end = end;
+          return found;
+        }
+        end = entry.rfind('.', end - 1);
       }
-      end = entry.rfind('.', end - 1);
     }
   }
   return std::nullopt;
@@ -151,7 +156,7 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
     state.name = entry;
     state.state.path = path_number(path != nullptr ? *path : DcpPath{entry});
     if (state.tensor == nullptr && lists_parameters(entry)) list_ = entry;
-    if (is_optimizer_state(entry) && !is_in_group(entry)) strangers_.push_back(entry);
+    if (names_.optimizer.has(entry) && !is_in_group(entry)) strangers_.push_back(entry);
     return;
   }
   const std::string before = entry.substr(0, parameter->begin), after = entry.substr(parameter->end);

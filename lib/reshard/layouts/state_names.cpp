@@ -30,12 +30,9 @@ constexpr std::string_view kPartsOfLarger[] = {"language_model", "text_model", "
 constexpr std::string_view kStartsOfWhole[] = {"model.", "lm_head.", "language_model.model.",
                                                "language_model.lm_head."};
 
-constexpr std::string_view kOptimizerRoots[] = {"optim", "optimizer", "optimizers", "optimizer_state",
-                                                "optimizer_states"};
+/// Under which they put what is neither the model's nor the optimizer's.
 constexpr std::string_view kOtherRoots[] = {"lr_scheduler", "lr_schedulers", "scheduler", "schedulers",
                                             "train_state",  "dataloader",    "rng_state", "grad_scaler"};
-constexpr std::string_view kMoments[] = {"exp_avg",         "exp_avg_sq", "max_exp_avg_sq", "exp_inf",
-                                         "momentum_buffer", "square_avg", "acc_delta"};
 
 template <typename Words>
 bool is_one_of(std::string_view word, const Words& words) {
@@ -170,8 +167,8 @@ void validate_unique(std::span<const std::string> entries, const std::vector<std
     if (names[i].empty()) continue;
     const auto [other, is_new] = seen.emplace(names[i], i);
     if (!is_new)
-      throw Error(ErrorKind::kBadInput, fmt::format("and {} have one name in the model, {}",
-                                                    printable(entries[other->second]), printable(names[i])))
+      throw Error(ErrorKind::kBadInput, fmt::format("gets the name {} in the model, which {} has already",
+                                                    printable(names[i]), printable(entries[other->second])))
           .tensor(entries[i]);
   }
 }
@@ -202,24 +199,27 @@ void rename(const Family& family, StateNames& found) {
   }
 }
 
+/// Whether an entry is the optimizer's, or another part of a training run: schedulers, data loaders, counters.
+bool is_training_state(std::string_view entry, const OptimizerEntries& optimizer) {
+  return optimizer.has(entry) || is_one_of(entry.substr(0, entry.find('.')), kOtherRoots);
+}
+
 }  // namespace
 
-void take_optimizer_prefix(std::span<const std::string> entries, StateNames& names) {
+void infer_prefix_from_optimizer(std::span<const std::string> entries, std::span<const std::string> beside,
+                                 StateNames& names) {
   if (names.fits || !names.prefix.empty()) return;
-  constexpr std::string_view kBefore = ".state.";
   Names known;
   std::vector<std::string> bare(entries.size());
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    const std::string_view entry = entries[i];
-    if (!is_training_state(entry)) {
-      bare[i] = without_wrappers(entry, names);
-      continue;
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    if (!is_training_state(entries[i], names.optimizer)) bare[i] = without_wrappers(entries[i], names);
+  for (const auto some : {entries, beside})
+    for (const std::string& entry : some) {
+      const std::string_view parameter = names.optimizer.parameter_of(entry);
+      // Older optimizers number their parameters.
+      if (parameter.find_first_not_of("0123456789") != parameter.npos)
+        known.insert(with_stars(without_wrappers(parameter, names)));
     }
-    const std::size_t before = entry.find(kBefore), last = entry.rfind('.');
-    if (before == entry.npos || last < before + kBefore.size() || !is_moment(entry.substr(last + 1))) continue;
-    const std::size_t begin = before + kBefore.size();
-    known.insert(with_stars(without_wrappers(entry.substr(begin, last - begin), names)));
-  }
   const Votes votes = vote(bare, known);
   if (votes.empty()) return;
   names.prefix = chosen_prefix(votes);
@@ -236,28 +236,15 @@ std::string without_wrappers(std::string_view name, const StateNames& names) {
   });
 }
 
-bool is_moment(std::string_view state) {
-  return is_one_of(state, kMoments);
-}
-
-bool is_optimizer_state(std::string_view entry) {
-  const std::string_view root = entry.substr(0, entry.find('.'));
-  const std::string_view last = entry.substr(entry.rfind('.') + 1);
-  return is_one_of(root, kOptimizerRoots) || is_one_of(last, kMoments) || entry.find(".param_groups.") != entry.npos ||
-         entry.starts_with("param_groups.");
-}
-
-bool is_training_state(std::string_view entry) {
-  return is_optimizer_state(entry) || is_one_of(entry.substr(0, entry.find('.')), kOtherRoots);
-}
-
-StateNames find_state_names(std::span<const std::string> entries, const Family* family) {
+StateNames find_state_names(std::span<const std::string> entries, const Family* family,
+                            std::span<const std::string> beside) {
   StateNames found;
+  found.optimizer = OptimizerEntries(entries, beside);
   std::vector<std::string> bare(entries.size());  // without wrappers; empty for training states
   std::vector<std::string> without_module(entries.size());
   std::set<std::string> wrappers;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (is_training_state(entries[i])) continue;
+    if (is_training_state(entries[i], found.optimizer)) continue;
     bare[i] = without_parts(entries[i], [&](std::string_view part) {
       const bool is_wrapper = is_one_of(part, kWrappers);
       if (is_wrapper) wrappers.emplace(part);

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/layouts/optimizer_entries.h"
 #include "reshard/specs/family.h"
 
 namespace reshard {
@@ -22,30 +23,27 @@ struct StateNames {
   std::string prefix;                 // of all the model's entries, behind the wrappers taken out; empty for none
   std::vector<std::string> wrappers;  // the parts that were taken out of names, sorted: "_orig_mod"
   bool fits = false;                  // some of the names are those of a known family
+  OptimizerEntries optimizer;         // what is not the model's, but an optimizer's
 };
 
 /// Finds the prefix under which most entries have the names of `family`, its own or those of another program, or of any
 /// built-in one where it is null; then other programs' names stay. Where no entry has such a name, all but training
 /// states are the model's, under their own names. `family` is borrowed.
+/// \param beside  names of what is no tensor, or lies elsewhere: they tell where the optimizers are.
 /// \throws Error kBadInput, naming the entry, if two entries would have one name.
 /// O(n log n) in the entries.
-StateNames find_state_names(std::span<const std::string> entries, const Family* family);
+StateNames find_state_names(std::span<const std::string> entries, const Family* family,
+                            std::span<const std::string> beside = {});
 
 /// Where no family has the names of `entries`: finds the prefix under which those are that the optimizer has moments of,
-/// which are called after the model's own names. All else is not the model's then.
+/// which are called after the model's own names. All else is not the model's then. `entries` and `beside` are those that
+/// `names` was found for.
 /// O(n log n) in the entries.
-void take_optimizer_prefix(std::span<const std::string> entries, StateNames& names);
+void infer_prefix_from_optimizer(std::span<const std::string> entries, std::span<const std::string> beside,
+                                 StateNames& names);
 
 /// `name` without the parts that wrappers of modules leave in it, as the entries of `names` were read.
 std::string without_wrappers(std::string_view name, const StateNames& names);
-
-/// Whether a state of this name has the shape of its parameter: "exp_avg".
-bool is_moment(std::string_view state);
-
-/// Whether an entry is the optimizer's: moments, master copies, its groups of parameters.
-bool is_optimizer_state(std::string_view entry);
-/// Whether it is the optimizer's, or another part of a training run: schedulers, data loaders, counters.
-bool is_training_state(std::string_view entry);
 
 /// That names are read without a prefix and without wrappers, for people; empty where there were none.
 std::string state_names_note(const StateNames& names);

@@ -44,14 +44,15 @@ FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const Read
   }
 }
 
-StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* family, const fs::path& where,
+StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* family,
+                          const std::vector<std::string>& beside, const fs::path& where,
                           std::vector<std::string>& notes) {
   std::vector<std::string> names;
   names.reserve(entries.size());
   for (const StateEntry& entry : entries) names.push_back(entry.name);
   StateNames found;
   try {
-    found = find_state_names(names, family);
+    found = find_state_names(names, family, beside);
   } catch (Error& error) {
     throw error.in(where);
   }
@@ -59,13 +60,13 @@ StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* 
   return found;
 }
 
-void leave_out_others(const std::vector<StateEntry>& entries, const std::vector<std::string>& names,
-                      BesideModel& beside, std::vector<std::string>& notes) {
+void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& names, BesideModel& beside,
+                      std::vector<std::string>& notes) {
   std::vector<std::string> others;
   TensorCount states;
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    if (!names[i].empty()) continue;
-    const bool is_state = is_optimizer_state(entries[i].name);
+    if (i < names.names.size() && !names.names[i].empty()) continue;
+    const bool is_state = names.optimizer.has(entries[i].name);
     TensorCount& count = is_state ? states : beside.other;
     ++count.tensors;
     count.bytes += entries[i].bytes;
@@ -81,12 +82,12 @@ void leave_out_others(const std::vector<StateEntry>& entries, const std::vector<
 std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const Family* family,
                                             const fs::path& where, BesideModel& beside,
                                             std::vector<std::string>& notes) {
-  StateNames found = names_in_model(entries, family, where, notes);
+  StateNames found = names_in_model(entries, family, {}, where, notes);
   if (!found.program.empty())
     throw Error(ErrorKind::kUnsupported, "its tensors have the names of " + found.program +
                                              ", which are read from torch.distributed.checkpoint alone")
         .in(where);
-  leave_out_others(entries, found.names, beside, notes);
+  leave_out_others(entries, found, beside, notes);
   return std::move(found.names);
 }
 

@@ -31,13 +31,16 @@ struct StateEntry {
 };
 
 /// What a model of `family`, or null, calls the entries (find_state_names). What to know of that joins `notes`.
+/// \param beside  names of entries that are no tensors, or are the optimizer's and lie elsewhere.
 /// \throws Error kBadInput, in `where`, if two entries would have one name.
 StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* family,
-                          const std::filesystem::path& where, std::vector<std::string>& notes);
+                          const std::vector<std::string>& beside, const std::filesystem::path& where,
+                          std::vector<std::string>& notes);
 
-/// Counts the entries that are not the model's, and notes that they are left out.
-void leave_out_others(const std::vector<StateEntry>& entries, const std::vector<std::string>& names,
-                      BesideModel& beside, std::vector<std::string>& notes);
+/// Counts the entries that have no name in the model, and notes that they are left out. Those behind the ones that
+/// `names` is about have none.
+void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& names, BesideModel& beside,
+                      std::vector<std::string>& notes);
 
 /// Both, for a layout that no other program's names are read from.
 /// \throws Error kUnsupported, in `where`, for such names.
