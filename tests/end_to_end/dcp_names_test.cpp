@@ -190,8 +190,8 @@ TEST_CASE("What torchtitan 0.2 wrote is written again, chunk by chunk") {
       const auto& chunk = tensor["chunks"][c];
       CHECK(entry.chunks[c].box.begin == chunk["offsets"].get<Dims>());
       CHECK(entry.chunks[c].box.size == chunk["sizes"].get<Dims>());
-      CHECK(entry.chunks[c].file == chunk["file"]);
-      CHECK(sha256_hex(entry.chunks[c].bytes) == chunk["sha256"]);
+      CHECK(entry.chunks[c].file == chunk["file"].get<std::string>());
+      CHECK(sha256_hex(entry.chunks[c].bytes) == chunk["sha256"].get<std::string>());
     }
   }
 }

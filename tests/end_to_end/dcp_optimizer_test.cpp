@@ -60,13 +60,13 @@ void check_same_run(const fs::path& written, const json& golden) {
       REQUIRE(content.tensors.count(name) == 1);
       const TensorData& data = content.tensors.at(name);
       CHECK(describe(data.dtype).torch_name == tensor["dtype"]);
-      CHECK(sha256_hex(data.bytes) == tensor["sha256"]);
+      CHECK(sha256_hex(data.bytes) == tensor["sha256"].get<std::string>());
       ++tensors;
     }
     for (const auto& [name, object] : saved["bytes"].items()) {
       INFO(name);
       REQUIRE(content.objects.count(name) == 1);
-      CHECK(sha256_hex(content.objects.at(name)) == object["sha256"]);
+      CHECK(sha256_hex(content.objects.at(name)) == object["sha256"].get<std::string>());
       ++objects;
     }
     if (saved["planner_data"].is_null()) continue;
