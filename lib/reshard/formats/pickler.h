@@ -44,6 +44,18 @@ class Pickler {
       text_ += '\0';
     }
   }
+  void signed_integer(std::int64_t value) {
+    if (value >= 0) return integer(static_cast<std::uint64_t>(value));
+    text_ += '\x8a';
+    text_ += '\x08';
+    number<std::uint64_t>(static_cast<std::uint64_t>(value));
+  }
+  void real(double value) {
+    std::uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(bits));
+    text_ += 'G';
+    for (int shift = 56; shift >= 0; shift -= 8) text_ += static_cast<char>(bits >> shift & 0xff);  // big-endian
+  }
   void tuple(const Dims& values) {
     text_ += '(';
     for (const std::uint64_t value : values) integer(value);

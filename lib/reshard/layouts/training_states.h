@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/formats/dcp_metadata.h"
+#include "reshard/formats/plain_value.h"
 #include "reshard/layouts/tensor_map.h"
 
 namespace reshard {
@@ -23,6 +24,19 @@ struct TrainingState {
   std::uint32_t path = 0;  // index into TrainingStates::paths
 };
 
+/// Parameters whose hyperparameters an optimizer has in common.
+struct OptimizerGroup {
+  PlainValue::Dict values;              // in the optimizer's order, without "params"
+  std::vector<std::string> parameters;  // the model's names, each in one group, in the optimizer's order
+};
+
+/// A state of a parameter that is a number and no tensor, such as the step of an optimizer that counts in Python.
+struct StateNumber {
+  std::string parameter;  // the model's name
+  std::string state;      // "step"
+  PlainValue value;
+};
+
 /// What the checkpoint of a training run holds beside the model: moments of the optimizer, counters, schedulers, random
 /// numbers. A state of a parameter is named after it: "optim.state.model.norm.weight.exp_avg".
 struct TrainingStates {
@@ -31,8 +45,11 @@ struct TrainingStates {
   /// Where they lie in the nested dictionaries that were saved; kParameterMark stands for the parameter's name.
   std::vector<DcpPath> paths;
   std::string prefix;  // which the checkpoint has before the names of its model, and states have not; empty for none
+  /// The optimizer's groups and numbers where they were read as values; else they are objects among the logical tensors.
+  std::vector<OptimizerGroup> groups;
+  std::vector<StateNumber> numbers;
 
-  bool empty() const { return of.empty(); }
+  bool empty() const { return of.empty() && groups.empty() && numbers.empty(); }
   /// The name of the parameter that state `index` belongs to; empty for none.
   std::string_view parameter(std::size_t index) const;
   /// What state `index` is called where its parameter is called `parameter`, and its path there.

@@ -1,0 +1,71 @@
+#include "reshard/formats/plain_value.h"
+
+#include "reshard/formats/torch_file.h"
+#include "reshard/io/memory_files.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/pickles.h"
+
+namespace reshard {
+namespace {
+
+PlainValue read(const std::string& value) {
+  const std::string text = test::pickles::stream(value);
+  const Pickle pickle = read_pickle(text, "f.pt");
+  return read_plain_value(pickle, pickle.root(), "lr of parameter group 0", "f.pt");
+}
+
+/// All kinds, one in another.
+PlainValue all_kinds() {
+  PlainValue::List list{{0.9}, {std::int64_t{-7}}, {std::int64_t{1} << 40}, {INT64_MIN}, {std::string("ü")}, {}};
+  return {PlainValue::Dict{{"lr", {0.1}},
+                           {"betas", {std::move(list)}},
+                           {"fused", {}},
+                           {"amsgrad", {false}},
+                           {"maximize", {true}},
+                           {"none", {PlainValue::List{}}},
+                           {"nothing", {PlainValue::Dict{}}}}};
+}
+
+TEST_CASE("a plain value is read from the pickle that it was put into") {
+  Pickler pickler;
+  put_plain_value(pickler, all_kinds());
+  const std::string text = pickler.finish();
+  const Pickle pickle = read_pickle(text, "f.pt");
+  CHECK(read_plain_value(pickle, pickle.root(), "all", "f.pt") == all_kinds());
+}
+
+TEST_CASE("the file of a plain value is one of torch.save") {
+  MemoryFiles files;
+  files.write("lr.pt", plain_value_file("archive", {0.25}));
+  const TorchFile file = read_torch_file(*files.open("lr.pt"), "lr.pt");
+  CHECK(read_plain_value(file.pickle(), file.pickle().root(), "lr", "lr.pt") == PlainValue{0.25});
+}
+
+TEST_CASE("a tuple is read as the list that it becomes on a device's way to the host") {
+  CHECK(read(test::pickles::numbers({1, 2})) == read(test::pickles::list({test::pickles::number(1), "K\x02"})));
+}
+
+TEST_CASE("an object in the place of a plain value is refused by its class and place") {
+  const auto tensor = test::error_of([] { read(test::pickles::list({test::pickles::object("a", "B", "}")})); });
+  CHECK(tensor.kind() == ErrorKind::kUnsupported);
+  CHECK(tensor.path() == "f.pt");
+  CHECK_THAT(tensor.what(), test::Says("lr of parameter group 0 is an object of a.B"));
+}
+
+TEST_CASE("a list that holds itself is refused as a plain value") {
+  const auto error = test::error_of([] {
+    read(
+        "]q\x01(h\x01"
+        "e");
+  });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+}
+
+TEST_CASE("plain values are printed as Python prints them") {
+  CHECK(to_string(read(test::pickles::list({"N", "\x88", "K\x07", "G?\xd0" + std::string(6, '\0')}))) ==
+        "[None, True, 7, 0.25]");
+}
+
+}  // namespace
+}  // namespace reshard
