@@ -84,6 +84,10 @@ void put_all(Pickler& pickler, char empty, char add, const Items& items, const P
 
 }  // namespace
 
+bool operator==(const PlainValue& a, const PlainValue& b) {
+  return a.value == b.value;
+}
+
 PlainValue read_plain_value(const Pickle& pickle, PickleRef node, const std::string& what,
                             const std::filesystem::path& path) {
   return PlainReader(pickle, what, path).read(node);

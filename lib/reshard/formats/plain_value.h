@@ -20,7 +20,7 @@ struct PlainValue {
 
   std::variant<std::monostate, bool, std::int64_t, double, std::string, List, Dict> value;
 
-  friend bool operator==(const PlainValue&, const PlainValue&) = default;
+  friend bool operator==(const PlainValue& a, const PlainValue& b);
 };
 
 /// Reads `node`, which belongs to `what` ("lr of parameter group 0").
