@@ -262,17 +262,21 @@ void TensorMap::add_constant(std::uint32_t stored_index, const PartitionRule::Co
   }
 }
 
-/// Says that a box of a stored tensor is filled with one number.
 void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits, Filler::Fill fill) {
   if (volume(box) == 0) return;
   const StoredTensor& tensor = stored[stored_index];
-  const std::string what = fill == Filler::Fill::kRankNumber ? fmt::format("rank {}", bits)
-                           : fill == Filler::Fill::kConstant ? fmt::format("constant {:#x}", bits)
-                           : bits == 0                       ? "zeros"
-                                                             : "lowest numbers";
-  const std::uint32_t index =
-      add_logical({fmt::format("{} ({})", tensor.name.text(), what), tensor.dtype, tensor.shape, Filler(bits, fill)},
-                  files[tensor.file].path);
+  const std::string value = fill == Filler::Fill::kRankNumber ? fmt::format("rank {}", bits)
+                            : fill == Filler::Fill::kConstant ? fmt::format("constant {:#x}", bits)
+                            : bits == 0                       ? "zeros"
+                                                              : "lowest numbers";
+  LogicalTensor filler{fmt::format("{} ({})", tensor.name.text(), value), tensor.dtype, tensor.shape,
+                       Filler(bits, fill)};
+  // States of different parameters may have one name in the files of different stages.
+  const auto known = filler_by_name_.find(filler.name);
+  if (known != filler_by_name_.end() &&
+      (logical[known->second].shape != filler.shape || logical[known->second].dtype != filler.dtype))
+    filler.name += fmt::format(" {} {}", name(filler.dtype), to_string(filler.shape));
+  const std::uint32_t index = add_logical(filler, {});
   pieces[index].push_back({stored_index, box, box.begin});
 }
 

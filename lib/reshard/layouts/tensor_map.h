@@ -173,6 +173,9 @@ class TensorMap {
   void add_pieces(std::uint32_t stored, const PartitionRule& rule, std::uint32_t rank,
                   std::span<const std::uint32_t> logical, const std::vector<Dims>& shapes);
 
+  /// Says that `box` of a stored tensor is filled with one number; nothing for an empty box.
+  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits, Filler::Fill fill = Filler::Fill::kPadding);
+
   /// Adds all of another checkpoint, its logical tensors under names that begin with `logical_prefix`.
   /// \throws Error kBadInput as add_logical does.
   void append(TensorMap other, const std::string& logical_prefix);
@@ -188,7 +191,6 @@ class TensorMap {
   void order_logical(const std::vector<std::string>& names);
 
  private:
-  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits, Filler::Fill fill = Filler::Fill::kPadding);
   void add_constant(std::uint32_t stored, const PartitionRule::Constant& constant, std::uint32_t rank);
 
   std::unordered_map<std::string, std::uint32_t> logical_by_name_;
