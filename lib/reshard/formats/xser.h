@@ -32,5 +32,9 @@ bool is_xser(Files& files, const std::filesystem::path& path);
 /// time. Each has a stamp from before it was read.
 /// \throws Error as read_torch does, and kBadInput where a tensor file is missing or holds something else.
 Container read_xser(Files& files, const std::filesystem::path& path);
+/// The same where the tensor files may be missing: dtypes and shapes are those of PATH.info.pt, and the tensors that are
+/// references have no bytes.
+/// \throws Error as read_xser; kBadInput where the info file does not say them.
+Container describe_xser(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard
