@@ -41,8 +41,52 @@ TEST_CASE("Metadata of all ranks and of each rank belong to the layout, and stay
   CHECK(names == std::set<std::string>{"__x.metadata", "config.json"});
   for (const char* name : {".metadata", "__0.metadata", "__11.metadata", "__0_0.distcp"})
     CHECK(layout("dcp")->owns(local_storage(), temp / "dcp", name));
-  CHECK(layout("dcp")->is_checkpoint({"__0.metadata", "__0_0.distcp"}, {}));
-  CHECK_FALSE(layout("dcp")->is_checkpoint({"__0_0.distcp", "__x.metadata"}, {}));
+  CHECK(layout("dcp")->is_checkpoint({"__0.metadata"}, {}));
+  CHECK(layout("dcp")->is_checkpoint({"__0_0.distcp"}, {}));
+  CHECK_FALSE(layout("dcp")->is_checkpoint({"__x.metadata"}, {}));
+}
+
+TEST_CASE("Files of items whose .metadata was left behind are named, wherever a command looks for them") {
+  const TempDir temp;
+  const dcp::Whole tensor{"part.w", {DType::kU8, {2}, "xy"}, {{{0}, {1}, 0}, {{1}, {1}, 1}}};
+  dcp::write(temp / "run/step-1", {tensor});
+  fs::remove(temp / "run/step-1/.metadata");
+  using Reader = Checkpoint (*)(Files&, const fs::path&, const ReadContext&);
+  for (const char* given : {"run/step-1", "run"})
+    for (const Reader read_it : {Reader{&read_checkpoint}, Reader{&read_sharded}, Reader{&read_whole}}) {
+      CAPTURE(given);
+      const Error error = error_of([&] { read_it(local_storage(), temp / given, {}); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (temp / "run/step-1").string());
+      CHECK_THAT(error.what(), Says("files of torch.distributed.checkpoint (__0_0.distcp, __1_0.distcp), but no "
+                                    ".metadata, which says what is in them"));
+      CHECK_THAT(error.hint(), Says("a copy with `*` leaves .metadata behind"));
+    }
+}
+
+TEST_CASE("Files of items without metadata hide no checkpoint that lies there, or beside them") {
+  const TempDir temp;
+  const dcp::Whole tensor{"part.w", {DType::kU8, {2}, "xy"}, {{{0}, {1}, 0}, {{1}, {1}, 1}}};
+  for (const char* step : {"run/step-1", "run/step-2"}) dcp::write(temp / step, {tensor});
+  fs::remove(temp / "run/step-2/.metadata");
+  const FoundCheckpoint found = find_checkpoint(local_storage(), temp / "run", {});
+  CHECK(found.path == temp / "run/step-1");
+  REQUIRE(found.notes.size() == 1);
+  CHECK_THAT(found.notes[0], Says("step-2 is newer, but not finished: it holds no .metadata"));
+
+  write_file(temp / "run/step-2/model.safetensors", safetensors_bytes({{"w", {DType::kU8, {2}, "xy"}}}));
+  const Checkpoint whole = read(temp / "run/step-2");
+  CHECK(whole.layout == layout("hf"));
+  CHECK(whole.notes.empty());
+}
+
+TEST_CASE("A file of items that is given alone is an error that asks for its directory") {
+  const TempDir temp;
+  dcp::write(temp / "dcp",
+             {{"a", {DType::kU8, {1}, "x"}, {{{0}, {1}, 0}}}, {"b", {DType::kU8, {1}, "x"}, {{{0}, {1}, 0}}}});
+  const Error error = error_of([&] { read(temp / "dcp/__0_0.distcp"); });
+  CHECK(error.path() == (temp / "dcp/__0_0.distcp").string());
+  CHECK_THAT(error.hint(), Says("give the directory that holds all of it"));
 }
 
 TEST_CASE("A rank whose metadata is missing between others is named") {

@@ -146,6 +146,20 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
 
 namespace {
 
+/// Reads a file that is given alone, though it may be only a part of a checkpoint.
+Container read_lone_file(Files& files, const fs::path& path, Format format) {
+  try {
+    return read_container(files, path, format);
+  } catch (Error& error) {
+    const auto owns = [&](const Layout* layout) {
+      return layout->traits().needs_no_mesh && layout->owns(files, path.parent_path(), path.filename().string());
+    };
+    if (error.hint().empty() && std::any_of(layouts().begin(), layouts().end(), owns))
+      error.hint("it is a part of a checkpoint: give the directory that holds all of it");
+    throw;
+  }
+}
+
 Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& context) {
   Checkpoint checkpoint;
   checkpoint.path = path;
@@ -154,7 +168,7 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
   checkpoint.format = format_of_file(files, path);
   ReadContext lenient = context;
   lenient.use = ConfigUse::kLenient;
-  return read_whole_files(files, std::move(checkpoint), {read_container(files, path, checkpoint.format)}, lenient);
+  return read_whole_files(files, std::move(checkpoint), {read_lone_file(files, path, checkpoint.format)}, lenient);
 }
 
 /// PEFT saves further adapters in folders beside the first.
@@ -259,7 +273,7 @@ Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext
       if (files.exists(path / name)) return read_adapter_file(files, path, path / name, context);
   }
   Checkpoint checkpoint = read_whole(files, path, context);
-  if (shards)
+  if (shards && !shards->is_empty)
     checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +
                                "; this is about the Hugging Face weights, give that folder to have the shards");
   return checkpoint;

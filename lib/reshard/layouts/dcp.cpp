@@ -36,7 +36,6 @@ constexpr LayoutTraits kDcpTraits{.name = "dcp",
                                   .reads_states = true,
                                   .writes_states = true};
 
-constexpr std::string_view kItemsEnding = ".distcp";
 /// What accelerate calls folders of models, and others those of optimizers.
 constexpr std::string_view kModelFolder = "pytorch_model_fsdp_";
 constexpr std::string_view kOptimizerFolders[] = {"optimizer", "optim"};
@@ -81,17 +80,25 @@ class DcpLayout final : public Layout {
   std::vector<const LayoutOption*> options() const override { return {&kFsdp, &kNames, &kPrefix}; }
 
   std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
-    const auto found_in = [&](const fs::path& folder) {
-      return FoundLayout{this, folder, trained_directory(files, folder)};
-    };
     std::vector<FoundLayout> found;
+    const auto add = [&](const fs::path& folder, bool is_whole) {
+      found.push_back({this, folder, trained_directory(files, folder), !is_whole, kDcpMetadataFile});
+    };
     try {
-      if (holds_dcp_metadata(files, path) || holds_dcp_shards(files, path)) return {found_in(path)};
       const fs::path shards = path / kShardsFolder;
-      if (files.is_directory(shards) && holds_dcp_shards(files, shards)) return {found_in(shards)};
-      for (const DirectoryEntry& entry : files.list(path)) {
-        if (entry.kind != FileKind::kDirectory || is_optimizer_folder(entry.name)) continue;
-        if (holds_dcp_metadata(files, path / entry.name)) found.push_back(found_in(path / entry.name));
+      if (holds_dcp_metadata(files, path) || holds_dcp_shards(files, path)) {
+        add(path, true);
+      } else if (holds_dcp_items(files, path)) {
+        add(path, false);
+      } else if (files.is_directory(shards) && holds_dcp_shards(files, shards)) {
+        add(shards, true);
+      } else {
+        for (const DirectoryEntry& entry : files.list(path)) {
+          const fs::path folder = path / entry.name;
+          if (entry.kind != FileKind::kDirectory || is_optimizer_folder(entry.name)) continue;
+          if (const bool is_whole = holds_dcp_metadata(files, folder); is_whole || holds_dcp_items(files, folder))
+            add(folder, is_whole);
+        }
       }
     } catch (const Error& error) {
       if (error.code() != std::errc::permission_denied) throw;
@@ -112,9 +119,9 @@ class DcpLayout final : public Layout {
     const auto family = trained_family(files, checkpoint, context);
     const auto content = context.with_optimizer ? DcpContent::kRun : DcpContent::kModel;
     const fs::path optimizer = optimizer_beside(files, found.path);
-    DcpSource source = holds_dcp_metadata(files, found.path)
-                           ? read_dcp_source(files, found.path, family.get(), content, optimizer)
-                           : read_dcp_shards(files, found.path, family.get());
+    const bool has_items = found.is_empty || holds_dcp_metadata(files, found.path);
+    DcpSource source = has_items ? read_dcp_source(files, found.path, family.get(), content, optimizer)
+                                 : read_dcp_shards(files, found.path, family.get());
     checkpoint.leaves_states = !context.with_optimizer && (source.beside.optimizer.tensors > 0 || !optimizer.empty());
     checkpoint.format = source.format;
     checkpoint.notes = std::move(source.notes);
@@ -166,17 +173,16 @@ class DcpLayout final : public Layout {
 
   /// torch reads only what `.metadata` names, but who looks at the directory sees files of two saves.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
-    const auto is_ours = [](const std::string& name) {
-      return is_dcp_metadata_name(name) || name.ends_with(kItemsEnding);
-    };
+    const auto is_ours = [](const std::string& name) { return is_dcp_metadata_name(name) || is_dcp_items_name(name); };
     validate_no_leftovers(files, plan, output_directory, is_ours, "files of another checkpoint");
   }
 
   bool owns(Files&, const fs::path&, const std::string& name) const override {
-    return is_dcp_metadata_name(name) || name.ends_with(kItemsEnding) || is_dcp_shard_name(name);
+    return is_dcp_metadata_name(name) || is_dcp_items_name(name) || is_dcp_shard_name(name);
   }
   bool is_checkpoint(const std::set<std::string>& files, const std::set<std::string>&) const override {
-    return std::any_of(files.begin(), files.end(), is_dcp_metadata_name);
+    return std::any_of(files.begin(), files.end(),
+                       [](const std::string& name) { return is_dcp_metadata_name(name) || is_dcp_items_name(name); });
   }
 
  private:

@@ -27,6 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view kItemsEnding = ".distcp";
 constexpr std::int64_t kSecondNs = 1'000'000'000;
 /// A save writes `.metadata` last. A copy, which may write it first, writes the next file soon after it; between two
 /// saves into one directory lies the training in between.
@@ -318,6 +319,21 @@ std::uint64_t count_ranks(Files& files, const fs::path& directory) {
   return expected;
 }
 
+/// Hidden files are what copies lose.
+Error lost_metadata(Files& files, const fs::path& directory) {
+  std::vector<std::string> items;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (is_dcp_items_name(entry.name)) items.push_back(entry.name);
+  std::sort(items.begin(), items.end(), natural_less);
+  return Error(ErrorKind::kBadInput,
+               fmt::format("holds files of torch.distributed.checkpoint ({}), but no {}, which says what is in them",
+                           list_names(items), kDcpMetadataFile))
+      .in(directory)
+      .hint(fmt::format("a copy with `*` leaves {} behind, as its name begins with a dot: copy it, too, as "
+                        "`cp -r FROM/. TO` does; if there is none, the save did not finish",
+                        kDcpMetadataFile));
+}
+
 /// \param where  becomes the file that says which chunks there are, or the directory of several.
 DcpMetadata read_all_metadata(Files& files, const fs::path& directory, DcpContent content, fs::path& where,
                               std::vector<std::string>& notes) {
@@ -329,6 +345,7 @@ DcpMetadata read_all_metadata(Files& files, const fs::path& directory, DcpConten
   DcpMetadata all;
   std::unordered_map<std::string, std::size_t> by_name;
   const std::uint64_t ranks = count_ranks(files, directory);
+  if (ranks == 0) throw lost_metadata(files, directory);
   for (std::uint64_t rank = 0; rank < ranks; ++rank) {
     const fs::path of_rank = directory / metadata_of_rank(rank);
     add_metadata(read(of_rank), of_rank, all, by_name);
@@ -422,6 +439,17 @@ bool holds_dcp_metadata(Files& files, const fs::path& directory) {
   const std::vector<DirectoryEntry> entries = files.list(directory);
   return std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
     return entry.kind == FileKind::kFile && is_dcp_metadata_name(entry.name);
+  });
+}
+
+bool is_dcp_items_name(std::string_view name) {
+  return name.ends_with(kItemsEnding);
+}
+
+bool holds_dcp_items(Files& files, const fs::path& directory) {
+  const std::vector<DirectoryEntry> entries = files.list(directory);
+  return std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& entry) {
+    return entry.kind == FileKind::kFile && is_dcp_items_name(entry.name);
   });
 }
 

@@ -128,16 +128,20 @@ const Layout& only_layout(Wanted&& wanted) {
   throw Error(ErrorKind::kInternal, "the table of layouts lacks one that the program needs");
 }
 
-/// What `path` may mean among the layouts that `wanted` holds for; of several for one folder, the first.
+/// What `path` may mean among the layouts that `wanted` holds for; of several for one folder, the first that is not
+/// empty.
 template <typename Wanted>
 std::vector<FoundLayout> find_all(Files& files, const fs::path& path, Wanted&& wanted) {
   std::vector<FoundLayout> all;
   for (const Layout* layout : layouts()) {
     if (!wanted(layout->traits())) continue;
     for (FoundLayout& found : layout->recognise(files, path)) {
-      const bool known =
-          std::any_of(all.begin(), all.end(), [&](const FoundLayout& other) { return other.path == found.path; });
-      if (!known) all.push_back(std::move(found));
+      const auto known =
+          std::find_if(all.begin(), all.end(), [&](const FoundLayout& other) { return other.path == found.path; });
+      if (known == all.end())
+        all.push_back(std::move(found));
+      else if (known->is_empty && !found.is_empty)
+        *known = std::move(found);
     }
   }
   return all;

@@ -103,7 +103,8 @@ struct FoundLayout {
   const Layout* layout = nullptr;
   std::filesystem::path path;       // of the weights: the shards folder, or the model's directory
   std::filesystem::path directory;  // the checkpoint's own, where config.json is
-  bool is_empty = false;            // there is such a folder, but no weights in it: reading it says what is missing
+  bool is_empty = false;            // there is such a folder, but it lacks what can be read: reading it says so
+  const char* lacks = "weights";    // of one that is empty: what it holds none of
 };
 
 /// A family from a file (read_family), or none.

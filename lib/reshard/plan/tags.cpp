@@ -101,7 +101,8 @@ Tag look_at(Files& files, const fs::path& directory) {
     if (shards && shards->path != directory) look_at_markers(files, shards->path, tag);
     const auto adapters = find_adapter_folders(files, directory);
     for (const AdapterFolder& adapter : adapters) look_at_markers(files, adapter.shards.path, tag);
-    tag.has_shards = shards.has_value() || !adapters.empty();
+    tag.has_shards = (shards && !shards->is_empty) || !adapters.empty();
+    if (shards && shards->is_empty) tag.lacks = shards->lacks;
     tag.has_weights = tag.has_shards || holds_hugging_face(files, directory);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kIo || error.code()) throw;  // it cannot be looked at
@@ -233,7 +234,7 @@ bool is_tag_folder(Files& files, const fs::path& directory) {
 
 std::optional<std::string> unfinished_reason(const Tag& tag, const std::vector<Tag>& tags) {
   if (tag.is_cut_off) return fmt::format("it has no file \"{}\"", kDoneMarker);
-  if (!tag.has_weights) return "it holds no weights";
+  if (!tag.has_weights) return fmt::format("it holds no {}", tag.lacks);
   if (tag.name.starts_with(kStagingPrefix)) return "its trainer has not given it its final name";
   if (tag.is_done || tag.has_trainer_state) return std::nullopt;
   for (const Tag& other : tags) {

@@ -16,6 +16,7 @@ struct Tag {
   std::string name;
   bool has_weights = false;        // of any kind
   bool has_shards = false;         // of a model or an adapter
+  const char* lacks = "weights";   // without weights: what it would have to hold
   bool is_done = false;            // every save in it that wrote the marker `checkpoint` also wrote `done`
   bool is_cut_off = false;         // a save in it did not
   bool has_trainer_state = false;  // trainer_state.json, which trainers write last

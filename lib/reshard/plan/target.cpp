@@ -64,7 +64,7 @@ void validate_alone(Files& files, const Layout& target, const fs::path& output_d
       const LayoutTraits& traits = layout->traits();
       if (layout == &target || !traits.has_ranks || !std::string_view(traits.folder).empty()) continue;
       for (const FoundLayout& found : layout->recognise(files, output_directory))
-        if (found.path == output_directory)
+        if (found.path == output_directory && !found.is_empty)
           throw Error(ErrorKind::kBadInput, fmt::format("holds a sharded checkpoint in layout {}, which could not be "
                                                         "read with another beside it",
                                                         traits.name))
