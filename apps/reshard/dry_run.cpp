@@ -6,6 +6,7 @@
 #include <map>
 #include <tuple>
 
+#include "fold.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/output.h"
 #include "reshard/formats/manifest.h"
@@ -235,14 +236,11 @@ Table file_table(const Job& job, bool folders) {
     else if (!row.tp_ranks.empty())
       folded[found->second].tp_ranks.push_back(row.tp_ranks.front());
   }
-  for (const FileRow& row : folded) {
+  for (FileRow& row : folded) {
+    std::sort(row.tp_ranks.begin(), row.tp_ranks.end());
     const std::size_t count = std::max<std::size_t>(1, row.tp_ranks.size());
     std::string path = row.path;
-    if (row.number_at != 0) {
-      const std::string first = fmt::format("{:0{}}", row.tp_ranks.front(), row.digits);
-      path.insert(row.number_at,
-                  count == 1 ? first : fmt::format("{{{}..{:0{}}}}", first, row.tp_ranks.back(), row.digits));
-    }
+    if (row.number_at != 0) path.insert(row.number_at, number_set(row.tp_ranks, row.digits));
     if (const std::size_t slash = path.find('/'); !folders && slash != std::string::npos && row.tensors != 0)
       path.replace(0, slash, "…");
     if (row.files > 1) path += fmt::format(" ({} files)", row.files);

@@ -79,28 +79,43 @@ std::vector<Grid> make_grids(const std::vector<const Member*>& members, std::siz
   return result;
 }
 
-std::string set_text(const Numbers& numbers) {
-  if (numbers.size() == 1) return std::to_string(numbers.front());
-  std::string text;
-  for (std::size_t i = 0; i < numbers.size();) {
-    std::size_t last = i;
-    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
-    if (!text.empty()) text += ',';
-    text += last == i ? fmt::format("{}", numbers[i]) : fmt::format("{}..{}", numbers[i], numbers[last]);
-    i = last + 1;
-  }
-  return "{" + text + "}";
-}
-
 std::string name_of(const std::string& pattern, const Grid& grid) {
   std::vector<std::string> parts = split(pattern, '.');
   std::size_t next = 0;
   for (std::string& part : parts)
-    if (part == "*" && next < grid.sets.size()) part = set_text(grid.sets[next++]);
+    if (part == "*" && next < grid.sets.size()) part = number_set(grid.sets[next++]);
   return join(parts, ".");
 }
 
+/// The end of the numbers from `begin` on that have one step between them.
+std::size_t end_of_steps(const Numbers& numbers, std::size_t begin) {
+  std::size_t end = std::min(begin + 2, numbers.size());
+  while (end < numbers.size() && numbers[end] - numbers[end - 1] == numbers[begin + 1] - numbers[begin]) ++end;
+  return end;
+}
+
 }  // namespace
+
+std::string without_numbers(std::string_view name) {
+  Numbers numbers;
+  return make_pattern(name, numbers);
+}
+
+std::string number_set(const Numbers& numbers, int digits) {
+  constexpr std::size_t kFewestSteps = 3;  // numbers of a range with gaps: two are clearer alone
+  if (numbers.size() == 1) return fmt::format("{:0{}}", numbers.front(), digits);
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t end = end_of_steps(numbers, i);
+    const std::uint64_t step = end - i > 1 ? numbers[i + 1] - numbers[i] : 1;
+    if (step > 1 && end - i < kFewestSteps) end = i + 1;
+    text += fmt::format("{}{:0{}}", text.empty() ? "" : ",", numbers[i], digits);
+    if (end - i > 1) text += fmt::format("..{:0{}}", numbers[end - 1], digits);
+    if (end - i > 1 && step > 1) text += fmt::format("..{}", step);
+    i = end;
+  }
+  return "{" + text + "}";
+}
 
 std::vector<Folded> fold(const std::vector<Foldable>& items) {
   std::vector<Member> members(items.size());

@@ -18,7 +18,7 @@ std::vector<std::string> folded_names(const std::vector<std::string>& names) {
   return out;
 }
 
-/// The numbers of "0..3,5".
+/// The numbers of "0..3,5,7..11..2".
 std::vector<std::uint64_t> numbers_of(const std::string& ranges) {
   std::vector<std::uint64_t> numbers;
   std::istringstream in(ranges);
@@ -26,7 +26,9 @@ std::vector<std::uint64_t> numbers_of(const std::string& ranges) {
     const std::size_t dots = range.find("..");
     const std::uint64_t first = std::stoull(range);
     const std::uint64_t last = dots == range.npos ? first : std::stoull(range.substr(dots + 2));
-    for (std::uint64_t number = first; number <= last; ++number) numbers.push_back(number);
+    const std::size_t more = dots == range.npos ? dots : range.find("..", dots + 2);
+    const std::uint64_t step = more == range.npos ? 1 : std::stoull(range.substr(more + 2));
+    for (std::uint64_t number = first; number <= last; number += step) numbers.push_back(number);
   }
   return numbers;
 }
@@ -57,6 +59,14 @@ TEST_CASE("a name without numbers, and a number alone, stay as they are") {
 
 TEST_CASE("gaps in the numbers are shown") {
   CHECK(folded_names({"a.0.w", "a.1.w", "a.5.w"}) == std::vector<std::string>{"a.{0..1,5}.w"});
+}
+
+TEST_CASE("numbers at equal steps are a range with its step, as shells write it") {
+  CHECK(number_set({0, 2, 4, 6, 8, 10, 12, 14}) == "{0..14..2}");
+  CHECK(number_set({7}, 2) == "07");
+  CHECK(number_set({0, 2}) == "{0,2}");
+  CHECK(number_set({8, 9, 10, 12}, 2) == "{08..10,12}");
+  CHECK(number_set({0, 2, 3, 4, 9, 12, 15, 18}) == "{0,2..4,9..18..3}");
 }
 
 TEST_CASE("two numbers fold to two ranges where every combination is there") {

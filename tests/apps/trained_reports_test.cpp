@@ -1,7 +1,9 @@
 // What the program tells of checkpoints that training programs write, and of those that it writes for them.
 
+#include <map>
 #include <nlohmann/json.hpp>
 
+#include "fold.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -29,6 +31,35 @@ TEST_CASE("inspect counts what lies beside a model") {
   CHECK(others["beside_model"]["other"]["tensors"] == 2);
   const json whole = json::parse(run_reshard({"inspect", golden_path("dcp/llama-plain/original"), "--json"}).out);
   CHECK_FALSE(whole.contains("beside_model"));
+}
+
+/// Of each tensor that has another name in the files: that name.
+std::map<std::string, std::string> stored_names(const json& document) {
+  std::map<std::string, std::string> names;
+  for (const json& tensor : document["tensors"])
+    if (tensor.contains("stored_as")) names[tensor["name"]] = tensor["stored_as"];
+  return names;
+}
+
+TEST_CASE("A dry run shows no rank's file that is not written") {
+  const TempDir temp;
+  const std::string model = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
+  const std::vector<std::string> arguments{"shard",  model, out,    "--layout", "dcp",
+                                           "--fsdp", "8",   "--tp", "2",        "--dry-run"};
+  const std::string table = run_reshard(arguments).out;
+  std::vector<std::string> with_json = arguments;
+  with_json.push_back("--json");
+  std::map<std::uint64_t, std::vector<std::uint64_t>> ranks_by_bytes;
+  const json document = json::parse(run_reshard(with_json).out);
+  for (const json& file : document["files"])
+    if (file["kind"] == "weights") {
+      const std::string path = file["path"];
+      ranks_by_bytes[file["bytes"]].push_back(std::stoull(path.substr(2)));
+    }
+  INFO(table);
+  CHECK(ranks_by_bytes.size() > 1);
+  for (const auto& [bytes, ranks] : ranks_by_bytes)
+    CHECK_THAT(table, Says("\n__" + cli::number_set(ranks) + "_0.distcp "));
 }
 
 TEST_CASE("A dry run says over how many ranks FSDP spreads a checkpoint") {
