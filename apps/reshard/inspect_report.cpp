@@ -18,8 +18,8 @@ namespace {
 
 using Align = Table::Align;
 
-std::string layout_text(const TensorRow& row) {
-  return row.stored_as.empty() ? std::string(name(row.label)) : fmt::format("{} ({})", name(row.label), row.stored_as);
+std::string layout_text(const TensorRow& row, const std::string& stored_as) {
+  return stored_as.empty() ? std::string(name(row.label)) : fmt::format("{} ({})", name(row.label), stored_as);
 }
 
 std::string shape_text(const Dims& shape) {
@@ -68,10 +68,12 @@ struct Line {
   std::vector<std::uint64_t> pp_ranks;
   std::optional<ValueSummary> values;
   const TensorRow* first = nullptr;
+  std::string stored_as = {};  // with stars for the numbers in which the rows differ
 };
 
 Line make_line(const TensorMap& map, const std::vector<TensorRow>& rows, const Folded& folded) {
   Line line{folded.name, {}, {}, {}, &rows[folded.members.front()]};
+  line.stored_as = folded.members.size() > 1 ? without_numbers(line.first->stored_as) : line.first->stored_as;
   std::set<std::uint64_t> pp_ranks;
   for (const std::uint32_t member : folded.members) {
     const TensorRow& row = rows[member];
@@ -89,9 +91,9 @@ std::vector<Line> make_lines(const TensorMap& map, const std::vector<TensorRow>&
   std::vector<Foldable> items;
   for (const TensorRow& row : rows) {
     const LogicalTensor& tensor = map.logical[row.logical];
-    const std::string key =
-        each ? std::to_string(row.logical)
-             : fmt::format("{} {} {}", name(tensor.dtype), to_string(tensor.shape), layout_text(row));
+    const std::string key = each ? std::to_string(row.logical)
+                                 : fmt::format("{} {} {}", name(tensor.dtype), to_string(tensor.shape),
+                                               layout_text(row, without_numbers(row.stored_as)));
     items.push_back({tensor.name, key});
   }
   std::vector<Line> lines;
@@ -113,7 +115,7 @@ Table tensor_table(const Checkpoint& inspection, const std::vector<Line>& lines,
     std::vector<std::string> cells{printable(line.name)};
     if (full) cells.push_back(std::string(name(tensor.dtype)));
     cells.push_back(shape_text(tensor.shape));
-    if (ranks) cells.push_back(full ? layout_text(*line.first) : name(line.first->label));
+    if (ranks) cells.push_back(full ? layout_text(*line.first, line.stored_as) : name(line.first->label));
     if (ranks) cells.push_back(list_ranges(line.pp_ranks));
     cells.push_back(format_bytes(line.totals.bytes));
     table.add(std::move(cells));
@@ -146,7 +148,8 @@ std::string fitting_tensor_table(const Checkpoint& inspection, const std::vector
   const Table full = tensor_table(inspection, lines, true);
   const bool one_dtype = totals_by_dtype(inspection.map, rows).size() == 1;
   if (full.fits() || !one_dtype) return full.text();
-  return tensor_table(inspection, lines, false).text() + joined_text(inspection.map, rows);
+  return tensor_table(inspection, lines, false).text() +
+         (inspection.has_mesh() ? joined_text(inspection.map, rows) : std::string());
 }
 
 std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows, bool each) {

@@ -120,8 +120,10 @@ std::vector<TensorRow> tensor_rows(const Checkpoint& checkpoint, const std::vect
       if (!std::exchange(first, false)) continue;
       const auto parameter = parameters.find(map.logical[index].name);
       row.label = label_of(stored, parameter == parameters.end() ? nullptr : parameter->second);
-      if (stored.name.text() != map.logical[index].name)
-        row.stored_as = short_stored_name(stored.name, map.logical[index].name);
+      const std::string& name = map.logical[index].name;
+      if (stored.name.text() == name) continue;
+      // Without a mesh files have whole tensors, or chunks of them, under names of their own.
+      row.stored_as = checkpoint.has_mesh() ? short_stored_name(stored.name, name) : stored.name.text();
     }
     std::sort(pp_ranks.begin(), pp_ranks.end());
     row.pp_ranks.assign(pp_ranks.begin(), std::unique(pp_ranks.begin(), pp_ranks.end()));

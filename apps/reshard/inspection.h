@@ -16,7 +16,7 @@ namespace reshard::cli {
 struct TensorRow {
   std::uint32_t logical = 0;  // index into the map
   PartitionLabel label = PartitionLabel::kWhole;
-  std::string stored_as;                // where its name on the ranks is another; else empty
+  std::string stored_as;  // its name in the files where that is another, of a mesh's only the end; or empty
   std::vector<std::uint64_t> pp_ranks;  // ascending
   std::optional<ValueSummary> values;
   std::optional<TensorDigest> digest;

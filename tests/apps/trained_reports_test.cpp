@@ -41,6 +41,25 @@ std::map<std::string, std::string> stored_names(const json& document) {
   return names;
 }
 
+TEST_CASE("inspect tells the whole names that entries have, and shows layers as one all the same") {
+  const std::string prefixed = golden_path("dcp/llama-fsdp2-optim/sharded");
+  const auto under_model = stored_names(json::parse(run_reshard({"inspect", prefixed, "--json"}).out));
+  CHECK(under_model.size() == 21);
+  for (const auto& [name, stored] : under_model) CHECK(stored == "model." + name);
+  const std::string table = run_reshard({"inspect", prefixed}).out;
+  CHECK_THAT(table, Says("\nmodel.layers.{0..1}.mlp.down_proj.weight "));
+  CHECK_THAT(table, !Says("model.layers.1."));
+
+  const std::string titan = golden_path("dcp/titan-llama3-v0.2.2/sharded");
+  const std::string config = golden_path("dcp/titan-llama3-v0.2.2/original");
+  const auto translated = stored_names(json::parse(run_reshard({"inspect", titan, "--config", config, "--json"}).out));
+  CHECK(translated.at("model.layers.1.self_attn.q_proj.weight") == "layers.1.attention.wq.weight");
+  CHECK(translated.at("model.norm.weight") == "norm.weight");
+  const std::string shown = run_reshard({"inspect", titan, "--config", config}).out;
+  CHECK_THAT(shown, Says("\nmodel.layers.{0..1}.self_attn.q_proj.weight "));
+  CHECK_THAT(shown, !Says("stored as"));
+}
+
 TEST_CASE("A dry run shows no rank's file that is not written") {
   const TempDir temp;
   const std::string model = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
