@@ -81,6 +81,19 @@ TEST_CASE("A dry run shows no rank's file that is not written") {
     CHECK_THAT(table, Says("\n__" + cli::number_set(ranks) + "_0.distcp "));
 }
 
+TEST_CASE("inspect and verify note that a --config is another model's") {
+  const std::string path = golden_path("dcp/llama-fsdp2-optim/sharded");
+  const std::string own = golden_path("dcp/llama-fsdp2-optim/original");
+  const std::string other = golden_path("dcp/llama-plain/original");
+  const std::string other_type = golden_path("dcp/qwen3-fsdp2-r4/original");
+  CHECK_THAT(run_reshard({"inspect", path, "--config", own}).err, !Says("another model"));
+  for (const std::string& config : {other, other_type}) {
+    const ProgramResult result = run_reshard({"inspect", path, "--config", config});
+    CHECK(result.exit_code == 0);
+    CHECK_THAT(result.err, Says(config + "/config.json seems to be of another model: "));
+  }
+}
+
 TEST_CASE("A dry run says over how many ranks FSDP spreads a checkpoint") {
   const TempDir temp;
   const std::string model = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();

@@ -11,6 +11,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
+#include "reshard/layouts/misfits.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/layouts/whole_map.h"
@@ -201,8 +202,23 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   }
 }
 
+/// Who reads leniently is not stopped by a config.json that somebody names and that is another model's, but told.
+void note_misfits(Checkpoint& checkpoint) {
+  if (!checkpoint.config_given || !checkpoint.model) return;
+  try {
+    const auto besides = validate_trained_against_model(checkpoint.map, *checkpoint.model, checkpoint.path);
+    if (!besides.empty())
+      checkpoint.notes.push_back(
+          fmt::format("{} does not explain these tensors: {}", checkpoint.config.string(), list_names(besides)));
+  } catch (const Error& error) {
+    checkpoint.notes.push_back(
+        fmt::format("{} seems to be of another model: {}", checkpoint.config.string(), error.what()));
+  }
+}
+
 Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) {
   Checkpoint checkpoint = found.layout->read(files, found, context);
+  if (context.use == ConfigUse::kLenient) note_misfits(checkpoint);
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }
