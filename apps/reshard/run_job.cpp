@@ -26,7 +26,6 @@ namespace reshard::cli {
 namespace {
 
 void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage) {
-  validate_output(storage, job);
   const OutputSpace space = output_space(storage, job);
   if (arguments.json)
     print_output(to_text(job_document(job, space, nullptr)));
@@ -180,9 +179,11 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   together.step("plan", progress, [&] { planned = plan(); });
   planned->manifest = arguments.manifest;
   Job& job = *planned;
-  if (!arguments.quiet && !arguments.json) {
-    print_notes(job.notes);
-  }
+  // Before the notes, which tell what becomes of the tensors.
+  together.step("look at the output", progress, [&] {
+    if (together.leads()) validate_output(*options.storage, job);
+  });
+  if (!arguments.quiet && !arguments.json) print_notes(job.notes);
   const auto tell = [&](const std::string& note) {
     if (arguments.json)
       job.notes.push_back(note);

@@ -94,6 +94,23 @@ TEST_CASE("inspect and verify note that a --config is another model's") {
   }
 }
 
+TEST_CASE("Outputs that may not be replaced are an error without notes on what becomes of tensors") {
+  const TempDir temp;
+  const std::string source = golden_path("dcp/llama-fsdp2-optim/sharded"), out = (temp / "out").string();
+  const std::vector<std::string> command{"convert", source, out};
+  const ProgramResult first = run_reshard(command);
+  CHECK(first.exit_code == 0);
+  CHECK_THAT(first.err, Says("63 tensors of the optimizer's state (197 kB) are left out"));
+  std::vector<std::string> dry = command;
+  dry.push_back("--dry-run");
+  for (const auto& again : {command, dry}) {
+    const ProgramResult refused = run_reshard(again);
+    CHECK(refused.exit_code == 3);
+    CHECK_THAT(refused.err, Says("--force"));
+    CHECK_THAT(refused.err, !Says("note:"));
+  }
+}
+
 TEST_CASE("A dry run says over how many ranks FSDP spreads a checkpoint") {
   const TempDir temp;
   const std::string model = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
