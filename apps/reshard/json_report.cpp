@@ -45,6 +45,35 @@ Document stages_document(const PipelinePartition& partition) {
   return stages;
 }
 
+/// By name; numbers and switches as such.
+Document options_document(const Job& job) {
+  Document json = Document::object();
+  for (const LayoutOption* option : job.layout->options()) {
+    if (!job.options.has(option->name)) continue;
+    Document& value = json[option->name];
+    switch (option->type) {
+      case LayoutOption::Type::kFlag: value = true; break;
+      case LayoutOption::Type::kCount:
+      case LayoutOption::Type::kRank:
+      case LayoutOption::Type::kSize: value = job.options.number(*option).value(); break;
+      case LayoutOption::Type::kChoice: value = job.options.choice(*option); break;
+      case LayoutOption::Type::kText: value = job.options.text(*option); break;
+    }
+  }
+  return json;
+}
+
+/// What is written beside the model; null where there is nothing.
+Document states_document(const TensorMap& target) {
+  std::uint64_t entries = 0, bytes = 0;
+  for (const LogicalTensor& tensor : target.logical) {
+    if (tensor.filler || tensor.role == TensorRole::kParameter) continue;
+    ++entries;
+    bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+  }
+  return entries > 0 ? Document{{"entries", entries}, {"bytes", bytes}} : Document(nullptr);
+}
+
 Document files_document(const Job& job) {
   Document files = Document::array();
   const auto add = [&](const std::filesystem::path& path, std::uint64_t bytes, const char* kind) {
@@ -79,6 +108,8 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   json["dry_run"] = result == nullptr;
   json["source"] = job.source_directory.string();
   json["output"] = job.output_directory.string();
+  json["layout"] = job.layout->traits().name;
+  json["options"] = options_document(job);
   json["model_type"] = job.family.empty() ? Document(nullptr) : Document(job.family);
   json["mesh"] = {{"tp", job.mesh.tp}, {"pp", job.mesh.pp}, {"vpp", job.mesh.vpp}, {"ep", job.mesh.ep}};
   if (job.mesh.fsdp) json["mesh"]["fsdp"] = *job.mesh.fsdp;
@@ -88,6 +119,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   }
   if (job.attention) json["attention"] = attention_document(*job.attention);
   json["tensors"] = job.source.tensor_count();
+  if (Document states = states_document(job.target); !states.is_null()) json["states"] = std::move(states);
   json["bytes"] = {{"read", job.program.read_bytes + job.program.check_bytes},
                    {"placed", job.program.read_bytes},
                    {"compared", job.program.check_bytes},

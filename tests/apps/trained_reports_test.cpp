@@ -111,6 +111,26 @@ TEST_CASE("Outputs that may not be replaced are an error without notes on what b
   }
 }
 
+TEST_CASE("A job's document has the layout with the options that were given, and what goes along with a model") {
+  const TempDir temp;
+  const std::string source = golden_path("dcp/llama-fsdp2-optim/sharded"), out = (temp / "out").string();
+  const auto document = [&](std::vector<std::string> options) {
+    std::vector<std::string> arguments{"convert", source, out, "--dry-run", "--json"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return json::parse(run_reshard(arguments).out);
+  };
+  const json trained =
+      document({"--to", "dcp", "--fsdp", "3", "--names", "hf", "--prefix", "model", "--with-optimizer"});
+  CHECK(trained["layout"] == "dcp");
+  CHECK(trained["options"] == json({{"fsdp", 3}, {"names", "hf"}, {"prefix", "model"}}));
+  CHECK(trained["states"]["entries"] == 76);
+  CHECK(trained["states"]["bytes"] > 197204);
+  const json whole = document({"--max-shard-size", "1MB"});
+  CHECK(whole["layout"] == "hf");
+  CHECK(whole["options"] == json({{"max-shard-size", 1000000}}));
+  CHECK_FALSE(whole.contains("states"));
+}
+
 TEST_CASE("A dry run says over how many ranks FSDP spreads a checkpoint") {
   const TempDir temp;
   const std::string model = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();

@@ -55,6 +55,7 @@ struct Job {
   std::string index_metadata;                                    // as of HfIndex, of the source
   std::filesystem::path index_metadata_file;                     // where index_metadata stands; empty if that is empty
   const Layout* layout = nullptr;                                // of the target
+  OptionValues options;                                          // of `layout`, those that were given
 
   /// What the indices of `program` mean; valid while this job stays where it is.
   ProgramMaps maps() const { return {&source, &target}; }

@@ -258,6 +258,7 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& reque
   auto job = std::make_unique<Job>();
   job->command = "shard";
   job->layout = target.layout;
+  job->options = target.options;
   job->source_directory = job->model_directory = request.adapters.front();
   job->output_directory = request.output_directory;
   job->force = request.force;
@@ -284,6 +285,7 @@ std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoin
                                          const std::vector<LogicalTensor>& wanted, const ConvertRequest& request) {
   const Layout& layout = *request.target.layout;
   job.layout = &layout;
+  job.options = request.target.options;
   const bool anew = source.config_given && &layout == &adapter_layout();
   if (request.lora_fuse && !anew)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: no linears are fused anew").in(source.path);

@@ -133,6 +133,7 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
                                      const std::vector<LogicalTensor>& logical, const TrainingStates* states) {
   const LayoutTraits& traits = request.layout->traits();
   job.layout = request.layout;
+  job.options = request.options;
   TargetPlan plan;
   try {
     plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file, states});
