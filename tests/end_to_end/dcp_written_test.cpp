@@ -8,6 +8,7 @@
 #include "reshard/formats/dcp_metadata.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
+#include "support/dcp.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
 #include "support/files.h"
@@ -38,7 +39,7 @@ ConvertRequest to_dcp(const fs::path& source, const fs::path& output, std::uint6
 }
 
 TEST_CASE("Tensors of any shape come back from dcp on any number of ranks, and rows are spread as FSDP2 spreads them") {
-  constexpr DType kAny[] = {DType::kF32, DType::kBF16, DType::kI64, DType::kBool, DType::kF8E4M3, DType::kU8};
+  const std::vector<DType> dtypes = dcp::torch_dtypes();
   for (const std::uint64_t seed : seeds(40)) {
     INFO("RESHARD_TEST_SEED=" << seed);
     Random random(seed);
@@ -47,7 +48,7 @@ TEST_CASE("Tensors of any shape come back from dcp on any number of ranks, and r
       Dims shape;
       for (std::uint64_t d = pick(random, 0, 3); d > 0; --d) shape.push_back(pick(random, 0, 9));
       tensors[fmt::format("part.{}.weight", i)] =
-          random_tensor(random, kAny[pick(random, 0, std::size(kAny) - 1)], shape);
+          random_tensor(random, dtypes[pick(random, 0, dtypes.size() - 1)], shape);
     }
     const TempDir temp;
     write_safetensors(temp / "in.safetensors", tensors);
@@ -67,6 +68,32 @@ TEST_CASE("Tensors of any shape come back from dcp on any number of ranks, and r
         CHECK(chunk.box.size[0] == std::min(rows, tensor.shape[0] - chunk.box.begin[0]));
       }
     }
+  }
+}
+
+TEST_CASE("Every dtype that torch has is written as dcp and read back, and the others are refused by name") {
+  Random random(8);
+  const std::vector<DType> dtypes = dcp::torch_dtypes();
+  CHECK(dtypes.size() == 19);
+  TensorMap tensors;
+  for (const DType dtype : dtypes) tensors[std::string(name(dtype))] = random_tensor(random, dtype, {5, 3});
+  const TempDir temp;
+  write_safetensors(temp / "in.safetensors", tensors);
+  convert(to_dcp(temp / "in.safetensors", temp / "dcp", 2, std::nullopt));
+  CHECK((dcp::read(temp / "dcp").tensors == tensors));
+  for (const DcpTensor& tensor : metadata_of(temp / "dcp").tensors)
+    CHECK(tensor.torch_dtype == describe(tensors.at(tensor.name).dtype).torch_name);
+  convert(convert_request(temp / "dcp", temp / "out"));
+  CHECK((read_whole(temp / "out") == tensors));
+
+  for (const DTypeRow& row : kDTypes) {
+    if (std::count(dtypes.begin(), dtypes.end(), row.dtype) > 0) continue;
+    CAPTURE(row.name);
+    write_safetensors(temp / "other.safetensors", {{"w", {row.dtype, {4, 8}, std::string(4 * row.bits, 'x')}}});
+    const Error error = error_of([&] { convert(to_dcp(temp / "other.safetensors", temp / "no", 2, std::nullopt)); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK(error.tensor() == "w");
+    CHECK_FALSE(fs::exists(temp / "no"));
   }
 }
 

@@ -38,6 +38,13 @@ std::vector<std::int64_t> signed_of(const Dims& dims) {
 
 }  // namespace
 
+std::vector<DType> torch_dtypes() {
+  std::vector<DType> dtypes;
+  for (const DTypeRow& row : kDTypes)
+    if (*row.torch_name != '\0' && row.bits % 8 == 0) dtypes.push_back(row.dtype);
+  return dtypes;
+}
+
 std::string size_value(const std::vector<std::int64_t>& sizes) {
   return call("torch", "Size", {numbers(sizes)});
 }

@@ -12,6 +12,9 @@
 /// Checkpoints of torch.distributed.checkpoint by hand, as torch 2.6 writes them.
 namespace reshard::test::dcp {
 
+/// Those that torch has, in whole bytes.
+std::vector<DType> torch_dtypes();
+
 struct Place {
   std::string file = "__0_0.distcp";
   std::int64_t offset = 0;
