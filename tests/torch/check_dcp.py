@@ -4,9 +4,11 @@
     RESHARD_PROGRAM=… check_dcp.py [TEST]
 """
 
+import datetime
 import json
 import os
 import socket
+import time
 import unittest
 
 import torch
@@ -16,15 +18,21 @@ import torch.multiprocessing
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import support
-from support import DTYPES, random_tensor
+from support import DTYPES, random_tensor, raw_bytes
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 RANKS = 4
+SECONDS = 120  # that ranks may take
 SIZES = {"first": (13, 7), "second": (2, 13), "third": (32, 2)}  # rows that four ranks do not divide, and too few
 
 
 def layers():
     return torch.nn.ModuleDict({name: torch.nn.Linear(size[1], size[0]) for name, size in SIZES.items()})
+
+
+def start_group(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=SECONDS))
 
 
 def load_on_rank(rank, port, directory, expected):
@@ -33,8 +41,7 @@ def load_on_rank(rank, port, directory, expected):
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo")
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    start_group(rank, port)
     try:
         model = layers()
         for layer in model.values():
@@ -48,6 +55,57 @@ def load_on_rank(rank, port, directory, expected):
                 raise AssertionError(f"{name} differs on rank {rank}")
     finally:
         dist.destroy_process_group()
+
+
+def box_of(size, tp_dim, i, j):
+    """What rank (i, j) of 2 x 2 has of a tensor: tensor parallelism splits `tp_dim`, or nothing, then FSDP rows."""
+    box = [slice(0, rows) for rows in size]
+    for dim, part in ((tp_dim, j), (0, i)):
+        if dim is not None:
+            begin, half = box[dim].start, (box[dim].stop - box[dim].start) // 2
+            box[dim] = slice(begin + part * half, begin + (part + 1) * half)
+    return tuple(box)
+
+
+def load_box_on_rank(rank, port, directory, expected):
+    """Loads into tensors that are split over both dims of a mesh, as FSDP2 splits those of tensor-parallel linears."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    start_group(rank, port)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+        places = {0: (_StridedShard(0, split_factor=2), Shard(0)), 1: (Shard(0), Shard(1)),
+                  None: (Shard(0), Replicate())}
+        state, parts = {}, {}
+        for name, (tensor, tp_dim) in expected.items():
+            parts[name] = tensor[box_of(tensor.shape, tp_dim, *divmod(rank, 2))]
+            # Nothing is sent: the parts are the ranks' own until they are loaded.
+            state[name] = DTensor.from_local(torch.zeros_like(parts[name]), mesh, places[tp_dim], run_check=False,
+                                             shape=tensor.shape, stride=tensor.stride())
+        dcp.load(state, checkpoint_id=directory)
+        for name, part in parts.items():
+            if raw_bytes(state[name].to_local()) != raw_bytes(part):
+                raise AssertionError(f"{name} differs on rank {rank}")
+    finally:
+        dist.destroy_process_group()
+
+
+def run_on_ranks(work, *arguments):
+    """Runs `work` on all ranks; an error on one, or all too long a time, ends all."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = torch.multiprocessing.spawn(work, (port, *arguments), nprocs=RANKS, join=False)
+    end = time.monotonic() + SECONDS
+    try:
+        while not ranks.join(timeout=1):
+            if time.monotonic() > end:
+                raise AssertionError(f"the ranks have not ended after {SECONDS} seconds")
+    finally:
+        for process in ranks.processes:
+            process.kill()
 
 
 def optimizer_state(model, optimizer, flat):
@@ -128,10 +186,31 @@ class Loaded(support.TestCase):
         torch.manual_seed(1)
         expected = layers().state_dict()
         directory = self.write(dict(expected), "--fsdp", "3", "--prefix", "model.")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        torch.multiprocessing.spawn(load_on_rank, (port, directory, expected), nprocs=RANKS)
+        run_on_ranks(load_on_rank, directory, expected)
+
+    @unittest.skipIf(VERSION < (2, 6), "placements of this torch are elsewhere")
+    def test_in_boxes_of_a_mesh_of_two_dims(self):
+        model = support.Model(vocab=32)
+        weights = support.weights_of(model)
+        support.write_model(self.directory, model, weights)
+        dims = {**dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"), 0),
+                **dict.fromkeys(("o_proj", "down_proj"), 1)}
+        expected = {name: (tensor, dims.get(name.split(".")[-2])) for name, tensor in weights.items()}
+        for fsdp, tp in ((2, 2), (3, 2), (1, 4)):
+            with self.subTest(fsdp=fsdp, tp=tp):
+                directory = self.directory / f"{fsdp}x{tp}"
+                self.reshard("shard", self.directory, directory, "--layout", "dcp", "--fsdp", fsdp, "--tp", tp)
+                whole = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+                dcp.load(whole, checkpoint_id=directory)
+                self.assert_same_tensors(whole, weights)
+                run_on_ranks(load_box_on_rank, str(directory), expected)
+        metadata = dcp.FileSystemReader(str(self.directory / "2x2")).read_metadata()
+        for name, (tensor, tp_dim) in expected.items():
+            begins = {place.relative_path: tuple(index.offset) for index, place in metadata.storage_data.items()
+                      if index.fqn == name}
+            for rank in range(RANKS) if tp_dim is not None else ():
+                box = box_of(tensor.shape, tp_dim, *divmod(rank, 2))
+                self.assertEqual(begins[f"__{rank}_0.distcp"], tuple(part.start for part in box), (name, rank))
 
     def test_an_optimizer_goes_along_to_another_mesh_and_the_run_goes_on(self):
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
