@@ -21,24 +21,13 @@
 #include "support/random.h"
 #include "support/temp_dir.h"
 #include "support/titan.h"
+#include "support/training_runs.h"
 
 namespace reshard::test {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-/// A run to dcp, with its optimizer.
-ConvertRequest run_request(const fs::path& source, const fs::path& output, std::uint64_t fsdp,
-                           const std::string& prefix = "", std::optional<std::uint32_t> tp = std::nullopt) {
-  ConvertRequest request = convert_request(source, output);
-  request.source.with_optimizer = true;
-  request.target.layout = layout("dcp");
-  request.target.tp = tp;
-  request.target.options.set_number("fsdp", fsdp);
-  if (!prefix.empty()) request.target.options.set("prefix", prefix);
-  return request;
-}
 
 fs::path dcp_case(const std::string& name) {
   return testdata("golden/dcp") / name;
@@ -176,35 +165,6 @@ TEST_CASE("Without with-optimizer nothing of it is read") {
       CHECK(dcp::read(temp / "out").objects.empty());
     }
 }
-
-/// Rows are spread over this many ranks.
-std::vector<dcp::Part> row_parts(const Dims& shape, std::uint64_t ranks) {
-  if (shape.empty() || shape[0] == 0) return {{Dims(shape.size()), shape, 0}};
-  std::vector<dcp::Part> parts;
-  const std::uint64_t rows = (shape[0] + ranks - 1) / ranks;
-  for (std::uint64_t begin = 0; begin < shape[0]; begin += rows) {
-    dcp::Part part{Dims(shape.size()), shape, static_cast<std::uint32_t>(begin / rows)};
-    part.begin[0] = begin;
-    part.size[0] = std::min(rows, shape[0] - begin);
-    parts.push_back(part);
-  }
-  return parts;
-}
-
-/// A checkpoint in the making.
-struct Saved {
-  std::vector<dcp::Whole> tensors;
-  std::vector<dcp::Object> objects;
-  std::map<std::string, std::string> paths;
-
-  void add(const std::string& name, const TensorData& data, std::uint64_t ranks = 2) {
-    tensors.push_back({name, data, row_parts(data.shape, ranks)});
-  }
-  void add_object(const std::string& name, const std::string& text = "x", std::uint32_t rank = 0) {
-    objects.push_back({name, dcp::object_bytes(text), rank});
-  }
-  void write(const fs::path& directory) const { dcp::write(directory, tensors, objects, paths); }
-};
 
 TEST_CASE("Any tensors, states and objects go from any mesh to any other") {
   for (const std::uint64_t seed : seeds(40)) {
@@ -391,17 +351,6 @@ TEST_CASE("A stack of experts has a state, and each expert gets its part of it, 
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(error.what(), Says("is one of a stack of experts"));
   CHECK_FALSE(fs::exists(temp / "titan"));
-}
-
-/// Two parameters with moments, under "model.", and a group.
-Saved small_run(Random& random) {
-  Saved saved;
-  for (const char* name : {"a.weight", "b.weight"}) {
-    saved.add(std::string("model.") + name, random_tensor(random, DType::kBF16, {4, 3}));
-    saved.add(fmt::format("optim.state.{}.exp_avg", name), random_tensor(random, DType::kF32, {4, 3}));
-  }
-  saved.add_object("optim.param_groups.0.lr");
-  return saved;
 }
 
 TEST_CASE("States follow parameters that are renamed or dropped") {
