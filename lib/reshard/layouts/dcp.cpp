@@ -16,6 +16,7 @@
 #include "reshard/layouts/dcp_source.h"
 #include "reshard/layouts/dcp_target.h"
 #include "reshard/layouts/layout.h"
+#include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/layouts/written_names.h"
@@ -186,13 +187,15 @@ class DcpLayout final : public Layout {
   }
 
  private:
-  /// accelerate's folder of the optimizer of the model in `folder`; empty for none.
+  /// accelerate's folder of the optimizer of the model in `folder`; empty for none. Where one folder has both, another
+  /// name leads to it.
   static fs::path optimizer_beside(Files& files, const fs::path& folder) {
-    std::string name = folder.filename().string();
+    std::string name = own_name(files, folder);
     if (!name.starts_with(kModelFolder)) return {};
+    const fs::path above = folder.filename() == name ? folder.parent_path() : directory_above(files, folder);
     name.replace(0, kModelFolder.size(), kOptimizerFolder);
-    const fs::path optimizer = folder.parent_path() / name;
-    return holds_dcp_metadata(files, optimizer) ? optimizer : fs::path();
+    const fs::path optimizer = above / name;
+    return holds_dcp_metadata(files, optimizer) && !files.is_same(optimizer, folder) ? optimizer : fs::path();
   }
 
   static bool is_optimizer_folder(std::string_view name) {
