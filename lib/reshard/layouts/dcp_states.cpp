@@ -169,8 +169,25 @@ void DcpStateFinder::name_state(DcpState& state, const DcpPath* path) {
   std::optional<DcpPath> own_path;
   if (path != nullptr) own_path = replaced(*path, parameter->begin, parameter->end, marked_name);
   state.state.path = path_number(own_path ? std::move(*own_path) : usual_path(before, marked_name, after));
-  renames_ = renames_ || entry.compare(before.size(), parameter->end - before.size(), whole) != 0;
+  const bool has_model_name = entry.compare(before.size(), parameter->end - before.size(), whole) == 0;
+  renames_ = renames_ || !has_model_name;
+  has_own_names_ = has_own_names_ || (has_model_name && is_renamed(parameter->tensor));
   take_order(state, parameter->tensor);
+}
+
+/// Whether a parameter's name in the model is another than that of its entry, behind the prefix.
+bool DcpStateFinder::is_renamed(std::uint32_t parameter) const {
+  const std::string& entry = model_[parameter].name;
+  return without_wrappers(entry, names_) != entry ||
+         std::string_view(entry).substr(names_.prefix.size()) != names_.names[parameter];
+}
+
+/// Whether names in a list would not be the model's. What no state shows, the names of the model's entries tell.
+bool DcpStateFinder::changes_list() const {
+  if (renames_ || has_own_names_) return renames_;
+  for (std::uint32_t t = 0; t < model_.size(); ++t)
+    if (!names_.names[t].empty() && is_renamed(t)) return true;
+  return false;
 }
 
 void DcpStateFinder::refuse_list(const std::string& entry) const {
@@ -208,7 +225,7 @@ std::vector<DcpState> DcpStateFinder::find(const DcpMetadata& metadata, std::spa
     states[found->second].objects.push_back(&object);
     if (is_new) name_state(states.back(), path_of(object.name));
   }
-  if (renames_ && !list_.empty()) refuse_list(list_);
+  if (!list_.empty() && changes_list()) refuse_list(list_);
   return states;
 }
 

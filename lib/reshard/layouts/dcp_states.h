@@ -59,6 +59,8 @@ class DcpStateFinder {
   std::optional<Parameter> parameter_in(std::string_view entry) const;
   void name_state(DcpState& state, const DcpPath* path);
   void take_order(DcpState& state, std::uint32_t parameter) const;
+  bool is_renamed(std::uint32_t parameter) const;
+  bool changes_list() const;
   std::uint32_t path_number(DcpPath path);
   [[noreturn]] void refuse_list(const std::string& entry) const;
 
@@ -69,8 +71,9 @@ class DcpStateFinder {
   std::vector<std::string> inner_prefixes_;                 // ends of the model's prefix, which its modules may have
   std::map<DcpPath, std::uint32_t> numbers_;                // of paths
   std::vector<std::string> strangers_;
-  bool renames_ = false;  // a parameter has another name than in the checkpoint
-  std::string list_;      // an entry that lists parameters by their names
+  bool renames_ = false;        // the optimizer calls a parameter by another name than the model will
+  bool has_own_names_ = false;  // it calls one by the model's, whose entry has another
+  std::string list_;            // an entry that lists parameters by their names
 };
 
 }  // namespace reshard

@@ -12,6 +12,20 @@
 #include "reshard/layouts/chunked_map.h"
 
 namespace reshard {
+namespace {
+
+[[noreturn]] void refuse_list(const std::string& list, bool renames, const std::filesystem::path& where) {
+  throw Error(ErrorKind::kUnsupported, renames ? "lists parameters by their names, which `rename` changes"
+                                               : "lists parameters by their names, some of which `drop` or `keep` "
+                                                 "leaves out")
+      .in(where)
+      .tensor(list)
+      .hint(std::string(renames ? "do without `rename`" : "do without `drop` and `keep`") +
+            ", or without `with-optimizer`; an optimizer that was saved with flatten_optimizer_state_dict=True has no "
+            "such list");
+}
+
+}  // namespace
 
 std::string_view TrainingStates::parameter(std::size_t index) const {
   return std::string_view(map.logical[index].name).substr(of[index].parameter_begin, of[index].parameter_size);
@@ -56,17 +70,19 @@ bool lists_parameters(std::string_view name) {
 }
 
 std::vector<std::string> follow_parameters(TrainingStates& states,
-                                           const std::unordered_map<std::string_view, std::string_view>& new_names) {
+                                           const std::unordered_map<std::string_view, std::string_view>& new_names,
+                                           const std::filesystem::path& where) {
+  const bool renames =
+      std::any_of(new_names.begin(), new_names.end(), [](const auto& one) { return !one.second.empty(); });
   std::vector<std::string> names, left_out;
   names.reserve(states.of.size());
-  bool renames = false;
-  const std::string* list = nullptr;
   for (std::size_t i = 0; i < states.of.size(); ++i) {
     const std::string& name = states.map.logical[i].name;
     TrainingState& state = states.of[i];
-    const auto found = state.parameter_size == 0 ? new_names.end() : new_names.find(states.parameter(i));
+    // It lists parameters without states, too, and what lies in it is not looked at.
     if (state.parameter_size == 0 && states.map.logical[i].role == TensorRole::kObject && lists_parameters(name))
-      list = &name;
+      if (!new_names.empty()) refuse_list(name, renames, where);
+    const auto found = state.parameter_size == 0 ? new_names.end() : new_names.find(states.parameter(i));
     if (found == new_names.end()) {
       names.push_back(name);
     } else if (found->second.empty()) {
@@ -74,15 +90,10 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
       left_out.push_back(name);
       names.push_back(name);
     } else {
-      renames = true;
       names.push_back(states.name_with(i, found->second));
       state.parameter_size = static_cast<std::uint16_t>(found->second.size());
     }
   }
-  if (renames && list != nullptr)
-    throw Error(ErrorKind::kUnsupported, "lists parameters by their names, which `rename` changes")
-        .tensor(*list)
-        .hint("do without `rename`, or without `with-optimizer`");
   if (renames) states.map.rename_logical(names);
   return left_out;
 }

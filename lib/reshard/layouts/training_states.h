@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -70,10 +71,11 @@ TrainingStates training_states(std::vector<ChunkedTensor> tensors, std::vector<D
 bool lists_parameters(std::string_view name);
 
 /// The states follow their parameters: `new_names` has what some are called from now on, and an empty name for those that
-/// are left out. \returns the names of the states that are left out with them.
-/// \throws Error kUnsupported if a parameter has another name, and an object lists the parameters by their names.
+/// are left out. `where` is for errors. \returns the names of the states that are left out with them.
+/// \throws Error kUnsupported if an object lists the parameters by their names, and one has another or is left out.
 std::vector<std::string> follow_parameters(TrainingStates& states,
-                                           const std::unordered_map<std::string_view, std::string_view>& new_names);
+                                           const std::unordered_map<std::string_view, std::string_view>& new_names,
+                                           const std::filesystem::path& where);
 
 /// Adds the states to the model they belong to, in whose files they lie.
 /// \throws Error kBadInput if a state has the name of a parameter.

@@ -169,19 +169,19 @@ std::vector<std::string> names_of(const TensorMap& map) {
 }
 
 /// States follow what name rules have made of their parameters.
-/// \param dropped  names of `model` now. \returns those of the states that are dropped with them.
-std::vector<std::string> follow_model(TrainingStates& states, const std::vector<std::string>& old_names,
-                                      const TensorMap& model, const std::vector<std::string>& dropped) {
+/// \param dropped  names of the job's model now. \returns those of the states that are dropped with them.
+std::vector<std::string> follow_model(TrainingStates& states, const std::vector<std::string>& old_names, const Job& job,
+                                      const std::vector<std::string>& dropped) {
   const std::unordered_set<std::string_view> left_out(dropped.begin(), dropped.end());
   std::unordered_map<std::string_view, std::string_view> new_names;
   for (std::size_t i = 0; i < old_names.size(); ++i) {
-    const std::string_view name = model.logical[i].name;
+    const std::string_view name = job.source.logical[i].name;
     if (left_out.count(name) > 0)
       new_names.emplace(old_names[i], std::string_view());
     else if (name != old_names[i])
       new_names.emplace(old_names[i], name);
   }
-  return new_names.empty() ? std::vector<std::string>{} : follow_parameters(states, new_names);
+  return new_names.empty() ? std::vector<std::string>{} : follow_parameters(states, new_names, job.source_directory);
 }
 
 /// Holds the wanted tensors against the model whose shards they shall be.
@@ -254,7 +254,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   const std::vector<std::string> old_names =
       checkpoint.states.empty() ? std::vector<std::string>{} : names_of(job->source);
   Selection selection = select(job->source, request, config, *job);
-  std::vector<std::string> states_dropped = follow_model(checkpoint.states, old_names, job->source, selection.dropped);
+  std::vector<std::string> states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
   if (!request.dtype && !request.target.layout->traits().has_ranks)
     note_config_dtype(files, *job, checkpoint, selection.wanted);
