@@ -1,10 +1,14 @@
 // accelerate's folders of a training run, with the model in one and its optimizer in another.
 
 #include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
 
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/fault_storage.h"
 #include "support/local_files.h"
 #include "support/temp_dir.h"
 #include "support/training_runs.h"
@@ -19,7 +23,9 @@ TEST_CASE("Two names of one folder, as accelerate wants them, are one checkpoint
   const TempDir temp;
   const fs::path model = temp / "one/pytorch_model_fsdp_0", optimizer = temp / "one/optimizer_0";
   convert(run_request(run, model, 3, "model"));
-  SECTION("the optimizer's is a link") { fs::create_directory_symlink("pytorch_model_fsdp_0", optimizer); }
+  SECTION("the optimizer's is a link") {
+    fs::create_directory_symlink("pytorch_model_fsdp_0", optimizer);
+  }
   SECTION("the model's is a link") {
     fs::rename(model, optimizer);
     fs::create_directory_symlink("optimizer_0", model);
@@ -46,6 +52,73 @@ TEST_CASE("The optimizer beside the model is found however the model's folder is
     const TempDir temp;
     convert(run_request(source, temp / "out", 2, "model"));
     CHECK(dcp::read(temp / "out").tensors.size() == 100);
+  }
+}
+
+TEST_CASE("The optimizer beside the model is counted by its metadata alone") {
+  const fs::path run = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
+  FaultStorage storage;
+  const Checkpoint checkpoint = read_checkpoint(storage, run, {});
+  REQUIRE(checkpoint.beside_model.has_value());
+  std::uint64_t bytes = 0;
+  const dcp::Content content = dcp::read(run / "optimizer_0");
+  for (const auto& [name, tensor] : content.tensors) bytes += tensor.bytes.size();
+  CHECK(checkpoint.beside_model->optimizer.tensors == content.tensors.size());
+  CHECK(checkpoint.beside_model->optimizer.bytes == bytes);
+  CHECK(checkpoint.beside_model->other.tensors == 0);
+  CHECK(checkpoint.leaves_states);
+  const std::string notes = nlohmann::json(checkpoint.notes).dump();
+  CHECK_THAT(notes, Says("75 tensors of the optimizer's state ("));
+  CHECK_THAT(notes, Says("11 entries that are no tensors are left out, as optimizer.param_groups.0.lr"));
+  for (const char* file : {"__0_0.distcp", "__1_0.distcp"}) {
+    CHECK(storage.reads(run / "optimizer_0" / file).empty());
+    CHECK_FALSE(storage.reads(run / "pytorch_model_fsdp_0" / file).empty());
+  }
+}
+
+TEST_CASE("An optimizer beside the model that cannot be read does not keep the model from being read") {
+  const TempDir temp;
+  fs::copy(testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded"), temp / "run", fs::copy_options::recursive);
+  fs::permissions(temp / "run/optimizer_0/.metadata", fs::perms::owner_all);
+  write_file(temp / "run/optimizer_0/.metadata", "no pickle");
+  const Checkpoint checkpoint = read_checkpoint(local_storage(), temp / "run", {});
+  CHECK(checkpoint.map.logical.size() == 25);
+  CHECK(checkpoint.beside_model->optimizer.tensors == 0);
+  CHECK(checkpoint.leaves_states);
+  const std::string notes = nlohmann::json(checkpoint.notes).dump();
+  CHECK_THAT(notes, Says("the optimizer beside the model is not counted: "));
+  CHECK_THAT(notes, Says("optimizer_0/.metadata"));
+  const Error error = error_of([&] { convert(run_request(temp / "run", temp / "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "run/optimizer_0/.metadata").string());
+}
+
+TEST_CASE("A model that nobody knows has the same names with its optimizer and without") {
+  Random random(41);
+  const TempDir temp;
+  const Saved saved = small_run(random);
+  SECTION("in one folder") {
+    saved.write(temp / "run");
+  }
+  SECTION("in accelerate's two") {
+    Saved model = saved, optimizer = saved;
+    const auto is_optimizer = [](const auto& one) { return one.name.starts_with("optim."); };
+    std::erase_if(model.tensors, is_optimizer);
+    model.objects.clear();
+    std::erase_if(optimizer.tensors, std::not_fn(is_optimizer));
+    model.write(temp / "run/pytorch_model_fsdp_0");
+    optimizer.write(temp / "run/optimizer_0");
+  }
+  for (const bool with_optimizer : {false, true}) {
+    CAPTURE(with_optimizer);
+    ReadContext context;
+    context.with_optimizer = with_optimizer;
+    const Checkpoint checkpoint = read_checkpoint(local_storage(), temp / "run", context);
+    REQUIRE(checkpoint.map.logical.size() == 2);
+    CHECK(checkpoint.map.find_logical("a.weight"));
+    CHECK(checkpoint.map.find_logical("b.weight"));
+    CHECK_THAT(nlohmann::json(checkpoint.notes).dump(), Says("without the prefix model., as the optimizer has them"));
+    CHECK(checkpoint.states.of.size() == (with_optimizer ? 3 : 0));
   }
 }
 

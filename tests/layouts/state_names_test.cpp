@@ -106,12 +106,24 @@ TEST_CASE("Objects of groups of parameters tell where the optimizer is, without 
   const std::vector<std::string> objects{"run.sgd.param_groups.0.lr"};
   const StateNames alone = find_state_names(entries, nullptr);
   CHECK(alone.names == entries);
-  StateNames found = find_state_names(entries, nullptr, objects);
-  CHECK(found.names == std::vector<std::string>{"net.a.weight", "net.b.weight", ""});
+  const StateNames found = find_state_names(entries, nullptr, objects);
   CHECK(found.optimizer.has(objects[0]));
-  infer_prefix_from_optimizer(entries, objects, found);
   CHECK(found.prefix == "net.");
   CHECK(found.names == std::vector<std::string>{"a.weight", "b.weight", ""});
+  CHECK(state_names_note(found) == "names of tensors are read without the prefix net., as the optimizer has them");
+}
+
+TEST_CASE("An optimizer that lies elsewhere says what the prefix of unknown names is, behind wrappers, too") {
+  const std::vector<std::string> entries{"model._orig_mod.a.weight", "model._orig_mod.b.weight", "step"};
+  const std::vector<std::string> beside{"optimizer.state.a.weight.exp_avg", "optimizer.param_groups.0.lr"};
+  const StateNames found = find_state_names(entries, nullptr, beside);
+  CHECK_FALSE(found.fits);
+  CHECK(found.prefix == "model.");
+  CHECK(found.names == std::vector<std::string>{"a.weight", "b.weight", ""});
+  CHECK(state_names_note(found) ==
+        "names of tensors are read without the prefix model., as the optimizer has them, and without _orig_mod");
+  CHECK(find_state_names(entries, nullptr).names ==
+        std::vector<std::string>{"model.a.weight", "model.b.weight", "step"});
 }
 
 TEST_CASE("A module that is called state is no optimizer") {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -34,19 +35,6 @@ constexpr std::int64_t kSecondNs = 1'000'000'000;
 constexpr std::int64_t kLongestCopyNs = 300 * kSecondNs;
 /// What clocks of machines and a short copy may differ by.
 constexpr std::int64_t kNotableNs = 5 * kSecondNs;
-
-/// Infers the prefix of a model that no family knows from what its optimizer calls the parameters.
-void infer_prefix(const std::vector<StateEntry>& entries, const std::vector<std::string>& beside, StateNames& names,
-                  std::vector<std::string>& notes) {
-  if (names.fits || !names.prefix.empty()) return;
-  std::vector<std::string> all;
-  all.reserve(entries.size());
-  for (const StateEntry& entry : entries) all.push_back(entry.name);
-  infer_prefix_from_optimizer(all, beside, names);
-  if (!names.prefix.empty())
-    notes.push_back(fmt::format("names of tensors are read without the prefix {}, as the optimizer has them",
-                                printable(names.prefix)));
-}
 
 /// In which order the elements of entry `index` are.
 void take_order(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
@@ -357,6 +345,48 @@ DcpMetadata read_all_metadata(Files& files, const fs::path& directory, DcpConten
   return all;
 }
 
+/// Of the optimizer beside a model: nothing where there is none.
+struct OptimizerMetadata {
+  DcpMetadata metadata;
+  fs::path where;
+};
+
+/// Where the model alone is wanted, metadata that cannot be read is noted.
+OptimizerMetadata read_optimizer_metadata(Files& files, const fs::path& directory, DcpContent content,
+                                          std::vector<std::string>& notes) {
+  OptimizerMetadata optimizer;
+  if (directory.empty()) return optimizer;
+  try {
+    optimizer.metadata = read_all_metadata(files, directory, content, optimizer.where, notes);
+  } catch (const Error& error) {
+    if (content == DcpContent::kRun || error.kind() == ErrorKind::kIo) throw;
+    notes.push_back(fmt::format("the optimizer beside the model is not counted: {}", error.what()));
+  }
+  return optimizer;
+}
+
+std::vector<StateEntry> entries_of(const DcpMetadata& metadata) {
+  std::vector<StateEntry> entries;
+  entries.reserve(metadata.tensors.size());
+  for (const DcpTensor& tensor : metadata.tensors)
+    entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
+  return entries;
+}
+
+/// Notes that what is no tensor is left out.
+void note_objects(std::initializer_list<const DcpMetadata*> all, std::vector<std::string>& notes) {
+  std::size_t count = 0;
+  const DcpBytes* first = nullptr;
+  for (const DcpMetadata* metadata : all) {
+    count += metadata->bytes.size();
+    if (first == nullptr && !metadata->bytes.empty()) first = &metadata->bytes.front();
+  }
+  if (first == nullptr) return;
+  const std::string name = printable(first->name);
+  notes.push_back(count == 1 ? name + ", which is no tensor, is left out"
+                             : fmt::format("{} entries that are no tensors are left out, as {}", count, name));
+}
+
 /// Adds a file's tensors as chunks to those that have the same names.
 void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSource& source,
                std::map<std::string, std::size_t>& by_name) {
@@ -391,24 +421,20 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
                           const fs::path& optimizer_directory) {
   DcpSource source;
   const DcpMetadata metadata = read_all_metadata(files, directory, content, source.where, source.notes);
-  std::vector<StateEntry> entries;
-  entries.reserve(metadata.tensors.size());
-  for (const DcpTensor& tensor : metadata.tensors)
-    entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
+  const OptimizerMetadata optimizer = read_optimizer_metadata(files, optimizer_directory, content, source.notes);
+  std::vector<StateEntry> entries = entries_of(metadata);
   std::vector<std::string> beside;
   for (const DcpBytes& object : metadata.bytes) beside.push_back(object.name);
-  StateNames names = names_in_model(entries, family, beside, source.where, source.notes);
-  if (content == DcpContent::kRun) infer_prefix(entries, beside, names, source.notes);
+  for (const DcpTensor& tensor : optimizer.metadata.tensors) beside.push_back(tensor.name);
+  for (const DcpBytes& object : optimizer.metadata.bytes) beside.push_back(object.name);
+  const StateNames names = names_in_model(entries, family, beside, source.where, source.notes);
   ChunkFinder finder(files, directory, source.where, metadata, source.files, source.notes);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
     if (!names.names[t].empty()) take_order(names, t, finder.add(metadata.tensors[t], names.names[t]));
   if (content == DcpContent::kModel) {
+    for (StateEntry& entry : entries_of(optimizer.metadata)) entries.push_back(std::move(entry));
     leave_out_others(entries, names, source.beside, source.notes);
-    if (metadata.bytes.size() == 1)
-      source.notes.push_back(printable(metadata.bytes.front().name) + ", which is no tensor, is left out");
-    else if (!metadata.bytes.empty())
-      source.notes.push_back(fmt::format("{} entries that are no tensors are left out, as {}", metadata.bytes.size(),
-                                         printable(metadata.bytes.front().name)));
+    note_objects({&metadata, &optimizer.metadata}, source.notes);
     source.tensors = finder.find();
     return source;
   }
@@ -417,10 +443,9 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   source.tensors = finder.find();
   move_states(source.tensors, source.states);
   if (!optimizer_directory.empty()) {
-    fs::path where;
-    const DcpMetadata optimizer = read_all_metadata(files, optimizer_directory, content, where, source.notes);
-    ChunkFinder in_optimizer(files, optimizer_directory, where, optimizer, source.files, source.notes);
-    add_states(states.find(optimizer, {}), in_optimizer);
+    ChunkFinder in_optimizer(files, optimizer_directory, optimizer.where, optimizer.metadata, source.files,
+                             source.notes);
+    add_states(states.find(optimizer.metadata, {}), in_optimizer);
     std::vector<ChunkedTensor> found = in_optimizer.find();
     move_states(found, source.states);
   }

@@ -45,9 +45,10 @@ bool is_dcp_items_name(std::string_view name);
 bool holds_dcp_items(Files& files, const std::filesystem::path& directory);
 
 /// Reads a directory of these. `family` is the model's, or null where it is not known (find_state_names).
-/// With kModel nothing is read of what is no tensor of the model. `optimizer_directory`, if it is not empty, is read
-/// for kRun as well: all it has belongs to the model.
-/// \throws Error kBadInput if there is no metadata, or a file is missing, damaged, or newer than the `.metadata` of its save; kUnsupported; kIo.
+/// With kModel nothing is read of what is no tensor of the model. All in `optimizer_directory`, if it is not empty,
+/// belongs to the model: it is read for kRun, and counted for kModel, by its metadata alone.
+/// \throws Error kBadInput if there is no metadata, or a file is missing, damaged, or newer than the `.metadata` of its
+/// save; kUnsupported; kIo.
 DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const Family* family,
                           DcpContent content = DcpContent::kModel,
                           const std::filesystem::path& optimizer_directory = {});

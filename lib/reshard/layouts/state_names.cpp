@@ -199,20 +199,12 @@ void rename(const Family& family, StateNames& found) {
   }
 }
 
-/// Whether an entry is the optimizer's, or another part of a training run: schedulers, data loaders, counters.
-bool is_training_state(std::string_view entry, const OptimizerEntries& optimizer) {
-  return optimizer.has(entry) || is_one_of(entry.substr(0, entry.find('.')), kOtherRoots);
-}
-
-}  // namespace
-
+/// Where no family has the names of `entries`: finds the prefix under which those are that the optimizer has moments of,
+/// which are called after the model's own names.
+/// \param bare  the entries without wrappers, empty for training states.
 void infer_prefix_from_optimizer(std::span<const std::string> entries, std::span<const std::string> beside,
-                                 StateNames& names) {
-  if (names.fits || !names.prefix.empty()) return;
+                                 const std::vector<std::string>& bare, StateNames& names) {
   Names known;
-  std::vector<std::string> bare(entries.size());
-  for (std::size_t i = 0; i < entries.size(); ++i)
-    if (!is_training_state(entries[i], names.optimizer)) bare[i] = without_wrappers(entries[i], names);
   for (const auto some : {entries, beside})
     for (const std::string& entry : some) {
       const std::string_view parameter = names.optimizer.parameter_of(entry);
@@ -220,14 +212,15 @@ void infer_prefix_from_optimizer(std::span<const std::string> entries, std::span
       if (parameter.find_first_not_of("0123456789") != parameter.npos)
         known.insert(with_stars(without_wrappers(parameter, names)));
     }
-  const Votes votes = vote(bare, known);
-  if (votes.empty()) return;
-  names.prefix = chosen_prefix(votes);
-  for (std::size_t i = 0; i < entries.size(); ++i)
-    names.names[i] = bare[i].size() > names.prefix.size() && bare[i].starts_with(names.prefix)
-                         ? bare[i].substr(names.prefix.size())
-                         : std::string();
+  names.prefix = chosen_prefix(vote(bare, known));
 }
+
+/// Whether an entry is the optimizer's, or another part of a training run: schedulers, data loaders, counters.
+bool is_training_state(std::string_view entry, const OptimizerEntries& optimizer) {
+  return optimizer.has(entry) || is_one_of(entry.substr(0, entry.find('.')), kOtherRoots);
+}
+
+}  // namespace
 
 std::string without_wrappers(std::string_view name, const StateNames& names) {
   const bool is_module_one = is_one_of(kModuleWrapper, names.wrappers);
@@ -283,6 +276,7 @@ StateNames find_state_names(std::span<const std::string> entries, const Family* 
   const bool is_part = has_part_of_larger(found.prefix) || (is_base && !have_prefix(bare, found.prefix));
   if (is_part) found.prefix = container_prefix(bare);
   found.wrappers.assign(wrappers.begin(), wrappers.end());
+  if (!found.fits) infer_prefix_from_optimizer(entries, beside, bare, found);
   found.names.resize(entries.size());
   for (std::size_t i = 0; i < entries.size(); ++i)
     if (bare[i].size() > found.prefix.size() && bare[i].starts_with(found.prefix))
@@ -294,9 +288,15 @@ StateNames find_state_names(std::span<const std::string> entries, const Family* 
 
 std::string state_names_note(const StateNames& names) {
   std::string note;
-  if (!names.prefix.empty()) note = fmt::format("without the prefix {}", printable(names.prefix));
+  if (!names.prefix.empty())
+    note = fmt::format("without the prefix {}{}", printable(names.prefix),
+                       names.fits ? "" : ", as the optimizer has them");
   if (!names.wrappers.empty())
-    note += fmt::format("{}without {}", note.empty() ? "" : " and ", list_names(names.wrappers));
+    note += fmt::format("{}without {}",
+                        note.empty() ? ""
+                        : names.fits ? " and "
+                                     : ", and ",
+                        list_names(names.wrappers));
   if (!note.empty()) note = "names of tensors are read " + note;
   if (names.program.empty()) return note;
   if (!note.empty()) note += "; ";

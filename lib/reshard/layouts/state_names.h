@@ -27,20 +27,14 @@ struct StateNames {
 };
 
 /// Finds the prefix under which most entries have the names of `family`, its own or those of another program, or of any
-/// built-in one where it is null; then other programs' names stay. Where no entry has such a name, all but training
-/// states are the model's, under their own names. `family` is borrowed.
+/// built-in one where it is null; then other programs' names stay. Where no entry has such a name, the optimizer says
+/// what is the model's: what it has moments of, and all else under the same prefix. Without an optimizer, that is all but
+/// training states, under their own names. `family` is borrowed.
 /// \param beside  names of what is no tensor, or lies elsewhere: they tell where the optimizers are.
 /// \throws Error kBadInput, naming the entry, if two entries would have one name.
 /// O(n log n) in the entries.
 StateNames find_state_names(std::span<const std::string> entries, const Family* family,
                             std::span<const std::string> beside = {});
-
-/// Where no family has the names of `entries`: finds the prefix under which those are that the optimizer has moments of,
-/// which are called after the model's own names. All else is not the model's then. `entries` and `beside` are those that
-/// `names` was found for.
-/// O(n log n) in the entries.
-void infer_prefix_from_optimizer(std::span<const std::string> entries, std::span<const std::string> beside,
-                                 StateNames& names);
 
 /// `name` without the parts that wrappers of modules leave in it, as the entries of `names` were read.
 std::string without_wrappers(std::string_view name, const StateNames& names);
