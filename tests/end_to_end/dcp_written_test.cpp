@@ -17,6 +17,7 @@
 #include "support/models.h"
 #include "support/random.h"
 #include "support/temp_dir.h"
+#include "support/training_runs.h"
 
 namespace reshard::test {
 namespace {
@@ -221,6 +222,38 @@ TEST_CASE("Files of another save beside a new one are refused") {
   ConvertRequest again = to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt);
   again.force = true;
   convert(again);  // over its own
+}
+
+TEST_CASE("A prefix under which the model would not be read as one is refused, with its optimizer and without") {
+  Random random(8);
+  const TempDir temp;
+  const TinyModel tiny;
+  write_model(temp / "known", tiny, random_tensors(tiny, random));
+  write_safetensors(temp / "unknown/model.safetensors", {{"part.weight", random_tensor(random, DType::kF32, {3, 2})}});
+  small_run(random).write(temp / "run");
+  const auto check = [&](ConvertRequest request, const std::string& prefix, bool is_refused) {
+    CAPTURE(request.source.path, prefix);
+    request.target.options.set("prefix", prefix);
+    if (!is_refused) {
+      CHECK_NOTHROW(plan_convert(local_storage(), request));
+      return;
+    }
+    const Error error = error_of([&] { convert(request); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK_FALSE(error.tensor().empty());
+    CHECK_THAT(error.what(), Says("`prefix` " + prefix + ".: " + prefix + "." + error.tensor() + " would be read as"));
+    CHECK(error.hint() == "choose another prefix, such as model");
+    CHECK_FALSE(fs::exists(temp / "out"));
+  };
+  const auto check_all = [&](const std::string& prefix, bool is_refused) {
+    for (const char* source : {"known", "unknown", "run"})
+      check(to_dcp(temp / source, temp / "out", 2, std::nullopt), prefix, is_refused);
+    check(run_request(temp / "run", temp / "out", 2), prefix, is_refused);
+  };
+  for (const char* prefix : {"optim", "optimizer.model", "lr_scheduler", "train_state", "dataloader", "a.param_groups"})
+    check_all(prefix, true);
+  for (const char* prefix : {"model", "module", "state_dict.model", "app.model", "state", "ema", "a.optim", "llm"})
+    check_all(prefix, false);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/dcp_plan.h"
 #include "reshard/layouts/dcp_entries.h"
+#include "reshard/layouts/state_names.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/layouts/written_names.h"
 
@@ -50,6 +51,7 @@ class Cutter {
           .hint("give the model's config.json (`config`), or leave out `names`");
     if (!cut.names.empty()) names_.emplace(*model, cut.names);
     if (model == nullptr) return;
+    family_ = model->family.get();
     head_dim_ = model->head_dim;
     for (const ModelParameter& parameter : model->parameters) parameters_.emplace(parameter.name, &parameter);
   }
@@ -60,7 +62,9 @@ class Cutter {
       const WrittenNames::Place place = place_of(tensor.name);
       add_entry(tensor, place, path_of(place.entry), tensor_parallel_dim(tensor.name, tensor.shape, place));
     }
+    const std::size_t of_model = entries_.size();
     if (states_ != nullptr) add_states();
+    if (!cut_.prefix.empty()) validate_prefix(of_model);
     for (std::uint32_t e = 0; e < entries_.size(); ++e) {
       if (entries_[e].stacked) validate_all_experts(entries_[e]);
       metadata_.tensors.push_back({entries_[e].name, {}, entries_[e].dtype, entries_[e].shape, {}});
@@ -155,6 +159,24 @@ class Cutter {
             .tensor(tensor.name)
             .hint("do without `names`, or save it with flatten_optimizer_state_dict=True");
     }
+  }
+
+  /// \param of_model  how many of the entries are the model's: the first ones.
+  /// \throws Error kUsage if a reader would not take them for the model's, as it would without the prefix.
+  void validate_prefix(std::size_t of_model) const {
+    std::vector<std::string> tensors, objects;
+    for (const DcpEntry& entry : entries_) (entry.is_object ? objects : tensors).push_back(entry.name);
+    const std::vector<std::string> read = find_state_names(tensors, family_, objects).names;
+    const auto other = std::find(read.begin(), read.begin() + static_cast<std::ptrdiff_t>(of_model), "");
+    const auto e = static_cast<std::size_t>(other - read.begin());
+    if (e == of_model) return;
+    for (std::size_t t = 0; t < of_model; ++t) tensors[t].erase(0, cut_.prefix.size());
+    if (find_state_names(tensors, family_, objects).names[e].empty()) return;
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`prefix` {}: {} would be read as an entry beside the model, such as an optimizer's",
+                            printable(cut_.prefix), printable(entries_[e].name)))
+        .tensor(map_.logical[entries_[e].logical.front()].name)
+        .hint("choose another prefix, such as model");
   }
 
   void add_chunks(std::uint32_t e) {
@@ -263,6 +285,7 @@ class Cutter {
   const TrainingStates* states_;  // or null
   const DcpCut& cut_;
   std::optional<WrittenNames> names_;  // of another program
+  const Family* family_ = nullptr;     // of the model; null where it is not known
   std::uint64_t head_dim_ = 0;
   std::unordered_map<std::string_view, const ModelParameter*> parameters_;
   std::vector<DcpEntry> entries_;

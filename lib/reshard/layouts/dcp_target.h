@@ -26,8 +26,8 @@ struct DcpCut {
 ///        none.
 /// \param model  says which dims tensor-parallel ranks split, and which names are tied; without it, none are.
 /// \throws Error kUsage for more `tp` than 1, or names of another program, without a model, and for a prefix with which
-///         a parameter has the name of another entry; as WrittenNames; kUnsupported for a dtype that torch does not
-///         have, and for states that cannot follow their parameters to another program.
+///         a parameter has the name of another entry, or would be read as none; as WrittenNames; kUnsupported for a
+///         dtype that torch does not have, and for states that cannot follow their parameters to another program.
 TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
                          const DcpCut& cut);
 
