@@ -8,6 +8,7 @@
 
 #include "reshard/formats/dcp_item.h"
 #include "reshard/formats/dcp_metadata.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
@@ -194,6 +195,34 @@ TEST_CASE("What torchtitan 0.2 wrote is written again, chunk by chunk") {
       CHECK(sha256_hex(entry.chunks[c].bytes) == chunk["sha256"].get<std::string>());
     }
   }
+}
+
+TEST_CASE("torchtitan's names are not taken for the model's own where no config.json translates them") {
+  const fs::path golden_case = testdata("golden/dcp/titan-llama3-v0.2.2");
+  const TempDir temp;
+  const auto check = [&](const Error& error, const char* hint) {
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(), Says("its tensors have torchtitan's names, which it takes the model's config.json"));
+    CHECK_THAT(error.hint(), Says(hint));
+    CHECK_FALSE(fs::exists(temp / "out"));
+  };
+  ConsolidateRequest consolidated;
+  consolidated.source.path = golden_case / "sharded";
+  consolidated.output_directory = temp / "out";
+  const Error none = error_of([&] { consolidate(consolidated); });
+  check(none, "say with `config` where the model's config.json is");
+  CHECK(none.path() == (golden_case / "sharded").string());
+
+  ConvertRequest converted = convert_request(golden_case / "sharded", temp / "out");
+  check(error_of([&] { convert(converted); }), "say with `config`");
+  write_file(temp / "unknown/config.json", R"({"model_type": "nobodys"})");
+  converted.source.config = temp / "unknown";
+  check(error_of([&] { convert(converted); }), "has the model_type \"nobodys\", which is not known");
+
+  // What keeps the names needs no config.json.
+  CHECK(read_checkpoint(local_storage(), golden_case / "sharded", {}).names_of == "torchtitan");
+  convert(to_titan(golden_case / "sharded", temp / "dcp", "hf", 3));
+  CHECK(entries_of(temp / "dcp").count("tok_embeddings.weight") == 1);
 }
 
 TEST_CASE("A model of Hugging Face goes to torchtitan and back, as the case has it") {

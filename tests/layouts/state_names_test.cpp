@@ -213,6 +213,13 @@ TEST_CASE("torchtitan's names become the model's, with their order, and without 
   CHECK_THAT(state_names_note(unknown), Says("with a config.json"));
 }
 
+TEST_CASE("Names that are another program's by chance are a model's own") {
+  const std::vector<std::string> entries{"norm.weight", "output.weight", "blocks.0.w", "blocks.1.w", "blocks.2.w"};
+  const StateNames found = find_state_names(entries, nullptr);
+  CHECK(found.program.empty());
+  CHECK(found.names == entries);
+}
+
 TEST_CASE("Two entries for one name are refused") {
   std::vector<std::string> entries = with_prefix("model.");
   entries.push_back("model._orig_mod.lm_head.weight");

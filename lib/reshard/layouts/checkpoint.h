@@ -47,6 +47,9 @@ struct Checkpoint {
   TensorMap map;
   TrainingStates states;       // with ReadContext::with_optimizer
   bool leaves_states = false;  // there are some, which were not read
+  /// The program whose names the tensors have, and whose order of rows, as nothing says what the model's own are: empty
+  /// where they have these.
+  std::string names_of;
   Mesh mesh;
   std::optional<BesideModel> beside_model;                         // of layouts that training programs write
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file

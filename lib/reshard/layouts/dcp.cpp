@@ -127,6 +127,7 @@ class DcpLayout final : public Layout {
     checkpoint.format = source.format;
     checkpoint.notes = std::move(source.notes);
     checkpoint.beside_model = source.beside;
+    checkpoint.names_of = std::move(source.program);
     source.tensors = unstacked(std::move(source.tensors), source.where);
     source.states = unstacked(std::move(source.states), source.where);
     const Container tensors = container_of(source.tensors);

@@ -428,6 +428,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   for (const DcpTensor& tensor : optimizer.metadata.tensors) beside.push_back(tensor.name);
   for (const DcpBytes& object : optimizer.metadata.bytes) beside.push_back(object.name);
   const StateNames names = names_in_model(entries, family, beside, source.where, source.notes);
+  if (names.others.empty()) source.program = names.program;
   ChunkFinder finder(files, directory, source.where, metadata, source.files, source.notes);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
     if (!names.names[t].empty()) take_order(names, t, finder.add(metadata.tensors[t], names.names[t]));
@@ -505,6 +506,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
     entries.push_back({tensor.entry, *bytes});
   }
   StateNames names = names_in_model(entries, family, {}, source.where, source.notes);
+  if (names.others.empty()) source.program = names.program;
   leave_out_others(entries, names, source.beside, source.notes);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     source.tensors[i].name = std::move(names.names[i]);

@@ -24,6 +24,7 @@ struct DcpSource {
   std::vector<ChunkedTensor> states;  // with DcpContent::kRun: what is beside the model
   std::vector<DcpPath> paths;         // TrainingStates::paths
   std::string prefix;                 // TrainingStates::prefix
+  std::string program;                // Checkpoint::names_of
   BesideModel beside;                 // what was left out
   std::vector<std::string> notes;     // what was left out, and what is odd
 };

@@ -124,6 +124,15 @@ std::string chosen_prefix(const Votes& votes) {
   return chosen;
 }
 
+/// Whether at least half of what lies under the chosen prefix are votes.
+bool fits_most(std::span<const std::string> entries, const Votes& votes) {
+  const std::string prefix = chosen_prefix(votes);
+  const auto count = std::count_if(entries.begin(), entries.end(), [&](const std::string& entry) {
+    return !entry.empty() && entry.starts_with(prefix);
+  });
+  return 2 * most(votes) >= static_cast<std::size_t>(count);
+}
+
 /// Whether a prefix ends inside a larger model, beside other parts of it.
 bool has_part_of_larger(std::string_view prefix) {
   const std::vector<std::string> parts = split(prefix, '.');
@@ -266,7 +275,9 @@ StateNames find_state_names(std::span<const std::string> entries, const Family* 
     is_base = true;
   }
   for (const auto& [program, names] : other_programs)
-    if (Votes others = vote(bare, names); most(others) > most(votes)) {
+    // Of a model that nobody has named, a few names may be the same by chance.
+    if (Votes others = vote(bare, names);
+        most(others) > most(votes) && (family != nullptr || fits_most(bare, others))) {
       votes = std::move(others);
       found.program = program;
       is_base = false;

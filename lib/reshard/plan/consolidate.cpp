@@ -27,6 +27,7 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
     return plan_adapters(files, request, found, adapters);
   Checkpoint checkpoint = read_sharded(files, found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
+  validate_names(checkpoint, *request.target.layout);
   auto job = start_job("consolidate", checkpoint,
                        request.output_directory.value_or(checkpoint.layout->default_output(files, checkpoint.found())),
                        request.force);

@@ -247,6 +247,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   if (request.lora_fuse && !checkpoint.adapter)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(checkpoint.path);
   validate_has_states(request.source, checkpoint);
+  validate_names(checkpoint, *request.target.layout);
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
   note_states_left(*job, checkpoint, *request.target.layout);
   validate_outside(files, request.output_directory, checkpoint);

@@ -124,6 +124,17 @@ void validate_has_states(const SourceRequest& request, const Checkpoint& checkpo
         .hint("do without `with-optimizer`, or give the directory that holds both");
 }
 
+void validate_names(const Checkpoint& checkpoint, const Layout& target) {
+  if (checkpoint.names_of.empty() || target.traits().has_ranks) return;  // these need a model, or take any names
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("its tensors have {}'s names, which it takes the model's config.json to "
+                          "translate into its own",
+                          checkpoint.names_of))
+      .in(checkpoint.path)
+      .hint(checkpoint.config.empty() ? "say with `config` where the model's config.json is"
+                                      : hint_for_model(checkpoint));
+}
+
 void note_states_left(Job& job, const Checkpoint& checkpoint, const Layout& target) {
   if (checkpoint.leaves_states && target.traits().writes_states)
     job.notes.push_back("training cannot go on from the model alone: `with-optimizer` takes its optimizer along");

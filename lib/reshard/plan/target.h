@@ -22,6 +22,8 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, std:
 /// none.
 void validate_takes_states(const SourceRequest& source, const Layout& target);
 void validate_has_states(const SourceRequest& request, const Checkpoint& checkpoint);
+/// \throws Error kBadInput if the source's tensors have another program's names, and the target's are the model's own.
+void validate_names(const Checkpoint& checkpoint, const Layout& target);
 /// Notes that a target that could have the optimizer's states does not get them.
 void note_states_left(Job& job, const Checkpoint& checkpoint, const Layout& target);
 
