@@ -191,6 +191,7 @@ Document document_of(const ManifestVerification& result) {
   Document json;
   json["tensors"] = result.compared_tensors;
   json["bytes"] = result.compared_bytes;
+  json["states_not_compared"] = result.states_left;
   json["only_in_a"] = result.only_checkpoint;
   json["only_in_manifest"] = result.only_manifest;
   json["other_shape_or_dtype"] = result.other_form;
@@ -202,6 +203,12 @@ Document document_of(const ManifestVerification& result) {
                                  {"first_elements", d.first},
                                  {"files", d.files}});
   return json;
+}
+
+std::string states_left_note(std::uint64_t count, const Checkpoint& checkpoint) {
+  return fmt::format("the manifest has {} of a training run beside the model, which {} not compared{}",
+                     count == 1 ? "1 entry" : fmt::format("{} entries", count), count == 1 ? "is" : "are",
+                     checkpoint.leaves_states ? ": `with-optimizer` compares them" : "");
 }
 
 std::string report_text(const FilesVerification& result) {
@@ -291,7 +298,12 @@ int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
     const ProgressBar bar(progress, bytes, !arguments.quiet);
     result = verify_manifest(a.map, manifest, file, options, together);
   }
-  return report(result, a.notes);
+  std::vector<std::string> notes = a.notes;
+  if (result.states_left > 0) {
+    notes.push_back(states_left_note(result.states_left, a));
+    if (!arguments.quiet && !arguments.json) print_notes({notes.back()});
+  }
+  return report(result, notes);
 }
 
 void validate_arguments(const VerifyArguments& arguments) {

@@ -202,7 +202,16 @@ TEST_CASE("A run goes to another mesh by the command line, with a manifest, and 
   CHECK_THAT(run_reshard({"verify", source, out, "--with-optimizer"}).out, Says("same: 97 tensors"));
   CHECK_THAT(run_reshard({"verify", source, out}).out, Says("same: 21 tensors"));
   const std::string manifest = out + "/reshard.manifest.json";
-  CHECK_THAT(run_reshard({"verify", source, "--manifest", manifest, "--with-optimizer"}).out, Says("same: 97 tensors"));
+  for (const std::string& checked : {source, out}) {
+    const ProgramResult whole = run_reshard({"verify", checked, "--manifest", manifest, "--with-optimizer"});
+    CHECK_THAT(whole.out, Says("same: 97 tensors"));
+    CHECK_THAT(whole.err, !Says("not compared"));
+    const ProgramResult model = run_reshard({"verify", checked, "--manifest", manifest});
+    CHECK(model.exit_code == 0);
+    CHECK(model.out == "same: 21 tensors, 98.6 kB\n");
+    CHECK_THAT(model.err, Says("note: the manifest has 76 entries of a training run beside the model, which are not "
+                               "compared: --with-optimizer compares them\n"));
+  }
 
   const auto without = with(alone, {});
   CHECK_THAT(without.err, Says("--with-optimizer takes its optimizer along"));

@@ -30,7 +30,9 @@ Manifest sample() {
   manifest.files = {{"a/b.safetensors", 5, digest(2)}};
   const std::vector<Sha256Digest> leaves = {digest(3), digest(4)};
   manifest.tensors = {{"a.weight", DType::kBF16, {2, 3}, {digest(5), {}}},
-                      {"b", DType::kF32, {}, {sha256(std::as_bytes(std::span(leaves))), leaves}}};
+                      {"b", DType::kF32, {}, {sha256(std::as_bytes(std::span(leaves))), leaves}},
+                      {"optim.lr", DType::kU8, {9}, {digest(6), {}}, TensorRole::kObject},
+                      {"optim.step", DType::kF32, {}, {digest(7), {}}, TensorRole::kState}};
   return manifest;
 }
 
@@ -39,6 +41,9 @@ TEST_CASE("A manifest comes back from its text, which has a tensor a line") {
   const std::string text = manifest_text(manifest);
   CHECK((parse_manifest(text, "m.json") == manifest));
   CHECK_THAT(text, Says("\n{\"name\": \"a.weight\", \"dtype\": \"BF16\", \"shape\": [2, 3], \"sha256\": \"05"));
+  CHECK_THAT(text, Says("\"sha256\": \"" + to_hex(digest(6)) + "\", \"role\": \"object\"}"));
+  CHECK_THAT(text, Says("\"sha256\": \"" + to_hex(digest(7)) + "\", \"role\": \"state\"}"));
+  CHECK_THAT(text, !Says("parameter"));
   Manifest empty;
   CHECK((parse_manifest(manifest_text(empty), "m.json") == empty));
 }
@@ -60,6 +65,8 @@ TEST_CASE("A manifest that was edited, or is another file, is refused with what 
   CHECK_THAT(refused([](auto& json) { json["tensors"][1]["name"] = "a.weight"; }), Says("a.weight: is there twice"));
   CHECK_THAT(refused([](auto& json) { json["tensors"][0]["dtype"] = "BF15"; }), Says("\"dtype\""));
   CHECK_THAT(refused([](auto& json) { json["tensors"][0]["shape"] = {-1}; }), Says("\"shape\""));
+  CHECK_THAT(refused([](auto& json) { json["tensors"][2]["role"] = "buffer"; }),
+             Says("tensors[2]") && Says("\"role\""));
   CHECK_THAT(refused([](auto& json) { json["files"][0]["sha256"] = "00"; }),
              Says("files[0]") && Says("64 hexadecimal"));
   CHECK_THAT(error_of([] { parse_manifest("no JSON", "m.json"); }).what(), Says("not valid JSON"));

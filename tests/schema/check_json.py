@@ -82,7 +82,7 @@ class Documents(unittest.TestCase):
         self.check("verify-manifest", run("verify", MODEL, "--manifest", manifest))
         self.check("verify-manifest", run("verify", str(out), "--manifest", str(out / "SHA256SUMS")))
         digests = self.check("inspect", run("inspect", MODEL, "--digest"))
-        tensors = json.loads((out / "reshard.manifest.json").read_text())["tensors"]
+        tensors = self.check("manifest", json.loads((out / "reshard.manifest.json").read_text()))["tensors"]
         expected = {tensor["name"]: tensor["sha256"] for tensor in tensors}
         self.assertEqual({tensor["name"]: tensor["sha256"] for tensor in digests["tensors"]}, expected)
 
@@ -92,6 +92,27 @@ class Documents(unittest.TestCase):
         changed = self.check("verify-manifest",
                              run("verify", str(out), "--manifest", str(out / "SHA256SUMS"), exit_code=1))
         self.assertEqual(changed["different_files"], ["config.json"])
+
+    def test_manifest_of_a_training_run(self):
+        """What is beside the model has a role, and is compared where it is read."""
+        run_directory, out, whole = str(GOLDEN / "dcp/llama-fsdp2-optim/sharded"), self.path("out"), self.path("whole")
+        run("convert", run_directory, out, "--to", "dcp", "--with-optimizer", "--prefix", "model", "--manifest")
+        run("convert", run_directory, whole)
+        manifest = out + "/reshard.manifest.json"
+        document = self.check("manifest", json.loads(pathlib.Path(manifest).read_text(encoding="utf-8")))
+        roles = [tensor.get("role", "parameter") for tensor in document["tensors"]]
+        self.assertEqual([roles.count(role) for role in ("parameter", "state", "object")], [21, 63, 13])
+        for given, options, compared, left in ((out, ["--with-optimizer"], 97, 0), (out, [], 21, 76),
+                                               (whole, [], 21, 76)):
+            with self.subTest(given=given, options=options):
+                found = self.check("verify-manifest", run("verify", given, "--manifest", manifest, *options))
+                self.assertEqual([found["tensors"], found["states_not_compared"]], [compared, left])
+                self.assertEqual(sum("not compared" in note for note in found["notes"]), 1 if left else 0)
+                self.assertEqual(sum("--with-optimizer compares them" in note for note in found["notes"]),
+                                 1 if left and given == out else 0)
+        script = [sys.executable, str(REPOSITORY / "scripts/check-manifest.py"), manifest, whole]
+        printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+        self.assertEqual(printed, "not compared, as they are beside the model: 76 entries\nsame: 21 tensors\n")
 
     def test_manifest_of_large_tensors(self):
         """Leaves of tensors of several dims are where the script has them."""

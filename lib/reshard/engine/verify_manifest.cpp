@@ -104,7 +104,15 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
     wanted.push_back(index);
     against.push_back(&other);
   }
-  for (const auto& [name, tensor] : expected) result.only_manifest.emplace_back(name);
+  const bool has_states = std::any_of(map.logical.begin(), map.logical.end(), [](const LogicalTensor& tensor) {
+    return tensor.role != TensorRole::kParameter;
+  });
+  for (const auto& [name, tensor] : expected) {
+    if (tensor->role != TensorRole::kParameter && !has_states)
+      ++result.states_left;
+    else
+      result.only_manifest.emplace_back(name);
+  }
   const std::vector<TensorDigest> digests = compute_digests(map, wanted, options, true, together);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const LogicalTensor& tensor = map.logical[wanted[i]];

@@ -25,6 +25,7 @@ struct DigestDifference {
 struct ManifestVerification {
   std::uint64_t compared_tensors = 0;
   std::uint64_t compared_bytes = 0;
+  std::uint64_t states_left = 0;  // entries of the manifest that are beside the model, and were not compared
   std::vector<std::string> only_manifest;
   std::vector<std::string> only_checkpoint;
   std::vector<std::string> other_form;  // names with both dtypes and shapes
@@ -36,7 +37,7 @@ struct ManifestVerification {
 };
 
 /// Hashes the tensors of a checkpoint, whatever its layout, and compares them with those of a manifest; replicas and
-/// padding are compared as RunOptions::replicas says.
+/// padding are compared as RunOptions::replicas says. If the map has no states, the manifest's are only counted.
 /// \throws Error kBadInput for a manifest whose leaves are not those of the tensor's shape; as run_program.
 ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manifest,
                                      const std::filesystem::path& manifest_path, const RunOptions& options);

@@ -104,6 +104,7 @@ std::string tensor_line(const Manifest::Tensor& tensor) {
   std::string line =
       fmt::format("{{\"name\": {}, \"dtype\": \"{}\", \"shape\": [{}], \"sha256\": \"{}\"", quoted(tensor.name),
                   name(tensor.dtype), fmt::join(tensor.shape, ", "), to_hex(tensor.digest.digest));
+  if (tensor.role != TensorRole::kParameter) line += fmt::format(", \"role\": \"{}\"", name(tensor.role));
   if (!tensor.digest.leaves.empty()) {
     line += ", \"leaves\": [";
     const char* separator = "\"";
@@ -144,6 +145,11 @@ Manifest::Tensor tensor_of(const Json& item, const fs::path& path, std::size_t i
   for (const Json& size : object.array_at("shape")) {
     if (!size.is_number_unsigned()) object.fail("shape", "an array of whole numbers");
     tensor.shape.push_back(size.get<std::uint64_t>());
+  }
+  if (object.has("role")) {
+    const auto role = tensor_role_from_name(object.string_at("role"));
+    if (!role) object.fail("role", "a role that is known");
+    tensor.role = *role;
   }
   tensor.digest.digest = digest_at(object, "sha256");
   if (!object.has("leaves")) return tensor;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/base/sha256.h"
+#include "reshard/formats/tensor_role.h"
 #include "reshard/io/files.h"
 #include "reshard/tensor/dtype.h"
 #include "reshard/tensor/shape.h"
@@ -50,6 +51,7 @@ struct Manifest {
     DType dtype = DType::kBF16;
     Dims shape;
     TensorDigest digest;
+    TensorRole role = TensorRole::kParameter;
 
     friend bool operator==(const Tensor&, const Tensor&) = default;
   };

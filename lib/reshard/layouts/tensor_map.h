@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "reshard/formats/container.h"
+#include "reshard/formats/tensor_role.h"
 #include "reshard/formats/torch_plan.h"
 #include "reshard/io/zstd_source.h"
 #include "reshard/layouts/partition.h"
@@ -36,13 +37,6 @@ class Filler {
  private:
   std::uint64_t bits_ = 0;
   Fill fill_ = Fill::kNone;
-};
-
-/// What an entry is to the training run that saved it.
-enum class TensorRole : std::uint8_t {
-  kParameter,  // or a buffer: it is the model's
-  kState,      // a moment of the optimizer, a counter, or another tensor beside the model
-  kObject,     // no tensor: the bytes that torch.save made of any object, which are moved and never opened
 };
 
 /// An entry of the original state dict.
@@ -139,7 +133,7 @@ class TensorMap {
   std::vector<std::vector<Piece>> pieces;
   std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
   std::vector<std::uint32_t> transposed;            // of a target: logical tensors with the last two dims swapped
-  std::vector<TextFile> text_files;                 // of a target: files without tensors that belong to its containers
+  std::vector<TextFile> text_files;  // of a target: files without tensors that belong to its containers
   /// What to try where replicas differ, for a source whose partition was inferred without metadata: identical replicas
   /// alone confirm it. Else empty.
   std::string inferred_partition_hint;

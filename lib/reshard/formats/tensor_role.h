@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace reshard {
+
+/// What an entry is to the training run that saved it.
+enum class TensorRole : std::uint8_t {
+  kParameter,  // or a buffer: it is the model's
+  kState,      // a moment of the optimizer, a counter, or another tensor beside the model
+  kObject,     // no tensor: the bytes that torch.save made of any object, which are moved and never opened
+};
+
+struct TensorRoleRow {
+  TensorRole role;
+  const char* name;  // in a manifest
+};
+inline constexpr TensorRoleRow kTensorRoles[] = {
+    {TensorRole::kParameter, "parameter"}, {TensorRole::kState, "state"}, {TensorRole::kObject, "object"}};
+
+inline const char* name(TensorRole role) {
+  return kTensorRoles[static_cast<std::size_t>(role)].name;
+}
+
+inline std::optional<TensorRole> tensor_role_from_name(std::string_view name) {
+  for (const TensorRoleRow& row : kTensorRoles)
+    if (name == row.name) return row.role;
+  return std::nullopt;
+}
+
+}  // namespace reshard
