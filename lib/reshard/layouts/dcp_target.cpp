@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -131,15 +132,55 @@ class Cutter {
       DcpPath path = states_->path_with(i, place.entry);
       place.entry = states_->name_with(i, place.entry);
       if (!is_alike) place.interleaved = false;
+      if (!is_alike && place.stacked > 0 && !is_first_of_stack(tensor, place)) continue;
+      if (!is_alike) place.stacked = 0;
       add_entry(tensor, place, std::move(path), tp_dim);
     }
+    for (const auto& [entry, stack] : of_stacks_) validate_of_all_experts(entry, stack);
     if (names_) validate_no_lists();
   }
 
-  /// \throws Error kUnsupported for a state of several elements, or of several tensors of which one is to be made.
+  /// What each expert of a stack has, and the stack once, such as the count of steps.
+  struct OfStack {
+    const LogicalTensor* first = nullptr;
+    std::vector<bool> experts;  // that have it
+  };
+
+  /// Notes what `tensor` is of its stack. Those after the first are to be the same.
+  /// \throws Error kUnsupported if it has another dtype or shape than the first.
+  bool is_first_of_stack(const LogicalTensor& tensor, const WrittenNames::Place& place) {
+    OfStack& stack = of_stacks_[place.entry];
+    stack.experts.resize(place.stacked);
+    stack.experts.at(place.index) = true;
+    if (stack.first == nullptr) {
+      stack.first = &tensor;
+      return true;
+    }
+    if (tensor.dtype != stack.first->dtype || tensor.shape != stack.first->shape)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("is {} {}, and {} is {} {}, but {} can have one of them only", name(tensor.dtype),
+                              to_string(tensor.shape), printable(stack.first->name), name(stack.first->dtype),
+                              to_string(stack.first->shape), printable(place.entry)))
+          .tensor(tensor.name)
+          .hint("do without `names`, or without `with-optimizer`");
+    map_.same.emplace_back(tensor.name, stack.first->name);
+    return false;
+  }
+
+  /// \throws Error kUnsupported if some experts have it, and others have not.
+  static void validate_of_all_experts(const std::string& entry, const OfStack& stack) {
+    const auto missing = std::find(stack.experts.begin(), stack.experts.end(), false);
+    if (missing == stack.experts.end()) return;
+    throw Error(ErrorKind::kUnsupported, fmt::format("expert {} of the stack has none, and {} is of all of them",
+                                                     missing - stack.experts.begin(), printable(entry)))
+        .tensor(stack.first->name)
+        .hint("do without `names`, or without `with-optimizer`");
+  }
+
+  /// \throws Error kUnsupported for a state of several elements whose order is not that of its parameter any more.
   static void validate_needs_no_order(const LogicalTensor& tensor, const WrittenNames::Place& place) {
-    const bool is_reordered = place.interleaved && tensor.role == TensorRole::kState && num_elems(tensor.shape) != 1u;
-    if (place.stacked == 0 && !is_reordered) return;
+    const bool is_ordered = tensor.role == TensorRole::kState && num_elems(tensor.shape) != 1u;
+    if (!is_ordered || (place.stacked == 0 && !place.interleaved)) return;
     throw Error(
         ErrorKind::kUnsupported,
         fmt::format("has another shape than its parameter, which {} in {}: what is to become of it there is not "
@@ -289,6 +330,7 @@ class Cutter {
   std::uint64_t head_dim_ = 0;
   std::unordered_map<std::string_view, const ModelParameter*> parameters_;
   std::vector<DcpEntry> entries_;
+  std::map<std::string, OfStack> of_stacks_;                 // by entry
   std::unordered_map<std::string, std::uint32_t> entry_of_;  // index into entries_, by name
   std::vector<RankFileTensors> ranks_;
   TensorMap map_;

@@ -23,7 +23,7 @@ struct DcpCut {
 /// dim is split twice, tensor parallelism comes first. What several ranks would have is in the file of one of them.
 /// Where another program stacks experts, or has rows in another order, the parts are of what that program has.
 /// \param states  go along, and are called, ordered and cut as their parameters where they have their shape; null for
-///        none.
+///        none. Of others, such as counts of steps, a stack of experts has one (TensorMap::same).
 /// \param model  says which dims tensor-parallel ranks split, and which names are tied; without it, none are.
 /// \throws Error kUsage for more `tp` than 1, or names of another program, without a model, and for a prefix with which
 ///         a parameter has the name of another entry, or would be read as none; as WrittenNames; kUnsupported for a

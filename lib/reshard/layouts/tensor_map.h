@@ -133,6 +133,8 @@ class TensorMap {
   std::vector<std::vector<Piece>> pieces;
   std::unordered_map<std::uint32_t, Dims> strides;  // in elements, of the stored tensors that are not C-ordered
   std::vector<std::uint32_t> transposed;            // of a target: logical tensors with the last two dims swapped
+  /// Of a target: states of the source that have to be the same as another one, which stands for both here.
+  std::vector<std::pair<std::string, std::string>> same;
   std::vector<TextFile> text_files;  // of a target: files without tensors that belong to its containers
   /// What to try where replicas differ, for a source whose partition was inferred without metadata: identical replicas
   /// alone confirm it. Else empty.

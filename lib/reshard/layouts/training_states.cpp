@@ -98,7 +98,8 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
   return left_out;
 }
 
-void add_states(TensorMap& model, TensorMap states) {
+void add_states(TensorMap& model, TensorMap states, const std::vector<std::pair<std::string, std::string>>& same) {
+  const std::unordered_map<std::string_view, std::string_view> kept(same.begin(), same.end());
   const auto first = static_cast<std::uint32_t>(model.stored.size());
   model.stored.reserve(model.stored.size() + states.stored.size());
   for (StoredTensor& tensor : states.stored) model.stored.push_back(std::move(tensor));
@@ -111,7 +112,9 @@ void add_states(TensorMap& model, TensorMap states) {
           .in(model.files.empty() ? std::filesystem::path() : model.files.front().path.parent_path())
           .tensor(tensor.name)
           .hint("do without `with-optimizer`");
-    const std::uint32_t index = model.add_logical(tensor, {});
+    LogicalTensor added = tensor;
+    if (const auto found = kept.find(tensor.name); found != kept.end()) added.name = found->second;
+    const std::uint32_t index = model.add_logical(added, {});
     for (Piece& piece : states.pieces[l]) {
       piece.stored += first;
       model.pieces[index].push_back(std::move(piece));

@@ -78,7 +78,8 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
                                            const std::filesystem::path& where);
 
 /// Adds the states to the model they belong to, in whose files they lie.
+/// \param same  TensorMap::same of the target: the first of each becomes a replica of the second.
 /// \throws Error kBadInput if a state has the name of a parameter.
-void add_states(TensorMap& model, TensorMap states);
+void add_states(TensorMap& model, TensorMap states, const std::vector<std::pair<std::string, std::string>>& same = {});
 
 }  // namespace reshard

@@ -267,7 +267,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   options.check_replicas = request.check_replicas;
   for (auto* dropped : {&selection.dropped, &states_dropped})
     std::move(dropped->begin(), dropped->end(), std::back_inserter(options.dropped));
-  add_states(job->source, std::move(checkpoint.states.map));
+  add_states(job->source, std::move(checkpoint.states.map), job->target.same);
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   if (checkpoint.adapter) return job;  // config.json is the base model's

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <string_view>
+#include <unordered_map>
 
 #include "reshard/layouts/layout.h"
 
@@ -24,6 +26,22 @@ std::string source_path(const Job& job, const fs::path& file) {
 std::optional<Sha256Digest> digest_of(const Job& job, const fs::path& file) {
   const auto found = job.source_digests.find(file);
   return found == job.source_digests.end() ? std::nullopt : std::optional(found->second);
+}
+
+/// Adds the states that others of the target stand for: whoever reads it finds all of them.
+void add_same(const TensorMap& target, std::vector<Manifest::Tensor>& tensors) {
+  if (target.same.empty()) return;
+  std::unordered_map<std::string_view, std::vector<std::string_view>> names;
+  for (const auto& [name, of] : target.same) names[of].push_back(name);
+  for (std::size_t t = 0, count = tensors.size(); t < count; ++t) {
+    const auto found = names.find(tensors[t].name);
+    if (found == names.end()) continue;
+    for (const std::string_view name : found->second) {
+      Manifest::Tensor other = tensors[t];
+      other.name = name;
+      tensors.push_back(std::move(other));
+    }
+  }
 }
 
 }  // namespace
@@ -49,6 +67,7 @@ Manifest manifest_of(const Job& job, std::string fingerprint, const std::vector<
     const LogicalTensor& tensor = job.target.logical[t];
     if (!tensor.filler) manifest.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, digests[t], tensor.role});
   }
+  add_same(job.target, manifest.tensors);
   std::sort(manifest.tensors.begin(), manifest.tensors.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
   return manifest;

@@ -32,7 +32,7 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   take_config_dtype(files, *job, *request.target.layout, checkpoint.config, logical);
   ProgramOptions options;
   options.dropped = plan_target(files, *job, request.target, &*checkpoint.model, logical, checkpoint.states_or_null());
-  add_states(job->source, std::move(checkpoint.states.map));
+  add_states(job->source, std::move(checkpoint.states.map), job->target.same);
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   carry_companions(files, *job, checkpoint, {request.output_directory});

@@ -1,0 +1,136 @@
+// States of experts that another program stacks: those of their shape are stacked, too, and of the others the stack has one.
+
+#include <filesystem>
+
+#include "reshard/engine/verify_manifest.h"
+#include "reshard/layouts/checkpoint.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/families.h"
+#include "support/local_files.h"
+#include "support/temp_dir.h"
+#include "support/training_runs.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A model of experts under `model`, and its run with `step` and `lr` of every parameter; all experts have the same.
+Saved run_of_experts(Random& random, const fs::path& model) {
+  Saved saved;
+  for (const auto& [name, data] : write_case(family_case("qwen3_moe"), model)) {
+    saved.add(name, data);
+    saved.add("optim.state." + name + ".exp_avg", random_tensor(random, DType::kF32, data.shape));
+    saved.add("optim.state." + name + ".step", {DType::kF32, {}, "step"});
+    saved.add_object("optim.param_groups." + name + ".lr");
+  }
+  return saved;
+}
+
+const std::string kExpert = "model.layers.1.mlp.experts.1.up_proj.weight";
+
+dcp::Whole& tensor_of(Saved& saved, const std::string& name) {
+  for (dcp::Whole& tensor : saved.tensors)
+    if (tensor.name == name) return tensor;
+  FAIL("there is no " << name);
+  return saved.tensors.front();
+}
+
+ConvertRequest to_stacks(const fs::path& source, const fs::path& model, const fs::path& output) {
+  ConvertRequest request = run_request(source, output, 2);
+  request.source.config = model;
+  request.target.options.set("names", "torchtitan");
+  return request;
+}
+
+TEST_CASE("Experts with their optimizer go into stacks, and come back as they were") {
+  Random random(51);
+  const TempDir temp;
+  const Saved saved = run_of_experts(random, temp / "model");
+  saved.write(temp / "run");
+  RunOptions options = unsynced();
+  const auto job = plan_convert(local_storage(), to_stacks(temp / "run", temp / "model", temp / "titan"));
+  job->manifest = true;
+  execute(*job, options);
+  convert(run_request(temp / "titan", temp / "back", 3));
+  const dcp::Content first = dcp::read(temp / "run"), last = dcp::read(temp / "back");
+  CHECK((last.tensors == first.tensors));
+  CHECK((last.objects == first.objects));
+
+  // Its manifest is of what is read of it, and of what it was made of.
+  const fs::path path = temp / "titan" / kManifestFile;
+  const Manifest manifest = parse_manifest(read_file(path), path);
+  CHECK(manifest.tensors.size() == first.tensors.size() + first.objects.size());
+  for (const char* side : {"titan", "run", "back"}) {
+    CAPTURE(side);
+    ReadContext context;
+    context.with_optimizer = true;
+    context.config.path = temp / "model";
+    Checkpoint checkpoint = read_checkpoint(local_storage(), temp / side, context);
+    add_states(checkpoint.map, std::move(checkpoint.states.map));
+    const ManifestVerification result = verify_manifest(checkpoint.map, manifest, path, options);
+    CHECK(result.same());
+    CHECK(result.compared_tensors == manifest.tensors.size());
+  }
+}
+
+TEST_CASE("What experts do not have alike is not made one of") {
+  Random random(52);
+  const TempDir temp;
+  Saved saved = run_of_experts(random, temp / "model");
+  const std::string step = "optim.state." + kExpert + ".step", lr = "optim.param_groups." + kExpert + ".lr";
+  const std::string other = "model.layers.1.mlp.experts.0.up_proj.weight";
+  const auto error = [&] {
+    saved.write(temp / "run");
+    const Error found = error_of([&] { convert(to_stacks(temp / "run", temp / "model", temp / "out")); });
+    CHECK_FALSE(fs::exists(temp / "out"));
+    return found;
+  };
+  SECTION("another count of steps") {
+    tensor_of(saved, step).data.bytes = "more";
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(found.what(), Says("is a replica of optim.state." + other + ".step"));
+  }
+  SECTION("another object") {
+    for (dcp::Object& object : saved.objects)
+      if (object.name == lr) object.bytes = dcp::object_bytes("y");
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(found.what(), Says("is a replica of optim.param_groups." + other + ".lr"));
+  }
+  SECTION("a count of another dtype") {
+    tensor_of(saved, step).data = {DType::kF64, {}, "eight..."};
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kUnsupported);
+    CHECK(found.path() == (temp / "run").string());
+    CHECK(found.tensor() == step);
+    CHECK_THAT(found.what(), Says("is F64 [], and optim.state." + other + ".step is F32 []"));
+  }
+  SECTION("no count") {
+    std::erase_if(saved.tensors, [&](const dcp::Whole& tensor) { return tensor.name == step; });
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kUnsupported);
+    CHECK(found.tensor() == "optim.state." + other + ".step");
+    CHECK_THAT(found.what(), Says("expert 1 of the stack has none"));
+  }
+  SECTION("no moment") {
+    std::erase_if(saved.tensors,
+                  [&](const dcp::Whole& tensor) { return tensor.name == "optim.state." + kExpert + ".exp_avg"; });
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(found.what(), Says("of which number 1 is missing"));
+  }
+  SECTION("sums of rows") {
+    saved.add("optim.state." + kExpert + ".sums", random_tensor(random, DType::kF32, {8}));
+    const Error found = error();
+    CHECK(found.kind() == ErrorKind::kUnsupported);
+    CHECK(found.tensor() == "optim.state." + kExpert + ".sums");
+    CHECK_THAT(found.what(), Says("is one of a stack of experts"));
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
