@@ -202,7 +202,7 @@ TEST_CASE("torchtitan's names are not taken for the model's own where no config.
   const TempDir temp;
   const auto check = [&](const Error& error, const char* hint) {
     CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK_THAT(error.what(), Says("its tensors have torchtitan's names, which it takes the model's config.json"));
+    CHECK_THAT(error.what(), Says("its tensors have torchtitan's names, and only the model's config.json says"));
     CHECK_THAT(error.hint(), Says(hint));
     CHECK_FALSE(fs::exists(temp / "out"));
   };

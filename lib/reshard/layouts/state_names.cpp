@@ -311,10 +311,10 @@ std::string state_names_note(const StateNames& names) {
   if (!note.empty()) note = "names of tensors are read " + note;
   if (names.program.empty()) return note;
   if (!note.empty()) note += "; ";
-  return note +
-         (names.others.empty()
-              ? fmt::format("they are {0}'s: with a config.json (`config`), they become the model's own", names.program)
-              : fmt::format("the names of {} are replaced by the model's own", names.program));
+  return note + (names.others.empty()
+                     ? fmt::format("the names of {0} stay: with a config.json (`config`), they become the model's own",
+                                   names.program)
+                     : fmt::format("the names of {} are replaced by the model's own", names.program));
 }
 
 }  // namespace reshard

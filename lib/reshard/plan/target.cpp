@@ -126,10 +126,10 @@ void validate_has_states(const SourceRequest& request, const Checkpoint& checkpo
 
 void validate_names(const Checkpoint& checkpoint, const Layout& target) {
   if (checkpoint.names_of.empty() || target.traits().has_ranks) return;  // these need a model, or take any names
-  throw Error(ErrorKind::kBadInput,
-              fmt::format("its tensors have {}'s names, which it takes the model's config.json to "
-                          "translate into its own",
-                          checkpoint.names_of))
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("its tensors have {}'s names, and only the model's config.json says what the model calls them",
+                  checkpoint.names_of))
       .in(checkpoint.path)
       .hint(checkpoint.config.empty() ? "say with `config` where the model's config.json is"
                                       : hint_for_model(checkpoint));
