@@ -1,5 +1,9 @@
 #include "reshard/layouts/state_names.h"
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "support/architectures.h"
 #include "support/catch.h"
 #include "support/errors.h"
 
@@ -26,6 +30,20 @@ TEST_CASE("The model's names are found under any prefix, with and without a fami
       CHECK(found.fits);
       CHECK((found.prefix == prefix || !found.wrappers.empty()));
     }
+}
+
+TEST_CASE("All of every architecture is the model's under the prefixes that training programs have") {
+  for (const std::string& name : test::architecture_names()) {
+    const test::Architecture one = test::architecture(name);
+    std::vector<std::string> names;
+    for (const auto& [tensor, facts] : one.facts["tensors"].items()) names.push_back(tensor);
+    const auto family = builtin_family(one.facts["model_type"].get<std::string>());
+    for (const char* prefix : {"", "model.", "app.model."}) {
+      CAPTURE(name, prefix);
+      const StateNames found = find_state_names(with_prefix(prefix, names), family.get());
+      CHECK(std::count(found.names.begin(), found.names.end(), "") == 0);
+    }
+  }
 }
 
 TEST_CASE("Without a head, names that begin with model. keep it") {
