@@ -84,6 +84,14 @@ void put_all(Pickler& pickler, char empty, char add, const Items& items, const P
 
 }  // namespace
 
+PlainValue::PlainValue() = default;
+PlainValue::PlainValue(Value held) : value(std::move(held)) {}
+PlainValue::PlainValue(const PlainValue& other) = default;
+PlainValue::PlainValue(PlainValue&& other) noexcept = default;
+PlainValue& PlainValue::operator=(const PlainValue& other) = default;
+PlainValue& PlainValue::operator=(PlainValue&& other) noexcept = default;
+PlainValue::~PlainValue() = default;
+
 bool operator==(const PlainValue& a, const PlainValue& b) {
   return a.value == b.value;
 }

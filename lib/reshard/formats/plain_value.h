@@ -18,7 +18,18 @@ struct PlainValue {
   using List = std::vector<PlainValue>;
   using Dict = std::vector<std::pair<std::string, PlainValue>>;  // in its order; keys are unique
 
-  std::variant<std::monostate, bool, std::int64_t, double, std::string, List, Dict> value;
+  using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string, List, Dict>;
+
+  Value value;
+
+  // Not in the class: clang 14 would need pairs of values before there is a value.
+  PlainValue();
+  PlainValue(Value held);
+  PlainValue(const PlainValue& other);
+  PlainValue(PlainValue&& other) noexcept;
+  PlainValue& operator=(const PlainValue& other);
+  PlainValue& operator=(PlainValue&& other) noexcept;
+  ~PlainValue();
 
   friend bool operator==(const PlainValue& a, const PlainValue& b);
 };
