@@ -1,0 +1,242 @@
+#include "reshard/formats/optimizer_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "reshard/base/strings.h"
+#include "reshard/formats/pickle_values.h"
+#include "reshard/formats/state_dict.h"
+#include "reshard/formats/xser.h"
+#include "reshard/formats/xser_tensors.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kGroups = "param_groups";
+constexpr const char* kParams = "params";
+constexpr const char* kState = "state";
+constexpr const char* kBaseState = "base_state";
+constexpr const char* kShapes = "shape_info";
+constexpr const char* kMasters = "sharded_master_weights";
+constexpr std::size_t kMaxStates = 64;  // of one parameter: an optimizer has two or three
+
+class OptimizerReader {
+ public:
+  OptimizerReader(Files& files, const fs::path& path)
+      : path_(path),
+        stamp_(files.stamp(path)),
+        torch_(read_torch_file(*files.open(path), path)),
+        pickle_(torch_.pickle()),
+        tensors_(files, torch_, {path, torch_.size_bytes(), stamp_}) {
+    file_.path = path;
+    file_.is_xser = is_xser(files, path);
+  }
+
+  OptimizerFile read() {
+    const PickleRef root = pickle_.root();
+    if (!is_mapping(pickle_, root)) throw no_optimizer(fmt::format("holds {}, not a dict", pickle_.describe(root)));
+    root_ = mapping_items(pickle_, root);
+    read_groups();
+    const PickleRef base = get(kBaseState);
+    file_.form = base == kNoNode ? OptimizerFile::Form::kWhole : OptimizerFile::Form::kZero1;
+    if (base == kNoNode) {
+      if (get(kState) == kNoNode) throw no_optimizer("has neither \"base_state\" nor \"state\"");
+      read_states(get(kState), kState, "");
+    } else {
+      read_states(base, kBaseState, "ep_base_state_offset");
+      if (const PickleRef state = get(kState); state != kNoNode && !mapping_items(pickle_, state).empty())
+        throw bad("has states of parameters under \"state\" as well as under \"base_state\"");
+    }
+    read_shapes();
+    read_masters();
+    file_.files = tensors_.files();
+    return std::move(file_);
+  }
+
+ private:
+  Error bad(const std::string& message) const { return Error(ErrorKind::kBadInput, message).in(path_); }
+  Error no_optimizer(const std::string& message) const {
+    return bad(message).hint("it is no file that NxD saves of an optimizer");
+  }
+  PickleRef get(std::string_view key) const { return value_of(pickle_, root_, key, path_); }
+
+  std::uint64_t number(PickleRef node, const std::string& what) const {
+    if (node == kNoNode || pickle_.kind(node) != PickleKind::kInt || pickle_.integer(node) < 0)
+      throw bad(
+          fmt::format("{} is {}, not a whole number", what, node == kNoNode ? "missing" : pickle_.describe(node)));
+    return static_cast<std::uint64_t>(pickle_.integer(node));
+  }
+
+  std::vector<PicklePair> dict(PickleRef node, const std::string& what) const {
+    if (!is_mapping(pickle_, node)) throw bad(fmt::format("{} is {}, not a dict", what, pickle_.describe(node)));
+    return mapping_items(pickle_, node);
+  }
+
+  /// Groups, whose parameters are numbered one after another; those of experts begin at 0 again.
+  void read_groups() {
+    const PickleRef node = get(kGroups);
+    if (node == kNoNode) throw no_optimizer("has no \"param_groups\"");
+    if (pickle_.kind(node) != PickleKind::kList && pickle_.kind(node) != PickleKind::kTuple)
+      throw bad(fmt::format("its \"param_groups\" is {}, not a list", pickle_.describe(node)));
+    const auto groups = pickle_.items(node);
+    const PickleRef offset = get("ep_param_group_offset");
+    const std::uint64_t first_expert = offset == kNoNode ? groups.size() : number(offset, "\"ep_param_group_offset\"");
+    if (first_expert > groups.size())
+      throw bad(
+          fmt::format("its \"ep_param_group_offset\" is {}, but there are {} groups", first_expert, groups.size()));
+    file_.first_expert_group = static_cast<std::uint32_t>(first_expert);
+    std::uint64_t next = 0, before = 0;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (g == first_expert) before += std::exchange(next, 0);
+      next = read_group(groups[g], g, next);
+      if (before + next > pickle_.num_nodes()) throw bad("its groups hold the same parameters many times over");
+    }
+    file_.entries.resize(before + next);
+  }
+
+  std::uint64_t read_group(PickleRef node, std::size_t g, std::uint64_t next) {
+    const std::string what = fmt::format("group {}", g);
+    const auto items = dict(node, what);
+    OptimizerFileGroup& group = file_.groups.emplace_back();
+    const PickleRef params = value_of(pickle_, items, kParams, path_);
+    if (params == kNoNode || (pickle_.kind(params) != PickleKind::kList && pickle_.kind(params) != PickleKind::kTuple))
+      throw bad(fmt::format("{} has no list \"params\"", what));
+    for (const PickleRef param : pickle_.items(params)) {
+      const std::uint64_t id = number(param, fmt::format("a number in \"params\" of {}", what));
+      if (id != next)
+        throw bad(fmt::format("\"params\" of {} has id {} in the place of id {}: ids count on from group to group",
+                              what, id, next));
+      ++next;
+    }
+    group.count = static_cast<std::uint32_t>(pickle_.items(params).size());
+    std::vector<PickleRef> keys;
+    for (const auto& [key, value] : items) {
+      if (value == params) continue;
+      if (pickle_.kind(key) != PickleKind::kString) throw bad(fmt::format("{} has a key that is no string", what));
+      std::string name(pickle_.text(key));
+      if (torch_.is_tensor(value) || is_xser_reference(pickle_, value))
+        throw Error(ErrorKind::kUnsupported, fmt::format("{} of {} is a tensor, not a plain value", name, what))
+            .in(path_)
+            .hint("save the checkpoint with a hyperparameter that is a number");
+      group.values.emplace_back(name, read_plain_value(pickle_, value, fmt::format("{} of {}", name, what), path_));
+      keys.push_back(key);
+    }
+    refuse_twins(pickle_, std::move(keys), what, path_);
+    return next;
+  }
+
+  /// The entry that the key of a dict is the number of. Numbers of experts are shifted by an offset of each dict.
+  OptimizerEntry& entry_of(PickleRef key, const std::string& where, const std::string& offset_key,
+                           std::vector<bool>& seen) {
+    std::uint64_t id = number(key, fmt::format("a key of \"{}\"", where));
+    const std::uint32_t dense = file_.first_of_group(file_.first_expert_group);
+    const std::uint64_t all = file_.entries.size();
+    std::uint64_t index = id;
+    if (dense != all && !offset_key.empty() && get(offset_key) != kNoNode) {
+      const std::uint64_t offset = number(get(offset_key), "\"" + offset_key + "\"");
+      index = id < offset && id < dense ? id : id < offset ? all : dense + (id - offset);
+    }
+    if (index >= all)
+      throw bad(fmt::format("\"{}\" has id {}, but the groups have {} parameters", where, id, all))
+          .hint("the file is damaged, or of two optimizers");
+    if (seen[index]) throw bad(fmt::format("\"{}\" has id {} twice", where, id));
+    seen[index] = true;
+    return file_.entries[index];
+  }
+
+  void read_states(PickleRef node, const std::string& where, const std::string& offset_key) {
+    std::vector<bool> seen(file_.entries.size());
+    for (const auto& [key, value] : dict(node, "\"" + where + "\"")) {
+      OptimizerEntry& entry = entry_of(key, where, offset_key, seen);
+      const std::string what = fmt::format("{}.{}", where, pickle_.integer(key));
+      const auto items = dict(value, what);
+      if (items.size() > kMaxStates) throw bad(fmt::format("{} has {} states", what, items.size()));
+      std::vector<PickleRef> names;
+      for (const auto& [state, content] : items) {
+        add_state(entry, tensor_name(pickle_, state, path_), content, what);
+        names.push_back(state);
+      }
+      refuse_twins(pickle_, std::move(names), what, path_);
+    }
+  }
+
+  void add_state(OptimizerEntry& entry, std::string name, PickleRef node, const std::string& what) {
+    // A file may hold one dict under many numbers: what is read of it must not be more than the file has.
+    if (++states_ > pickle_.num_nodes()) throw bad("holds the same states many times over");
+    const std::string full = what + "." + name;
+    if (is_tensor(node)) {
+      entry.tensors.push_back(tensor(node, full));
+      entry.tensors.back().name = std::move(name);
+      return;
+    }
+    entry.numbers.emplace_back(std::move(name), read_plain_value(pickle_, node, full, path_));
+  }
+
+  bool is_tensor(PickleRef node) const { return is_xser_reference(pickle_, node) || torch_.is_tensor(node); }
+
+  TensorEntry tensor(PickleRef node, const std::string& name) {
+    if (is_xser_reference(pickle_, node)) return tensors_.read(node, name);
+    TorchTensor found = torch_.tensor(node, name);
+    const auto bytes = num_bytes(found.dtype, found.shape);
+    if (!bytes) throw bad("its bytes overflow 64 bits").tensor(name);
+    return {name, found.dtype, std::move(found.shape), found.offset_bytes, *bytes, 0, std::move(found.strides)};
+  }
+
+  void read_shapes() {
+    const PickleRef node = get(kShapes);
+    if (node == kNoNode) return;
+    std::vector<bool> seen(file_.entries.size());
+    for (const auto& [key, value] : dict(node, "\"shape_info\"")) {
+      OptimizerEntry& entry = entry_of(key, kShapes, "ep_shape_info_offset", seen);
+      entry.shape = read_size(pickle_, value);
+      if (!entry.shape || !num_elems(*entry.shape))
+        throw bad(fmt::format("its \"shape_info\" has {} in the place of the shape of id {}", pickle_.describe(value),
+                              pickle_.integer(key)));
+    }
+  }
+
+  void read_masters() {
+    const PickleRef node = get(kMasters);
+    if (node == kNoNode) return;
+    std::vector<bool> seen(file_.entries.size());
+    for (const auto& [key, value] : dict(node, "\"sharded_master_weights\"")) {
+      OptimizerEntry& entry = entry_of(key, kMasters, "", seen);
+      const std::string name = fmt::format("{}.{}", kMasters, pickle_.integer(key));
+      if (!is_tensor(value)) throw bad(fmt::format("is {}, not a tensor", pickle_.describe(value))).tensor(name);
+      entry.master = tensor(value, name);
+      file_.has_masters = true;
+    }
+  }
+
+  const fs::path& path_;
+  FileStamp stamp_;
+  TorchFile torch_;
+  const Pickle& pickle_;
+  XserTensors tensors_;
+  std::vector<PicklePair> root_;
+  std::size_t states_ = 0;
+  OptimizerFile file_;
+};
+
+}  // namespace
+
+std::uint32_t OptimizerFile::first_of_group(std::uint32_t group) const {
+  std::uint32_t first = 0;
+  for (std::uint32_t g = 0; g < group; ++g) first += groups[g].count;
+  return first;
+}
+
+std::string name_of_entry(const OptimizerFile& file, std::uint32_t number) {
+  const std::uint32_t dense = file.first_of_group(file.first_expert_group);
+  return number < dense ? fmt::format("id {}", number) : fmt::format("id {} of the experts", number - dense);
+}
+
+OptimizerFile read_optimizer_file(Files& files, const fs::path& path) {
+  return OptimizerReader(files, path).read();
+}
+
+}  // namespace reshard

@@ -1,0 +1,62 @@
+// One file of an optimizer's state_dict() as NeuronX Distributed (NxD) saves it (trainer/checkpoint.py; the ZeRO-1 form is
+// torch_xla's distributed/zero_redundancy_optimizer.py, the one with experts NxD's optimizer/ep_zero.py), plain or xser.
+// Which parameter a number is, and which rows of it lie here, is for layouts to say.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reshard/formats/container.h"
+#include "reshard/formats/plain_value.h"
+#include "reshard/io/files.h"
+
+namespace reshard {
+
+/// What a file has of one parameter. A parameter without states is one that has not been trained yet.
+struct OptimizerEntry {
+  std::vector<TensorEntry> tensors;                         // "exp_avg", "step"; names are unique, numbers' too
+  std::vector<std::pair<std::string, PlainValue>> numbers;  // "step" of an optimizer that counts in Python
+  std::optional<TensorEntry> master;                        // of sharded_master_weights
+  std::optional<Dims> shape;                                // of shape_info: before data-parallel ranks shared it
+};
+
+/// Parameters are counted through all groups: group g has the `count` after those of the groups before it.
+struct OptimizerFileGroup {
+  PlainValue::Dict values;  // in the file's order, without "params"
+  std::uint32_t count = 0;
+};
+
+/// Invariant: the groups' counts add up to the entries; every tensor's bytes lie inside its file.
+struct OptimizerFile {
+  enum class Form : std::uint8_t {
+    kZero1,  // base_state, shape_info: data-parallel ranks may share it
+    kWhole,  // state: every data-parallel rank has all of it
+  };
+
+  std::filesystem::path path;
+  std::vector<ContainerFile> files;  // TensorEntry::file counts these; the first is `path`
+  Form form = Form::kZero1;
+  bool is_xser = false;
+  std::vector<OptimizerFileGroup> groups;
+  std::vector<OptimizerEntry> entries;
+  std::uint32_t first_expert_group = 0;  // this one and those after it are of experts that are spread over ranks;
+                                         // as many as there are groups: none is
+  bool has_masters = false;
+
+  /// The number of parameters before those of a group.
+  std::uint32_t first_of_group(std::uint32_t group) const;
+};
+
+/// What an entry is called in errors: "id 3", "id 0 of the experts".
+std::string name_of_entry(const OptimizerFile& file, std::uint32_t number);
+
+/// Reads it; no byte of a tensor.
+/// \throws Error kBadInput, naming the file and the place in its dict, for what is damaged or no such file; kUnsupported
+///         for hyperparameters that are no plain values, tensors among them; as read_torch_file and XserTensors do.
+OptimizerFile read_optimizer_file(Files& files, const std::filesystem::path& path);
+
+}  // namespace reshard
