@@ -124,11 +124,13 @@ namespace {
 using Type = LayoutOption::Type;
 
 /// Each option that one of the layouts has, once, with their names.
-std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> options_of(const LayoutFilter& wanted) {
+std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> options_of(
+    const LayoutFilter& wanted, bool (*wanted_option)(const LayoutOption&)) {
   std::vector<std::pair<const LayoutOption*, std::vector<const Layout*>>> all;
   for (const Layout* layout : layouts()) {
     if (!wanted(*layout)) continue;
     for (const LayoutOption* option : layout->options()) {
+      if (!wanted_option(*option)) continue;
       const auto found = std::find_if(all.begin(), all.end(), [&](const auto& known) {
         return std::string_view(known.first->name) == option->name;
       });
@@ -175,7 +177,7 @@ void add_layout_option(CLI::App& command, OptionValues& values, const LayoutOpti
 }  // namespace
 
 void add_layout_options(CLI::App& command, OptionValues& values, const LayoutFilter& wanted) {
-  const auto all = options_of(wanted);
+  const auto all = options_of(wanted, [](const LayoutOption& option) { return !option.only_of_source; });
   const auto count = static_cast<std::size_t>(
       std::count_if(layouts().begin(), layouts().end(), [&](const Layout* layout) { return wanted(*layout); }));
   for (const auto& [option, of] : all)
@@ -185,7 +187,7 @@ void add_layout_options(CLI::App& command, OptionValues& values, const LayoutFil
 }
 
 void add_source_options(CLI::App& command, OptionValues& values, const std::string& prefix) {
-  for (const auto& [option, of] : options_of(any_layout)) {
+  for (const auto& [option, of] : options_of(any_layout, [](const LayoutOption& option) { return option.of_source; })) {
     std::vector<const Layout*> sources;
     const LayoutOption* declared = nullptr;
     for (const Layout* layout : of)

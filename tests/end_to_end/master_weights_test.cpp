@@ -2,9 +2,14 @@
 
 #include "reshard/layouts/master_weights.h"
 
+#include <nlohmann/json.hpp>
+
+#include "reshard/base/strings.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
+#include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/golden.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
@@ -17,12 +22,12 @@ namespace fs = std::filesystem;
 /// The case whose weights are in the optimizer's files, in a directory that may be spoiled.
 struct WithoutWeights {
   TempDir temp;
+  fs::path golden_case = testdata("golden/zero1/nxd-llama-dp3-xser-weights-in-master");
   fs::path step = temp / "run/step_3";
   fs::path rank = step / "model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
   fs::path tensors = rank.string() + ".tensors";
 
   WithoutWeights() {
-    const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp3-xser-weights-in-master");
     fs::copy(golden_case / "checkpoint", temp / "run", fs::copy_options::recursive);
     fs::copy(golden_case / "original/config.json", step / "config.json");
   }
@@ -34,40 +39,45 @@ struct WithoutWeights {
     CHECK(error_of([&] { read_checkpoint(step, {ConfigUse::kLenient}); }).kind() == result.kind());
     return result;
   }
-  void check_says_where() const {
-    const Error result = error();
-    CHECK(result.kind() == ErrorKind::kUnsupported);
-    CHECK(result.path() == (step / "model").string());
-    for (const char* part : {"optim/", "fp32 master weights", "later version"}) CHECK_THAT(result.what(), Says(part));
-    CHECK_THAT(result.hint(), Says("avoid_saving_lower_precision_weights"));
+  /// The weights are the master weights in the model's dtype, which are those that the run had.
+  void check_reads() const {
+    ConsolidateRequest request;
+    request.source.path = step;
+    request.output_directory = temp / "out";
+    const auto job = plan_consolidate(request);
+    CHECK_THAT(join(job->notes, "\n"), Says("master weights alone"));
+    CHECK_THAT(join(job->notes, "\n"), Says("21 tensors are cast to BF16, which the model was trained in"));
+    execute(*job, unsynced());
+    CHECK(describe_tensors(read_whole(temp / "out")) == golden_of(golden_case).at("original"));
+    fs::remove_all(temp / "out");
   }
 };
 
-TEST_CASE("Weights that a checkpoint has in its optimizer's files alone are said to be there") {
+TEST_CASE("Weights that a checkpoint has in its optimizer's files alone are read from there") {
   const WithoutWeights files;
-  files.check_says_where();  // the folder of tensors, which is empty, was lost in a copy
+  files.check_reads();  // the folder of tensors, which is empty, was lost in a copy
   fs::create_directories(files.tensors);
-  files.check_says_where();
-  fs::remove(files.rank.string() + ".info.pt");  // which older versions did not write
-  files.check_says_where();
-  fs::remove(files.tensors);
-  fs::create_directories(files.step / "optim/dp_rank_01_tp_rank_00_pp_rank_00.pt.tensors");
-  files.check_says_where();
-  write_file(files.step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt", "damaged");  // one that is whole is enough
-  files.check_says_where();
+  files.check_reads();
 }
 
-TEST_CASE("Such a checkpoint is refused by that name in its run's directory too, with a config.json from elsewhere") {
-  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp3-xser-weights-in-master");
-  const TempDir temp;
-  ConsolidateRequest request;
-  request.source.path = golden_case / "checkpoint";
-  request.output_directory = temp / "out";
-  request.source.config = golden_case / "original";
-  const Error error = error_of([&] { plan_consolidate(request); });
-  CHECK(error.kind() == ErrorKind::kUnsupported);
-  CHECK(error.path() == (golden_case / "checkpoint/step_3/model").string());
-  CHECK_THAT(error.what(), Says("fp32 master weights"));
+TEST_CASE("Such a checkpoint cannot be read where nothing says the dtypes of its weights") {
+  const WithoutWeights files;
+  const fs::path info = files.rank.string() + ".info.pt";
+  fs::remove(info);  // which older versions did not write
+  const Error error = files.error();
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == info.string());
+  CHECK(error.tensor() == "model.embed_tokens.weight");
+  CHECK_THAT(error.what(), Says("does not say the dtype and shape"));
+}
+
+TEST_CASE("Such a checkpoint is refused where one of the optimizer's files is damaged") {
+  const WithoutWeights files;
+  const fs::path damaged = files.step / "optim/dp_rank_01_tp_rank_00_pp_rank_00.pt";
+  write_file(damaged, "damaged");  // one that is whole is enough to know where the weights are
+  const Error error = files.error();
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == damaged.string());
 }
 
 TEST_CASE("Missing tensor files are what they were where the optimizer has no weights, or some tensors are there") {

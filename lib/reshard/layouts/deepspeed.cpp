@@ -17,6 +17,7 @@
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/trained_model.h"
+#include "reshard/layouts/weights_option.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/layouts/zero_checkpoint.h"
 #include "reshard/layouts/zero_folder.h"
@@ -35,15 +36,6 @@ constexpr LayoutTraits kDeepspeedTraits{
     .formats = {},
     .has_ranks = true,
     .needs_no_mesh = true};
-constexpr const char* kChoices[] = {"model", "master"};
-constexpr LayoutOption kWeights{.name = "weights",
-                                .type = LayoutOption::Type::kChoice,
-                                .help = "Which weights are read",
-                                .choices = kChoices,
-                                .of_source = true,
-                                .source_help =
-                                    "Weights that are read: model, in the dtype that the model was trained "
-                                    "in, or master, the optimizer's fp32"};
 constexpr std::uint64_t kMaxLatestBytes = 4096;
 constexpr std::string_view kStepFolder = "global_step";  // what DeepSpeed calls tags unless it is told another name
 
@@ -235,7 +227,7 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   checkpoint.path = found.path;
   checkpoint.directory = found.directory;
   find_config(files, checkpoint, context.config);
-  const bool master = context.options.choice(kWeights) == "master";
+  const bool master = wants_master_weights(context.options);
   ZeroCheckpoint zero = read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
   std::vector<StateEntry> entries;
   for (const ZeroTensor& tensor : zero.tensors)

@@ -36,8 +36,8 @@ void validate_value(const OptionValues& values, const LayoutOption& option, cons
 void validate_options(const TargetRequest& request) {
   const auto options = request.layout->options();
   for (const std::string& name : request.options.names()) {
-    const auto found =
-        std::find_if(options.begin(), options.end(), [&](const LayoutOption* o) { return name == o->name; });
+    const auto found = std::find_if(options.begin(), options.end(),
+                                    [&](const LayoutOption* o) { return name == o->name && !o->only_of_source; });
     if (found == options.end()) {
       const std::string others = layouts_with(name);
       throw Error(ErrorKind::kUsage, fmt::format("layout {} has no option `{}`", request.layout->traits().name, name))

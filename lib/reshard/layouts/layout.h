@@ -45,6 +45,7 @@ struct LayoutOption {
   const char* default_value = "";             // as text; empty: none, or what the layout works out
   bool of_source = false;                     // says, too, how a checkpoint that is read was made
   const char* source_help = "";               // one sentence for that
+  bool only_of_source = false;                // says nothing of a checkpoint that is written
 };
 
 /// Values of layouts' options by name, as text: "true" for a flag. What is not there was not given.
@@ -129,6 +130,7 @@ struct ReadContext {
   OptionValues options;  // that say how it was made (LayoutOption::of_source)
   ConfigChoice config;
   bool with_optimizer = false;  // what a training run has saved beside the model, too, where the layout reads_states
+  bool looks_at_optimizer = false;  // headers of the optimizer's files are read, for BesideModel
 };
 
 /// What a checkpoint is to become.

@@ -68,26 +68,20 @@ bool has_master_weights(const Pickle& pickle) {
 
 }  // namespace
 
-void refuse_weights_in_optimizer(Files& files, const fs::path& folder, std::span<const RankFile> ranks) {
-  if (ranks.empty()) return;
+bool has_weights_in_optimizer_alone(Files& files, const fs::path& folder, std::span<const RankFile> ranks) {
+  if (ranks.empty()) return false;
   const std::vector<fs::path> states = optimizer_files(files, folder);
-  if (states.empty()) return;
+  if (states.empty()) return false;
   if (std::any_of(ranks.begin(), ranks.end(), [&](const RankFile& rank) { return has_tensor_files(files, rank.path); }))
-    return;
+    return false;
   // A checkpoint is all xser or not at all. Empty folders may be lost in a copy.
   const bool xser =
       is_xser(files, ranks.front().path) || files.exists(xser_info_path(ranks.front().path)) ||
       std::any_of(states.begin(), states.end(), [&](const fs::path& file) { return is_xser(files, file); });
-  if (!xser) return;
-  if (!holds(files, ranks.front().path, is_of_references)) return;
-  if (std::none_of(states.begin(), states.end(),
-                   [&](const fs::path& file) { return holds(files, file, has_master_weights); }))
-    return;
-  throw Error(ErrorKind::kUnsupported,
-              "holds no weights: this checkpoint has them in optim/ alone, as the optimizer's fp32 master weights "
-              "(avoid_saving_lower_precision_weights). Reading them comes with a later version")
-      .in(ranks.front().path.parent_path())
-      .hint("load the checkpoint in the training code and save it again without avoid_saving_lower_precision_weights");
+  if (!xser) return false;
+  if (!holds(files, ranks.front().path, is_of_references)) return false;
+  return std::any_of(states.begin(), states.end(),
+                     [&](const fs::path& file) { return holds(files, file, has_master_weights); });
 }
 
 }  // namespace reshard

@@ -10,9 +10,9 @@ namespace reshard {
 /// The folder beside `model` that holds the optimizer's states.
 inline constexpr const char* kOptimizerFolder = "optim";
 
-/// NxD may save a checkpoint without its weights (avoid_saving_lower_precision_weights): then no tensor that the xser
-/// files of `ranks` refer to is there, and the optimizer's files in `folder` have the weights in fp32.
-/// \throws Error kUnsupported if that is so; nothing for files that cannot be read, whose readers say why.
-void refuse_weights_in_optimizer(Files& files, const std::filesystem::path& folder, std::span<const RankFile> ranks);
+/// NxD may save a checkpoint without its weights (avoid_saving_lower_precision_weights). Whether that is so: no tensor
+/// that the xser files of `ranks` refer to is there, and the optimizer's files in `folder` have the weights in fp32. Not
+/// so for files that cannot be read, whose readers say why.
+bool has_weights_in_optimizer_alone(Files& files, const std::filesystem::path& folder, std::span<const RankFile> ranks);
 
 }  // namespace reshard

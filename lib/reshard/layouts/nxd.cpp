@@ -5,7 +5,9 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/master_weights.h"
+#include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/training_layout.h"
+#include "reshard/layouts/weights_option.h"
 
 namespace reshard {
 namespace {
@@ -42,7 +44,7 @@ constexpr LayoutOption kPadSourceHeads{kPadHeads.name,
 
 LayoutTraits nxd_traits() {
   LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kNxdFormats};
-  traits.has_ranks = traits.has_stages = traits.whole_folder = true;
+  traits.has_ranks = traits.has_stages = traits.whole_folder = traits.reads_states = true;
   return traits;
 }
 
@@ -53,7 +55,7 @@ class NxdLayout final : public TrainingLayout {
     return kTraits;
   }
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv, &kMultiplier, &kKvReplication, &kPadSourceHeads};
+    return {&kFuseQkv, &kMultiplier, &kKvReplication, &kPadSourceHeads, &kWeights, &kOptimizerGroups};
   }
 
   fs::path rank_path(Format, RankId rank) const override {
@@ -63,6 +65,7 @@ class NxdLayout final : public TrainingLayout {
   std::vector<fs::path> shards_folders(const fs::path& directory) const override { return {directory / kSavedFolder}; }
   std::string usual_folder() const override { return kSavedFolder; }
   fs::path weights_folder(const fs::path& shards) const override { return shards / kModelFolder; }
+  std::optional<fs::path> optimizer_folder(const fs::path& shards) const override { return shards / kOptimizerFolder; }
 
   bool is_rank_name(const fs::path& name) const override {
     return name.extension() == ".pt" && rank_of_name(name.stem().string()).has_value();

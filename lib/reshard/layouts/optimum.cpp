@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "reshard/layouts/master_weights.h"
+#include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/training_layout.h"
+#include "reshard/layouts/weights_option.h"
 
 namespace reshard {
 namespace {
@@ -17,6 +20,7 @@ constexpr Format kOptimumFormats[] = {Format::kPytorch, Format::kXser};
 LayoutTraits optimum_traits() {
   LayoutTraits traits{"optimum", "optimum", "optimum-neuron's training checkpoints", "shards", kOptimumFormats};
   traits.has_ranks = traits.has_stages = traits.has_experts = traits.whole_folder = traits.holds_adapters = true;
+  traits.reads_states = true;
   return traits;
 }
 
@@ -42,11 +46,16 @@ class OptimumLayout final : public TrainingLayout {
     return kTraits;
   }
 
+  std::vector<const LayoutOption*> options() const override {
+    return {&kFuseQkv, &kKvSizeMultiplier, &kWeights, &kOptimizerGroups};
+  }
+
   fs::path rank_path(Format, RankId rank) const override {
     return fs::path(traits().folder) / kOptimumFolder / (rank_name(rank, true) + ".pt");
   }
   std::string name_of(RankId rank) const override { return rank_name(rank, true); }
   fs::path weights_folder(const fs::path& shards) const override { return shards / kOptimumFolder; }
+  std::optional<fs::path> optimizer_folder(const fs::path& shards) const override { return shards / kOptimizerFolder; }
 
   bool is_rank_name(const fs::path& name) const override {
     return name.extension() == ".pt" && rank_of_name(name.stem().string()).has_value();

@@ -12,9 +12,11 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/misfits.h"
+#include "reshard/layouts/optimizer_states.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_map.h"
+#include "reshard/layouts/weights_option.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/model_config.h"
@@ -69,6 +71,29 @@ void validate_model(const Checkpoint& checkpoint, const ShardedCheckpoint& shard
               "known family beside it nobody can tell whether one is missing")
       .in(checkpoint.path)
       .hint(hint_for_model(checkpoint));
+}
+
+/// What is wanted of the optimizer's files: states, master weights.
+void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpoint& shards, const ReadContext& context,
+                    Checkpoint& checkpoint) {
+  const auto folder = layout.optimizer_folder(shards.folder.path);
+  if (!folder) return;
+  const bool masters = wants_master_weights(context.options) || shards.lacks_weights;
+  checkpoint.leaves_states = !context.with_optimizer && files.is_directory(*folder);
+  if (!masters && !context.with_optimizer) return;
+  const ShardedOptimizer optimizer = read_sharded_optimizer(files, *folder, shards, checkpoint, context.options);
+  checkpoint.beside_model.emplace();
+  if (context.with_optimizer) checkpoint.states = sharded_states(optimizer, checkpoint.map);
+  if (!masters) return;
+  const bool as_model = !wants_master_weights(context.options);
+  const std::size_t others = take_master_weights(optimizer, checkpoint.map, {as_model, shards.lacks_weights});
+  if (shards.lacks_weights)
+    checkpoint.notes.push_back(
+        "the checkpoint holds its weights as the optimizer's fp32 master weights alone "
+        "(avoid_saving_lower_precision_weights): these are read");
+  else if (others > 0)
+    checkpoint.notes.push_back(fmt::format("{} tensor{} that the optimizer does not train {} the model's own", others,
+                                           others == 1 ? "" : "s", others == 1 ? "is" : "are"));
 }
 
 }  // namespace
@@ -203,6 +228,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     validate_heads(shards, *checkpoint.model);
     validate_against_model(checkpoint.map, *checkpoint.model, found.path, kSameFamily);
   }
+  read_optimizer(files, layout, shards, context, checkpoint);
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);
   return checkpoint;

@@ -26,6 +26,10 @@ class RankLayout : public Layout {
   virtual std::string name_of(RankId rank) const { return rank_name(rank, false); }
   /// The folder that holds the files of ranks, for a shards folder.
   virtual std::filesystem::path weights_folder(const std::filesystem::path& shards) const { return shards; }
+  /// The folder of the optimizer's files, as NxD saves them, beside the model's; nothing where the layout has none.
+  virtual std::optional<std::filesystem::path> optimizer_folder(const std::filesystem::path& /*shards*/) const {
+    return std::nullopt;
+  }
   /// Whether a name is a rank's.
   virtual bool is_rank_name(const std::filesystem::path& name) const = 0;
   /// The weights that `entry` of the weights folder `folder` is or holds; nothing if it is no rank's.

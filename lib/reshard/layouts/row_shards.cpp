@@ -8,7 +8,7 @@ namespace reshard {
 namespace {
 
 /// A shard in rows of the local tensor as its map sees it, which may have slices one under the other.
-struct Rows {
+struct ShardRows {
   std::uint32_t stored;
   std::uint64_t begin;
   std::uint64_t end;  // of the shard, with its padding
@@ -27,8 +27,8 @@ void view_as(StoredTensor& shard, const StoredTensor& local) {
   for (std::size_t d = 2; d < in_file.size(); ++d) shard.shape.push_back(in_file[d]);
 }
 
-std::vector<Rows> rows_of(TensorMap& map, const StoredTensor& local, const std::vector<RowShard>& shards) {
-  std::vector<Rows> rows;
+std::vector<ShardRows> rows_of(TensorMap& map, const StoredTensor& local, const std::vector<RowShard>& shards) {
+  std::vector<ShardRows> rows;
   rows.reserve(shards.size());
   const std::uint64_t rows_of_slice = local.slices == 0 ? 1 : local.shape[0] / local.slices;
   for (const RowShard& shard : shards) {
@@ -37,13 +37,14 @@ std::vector<Rows> rows_of(TensorMap& map, const StoredTensor& local, const std::
     const std::uint64_t begin = shard.begin_row * rows_of_slice;
     rows.push_back({shard.stored, begin, stored.shape.empty() ? begin : begin + stored.shape[0]});
   }
-  assert(std::is_sorted(rows.begin(), rows.end(), [](const Rows& a, const Rows& b) { return a.begin < b.begin; }));
+  assert(std::is_sorted(rows.begin(), rows.end(),
+                        [](const ShardRows& a, const ShardRows& b) { return a.begin < b.begin; }));
   return rows;
 }
 
-void add_padding(TensorMap& map, const StoredTensor& local, const std::vector<Rows>& shards) {
+void add_padding(TensorMap& map, const StoredTensor& local, const std::vector<ShardRows>& shards) {
   if (local.shape.empty()) return;
-  for (const Rows& shard : shards) {
+  for (const ShardRows& shard : shards) {
     if (shard.end <= local.shape[0]) continue;
     Box box = whole(map.stored[shard.stored].shape);
     box.begin[0] = std::max(shard.begin, local.shape[0]) - shard.begin;
@@ -54,13 +55,14 @@ void add_padding(TensorMap& map, const StoredTensor& local, const std::vector<Ro
 
 /// Calls `add(stored, box of the logical tensor, where it begins in the shard)` for what each shard has of `piece`.
 template <typename Add>
-void cut(const Piece& piece, const std::vector<Rows>& shards, Add&& add) {
+void cut(const Piece& piece, const std::vector<ShardRows>& shards, Add&& add) {
   if (piece.box.size.empty()) {
-    for (const Rows& shard : shards) add(shard.stored, piece.box, piece.stored_begin);
+    for (const ShardRows& shard : shards) add(shard.stored, piece.box, piece.stored_begin);
     return;
   }
   const std::uint64_t begin = piece.stored_begin[0], end = begin + piece.box.size[0];
-  auto shard = std::partition_point(shards.begin(), shards.end(), [&](const Rows& one) { return one.end <= begin; });
+  auto shard =
+      std::partition_point(shards.begin(), shards.end(), [&](const ShardRows& one) { return one.end <= begin; });
   for (; shard != shards.end() && shard->begin < end; ++shard) {
     const std::uint64_t from = std::max(begin, shard->begin), to = std::min(end, shard->end);
     if (from >= to) continue;
@@ -86,7 +88,7 @@ Dims row_shard_shape(Dims local, std::uint64_t count) {
 
 void add_row_shards(TensorMap& map, const TensorMap& local, std::span<const std::vector<RowShard>> shards,
                     const NameOfState& state) {
-  std::vector<std::vector<Rows>> rows;
+  std::vector<std::vector<ShardRows>> rows;
   rows.reserve(shards.size());
   for (std::size_t s = 0; s < shards.size(); ++s) {
     rows.push_back(rows_of(map, local.stored[s], shards[s]));

@@ -88,11 +88,12 @@ void validate_all_ranks_present(const FoundLayout& folder, const Listing& listin
       .hint("copy the missing ranks here; a model cannot be consolidated without them");
 }
 
-void validate_weights_saved(Files& files, const FoundLayout& folder, const Listing& listing) {
+bool lacks_weights(Files& files, const FoundLayout& folder, const Listing& listing) {
+  const auto optimizer = ranks_of(folder).optimizer_folder(folder.path);
+  if (!optimizer) return false;
   std::vector<RankFile> ranks;
   for (const auto& [place, file] : listing.ranks) ranks.push_back(file);
-  if (ranks_of(folder).weights_folder(folder.path) != folder.path)  // else nothing lies beside them
-    refuse_weights_in_optimizer(files, folder.path / kOptimizerFolder, ranks);
+  return has_weights_in_optimizer_alone(files, *optimizer, ranks);
 }
 
 /// The ranks of one stage hold the same parameters, in the same shapes where they are `alike`.
@@ -226,7 +227,8 @@ void refuse_experts(const Container& file, RankId rank) {
 }
 
 /// A rank's state dict; of several files they are one.
-Container read_rank(Files& files, const RankFile& rank) {
+Container read_rank(Files& files, const RankFile& rank, const ShardedCheckpoint& checkpoint) {
+  if (checkpoint.lacks_weights) return describe_xser(files, rank.path);
   Container all = read_container(files, rank.path, rank.format);
   if (rank.more_parts.empty()) return all;
   std::unordered_map<std::string, fs::path> held;
@@ -257,7 +259,7 @@ Container read_rank(Files& files, const RankFile& rank) {
 std::optional<Container> take_recorded_mesh(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
   if (!listing.metadata.empty()) return std::nullopt;
   const RankFile& rank = listing.ranks.begin()->second;
-  Container first = read_rank(files, rank);
+  Container first = read_rank(files, rank, checkpoint);
   const auto record = read_record(first);
   if (!record) return first;
   checkpoint.tp = std::max(checkpoint.tp, record->tp_degree);
@@ -274,7 +276,7 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
     auto& of_stage = checkpoint.files.emplace_back();
     for (std::uint32_t i = 0; i < checkpoint.ep * checkpoint.tp; ++i) {
       const RankFile& rank = listing.ranks.at({pp_rank, i / checkpoint.tp, i % checkpoint.tp});
-      of_stage.push_back(first ? std::move(*first) : read_rank(files, rank));
+      of_stage.push_back(first ? std::move(*first) : read_rank(files, rank, checkpoint));
       first.reset();
       refuse_experts(of_stage.back(), rank.rank);
       validate_record(of_stage.back(), rank.rank, checkpoint);
@@ -284,7 +286,7 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
     }
   }
   for (const RankFile& copy : listing.copies) {
-    checkpoint.copies.push_back({copy.rank, read_rank(files, copy)});
+    checkpoint.copies.push_back({copy.rank, read_rank(files, copy, checkpoint)});
     validate_record(checkpoint.copies.back().file, copy.rank, checkpoint);
     validate_ranks_agree(checkpoint.files[copy.rank.pp_rank][copy.rank.ep_rank * checkpoint.tp],
                          checkpoint.copies.back().file, alike);
@@ -306,7 +308,7 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
     checkpoint.ep = std::max(checkpoint.ep, file.rank.ep_rank + 1);
   }
   for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
-  validate_weights_saved(files, folder, listing);  // before any file is read: they refer to tensors that are not there
+  checkpoint.lacks_weights = lacks_weights(files, folder, listing);
   std::optional<Container> first_file = take_recorded_mesh(files, listing, checkpoint);
   if (!listing.metadata.empty()) read_all_metadata(files, listing, checkpoint);
   validate_experts(checkpoint, listing);

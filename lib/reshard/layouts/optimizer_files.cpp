@@ -1,0 +1,250 @@
+#include "reshard/layouts/optimizer_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/row_shards.h"
+#include "reshard/layouts/sharded_checkpoint.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kFull = "full_";
+constexpr const char* kMixed = "the files come from different checkpoints, or one of them is damaged";
+
+/// The file of a rank: its place in OptimizerFiles::all.
+using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;  // pp_rank, tp_rank, dp_rank
+
+void validate_all_there(const OptimizerFiles& of, const std::map<Place, const OptimizerFileName*>& by_place,
+                        bool is_full) {
+  constexpr std::size_t kNamed = 7;
+  std::vector<std::string> missing;
+  std::size_t count = 0;
+  for (std::uint32_t p = 0; p < of.pp; ++p)
+    for (std::uint32_t t = 0; t < of.tp; ++t)
+      for (std::uint32_t d = 0; d < of.dp; ++d) {
+        if (by_place.count({p, t, d})) continue;
+        if (++count <= kNamed)
+          missing.push_back(is_full ? std::string(kFull) + rank_name({t, p}, false) : rank_name({t, p, d}, true));
+      }
+  if (count == 0) return;
+  throw Error(ErrorKind::kBadInput,
+              fmt::format("{} of the optimizer's {} files (tp {} × pp {} × dp {}) {} missing: {}{}", count,
+                          std::size_t{of.tp} * of.pp * of.dp, of.tp, of.pp, of.dp, count == 1 ? "is" : "are",
+                          count == missing.size() ? list_names(missing) : join(missing, ", "),
+                          count == missing.size() ? "" : ", …"))
+      .in(of.folder)
+      .hint("copy the missing files here; the optimizer's states cannot be put together without them");
+}
+
+/// Groups, hyperparameters and form are those of the first file.
+void validate_groups(const OptimizerFile& file, const OptimizerFile& first, bool same_stage) {
+  const auto fail = [&](const std::string& message) {
+    throw Error(ErrorKind::kBadInput, fmt::format("{}, unlike {}", message, first.path.filename().string()))
+        .in(file.path)
+        .hint(kMixed);
+  };
+  if (file.form != first.form)
+    fail(file.form == OptimizerFile::Form::kZero1 ? "has the states of ZeRO-1" : "has no states of ZeRO-1");
+  if (file.groups.size() != first.groups.size()) fail(fmt::format("has {} parameter groups", file.groups.size()));
+  if (file.first_expert_group != first.first_expert_group)
+    fail(fmt::format("its groups of experts begin with group {}", file.first_expert_group));
+  for (std::size_t g = 0; g < file.groups.size(); ++g) {
+    if (file.groups[g].values != first.groups[g].values)
+      fail(fmt::format("its parameter group {} has {}", g, to_string(PlainValue{file.groups[g].values})));
+    if (same_stage && file.groups[g].count != first.groups[g].count)
+      fail(fmt::format("its parameter group {} has {} parameters", g, file.groups[g].count));
+  }
+}
+
+/// A state by its name, with all that has to be equal on all ranks that hold a part of it.
+std::string facts_of(const OptimizerEntry& entry) {
+  std::string facts;
+  for (const TensorEntry& tensor : entry.tensors) facts += fmt::format(" {} {},", name(tensor.dtype), tensor.name);
+  for (const auto& [number, value] : entry.numbers) facts += fmt::format(" {} = {},", number, to_string(value));
+  if (entry.master) facts += fmt::format(" {} master weights,", name(entry.master->dtype));
+  if (facts.empty()) return " nothing";
+  facts.pop_back();
+  return facts;
+}
+
+void validate_entries(const OptimizerFile& file, const OptimizerFile& first) {
+  for (std::uint32_t i = 0; i < file.entries.size(); ++i) {
+    const OptimizerEntry& own = file.entries[i];
+    const OptimizerEntry& other = first.entries[i];
+    const auto fail = [&](const std::string& has, const std::string& others) {
+      throw Error(ErrorKind::kBadInput, fmt::format("{} has{}, but{} in {}", name_of_entry(file, i), has, others,
+                                                    first.path.filename().string()))
+          .in(file.path)
+          .hint(kMixed);
+    };
+    if (facts_of(own) != facts_of(other)) fail(facts_of(own), facts_of(other));
+    const auto shape_text = [](const OptimizerEntry& entry) {
+      return entry.shape ? " the shape " + to_string(*entry.shape) : std::string(" no shape");
+    };
+    if (own.shape != other.shape) fail(shape_text(own), shape_text(other));
+  }
+}
+
+/// Whatever of an entry the data-parallel ranks share by rows: its tensors that are no numbers.
+template <typename Use>
+void for_each_shared(const OptimizerEntry& entry, Use&& use) {
+  for (const TensorEntry& tensor : entry.tensors)
+    if (!tensor.shape.empty()) use(tensor, false);
+  if (entry.master && !entry.master->shape.empty()) use(*entry.master, true);
+}
+
+/// Of how many ranks every shard of the file may be one: the first such number beyond those that are there.
+std::optional<std::uint64_t> likely_ranks(const OptimizerFile& file, std::uint64_t there) {
+  for (std::uint64_t count = there + 1; count <= 4096; ++count) {
+    bool fits = true;
+    for (const OptimizerEntry& entry : file.entries)
+      for_each_shared(entry, [&](const TensorEntry& tensor, bool) {
+        fits =
+            fits && entry.shape && !entry.shape->empty() && tensor.shape[0] == rows_per_shard((*entry.shape)[0], count);
+      });
+    if (fits) return count;
+  }
+  return std::nullopt;
+}
+
+/// The shape that a shard must have.
+Dims expected_shape(const OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, std::uint32_t dp_rank) {
+  return row_shard_shape(*file.entries[entry].shape, share_of_rows(of, file, entry, dp_rank).count);
+}
+
+Error wrong_rows(const OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, const TensorEntry& tensor,
+                 const Dims& expected) {
+  const OptimizerEntry& of_entry = file.entries[entry];
+  const auto ranks = likely_ranks(file, of.dp);
+  return Error(ErrorKind::kBadInput,
+               fmt::format("{} of {} has the shape {}, but by shape_info {} over {} data-parallel ranks it has {}",
+                           tensor.name, name_of_entry(file, entry), to_string(tensor.shape), to_string(*of_entry.shape),
+                           of.dp, to_string(expected)))
+      .in(file.path)
+      .hint(ranks ? fmt::format("the shards are those of {} data-parallel ranks: copy the files of all of them here",
+                                *ranks)
+                  : "files of another run are mixed in, or were overwritten by ranks of context parallelism");
+}
+
+/// Every shard has the rows that it must have. Where one data-parallel rank has files, and all its shards have fewer,
+/// they are what optimum-neuron leaves of ZeRO-1: `incomplete` says so.
+void validate_rows(OptimizerFiles& of) {
+  for (std::uint32_t i = 0; i < of.all.size(); ++i) {
+    OptimizerFile& file = of.all[i];
+    const std::uint32_t dp_rank = i % of.dp;
+    for (std::uint32_t e = 0; e < file.entries.size(); ++e) {
+      OptimizerEntry& entry = file.entries[e];
+      if (file.form == OptimizerFile::Form::kZero1 && !entry.shape && !(entry.tensors.empty() && !entry.master))
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("{} has states, but no shape in shape_info", name_of_entry(file, e)))
+            .in(file.path);
+      if (!entry.shape) continue;
+      bool drops_master = false;
+      for_each_shared(entry, [&](const TensorEntry& tensor, bool is_master) {
+        const Dims expected = expected_shape(of, file, e, dp_rank);
+        if (tensor.shape == expected) return;
+        if (of.is_full && is_master) {  // the converter leaves those of the first rank
+          drops_master = true;
+          return;
+        }
+        const auto ranks = of.dp == 1 && !of.is_full ? likely_ranks(file, 1) : std::nullopt;
+        if (!ranks) throw wrong_rows(of, file, e, tensor, expected);
+        if (of.incomplete.empty())
+          of.incomplete = fmt::format(
+              "one data-parallel rank's part of ZeRO-1 was saved as if it were all ({} of {} has {} of {} rows, the "
+              "part of one of {} ranks)",
+              tensor.name, name_of_entry(file, e), tensor.shape[0], (*entry.shape)[0], *ranks);
+      });
+      if (drops_master) entry.master.reset();
+    }
+  }
+}
+
+void validate_mesh_of_model(const OptimizerFileName& name, const OptimizerFiles& of) {
+  if (name.rank.tp_rank < of.tp && name.rank.pp_rank < of.pp) return;
+  throw Error(ErrorKind::kBadInput, fmt::format("is of tp rank {}, pp rank {}, but the model has tp {} × pp {} ranks",
+                                                name.rank.tp_rank, name.rank.pp_rank, of.tp, of.pp))
+      .in(name.path)
+      .hint("the optimizer's files and the model's come from different checkpoints");
+}
+
+}  // namespace
+
+std::vector<OptimizerFileName> list_optimizer_files(Files& files, const fs::path& folder) {
+  std::vector<OptimizerFileName> names;
+  if (!files.is_directory(folder)) return names;
+  std::map<RankId, fs::path> seen;
+  for (const DirectoryEntry& entry : files.list(folder)) {
+    const fs::path name = entry.name;
+    if (entry.kind != FileKind::kFile || name.extension() != ".pt") continue;
+    std::string stem = name.stem().string();
+    const bool is_full = stem.starts_with(kFull);
+    if (is_full) stem.erase(0, kFull.size());
+    const auto rank = rank_of_name(stem);
+    if (!rank) continue;
+    if (!seen.emplace(*rank, folder / name).second)
+      throw Error(ErrorKind::kBadInput, "is of the same rank as " + seen.at(*rank).filename().string())
+          .in(folder / name)
+          .hint("files of two checkpoints are mixed in one folder; move one away");
+    names.push_back({*rank, folder / name, is_full});
+  }
+  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  return names;
+}
+
+ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,
+                          std::uint32_t dp_rank) {
+  if (files.form() == OptimizerFile::Form::kWhole) return {};
+  const bool is_expert = entry >= file.first_of_group(file.first_expert_group);
+  if (!is_expert || files.ep == 1) return {files.dp, dp_rank};
+  return {files.dp / files.ep, dp_rank / files.ep};
+}
+
+OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const std::vector<OptimizerFileName>& names,
+                                    const ShardedCheckpoint& shards) {
+  OptimizerFiles of;
+  of.folder = folder;
+  of.tp = shards.tp;
+  of.pp = shards.pp;
+  of.ep = shards.ep;
+  of.is_full = names.front().is_full;
+  std::map<Place, const OptimizerFileName*> by_place;
+  for (const OptimizerFileName& name : names) {
+    validate_mesh_of_model(name, of);
+    if (name.is_full != of.is_full)
+      throw Error(ErrorKind::kBadInput, "lies beside files of data-parallel ranks, which it was made of")
+          .in(name.is_full ? name.path : names.front().path)
+          .hint("move the one or the others away");
+    // Without ZeRO-1, experts' states are named by expert-parallel rank, and take the place of data-parallel ranks.
+    const std::uint32_t dp_rank = name.rank.has_ep ? name.rank.ep_rank : name.rank.dp_rank;
+    of.dp = std::max(of.dp, dp_rank + 1);
+    by_place.emplace(Place{name.rank.pp_rank, name.rank.tp_rank, dp_rank}, &name);
+  }
+  validate_all_there(of, by_place, of.is_full);
+  for (const auto& [place, name] : by_place) {
+    of.all.push_back(read_optimizer_file(files, name->path));
+    const std::size_t i = of.all.size() - 1;
+    const bool same_stage = i % (std::size_t{of.tp} * of.dp) != 0;
+    const OptimizerFile& first = same_stage ? of.all[i / (std::size_t{of.tp} * of.dp) * of.tp * of.dp] : of.all.front();
+    validate_groups(of.all.back(), first, same_stage);
+    if (same_stage) validate_entries(of.all.back(), first);
+    of.has_masters = of.has_masters || of.all.back().has_masters;
+  }
+  if (of.all.front().first_expert_group < of.all.front().groups.size() && of.ep > 1 && of.dp % of.ep != 0)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} data-parallel ranks cannot share {} expert-parallel ranks", of.dp, of.ep))
+        .in(folder)
+        .hint("files of data-parallel ranks are missing");
+  validate_rows(of);
+  return of;
+}
+
+}  // namespace reshard

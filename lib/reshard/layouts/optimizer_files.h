@@ -1,0 +1,68 @@
+// The optimizer's files of a training checkpoint that NxD or optimum-neuron has saved: optim/ beside model/.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/optimizer_file.h"
+#include "reshard/io/files.h"
+#include "reshard/layouts/rank_folder.h"
+
+namespace reshard {
+
+struct ShardedCheckpoint;
+
+/// One file of the optimizer, by its name.
+struct OptimizerFileName {
+  RankId rank;
+  std::filesystem::path path;
+  bool is_full =
+      false;  // full_tp_rank_…: NxD's converter has merged the data-parallel ranks' (convert_zero_checkpoints)
+};
+
+/// Those in `folder`, sorted; none if there is no such folder.
+/// \throws Error kBadInput for two of one rank.
+std::vector<OptimizerFileName> list_optimizer_files(Files& files, const std::filesystem::path& folder);
+
+/// The files that were read, of every tensor- and pipeline-parallel rank and, of ZeRO-1, every data-parallel rank.
+/// Invariant: all have the same form, the same hyperparameters in the same groups, and those of one pipeline rank the
+/// same groups of parameters with the same states and numbers.
+struct OptimizerFiles {
+  std::filesystem::path folder;
+  std::uint32_t tp = 1;
+  std::uint32_t pp = 1;
+  std::uint32_t ep = 1;
+  std::uint32_t dp = 1;            // data-parallel ranks that have files
+  std::vector<OptimizerFile> all;  // [(pp_rank × tp + tp_rank) × dp + dp_rank]
+  bool is_full = false;
+  bool has_masters = false;
+  /// Why the states are not all there, as a clause, where the files are what the reference writes nonetheless; empty
+  /// where they are complete.
+  std::string incomplete;
+
+  const OptimizerFile& of(std::uint32_t pp_rank, std::uint32_t tp_rank, std::uint32_t dp_rank) const {
+    return all[(std::size_t{pp_rank} * tp + tp_rank) * dp + dp_rank];
+  }
+  OptimizerFile::Form form() const { return all.front().form; }
+};
+
+/// The rows of a tensor's shard, where `count` data-parallel ranks share it, and which rank has the first of them.
+struct ShareOfRows {
+  std::uint64_t count = 1;
+  std::uint64_t number = 0;
+};
+
+/// How data-parallel rank `dp_rank` shares an entry: those of experts are shared by the ranks that have these experts.
+ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,
+                          std::uint32_t dp_rank);
+
+/// Reads the headers of the files `names`, which are not empty, and validates them against each other and the mesh of
+/// `shards`: every rank is there, and every shard has the rows that shape_info and the number of ranks give it.
+/// \throws Error kBadInput, naming the file, the id and the numbers; as read_optimizer_file does.
+OptimizerFiles read_optimizer_files(Files& files, const std::filesystem::path& folder,
+                                    const std::vector<OptimizerFileName>& names, const ShardedCheckpoint& shards);
+
+}  // namespace reshard

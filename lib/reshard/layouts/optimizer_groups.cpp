@@ -1,0 +1,154 @@
+#include "reshard/layouts/optimizer_groups.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+
+namespace reshard {
+namespace {
+
+constexpr GroupRule kRules[] = {GroupRule::kNxd, GroupRule::kOptimum, GroupRule::kBias, GroupRule::kOne};
+static_assert(std::size(kGroupRules) == std::size(kRules) + 1);
+
+const char* name(GroupRule rule) {
+  return kGroupRules[static_cast<std::size_t>(rule) + 1];
+}
+
+bool holds(std::string_view text, std::string_view part) {
+  return text.find(part) != text.npos;
+}
+
+/// Model types whose norms optimum-neuron's list has by their class.
+bool lists_norm_class(std::string_view model_type) {
+  return model_type == "llama" || model_type == "granite";
+}
+
+/// The parameters of a stage in the order in which a rule numbers them, with the sizes of the groups. Those of experts
+/// come after all others, in as many groups again.
+struct Numbered {
+  std::vector<const LocalParameter*> order;
+  std::vector<std::uint32_t> sizes;
+};
+
+Numbered number(const std::vector<LocalParameter>& parameters, GroupRule rule, const OptimizerFile& file,
+                std::string_view model_type) {
+  Numbered numbered;
+  const std::uint32_t dense = file.first_expert_group;
+  const auto groups = static_cast<std::uint32_t>(file.groups.size());
+  const bool by_experts = dense < groups;
+  const auto group_of = [&](const LocalParameter& parameter) {
+    const std::uint32_t first = by_experts && parameter.is_expert ? dense : 0;
+    return first + (is_in_second_group(rule, parameter.name, model_type) ? 1u : 0u);
+  };
+  for (std::uint32_t g = 0; g < std::max(groups, 2u); ++g) {
+    const std::size_t before = numbered.order.size();
+    for (const LocalParameter& parameter : parameters)
+      if (group_of(parameter) == g) numbered.order.push_back(&parameter);
+    numbered.sizes.push_back(static_cast<std::uint32_t>(numbered.order.size() - before));
+  }
+  return numbered;
+}
+
+/// The shape of an entry before data-parallel ranks shared it; nothing where the file does not say.
+std::optional<Dims> local_shape(const OptimizerFile& file, const OptimizerEntry& entry) {
+  if (entry.shape) return entry.shape;
+  if (file.form == OptimizerFile::Form::kZero1) return std::nullopt;
+  for (const TensorEntry& tensor : entry.tensors)
+    if (!tensor.shape.empty()) return tensor.shape;
+  return std::nullopt;
+}
+
+/// What does not fit, as an error; nothing if all fits.
+std::optional<Error> misfit(const OptimizerFile& file, const Numbered& numbered, GroupRule rule) {
+  const auto fail = [&](const std::string& message) { return Error(ErrorKind::kBadInput, message).in(file.path); };
+  for (std::size_t g = 0; g < numbered.sizes.size(); ++g) {
+    const std::uint32_t count = g < file.groups.size() ? file.groups[g].count : 0;
+    if (count != numbered.sizes[g])
+      return fail(fmt::format("its parameter group {} has {} parameters, but by rule {} the model's file has {} for it",
+                              g, count, name(rule), numbered.sizes[g]));
+  }
+  for (std::uint32_t i = 0; i < file.entries.size(); ++i) {
+    const auto shape = local_shape(file, file.entries[i]);
+    if (!shape || *shape == numbered.order[i]->shape) continue;
+    return fail(fmt::format("{} has the shape {}, but by rule {} it is {}, which the model's file has as {}",
+                            name_of_entry(file, i), to_string(*shape), name(rule), numbered.order[i]->name,
+                            to_string(numbered.order[i]->shape)));
+  }
+  return std::nullopt;
+}
+
+struct Candidate {
+  GroupRule rule;
+  std::vector<std::vector<std::string>> names;
+};
+
+}  // namespace
+
+bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_view model_type) {
+  std::string lower(parameter);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  switch (rule) {
+    case GroupRule::kNxd: return holds(parameter, "bias") || holds(parameter, "norm");
+    case GroupRule::kOptimum:
+      return holds(lower, "bias") || holds(lower, "layernorm") || holds(lower, "rmsnorm") ||
+             (lists_norm_class(model_type) && holds(lower, "norm"));
+    case GroupRule::kBias: return holds(parameter, "bias");
+    case GroupRule::kOne: return false;
+  }
+  return false;
+}
+
+std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& files,
+                                                       const std::vector<std::vector<LocalParameter>>& parameters,
+                                                       std::optional<GroupRule> chosen, std::string_view model_type) {
+  std::vector<Candidate> fitting;
+  std::optional<Error> first_misfit;
+  for (const GroupRule rule : kRules) {
+    if (chosen && rule != *chosen) continue;
+    Candidate candidate{rule, {}};
+    std::optional<Error> wrong;
+    for (std::uint32_t pp_rank = 0; pp_rank < files.pp && !wrong; ++pp_rank) {
+      const OptimizerFile& file = files.of(pp_rank, 0, 0);
+      const Numbered numbered = number(parameters[pp_rank], rule, file, model_type);
+      wrong = misfit(file, numbered, rule);
+      auto& names = candidate.names.emplace_back();
+      for (const LocalParameter* parameter : numbered.order) names.push_back(parameter->name);
+    }
+    if (!wrong)
+      fitting.push_back(std::move(candidate));
+    else if (!first_misfit)
+      first_misfit = std::move(wrong);
+  }
+  if (fitting.empty())
+    throw first_misfit->hint(
+        chosen
+            ? "another `optimizer-groups` may fit"
+            : "no rule of `optimizer-groups` fits: the optimizer is of another model, some parameters were frozen, or "
+              "the training code grouped parameters by a rule of its own");
+  for (const Candidate& other : fitting)
+    if (other.names != fitting.front().names)
+      throw Error(
+          ErrorKind::kUsage,
+          fmt::format("the optimizer's files store no names, and the groups fit rule {} as well as rule {}, which "
+                      "give parameters of equal shapes different states",
+                      name(fitting.front().rule), name(other.rule)))
+          .in(files.folder)
+          .hint(
+              "say with `optimizer-groups` how the training code grouped parameters (convert takes it with from- "
+              "before the name)");
+  return std::move(fitting.front().names);
+}
+
+std::optional<GroupRule> chosen_group_rule(const OptionValues& values) {
+  const std::string chosen = values.choice(kOptimizerGroups);
+  for (const GroupRule rule : kRules)
+    if (chosen == name(rule)) return rule;
+  return std::nullopt;
+}
+
+}  // namespace reshard

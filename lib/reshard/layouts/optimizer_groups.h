@@ -1,0 +1,61 @@
+// Which parameter a number in the optimizer's files is. No name is stored: numbers follow the model's own order within
+// parameter groups, and training code makes these by rules, of which the usual ones are known here.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/optimizer_files.h"
+
+namespace reshard {
+
+struct ShardedCheckpoint;
+
+/// How training code puts parameters into two groups, of which the second has no weight decay.
+enum class GroupRule : std::uint8_t {
+  kNxd,      // "bias" or "norm" in the name: examples/training/llama/training_utils.py of NxD
+  kOptimum,  // norms by class and name, and biases: create_optimizer of optimum-neuron's trainers/transformers.py
+  kBias,     // "bias" in the name: NxD Training
+  kOne,      // all in one group
+};
+
+inline constexpr const char* kGroupRules[] = {"auto", "nxd", "optimum", "bias", "one"};
+
+/// The choice for sources; what `auto` cannot tell must be said.
+inline constexpr LayoutOption kOptimizerGroups{
+    .name = "optimizer-groups",
+    .type = LayoutOption::Type::kChoice,
+    .help = "Rule by which training code grouped parameters",
+    .choices = kGroupRules,
+    .default_value = "auto",
+    .of_source = true,
+    .source_help =
+        "Rule by which training code grouped the optimizer's parameters: nxd (norms and biases apart), "
+        "optimum, bias, one, or auto, which takes the one that fits",
+    .only_of_source = true};
+
+/// Whether a parameter is in the second group. Which norms optimum-neuron lists by their class, `model_type` says.
+bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_view model_type);
+
+/// A parameter as one rank's file of the model has it.
+struct LocalParameter {
+  std::string name;
+  Dims shape;
+  bool is_expert = false;  // of experts that are spread over ranks
+};
+
+/// The names of the optimizer's entries, by pipeline rank: those of `parameters` (by pipeline rank, in the order of the
+/// model's files) in the order of the rule that fits all files, or of the one that was `chosen`.
+/// \throws Error kBadInput, naming a file and the numbers, if no rule fits; kUsage, naming the option, if several do and
+///         give different names.
+std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& files,
+                                                       const std::vector<std::vector<LocalParameter>>& parameters,
+                                                       std::optional<GroupRule> chosen, std::string_view model_type);
+
+/// The value of kOptimizerGroups; nothing for auto.
+std::optional<GroupRule> chosen_group_rule(const OptionValues& values);
+
+}  // namespace reshard

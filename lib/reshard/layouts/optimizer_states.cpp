@@ -1,0 +1,418 @@
+#include "reshard/layouts/optimizer_states.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/optimizer_groups.h"
+#include "reshard/layouts/row_shards.h"
+#include "reshard/layouts/sharded_checkpoint.h"
+#include "reshard/layouts/whole_map.h"
+#include "reshard/tensor/cast.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "optimizer.state.";
+
+/// The stored tensors of a model's map by rank and name.
+class LocalTensors {
+ public:
+  LocalTensors(const TensorMap& model, const OptimizerFiles& mesh) : model_(model), mesh_(mesh) {
+    by_name_.resize(std::size_t{mesh.pp} * mesh.ep * mesh.tp);
+    for (std::uint32_t s = 0; s < model.stored.size(); ++s) {
+      const StoredTensor& stored = model.stored[s];
+      const TensorFile& file = model.files[stored.file];
+      auto& found = by_name_[place(file.pp_rank, file.ep_rank, file.tp_rank)][stored.name.text()];
+      // One that stands for several originals is there for each; what other data-parallel ranks saved comes later.
+      if (found.empty() || model.stored[found.front()].file == stored.file) found.push_back(s);
+    }
+    logical_.resize(model.stored.size());
+    for (std::uint32_t l = 0; l < model.logical.size(); ++l) {
+      if (model.logical[l].filler) continue;
+      for (const Piece& piece : model.pieces[l]) logical_[piece.stored].emplace(piece.stored_begin, l);
+    }
+  }
+
+  /// Those of a name on a rank; none where it has no such tensor.
+  const std::vector<std::uint32_t>& find(std::uint32_t pp_rank, std::uint32_t ep_rank, std::uint32_t tp_rank,
+                                         const std::string& name) const {
+    static const std::vector<std::uint32_t> kNone;
+    const auto& of_rank = by_name_[place(pp_rank, ep_rank, tp_rank)];
+    const auto found = of_rank.find(name);
+    return found == of_rank.end() ? kNone : found->second;
+  }
+
+  /// The logical tensors that a stored tensor has parts of, in its order.
+  std::vector<std::uint32_t> logical_of(std::uint32_t stored) const {
+    std::vector<std::uint32_t> all;
+    for (const auto& [begin, logical] : logical_[stored])
+      if (std::find(all.begin(), all.end(), logical) == all.end()) all.push_back(logical);
+    return all;
+  }
+
+  const TensorMap& model() const { return model_; }
+
+ private:
+  struct ByPlace {
+    bool operator()(const std::pair<Dims, std::uint32_t>& a, const std::pair<Dims, std::uint32_t>& b) const {
+      const bool differ = !(a.first == b.first);
+      if (differ) return std::lexicographical_compare(a.first.begin(), a.first.end(), b.first.begin(), b.first.end());
+      return a.second < b.second;
+    }
+  };
+
+  std::size_t place(std::uint32_t pp_rank, std::uint32_t ep_rank, std::uint32_t tp_rank) const {
+    return (std::size_t{pp_rank} * mesh_.ep + ep_rank) * mesh_.tp + tp_rank;
+  }
+
+  const TensorMap& model_;
+  const OptimizerFiles& mesh_;
+  std::vector<std::unordered_map<std::string, std::vector<std::uint32_t>>> by_name_;
+  std::vector<std::set<std::pair<Dims, std::uint32_t>, ByPlace>> logical_;
+};
+
+/// One tensor in one file of the optimizer, and the local tensor that it is a part of.
+struct StatePart {
+  const TensorEntry* tensor;
+  std::uint32_t first_file;
+  std::uint32_t local;
+  std::uint64_t begin_row;
+  SharedName name;
+};
+
+/// Calls `use(pp_rank, entry, dp_rank, file index, file)` for each entry of each file.
+template <typename Use>
+void for_each_entry(const OptimizerFiles& files, Use&& use) {
+  for (std::uint32_t i = 0; i < files.all.size(); ++i)
+    for (std::uint32_t e = 0; e < files.all[i].entries.size(); ++e)
+      use(i / (files.tp * files.dp), i / files.dp % files.tp, i % files.dp, i, e);
+}
+
+bool is_expert(const OptimizerFile& file, std::uint32_t entry) {
+  return entry >= file.first_of_group(file.first_expert_group);
+}
+
+/// Collects the parts of a state over all files: those that `tensor_of` finds in an entry.
+class StateParts {
+ public:
+  StateParts(const ShardedOptimizer& optimizer, const LocalTensors& locals) : optimizer_(optimizer), locals_(locals) {}
+
+  /// \param where  What stands before an entry's number in the file, as errors name it.
+  template <typename TensorOf>
+  std::vector<StatePart> collect(const std::string& where, const std::string& state, TensorOf&& tensor_of) const {
+    const OptimizerFiles& files = optimizer_.files;
+    std::vector<StatePart> parts;
+    std::map<std::uint32_t, SharedName> names;
+    for_each_entry(files, [&](std::uint32_t pp_rank, std::uint32_t tp_rank, std::uint32_t dp_rank, std::uint32_t index,
+                              std::uint32_t entry) {
+      const OptimizerFile& file = files.all[index];
+      const TensorEntry* tensor = tensor_of(file.entries[entry]);
+      if (tensor == nullptr) return;
+      const ShareOfRows share = share_of_rows(files, file, entry, dp_rank);
+      const SharedName& name =
+          names.try_emplace(entry, fmt::format("{}.{}{}", where, entry, state.empty() ? "" : "." + state))
+              .first->second;
+      const std::uint64_t begin = tensor->shape.empty() ? 0 : tensor->shape[0] * share.number;
+      const std::uint32_t ep_rank = is_expert(file, entry) ? dp_rank % files.ep : 0;
+      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, tp_rank, optimizer_.names[pp_rank][entry]))
+        parts.push_back({tensor, optimizer_.first_files[index], local, begin, name});
+    });
+    return parts;
+  }
+
+ private:
+  const ShardedOptimizer& optimizer_;
+  const LocalTensors& locals_;
+};
+
+std::uint32_t add_part(TensorMap& map, const StatePart& part) {
+  const std::uint32_t index = map.add_stored(*part.tensor, part.first_file);
+  map.stored[index].name = part.name;
+  return index;
+}
+
+/// Adds tensors that are shared by rows to `map`, as what `state` makes of the model's logical tensors.
+void add_shared(TensorMap& map, const TensorMap& model, const std::vector<StatePart>& parts, const fs::path& folder,
+                const std::function<LogicalTensor(const LogicalTensor&, DType)>& state) {
+  std::map<DType, std::vector<std::vector<RowShard>>> by_dtype;
+  for (const StatePart& part : parts) {
+    if (part.tensor->shape.empty()) continue;
+    auto& shards = by_dtype[part.tensor->dtype];
+    shards.resize(model.stored.size());
+    shards[part.local].push_back({add_part(map, part), part.begin_row});
+  }
+  for (auto& [dtype, shards] : by_dtype) {
+    const DType own = dtype;
+    for (auto& of : shards)
+      std::stable_sort(of.begin(), of.end(),
+                       [](const RowShard& a, const RowShard& b) { return a.begin_row < b.begin_row; });
+    try {
+      add_row_shards(map, model, shards, [&](const LogicalTensor& local) { return state(local, own); });
+    } catch (Error& error) {
+      if (error.path().empty()) error.in(folder);
+      throw;
+    }
+  }
+}
+
+std::vector<std::uint32_t> add_optimizer_files(TensorMap& model, const OptimizerFiles& files) {
+  std::vector<std::uint32_t> first;
+  for (std::uint32_t i = 0; i < files.all.size(); ++i) {
+    first.push_back(static_cast<std::uint32_t>(model.files.size()));
+    for (const ContainerFile& file : files.all[i].files) {
+      model.files.push_back({file.path, file.size_bytes, i / files.dp % files.tp, i / (files.tp * files.dp)});
+      model.files.back().stamp = file.stamp;
+    }
+  }
+  return first;
+}
+
+/// The names of states that are tensors, in the order in which the files have them first.
+std::vector<std::string> state_names(const OptimizerFiles& files) {
+  std::vector<std::string> names;
+  for (const OptimizerFile& file : files.all)
+    for (const OptimizerEntry& entry : file.entries)
+      for (const TensorEntry& tensor : entry.tensors)
+        if (std::find(names.begin(), names.end(), tensor.name) == names.end()) names.push_back(tensor.name);
+  return names;
+}
+
+const TensorEntry* find_tensor(const OptimizerEntry& entry, const std::string& name) {
+  const auto found = std::find_if(entry.tensors.begin(), entry.tensors.end(),
+                                  [&](const TensorEntry& tensor) { return tensor.name == name; });
+  return found == entry.tensors.end() ? nullptr : &*found;
+}
+
+void refuse_incomplete(const OptimizerFiles& files) {
+  if (files.incomplete.empty()) return;
+  throw Error(ErrorKind::kUnsupported, "the optimizer's states cannot be restored: " + files.incomplete)
+      .in(files.folder)
+      .hint("the weights are complete: do without `with-optimizer` and `weights` master");
+}
+
+/// Makes states of an optimizer.
+class StatesMaker {
+ public:
+  StatesMaker(const ShardedOptimizer& optimizer, const TensorMap& model)
+      : optimizer_(optimizer), model_(model), locals_(model, optimizer.files), parts_(optimizer, locals_) {}
+
+  TrainingStates make() {
+    const bool whole = optimizer_.files.form() == OptimizerFile::Form::kWhole;
+    for (const std::string& name : state_names(optimizer_.files))
+      add_state(name, parts_.collect(whole ? "state" : "base_state", name,
+                                     [&](const OptimizerEntry& entry) { return find_tensor(entry, name); }));
+    if (optimizer_.files.has_masters)
+      add_state(kMasterState, parts_.collect("sharded_master_weights", "", [](const OptimizerEntry& entry) {
+        return entry.master ? &*entry.master : nullptr;
+      }));
+    add_numbers();
+    add_groups();
+    return std::move(states_);
+  }
+
+ private:
+  void add_state(const std::string& state, const std::vector<StatePart>& parts) {
+    const auto path = static_cast<std::uint32_t>(states_.paths.size());
+    states_.paths.push_back({"optimizer", "state", std::string(1, kParameterMark), state});
+    add_shared(states_.map, model_, parts, optimizer_.files.folder, [&](const LogicalTensor& local, DType dtype) {
+      return LogicalTensor{name_of(local.name, state), dtype, {}, {}, {}, TensorRole::kState};
+    });
+    for (const StatePart& part : parts)
+      if (part.tensor->shape.empty()) add_number_tensor(state, part);
+    for (std::size_t l = states_.of.size(); l < states_.map.logical.size(); ++l) {
+      TrainingState& own = states_.of.emplace_back();
+      const LogicalTensor& tensor = states_.map.logical[l];
+      if (tensor.filler) continue;
+      own.parameter_begin = static_cast<std::uint16_t>(kPrefix.size());
+      own.parameter_size = static_cast<std::uint16_t>(tensor.name.size() - kPrefix.size() - 1 - state.size());
+      own.path = path;
+    }
+  }
+
+  static std::string name_of(const std::string& parameter, const std::string& state) {
+    return std::string(kPrefix) + parameter + "." + state;
+  }
+
+  /// A tensor without dims: of a fused parameter it is that of each.
+  void add_number_tensor(const std::string& state, const StatePart& part) {
+    for (const std::uint32_t logical : locals_.logical_of(part.local)) {
+      const std::uint32_t stored = add_part(states_.map, part);
+      states_.map.stored[stored].tied = model_.stored[part.local].tied;
+      const std::uint32_t index = states_.map.add_logical(
+          {name_of(model_.logical[logical].name, state), part.tensor->dtype, {}, {}, {}, TensorRole::kState},
+          optimizer_.files.folder);
+      states_.map.pieces[index].push_back({stored, {}, {}});
+    }
+  }
+
+  /// The names of an entry's parameters, as the model has them.
+  std::vector<std::string> parameters_of(std::uint32_t pp_rank, std::uint32_t entry) const {
+    std::vector<std::string> names;
+    for (std::uint32_t ep_rank = 0; ep_rank < optimizer_.files.ep; ++ep_rank)
+      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, 0, optimizer_.names[pp_rank][entry]))
+        for (const std::uint32_t logical : locals_.logical_of(local)) {
+          const std::string& name = model_.logical[logical].name;
+          if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+        }
+    return names;
+  }
+
+  void add_numbers() {
+    std::map<std::pair<std::string, std::string>, const PlainValue*> seen;
+    for (std::uint32_t pp_rank = 0; pp_rank < optimizer_.files.pp; ++pp_rank) {
+      const OptimizerFile& file = optimizer_.files.of(pp_rank, 0, 0);
+      for (std::uint32_t e = 0; e < file.entries.size(); ++e)
+        for (const auto& [state, value] : file.entries[e].numbers)
+          for (const std::string& parameter : parameters_of(pp_rank, e)) {
+            const auto [found, is_new] = seen.emplace(std::pair(parameter, state), &value);
+            if (is_new)
+              states_.numbers.push_back({parameter, state, value});
+            else if (*found->second != value)
+              throw Error(ErrorKind::kBadInput,
+                          fmt::format("{} of {} is {}, but {} in the file of another stage", state,
+                                      name_of_entry(file, e), to_string(value), to_string(*found->second)))
+                  .in(file.path)
+                  .tensor(parameter);
+          }
+    }
+  }
+
+  void add_groups() {
+    std::unordered_map<std::string, std::size_t> group_of;
+    const auto& groups = optimizer_.files.all.front().groups;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      OptimizerGroup& group = states_.groups.emplace_back();
+      group.values = groups[g].values;
+      for (std::uint32_t pp_rank = 0; pp_rank < optimizer_.files.pp; ++pp_rank) {
+        const OptimizerFile& file = optimizer_.files.of(pp_rank, 0, 0);
+        const std::uint32_t first = file.first_of_group(static_cast<std::uint32_t>(g));
+        for (std::uint32_t e = first; e < first + file.groups[g].count; ++e)
+          for (std::string& parameter : parameters_of(pp_rank, e)) {
+            const auto [found, is_new] = group_of.emplace(parameter, g);
+            if (!is_new && found->second != g)
+              throw Error(ErrorKind::kBadInput, fmt::format("is in parameter groups {} and {}", found->second, g))
+                  .in(file.path)
+                  .tensor(parameter);
+            if (is_new) group.parameters.push_back(std::move(parameter));
+          }
+      }
+    }
+  }
+
+  const ShardedOptimizer& optimizer_;
+  const TensorMap& model_;
+  LocalTensors locals_;
+  StateParts parts_;
+  TrainingStates states_;
+};
+
+/// Takes out the stored tensors that no piece is of.
+void drop_unused(TensorMap& map, std::vector<bool> used) {
+  std::vector<std::uint32_t> numbers(map.stored.size());
+  std::vector<StoredTensor> kept;
+  std::unordered_map<std::uint32_t, Dims> strides;
+  for (std::uint32_t s = 0; s < map.stored.size(); ++s) {
+    if (!used[s]) continue;
+    numbers[s] = static_cast<std::uint32_t>(kept.size());
+    kept.push_back(std::move(map.stored[s]));
+    if (const auto own = map.strides.find(s); own != map.strides.end()) strides.emplace(numbers[s], own->second);
+  }
+  map.stored = std::move(kept);
+  map.strides = std::move(strides);
+  for (std::vector<Piece>& pieces : map.pieces) {
+    std::erase_if(pieces, [&](const Piece& piece) { return !used[piece.stored]; });
+    for (Piece& piece : pieces) piece.stored = numbers[piece.stored];
+  }
+}
+
+}  // namespace
+
+ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
+                                        Checkpoint& checkpoint, const OptionValues& options) {
+  const auto names = list_optimizer_files(files, folder);
+  if (names.empty())
+    throw Error(ErrorKind::kBadInput, "holds no files of an optimizer")
+        .in(checkpoint.path)
+        .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
+  ShardedOptimizer optimizer{read_optimizer_files(files, folder, names, shards), {}, {}};
+  std::unordered_map<std::string, const StoredTensor*> stored;
+  std::vector<std::vector<LocalParameter>> parameters(shards.pp);
+  for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
+    std::unordered_set<std::string> listed, tied;
+    std::unordered_map<std::string, const StoredTensor*> own;
+    for (const StoredTensor& tensor : checkpoint.map.stored)
+      if (checkpoint.map.files[tensor.file].pp_rank == pp_rank) own.emplace(tensor.name.text(), &tensor);
+    // A second name of a parameter in the same file is no parameter of the optimizer; one alone in its stage is.
+    std::vector<TiedParameter> ties = tied_parameters(checkpoint.model);
+    for (const TiedParameter& one : ties)
+      if (own.count(one.source)) tied.insert(one.name);
+    for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank)
+      for (const TensorEntry& tensor : shards.files[pp_rank][std::size_t{ep_rank} * shards.tp].tensors) {
+        const auto found = own.find(tensor.name);
+        if (found == own.end() || tied.count(tensor.name) || !listed.insert(tensor.name).second) continue;
+        parameters[pp_rank].push_back({tensor.name, tensor.shape, found->second->expert_parallel});
+      }
+  }
+  optimizer.names = names_of_entries(optimizer.files, parameters, chosen_group_rule(options), checkpoint.model_type);
+  optimizer.first_files = add_optimizer_files(checkpoint.map, optimizer.files);
+  return optimizer;
+}
+
+TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap& model) {
+  refuse_incomplete(optimizer.files);
+  return StatesMaker(optimizer, model).make();
+}
+
+std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& model, MasterUse use) {
+  refuse_incomplete(optimizer.files);
+  if (!optimizer.files.has_masters)
+    throw Error(ErrorKind::kBadInput, "holds no master weights")
+        .in(optimizer.files.folder)
+        .hint("take the model's own weights: `weights` model");
+  const TensorMap local = model;
+  const LocalTensors locals(local, optimizer.files);
+  std::vector<StatePart> parts =
+      StateParts(optimizer, locals).collect("sharded_master_weights", "", [](const OptimizerEntry& entry) {
+        return entry.master ? &*entry.master : nullptr;
+      });
+  for (StatePart& part : parts) part.name = local.stored[part.local].name;
+  std::vector<bool> used(model.stored.size(), true);
+  for (const StatePart& part : parts)
+    for (const std::uint32_t l : locals.logical_of(part.local)) {
+      LogicalTensor& tensor = model.logical[l];
+      if (!model.pieces[l].empty()) {
+        for (const Piece& piece : model.pieces[l]) used[piece.stored] = false;
+        model.pieces[l].clear();
+        const DType wanted = use.as_model ? tensor.dtype : DType::kF32;
+        const DType dtype = tensor.dtype = part.tensor->dtype;
+        const bool casts = (use.as_model || dtype == DType::kF64) && wanted != dtype && can_cast(dtype, wanted);
+        tensor.model_dtype = casts ? std::optional(wanted) : std::nullopt;
+      }
+    }
+  std::size_t others = 0;
+  for (std::size_t l = 0; l < model.logical.size(); ++l) {
+    if (model.logical[l].filler || model.pieces[l].empty()) continue;
+    ++others;
+    if (!use.only_source) continue;
+    throw Error(ErrorKind::kBadInput, "the model's files do not hold it, and the optimizer has no master weights of it")
+        .in(optimizer.files.folder)
+        .tensor(model.logical[l].name);
+  }
+  add_shared(model, local, parts, optimizer.files.folder,
+             [&](const LogicalTensor& logical, DType) { return model.logical[*model.find_logical(logical.name)]; });
+  used.resize(model.stored.size(), true);
+  drop_unused(model, std::move(used));
+  return others;
+}
+
+}  // namespace reshard

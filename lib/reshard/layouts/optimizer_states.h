@@ -1,0 +1,54 @@
+// The optimizer's states of a training checkpoint as tensors of the model's parameters: local tensors of tensor- and
+// pipeline-parallel ranks by their names, each spread over data-parallel ranks by rows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reshard/io/files.h"
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/optimizer_files.h"
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/training_states.h"
+
+namespace reshard {
+
+struct ShardedCheckpoint;
+struct Checkpoint;
+
+/// The state of a parameter that its fp32 master weights are.
+inline constexpr const char* kMasterState = "master";
+
+/// The optimizer of a sharded checkpoint: its files, and which parameter each entry is.
+struct ShardedOptimizer {
+  OptimizerFiles files;
+  std::vector<std::uint32_t> first_files;       // in the map of the model, the first of each of the optimizer's files
+  std::vector<std::vector<std::string>> names;  // of entries, by pipeline rank: what the model's files call them
+};
+
+/// Reads the headers of the optimizer's files in `folder` and finds the names of their entries. `checkpoint` has the map
+/// of the model that `shards` hold, which the files join.
+/// \throws Error as read_optimizer_files and names_of_entries; kBadInput if there are none.
+ShardedOptimizer read_sharded_optimizer(Files& files, const std::filesystem::path& folder,
+                                        const ShardedCheckpoint& shards, Checkpoint& checkpoint,
+                                        const OptionValues& options);
+
+/// The states, called "optimizer.state.<parameter>.<state>", which follow the map of the model, `model`: a state is split
+/// as the parameter is.
+/// \throws Error kUnsupported if they are incomplete; kBadInput for what contradicts itself.
+TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap& model);
+
+/// How the optimizer's master weights become the model's.
+struct MasterUse {
+  bool as_model = false;     // they are cast to the dtypes of the model's own weights; else to float32 at most
+  bool only_source = false;  // the model's files have no weights: what the optimizer has not, nobody has
+};
+
+/// Makes the optimizer's master weights the model's weights in `model`. What the optimizer has none of (buffers, frozen
+/// parameters) stays as it is.
+/// \returns how many of the weights stay.
+/// \throws Error kUnsupported if they are incomplete; kBadInput if there are none, or some are nowhere.
+std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& model, MasterUse use);
+
+}  // namespace reshard

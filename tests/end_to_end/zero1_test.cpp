@@ -1,0 +1,197 @@
+// The optimizer's states as NxD's and optimum-neuron's own code has saved them: testdata/golden/zero1.
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "reshard/engine/digests.h"
+#include "reshard/layouts/checkpoint.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/golden.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kIncomplete = "optimum-llama-dp2-tp2-pp2-xser";
+
+/// The folder of the one checkpoint of a case.
+fs::path saved(const fs::path& golden_case) {
+  for (const char* name : {"shards", "step_3"})
+    if (fs::is_directory(golden_case / "checkpoint" / name)) return golden_case / "checkpoint" / name;
+  return {};
+}
+
+ReadContext with_optimizer(const fs::path& golden_case) {
+  ReadContext context;
+  context.config.path = golden_case / "original";
+  context.with_optimizer = true;
+  return context;
+}
+
+/// {parameter: {state: {"dtype", "shape", "sha256"}}} of the states' tensors, but for numbers.
+json describe_states(Checkpoint& checkpoint) {
+  const TrainingStates states = checkpoint.states;
+  add_states(checkpoint.map, states.map);
+  std::vector<std::uint32_t> wanted;
+  for (const LogicalTensor& tensor : states.map.logical)
+    if (!tensor.filler) wanted.push_back(*checkpoint.map.find_logical(tensor.name));
+  RunOptions options = unsynced();
+  options.replicas = Replicas::kFirst;
+  const auto digests = compute_digests(checkpoint.map, wanted, options, true);
+  json found;
+  for (std::size_t i = 0, n = 0; i < states.of.size(); ++i) {
+    const LogicalTensor& tensor = states.map.logical[i];
+    if (tensor.filler) continue;
+    const TensorDigest& digest = digests[n++];
+    CHECK(tensor.role == TensorRole::kState);
+    const DcpPath path = states.path_with(i, states.parameter(i));
+    CHECK(path == DcpPath{"optimizer", "state", std::string(states.parameter(i)), path.back()});
+    const std::string state = std::get<std::string>(path.back());
+    CHECK(tensor.name == "optimizer.state." + std::string(states.parameter(i)) + "." + state);
+    if (tensor.shape.empty()) continue;
+    found[std::string(states.parameter(i))][state] = {
+        {"dtype", describe(tensor.dtype).torch_name},
+        {"shape", json(std::vector<std::uint64_t>(tensor.shape.begin(), tensor.shape.end()))},
+        {"sha256", to_hex(digest.digest)}};
+  }
+  return found;
+}
+
+TEST_CASE("States of every case of the reference come out as the tensors that its own code merges") {
+  std::size_t cases = 0;
+  for (const fs::path& golden_case : golden_cases("zero1")) {
+    const std::string name = golden_case.filename().string();
+    if (name == kIncomplete) continue;
+    ++cases;
+    DYNAMIC_SECTION(name) {
+      Checkpoint checkpoint = read_checkpoint(saved(golden_case), with_optimizer(golden_case));
+      CHECK(describe_states(checkpoint) == golden_of(golden_case).at("logical"));
+    }
+  }
+  CHECK(cases == 6);
+}
+
+/// The scalars of a group, as golden.json has them.
+json values_of(const PlainValue& value) {
+  return std::visit(
+      [](const auto& held) -> json {
+        using Held = std::decay_t<decltype(held)>;
+        if constexpr (std::is_same_v<Held, std::monostate>) {
+          return nullptr;
+        } else if constexpr (std::is_same_v<Held, PlainValue::List>) {
+          json list = json::array();
+          for (const PlainValue& item : held) list.push_back(values_of(item));
+          return list;
+        } else if constexpr (std::is_same_v<Held, PlainValue::Dict>) {
+          json dict = json::object();
+          for (const auto& [key, item] : held) dict[key] = values_of(item);
+          return dict;
+        } else {
+          return held;
+        }
+      },
+      value.value);
+}
+
+TEST_CASE("Groups have their hyperparameters and the model's names, and every parameter has its step") {
+  for (const fs::path& golden_case : golden_cases("zero1")) {
+    const std::string name = golden_case.filename().string();
+    if (name == kIncomplete) continue;
+    DYNAMIC_SECTION(name) {
+      const json golden = golden_of(golden_case);
+      const Checkpoint checkpoint = read_checkpoint(saved(golden_case), with_optimizer(golden_case));
+      const TrainingStates& states = checkpoint.states;
+      std::set<std::string> parameters;
+      json groups;
+      for (const OptimizerGroup& group : states.groups) {
+        json values = values_of({group.values});
+        groups.push_back(values);
+        for (const std::string& parameter : group.parameters) {
+          CHECK(parameters.insert(parameter).second);
+          const bool decays = group.values.front().second != PlainValue{0.0};
+          CHECK(decays == (&group == &states.groups.front()));
+        }
+      }
+      json expected = golden.at("structure").front().at("param_groups");
+      for (json& group : expected) group.erase("params");
+      CHECK(groups == expected);
+      std::set<std::string> logical, steps;
+      for (const auto& [parameter, parts] : golden.at("logical").items()) logical.insert(parameter);
+      CHECK(parameters == logical);
+      for (std::size_t i = 0; i < states.of.size(); ++i)
+        if (states.map.logical[i].name.ends_with(".step")) steps.emplace(states.parameter(i));
+      for (const StateNumber& number : states.numbers) {
+        CHECK(number.state == "step");
+        CHECK(number.value == PlainValue{golden.at("step").get<std::int64_t>()});
+        CHECK(steps.insert(number.parameter).second);
+      }
+      CHECK(steps == logical);
+    }
+  }
+}
+
+TEST_CASE("States that optimum-neuron saved of one data-parallel rank alone are refused, and say why") {
+  const fs::path golden_case = testdata("golden/zero1") / kIncomplete;
+  const fs::path folder = saved(golden_case) / "optim";
+  const auto check = [&](const ReadContext& context) {
+    const Error error = error_of([&] { read_checkpoint(saved(golden_case), context); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK(error.path() == folder.string());
+    CHECK_THAT(error.what(), Says("one data-parallel rank's part of ZeRO-1 was saved as if it were all"));
+    CHECK_THAT(error.what(), Says("11 of 21 rows"));
+    CHECK_THAT(error.hint(), Says("the weights are complete"));
+  };
+  check(with_optimizer(golden_case));
+  ReadContext masters = with_optimizer(golden_case);
+  masters.with_optimizer = false;
+  masters.options.set("weights", "master");
+  check(masters);
+  masters.options.set("weights", "model");
+  CHECK_NOTHROW(read_checkpoint(saved(golden_case), masters));
+}
+
+TEST_CASE("Files that NxD's converter merged have the states, but not the master weights, which it loses") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
+  const TempDir temp;
+  fs::copy(saved(golden_case) / "model", temp / "model");
+  fs::copy(golden_case / "full/optim", temp / "optim");
+  Checkpoint checkpoint = read_checkpoint(temp.path(), with_optimizer(golden_case));
+  json expected = golden_of(golden_case).at("logical");
+  for (json& states : expected)
+    if (states.at("master").at("shape").at(0) != 1) states.erase("master");
+  CHECK(describe_states(checkpoint) == expected);
+}
+
+TEST_CASE("Master weights are the model's where they are asked for, and where there are no others") {
+  for (const fs::path& golden_case : golden_cases("zero1")) {
+    const std::string name = golden_case.filename().string();
+    const json golden = golden_of(golden_case);
+    const bool has_masters = golden.at("logical").front().contains("master");
+    if (name == kIncomplete || !has_masters) continue;
+    DYNAMIC_SECTION(name) {
+      const TempDir temp;
+      ConsolidateRequest request;
+      request.source.path = saved(golden_case);
+      request.source.config = golden_case / "original";
+      request.source.options.set("weights", "master");
+      request.output_directory = temp / "out";
+      const auto job = plan_consolidate(request);
+      RunOptions options = unsynced();
+      options.replicas = Replicas::kFirst;
+      execute(*job, options);
+      json expected;
+      for (const auto& [parameter, states] : golden.at("logical").items()) expected[parameter] = states.at("master");
+      CHECK(describe_tensors(read_whole(temp / "out")) == expected);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
