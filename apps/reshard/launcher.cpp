@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <chrono>
 #include <string_view>
-#include <thread>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -57,10 +55,6 @@ std::optional<Launcher> find_launcher(const Environment& environment) {
   if (!is_set(kSlurmStep.size)) return std::nullopt;
   if (is_set("PMIX_RANK")) return launcher_of(environment, kSlurmStep, "srun --mpi=pmix", "openmpi");
   return launcher_of(environment, kSlurmStep, "srun", "");
-}
-
-void let_rank_0_speak(const Launcher& launcher) {
-  if (launcher.rank != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 
 MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment) {

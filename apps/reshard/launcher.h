@@ -23,11 +23,6 @@ struct Launcher {
 /// the processes inherit.
 std::optional<Launcher> find_launcher(const Environment& environment);
 
-/// To be called before a process ends with an error that all processes of `launcher` meet, each by itself, and of which
-/// only rank 0 speaks. Waits a second, except on rank 0: a launcher may end all others once the first has failed, and
-/// rank 0 must not be ended before it has spoken.
-void let_rank_0_speak(const Launcher& launcher);
-
 /// Whether several processes share the work: --mpi.
 enum class MpiUse { kAuto, kYes, kNo };
 

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <optional>
 #include <sstream>
 #include <system_error>
 
@@ -24,6 +25,7 @@
 #include "signals.h"
 #include "table.h"
 #include "version.h"
+#include "word.h"
 
 namespace {
 
@@ -116,11 +118,13 @@ int parse_and_run(int argc, char** argv, Together& together) {
 
 /// One of several processes, or one alone, does what the command line says. Nobody leaves before all are done: what
 /// fails on one rank fails on all of them.
+/// \param wrong  what this process has found wrong before, or null.
 /// \throws AgreedError and RankLost with others; anything alone.
-int run(int argc, char** argv, Together& together) {
+int run(int argc, char** argv, const std::exception_ptr& wrong, Together& together) {
   reshard::Progress progress;
   int exit_code = 0;
   try {
+    if (wrong) std::rethrow_exception(wrong);
     exit_code = parse_and_run(argc, argv, together);
   } catch (const reshard::AgreedError&) {
     throw;
@@ -139,27 +143,47 @@ int run(int argc, char** argv, Together& together) {
   return exit_code;
 }
 
-int run_alone(int argc, char** argv) {
-  Together alone;
-  return run(argc, argv, alone);
-}
-
 /// Without a destructor or MPI, which would wait for ranks that do not come.
 [[noreturn]] void leave(int exit_code) {
   std::fflush(nullptr);
   ::_exit(exit_code);
 }
 
-int run_with_others(int argc, char** argv, const reshard::cli::Launcher& launcher) {
+/// Ends a process that could not join the others.
+int report_apart(Error error, const std::optional<reshard::cli::Launcher>& launcher) {
+  reshard::cli::Word word(reshard::cli::word_key(::getenv));
+  const int exit_code = reshard::describe(error.kind()).exit_code;
+  if (!reshard::cli::takes_word(word, launcher)) return exit_code;
+  if (launcher && launcher->rank != 0)
+    error.by(fmt::format("rank {} on {}", launcher->rank, reshard::cli::host_name()));
+  reshard::cli::set_muted(false);
+  report(error);
+  reshard::cli::linger();
+  return exit_code;
+}
+
+/// \param wrong  as of run: this process may be alone with it, so the others hear of it.
+int run_with_others(int argc, char** argv, std::exception_ptr wrong, const reshard::cli::Launcher& launcher) {
   reshard::cli::set_muted(launcher.rank != 0);
   reshard::cli::set_no_terminal();
-  const auto ranks = reshard::cli::start_mpi(launcher, ::getenv);
+  reshard::cli::MpiLimits limits;
+  try {
+    limits = reshard::cli::mpi_limits(::getenv);
+  } catch (...) {
+    if (!wrong) wrong = std::current_exception();
+  }
+  std::unique_ptr<reshard::cli::MpiRanks> ranks;
+  try {
+    ranks = reshard::cli::start_mpi(launcher, limits, ::getenv);
+  } catch (...) {
+    return report_apart(reshard::as_error(wrong ? wrong : std::current_exception()), launcher);
+  }
   ranks->mind_stop(&reshard::cli::signal_came());
   reshard::cli::set_muted(ranks->rank() != 0);
   int exit_code = 0;
   try {
     Together together(*ranks, reshard::cli::host_name());
-    exit_code = run(argc, argv, together);
+    exit_code = run(argc, argv, wrong, together);
   } catch (const reshard::AgreedError& error) {
     exit_code = report(error);
   } catch (const reshard::RankLost& lost) {
@@ -182,19 +206,19 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // so is a file size limit
   fill_standard_descriptors();
   allow_many_open_files();
-  const auto started_by = reshard::cli::find_launcher(::getenv);
-  const auto end_with = [&](const Error& error) {
-    if (started_by && reshard::cli::is_muted()) reshard::cli::let_rank_0_speak(*started_by);
-    return report(error);
-  };
   try {
-    // What one process has to say of a wrong start, all have.
-    if (started_by) reshard::cli::set_muted(started_by->rank != 0);
-    const auto launcher = reshard::cli::launcher_to_join(reshard::cli::mpi_use(argc, argv, ::getenv), ::getenv);
-    if (launcher) return run_with_others(argc, argv, *launcher);
-    reshard::cli::set_muted(false);
-    return run_alone(argc, argv);
+    std::exception_ptr wrong;
+    reshard::cli::MpiUse use = reshard::cli::MpiUse::kAuto;
+    try {
+      use = reshard::cli::mpi_use(argc, argv, ::getenv);
+    } catch (...) {
+      wrong = std::current_exception();
+    }
+    const auto launcher = reshard::cli::launcher_to_join(use, ::getenv);
+    if (launcher) return run_with_others(argc, argv, wrong, *launcher);
+    Together alone;
+    return run(argc, argv, wrong, alone);
   } catch (...) {
-    return end_with(reshard::as_error(std::current_exception()));
+    return report(reshard::as_error(std::current_exception()));
   }
 }

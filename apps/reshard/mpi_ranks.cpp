@@ -25,8 +25,6 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-constexpr double kStartLimitSeconds = 60;
-constexpr double kGatherLimitSeconds = 600;
 constexpr double kStopLimitSeconds = 5;
 constexpr double kShortestNapSeconds = 0.0002;
 constexpr double kLongestNapSeconds = 0.005;
@@ -277,15 +275,19 @@ std::vector<std::string> MpiRanks::gather_all(const std::string& mine) {
 }
 
 void MpiRanks::finish(int exit_code) {
-  const Watchdog watchdog(kStartLimitSeconds, "reshard: note: the other processes do not end MPI; not waiting for them",
+  const Watchdog watchdog(MpiLimits().start_s, "reshard: note: the other processes do not end MPI; not waiting for them",
                           exit_code);
   char error[kReshardMpiTextBytes] = "";
   if (plugin_->finish(error) != kReshardMpiDone) print_message(fmt::format("reshard: note: {}", printable(error)));
 }
 
-std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const Environment& environment) {
-  const double limit_s = seconds_of(environment, "RESHARD_MPI_TIMEOUT", kGatherLimitSeconds);
-  const double start_limit_s = seconds_of(environment, "RESHARD_MPI_START_TIMEOUT", kStartLimitSeconds);
+MpiLimits mpi_limits(const Environment& environment) {
+  const MpiLimits usual;
+  return {seconds_of(environment, "RESHARD_MPI_START_TIMEOUT", usual.start_s),
+          seconds_of(environment, "RESHARD_MPI_TIMEOUT", usual.gather_s)};
+}
+
+std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment) {
   const std::vector<Plugin> places = plugin_places(launcher, environment);
   std::vector<std::string> failures;
   const ReshardMpi* plugin = nullptr;
@@ -300,10 +302,11 @@ std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const Environment&
   if (plugin == nullptr) throw no_plugin(launcher, places, failures);
 
   const Watchdog watchdog(
-      start_limit_s,
-      fmt::format("reshard: rank {} waited {:.3g} s for the other processes that {} started; if only this one runs "
-                  "reshard, give --mpi no; RESHARD_MPI_START_TIMEOUT=SECONDS changes how long to wait",
-                  launcher.rank, start_limit_s, launcher.name),
+      limits.start_s,
+      fmt::format("reshard: rank {} waited {:.3g} s for the other processes that {} started; one that could not start "
+                  "says why; if only this one runs reshard, give --mpi no; RESHARD_MPI_START_TIMEOUT=SECONDS changes "
+                  "how long to wait",
+                  launcher.rank, limits.start_s, launcher.name),
       describe(ErrorKind::kUsage).exit_code);
   ReshardMpiWorld world{};
   char error[kReshardMpiTextBytes] = "";
@@ -315,7 +318,7 @@ std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const Environment&
     plugin->finish(error);
     throw wrong;
   }
-  return std::make_unique<MpiRanks>(plugin, world, limit_s);
+  return std::make_unique<MpiRanks>(plugin, world, limits.gather_s);
 }
 
 std::string host_name() {

@@ -52,16 +52,24 @@ class MpiRanks : public Ranks {
   bool is_broken_ = false;
 };
 
+/// The longest waits for other processes, in seconds.
+struct MpiLimits {
+  double start_s = 60;
+  double gather_s = 600;
+};
+
+/// What RESHARD_MPI_START_TIMEOUT and RESHARD_MPI_TIMEOUT say.
+/// \throws Error kUsage if one is not a positive number.
+MpiLimits mpi_limits(const Environment& environment);
+
 /// Joins the processes of `launcher`. RESHARD_MPI_PLUGIN names the plug-in; else it is one beside the program or in
 /// CMAKE_INSTALL_LIBDIR/reshard, preferably of the launcher's family.
 ///
-/// Ends the process with a message and the exit code of kUsage if the others do not come within 60 s
-/// (RESHARD_MPI_START_TIMEOUT): a script that runs reshard in one of the launcher's processes has them wait for ever.
+/// Ends the process with a message and the exit code of kUsage if the others do not come in time: a script that runs
+/// reshard in one of the launcher's processes has them wait for ever.
 /// \throws Error kUsage if there is no plug-in, or its MPI is not the launcher's, so that it sees another number of
-/// processes. Mostly all processes throw this, and none can ask the others: only the one with launcher.rank 0 should
-/// print it.
-/// \throws Error kUsage if RESHARD_MPI_TIMEOUT, the longest wait of gather (default 600 s), is no number.
-std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const Environment& environment);
+/// processes. Mostly all processes throw this, and none can ask the others (word.h).
+std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment);
 
 /// Of this machine: "node17".
 std::string host_name();

@@ -112,7 +112,7 @@ TEST_CASE("An error of MPI breaks the ranks and is told in its own words") {
 TEST_CASE("Without a plug-in the error says who started how many processes, and where it was looked for") {
   const TempDir dir;
   const std::string path = (dir / "none.so").string();
-  const Error error = error_of([&] { start_mpi(kLauncher, plugin_at(path)); });
+  const Error error = error_of([&] { start_mpi(kLauncher, {}, plugin_at(path)); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK(std::string(error.what()) ==
         "Open MPI's mpirun started 4 processes, but there is no plug-in for MPI in " + path);
@@ -124,14 +124,19 @@ TEST_CASE("A file that is no plug-in is refused with the loader's reason") {
   const TempDir dir;
   const std::string path = (dir / "text.so").string();
   write_file(path, "no library");
-  const Error error = error_of([&] { start_mpi(kLauncher, plugin_at(path)); });
+  const Error error = error_of([&] { start_mpi(kLauncher, {}, plugin_at(path)); });
   CHECK(error.kind() == ErrorKind::kUsage);
   CHECK_THAT(error.what(), Says("no plug-in for MPI can be loaded: " + path + ": "));
 }
 
-TEST_CASE("A time limit that is no number is told before anything is loaded") {
-  const Environment environment = [](const char* name) {
-    return std::string(name) == "RESHARD_MPI_TIMEOUT" ? "soon" : nullptr;
-  };
-  CHECK_THAT(error_of([&] { start_mpi(kLauncher, environment); }).what(), Says("RESHARD_MPI_TIMEOUT: \"soon\""));
+TEST_CASE("A time limit that is no number is an error that names its variable") {
+  for (const std::string name : {"RESHARD_MPI_TIMEOUT", "RESHARD_MPI_START_TIMEOUT"}) {
+    const Environment environment = [&](const char* asked) { return name == asked ? "soon" : nullptr; };
+    const Error error = error_of([&] { mpi_limits(environment); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK(std::string(error.what()) == name + ": \"soon\" is not a positive number of seconds");
+  }
+  const MpiLimits usual = mpi_limits([](const char*) { return nullptr; });
+  CHECK(usual.start_s == 60);
+  CHECK(usual.gather_s == 600);
 }
