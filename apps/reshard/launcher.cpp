@@ -20,20 +20,35 @@ std::string_view value_of(const Environment& environment, const char* name) {
 }
 
 struct Variables {
-  const char* size;
+  const char* size;  // null if the launcher sets none
   const char* rank;
 };
 constexpr Variables kOpenMpi = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"};
 constexpr Variables kPmi = {"PMI_SIZE", "PMI_RANK"};
+constexpr Variables kFlux = {"FLUX_JOB_SIZE", "FLUX_TASK_RANK"};
+constexpr Variables kPals = {nullptr, "PALS_RANKID"};
 constexpr Variables kSlurmStep = {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"};  // SLURM_NTASKS: set in batch scripts, too
+constexpr Variables kPmix = {nullptr, "PMIX_RANK"};
 
-/// Nothing if the numbers are of no launcher of several processes.
+/// Nothing for a launcher of one process.
+/// \throws Error kUsage for a variable that is no such number: to take no notice would let each process convert all.
 std::optional<Launcher> launcher_of(const Environment& environment, const Variables& variables, const char* name,
                                     const char* family) {
-  const auto size = parse_unsigned(value_of(environment, variables.size), INT32_MAX);
-  const auto rank = parse_unsigned(value_of(environment, variables.rank), INT32_MAX);
-  if (!size || !rank || *size < 2 || *rank >= *size) return std::nullopt;
-  return Launcher{name, static_cast<std::uint32_t>(*rank), static_cast<std::uint32_t>(*size), family};
+  const auto number = [&](const char* variable, std::uint64_t least, std::uint64_t most, const char* what) {
+    const std::string_view text = value_of(environment, variable);
+    const auto parsed = parse_unsigned(text, most);
+    if (parsed && *parsed >= least) return static_cast<std::uint32_t>(*parsed);
+    throw Error(ErrorKind::kUsage, fmt::format("{}: \"{}\" is not {}", variable, printable(text), what))
+        .hint(fmt::format("{} sets it; --mpi no makes a run of its own of each process", name));
+  };
+  constexpr std::uint64_t kMost = INT32_MAX;
+  std::uint32_t size = 0;
+  if (variables.size != nullptr) {
+    size = number(variables.size, 1, kMost, "a number of processes");
+    if (size == 1) return std::nullopt;
+  }
+  const std::uint32_t rank = number(variables.rank, 0, size > 0 ? size - 1 : kMost, "the number of a process");
+  return Launcher{name, rank, size, family};
 }
 
 MpiUse parse_mpi_use(const char* option, std::string_view text) {
@@ -47,14 +62,23 @@ MpiUse parse_mpi_use(const char* option, std::string_view text) {
 
 std::optional<Launcher> find_launcher(const Environment& environment) {
   const auto is_set = [&](const char* name) { return !value_of(environment, name).empty(); };
+  const bool is_hydra = is_set("MPI_LOCALNRANKS");  // of MPICH, also inside a job of Slurm or Flux
   if (is_set(kOpenMpi.size)) return launcher_of(environment, kOpenMpi, "Open MPI's mpirun", "openmpi");
   if (is_set(kPmi.size)) {
-    const bool is_srun = is_set(kSlurmStep.size) && !is_set("MPI_LOCALNRANKS");  // that one is hydra's
-    return launcher_of(environment, kPmi, is_srun ? "srun --mpi=pmi2" : "MPICH's mpirun", "mpich");
+    const char* name = is_hydra                  ? "MPICH's mpirun"
+                       : is_set(kFlux.size)      ? "flux run"
+                       : is_set(kSlurmStep.size) ? "srun --mpi=pmi2"
+                                                 : "MPICH's mpirun";
+    return launcher_of(environment, kPmi, name, "mpich");
   }
-  if (!is_set(kSlurmStep.size)) return std::nullopt;
-  if (is_set("PMIX_RANK")) return launcher_of(environment, kSlurmStep, "srun --mpi=pmix", "openmpi");
-  return launcher_of(environment, kSlurmStep, "srun", "");
+  const bool has_pmix = is_set(kPmix.rank) && is_set("PMIX_NAMESPACE");
+  if (is_set(kFlux.size)) return launcher_of(environment, kFlux, "flux run", has_pmix ? "openmpi" : "");
+  if (is_set(kPals.rank)) return launcher_of(environment, kPals, "PALS", "");
+  if (is_set(kSlurmStep.size))
+    return launcher_of(environment, kSlurmStep, is_set(kPmix.rank) ? "srun --mpi=pmix" : "srun",
+                       is_set(kPmix.rank) ? "openmpi" : "");
+  if (has_pmix) return launcher_of(environment, kPmix, "a launcher with PMIx", "openmpi");
+  return std::nullopt;
 }
 
 MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment) {

@@ -214,7 +214,12 @@ int main(int argc, char** argv) {
     } catch (...) {
       wrong = std::current_exception();
     }
-    const auto launcher = reshard::cli::launcher_to_join(use, ::getenv);
+    std::optional<reshard::cli::Launcher> launcher;
+    try {
+      launcher = reshard::cli::launcher_to_join(use, ::getenv);
+    } catch (...) {
+      return report_apart(reshard::as_error(wrong ? wrong : std::current_exception()), {});
+    }
     if (launcher) return run_with_others(argc, argv, wrong, *launcher);
     Together alone;
     return run(argc, argv, wrong, alone);

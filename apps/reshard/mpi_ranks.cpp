@@ -151,6 +151,7 @@ const ReshardMpi* open_plugin(const fs::path& path, std::string& why) {
 }
 
 std::string started(const Launcher& launcher) {
+  if (launcher.size == 0) return fmt::format("{} started this process, perhaps with others", launcher.name);
   return fmt::format("{} started {} processes", launcher.name, launcher.size);
 }
 
@@ -275,8 +276,8 @@ std::vector<std::string> MpiRanks::gather_all(const std::string& mine) {
 }
 
 void MpiRanks::finish(int exit_code) {
-  const Watchdog watchdog(MpiLimits().start_s, "reshard: note: the other processes do not end MPI; not waiting for them",
-                          exit_code);
+  const Watchdog watchdog(MpiLimits().start_s,
+                          "reshard: note: the other processes do not end MPI; not waiting for them", exit_code);
   char error[kReshardMpiTextBytes] = "";
   if (plugin_->finish(error) != kReshardMpiDone) print_message(fmt::format("reshard: note: {}", printable(error)));
 }
@@ -313,7 +314,8 @@ std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& l
   if (plugin->start(&world, error) != kReshardMpiDone)
     throw Error(ErrorKind::kUsage, fmt::format("{}, but MPI does not start: {}", started(launcher), printable(error)))
         .hint(kSeparateRuns);
-  if (static_cast<std::uint32_t>(world.size) != launcher.size) {
+  const auto seen = static_cast<std::uint32_t>(world.size);
+  if (launcher.size == 0 ? seen < 2 : seen != launcher.size) {
     const Error wrong = wrong_size(launcher, world, failures);
     plugin->finish(error);
     throw wrong;

@@ -68,7 +68,7 @@ MpiLimits mpi_limits(const Environment& environment);
 /// Ends the process with a message and the exit code of kUsage if the others do not come in time: a script that runs
 /// reshard in one of the launcher's processes has them wait for ever.
 /// \throws Error kUsage if there is no plug-in, or its MPI is not the launcher's, so that it sees another number of
-/// processes. Mostly all processes throw this, and none can ask the others (word.h).
+/// processes, or one where the launcher may have started several. Mostly all processes throw this, and none can ask the others (word.h).
 std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment);
 
 /// Of this machine: "node17".

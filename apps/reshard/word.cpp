@@ -72,7 +72,7 @@ bool Word::take() {
 
 std::string word_key(const Environment& environment) {
   std::string key;
-  for (const char* name : {"PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"})
+  for (const char* name : {"PMIX_NAMESPACE", "FLUX_JOB_ID", "PALS_APID", "SLURM_JOB_ID", "SLURM_STEP_ID"})
     if (const char* value = environment(name); value != nullptr && *value != '\0') key += fmt::format("{}-", value);
   return key.empty() ? std::to_string(::getppid()) : key;
 }

@@ -94,14 +94,41 @@ TEST_CASE("A launcher of one process is none, whatever variables of others are i
   CHECK(found(with(kSrun, {{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}})) == "none");
 }
 
-TEST_CASE("Numbers that no launcher gives mean that there is none") {
-  for (const char* size : {"0", "-4", "+4", "4 ", "four", "4.0", "0x4", "99999999999999999999", "2147483648"})
-    CHECK(found(with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", size}, {"OMPI_COMM_WORLD_RANK", "0"}})) == "none");
-  for (const char* rank : {"", "4", "-1", "x"})
-    CHECK(found(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", rank}})) == "none");
+TEST_CASE("Flux, PALS and launchers with PMIx are known, if others than this process may have been started") {
+  const Variables flux = {{"FLUX_JOB_SIZE", "4"}, {"FLUX_TASK_RANK", "2"}, {"FLUX_JOB_ID", "f7"}};
+  const Variables pmix = {{"PMIX_RANK", "2"}, {"PMIX_NAMESPACE", "prterun-host-17@1"}};
+  CHECK(found(flux) == "flux run: 2 of 4, unknown");
+  CHECK(found(with(flux, pmix)) == "flux run: 2 of 4, openmpi");
+  CHECK(found(with(flux, {{"PMI_SIZE", "4"}, {"PMI_RANK", "2"}})) == "flux run: 2 of 4, mpich");
+  CHECK(found(with(flux, kHydra)) == "MPICH's mpirun: 2 of 3, mpich");
+  CHECK(found({{"FLUX_JOB_SIZE", "1"}, {"FLUX_TASK_RANK", "0"}}) == "none");
+  CHECK(found({{"PALS_RANKID", "3"}, {"PALS_APID", "x"}}) == "PALS: 3 of 0, unknown");
+  CHECK(found({{"PALS_RANKID", "3"}, {"PMI_SIZE", "4"}, {"PMI_RANK", "3"}}) == "MPICH's mpirun: 3 of 4, mpich");
+  CHECK(found(pmix) == "a launcher with PMIx: 2 of 0, openmpi");
+  CHECK(found({{"PMIX_RANK", "2"}}) == "none");  // no server of PMIx gives the one without the other
+}
+
+TEST_CASE("A launcher's variable that is no such number is an error of usage that names it") {
+  const auto error = [](const Variables& variables) { return error_of([&] { found(variables); }); };
+  for (const char* size : {"0", "-4", "+4", "4 ", "four", "4.0", "0x4", "99999999999999999999", "2147483648"}) {
+    const Error wrong = error(with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", size}, {"OMPI_COMM_WORLD_RANK", "0"}}));
+    CHECK(wrong.kind() == ErrorKind::kUsage);
+    CHECK(std::string(wrong.what()) ==
+          "OMPI_COMM_WORLD_SIZE: \"" + std::string(size) + "\" is not a number of processes");
+    CHECK_THAT(wrong.hint(), Says("--mpi no"));
+  }
+  for (const char* rank : {"", "4", "-1", "x"}) {
+    const Error wrong = error(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", rank}}));
+    CHECK(wrong.kind() == ErrorKind::kUsage);
+    CHECK(std::string(wrong.what()) ==
+          "OMPI_COMM_WORLD_RANK: \"" + std::string(rank) + "\" is not the number of a process");
+  }
   Variables rankless = kHydra;
   rankless.erase("PMI_RANK");
-  CHECK(found(rankless) == "none");
+  CHECK_THAT(error(rankless).what(), Says("PMI_RANK: \"\""));
+  CHECK_THAT(error({{"PALS_RANKID", "x"}}).what(), Says("PALS_RANKID: \"x\""));
+  const Variables two = {{"OMPI_COMM_WORLD_SIZE", "two"}};
+  CHECK_FALSE(launcher_to_join(MpiUse::kNo, environment_of(two)));
 }
 
 TEST_CASE("An empty variable is as good as unset") {

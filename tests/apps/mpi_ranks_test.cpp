@@ -120,6 +120,16 @@ TEST_CASE("Without a plug-in the error says who started how many processes, and 
   CHECK_THAT(error.hint(), Says("--mpi no"));
 }
 
+TEST_CASE("A launcher that does not say how many processes it has started is not taken for one of one process") {
+  const TempDir dir;
+  const std::string path = (dir / "none.so").string();
+  const Error error = error_of([&] { start_mpi({"PALS", 1, 0, ""}, {}, plugin_at(path)); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK(std::string(error.what()) ==
+        "PALS started this process, perhaps with others, but there is no plug-in for MPI in " + path);
+  CHECK_THAT(error.hint(), Says("--mpi no"));
+}
+
 TEST_CASE("A file that is no plug-in is refused with the loader's reason") {
   const TempDir dir;
   const std::string path = (dir / "text.so").string();

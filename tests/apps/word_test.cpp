@@ -93,3 +93,12 @@ TEST_CASE("Of ranks that cannot start, all for one reason, rank 0 says it alone"
   CHECK_THAT(result.err, Catch::Matchers::StartsWith(std::string("reshard: ") + kNoPlugin));
   CHECK(count_of(result.err, "reshard: ") == 1);
 }
+
+TEST_CASE("Processes whose launcher's variables are no numbers write nothing, and one of them says so") {
+  const std::string script = "for rank in 1 0; do OMPI_COMM_WORLD_SIZE=two OMPI_COMM_WORLD_RANK=$rank " RESHARD_PROGRAM
+                             " inspect model & done; wait";
+  const ProgramResult result = run_reshard({"-c", script}, {}, "/bin/sh");
+  CHECK_THAT(result.err,
+             Catch::Matchers::StartsWith("reshard: OMPI_COMM_WORLD_SIZE: \"two\" is not a number of processes"));
+  CHECK(count_of(result.err, "reshard: ") == 1);
+}
