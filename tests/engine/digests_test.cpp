@@ -166,10 +166,30 @@ TEST_CASE("Two runs make the same manifest, in one share or several, with little
   little.max_memory_bytes = kMinMemoryBytes;
   const Error error = error_of([&] { execute(*job, little); });
   CHECK(error.kind() == ErrorKind::kUsage);
-  CHECK_THAT(error.hint(), Says("give at least"));
+  CHECK_THAT(error.hint(), Says("give at least 17.0 MiB, or do without `manifest`"));
   const Checkpoint model = read_checkpoint(large.temp / "model", {ConfigUse::kLenient});
-  CHECK(error_of([&] { compute_digests(model.map, {0}, little); }).kind() == ErrorKind::kUsage);
+  const Error alone = error_of([&] { compute_digests(model.map, {0}, little); });
+  CHECK(alone.kind() == ErrorKind::kUsage);
+  CHECK_THAT(alone.hint(), Says("give at least") && !Says("manifest"));
   CHECK_FALSE(fs::exists(large.temp / "little"));
+}
+
+TEST_CASE("A name that no manifest can hold is an error before anything is written") {
+  const Large large;
+  const fs::path bad = large.temp / "model/we\xffird.txt";
+  write_file(bad, "a");
+  const auto job = plan_shard(shard_request(large.temp / "model", large.temp / "out", 2));
+  execute(*job, unsynced());
+  CHECK(fs::exists(large.temp / "out/we\xffird.txt"));
+  fs::remove_all(large.temp / "out");
+  const auto with_manifest = plan_shard(shard_request(large.temp / "model", large.temp / "out", 2));
+  with_manifest->manifest = true;
+  const Error error = error_of([&] { execute(*with_manifest, unsynced()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == bad.string());
+  CHECK_THAT(error.what(), Says("has a name that is not UTF-8"));
+  CHECK_THAT(error.hint(), Says("`manifest`"));
+  CHECK_FALSE(fs::exists(large.temp / "out"));
 }
 
 TEST_CASE("A byte that was changed is found, with its tensor, leaf and file") {

@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/layouts/layout.h"
+#include "reshard/plan/job_manifest.h"
 
 namespace reshard {
 namespace {
@@ -120,6 +121,7 @@ void validate_output(Storage& storage, const Job& job) {
   if (job.manifest && job.shares_directory)
     throw Error(ErrorKind::kUsage, "`manifest` is of all ranks, and this run writes some of them")
         .hint("write all ranks in one run, or do without `manifest`");
+  if (job.manifest) validate_manifest_names(job);
   const fs::path directory = storage.resolve(job.output_directory);
   const fs::path existing = nearest_existing(storage, directory);
   if (!storage.is_directory(existing))

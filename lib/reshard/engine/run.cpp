@@ -300,10 +300,13 @@ ShareReport run_blocks(const ProgramMaps& maps, const Program& program, const st
   if (options.digests) visit_block_bytes = std::max(kLeafBytes, leaf_source_bytes(maps, program));
   const std::uint64_t visited_bytes = (options.digests ? buffers_per_thread(maps, program) : kPlainBuffers) *
                                       visit_block_bytes * (options.storage->maps() ? 2 : 1);
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
   if (visit_block_bytes >= kLeafBytes && visited_bytes + kReadAheadBytes > options.max_memory_bytes)
     throw Error(ErrorKind::kUsage,
                 "`max-memory` " + format_memory(options.max_memory_bytes) + " is too little to hash tensors in")
-        .hint(fmt::format("give at least {}, or do without digests", format_memory(visited_bytes + kReadAheadBytes)));
+        .hint(fmt::format("give at least {}{}",
+                          format_memory((visited_bytes + kReadAheadBytes + kMiB - 1) / kMiB * kMiB),
+                          options.digests ? ", or do without `manifest`" : ""));
   const std::uint64_t least_per_thread = std::max(kMinMemoryBytes / 2, visited_bytes);
   const unsigned threads = static_cast<unsigned>(std::min<std::uint64_t>(
       thread_count(options), std::max<std::uint64_t>(1, options.max_memory_bytes / least_per_thread)));

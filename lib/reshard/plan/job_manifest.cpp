@@ -5,6 +5,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/layouts/layout.h"
 
 namespace reshard {
@@ -44,7 +46,32 @@ void add_same(const TensorMap& target, std::vector<Manifest::Tensor>& tensors) {
   }
 }
 
+bool is_json_text(const std::string& text) {
+  try {
+    json_string(text);
+    return true;
+  } catch (const Json::exception&) {
+    return false;
+  }
+}
+
 }  // namespace
+
+void validate_manifest_names(const Job& job) {
+  constexpr const char* kHint = "rename it, or do without `manifest`";
+  constexpr const char* kNoText = "has a name that is not UTF-8, which a manifest cannot hold";
+  const auto validate = [&](const fs::path& path, const fs::path& listed) {
+    if (!is_json_text(listed.generic_string())) throw Error(ErrorKind::kBadInput, kNoText).in(path).hint(kHint);
+  };
+  for (const TensorFile& file : job.source.files) validate(file.path, source_path(job, file.path));
+  for (const CopiedFile& file : job.copied_files) {
+    validate(file.source, source_path(job, file.source));
+    validate(file.source, file.path);
+  }
+  for (const TensorFile& file : job.target.files) validate(job.output_directory / file.path, file.path);
+  for (const LogicalTensor& tensor : job.target.logical)
+    if (!is_json_text(tensor.name)) throw Error(ErrorKind::kBadInput, kNoText).tensor(tensor.name).hint(kHint);
+}
 
 Manifest manifest_of(const Job& job, std::string fingerprint, const std::vector<TensorDigest>& digests,
                      std::vector<Manifest::File> files) {

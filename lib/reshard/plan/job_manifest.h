@@ -8,6 +8,10 @@
 
 namespace reshard {
 
+/// Validates, before anything is written, that the names of files and tensors can be in a manifest.
+/// \throws Error kBadInput, naming the file or tensor.
+void validate_manifest_names(const Job& job);
+
 /// The manifest of what a job has written.
 /// \param fingerprint  of the run.
 /// \param digests      of each logical tensor of the target, as TensorMap::logical counts them.
