@@ -126,7 +126,7 @@ TEST_CASE("A file of tensors that no list names is an error, though others are c
   const Error error = error_of(check);
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == second.string());
-  CHECK(error.message() == "no SHA-256 is known of it, one of 1 such files of 2");
+  CHECK(error.message() == "no SHA-256 is known of it, the only such file of 2");
   list({first, second});
   CHECK(check().size() == 2);
 }
@@ -149,6 +149,60 @@ TEST_CASE("Rank files are held against the SHA256SUMS of the directory above, wh
   const Error error = error_of([&] { check_inputs(*plan_consolidate(request), unsynced(), alone); });
   CHECK(error.path() == file.string());
   CHECK_THAT(error.what(), Says((model.temp / "out/SHA256SUMS").string()));
+}
+
+TEST_CASE("A list may have any form that sha256sum takes, and files of others in it") {
+  const Model model;
+  const std::string hex = to_hex(digest_of_file(model.file));
+  const fs::path sums = model.temp / "model/SHA256SUMS", above = model.temp / "SHA256SUMS";
+  for (const std::string& text :
+       {"SHA256 (model.safetensors) = " + hex + "\n", hex + "  " + model.file.string() + "\n",
+        "# weights\n" + hex + "  ../model/model.safetensors\n", "no line\n" + hex + " *model.safetensors\n"}) {
+    write_file(sums, text);
+    CHECK(model.check().size() == 1);
+  }
+  write_file(above, "not one\n" + std::string(64, 'c') + "  /etc/passwd\n");  // of something else
+  CHECK(model.check().size() == 1);
+  fs::remove(sums);
+  const Error error = error_of([&] { model.check(); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (model.temp / "model").string());
+  CHECK_THAT(error.hint(), Says(above.string() + " these lines are no SHA-256 of a file: 1"));
+}
+
+TEST_CASE("A list with two digests of a file says nothing of it, and is refused") {
+  const Model model;
+  const fs::path sums = model.temp / "model/SHA256SUMS";
+  const std::string line = to_hex(digest_of_file(model.file)) + "  model.safetensors\n";
+  write_file(sums, line + line);
+  CHECK(model.check().size() == 1);
+  write_file(sums, line + std::string(64, 'd') + "  ./model.safetensors\n");
+  const Error error = error_of([&] { model.check(); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == sums.string());
+  CHECK_THAT(error.what(), Says("lists " + model.file.string() + " twice"));
+}
+
+TEST_CASE("Files in a subfolder of a downloaded directory have their digests in its metadata") {
+  const Model model;
+  fs::rename(model.temp / "model", model.temp / "sub");
+  fs::create_directories(model.temp / "model");
+  fs::rename(model.temp / "sub", model.temp / "model/sub");
+  const fs::path file = model.temp / "model/sub/model.safetensors";
+  const fs::path metadata = model.temp / "model/.cache/huggingface/download/sub/model.safetensors.metadata";
+  fs::create_directories(metadata.parent_path());
+  write_file(metadata, std::string(40, '1') + "\n" + to_hex(digest_of_file(file)) + "\n1700000000.0\n");
+  const auto expected = expected_digests(local_storage(), {file}).front();
+  REQUIRE(expected);
+  CHECK((expected->digest == digest_of_file(file)));
+  CHECK(expected->from == metadata);
+  Together alone;
+  Progress progress;
+  RunOptions options = unsynced();
+  options.progress = &progress;
+  const auto job = plan_shard(shard_request(model.temp / "model/sub", model.temp / "out", 2));
+  CHECK(check_inputs(*job, options, alone).size() == 1);
+  CHECK(progress.done_bytes == fs::file_size(file));
 }
 
 TEST_CASE("Where no digest is known there is nothing to check, and that is an error") {

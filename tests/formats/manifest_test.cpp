@@ -54,6 +54,7 @@ TEST_CASE("A manifest that was edited, or is another file, is refused with what 
     change(json);
     const Error error = error_of([&] { parse_manifest(json.dump(), "m.json"); });
     CHECK(error.path() == "m.json");
+    CHECK_THAT(error.hint(), Says("`manifest`"));
     return std::string(error.what());
   };
   CHECK_THAT(refused([](auto& json) { json.erase("manifest"); }), Says("is no manifest of this program"));
@@ -69,7 +70,13 @@ TEST_CASE("A manifest that was edited, or is another file, is refused with what 
              Says("tensors[2]") && Says("\"role\""));
   CHECK_THAT(refused([](auto& json) { json["files"][0]["sha256"] = "00"; }),
              Says("files[0]") && Says("64 hexadecimal"));
+  CHECK_THAT(refused([](auto& json) { json["mesh"]["tp"] = "4"; }), Says("\"tp\""));
+  for (const char* outside : {"../other.json", "/etc/passwd", "a/../../b", ""})
+    CHECK_THAT(refused([&](auto& json) { json["files"][0]["path"] = outside; }),
+               Says("files[0].path") && Says("leads out of the directory"));
   CHECK_THAT(error_of([] { parse_manifest("no JSON", "m.json"); }).what(), Says("not valid JSON"));
+  const std::string cut = manifest_text(sample()).substr(0, 300);
+  CHECK_THAT(error_of([&] { parse_manifest(cut, "m.json"); }).hint(), Says("was edited or damaged"));
 }
 
 TEST_CASE("SHA256SUMS has the lines of coreutils, whatever a file is called") {
@@ -92,17 +99,44 @@ TEST_CASE("SHA256SUMS has the lines of coreutils, whatever a file is called") {
   CHECK(binary[0].path == "a.bin");
 }
 
+TEST_CASE("Lines as BSD and OpenSSL write them, one blank and comments are read as sha256sum reads them") {
+  const std::string hex = to_hex(digest(1));
+  const std::string text = "# made by\nSHA256 (a (1).bin) = " + hex + "\nSHA256(b.bin)= " + hex +
+                           "\n\\SHA256 (new\\nline) = " + hex + "\n" + hex + " c.bin\n";
+  const auto files = parse_sha256sums(text, "S");
+  REQUIRE(files.size() == 4);
+  const char* expected[] = {"a (1).bin", "b.bin", "new\nline", "c.bin"};
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    CHECK(files[i].path == expected[i]);
+    CHECK((files[i].digest == digest(1)));
+  }
+}
+
+TEST_CASE("A list in which some files are looked up may have lines of others, and lines that are none") {
+  const std::string text = to_hex(digest(1)) + "  a\nhello\n" + to_hex(digest(2)) + "  ../b\n" + to_hex(digest(3)) +
+                           "  /abs/c\n" + to_hex(digest(3)) + "  /abs/c\nSHA256 (x\n" + to_hex(digest(4)) + "  a\n";
+  const SumsList list = read_sha256sums(text, "/dir/sub");
+  CHECK(list.other_lines == std::vector<std::uint64_t>{2, 6});
+  REQUIRE(list.digests.size() == 3);
+  CHECK_FALSE(list.digests.at("/dir/sub/a"));  // twice, with two digests
+  CHECK((list.digests.at("/dir/b") == digest(2)));
+  CHECK((list.digests.at("/abs/c") == digest(3)));
+}
+
 TEST_CASE("A line of SHA256SUMS that is none, or leads elsewhere, is refused with its number") {
   const std::string good = to_hex(digest(1)) + "  a\n";
   const auto refused = [&](const std::string& line) {
     const Error error = error_of([&] { parse_sha256sums(good + line, "S"); });
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK_THAT(error.what(), Says("line 2"));
+    CHECK_FALSE(error.hint().empty());
     return std::string(error.what());
   };
-  CHECK_THAT(refused("hello"), Says("is not a SHA-256"));
-  CHECK_THAT(refused(to_hex(digest(1)) + " a"), Says("is not a SHA-256"));
-  CHECK_THAT(refused("\\" + to_hex(digest(1)) + "  a\\x"), Says("is not a SHA-256"));
+  for (const std::string& line :
+       {std::string("hello"), to_hex(digest(1)) + "a", to_hex(digest(1)) + "  ", to_hex(digest(1)) + " ",
+        "\\" + to_hex(digest(1)) + "  a\\x", "SHA256 (a) " + to_hex(digest(1)), "SHA256 a) = " + to_hex(digest(1)),
+        "SHA256 () = " + to_hex(digest(1)), "SHA256 (a) = 00"})
+    CHECK_THAT(refused(line), Says("is no line of a SHA256SUMS"));
   CHECK_THAT(refused(to_hex(digest(1)) + "  /etc/passwd"), Says("leads out of the directory"));
   CHECK_THAT(refused(to_hex(digest(1)) + "  x/../../y"), Says("leads out of the directory"));
   CHECK_THAT(refused(to_hex(digest(1)) + "  a"), Says("is there twice"));

@@ -15,8 +15,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kMaxSumsBytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kMaxSumsBytes = std::uint64_t{256} << 20;
 constexpr std::uint64_t kMaxMetadataBytes = 4096;
+
+using Found = std::optional<ExpectedDigest>;
+
+/// Calls `look` with the directory of a file and the two above it, and the file's path relative to each, until it finds
+/// something. `file` is absolute.
+template <typename Look>
+Found look_above(const fs::path& file, const Look& look) {
+  constexpr int kMostLevels = 3;
+  fs::path relative = file.filename(), directory = file.parent_path();
+  for (int level = 0; level < kMostLevels; ++level) {
+    if (Found found = look(directory, relative)) return found;
+    if (directory.filename().empty() || directory.filename() == "..") break;
+    relative = directory.filename() / relative;
+    directory = directory.parent_path();
+  }
+  return std::nullopt;
+}
 
 /// The lists are read once each.
 class Sums {
@@ -24,83 +41,101 @@ class Sums {
   explicit Sums(Files& files) : files_(files) {}
 
   /// From a list beside the file, or in one of the directories above, as rank files have it.
-  std::optional<ExpectedDigest> find(const fs::path& file) {
-    constexpr int kMostLevels = 3;
-    fs::path relative = file.filename(), directory = file.parent_path();
-    for (int level = 0; level < kMostLevels; ++level) {
-      const auto& listed = list_in(directory);
-      if (const auto found = listed.find(relative.generic_string()); found != listed.end())
-        return ExpectedDigest{found->second, directory / kSha256SumsFile};
-      if (directory.filename().empty() || directory.filename() == "..") break;
-      relative = directory.filename() / relative;
-      directory = directory.parent_path();
-    }
-    return std::nullopt;
+  Found find(const fs::path& file) {
+    return look_above(file, [&](const fs::path& directory, const fs::path&) -> Found {
+      const SumsList& list = list_in(directory);
+      const auto found = list.digests.find(file.lexically_normal().string());
+      if (found == list.digests.end()) return std::nullopt;
+      const fs::path from = directory / kSha256SumsFile;
+      if (!found->second)
+        throw Error(ErrorKind::kBadInput, fmt::format("lists {} twice, with two digests", printable(file.string())))
+            .in(from)
+            .hint("make the list anew with sha256sum");
+      return ExpectedDigest{*found->second, from};
+    });
+  }
+
+  /// What to know of lists in which lines say nothing; empty if there are none.
+  std::string doubts() const {
+    std::string text;
+    for (const auto& [directory, list] : lists_)
+      if (!list.other_lines.empty())
+        text += fmt::format("; in {} these lines are no SHA-256 of a file: {}", (directory / kSha256SumsFile).string(),
+                            list_numbers(list.other_lines));
+    return text;
   }
 
  private:
-  const std::map<std::string, Sha256Digest>& list_in(const fs::path& directory) {
+  const SumsList& list_in(const fs::path& directory) {
     const auto [found, is_new] = lists_.try_emplace(directory);
     const fs::path sums = directory / kSha256SumsFile;
     if (is_new && files_.is_file(sums))
-      for (const FileDigest& line : parse_sha256sums(read_text_file(files_, sums, kMaxSumsBytes), sums))
-        found->second.emplace(line.path, line.digest);
+      found->second = read_sha256sums(read_text_file(files_, sums, kMaxSumsBytes), directory);
     return found->second;
   }
 
   Files& files_;
-  std::map<fs::path, std::map<std::string, Sha256Digest>> lists_;
+  std::map<fs::path, SumsList> lists_;
 };
 
-std::optional<ExpectedDigest> of_blob(Files& files, const fs::path& file) {
+Found of_blob(Files& files, const fs::path& file) {
   const fs::path blob = files.resolve(file);
   if (blob.parent_path().filename() != "blobs") return std::nullopt;
   const auto digest = sha256_of_hex(blob.filename().string());
-  return digest ? std::optional(ExpectedDigest{*digest, blob}) : std::nullopt;
+  return digest ? Found(ExpectedDigest{*digest, blob}) : std::nullopt;
 }
 
-std::optional<ExpectedDigest> of_metadata(Files& files, const fs::path& file) {
-  const fs::path metadata =
-      file.parent_path() / ".cache/huggingface/download" / (file.filename().string() + ".metadata");
-  if (!files.is_file(metadata)) return std::nullopt;
-  const std::vector<std::string> lines = split(read_text_file(files, metadata, kMaxMetadataBytes), '\n');
-  if (lines.size() < 2) return std::nullopt;
-  const auto digest = sha256_of_hex(lines[1]);
-  return digest ? std::optional(ExpectedDigest{*digest, metadata}) : std::nullopt;
+/// In the directory that was downloaded, of which the file may lie in a subfolder.
+Found of_metadata(Files& files, const fs::path& file) {
+  return look_above(file, [&](const fs::path& directory, const fs::path& relative) -> Found {
+    const fs::path metadata = directory / ".cache/huggingface/download" / (relative.string() + ".metadata");
+    if (!files.is_file(metadata)) return std::nullopt;
+    const std::vector<std::string> lines = split(read_text_file(files, metadata, kMaxMetadataBytes), '\n');
+    if (lines.size() < 2) return std::nullopt;
+    const auto digest = sha256_of_hex(lines[1]);
+    return digest ? Found(ExpectedDigest{*digest, metadata}) : std::nullopt;
+  });
+}
+
+Found expected_digest(Files& files, Sums& sums, const fs::path& file) {
+  const fs::path absolute = files.absolute(file);
+  Found digest = sums.find(absolute);
+  if (!digest) digest = of_blob(files, file);
+  if (!digest) digest = of_metadata(files, absolute);
+  return digest;
 }
 
 /// Of all files of tensors: one that nobody checks would pass as checked.
 /// \param digests  of the job's files, those of tensors first.
-void validate_all_known(const Job& job, const std::vector<std::optional<ExpectedDigest>>& digests) {
+/// \param doubts   of Sums.
+void validate_all_known(const Job& job, const std::vector<Found>& digests, const std::string& doubts) {
   const std::size_t all = job.source.files.size();
   const auto end = digests.begin() + static_cast<std::ptrdiff_t>(all);
   const auto unknown = std::find(digests.begin(), end, std::nullopt);
   if (unknown == end) return;
   const auto count = static_cast<std::size_t>(std::count(unknown, end, std::nullopt));
-  const char* hint = "a SHA256SUMS beside them or above says it, or the cache of a download from Hugging Face";
+  const std::string hint =
+      "a SHA256SUMS beside them or above says it, or the cache of a download from Hugging Face" + doubts;
   if (count == all)
     throw Error(ErrorKind::kBadInput, all == 1
                                           ? std::string("no SHA-256 is known of its file of tensors")
                                           : fmt::format("no SHA-256 is known of any of its {} files of tensors", all))
         .in(job.source_directory)
         .hint(hint);
-  throw Error(ErrorKind::kBadInput, fmt::format("no SHA-256 is known of it, one of {} such files of {}", count, all))
+  throw Error(ErrorKind::kBadInput,
+              count == 1 ? fmt::format("no SHA-256 is known of it, the only such file of {}", all)
+                         : fmt::format("no SHA-256 is known of it, the first of {} such files of {}", count, all))
       .in(job.source.files[static_cast<std::size_t>(unknown - digests.begin())].path)
       .hint(hint);
 }
 
 }  // namespace
 
-std::vector<std::optional<ExpectedDigest>> expected_digests(Files& files, const std::vector<fs::path>& paths) {
+std::vector<Found> expected_digests(Files& files, const std::vector<fs::path>& paths) {
   Sums sums(files);
-  std::vector<std::optional<ExpectedDigest>> digests;
+  std::vector<Found> digests;
   digests.reserve(paths.size());
-  for (const fs::path& file : paths) {
-    auto digest = sums.find(files.absolute(file));
-    if (!digest) digest = of_blob(files, file);
-    if (!digest) digest = of_metadata(files, file);
-    digests.push_back(std::move(digest));
-  }
+  for (const fs::path& file : paths) digests.push_back(expected_digest(files, sums, file));
   return digests;
 }
 
@@ -114,15 +149,18 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
     std::vector<fs::path> files;
     for (const TensorFile& file : job.source.files) files.push_back(file.path);
     for (const CopiedFile& file : job.copied_files) files.push_back(file.source);
-    std::vector<std::optional<ExpectedDigest>> digests = expected_digests(storage, files);
-    validate_all_known(job, digests);
+    Sums sums(storage);
+    std::vector<Found> digests;
+    for (const fs::path& file : files) digests.push_back(expected_digest(storage, sums, file));
+    validate_all_known(job, digests, sums.doubts());
     for (std::size_t i = 0; i < files.size(); ++i) {
       if (!digests[i]) continue;
       paths.push_back(std::move(files[i]));
       expected.push_back(std::move(*digests[i]));
     }
   });
-  const std::vector<Sha256Digest> digests = digest_files(paths, options, {}, together);
+  const auto read = [&](std::uint64_t bytes) { progress.done_bytes += bytes; };
+  const std::vector<Sha256Digest> digests = digest_files(paths, options, read, together);
   std::map<fs::path, Sha256Digest> known;
   for (std::size_t i = 0; i < paths.size(); ++i) {
     if (digests[i] != expected[i].digest)

@@ -21,13 +21,14 @@ struct ExpectedDigest {
 
 /// What is known of each file: from a SHA256SUMS beside it or in one of the two directories above; from the Hugging Face
 /// cache, where it is a link to a blob that has the digest of large files as its name; from the
-/// `.cache/huggingface/download` of a downloaded directory, in whose NAME.metadata the second line is that digest
-/// (huggingface_hub, file_download.py and _local_folder.py).
-/// \throws Error kBadInput for a SHA256SUMS that is none.
+/// `.cache/huggingface/download` of a downloaded directory (the file's own, or one of the two above), in whose
+/// NAME.metadata the second line is that digest (huggingface_hub, file_download.py and _local_folder.py).
+/// \throws Error kBadInput for a SHA256SUMS that lists one of the files with two digests.
 std::vector<std::optional<ExpectedDigest>> expected_digests(Files& files,
                                                             const std::vector<std::filesystem::path>& paths);
 
-/// Reads all files of a job's source of which a digest is known, by all ranks together.
+/// Reads all files of a job's source of which a digest is known, by all ranks together; RunOptions::progress counts
+/// these bytes.
 /// \returns the digests of these: of all files of tensors, and of some others.
 /// \throws AgreedError (alone Error) kBadInput naming the first file that has another digest, or the first file of
 /// tensors of which none is known; what Together::step throws.

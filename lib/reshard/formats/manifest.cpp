@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <span>
 
@@ -63,19 +64,61 @@ bool stays_inside(const std::string& path) {
   return std::none_of(relative.begin(), relative.end(), [](const fs::path& part) { return part == ".."; });
 }
 
-std::optional<FileDigest> parse_line(std::string_view line) {
+/// The path, and the digest in hexadecimal digits, as a line has them.
+struct LineParts {
+  std::string_view path;
+  std::string_view hex;
+};
+
+/// "HEX  PATH", "HEX *PATH" and "HEX PATH" of sha256sum.
+std::optional<LineParts> plain_line(std::string_view line) {
   constexpr std::size_t kHex = 64;
+  if (line.size() < kHex + 2 || line[kHex] != ' ') return std::nullopt;
+  std::string_view path = line.substr(kHex + 1);
+  if (path[0] == ' ' || path[0] == '*') path.remove_prefix(1);
+  return LineParts{path, line.substr(0, kHex)};
+}
+
+/// "SHA256 (PATH) = HEX" of BSD, and "SHA256(PATH)= HEX" of OpenSSL.
+std::optional<LineParts> tagged_line(std::string_view line) {
+  constexpr std::string_view kTag = "SHA256";
+  if (!line.starts_with(kTag)) return std::nullopt;
+  line.remove_prefix(kTag.size());
+  if (line.starts_with(' ')) line.remove_prefix(1);
+  const auto close = line.rfind(')');
+  if (!line.starts_with('(') || close == std::string_view::npos) return std::nullopt;
+  std::string_view hex = line.substr(close + 1);
+  if (hex.starts_with(' ')) hex.remove_prefix(1);
+  if (!hex.starts_with("= ")) return std::nullopt;
+  return LineParts{line.substr(1, close - 1), hex.substr(2)};
+}
+
+std::optional<FileDigest> parse_line(std::string_view line) {
   const bool escaped = line.starts_with('\\');
   if (escaped) line.remove_prefix(1);
-  if (line.size() < kHex + 3 || line[kHex] != ' ' || (line[kHex + 1] != ' ' && line[kHex + 1] != '*'))
-    return std::nullopt;
-  const auto digest = sha256_of_hex(line.substr(0, kHex));
+  auto parts = tagged_line(line);
+  if (!parts) parts = plain_line(line);
+  if (!parts || parts->path.empty()) return std::nullopt;
+  const auto digest = sha256_of_hex(parts->hex);
   if (!digest) return std::nullopt;
-  std::optional<std::string> name(line.substr(kHex + 2));
+  std::optional<std::string> name(parts->path);
   if (escaped) name = unescaped_name(*name);
   if (!name) return std::nullopt;
   if (name->starts_with("./")) name->erase(0, 2);  // as `find -exec sha256sum` lists them
   return FileDigest{*name, *digest};
+}
+
+/// Calls `take` with the number of each line that is neither empty nor a comment, and what it says, if that is
+/// anything.
+void for_each_line(std::string_view text,
+                   const std::function<void(std::uint64_t number, std::optional<FileDigest> file)>& take) {
+  for (std::uint64_t number = 1; !text.empty(); ++number) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (!line.empty() && line[0] != '#') take(number, parse_line(line));
+  }
 }
 
 /// Items of an array, a line each.
@@ -129,6 +172,11 @@ std::vector<Manifest::File> files_at(const JsonObject& object, const char* key, 
     const JsonObject one(item, path, fmt::format("{}[{}]", key, files.size()));
     Manifest::File& file = files.emplace_back();
     file.path = one.string_at("path");
+    if (!stays_inside(file.path))
+      throw Error(ErrorKind::kBadInput, fmt::format("{}[{}].path: {} leads out of the directory", key, files.size() - 1,
+                                                    printable(file.path)))
+          .in(path)
+          .hint(kDamaged);
     file.size_bytes = one.unsigned_at("bytes");
     if (one.has("sha256")) file.digest = digest_at(one, "sha256");
   }
@@ -178,24 +226,34 @@ std::string sha256sums_text(const std::vector<FileDigest>& files) {
 std::vector<FileDigest> parse_sha256sums(std::string_view text, const fs::path& path) {
   std::vector<FileDigest> files;
   std::set<std::string> names;
-  std::uint64_t number = 0;
-  while (!text.empty()) {
-    ++number;
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    if (line.empty()) continue;
-    const auto file = parse_line(line);
-    const auto fail = [&](const std::string& what) {
-      throw Error(ErrorKind::kBadInput, what).in(path).at_line(number);
+  for_each_line(text, [&](std::uint64_t number, std::optional<FileDigest> file) {
+    const auto fail = [&](const std::string& what, const char* hint) {
+      throw Error(ErrorKind::kBadInput, what).in(path).at_line(number).hint(hint);
     };
-    if (!file) fail("is not a SHA-256 of 64 hexadecimal digits, two blanks and a path");
-    if (!stays_inside(file->path)) fail("the path " + printable(file->path) + " leads out of the directory");
-    if (!names.insert(file->path).second) fail("the path " + printable(file->path) + " is there twice");
-    files.push_back(*file);
-  }
+    if (!file)
+      fail("is no line of a SHA256SUMS: a SHA-256 of 64 hexadecimal digits, two blanks and a path",
+           "give a SHA256SUMS, as `manifest` or sha256sum makes it, or a reshard.manifest.json");
+    if (!stays_inside(file->path))
+      fail("the path " + printable(file->path) + " leads out of the directory",
+           "list paths relative to the directory that is verified");
+    if (!names.insert(file->path).second) fail("the path " + printable(file->path) + " is there twice", kDamaged);
+    files.push_back(std::move(*file));
+  });
   return files;
+}
+
+SumsList read_sha256sums(std::string_view text, const fs::path& directory) {
+  SumsList list;
+  for_each_line(text, [&](std::uint64_t number, std::optional<FileDigest> file) {
+    if (!file) {
+      list.other_lines.push_back(number);
+      return;
+    }
+    const std::string path = (directory / file->path).lexically_normal().string();
+    const auto [found, is_new] = list.digests.try_emplace(path, file->digest);
+    if (!is_new && found->second != file->digest) found->second = std::nullopt;
+  });
+  return list;
 }
 
 std::string manifest_text(const Manifest& manifest) {
@@ -212,7 +270,7 @@ std::string manifest_text(const Manifest& manifest) {
   return text;
 }
 
-Manifest parse_manifest(std::string_view text, const fs::path& path) {
+Manifest parse_manifest(std::string_view text, const fs::path& path) try {
   const Json json = parse_json(text, path);
   const JsonObject object(json, path);
   if (!object.has(kManifest))
@@ -222,7 +280,8 @@ Manifest parse_manifest(std::string_view text, const fs::path& path) {
   if (const std::uint64_t version = object.unsigned_at(kManifest); version != kVersion)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("is a manifest of version {}; this program knows {}", version, kVersion))
-        .in(path);
+        .in(path)
+        .hint("use the version of this program that made it, or make it again with `manifest`");
   if (const std::uint64_t leaf_bytes = object.unsigned_at("leaf_bytes"); leaf_bytes != kLeafBytes)
     object.fail("leaf_bytes", std::to_string(kLeafBytes));
   Manifest manifest;
@@ -243,6 +302,9 @@ Manifest parse_manifest(std::string_view text, const fs::path& path) {
       throw Error(ErrorKind::kBadInput, "is there twice").in(path).tensor(manifest.tensors.back().name).hint(kDamaged);
   }
   return manifest;
+} catch (Error& error) {
+  if (error.hint().empty()) error.hint(kDamaged);
+  throw;
 }
 
 }  // namespace reshard

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,9 +23,19 @@ struct FileDigest {
 };
 inline constexpr const char* kSha256SumsFile = "SHA256SUMS";
 std::string sha256sums_text(const std::vector<FileDigest>& files);
+/// Also lines as BSD and OpenSSL write them; empty lines and comments ("# …") are skipped.
 /// \throws Error kBadInput, with the line, for anything that is no such line, for a path given twice, and for one that
 /// is absolute or leads out of the directory.
 std::vector<FileDigest> parse_sha256sums(std::string_view text, const std::filesystem::path& path);
+
+/// What a list says of files wherever they are, for who looks some of them up.
+struct SumsList {
+  /// By absolute path, as text; nothing for one that is listed twice, with two digests.
+  std::map<std::string, std::optional<Sha256Digest>> digests;
+  std::vector<std::uint64_t> other_lines;  // that are none, which sha256sum skips, too
+};
+/// \param directory  absolute, of the list: what its paths are relative to.
+SumsList read_sha256sums(std::string_view text, const std::filesystem::path& directory);
 
 /// The digest of a tensor's elements; what it is of, engine/digests.h says.
 struct TensorDigest {
@@ -71,8 +82,8 @@ inline constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{256} << 20;
 
 /// JSON, a tensor a line.
 std::string manifest_text(const Manifest& manifest);
-/// \throws Error kBadInput for what is not a manifest of a version known here, for a tensor given twice, and for one
-/// whose leaves do not make its digest.
+/// \throws Error kBadInput for what is not a manifest, for a tensor given twice or whose leaves do not make its digest,
+/// and for a path that leads out of the directory; kUnsupported for one of a version not known here.
 Manifest parse_manifest(std::string_view text, const std::filesystem::path& path);
 
 }  // namespace reshard
