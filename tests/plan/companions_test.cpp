@@ -44,6 +44,16 @@ TEST_CASE("Weights of any format and indexes of weights stay behind") {
   CHECK(companions(files, temp).empty());
 }
 
+TEST_CASE("Lists of digests stay behind, and signatures of these, of weights and of the whole directory") {
+  MemoryFiles files;
+  const fs::path temp = "m";
+  for (const char* name : {"SHA256SUMS", "SHA256SUMS.sig", "SHA256SUMS.asc", "reshard.manifest.json",
+                           "reshard.manifest.json.sigstore.json", "model.sig", "model.safetensors.sig",
+                           "sub/SHA256SUMS.minisig", "README.md", "README.md.asc", "x.sig"})
+    files.write(temp / name, name);
+  CHECK(companions(files, temp) == std::vector<std::string>{"README.md", "README.md.asc", "x.sig"});
+}
+
 TEST_CASE("Links are followed, and those that lead nowhere are noted by name") {
   const TempDir temp;
   write_file(temp / "elsewhere.json", "{}");

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -46,9 +48,20 @@ bool is_weights(const std::string& file_name) {
   return holds_tensors(file_name) || file_name.ends_with(kGraphExtension) || file_name.ends_with(kIndexEnding);
 }
 
-/// What proves the files of the input, and not those of the output.
+/// The name of the file that a detached signature is of; nothing if `file_name` is none.
+std::optional<std::string> signed_name(const std::string& file_name) {
+  for (const std::string_view ending : {".sig", ".asc", ".minisig", ".sigstore", ".sigstore.json"})
+    if (file_name.ends_with(ending) && file_name.size() > ending.size())
+      return file_name.substr(0, file_name.size() - ending.size());
+  return std::nullopt;
+}
+
+/// What proves the files of the input, and not those of the output: lists of digests, and signatures of these, of
+/// weights, and of the whole directory (OpenSSF model signing calls that one model.sig).
 bool is_proof(const std::string& file_name) {
-  return file_name == kManifestFile || file_name == kSha256SumsFile;
+  const auto is_list = [](const std::string& name) { return name == kManifestFile || name == kSha256SumsFile; };
+  const auto of = signed_name(file_name);
+  return is_list(file_name) || (of && (*of == "model" || is_list(*of) || is_weights(*of)));
 }
 
 /// A folder of this name can only be one of shards. Anything may be called "model": that is told by what is in it.

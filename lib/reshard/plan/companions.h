@@ -20,7 +20,7 @@ struct Companions {
 };
 
 /// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about its shards, nor
-/// a manifest of its files, nor what marks the checkpoints of a training run. Folders that are checkpoints of their own
+/// a manifest of its files or a signature of these or of weights, nor what marks the checkpoints of a training run. Folders that are checkpoints of their own
 /// stay behind, with a note, and so do folders below `directory` that may not be read; the folders `left_out` stay
 /// behind without one.
 /// \throws Error kIo if `directory` itself cannot be read.
