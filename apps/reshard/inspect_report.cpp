@@ -171,7 +171,11 @@ std::string stats_table(const Checkpoint& inspection, const std::vector<TensorRo
   return table.text();
 }
 
-std::string digest_table(const Checkpoint& inspection, const std::vector<TensorRow>& rows) {
+/// By name, whatever the order in the checkpoint: `diff` compares two of these.
+std::string digest_table(const Checkpoint& inspection, std::vector<TensorRow> rows) {
+  std::sort(rows.begin(), rows.end(), [&](const TensorRow& a, const TensorRow& b) {
+    return natural_less(inspection.map.logical[a.logical].name, inspection.map.logical[b.logical].name);
+  });
   std::string text;
   for (const TensorRow& row : rows) {
     const LogicalTensor& tensor = inspection.map.logical[row.logical];
