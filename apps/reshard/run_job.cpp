@@ -84,6 +84,14 @@ void validate_arguments(const CommonArguments& arguments) {
           .hint("leave out one of the two");
 }
 
+/// Of all its files.
+std::uint64_t source_bytes(const Job& job) {
+  std::uint64_t bytes = 0;
+  for (const TensorFile& file : job.source.files) bytes += file.size_bytes;
+  for (const CopiedFile& file : job.copied_files) bytes += file.size_bytes;
+  return bytes;
+}
+
 /// Notes of what lies beside the output, or in it.
 std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
   std::vector<std::string> notes;
@@ -202,8 +210,13 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   }
   const OutputSpace space = together.leads() ? output_space(*options.storage, job) : OutputSpace();
   if (arguments.check_inputs) {
-    const StoppableRun stoppable(progress);
-    job.source_digests = check_inputs(job, options, together);
+    Progress reading;
+    RunOptions read_options = options;
+    read_options.progress = &reading;
+    {
+      const ProgressBar bar(reading, source_bytes(job), !arguments.quiet && together.leads());
+      job.source_digests = check_inputs(job, read_options, together);
+    }
     const std::size_t count = job.source_digests.size();
     tell(count == 1 ? std::string("1 file of the source has the SHA-256 that it should have")
                     : fmt::format("{} files of the source have the SHA-256 that they should have", count));
