@@ -181,10 +181,28 @@ std::string report_text(const ManifestVerification& result) {
                       : fmt::format("{} of its {} leaves of 4 MiB, the first {}", d.differ.size(), d.leaves, d.first),
         list_names(d.files));
   });
+  const std::size_t tensors =
+      result.only_manifest.size() + result.only_checkpoint.size() + result.other_form.size() + result.different.size();
+  std::string files;
+  if (result.files) {
+    text += names_text(result.files->missing, "file missing") + names_text(result.files->different, "file differs");
+    files = fmt::format(", {} files", result.same() ? result.files->compared_files
+                                                    : result.files->missing.size() + result.files->different.size());
+  }
   if (result.same())
-    return text + fmt::format("same: {} tensors, {}\n", result.compared_tensors, format_bytes(result.compared_bytes));
-  return text + fmt::format("different: {} tensors\n", result.only_manifest.size() + result.only_checkpoint.size() +
-                                                           result.other_form.size() + result.different.size());
+    return text +
+           fmt::format("same: {} tensors, {}{}\n", result.compared_tensors, format_bytes(result.compared_bytes), files);
+  return text + fmt::format("different: {} tensors{}\n", tensors, files);
+}
+
+/// Without the bytes.
+Document document_of_files(const FilesVerification& result) {
+  Document json;
+  json["files"] = result.compared_files;
+  json["missing_files"] = result.missing;
+  json["different_files"] = result.different;
+  json["unlisted_files"] = result.unlisted;
+  return json;
 }
 
 Document document_of(const ManifestVerification& result) {
@@ -202,6 +220,7 @@ Document document_of(const ManifestVerification& result) {
                                  {"differing", d.differ},
                                  {"first_elements", d.first},
                                  {"files", d.files}});
+  if (result.files) json.update(document_of_files(*result.files));
   return json;
 }
 
@@ -220,73 +239,80 @@ std::string report_text(const FilesVerification& result) {
 }
 
 Document document_of(const FilesVerification& result) {
-  Document json;
-  json["files"] = result.compared_files;
+  Document json = document_of_files(result);
   json["bytes"] = result.compared_bytes;
-  json["missing_files"] = result.missing;
-  json["different_files"] = result.different;
-  json["unlisted_files"] = result.unlisted;
   return json;
 }
 
-/// Holds A against a manifest of tensors, or against the digests of files.
-int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
-  validate_source_options(arguments.source_options);
-  RunOptions options = run_options(arguments, arguments.replicas);
-  Progress progress;
-  options.progress = &progress;
+std::string unlisted_note(const std::string& manifest, const FilesVerification& result) {
+  return fmt::format(
+      "{} does not list {}: {}", manifest,
+      result.unlisted.size() == 1 ? "a file of tensors" : fmt::format("{} files of tensors", result.unlisted.size()),
+      list_names(result.unlisted));
+}
+
+/// Prints what came of it. \returns the exit code.
+template <typename Result>
+int report(const VerifyArguments& arguments, const Result& result, const std::vector<Divergence>& divergent,
+           const std::vector<std::string>& notes) {
+  if (arguments.json) {
+    Document json{
+        {"command", "verify"}, {"a", arguments.a}, {"manifest", *arguments.manifest}, {"same", result.same()}};
+    json.update(document_of(result));
+    json["divergent_replicas"] = divergent_document(divergent);
+    json["notes"] = with_options(notes);
+    print_output(to_text(json));
+  } else if (!arguments.quiet) {
+    print_notes(divergent_notes(divergent));
+    print_output(report_text(result));
+  }
+  return result.same() ? 0 : kExitDifferent;
+}
+
+/// Holds the files of A against a SHA256SUMS.
+int run_verify_sums(const VerifyArguments& arguments, const std::string& text, const RunOptions& options,
+                    Together& together) {
+  const std::string& file = *arguments.manifest;
+  if (arguments.source.tag || arguments.source.config || !arguments.spec.empty() || !arguments.family.empty())
+    throw Error(ErrorKind::kUsage, "a SHA256SUMS is of files: --tag, --config, --spec and --family have no effect");
+  const std::vector<FileDigest> files = parse_sha256sums(text, file);
+  if (files.empty())
+    throw Error(ErrorKind::kBadInput, "lists no files").in(file).hint("give the SHA256SUMS as it was written");
+  if (!local_storage().is_directory(arguments.a))
+    throw Error(ErrorKind::kBadInput, "is not a directory, which a SHA256SUMS is of")
+        .in(arguments.a)
+        .hint("give the directory whose files it lists");
+  std::uint64_t bytes = 0;
+  for (const FileDigest& listed : files)
+    if (const fs::path path = fs::path(arguments.a) / listed.path; local_storage().is_file(path))
+      bytes += local_storage().size_bytes(path);
+  FilesVerification result;
+  {
+    const ProgressBar bar(*options.progress, bytes, !arguments.quiet);
+    result = verify_files(arguments.a, files, options, together);
+  }
+  std::vector<std::string> notes;
+  if (!result.unlisted.empty()) notes.push_back(unlisted_note(file, result));
+  if (!arguments.quiet && !arguments.json) print_notes(notes);
+  return report(arguments, result, {}, notes);
+}
+
+/// Whether A is the directory in which the manifest lies: its own output, so that its files can be compared.
+bool is_own_output(const VerifyArguments& arguments) {
+  const fs::path beside = local_storage().absolute(*arguments.manifest).parent_path();
+  return local_storage().is_directory(arguments.a) && local_storage().is_same(arguments.a, beside);
+}
+
+/// Holds the tensors of A against a manifest.
+int run_verify_tensors(const VerifyArguments& arguments, const std::string& text, RunOptions options,
+                       Together& together) {
+  const std::string& file = *arguments.manifest;
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
-  const std::string& file = *arguments.manifest;
-  std::string text;
-  together.step("read the manifest", progress,
-                [&] { text = read_text_file(local_storage(), file, kMaxManifestBytes); });
-  const auto report = [&](const auto& result, const std::vector<std::string>& notes) {
-    if (arguments.json) {
-      Document json{{"command", "verify"}, {"a", arguments.a}, {"manifest", file}, {"same", result.same()}};
-      json.update(document_of(result));
-      json["divergent_replicas"] = divergent_document(divergent);
-      json["notes"] = with_options(notes);
-      print_output(to_text(json));
-    } else if (!arguments.quiet) {
-      print_notes(divergent_notes(divergent));
-      print_output(report_text(result));
-    }
-    return result.same() ? 0 : kExitDifferent;
-  };
-  if (!text.starts_with('{')) {
-    if (arguments.source.tag || arguments.source.config || !arguments.spec.empty() || !arguments.family.empty())
-      throw Error(ErrorKind::kUsage, "a SHA256SUMS is of files: --tag, --config, --spec and --family have no effect");
-    const std::vector<FileDigest> files = parse_sha256sums(text, file);
-    if (files.empty())
-      throw Error(ErrorKind::kBadInput, "lists no files").in(file).hint("give the SHA256SUMS as it was written");
-    if (!local_storage().is_directory(arguments.a))
-      throw Error(ErrorKind::kBadInput, "is not a directory, which a SHA256SUMS is of")
-          .in(arguments.a)
-          .hint("give the directory whose files it lists");
-    std::uint64_t bytes = 0;
-    for (const FileDigest& listed : files)
-      if (const fs::path path = fs::path(arguments.a) / listed.path; local_storage().is_file(path))
-        bytes += local_storage().size_bytes(path);
-    FilesVerification result;
-    {
-      const ProgressBar bar(progress, bytes, !arguments.quiet);
-      result = verify_files(arguments.a, files, options, together);
-    }
-    std::vector<std::string> notes;
-    if (!result.unlisted.empty())
-      notes.push_back(fmt::format("{} does not list {}: {}", file,
-                                  result.unlisted.size() == 1
-                                      ? "a file of tensors"
-                                      : fmt::format("{} files of tensors", result.unlisted.size()),
-                                  list_names(result.unlisted)));
-    if (!arguments.quiet && !arguments.json) print_notes(notes);
-    return report(result, notes);
-  }
   const Manifest manifest = parse_manifest(text, file);
   UsedOptions used;
   Checkpoint a;
-  together.step("plan", progress, [&] {
+  together.step("plan", *options.progress, [&] {
     a = read_side(arguments.a, arguments, used);
     validate_used(arguments, used, {&a});
   });
@@ -295,15 +321,36 @@ int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
   {
     std::uint64_t bytes = 0;
     for (const LogicalTensor& tensor : a.map.logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
-    const ProgressBar bar(progress, bytes, !arguments.quiet);
+    const ProgressBar bar(*options.progress, bytes, !arguments.quiet);
     result = verify_manifest(a.map, manifest, file, options, together);
+    if (is_own_output(arguments)) result.files = verify_manifest_files(a.map, manifest, arguments.a, options, together);
   }
   std::vector<std::string> notes = a.notes;
-  if (result.states_left > 0) {
-    notes.push_back(states_left_note(result.states_left, a));
-    if (!arguments.quiet && !arguments.json) print_notes({notes.back()});
-  }
-  return report(result, notes);
+  if (result.states_left > 0) notes.push_back(states_left_note(result.states_left, a));
+  if (result.files && !result.files->unlisted.empty()) notes.push_back(unlisted_note(file, *result.files));
+  if (!arguments.quiet && !arguments.json) print_notes({notes.begin() + std::ssize(a.notes), notes.end()});
+  return report(arguments, result, divergent, notes);
+}
+
+/// JSON, perhaps after white space and the byte order mark that some editors put first; no line of a SHA256SUMS begins
+/// so.
+bool is_json_object(std::string_view text) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  const auto first = text.find_first_not_of(" \t\r\n");
+  return first != std::string_view::npos && text[first] == '{';
+}
+
+int run_verify_manifest(const VerifyArguments& arguments, Together& together) {
+  validate_source_options(arguments.source_options);
+  RunOptions options = run_options(arguments, arguments.replicas);
+  Progress progress;
+  options.progress = &progress;
+  std::string text;
+  together.step("read the manifest", progress,
+                [&] { text = read_text_file(local_storage(), *arguments.manifest, kMaxManifestBytes); });
+  if (is_json_object(text)) return run_verify_tensors(arguments, text, options, together);
+  return run_verify_sums(arguments, text, options, together);
 }
 
 void validate_arguments(const VerifyArguments& arguments) {

@@ -320,3 +320,68 @@ TEST_CASE("Digests of two checkpoints with the same tensors are the same text, w
   CHECK(model.out.size() > 100);
   CHECK(run_reshard({"inspect", kShards, "--digest"}).out == model.out);
 }
+
+TEST_CASE("Digests come in the order of names, whatever the order in the checkpoint") {
+  const TempDir dir;
+  /// A file with the tensors in this order, each of the bytes that its name gives.
+  const auto digests_of = [&](const std::vector<std::string>& names) {
+    std::string header = "{", data;
+    for (const std::string& name : names) {
+      header += (data.empty() ? "\"" : ",\"") + name + "\":{\"dtype\":\"U8\",\"shape\":[" +
+                std::to_string(name.size()) + "],\"data_offsets\":[" + std::to_string(data.size()) + "," +
+                std::to_string(data.size() + name.size()) + "]}";
+      data += name;
+    }
+    header += "}";
+    std::string length(8, '\0');
+    length[0] = static_cast<char>(header.size() % 256);
+    length[1] = static_cast<char>(header.size() / 256);
+    const std::string file = (dir / "one.safetensors").string();
+    write_file(file, length + header + data);
+    const ProgramResult result = run_reshard({"inspect", file, "--digest"});
+    INFO(result.err);
+    CHECK(result.exit_code == 0);
+    return result.out;
+  };
+  const std::string sorted = digests_of({"layers.0.w", "layers.2.w", "layers.10.w", "z"});
+  CHECK(sorted.find("  layers.2.w ") < sorted.find("  layers.10.w "));
+  CHECK(digests_of({"z", "layers.10.w", "layers.2.w", "layers.0.w"}) == sorted);
+}
+
+TEST_CASE("A manifest in the directory that it is of is held against the files, and one elsewhere is not") {
+  const TempDir dir;
+  const std::string out = (dir / "out").string(), manifest = (dir / "out/reshard.manifest.json").string();
+  REQUIRE(run_reshard({"shard", kModel, out, "--tp", "2", "--manifest", "--quiet"}).exit_code == 0);
+  const auto verify = [&](const std::string& directory, const std::string& file) {
+    return run_reshard({"verify", directory, "--manifest", file});
+  };
+  const ProgramResult same = verify(out, manifest);
+  CHECK(same.exit_code == 0);
+  CHECK_THAT(same.out, Says("same: ") && Says(" files\n"));
+  const std::string text = read_file(manifest);
+  write_file(manifest, "\xEF\xBB\xBF\n" + text);
+  CHECK(verify(out, manifest).exit_code == 0);
+
+  json edited = json::parse(text);
+  edited["files"][0]["path"] = "other.json";
+  edited["files"].push_back({{"path", "nope.safetensors"}, {"bytes", 5}, {"sha256", std::string(64, '0')}});
+  write_file(manifest, edited.dump());
+  const ProgramResult others = verify(out, manifest);
+  CHECK(others.exit_code == 1);
+  CHECK_THAT(others.out, Says("file missing: other.json") && Says("file missing: nope.safetensors"));
+  CHECK_THAT(others.out, Says("different: 0 tensors, 2 files"));
+  const json document = json::parse(run_reshard({"verify", out, "--manifest", manifest, "--json"}).out);
+  CHECK(document.at("missing_files") == json::array({"other.json", "nope.safetensors"}));
+  CHECK_FALSE(document.at("same"));
+  CHECK(verify(kModel, manifest).exit_code == 0);  // of tensors alone
+
+  write_file(manifest, text);
+  std::string config = read_file(dir / "out/config.json");
+  config.back() = ' ';
+  write_file(dir / "out/config.json", config);
+  write_file(dir / "out/more.safetensors", "x");
+  const ProgramResult changed = verify(out, manifest);
+  CHECK(changed.exit_code == 1);
+  CHECK_THAT(changed.out, Says("file differs: config.json") && !Says("missing"));
+  CHECK_THAT(changed.err, Says("does not list a file of tensors: more.safetensors"));
+}

@@ -128,6 +128,39 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
   return result;
 }
 
+FilesVerification verify_manifest_files(const TensorMap& map, const Manifest& manifest,
+                                        const std::filesystem::path& directory, const RunOptions& options,
+                                        Together& together) {
+  std::set<std::filesystem::path> with_tensors;
+  for (const TensorFile& file : map.files) with_tensors.insert(options.storage->absolute(file.path).lexically_normal());
+  FilesVerification result;
+  std::set<std::string> listed = {kManifestFile, kSha256SumsFile};
+  std::vector<const Manifest::File*> hashed;
+  std::vector<std::filesystem::path> paths;
+  for (const Manifest::File& file : manifest.files) {
+    listed.insert(file.path);
+    const std::filesystem::path path = directory / file.path;
+    if (!options.storage->is_file(path)) {
+      result.missing.push_back(file.path);
+      continue;
+    }
+    ++result.compared_files;
+    result.compared_bytes += options.storage->size_bytes(path);
+    if (options.storage->size_bytes(path) != file.size_bytes) {
+      result.different.push_back(file.path);
+    } else if (file.digest && !with_tensors.contains(options.storage->absolute(path).lexically_normal())) {
+      hashed.push_back(&file);
+      paths.push_back(path);
+    }
+  }
+  const std::vector<Sha256Digest> digests = digest_files(paths, options, {}, together);
+  for (std::size_t i = 0; i < hashed.size(); ++i)
+    if (digests[i] != *hashed[i]->digest) result.different.push_back(hashed[i]->path);
+  std::sort(result.different.begin(), result.different.end());
+  find_unlisted(*options.storage, directory, {}, listed, result.unlisted);
+  return result;
+}
+
 FilesVerification verify_files(const std::filesystem::path& directory, const std::vector<FileDigest>& files,
                                const RunOptions& options) {
   Together alone;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,17 @@ struct DigestDifference {
   std::vector<std::string> files;     // that hold them
 };
 
+/// What came of comparing files with their digests.
+struct FilesVerification {
+  std::uint64_t compared_files = 0;
+  std::uint64_t compared_bytes = 0;
+  std::vector<std::string> missing;
+  std::vector<std::string> different;
+  std::vector<std::string> unlisted;  // files of tensors, told by their names, that are there and not in the list
+
+  bool same() const { return missing.empty() && different.empty(); }
+};
+
 /// What came of comparing a checkpoint with a manifest. Tensors are in the order of their names.
 struct ManifestVerification {
   std::uint64_t compared_tensors = 0;
@@ -30,9 +42,12 @@ struct ManifestVerification {
   std::vector<std::string> only_checkpoint;
   std::vector<std::string> other_form;  // names with both dtypes and shapes
   std::vector<DigestDifference> different;
+  std::optional<FilesVerification>
+      files;  // of verify_manifest_files, where the checkpoint is the manifest's own output
 
   bool same() const {
-    return only_manifest.empty() && only_checkpoint.empty() && other_form.empty() && different.empty();
+    return only_manifest.empty() && only_checkpoint.empty() && other_form.empty() && different.empty() &&
+           (!files || files->same());
   }
 };
 
@@ -46,16 +61,12 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
                                      const std::filesystem::path& manifest_path, const RunOptions& options,
                                      Together& together);
 
-/// What came of comparing files with their digests.
-struct FilesVerification {
-  std::uint64_t compared_files = 0;
-  std::uint64_t compared_bytes = 0;
-  std::vector<std::string> missing;
-  std::vector<std::string> different;
-  std::vector<std::string> unlisted;  // files of tensors, told by their names, that are there and not in the list
-
-  bool same() const { return missing.empty() && different.empty(); }
-};
+/// Compares the files in the directory of a manifest with those that it lists: sizes of all, and the digests of those
+/// that hold no tensors of `map`, of which verify_manifest hashes the tensors.
+/// \throws Error kIo; kInterrupted.
+FilesVerification verify_manifest_files(const TensorMap& map, const Manifest& manifest,
+                                        const std::filesystem::path& directory, const RunOptions& options,
+                                        Together& together);
 
 /// Hashes the files that are listed, under `directory`.
 /// \throws Error kIo; kInterrupted.
