@@ -67,6 +67,18 @@ ContainerPlan plan_file(const std::string& archive, std::vector<TensorEntry> ten
   return plan;
 }
 
+/// xser's stand-in for a tensor that has a file of its own.
+void put_reference(Pickler& pickler, std::uint64_t number) {
+  pickler.global("torch_xla.utils.serialization", "TensorReference");
+  pickler.op(')');
+  pickler.op('\x81');  // a new object without arguments
+  pickler.op('}');
+  pickler.string("tid");
+  pickler.integer(number);
+  pickler.op('s');
+  pickler.op('b');  // its attributes
+}
+
 /// A file without storages.
 std::string plain_file(const std::string& archive, const std::string& pickle, const FileMetadata& metadata) {
   return std::move(plan_file(archive, {}, pickle, {}, metadata).parts.front().bytes);
@@ -100,6 +112,16 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
   return plan_file(archive, std::move(tensors), pickler.finish(), crcs, metadata);
 }
 
+ContainerPlan plan_torch_value(const std::string& archive, const SavedValue& value, std::vector<TensorEntry> tensors,
+                               std::span<const std::uint32_t> crcs, const FileMetadata& metadata) {
+  if (count_tensors(value) != tensors.size())
+    throw Error(ErrorKind::kInternal, "a file has other tensors than those it is to be made of");
+  for (TensorEntry& tensor : tensors) validate_storable(tensor);
+  Pickler pickler;
+  put_saved_value(pickler, value, [&](std::uint32_t number) { put_tensor(pickler, tensors[number], number); });
+  return plan_file(archive, std::move(tensors), pickler.finish(), crcs, metadata);
+}
+
 ContainerPlan plan_torch_tensor(const std::string& archive, TensorEntry tensor, std::uint32_t crc,
                                 const FileMetadata& metadata) {
   validate_storable(tensor);
@@ -118,16 +140,15 @@ std::string xser_reference_file(const std::string& archive,
   for (const auto& [name, number] : names) {
     validate_name_length(name);
     pickler.string(name);
-    pickler.global("torch_xla.utils.serialization", "TensorReference");
-    pickler.op(')');
-    pickler.op('\x81');  // a new object without arguments
-    pickler.op('}');
-    pickler.string("tid");
-    pickler.integer(number);
-    pickler.op('s');
-    pickler.op('b');  // its attributes
+    put_reference(pickler, number);
   }
   pickler.op('u');
+  return plain_file(archive, pickler.finish(), metadata);
+}
+
+std::string xser_reference_file(const std::string& archive, const SavedValue& value, const FileMetadata& metadata) {
+  Pickler pickler;
+  put_saved_value(pickler, value, [&](std::uint32_t number) { put_reference(pickler, number); });
   return plain_file(archive, pickler.finish(), metadata);
 }
 

@@ -8,6 +8,7 @@
 
 #include "reshard/formats/archive_metadata.h"
 #include "reshard/formats/container.h"
+#include "reshard/formats/saved_value.h"
 
 namespace reshard {
 
@@ -31,12 +32,19 @@ ContainerPlan plan_torch(const std::string& archive, std::vector<TensorEntry> te
 ContainerPlan plan_torch_tensor(const std::string& archive, TensorEntry tensor, std::uint32_t crc = 0,
                                 const FileMetadata& metadata = {});
 
+/// The same for `value`, whose tensors are `tensors`, in its order. What these are called stands nowhere in the file.
+ContainerPlan plan_torch_value(const std::string& archive, const SavedValue& value, std::vector<TensorEntry> tensors,
+                               std::span<const std::uint32_t> crcs = {}, const FileMetadata& metadata = {});
+
 /// xser's reference file (torch_xla/utils/serialization.py): each name's `TensorReference` with the number of its
 /// tensor file. `names` come with those numbers; `metadata` as of plan_torch.
 /// \throws Error kUnsupported for a name that is too long.
 std::string xser_reference_file(const std::string& archive,
                                 const std::vector<std::pair<std::string, std::uint64_t>>& names,
                                 const FileMetadata& metadata = {});
+
+/// The same for `value`: each of its tensors has the number of its tensor file.
+std::string xser_reference_file(const std::string& archive, const SavedValue& value, const FileMetadata& metadata = {});
 
 /// xser's `.info.pt`: dtype and shape of the tensor files, in the order of their numbers.
 std::string xser_info_file(const std::string& archive, const std::vector<TensorEntry>& tensors);

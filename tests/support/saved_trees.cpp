@@ -1,0 +1,97 @@
+#include "support/saved_trees.h"
+
+#include <utility>
+
+#include "reshard/formats/pickle_values.h"
+#include "reshard/formats/state_dict.h"
+#include "reshard/formats/torch_file.h"
+#include "reshard/io/local_storage.h"
+#include "support/local_files.h"
+#include "support/strided.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+class TreeReader {
+ public:
+  explicit TreeReader(const fs::path& path) : path_(path), file_(read_torch_file(path)) {}
+
+  SavedTree read() {
+    tree_.structure = value(file_.pickle().root(), "");
+    return std::move(tree_);
+  }
+
+ private:
+  Json value(PickleRef node, const std::string& place) {
+    const Pickle& pickle = file_.pickle();
+    if (file_.is_tensor(node)) return add(file_.tensor(node, place), path_, place);
+    if (is_xser_reference(pickle, node)) return referenced(node, place);
+    if (is_mapping(pickle, node)) {
+      Json dict = Json::object();
+      for (const auto& [key, item] : mapping_items(pickle, node)) {
+        const bool is_number = pickle.kind(key) == PickleKind::kInt;
+        const std::string name = is_number ? std::to_string(pickle.integer(key)) : std::string(pickle.text(key));
+        dict[is_number ? "int " + name : name] = value(item, place.empty() ? name : place + "/" + name);
+      }
+      return dict;
+    }
+    switch (pickle.kind(node)) {
+      case PickleKind::kNone: return nullptr;
+      case PickleKind::kBool: return pickle.integer(node) != 0;
+      case PickleKind::kInt: return pickle.integer(node);
+      case PickleKind::kFloat: return pickle.real(node);
+      case PickleKind::kString: return std::string(pickle.text(node));
+      case PickleKind::kList: return list(node, place);
+      default: return "another " + pickle.describe(node);
+    }
+  }
+
+  Json list(PickleRef node, const std::string& place) {
+    Json items = Json::array();
+    for (const PickleRef item : file_.pickle().items(node)) items.push_back(value(item, place));
+    return items;
+  }
+
+  Json referenced(PickleRef node, const std::string& place) {
+    const Pickle& pickle = file_.pickle();
+    const auto number = pickle.integer(pickle.pairs(pickle.state(node)).front().second);
+    const fs::path path = xser_tensor_path(path_, static_cast<std::uint64_t>(number));
+    const TorchFile one = read_torch_file(path);
+    return add(one.tensor(one.pickle().root(), place), path, place);
+  }
+
+  Json add(const TorchTensor& tensor, const fs::path& path, const std::string& place) {
+    const TensorEntry entry{
+        place, tensor.dtype,  tensor.shape, tensor.offset_bytes, num_bytes(tensor.dtype, tensor.shape).value(),
+        0,     tensor.strides};
+    tree_.tensors[place] = {tensor.dtype, tensor.shape, c_order_bytes(entry, *local_storage().open(path))};
+    Json shape = Json::array();
+    for (const std::uint64_t size : tensor.shape) shape.push_back(size);
+    return {{"tensor", describe(tensor.dtype).torch_name}, {"shape", shape}};
+  }
+
+  const fs::path& path_;
+  TorchFile file_;
+  SavedTree tree_;
+};
+
+}  // namespace
+
+SavedTree read_saved_tree(const fs::path& path) {
+  return TreeReader(path).read();
+}
+
+std::map<std::string, SavedTree> read_saved_trees(const fs::path& directory) {
+  std::map<std::string, SavedTree> trees;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory)) {
+    const std::string path = fs::relative(entry.path(), directory).string();
+    const bool beside = path.find(".pt.tensors/") != path.npos || path.ends_with(".info.pt");
+    if (entry.is_regular_file() && path.ends_with(".pt") && !beside) trees.emplace(path, read_saved_tree(entry.path()));
+  }
+  return trees;
+}
+
+}  // namespace reshard::test
