@@ -257,7 +257,8 @@ Table file_table(const Job& job, bool folders) {
 
 std::string mesh_text(const Mesh& mesh) {
   if (mesh.fsdp) return fmt::format("fsdp {}{}", *mesh.fsdp, mesh.tp > 1 ? fmt::format(" × tp {}", mesh.tp) : "");
-  return fmt::format("tp {} × pp {}{}{}", mesh.tp, mesh.pp, mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "",
+  const std::string dp = mesh.dp ? fmt::format("dp {} × ", *mesh.dp) : "";
+  return fmt::format("{}tp {} × pp {}{}{}", dp, mesh.tp, mesh.pp, mesh.ep > 1 ? fmt::format(" × ep {}", mesh.ep) : "",
                      mesh.vpp > 1 ? fmt::format(" × {} virtual stages", mesh.vpp) : "");
 }
 

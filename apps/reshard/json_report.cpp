@@ -113,6 +113,7 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   json["model_type"] = job.family.empty() ? Document(nullptr) : Document(job.family);
   json["mesh"] = {{"tp", job.mesh.tp}, {"pp", job.mesh.pp}, {"vpp", job.mesh.vpp}, {"ep", job.mesh.ep}};
   if (job.mesh.fsdp) json["mesh"]["fsdp"] = *job.mesh.fsdp;
+  if (job.mesh.dp) json["mesh"]["dp"] = *job.mesh.dp;
   if (job.partition) {
     json["pipeline_cuts"] = job.cut_names;
     json["stages"] = stages_document(*job.partition);

@@ -46,6 +46,7 @@ struct LayoutOption {
   bool of_source = false;                     // says, too, how a checkpoint that is read was made
   const char* source_help = "";               // one sentence for that
   bool only_of_source = false;                // says nothing of a checkpoint that is written
+  bool of_states = false;                     // is about the optimizer's states, which go along where it is given
 };
 
 /// Values of layouts' options by name, as text: "true" for a flag. What is not there was not given.
@@ -95,6 +96,7 @@ struct LayoutTraits {
   bool needs_no_mesh = false;          // files say what each part is: no mesh is needed, to read or to write
   bool reads_states = false;           // the optimizer's states and the rest of a training run are read on demand
   bool writes_states = false;          // they have a place in it
+  bool writes_groups = false;          // of objects beside them, only the optimizer's groups have one
 
   bool is_written() const { return !formats.empty(); }
 };
@@ -131,6 +133,7 @@ struct ReadContext {
   ConfigChoice config;
   bool with_optimizer = false;  // what a training run has saved beside the model, too, where the layout reads_states
   bool looks_at_optimizer = false;  // headers of the optimizer's files are read, for BesideModel
+  bool with_groups = false;     // and the optimizer's groups as values, which may cost a read each
 };
 
 /// What a checkpoint is to become.
@@ -151,11 +154,17 @@ struct TargetContext {
   std::span<const LogicalTensor> logical;
   std::string index_metadata;                 // as of HfIndex, of the source
   std::filesystem::path index_metadata_file;  // where it stands; empty if it is empty
-  const TrainingStates* states = nullptr;  // borrowed; null where there are none, as for all that does not write them
+  const TrainingStates* states = nullptr;    // borrowed; null where there are none, as for all that does not write them
+  std::optional<std::uint32_t> source_dp{};  // data-parallel ranks that the source's states are spread over
 };
 
 /// A checkpoint to be written.
 struct TargetPlan {
+  struct Copy {
+    std::string name;
+    std::string of;
+  };
+
   TensorMap map;
   std::vector<TextFile> text_files;
   Mesh mesh;
@@ -164,8 +173,10 @@ struct TargetPlan {
   std::optional<AttentionReport> attention;
   bool is_partial = false;  // only some of the ranks, into a directory that other runs write to as well
   bool has_first_rank = true;
-  std::vector<std::string> without_place;  // tensors of the model that checkpoints of this layout do not have
-  std::vector<std::string> notes;          // what the user should know, whole sentences
+  std::vector<std::string> without_place;            // tensors of the model that checkpoints of this layout do not have
+  std::vector<std::string> notes;                    // what the user should know, whole sentences
+  std::vector<std::filesystem::path> whole_folders;  // that are replaced as a whole, beside that of the traits
+  std::vector<Copy> copies;  // tensors of the source that it is to hold under another name, too
 };
 
 /// A kind of checkpoint directory.

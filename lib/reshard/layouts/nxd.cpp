@@ -45,6 +45,7 @@ constexpr LayoutOption kPadSourceHeads{kPadHeads.name,
 LayoutTraits nxd_traits() {
   LayoutTraits traits{"nxd", "nxd", "NxD's training checkpoints", kModelFolder, kNxdFormats};
   traits.has_ranks = traits.has_stages = traits.whole_folder = traits.reads_states = true;
+  traits.writes_states = traits.writes_groups = true;
   return traits;
 }
 
@@ -55,7 +56,7 @@ class NxdLayout final : public TrainingLayout {
     return kTraits;
   }
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv, &kMultiplier, &kKvReplication, &kPadSourceHeads, &kWeights, &kOptimizerGroups};
+    return {&kFuseQkv, &kMultiplier, &kKvReplication, &kPadSourceHeads, &kDataParallel, &kWeights, &kOptimizerGroups};
   }
 
   fs::path rank_path(Format, RankId rank) const override {
@@ -81,7 +82,7 @@ class NxdLayout final : public TrainingLayout {
 
   std::vector<std::string> foreign_entries(Files& files, const fs::path& folder) const override {
     std::vector<std::string> foreign;
-    list_foreign_ranks(files, folder, "", ".pt", {}, foreign);
+    list_foreign_ranks(files, folder, "", ".pt", {}, foreign, own_name(files, folder) == kOptimizerFolder);
     std::sort(foreign.begin(), foreign.end());
     return foreign;
   }

@@ -17,9 +17,6 @@ namespace reshard {
 struct ShardedCheckpoint;
 struct Checkpoint;
 
-/// The state of a parameter that its fp32 master weights are.
-inline constexpr const char* kMasterState = "master";
-
 /// The optimizer of a sharded checkpoint: its files, and which parameter each entry is.
 struct ShardedOptimizer {
   OptimizerFiles files;

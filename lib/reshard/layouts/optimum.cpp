@@ -20,7 +20,7 @@ constexpr Format kOptimumFormats[] = {Format::kPytorch, Format::kXser};
 LayoutTraits optimum_traits() {
   LayoutTraits traits{"optimum", "optimum", "optimum-neuron's training checkpoints", "shards", kOptimumFormats};
   traits.has_ranks = traits.has_stages = traits.has_experts = traits.whole_folder = traits.holds_adapters = true;
-  traits.reads_states = true;
+  traits.reads_states = traits.writes_states = traits.writes_groups = true;
   return traits;
 }
 
@@ -82,7 +82,12 @@ class OptimumLayout final : public TrainingLayout {
     if (!files.is_directory(folder / kOptimumFolder)) return Layout::foreign_entries(files, folder);
     std::vector<std::string> foreign;
     list_foreign_ranks(files, folder / kOptimumFolder, std::string(kOptimumFolder) + "/", ".pt", {}, foreign);
+    if (files.is_directory(folder / kOptimizerFolder))
+      list_foreign_ranks(files, folder / kOptimizerFolder, std::string(kOptimizerFolder) + "/", ".pt", {}, foreign,
+                         true);
     for (const auto& [name, kind, is_link] : files.list(folder)) {
+      const bool is_folder = kind == FileKind::kDirectory && !is_link;
+      if (is_folder && name == kOptimizerFolder) continue;
       const bool ours = name == kCheckpointMarker || name == kDoneMarker || is_our_metadata(name);
       if (name != kOptimumFolder && !(ours && kind == FileKind::kFile)) foreign.push_back(name);
     }

@@ -29,10 +29,10 @@ void look_into_tensors(Files& files, const fs::path& path, const std::string& sh
     if (kind != FileKind::kFile || !is_xser_tensor_name(name)) foreign.push_back(shown_as + "/" + name);
 }
 
-/// Of the ranks, this program writes those of the first data-parallel replica.
-bool is_our_rank(const std::string& name) {
+/// Of a model's ranks, this program writes those of the first data-parallel replica.
+bool is_our_rank(const std::string& name, bool any_dp) {
   const auto rank = rank_of_name(name);
-  return rank && rank->dp_rank == 0;
+  return rank && (any_dp || rank->dp_rank == 0);
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ bool is_our_metadata(const std::string& name) {
 }
 
 void list_foreign_ranks(Files& files, const fs::path& folder, const std::string& shown_as, std::string_view ending,
-                        const std::vector<std::string>& in_rank, std::vector<std::string>& foreign) {
+                        const std::vector<std::string>& in_rank, std::vector<std::string>& foreign, bool any_dp) {
   for (const DirectoryEntry& entry : files.list(folder)) {
     const bool is_folder = entry.kind == FileKind::kDirectory;
     std::string name = entry.name;
@@ -93,7 +93,7 @@ void list_foreign_ranks(Files& files, const fs::path& folder, const std::string&
     if (info) name.resize(name.size() - kXserInfoSuffix.size());
     const bool ended = name.ends_with(ending);
     if (ended) name.resize(name.size() - ending.size());
-    const bool rank = ended && is_our_rank(name) && !entry.is_link;
+    const bool rank = ended && is_our_rank(name, any_dp) && !entry.is_link;
     if (rank && tensors && is_folder)
       look_into_tensors(files, folder / entry.name, shown, foreign);
     else if (rank && !tensors && !info && ending.empty() && is_folder)

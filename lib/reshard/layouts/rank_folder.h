@@ -58,8 +58,9 @@ bool is_our_metadata(const std::string& name);
 /// \param shown_as  What stands before the names in `foreign`.
 /// \param ending    What a rank's file has after its numbers; empty if each rank has a folder.
 /// \param in_rank   The names of files in a rank's folder.
+/// \param any_dp    Files of all data-parallel ranks are this program's, and not those of the first alone.
 void list_foreign_ranks(Files& files, const std::filesystem::path& folder, const std::string& shown_as,
                         std::string_view ending, const std::vector<std::string>& in_rank,
-                        std::vector<std::string>& foreign);
+                        std::vector<std::string>& foreign, bool any_dp = false);
 
 }  // namespace reshard

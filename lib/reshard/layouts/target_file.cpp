@@ -27,7 +27,9 @@ ContainerPlan plan_file(const TensorFile& file, std::vector<TensorEntry> tensors
   const FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
   switch (file.encoding) {
     case TensorFile::Encoding::kSafetensors: return plan_safetensors(std::move(tensors), metadata);
-    case TensorFile::Encoding::kTorch: return plan_torch(archive, std::move(tensors), file.aliases, crcs, metadata);
+    case TensorFile::Encoding::kTorch:
+      if (file.structure) return plan_torch_value(archive, *file.structure, std::move(tensors), crcs, metadata);
+      return plan_torch(archive, std::move(tensors), file.aliases, crcs, metadata);
     case TensorFile::Encoding::kTorchTensor:
       return plan_torch_tensor(archive, std::move(tensors.front()), crcs.empty() ? 0 : crcs.front(), metadata);
     case TensorFile::Encoding::kDcpItems: return plan_dcp_items(std::move(tensors), crcs).container;
@@ -81,7 +83,10 @@ std::vector<std::uint32_t> add_xser(TensorMap& map, const TargetContainer& conta
   const std::filesystem::path info_path = xser_info_path(container.path);
   map.text_files.push_back({info_path, xser_info_file(archive_name(info_path), entries)});
   const FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
-  map.text_files.push_back({container.path, xser_reference_file(archive_name(container.path), names, metadata)});
+  const std::string archive = archive_name(container.path);
+  map.text_files.push_back({container.path, container.structure
+                                                ? xser_reference_file(archive, *container.structure, metadata)
+                                                : xser_reference_file(archive, names, metadata)});
   return indices;
 }
 
@@ -100,6 +105,7 @@ std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer 
     case Format::kPytorch:
       file.encoding = container.as_items ? TensorFile::Encoding::kDcpItems : TensorFile::Encoding::kTorch;
       file.aliases = std::move(container.aliases);
+      file.structure = std::move(container.structure);
       break;
   }
   return add_file(map, std::move(file), container.tensors);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,6 +23,9 @@ struct TargetContainer {
   std::vector<StoredTensor> tensors;  // of each the name, dtype, shape and kind
   std::vector<TensorAlias> aliases;   // safetensors knows none
   std::optional<RankRecord> record;   // what its files say of themselves; nothing for a whole model's
+  /// With kPytorch or kXser: what is saved, if it is no state dict; `tensors` are in its order, and their names only
+  /// ours. Files share it.
+  std::shared_ptr<const SavedValue> structure;
   bool as_items = false;  // with kPytorch: each tensor saved by itself, as torch.distributed.checkpoint has it
 };
 

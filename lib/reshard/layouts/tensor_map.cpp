@@ -280,6 +280,34 @@ void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint
   pieces[index].push_back({stored_index, box, box.begin});
 }
 
+void TensorMap::add_copy(std::uint32_t of, const std::string& name, TensorRole role) {
+  LogicalTensor tensor = logical[of];
+  tensor.name = name;
+  tensor.role = role;
+  tensor.model_dtype.reset();
+  const std::uint32_t copy = add_logical(tensor, {});
+  std::set<std::pair<Dims, Dims>> taken;
+  for (std::size_t p = 0; p < pieces[of].size(); ++p) {
+    const Piece piece = pieces[of][p];
+    if (stored[piece.stored].tied || !taken.emplace(piece.box.begin, piece.box.size).second) continue;
+    // The part of the stored tensor that the piece is, as a tensor of its own.
+    StoredTensor part = stored[piece.stored];
+    const auto strided = strides.find(piece.stored);
+    const Dims steps = strided == strides.end() ? c_strides(part.shape) : strided->second;
+    std::uint64_t first = 0;
+    for (std::size_t d = 0; d < steps.size(); ++d) first += piece.stored_begin[d] * steps[d];
+    part.offset_bytes += first * bits(part.dtype) / 8;
+    part.shape = piece.box.size;
+    part.size_bytes = num_bytes(part.dtype, part.shape).value_or(0);
+    part.slices = 0;
+    part.paired_rows = false;
+    if (volume(piece.box) == 0) continue;
+    const std::uint32_t index = add_stored(std::move(part));
+    if (steps != c_strides(piece.box.size)) strides.emplace(index, steps);
+    pieces[copy].push_back({index, piece.box, Dims(steps.size(), 0)});
+  }
+}
+
 void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
   const auto first_file = static_cast<std::uint32_t>(files.size());
   const auto first_stored = static_cast<std::uint32_t>(stored.size());

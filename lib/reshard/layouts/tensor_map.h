@@ -66,8 +66,9 @@ struct TensorFile {
   std::uint32_t stored_count = 0;
   Encoding encoding = Encoding::kSafetensors;
   std::vector<TensorAlias> aliases;
-  std::optional<RankRecord> record;  // of a target that is a rank's: what it says of itself
-  std::optional<FileStamp> stamp;    // of a source: the state of it that the map is about
+  std::shared_ptr<const SavedValue> structure;  // of a target: what its tensors lie in; null for a state dict
+  std::optional<RankRecord> record;             // of a target that is a rank's: what it says of itself
+  std::optional<FileStamp> stamp;               // of a source: the state of it that the map is about
   /// Of a source: this range of the file is compressed; all offsets and `size_bytes` are in what it decodes to.
   std::optional<ZstdFrame> frame;
 };
@@ -171,6 +172,10 @@ class TensorMap {
 
   /// Says that `box` of a stored tensor is filled with one number; nothing for an empty box.
   void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits, Filler::Fill fill = Filler::Fill::kPadding);
+
+  /// Adds a logical tensor of a source that is what `logical` is, for which the same bytes are read once more. Of
+  /// replicas it has one.
+  void add_copy(std::uint32_t logical, const std::string& name, TensorRole role);
 
   /// Adds all of another checkpoint, its logical tensors under names that begin with `logical_prefix`.
   /// \throws Error kBadInput as add_logical does.

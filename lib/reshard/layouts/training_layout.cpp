@@ -8,7 +8,9 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/optimizer_target.h"
 #include "reshard/layouts/partition_notes.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/specs/metadata.h"
@@ -126,6 +128,27 @@ PartitionOptions TrainingLayout::partition_options(const OptionValues& values) {
   return options;
 }
 
+void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& request, const TargetContext& context,
+                                   const std::vector<StagePlan>& stages) const {
+  if (plan.mesh.ep > 1)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("states of the optimizer are not written for {} expert-parallel ranks", plan.mesh.ep))
+        .hint("do without `ep`, or without `with-optimizer`");
+  const auto dp = request.options.number(kDataParallel);
+  plan.mesh.dp = dp ? static_cast<std::uint32_t>(*dp) : context.source_dp.value_or(1);
+  const std::filesystem::path shards = rank_path(format_of(request), {}).parent_path().parent_path();
+  const std::filesystem::path folder = optimizer_folder(shards).value();
+  add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp});
+  if (!lies_inside(folder, traits().folder)) plan.whole_folders.push_back(folder);
+  for (const char* marker : {kCheckpointMarker, kDoneMarker}) {
+    const std::filesystem::path path = folder.parent_path() / marker;
+    auto file = std::find_if(plan.text_files.begin(), plan.text_files.end(),
+                             [&](const TextFile& text) { return text.path == path; });
+    if (file == plan.text_files.end()) file = plan.text_files.insert(file, {path, "1"});
+    file->is_last = marker == std::string_view(kDoneMarker);  // without it a trainer takes the save for cut off
+  }
+}
+
 TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContext& context) const {
   validate_request(request);
   const Model& model = *context.model;
@@ -140,6 +163,7 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
   if (model.family->attention) plan.attention = attention_report(model, plan.mesh.tp, options);
   plan.text_files = stage_files(stages);
   for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
+  if (context.states != nullptr) add_optimizer(plan, request, context, stages);
   note_idle_options(request, model, plan);
   for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));

@@ -18,11 +18,17 @@ inline constexpr LayoutOption kKvSizeMultiplier{"kv-size-multiplier", LayoutOpti
 inline constexpr LayoutOption kPadHeads{"pad-attn-heads", LayoutOption::Type::kFlag,
                                         "Pad attention heads with zeros to a multiple of the ranks"};
 
+inline constexpr LayoutOption kDataParallel{
+    .name = "dp",
+    .type = LayoutOption::Type::kCount,
+    .help = "Data-parallel ranks over which the optimizer's states are spread (default: the source's, or 1)",
+    .of_states = true};
+
 /// Metadata files beside the shards of a training run say how they are partitioned, and modules are fused as NeuronX
 /// Distributed's model classes fuse them.
 class TrainingLayout : public RankLayout {
  public:
-  std::vector<const LayoutOption*> options() const override { return {&kFuseQkv, &kKvSizeMultiplier}; }
+  std::vector<const LayoutOption*> options() const override { return {&kFuseQkv, &kKvSizeMultiplier, &kDataParallel}; }
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;
 
   /// Files beside those of ranks, in the layout's folder: metadata, markers.
@@ -39,6 +45,10 @@ class TrainingLayout : public RankLayout {
 
   /// What the options that all training layouts have say.
   static PartitionOptions partition_options(const OptionValues& values);
+
+ private:
+  void add_optimizer(TargetPlan& plan, const TargetRequest& request, const TargetContext& context,
+                     const std::vector<StagePlan>& stages) const;
 };
 
 /// Sets the mesh of `plan` and its stages.

@@ -31,6 +31,14 @@ std::string_view TrainingStates::parameter(std::size_t index) const {
   return std::string_view(map.logical[index].name).substr(of[index].parameter_begin, of[index].parameter_size);
 }
 
+std::string_view TrainingStates::state(std::size_t index) const {
+  const TrainingState& place = of[index];
+  if (place.parameter_size == 0 || map.logical[index].role != TensorRole::kState) return {};
+  const std::string_view name = map.logical[index].name;
+  const std::size_t end = std::size_t{place.parameter_begin} + place.parameter_size;
+  return end < name.size() ? name.substr(end + 1) : std::string_view();
+}
+
 std::string TrainingStates::name_with(std::size_t index, std::string_view parameter) const {
   std::string name = map.logical[index].name;
   return name.replace(of[index].parameter_begin, of[index].parameter_size, parameter);
@@ -63,10 +71,13 @@ TrainingStates training_states(std::vector<ChunkedTensor> tensors, std::vector<D
   return states;
 }
 
+bool is_of_group(std::string_view name) {
+  const std::size_t groups = name.find("param_groups.");
+  return groups != name.npos && (groups == 0 || name[groups - 1] == '.');
+}
+
 bool lists_parameters(std::string_view name) {
-  constexpr std::string_view kGroups = "param_groups.", kList = ".params";
-  const std::size_t groups = name.find(kGroups);
-  return groups != name.npos && (groups == 0 || name[groups - 1] == '.') && name.ends_with(kList);
+  return is_of_group(name) && name.ends_with(".params");
 }
 
 std::vector<std::string> follow_parameters(TrainingStates& states,
@@ -79,8 +90,9 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
   for (std::size_t i = 0; i < states.of.size(); ++i) {
     const std::string& name = states.map.logical[i].name;
     TrainingState& state = states.of[i];
-    // It lists parameters without states, too, and what lies in it is not looked at.
-    if (state.parameter_size == 0 && states.map.logical[i].role == TensorRole::kObject && lists_parameters(name))
+    // It lists parameters without states, too, and what lies in it is looked at only for groups.
+    if (states.groups.empty() && state.parameter_size == 0 && states.map.logical[i].role == TensorRole::kObject &&
+        lists_parameters(name))
       if (!new_names.empty()) refuse_list(name, renames, where);
     const auto found = state.parameter_size == 0 ? new_names.end() : new_names.find(states.parameter(i));
     if (found == new_names.end()) {
@@ -95,6 +107,16 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
     }
   }
   if (renames) states.map.rename_logical(names);
+  const auto new_name = [&](const std::string& parameter) {
+    const auto found = new_names.find(parameter);
+    return found == new_names.end() ? std::string_view(parameter) : found->second;
+  };
+  for (OptimizerGroup& group : states.groups) {
+    for (std::string& parameter : group.parameters) parameter = new_name(parameter);
+    std::erase(group.parameters, std::string());
+  }
+  for (StateNumber& number : states.numbers) number.parameter = new_name(number.parameter);
+  std::erase_if(states.numbers, [](const StateNumber& number) { return number.parameter.empty(); });
   return left_out;
 }
 

@@ -47,17 +47,24 @@ struct TrainingStates {
   /// Where they lie in the nested dictionaries that were saved; kParameterMark stands for the parameter's name.
   std::vector<DcpPath> paths;
   std::string prefix;  // which the checkpoint has before the names of its model, and states have not; empty for none
-  /// The optimizer's groups and numbers where they were read as values; else they are objects among the logical tensors.
+  /// The optimizer's groups and numbers where they were read as values (ReadContext::with_groups). Objects that they were
+  /// read of are among the logical tensors all the same.
   std::vector<OptimizerGroup> groups;
   std::vector<StateNumber> numbers;
 
   bool empty() const { return of.empty() && groups.empty() && numbers.empty(); }
   /// The name of the parameter that state `index` belongs to; empty for none.
   std::string_view parameter(std::size_t index) const;
+  /// What state `index` of its parameter is called: "exp_avg". Empty for what belongs to none, and for its
+  /// hyperparameters.
+  std::string_view state(std::size_t index) const;
   /// What state `index` is called where its parameter is called `parameter`, and its path there.
   std::string name_with(std::size_t index, std::string_view parameter) const;
   DcpPath path_with(std::size_t index, std::string_view parameter) const;
 };
+
+/// How the fp32 weights are called that an optimizer steps, and of which the model's are the cast.
+inline constexpr const char* kMasterState = "master";
 
 /// No name has it.
 inline constexpr char kParameterMark = '\0';
@@ -70,6 +77,9 @@ TrainingStates training_states(std::vector<ChunkedTensor> tensors, std::vector<D
 /// Whether an object of this name, of no one parameter, is a list of parameters' names: those of a group whose
 /// hyperparameters the optimizer has together (torch/distributed/checkpoint/state_dict.py).
 bool lists_parameters(std::string_view name);
+
+/// Whether an object of this name is a hyperparameter, of a group or of one parameter.
+bool is_of_group(std::string_view name);
 
 /// The states follow their parameters: `new_names` has what some are called from now on, and an empty name for those that
 /// are left out. `where` is for errors. \returns the names of the states that are left out with them.

@@ -211,11 +211,11 @@ Model validated_model(const Checkpoint& checkpoint, Selection& selection, const 
 
 /// Makes the target; ranks that the request leaves open are the source's.
 /// \returns the tensors that its layout has no place for.
-std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoint, Selection& selection,
+std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Selection& selection,
                                         const ConvertRequest& request, Job& job) {
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
-  if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted);
+  if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted, checkpoint.states_or_null());
   if (traits.needs_no_mesh) {
     const Model* model = checkpoint.model ? &*checkpoint.model : nullptr;
     return plan_target(files, job, target, model, selection.wanted, checkpoint.states_or_null());
@@ -228,7 +228,7 @@ std::vector<std::string> plan_converted(Files& files, const Checkpoint& checkpoi
   if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;
   const Model model = validated_model(checkpoint, selection, request);
   if (!request.dtype) take_config_dtype(files, job, *target.layout, checkpoint.config, selection.wanted);
-  return plan_target(files, job, target, &model, selection.wanted);
+  return plan_target(files, job, target, &model, selection.wanted, checkpoint.states_or_null());
 }
 
 /// Writes config.json with the dtype that loaders shall take, if it names one.
@@ -242,7 +242,8 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   validate_request(request.target);
   validate_takes_states(request.source, *request.target.layout);
   const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag);
-  Checkpoint checkpoint = read_checkpoint(files, found.path, context_of(request.source, ConfigUse::kStrict));
+  Checkpoint checkpoint =
+      read_checkpoint(files, found.path, context_of(request.source, ConfigUse::kStrict, request.target.layout));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   if (request.lora_fuse && !checkpoint.adapter)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(checkpoint.path);

@@ -138,6 +138,12 @@ void add_file(Hasher& hasher, const TensorFile& file, const std::filesystem::pat
     hasher.text(alias.name);
     hasher.text(alias.source);
   });
+  hasher.number(file.structure ? 1 : 0);
+  if (file.structure) {
+    Pickler pickler;
+    put_saved_value(pickler, *file.structure, [&](std::uint32_t tensor) { hasher.number(tensor); });
+    hasher.text(pickler.finish());
+  }
   hasher.list(file.record ? record_metadata(*file.record) : FileMetadata(), [&](const auto& entry) {
     hasher.text(entry.first);
     hasher.text(entry.second);

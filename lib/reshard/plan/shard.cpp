@@ -22,7 +22,8 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
     throw Error(ErrorKind::kUsage, "the output directory is the model's own")
         .in(request.output_directory)
         .hint("choose another output directory");
-  Checkpoint checkpoint = read_whole(files, request.source.path, context_of(request.source, ConfigUse::kNeeded));
+  Checkpoint checkpoint =
+      read_whole(files, request.source.path, context_of(request.source, ConfigUse::kNeeded, request.target.layout));
   validate_has_states(request.source, checkpoint);
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
   note_states_left(*job, checkpoint, *request.target.layout);

@@ -78,8 +78,9 @@ void validate_alone(Files& files, const Layout& target, const fs::path& output_d
 
 }  // namespace
 
-ReadContext context_of(const SourceRequest& request, ConfigUse use) {
-  return {use, request.family, request.options, {request.config}, request.with_optimizer};
+ReadContext context_of(const SourceRequest& request, ConfigUse use, const Layout* target) {
+  const bool with_groups = request.with_optimizer && target != nullptr && target->traits().writes_groups;
+  return {use, request.family, request.options, {request.config}, request.with_optimizer, with_groups};
 }
 
 std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::path output_directory, bool force) {
@@ -147,7 +148,9 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   job.options = request.options;
   TargetPlan plan;
   try {
-    plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file, states});
+    const TrainingStates* some = states == nullptr || states->empty() ? nullptr : states;
+    plan =
+        request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file, some, job.mesh.dp});
   } catch (Error& error) {  // a layout knows the tensor, but not where it is
     if (error.kind() == ErrorKind::kUnsupported && error.path().empty() && !error.tensor().empty())
       error.in(job.model_directory);
@@ -165,10 +168,13 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
     job.text_files.push_back(
         {kKeptIndexMetadataFile, kept_index_metadata_text(job.index_metadata), job.index_metadata_file});
   if (traits.whole_folder) job.whole_folders = {traits.folder};
+  for (fs::path& folder : plan.whole_folders) job.whole_folders.push_back(std::move(folder));
   job.shares_directory = plan.is_partial;
   job.notes.insert(job.notes.end(), plan.notes.begin(), plan.notes.end());
   for (const std::uint32_t index : plan.map.transposed)  // which the source is read in another order for
     if (const auto source = job.source.find_logical(plan.map.logical[index].name)) job.source.transpose(*source);
+  for (const TargetPlan::Copy& copy : plan.copies)
+    job.source.add_copy(job.source.find_logical(copy.of).value(), copy.name, TensorRole::kState);
   job.target = std::move(plan.map);
   job.target.text_files.clear();
   note_tied(job);

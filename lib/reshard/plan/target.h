@@ -10,8 +10,8 @@
 
 namespace reshard {
 
-/// How `request` is read.
-ReadContext context_of(const SourceRequest& request, ConfigUse use);
+/// How `request` is read for a target of layout `target`.
+ReadContext context_of(const SourceRequest& request, ConfigUse use, const Layout* target = nullptr);
 
 /// A job that reads `checkpoint`, whose map and notes it takes over.
 std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, std::filesystem::path output_directory,

@@ -17,6 +17,7 @@ struct Mesh {
   std::uint32_t vpp = 1;
   std::uint32_t ep = 1;
   std::optional<std::uint32_t> fsdp;  // ranks over which the rows of all tensors are spread
+  std::optional<std::uint32_t> dp;    // ranks over which the optimizer's states are spread, where they are there
 
   std::uint64_t stages() const { return std::uint64_t{pp} * vpp; }
 };
