@@ -13,6 +13,7 @@
 #include "reshard/formats/tensor_names.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
+#include "reshard/layouts/dcp_groups.h"
 #include "reshard/layouts/dcp_source.h"
 #include "reshard/layouts/dcp_target.h"
 #include "reshard/layouts/layout.h"
@@ -145,6 +146,7 @@ class DcpLayout final : public Layout {
     });
     checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);
     checkpoint.states.prefix = std::move(source.prefix);
+    if (context.with_groups) read_dcp_groups(files, checkpoint.map.files, checkpoint.states);
     return checkpoint;
   }
 

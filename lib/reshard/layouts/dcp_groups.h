@@ -1,0 +1,20 @@
+#pragma once
+
+#include <span>
+
+#include "reshard/io/files.h"
+#include "reshard/layouts/tensor_map.h"
+#include "reshard/layouts/training_states.h"
+
+namespace reshard {
+
+/// Reads the hyperparameters among the objects of `states` into `states.groups`. The objects stay where they are.
+/// torch.distributed.checkpoint.state_dict (2.2 to 2.6) saves either a list of groups, each with the names of its
+/// parameters ("param_groups.0.lr", "param_groups.0.params"), or the hyperparameters of every parameter by itself
+/// ("param_groups.FQN.lr"), where those that have the same are a group.
+/// \param in_files  those that the states' tensors lie in.
+/// \throws Error kUnsupported for a hyperparameter that is no plain value, such as a tensor; kBadInput, naming the
+///         object, for groups with gaps or without parameters, or a parameter in two of them; kIo.
+void read_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states);
+
+}  // namespace reshard

@@ -1,0 +1,79 @@
+// The optimizer of a training run from one mesh and layout to another, against slices that the test makes itself.
+
+#include <fmt/format.h>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/dcp.h"
+#include "support/layouts.h"
+#include "support/random.h"
+#include "support/temp_dir.h"
+#include "support/optimizer_oracle.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Target {
+  const char* layout = "nxd";
+  Format format = Format::kPytorch;
+  OracleOptions mesh;
+  std::uint64_t dp = 1;
+};
+
+Target random_target(Random& random, const TinyModel& model) {
+  Target target;
+  target.layout = random() % 2 ? "nxd" : "optimum";
+  target.format = random() % 3 == 0 ? Format::kXser : Format::kPytorch;
+  target.mesh = legal_options(random, model);
+  target.dp = pick(random, 1, 5);
+  return target;
+}
+
+ConvertRequest request_of(const fs::path& source, const fs::path& output, const Target& target) {
+  ConvertRequest request = convert_request(source, output);
+  request.source.with_optimizer = true;
+  request.target.layout = layout(target.layout);
+  request.target.format = target.format;
+  set_target(request.target, target.mesh);
+  request.target.options.set_number("dp", target.dp);
+  return request;
+}
+
+void check_written(const fs::path& output, const TrainingRun& run, const Target& target) {
+  const fs::path folder = target.layout == std::string("nxd") ? output : output / "shards";
+  const auto expected = expected_optimizer(run, target.mesh, target.dp, folder / "model");
+  const auto written = read_saved_trees(folder / "optim");
+  REQUIRE(written.size() == expected.size());
+  for (const auto& [path, tree] : expected) {
+    INFO(path);
+    REQUIRE(written.count(path) == 1);
+    CHECK(written.at(path).structure.dump(1) == tree.structure.dump(1));
+    REQUIRE(written.at(path).tensors.size() == tree.tensors.size());
+    for (const auto& [place, data] : tree.tensors) {
+      INFO(place);
+      CHECK((written.at(path).tensors.at(place) == data));
+    }
+  }
+  for (const char* marker : {"checkpoint", "done"}) CHECK(read_file(folder / marker) == "1");
+}
+
+TEST_CASE("States of torch.distributed.checkpoint become NxD's files, cut, padded and numbered for any mesh") {
+  for (const std::uint64_t seed : seeds(40)) {
+    CAPTURE(seed);
+    Random random(seed);
+    const TrainingRun run = random_training(random, random_model(random));
+    const Target target = random_target(random, run.model);
+    CAPTURE(target.layout, target.mesh.tp, target.mesh.pp, target.mesh.vpp, target.dp, run.model.tied);
+    const TempDir temp;
+    write_dcp(temp / "dcp", run, random, random() % 2);
+    write_file(temp / "dcp/config.json", run.model.config().dump());
+    convert(request_of(temp / "dcp", temp / "out", target));
+    check_written(temp / "out", run, target);
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,192 @@
+#include "support/optimizer_oracle.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reshard/formats/plain_value.h"
+#include "reshard/tensor/cast.h"
+#include "support/dcp.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+PlainValue plain_value(const Json& json) {
+  if (json.is_boolean()) return {json.get<bool>()};
+  if (json.is_number_integer()) return {json.get<std::int64_t>()};
+  if (json.is_number()) return {json.get<double>()};
+  if (json.is_string()) return {json.get<std::string>()};
+  PlainValue::List list;
+  for (const Json& item : json) list.push_back(plain_value(item));
+  return json.is_null() ? PlainValue{} : PlainValue{std::move(list)};
+}
+
+std::string object_of(const Json& json) {
+  return plain_value_file("archive", plain_value(json));
+}
+
+TensorData cast_to(const TensorData& data, DType dtype) {
+  TensorData result{dtype, data.shape, std::string(data.bytes.size() * bits(dtype) / bits(data.dtype), '\0')};
+  cast_elements(data.dtype, std::as_bytes(std::span(data.bytes)), dtype,
+                std::as_writable_bytes(std::span(result.bytes)), Overflow::kSaturate);
+  return result;
+}
+
+/// Rows [begin, begin + count), those beyond the last one of zeros.
+TensorData rows_of(const TensorData& data, std::uint64_t begin, std::uint64_t count) {
+  const std::uint64_t row_bytes = data.shape[0] == 0 ? 0 : data.bytes.size() / data.shape[0];
+  TensorData result{data.dtype, data.shape, std::string(count * row_bytes, '\0')};
+  result.shape[0] = count;
+  for (std::uint64_t row = 0; row < count; ++row)
+    if (begin + row < data.shape[0])
+      result.bytes.replace(row * row_bytes, row_bytes, data.bytes, (begin + row) * row_bytes, row_bytes);
+  return result;
+}
+
+Json tensor_json(const TensorData& data) {
+  Json shape = Json::array();
+  for (const std::uint64_t size : data.shape) shape.push_back(size);
+  return {{"tensor", describe(data.dtype).torch_name}, {"shape", shape}};
+}
+
+dcp::Whole chunked(Random& random, const std::string& name, const TensorData& data) {
+  dcp::Whole whole{name, data, {}};
+  const std::uint64_t rows = data.shape.empty() ? 0 : data.shape[0];
+  const std::uint64_t ranks = rows == 0 ? 1 : pick(random, 1, 3), each = ranks == 0 ? 0 : (rows + ranks - 1) / ranks;
+  for (std::uint64_t rank = 0; rank < ranks; ++rank) {
+    dcp::Part part{Dims(data.shape.size()), data.shape, static_cast<std::uint32_t>(rank)};
+    if (rows > 0) {
+      const std::uint64_t begin = std::min(rows, rank * each);
+      part.begin[0] = begin;
+      part.size[0] = std::min(each, rows - begin);
+      if (part.size[0] == 0) continue;
+    }
+    whole.parts.push_back(part);
+  }
+  return whole;
+}
+
+/// The parameters of a rank's file in its order; a second name of one is none.
+std::vector<std::string> parameters_in(const fs::path& file, const TensorMap& held) {
+  std::vector<std::string> names;
+  const SavedTree tree = read_saved_tree(file);
+  for (const auto& [name, value] : tree.structure.items())
+    if (held.count(name) > 0) names.push_back(name);
+  return names;
+}
+
+}  // namespace
+
+int group_of(const TrainingRun& run, const std::string& parameter) {
+  if (parameter.find("inv_freq") != parameter.npos) return -1;
+  const bool second = parameter.find("norm") != parameter.npos || parameter.find("bias") != parameter.npos;
+  return run.has_two_groups && second ? 1 : 0;
+}
+
+TrainingRun random_training(Random& random, const TinyModel& model) {
+  TrainingRun run;
+  run.model = model;
+  run.weights = random_tensors(model, random, random() % 2 ? DType::kBF16 : DType::kF32);
+  run.has_two_groups = random() % 3 > 0;
+  run.state_dtype = random() % 4 == 0 ? DType::kF64 : DType::kF32;
+  for (const auto& [name, data] : run.weights) {
+    if (group_of(run, name) < 0) continue;
+    run.states["step"][name] = {DType::kF32, {}, std::string("\0\0\x40\x40", 4)};  // 3
+    for (const char* state : {"exp_avg", "exp_avg_sq"})
+      run.states[state][name] = random_tensor(random, run.state_dtype, data.shape);
+  }
+  for (int group = 0; group < 1 + run.has_two_groups; ++group)
+    run.groups.push_back({{"lr", 0.125},
+                          {"betas", {0.875, 0.9375}},
+                          {"eps", 1e-8},
+                          {"weight_decay", group == 0 ? 0.0625 : 0.0},
+                          {"amsgrad", false},
+                          {"foreach", nullptr}});
+  return run;
+}
+
+void write_dcp(const fs::path& directory, const TrainingRun& run, Random& random, bool flat) {
+  std::vector<dcp::Whole> tensors;
+  std::vector<dcp::Object> objects;
+  for (const auto& [name, data] : run.weights) tensors.push_back(chunked(random, "model." + name, data));
+  for (const auto& [state, of] : run.states)
+    for (const auto& [name, data] : of)
+      tensors.push_back(chunked(random, fmt::format("optim.state.{}.{}", name, state), data));
+  for (std::size_t g = 0; g < run.groups.size(); ++g) {
+    Json names = Json::array();
+    for (const TinyParameter& parameter : parameters_of(run.model)) {
+      if (run.weights.count(parameter.name) == 0 || group_of(run, parameter.name) != static_cast<int>(g)) continue;
+      names.push_back(parameter.name);
+      for (const auto& [key, value] : run.groups[g].items())
+        if (flat) objects.push_back({fmt::format("optim.param_groups.{}.{}", parameter.name, key), object_of(value)});
+    }
+    if (flat) continue;
+    for (const auto& [key, value] : run.groups[g].items())
+      objects.push_back({fmt::format("optim.param_groups.{}.{}", g, key), object_of(value)});
+    objects.push_back({fmt::format("optim.param_groups.{}.params", g), object_of(names)});
+  }
+  dcp::write(directory, tensors, objects);
+}
+
+std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, const OracleOptions& mesh, std::uint64_t dp,
+                                                    const fs::path& model) {
+  std::map<std::string, std::map<std::string, TensorMap>> local;  // by state, rank, name
+  for (const auto& [state, of] : run.states) {
+    TensorMap all = of;
+    for (const auto& [name, data] : run.weights)
+      if (all.count(name) == 0) all[name] = data;  // buffers, which the oracle wants too
+    if (state != "step") local[state] = expected_ranks(run.model, all, mesh);
+  }
+  if (run.states.count("master") == 0) {
+    TensorMap masters;
+    for (const auto& [name, data] : run.weights) masters[name] = cast_to(data, run.state_dtype);
+    local["master"] = expected_ranks(run.model, masters, mesh);
+  }
+  std::map<std::string, SavedTree> files;
+  for (const auto& [rank, held] : local.at("exp_avg")) {
+    std::vector<std::string> order = parameters_in(model / ("dp_rank_00_" + rank + ".pt"), held);
+    const bool is_last_of_several = mesh.pp > 1 && rank.ends_with(fmt::format("{:02}", mesh.pp - 1));
+    const std::string head = "lm_head.weight";
+    // A tied head is stored with the embedding on its stage, but has states of its own.
+    if (run.model.tied) std::erase(order, is_last_of_several ? "model.embed_tokens.weight" : head);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](const std::string& a, const std::string& b) { return group_of(run, a) < group_of(run, b); });
+    std::erase_if(order, [&](const std::string& name) { return group_of(run, name) < 0; });
+    for (std::uint64_t d = 0; d < dp; ++d) {
+      SavedTree tree;
+      tree.structure = {{"state", Json::object()}, {"param_groups", Json::array()}};
+      Json base = Json::object(), shapes = Json::object(), masters = Json::object();
+      const auto add = [&](const std::string& place, const TensorData& whole) {
+        const std::uint64_t rows = (whole.shape[0] + dp - 1) / dp;
+        const TensorData part = rows_of(whole, d * rows, rows);
+        tree.tensors[place] = part;
+        return tensor_json(part);
+      };
+      for (std::size_t id = 0; id < order.size(); ++id) {
+        const std::string key = fmt::format("int {}", id), in_base = fmt::format("base_state/{}/", id);
+        base[key]["step"] = tensor_json(tree.tensors[in_base + "step"] = run.states.at("step").begin()->second);
+        for (const char* state : {"exp_avg", "exp_avg_sq"})
+          base[key][state] = add(in_base + state, local.at(state).at(rank).at(order[id]));
+        shapes[key] = tensor_json(held.at(order[id]))["shape"];
+        masters[key] = add(fmt::format("sharded_master_weights/{}", id), local.at("master").at(rank).at(order[id]));
+      }
+      for (std::size_t g = 0; g < run.groups.size(); ++g) {
+        Json group = run.groups[g];
+        group["params"] = Json::array();
+        for (std::size_t id = 0; id < order.size(); ++id)
+          if (group_of(run, order[id]) == static_cast<int>(g)) group["params"].push_back(id);
+        tree.structure["param_groups"].push_back(group);
+      }
+      tree.structure["base_state"] = base;
+      tree.structure["shape_info"] = shapes;
+      tree.structure["sharded_master_weights"] = masters;
+      files.emplace(fmt::format("dp_rank_{:02}_{}.pt", d, rank), std::move(tree));
+    }
+  }
+  return files;
+}
+
+}  // namespace reshard::test

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "support/models.h"
+#include "support/oracle.h"
+#include "support/random.h"
+#include "support/saved_trees.h"
+
+/// Runs of training that tests make themselves: a model with what its optimizer has of it.
+namespace reshard::test {
+
+struct TrainingRun {
+  TinyModel model;
+  TensorMap weights;
+  /// By state ("exp_avg", "master"), then by parameter. Each step is one number of 0 dims.
+  std::map<std::string, TensorMap> states;
+  std::vector<nlohmann::ordered_json> groups;  // hyperparameters
+  bool has_two_groups = false;                 // norms and biases are in the second
+  DType state_dtype = DType::kF32;
+};
+
+/// The group of a parameter of the model, or of one as ranks have it. Buffers are in none: -1.
+int group_of(const TrainingRun& run, const std::string& parameter);
+
+/// A run with weights of one dtype, and states of another.
+TrainingRun random_training(Random& random, const TinyModel& model);
+
+/// Writes it as torch.distributed.checkpoint has it, with the model under "model." and the optimizer under "optim.", in
+/// chunks of any ranks. \param flat  the hyperparameters of every parameter by itself.
+void write_dcp(const std::filesystem::path& directory, const TrainingRun& run, Random& random, bool flat);
+
+/// The optimizer's files, by path relative to the output of layout nxd, as the reference would save them for the model's
+/// files that stand in `model`. Sliced here, from what the oracle says that ranks hold.
+std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, const OracleOptions& mesh, std::uint64_t dp,
+                                                    const std::filesystem::path& model);
+
+}  // namespace reshard::test
