@@ -9,6 +9,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/local_files.h"
+#include "reshard/plan/target.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -18,6 +19,7 @@ struct ConvertArguments : CommonArguments {
   std::string source;
   std::string output_directory;
   TargetArguments target;
+  bool layout_given = false;
   OptionValues source_options;
   SourceArguments from;
   std::string dtype;
@@ -49,7 +51,7 @@ Overflow parse_overflow(const std::string& text) {
 }
 
 /// An option that would have no effect shows that another was forgotten.
-void validate_options(const ConvertArguments& arguments, const Layout& layout) {
+void validate_options_of(const ConvertArguments& arguments, const Layout& layout) {
   const auto options = layout.options();
   for (const std::string& name : arguments.target.options.names()) {
     const auto is_it = [&](const LayoutOption* option) { return name == option->name; };
@@ -73,9 +75,15 @@ void validate_options(const ConvertArguments& arguments, const Layout& layout) {
       throw Error(ErrorKind::kUsage,
                   fmt::format("{} is about ranks, but layout {} has whole tensors", option, layout.traits().name))
           .hint("say which layout: --to " + layout_names(is_of_ranks));
+}
+
+/// \param layout  null where it is the source's, which is not known yet.
+void validate_options(const ConvertArguments& arguments, const Layout* layout) {
+  if (layout != nullptr) validate_options_of(arguments, *layout);
   if (arguments.cast_all && arguments.dtype.empty())
     throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
-  if (arguments.overflow_given && arguments.dtype.empty() && !layout.traits().casts_to_config_dtype)
+  const bool casts = layout != nullptr && layout->traits().casts_to_config_dtype;
+  if (arguments.overflow_given && arguments.dtype.empty() && !casts)
     throw Error(ErrorKind::kUsage, "--overflow needs --dtype: without it nothing is cast");
 }
 
@@ -85,7 +93,8 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   validate_is_directory_name("DST", arguments.output_directory);
   ConvertRequest request;
   request.target = target_request(arguments.target, "--to", is_written);
-  validate_options(arguments, *request.target.layout);
+  if (!arguments.layout_given && !rank_option(request.target).empty()) request.target.layout = nullptr;
+  validate_options(arguments, request.target.layout);
   validate_source_options(arguments.source_options, "from-");
   request.source = {arguments.source,       arguments.from.tag,       config_of(arguments.from),
                     family_spec(arguments), arguments.source_options, arguments.from.with_optimizer};
@@ -107,9 +116,11 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
                   "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
       ->required();
   command.add_option("DST", arguments.output_directory, "Directory to write to")->required();
-  command.add_option("--to", arguments.target.layout, "Layout to make: " + layout_names(is_written))
-      ->type_name("NAME")
-      ->capture_default_str();
+  command
+      .add_option("--to", arguments.target.layout,
+                  fmt::format("Layout to make: {} (default: {}, or with options of ranks that of a sharded SRC)",
+                              layout_names(is_written), whole_layout().traits().name))
+      ->type_name("NAME");
   add_format(command, arguments.target, is_written);
   add_tag(command, arguments.from);
   add_config(command, arguments.from);
@@ -156,6 +167,7 @@ void add_convert(CLI::App& app, Together& together) {
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
   command->callback([arguments, command, &together] {
+    arguments->layout_given = command->count("--to") > 0;
     arguments->overflow_given = command->count("--overflow") > 0;
     arguments->lora_fuse_given = command->count("--lora-fuse") > 0;
     RunOptions options =

@@ -237,11 +237,33 @@ void update_config(Files& files, Job& job, const fs::path& file, OrderedJson con
   if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", file});
 }
 
+/// Where no layout is asked for, but ranks are, those of a sharded source get another mesh.
+const Layout& layout_of_source(Files& files, const ConvertRequest& request, const fs::path& path) {
+  const std::string option = rank_option(request.target);
+  if (option.empty()) return whole_layout();
+  const Checkpoint source = read_checkpoint(files, path, context_of(request.source, ConfigUse::kLenient));
+  if (source.has_mesh() && source.layout->traits().is_written()) return *source.layout;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("`{}` is about ranks, but layout {} has whole tensors", option, whole_layout().traits().name))
+      .hint("say which layout: `to` " + layout_names([](const Layout& layout) {
+              return layout.traits().has_ranks && layout.traits().is_written();
+            }));
+}
+
 std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
-  if (request.target.layout == nullptr) request.target.layout = &whole_layout();
-  validate_request(request.target);
-  validate_takes_states(request.source, *request.target.layout);
+  const bool has_layout = request.target.layout != nullptr || rank_option(request.target).empty();
+  if (request.target.layout == nullptr && has_layout) request.target.layout = &whole_layout();
+  const auto validate = [&] {
+    validate_request(request.target);
+    validate_takes_states(request.source, *request.target.layout);
+  };
+  request.source.with_optimizer = request.source.with_optimizer || !state_option(request.target).empty();
+  if (has_layout) validate();  // before anything is read
   const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag);
+  if (!has_layout) {
+    request.target.layout = &layout_of_source(files, request, found.path);
+    validate();
+  }
   Checkpoint checkpoint =
       read_checkpoint(files, found.path, context_of(request.source, ConfigUse::kStrict, request.target.layout));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());

@@ -13,7 +13,8 @@ namespace reshard {
 struct ConvertRequest {
   SourceRequest source;
   std::filesystem::path output_directory;
-  TargetRequest target;        // of whole_layout() where its `layout` is null; ranks default to the source's
+  /// Ranks default to the source's. Where `layout` is null: the source's, if ranks are asked for, else whole_layout().
+  TargetRequest target;
   std::optional<DType> dtype;  // cast tensors of floating dtypes to it
   bool cast_all = false;       // integers and booleans too
   NameRules names;

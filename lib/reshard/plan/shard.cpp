@@ -11,6 +11,7 @@ namespace {
 
 std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &default_rank_layout();
+  request.source.with_optimizer = request.source.with_optimizer || !state_option(request.target).empty();
   validate_takes_states(request.source, request.adapters.empty() ? *request.target.layout : adapter_layout());
   if (!request.adapters.empty() && !request.source.config.empty())
     throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json beside the model")

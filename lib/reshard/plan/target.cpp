@@ -99,6 +99,24 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
   return job;
 }
 
+std::string state_option(const TargetRequest& target) {
+  for (const Layout* layout : layouts())
+    for (const LayoutOption* option : layout->options())
+      if (option->of_states && target.options.has(option->name)) return option->name;
+  return {};
+}
+
+std::string rank_option(const TargetRequest& target) {
+  const std::pair<const char*, bool> options[] = {{"tp", target.tp.has_value()},
+                                                  {"pp", target.pp.has_value()},
+                                                  {"vpp", target.vpp != 1},
+                                                  {"ep", target.ep.has_value()},
+                                                  {"pipeline-cuts", !target.pipeline_cuts.empty()}};
+  for (const auto& [option, given] : options)
+    if (given) return option;
+  return state_option(target);
+}
+
 void validate_takes_states(const SourceRequest& source, const Layout& target) {
   if (!source.with_optimizer || target.traits().writes_states) return;
   throw Error(ErrorKind::kUsage,

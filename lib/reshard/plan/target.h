@@ -17,6 +17,12 @@ ReadContext context_of(const SourceRequest& request, ConfigUse use, const Layout
 std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, std::filesystem::path output_directory,
                                bool force);
 
+/// An option of the request that is about states of the optimizer, which go along where it is given; empty if none is.
+std::string state_option(const TargetRequest& target);
+
+/// An option of the request that is about ranks; empty if none is.
+std::string rank_option(const TargetRequest& target);
+
 /// What is wrong with `with_optimizer` for the target's layout, and for what was read.
 /// \throws Error kUsage if the layout has no place for states, or the source's none that are read; kBadInput if there are
 /// none.
