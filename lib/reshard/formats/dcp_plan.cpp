@@ -176,11 +176,15 @@ std::string dcp_metadata_file(const DcpMetadata& metadata) {
   return pickler.finish();
 }
 
-DcpItemsPlan plan_dcp_items(std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs) {
+DcpItemsPlan plan_dcp_items(std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs,
+                            std::span<const std::string> contents) {
+  const auto aligned = [](std::uint64_t offset) {
+    return (offset + kItemAlignment - 1) / kItemAlignment * kItemAlignment;
+  };
   DcpItemsPlan plan;
   std::uint64_t end = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::uint64_t begin = (end + kItemAlignment - 1) / kItemAlignment * kItemAlignment;
+    const std::uint64_t begin = aligned(end);
     if (tensors[i].is_object) {
       tensors[i].offset_bytes = begin;
       tensors[i].size_bytes = num_bytes(tensors[i].dtype, tensors[i].shape).value_or(0);
@@ -198,6 +202,12 @@ DcpItemsPlan plan_dcp_items(std::vector<TensorEntry> tensors, std::span<const st
     plan.container.tensors.push_back(std::move(item.tensors.front()));
     plan.places.push_back({0, 0, begin, item.size_bytes});
     end = begin + item.size_bytes;
+  }
+  for (const std::string& content : contents) {
+    const std::uint64_t begin = aligned(end);
+    plan.container.parts.push_back({begin, content});
+    plan.places.push_back({0, 0, begin, content.size()});
+    end = begin + content.size();
   }
   plan.container.size_bytes = end;
   return plan;

@@ -22,11 +22,13 @@ std::string dcp_metadata_file(const DcpMetadata& metadata);
 /// (TensorEntry::is_object), one after another, each at a multiple of 64 bytes.
 struct DcpItemsPlan {
   ContainerPlan container;       // its tensors in the order given
-  std::vector<DcpPlace> places;  // of each tensor's item; `file` is 0
+  std::vector<DcpPlace> places;  // of each tensor's item, then of each of `contents`; `file` is 0
 };
 
-/// \param crcs  as of plan_torch.
+/// \param crcs      as of plan_torch.
+/// \param contents  objects whose bytes are known; they come last.
 /// \throws as plan_torch.
-DcpItemsPlan plan_dcp_items(std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs = {});
+DcpItemsPlan plan_dcp_items(std::vector<TensorEntry> tensors, std::span<const std::uint32_t> crcs = {},
+                            std::span<const std::string> contents = {});
 
 }  // namespace reshard

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -163,6 +164,7 @@ class DcpLayout final : public Layout {
     if (cut.names == whole_layout().traits().name) cut.names.clear();  // the model's own
     plan.map = dcp_target_map(context.logical, context.states, context.model, cut);
     plan.text_files = std::move(plan.map.text_files);
+    if (context.states != nullptr) leave_masters(*context.states, context.logical, plan);
     if (context.states != nullptr && !context.states->prefix.empty() && !request.options.has(kPrefix.name))
       plan.notes.push_back(
           fmt::format("the model's names lose the prefix {0}, which the training run had: `prefix` {0} "
@@ -190,6 +192,24 @@ class DcpLayout final : public Layout {
   }
 
  private:
+  /// torch's optimizers step the model's own weights, so that master weights have no place beside these.
+  static void leave_masters(const TrainingStates& states, std::span<const LogicalTensor> logical, TargetPlan& plan) {
+    std::unordered_map<std::string_view, DType> dtypes;
+    for (const LogicalTensor& tensor : logical) dtypes.emplace(tensor.name, tensor.dtype);
+    std::size_t finer = 0;  // than the model's weights
+    for (std::size_t i = 0; i < states.of.size(); ++i) {
+      if (states.of[i].left_out || !is_master(states, i)) continue;
+      const auto found = dtypes.find(states.parameter(i));
+      finer += found != dtypes.end() && found->second != states.map.logical[i].dtype;
+      plan.without_place.push_back(states.map.logical[i].name);
+    }
+    if (finer > 0)
+      plan.notes.push_back(
+          fmt::format("{} master weights are left out, which torch's optimizers do not have: `weights` master makes "
+                      "them the model's",
+                      finer));
+  }
+
   /// accelerate's folder of the optimizer of the model in `folder`; empty for none. Where one folder has both, another
   /// name leads to it.
   static fs::path optimizer_beside(Files& files, const fs::path& folder) {

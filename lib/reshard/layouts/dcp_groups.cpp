@@ -178,4 +178,40 @@ void read_dcp_groups(Files& files, std::span<const TensorFile> in_files, Trainin
   GroupReader(files, in_files, states).run();
 }
 
+std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> groups,
+                                              const std::function<std::string(const std::string&)>& name_of,
+                                              bool flat) {
+  constexpr const char *kOptimizer = "optimizer", *kList = "param_groups", *kItemArchive = "archive";
+  std::vector<DcpGroupObject> objects;
+  std::unordered_map<std::string, std::size_t> known;  // groups, by what their parameters are called
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    PlainValue::List names;
+    for (const std::string& parameter : groups[g].parameters) {
+      std::string name = name_of(parameter);
+      const auto [found, is_new] = known.emplace(name, g);
+      if (!is_new && groups[found->second].values != groups[g].values)
+        throw Error(ErrorKind::kUnsupported,
+                    fmt::format("is a part of {}, of which another part has other hyperparameters", printable(name)))
+            .tensor(parameter)
+            .hint("do without `names`, or without `with-optimizer`");
+      if (!is_new) continue;
+      if (flat)
+        for (const auto& [key, value] : groups[g].values)
+          objects.push_back({fmt::format("{}.{}.{}.{}", kOptimizer, kList, name, key),
+                             {kOptimizer, fmt::format("{}.{}.{}", kList, name, key)},
+                             plain_value_file(kItemArchive, value)});
+      names.push_back({std::move(name)});
+    }
+    if (flat) continue;
+    const auto add = [&](const std::string& key, const PlainValue& value) {
+      objects.push_back({fmt::format("{}.{}.{}.{}", kOptimizer, kList, g, key),
+                         {kOptimizer, kList, static_cast<std::int64_t>(g), key},
+                         plain_value_file(kItemArchive, value)});
+    };
+    for (const auto& [key, value] : groups[g].values) add(key, value);
+    add(kParameters, {std::move(names)});
+  }
+  return objects;
+}
+
 }  // namespace reshard

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "reshard/io/files.h"
 #include "reshard/layouts/tensor_map.h"
@@ -16,5 +19,19 @@ namespace reshard {
 /// \throws Error kUnsupported for a hyperparameter that is no plain value, such as a tensor; kBadInput, naming the
 ///         object, for groups with gaps or without parameters, or a parameter in two of them; kIo.
 void read_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states);
+
+/// An object of a checkpoint: what torch.save makes of a plain value.
+struct DcpGroupObject {
+  std::string name;
+  DcpPath path;
+  std::string bytes;
+};
+
+/// The same the other way round: `groups` as objects of an optimizer called "optimizer". `name_of` gives what a parameter
+/// is called there. With `flat` every parameter has its hyperparameters by itself, as torchtitan has them.
+/// \throws Error kUnsupported, naming the parameter, if two of one name have different ones.
+std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> groups,
+                                              const std::function<std::string(const std::string& parameter)>& name_of,
+                                              bool flat);
 
 }  // namespace reshard

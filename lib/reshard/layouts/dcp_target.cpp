@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <unordered_map>
@@ -14,6 +15,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/dcp_plan.h"
 #include "reshard/layouts/dcp_entries.h"
+#include "reshard/layouts/dcp_groups.h"
 #include "reshard/layouts/state_names.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/layouts/written_names.h"
@@ -64,7 +66,11 @@ class Cutter {
       add_entry(tensor, place, path_of(place.entry), tensor_parallel_dim(tensor.name, tensor.shape, place));
     }
     const std::size_t of_model = entries_.size();
-    if (states_ != nullptr) add_states();
+    if (states_ != nullptr) {
+      add_states();
+      for (const StateNumber& number : states_->numbers) add_number(number);
+      add_groups();
+    }
     if (!cut_.prefix.empty()) validate_prefix(of_model);
     for (std::uint32_t e = 0; e < entries_.size(); ++e) {
       if (entries_[e].stacked) validate_all_experts(entries_[e]);
@@ -120,7 +126,7 @@ class Cutter {
     std::unordered_map<std::string_view, const Dims*> shapes;
     for (const LogicalTensor& tensor : logical_) shapes.emplace(tensor.name, &tensor.shape);
     for (std::size_t i = 0; i < states_->of.size(); ++i) {
-      if (states_->of[i].left_out) continue;
+      if (states_->of[i].left_out || states_->map.logical[i].filler || is_master(*states_, i)) continue;
       const LogicalTensor& tensor = states_->map.logical[i];
       const std::string parameter(states_->parameter(i));
       WrittenNames::Place place = parameter.empty() || !names_ ? WrittenNames::Place{parameter} : names_->of(parameter);
@@ -129,7 +135,7 @@ class Cutter {
           tensor.role == TensorRole::kState && shape != shapes.end() && *shape->second == tensor.shape;
       if (!is_alike) validate_needs_no_order(tensor, place);
       const auto tp_dim = is_alike ? tensor_parallel_dim(parameter, tensor.shape, place) : std::nullopt;
-      DcpPath path = states_->path_with(i, place.entry);
+      DcpPath path = nested_or_flat(states_->path_with(i, place.entry));
       place.entry = states_->name_with(i, place.entry);
       if (!is_alike) place.interleaved = false;
       if (!is_alike && place.stacked > 0 && !is_first_of_stack(tensor, place)) continue;
@@ -177,6 +183,48 @@ class Cutter {
         .hint("do without `names`, or without `with-optimizer`");
   }
 
+  /// The step of an optimizer that counts in Python: torch's own have a float32 tensor.
+  void add_number(const StateNumber& number) {
+    const auto* const whole = std::get_if<std::int64_t>(&number.value.value);
+    const auto* const real = std::get_if<double>(&number.value.value);
+    if (whole == nullptr && real == nullptr)
+      throw Error(ErrorKind::kUnsupported, fmt::format("its state {} is {}, which no optimizer of torch has",
+                                                       printable(number.state), to_string(number.value)))
+          .tensor(number.parameter)
+          .hint("do without `with-optimizer`");
+    const float value = whole != nullptr ? static_cast<float>(*whole) : static_cast<float>(*real);
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(bits));
+    WrittenNames::Place place = names_ ? names_->of(number.parameter) : WrittenNames::Place{number.parameter};
+    const LogicalTensor tensor{fmt::format("optimizer.state.{}.{}", number.parameter, number.state),
+                               DType::kF32,
+                               {},
+                               Filler(bits, Filler::Fill::kConstant)};
+    DcpPath path = nested_or_flat({"optimizer", "state", place.entry, number.state});
+    place.entry = fmt::format("optimizer.state.{}.{}", place.entry, number.state);
+    const auto [known, is_new] = numbers_.emplace(place.entry, bits);
+    if (!is_new && known->second == bits) return;  // of another expert of the stack
+    place.interleaved = false;
+    place.stacked = 0;
+    add_entry(tensor, place, std::move(path), std::nullopt);
+  }
+
+  /// Of groups that were read as values.
+  void add_groups() {
+    objects_ = dcp_group_objects(
+        states_->groups, [&](const std::string& parameter) { return names_ ? names_->of(parameter).entry : parameter; },
+        names_.has_value());
+  }
+
+  /// Programs with names of their own save optimizers without nesting.
+  DcpPath nested_or_flat(DcpPath path) const {
+    if (!names_ || states_->groups.empty() || path.size() < 3) return path;
+    std::string rest;
+    for (std::size_t i = 1; i < path.size(); ++i)
+      if (const auto* const text = std::get_if<std::string>(&path[i])) rest += (rest.empty() ? "" : ".") + *text;
+    return {path.front(), std::move(rest)};
+  }
+
   /// \throws Error kUnsupported for a state of several elements whose order is not that of its parameter any more.
   static void validate_needs_no_order(const LogicalTensor& tensor, const WrittenNames::Place& place) {
     const bool is_ordered = tensor.role == TensorRole::kState && num_elems(tensor.shape) != 1u;
@@ -207,6 +255,7 @@ class Cutter {
   void validate_prefix(std::size_t of_model) const {
     std::vector<std::string> tensors, objects;
     for (const DcpEntry& entry : entries_) (entry.is_object ? objects : tensors).push_back(entry.name);
+    for (const DcpGroupObject& object : objects_) objects.push_back(object.name);
     const std::vector<std::string> read = find_state_names(tensors, family_, objects).names;
     const auto other = std::find(read.begin(), read.begin() + static_cast<std::ptrdiff_t>(of_model), "");
     const auto e = static_cast<std::size_t>(other - read.begin());
@@ -260,15 +309,24 @@ class Cutter {
       entries.push_back({tensor.name, tensor.dtype, tensor.file_shape()});
       entries.back().is_object = tensor.is_object;
     }
-    const std::vector<DcpPlace> places = plan_dcp_items(std::move(entries)).places;
     TargetContainer container;
+    if (rank == 0)
+      for (DcpGroupObject& object : objects_) container.objects.push_back(std::move(object.bytes));
+    const std::vector<DcpPlace> places = plan_dcp_items(std::move(entries), {}, container.objects).places;
     container.format = Format::kPytorch;
     container.as_items = true;
     container.path = fmt::format("__{}_0.distcp", rank);
     container.tp_rank = static_cast<std::uint32_t>(rank);
-    container.tensors = std::move(file.tensors);
     const auto file_index = static_cast<std::uint32_t>(metadata_.files.size());
     metadata_.files.push_back(container.path.string());
+    for (std::size_t i = file.tensors.size(); i < places.size(); ++i) {
+      DcpGroupObject& object = objects_[i - file.tensors.size()];
+      DcpPlace place = places[i];
+      place.file = file_index;
+      group_bytes_.push_back({object.name, place});
+      metadata_.paths.emplace_back(std::move(object.name), std::move(object.path));
+    }
+    container.tensors = std::move(file.tensors);
     const std::vector<std::uint32_t> stored = add_target_container(map_, std::move(container));
     for (std::size_t i = 0; i < stored.size(); ++i) {
       auto& [e, box] = file.chunks[i];
@@ -292,6 +350,7 @@ class Cutter {
         tensors.push_back(std::move(tensor));
     }
     metadata_.tensors = std::move(tensors);
+    for (DcpBytes& object : group_bytes_) metadata_.bytes.push_back(std::move(object));
   }
 
   /// A model in training has both names of a tied parameter, and torch wants both: the second is another name for the
@@ -333,6 +392,9 @@ class Cutter {
   std::map<std::string, OfStack> of_stacks_;                 // by entry
   std::unordered_map<std::string, std::uint32_t> entry_of_;  // index into entries_, by name
   std::vector<RankFileTensors> ranks_;
+  std::map<std::string, std::uint32_t> numbers_;  // entries of states that were numbers, and their bits
+  std::vector<DcpGroupObject> objects_;
+  std::vector<DcpBytes> group_bytes_;  // where these lie
   TensorMap map_;
   DcpMetadata metadata_;
 };

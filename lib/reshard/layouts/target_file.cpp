@@ -32,7 +32,7 @@ ContainerPlan plan_file(const TensorFile& file, std::vector<TensorEntry> tensors
       return plan_torch(archive, std::move(tensors), file.aliases, crcs, metadata);
     case TensorFile::Encoding::kTorchTensor:
       return plan_torch_tensor(archive, std::move(tensors.front()), crcs.empty() ? 0 : crcs.front(), metadata);
-    case TensorFile::Encoding::kDcpItems: return plan_dcp_items(std::move(tensors), crcs).container;
+    case TensorFile::Encoding::kDcpItems: return plan_dcp_items(std::move(tensors), crcs, file.objects).container;
   }
   return {};
 }
@@ -106,6 +106,7 @@ std::vector<std::uint32_t> add_target_container(TensorMap& map, TargetContainer 
       file.encoding = container.as_items ? TensorFile::Encoding::kDcpItems : TensorFile::Encoding::kTorch;
       file.aliases = std::move(container.aliases);
       file.structure = std::move(container.structure);
+      file.objects = std::move(container.objects);
       break;
   }
   return add_file(map, std::move(file), container.tensors);

@@ -26,6 +26,7 @@ struct TargetContainer {
   /// With kPytorch or kXser: what is saved, if it is no state dict; `tensors` are in its order, and their names only
   /// ours. Files share it.
   std::shared_ptr<const SavedValue> structure;
+  std::vector<std::string> objects;  // with as_items: what comes after the tensors, as torch.save made it
   bool as_items = false;  // with kPytorch: each tensor saved by itself, as torch.distributed.checkpoint has it
 };
 

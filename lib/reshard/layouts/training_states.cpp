@@ -52,6 +52,10 @@ DcpPath TrainingStates::path_with(std::size_t index, std::string_view parameter)
   return path;
 }
 
+bool is_master(const TrainingStates& states, std::size_t index) {
+  return !states.groups.empty() && states.state(index) == kMasterState;
+}
+
 TrainingStates training_states(std::vector<ChunkedTensor> tensors, std::vector<DcpPath> paths,
                                const std::filesystem::path& where) {
   std::unordered_set<std::string_view> names;

@@ -66,6 +66,9 @@ struct TrainingStates {
 /// How the fp32 weights are called that an optimizer steps, and of which the model's are the cast.
 inline constexpr const char* kMasterState = "master";
 
+/// Whether state `index` is such weights.
+bool is_master(const TrainingStates& states, std::size_t index);
+
 /// No name has it.
 inline constexpr char kParameterMark = '\0';
 

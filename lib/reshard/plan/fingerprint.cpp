@@ -138,6 +138,7 @@ void add_file(Hasher& hasher, const TensorFile& file, const std::filesystem::pat
     hasher.text(alias.name);
     hasher.text(alias.source);
   });
+  hasher.list(file.objects, [&](const std::string& object) { hasher.text(object); });
   hasher.number(file.structure ? 1 : 0);
   if (file.structure) {
     Pickler pickler;
