@@ -8,11 +8,13 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 #include "arguments.h"
 #include "commands.h"
@@ -112,6 +114,11 @@ int parse_and_run(int argc, char** argv, Together& together) {
   reshard::cli::add_convert(app, together);
   reshard::cli::add_verify(app, exit_code, together);
   reshard::cli::learn_option_names(app);
+  app.parse_complete_callback([&] {  // before that of the command
+    std::map<std::string, std::string> given = reshard::cli::given_options(*app.get_subcommands().at(0));
+    given["reshard"] = reshard::cli::kVersion;
+    together.set_given(std::move(given));
+  });
   reshard::cli::parse_and_run(app, argc, argv);
   return exit_code;
 }

@@ -1,6 +1,11 @@
 #include "option_names.h"
 
+#include <algorithm>
+#include <array>
 #include <set>
+#include <string_view>
+
+#include "reshard/base/strings.h"
 
 namespace reshard::cli {
 namespace {
@@ -16,6 +21,20 @@ void learn_option_names(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     for (const CLI::Option* option : command->get_options())
       for (const std::string& name : option->get_lnames()) option_names().insert(name);
+}
+
+std::map<std::string, std::string> given_options(const CLI::App& command) {
+  constexpr std::array<std::string_view, 9> kOfOneRank = {"threads", "max-memory", "io",    "mpi", "json",
+                                                          "quiet",   "resume",     "clean", "help"};
+  std::map<std::string, std::string> given = {{"the command", command.get_name()}};
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0 || option->get_lnames().empty()) continue;
+    const std::string& name = option->get_lnames().front();
+    if (std::find(kOfOneRank.begin(), kOfOneRank.end(), name) != kOfOneRank.end()) continue;
+    const bool is_switch = option->get_items_expected_max() == 0;
+    given["--" + name] = is_switch ? std::string() : join(option->results(), " ");
+  }
+  return given;
 }
 
 std::string with_options(const std::string& text) {

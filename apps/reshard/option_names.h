@@ -1,6 +1,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,10 @@ namespace reshard::cli {
 
 /// Takes the names of all options of the subcommands, for with_options.
 void learn_option_names(const CLI::App& app);
+
+/// What a command that was parsed was given, by name, with its values; empty for a switch. Without what may differ
+/// between the ranks of a run: threads, memory and the like, and what counts as rank 0 has it.
+std::map<std::string, std::string> given_options(const CLI::App& command);
 
 /// The library speaks of parameters, in backticks: `tp`. Those that are options of this program become "--tp".
 std::string with_options(const std::string& text);

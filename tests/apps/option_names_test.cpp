@@ -1,5 +1,9 @@
 #include "option_names.h"
 
+#include <map>
+#include <string>
+#include <vector>
+
 #include "support/catch.h"
 
 namespace reshard::cli {
@@ -22,6 +26,24 @@ TEST_CASE("Parameters that are options are printed as such, all else stays") {
       {"`x`tp`", "`x--tp"},
   }));
   CHECK(with_options(text) == expected);
+}
+
+TEST_CASE("What a command was given are its options with their values, without those of one rank alone") {
+  CLI::App app;
+  CLI::App* command = app.add_subcommand("shard");
+  std::string in, tp, format, threads;
+  std::vector<std::string> drop;
+  command->add_option("IN", in);
+  command->add_option("--tp", tp);
+  command->add_option("--format", format);
+  command->add_option("--threads", threads);
+  command->add_option("--drop", drop)->expected(1);
+  command->add_flag("-f,--force");
+  command->add_flag("--quiet");
+  app.parse("shard model --tp 4 --threads 2 -f --quiet --drop a --drop b");
+  CHECK(given_options(*command) ==
+        std::map<std::string, std::string>{
+            {"the command", "shard"}, {"--tp", "4"}, {"--force", ""}, {"--drop", "a b"}});
 }
 
 }  // namespace

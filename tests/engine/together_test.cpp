@@ -163,6 +163,12 @@ TEST_CASE("Ranks that do different things are told so, and stop") {
       agreed_error(3, [](Together& together) { step(together, together.rank() == 1 ? "verify" : "plan", [] {}); });
   CHECK(names.kind() == ErrorKind::kUsage);
   CHECK(std::string(names.what()) == "rank 0 on n0 wants to plan, and rank 1 on n0 to verify");
+  const Error given = agreed_error(3, [](Together& together) {
+    if (together.rank() == 2) together.set_given({{"--check-inputs", ""}});
+    step(together, together.rank() == 2 ? "look for digests" : "compare", [] {});
+  });
+  CHECK(std::string(given.what()) ==
+        "rank 0 on n0 wants to compare, and rank 2 on n1 to look for digests: --check-inputs besides");
   const Error numbers = agreed_error(2, [](Together& together) {
     if (together.rank() == 0) step(together, "plan", [] {});
   });

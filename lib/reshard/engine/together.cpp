@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "reshard/base/strings.h"
 #include "reshard/base/wire.h"
 
 namespace reshard {
@@ -170,6 +171,42 @@ std::string Together::process(std::uint32_t rank) const {
   return fmt::format("rank {} on {}", rank, hosts_.at(rank));
 }
 
+std::string Together::other_options(std::uint32_t rank) const {
+  if (!ranks_) return {};
+  WireWriter wire;
+  wire.add(given_.size());
+  for (const auto& [name, value] : given_) {
+    wire.add(name);
+    wire.add(value);
+  }
+  const std::vector<std::string> all = ranks_->gather(wire.bytes());
+  const auto given_of = [&](std::uint32_t of) {
+    std::map<std::string, std::string> given;
+    WireReader reader(all.at(of));
+    for (std::uint64_t left = reader.count(16); left > 0; --left) {
+      std::string name(reader.text());
+      given.emplace(std::move(name), reader.text());
+    }
+    return given;
+  };
+  const auto text = [](const auto& option) {
+    return option.second.empty() ? option.first : fmt::format("{} {}", option.first, printable(option.second));
+  };
+  const auto ours = given_of(0), theirs = given_of(rank);
+  std::vector<std::string> differences;
+  for (const auto& option : theirs) {
+    const auto found = ours.find(option.first);
+    if (found == ours.end())
+      differences.push_back(text(option) + " besides");
+    else if (found->second != option.second)
+      differences.push_back(fmt::format("{} in place of {}", text(option), text(*found)));
+  }
+  for (const auto& option : ours)
+    if (!theirs.contains(option.first)) differences.push_back("without " + text(option));
+  if (differences.empty()) return {};
+  return ": " + join(differences, "; ");
+}
+
 /// Meets the others until none of them works any more: at once where none does.
 /// \param mine  what to tell them now.
 /// \param heard  called with what all have told, each time.
@@ -193,9 +230,10 @@ void Together::validate_same_step(const std::vector<Beat>& beats) const {
   if (any_in(beats, State::kFailed)) return;
   for (std::uint32_t rank = 1; rank < beats.size(); ++rank) {
     if (beats[rank].step == beats[0].step && beats[rank].name == beats[0].name) continue;
-    throw AgreedError(std::move(Error(ErrorKind::kUsage, fmt::format("{} wants to {}, and {} to {}", process(0),
-                                                                     beats[0].name, process(rank), beats[rank].name))
-                                    .hint("start all ranks with the same command line")));
+    throw AgreedError(
+        std::move(Error(ErrorKind::kUsage, fmt::format("{} wants to {}, and {} to {}{}", process(0), beats[0].name,
+                                                       process(rank), beats[rank].name, other_options(rank)))
+                      .hint("start all ranks with the same command line")));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,14 @@ class Together {
   /// "rank 3 on node17".
   std::string process(std::uint32_t rank) const;
 
+  /// Options as this rank was given them, by name, with their values; empty for a switch. Only errors take notice: they
+  /// say which differ between ranks.
+  void set_given(std::map<std::string, std::string> given) { given_ = std::move(given); }
+  /// ": --tp 2 in place of --tp 4" of what `rank` was given and rank 0; empty if that does not differ. All ranks call it
+  /// at the same time.
+  /// \throws RankLost.
+  std::string other_options(std::uint32_t rank) const;
+
   /// Does `work`, on another thread where there are others, and returns when all ranks have done theirs. Meanwhile this
   /// thread keeps in touch: what all have moved goes into Progress::others_bytes, Progress::stop of one stops all, and
   /// so does a failure.
@@ -78,6 +87,7 @@ class Together {
 
   Ranks* ranks_ = nullptr;
   std::vector<std::string> hosts_;
+  std::map<std::string, std::string> given_;
   std::uint64_t steps_ = 0;
 };
 
