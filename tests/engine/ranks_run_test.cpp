@@ -282,9 +282,17 @@ TEST_CASE("Ranks with other options, or that see another source, are told before
   CHECK(std::string(options_error.what()) ==
         "rank 1 on n0 was given other options than rank 0 on n0, and would do something else");
   const auto manifest_differs = run_ranks(2, [&](Together& together) {
+    if (together.leads())
+      together.set_given({{"--force", ""}, {"--tp", "2"}, {"--pad", ""}});
+    else
+      together.set_given({{"--manifest", ""}, {"--pad", ""}, {"--tp", "4"}});
     plan_and_run(jobs.planners[0].second, jobs.temp / "out", unsynced(), together, together.rank() == 1);
   });
-  CHECK(agreed_error(manifest_differs).kind() == ErrorKind::kUsage);
+  const Error manifest_error = agreed_error(manifest_differs);
+  CHECK(manifest_error.kind() == ErrorKind::kUsage);
+  CHECK(std::string(manifest_error.what()) ==
+        "rank 1 on n0 was given other options than rank 0 on n0, and would do something else: --manifest besides; --tp "
+        "4 in place of --tp 2; without --force");
   const auto outputs_differ = run_ranks(2, [&](Together& together) {
     plan_and_run(jobs.planners[0].second, jobs.temp / (together.leads() ? "out" : "out2"), unsynced(), together);
   });
@@ -312,6 +320,32 @@ TEST_CASE("Ranks with other options, or that see another source, are told before
   CHECK(sources_error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(sources_error.what(), Says("rank 1 on n0 reads other files than rank 0 on n0"));
   CHECK_FALSE(fs::exists(jobs.temp / "out"));
+}
+
+TEST_CASE("Ranks may read copies of one checkpoint, and not files of the same form with other data") {
+  const Jobs jobs;
+  fs::copy(jobs.temp / "model", jobs.temp / "copy", fs::copy_options::recursive);
+  const auto run = [&](const fs::path& output) {
+    return run_ranks(3, [&](Together& together) {
+      const fs::path source = jobs.temp / (together.rank() == 2 ? "copy" : "model");
+      const Planner plan = [&](const fs::path& directory) {
+        ConvertRequest request = convert_request(source, directory);
+        request.target.layout = layout("hf");
+        return plan_convert(request);
+      };
+      plan_and_run(plan, output, unsynced(), together);
+    });
+  };
+  for (const auto& thrown : run(jobs.temp / "out")) CHECK_FALSE(thrown);
+  const fs::path file = jobs.temp / "copy/model-00002-of-00002.safetensors";
+  std::string text = read_file(file);
+  text.back() = static_cast<char>(text.back() ^ 1);
+  write_file(file, text);
+  const Error error = agreed_error(run(jobs.temp / "out2"));
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(std::string(error.what()) ==
+        "rank 2 on n1 reads other files than rank 0 on n0: model-00002-of-00002.safetensors has other data there");
+  CHECK_FALSE(fs::exists(jobs.temp / "out2"));
 }
 
 TEST_CASE("A plan that fails on one rank is told with that rank, and one that fails on all without") {

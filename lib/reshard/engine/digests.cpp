@@ -103,11 +103,11 @@ std::vector<Sha256Digest> digest_files(const std::vector<std::filesystem::path>&
   together.step("look at files", progress, [&] {
     for (const auto& file : files) {
       sizes.push_back(options.storage->size_bytes(file));
-      identity.files.push_back({file.filename().generic_string(), sizes.back()});
+      identity.files.push_back({file, file.filename().generic_string(), sizes.back()});
       identity.sources += fmt::format("{} {}\n", identity.files.back().name, sizes.back());
     }
   });
-  validate_same_run(identity, together);
+  validate_same_run(identity, options, together);
   const auto work = [&] {
     std::tie(visited.first, visited.last) = part_of(sizes, together.rank(), together.size());
     const auto begin = files.begin() + static_cast<std::ptrdiff_t>(visited.first);

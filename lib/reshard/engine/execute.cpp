@@ -117,7 +117,7 @@ RunResult execute(const Job& job, RunOptions options, Together& together) {
   if (options.progress == nullptr) options.progress = &own;
   if (options.threads == 0) options.threads = default_threads(together);
   JobRun run(job, options);
-  if (together.size() > 1) validate_same_run(run_identity(job, options), together);
+  if (together.size() > 1) validate_same_run(run_identity(job, options), options, together);
   try {
     return together.size() > 1 ? run_with_others(run, job, options, together) : run_alone(run);
   } catch (Error& error) {

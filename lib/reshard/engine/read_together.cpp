@@ -36,7 +36,7 @@ VisitedRange read_together(const ProgramMaps& maps, const Program& program, cons
   }
   std::vector<const TensorMap*> read{maps.source};
   if (maps.against) read.push_back(maps.against);
-  validate_same_run(run_identity(read, fmt::format("{} {}", what, all.last)), together);
+  validate_same_run(run_identity(read, fmt::format("{} {}", what, all.last)), options, together);
   std::vector<std::uint64_t> costs;
   costs.reserve(all.last);
   for (const Transfer& transfer : program.transfers) costs.push_back(transfer.moved_bytes(maps));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,8 @@ namespace reshard {
 /// What tells a run from another one: all of it, and the parts of which one may be the reason.
 struct RunIdentity {
   struct File {
-    std::string name;  // without its directory
+    std::filesystem::path path;  // on this rank
+    std::string name;            // without its directory
     std::uint64_t size_bytes = 0;
   };
   std::string command;        // what the ranks do: "shard"
@@ -31,9 +33,10 @@ RunIdentity run_identity(const Job& job, const RunOptions& options);
 RunIdentity run_identity(const std::vector<const TensorMap*>& maps, const std::string& what);
 
 /// All ranks mean the same run, as far as rank 0 is concerned. They are told by their identities, not by their command
-/// lines: threads, memory and the spelling of paths may differ.
+/// lines: threads, memory and the spelling of paths may differ. Sources that are not the same files by their stamps, as
+/// copies on the disks of several machines, are compared by some blocks of each.
 /// \throws AgreedError kUsage, of different options or versions; kBadInput, naming the first file, of different
-/// sources; RankLost.
-void validate_same_run(const RunIdentity& mine, Together& together);
+/// sources; kIo; RankLost.
+void validate_same_run(const RunIdentity& mine, const RunOptions& options, Together& together);
 
 }  // namespace reshard
