@@ -1,10 +1,12 @@
 #include "json_report.h"
 
 #include <algorithm>
+#include <variant>
 
 #include "option_names.h"
 #include "progress.h"
 #include "reshard/formats/manifest.h"
+#include "reshard/plan/job_manifest.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -48,18 +50,9 @@ Document stages_document(const PipelinePartition& partition) {
 /// By name; numbers and switches as such.
 Document options_document(const Job& job) {
   Document json = Document::object();
-  for (const LayoutOption* option : job.layout->options()) {
-    if (!job.options.has(option->name)) continue;
-    Document& value = json[option->name];
-    switch (option->type) {
-      case LayoutOption::Type::kFlag: value = true; break;
-      case LayoutOption::Type::kCount:
-      case LayoutOption::Type::kRank:
-      case LayoutOption::Type::kSize: value = job.options.number(*option).value(); break;
-      case LayoutOption::Type::kChoice: value = job.options.choice(*option); break;
-      case LayoutOption::Type::kText: value = job.options.text(*option); break;
-    }
-  }
+  for (const LayoutOption* option : job.layout->options())
+    if (const auto value = given_option(job, *option))
+      json[option->name] = std::visit([](const auto& one) { return Document(one); }, *value);
   return json;
 }
 

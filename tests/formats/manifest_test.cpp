@@ -25,6 +25,7 @@ Manifest sample() {
   manifest.layout = "ranks";
   manifest.tp = 4;
   manifest.pp = 2;
+  manifest.options = {{"format", "xser"}, {"max-shard-size", std::uint64_t{5} << 30}, {"pad", true}};
   manifest.fingerprint = "00ff";
   manifest.sources = {{"model.safetensors", 10, std::nullopt}, {"config \"x\".json", 3, digest(1)}};
   manifest.files = {{"a/b.safetensors", 5, digest(2)}};
@@ -44,6 +45,7 @@ TEST_CASE("A manifest comes back from its text, which has a tensor a line") {
   CHECK_THAT(text, Says("\"sha256\": \"" + to_hex(digest(6)) + "\", \"role\": \"object\"}"));
   CHECK_THAT(text, Says("\"sha256\": \"" + to_hex(digest(7)) + "\", \"role\": \"state\"}"));
   CHECK_THAT(text, !Says("parameter"));
+  CHECK_THAT(text, Says("\n\"options\": {\"format\": \"xser\", \"max-shard-size\": 5368709120, \"pad\": true},\n"));
   Manifest empty;
   CHECK((parse_manifest(manifest_text(empty), "m.json") == empty));
 }
@@ -71,6 +73,7 @@ TEST_CASE("A manifest that was edited, or is another file, is refused with what 
   CHECK_THAT(refused([](auto& json) { json["files"][0]["sha256"] = "00"; }),
              Says("files[0]") && Says("64 hexadecimal"));
   CHECK_THAT(refused([](auto& json) { json["mesh"]["tp"] = "4"; }), Says("\"tp\""));
+  CHECK_THAT(refused([](auto& json) { json["options"]["pad"] = 0.5; }), Says("options") && Says("\"pad\""));
   for (const char* outside : {"../other.json", "/etc/passwd", "a/../../b", ""})
     CHECK_THAT(refused([&](auto& json) { json["files"][0]["path"] = outside; }),
                Says("files[0].path") && Says("leads out of the directory"));
@@ -135,7 +138,7 @@ TEST_CASE("A line of SHA256SUMS that is none, or leads elsewhere, is refused wit
   for (const std::string& line :
        {std::string("hello"), to_hex(digest(1)) + "a", to_hex(digest(1)) + "  ", to_hex(digest(1)) + " ",
         "\\" + to_hex(digest(1)) + "  a\\x", "SHA256 (a) " + to_hex(digest(1)), "SHA256 a) = " + to_hex(digest(1)),
-        "SHA256 () = " + to_hex(digest(1)), "SHA256 (a) = 00"})
+        "SHA256 () = " + to_hex(digest(1)), std::string("SHA256 (a) = 00")})
     CHECK_THAT(refused(line), Says("is no line of a SHA256SUMS"));
   CHECK_THAT(refused(to_hex(digest(1)) + "  /etc/passwd"), Says("leads out of the directory"));
   CHECK_THAT(refused(to_hex(digest(1)) + "  x/../../y"), Says("leads out of the directory"));

@@ -160,6 +160,17 @@ std::string tensor_line(const Manifest::Tensor& tensor) {
   return line + "}";
 }
 
+std::string option_text(const Manifest::OptionValue& value) {
+  return json_text(std::visit([](const auto& one) { return Json(one); }, value));
+}
+
+Manifest::OptionValue option_of(const JsonObject& options, const std::string& name, const Json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_unsigned()) return value.get<std::uint64_t>();
+  if (!value.is_string()) options.fail(name, "a text, a whole number or a switch");
+  return value.get<std::string>();
+}
+
 Sha256Digest digest_at(const JsonObject& object, const char* key) {
   const auto digest = sha256_of_hex(object.string_at(key));
   if (!digest) object.fail(key, "64 hexadecimal digits");
@@ -262,6 +273,13 @@ std::string manifest_text(const Manifest& manifest) {
   text += fmt::format("\"program\": \"reshard\",\n\"version\": {},\n", quoted(manifest.version));
   text += fmt::format("\"command\": {},\n\"layout\": {},\n", quoted(manifest.command), quoted(manifest.layout));
   text += fmt::format("\"mesh\": {{\"tp\": {}, \"pp\": {}, \"ep\": {}}},\n", manifest.tp, manifest.pp, manifest.ep);
+  text += "\"options\": {";
+  const char* separator = "";
+  for (const auto& [name, value] : manifest.options) {
+    text += separator + quoted(name) + ": " + option_text(value);
+    separator = ", ";
+  }
+  text += "},\n";
   text += fmt::format("\"fingerprint\": {},\n", quoted(manifest.fingerprint));
   text += fmt::format("\"leaf_bytes\": {},\n", kLeafBytes);
   text += lines("sources", manifest.sources, file_line) + ",\n";
@@ -292,6 +310,9 @@ Manifest parse_manifest(std::string_view text, const fs::path& path) try {
   manifest.tp = static_cast<std::uint32_t>(mesh.unsigned_at("tp"));
   manifest.pp = static_cast<std::uint32_t>(mesh.unsigned_at("pp"));
   manifest.ep = static_cast<std::uint32_t>(mesh.unsigned_at("ep"));
+  const Json& given = object.object_at("options");
+  const JsonObject options(given, path, "options");
+  for (const auto& [name, value] : given.items()) manifest.options.emplace(name, option_of(options, name, value));
   manifest.fingerprint = object.string_at("fingerprint");
   manifest.sources = files_at(object, "sources", path);
   manifest.files = files_at(object, "files", path);

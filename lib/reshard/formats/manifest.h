@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "reshard/base/sha256.h"
@@ -66,10 +67,13 @@ struct Manifest {
 
     friend bool operator==(const Tensor&, const Tensor&) = default;
   };
+  using OptionValue = std::variant<bool, std::uint64_t, std::string>;
+
   std::string version;  // of the program: "0.1.0"
   std::string command;  // "shard"
   std::string layout;
   std::uint32_t tp = 1, pp = 1, ep = 1;
+  std::map<std::string, OptionValue> options;  // that shaped the output, by the parameter's name
   std::string fingerprint;  // of the job
   std::vector<File> sources;
   std::vector<File> files;      // without this one and SHA256SUMS

@@ -272,6 +272,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   validate_has_states(request.source, checkpoint);
   validate_names(checkpoint, *request.target.layout);
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
+  job->dtype = request.dtype;
   note_states_left(*job, checkpoint, *request.target.layout);
   validate_outside(files, request.output_directory, checkpoint);
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();

@@ -56,6 +56,8 @@ struct Job {
   std::filesystem::path index_metadata_file;                     // where index_metadata stands; empty if that is empty
   const Layout* layout = nullptr;                                // of the target
   OptionValues options;                                          // of `layout`, those that were given
+  std::optional<Format> format;                                  // of the target's files
+  std::optional<DType> dtype;                                    // floating tensors are cast to, by request
 
   /// What the indices of `program` mean; valid while this job stays where it is.
   ProgramMaps maps() const { return {&source, &target}; }

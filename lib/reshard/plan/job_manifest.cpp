@@ -46,6 +46,17 @@ void add_same(const TensorMap& target, std::vector<Manifest::Tensor>& tensors) {
   }
 }
 
+/// What shaped the output beside the mesh.
+std::map<std::string, Manifest::OptionValue> options_of(const Job& job) {
+  std::map<std::string, Manifest::OptionValue> options;
+  if (job.format) options["format"] = std::string(name(*job.format));
+  if (job.dtype) options["dtype"] = std::string(name(*job.dtype));
+  if (job.layout == nullptr) return options;
+  for (const LayoutOption* option : job.layout->options())
+    if (auto value = given_option(job, *option)) options[option->name] = std::move(*value);
+  return options;
+}
+
 bool is_json_text(const std::string& text) {
   try {
     json_string(text);
@@ -56,6 +67,19 @@ bool is_json_text(const std::string& text) {
 }
 
 }  // namespace
+
+std::optional<Manifest::OptionValue> given_option(const Job& job, const LayoutOption& option) {
+  if (!job.options.has(option.name)) return std::nullopt;
+  switch (option.type) {
+    case LayoutOption::Type::kFlag: return true;
+    case LayoutOption::Type::kCount:
+    case LayoutOption::Type::kRank:
+    case LayoutOption::Type::kSize: return job.options.number(option).value();
+    case LayoutOption::Type::kChoice: return job.options.choice(option);
+    case LayoutOption::Type::kText: return job.options.text(option);
+  }
+  return std::nullopt;
+}
 
 void validate_manifest_names(const Job& job) {
   constexpr const char* kHint = "rename it, or do without `manifest`";
@@ -82,6 +106,7 @@ Manifest manifest_of(const Job& job, std::string fingerprint, const std::vector<
   manifest.tp = job.mesh.tp;
   manifest.pp = job.mesh.pp;
   manifest.ep = job.mesh.ep;
+  manifest.options = options_of(job);
   manifest.fingerprint = std::move(fingerprint);
   for (const TensorFile& file : job.source.files)
     manifest.sources.push_back({source_path(job, file.path), file.size_bytes, digest_of(job, file.path)});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -7,6 +8,9 @@
 #include "reshard/plan/job.h"
 
 namespace reshard {
+
+/// What a job was given for one of its layout's options; nothing if it was not given.
+std::optional<Manifest::OptionValue> given_option(const Job& job, const LayoutOption& option);
 
 /// Validates, before anything is written, that the names of files and tensors can be in a manifest.
 /// \throws Error kBadInput, naming the file or tensor.

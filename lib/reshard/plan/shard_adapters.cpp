@@ -259,6 +259,7 @@ std::unique_ptr<Job> plan_shard_adapters(Files& files, const ShardRequest& reque
   job->command = "shard";
   job->layout = target.layout;
   job->options = target.options;
+  job->format = format_of(target);
   job->source_directory = job->model_directory = request.adapters.front();
   job->output_directory = request.output_directory;
   job->force = request.force;
@@ -286,6 +287,7 @@ std::vector<Mean> plan_converted_adapter(Files& files, Job& job, const Checkpoin
   const Layout& layout = *request.target.layout;
   job.layout = &layout;
   job.options = request.target.options;
+  job.format = format_of(request.target);
   const bool anew = source.config_given && &layout == &adapter_layout();
   if (request.lora_fuse && !anew)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: no linears are fused anew").in(source.path);

@@ -164,6 +164,7 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   const LayoutTraits& traits = request.layout->traits();
   job.layout = request.layout;
   job.options = request.options;
+  job.format = format_of(request);
   TargetPlan plan;
   try {
     const TrainingStates* some = states == nullptr || states->empty() ? nullptr : states;
