@@ -225,8 +225,8 @@ TEST_CASE("A tuple of twice itself, a thousand times over, takes a node each tim
 
 TEST_CASE("More objects or links than any checkpoint has are refused") {
   constexpr std::size_t kMostOnStack = std::size_t{1} << 22;
-  const std::string discarded = "(" + std::string(kMostOnStack, 'N') + "1";
-  const Error nodes = error_of([&] { read_pickle(repeat(discarded, 8) + "N.", "f"); });
+  const std::string discarded = "(" + std::string(kMostOnStack, ']') + "1";
+  const Error nodes = error_of([&] { read_pickle(repeat(discarded, 8) + "].", "f"); });
   CHECK(nodes.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(nodes.what(), Says("more than 33554432 objects"));
   const Error stack = error_of([&] { read_pickle("N" + std::string(kMostOnStack, '2') + ".", "f"); });

@@ -122,6 +122,38 @@ TEST_CASE("Tuples, lists, dicts and sets") {
   CHECK(Value(raw("}K\1K\2sK\1K\3s.")).int_pairs() == Pairs{{1, 2}, {1, 3}});
 }
 
+TEST_CASE("A dict that is set in two goes has all its pairs, whatever other dict was set in between") {
+  using Pairs = std::vector<std::pair<std::int64_t, std::int64_t>>;
+  const Value value(raw("}q\0(K\1K\2K\3K\4u}K\5K\6sh\0K\7K\x08s\x87."));
+  const auto items = value.pickle.items(value.node);
+  REQUIRE(items.size() == 3);
+  const auto pairs_of = [&](PickleRef node) {
+    Pairs pairs;
+    for (const auto& [key, item] : value.pickle.pairs(node))
+      pairs.emplace_back(value.pickle.integer(key), value.pickle.integer(item));
+    CHECK(value.pickle.items(node).empty());
+    return pairs;
+  };
+  CHECK(items[0] == items[2]);
+  CHECK(pairs_of(items[0]) == Pairs{{1, 2}, {3, 4}, {7, 8}});
+  CHECK(pairs_of(items[1]) == Pairs{{5, 6}});
+}
+
+TEST_CASE("Numbers, None and empty tuples that are equal are one node, whose value stays its own") {
+  std::string stream = "(";
+  std::vector<std::int64_t> expected;
+  for (int i = 0; i < 3000; ++i) {
+    const std::int64_t value = (i * 37) % 300 - 100;
+    expected.push_back(value);
+    stream += "I" + std::to_string(value) + "\n";
+  }
+  const Value value(stream + "t.");
+  CHECK(value.ints() == expected);
+  CHECK(value.pickle.num_nodes() < 3001);
+  CHECK(Value("NN))\x86\x87.").pickle.num_nodes() == 4);
+  CHECK(Value(raw("K\1I01\n\x86.")).pickle.num_nodes() == 3);  // True is no 1
+}
+
 TEST_CASE("The memo gives back what was put into it") {
   CHECK(Value(raw("K\7q\0h\0\x86.")).ints() == std::vector<std::int64_t>{7, 7});
   CHECK(Value(raw("K\7r\1\0\0\0j\1\0\0\0\x86.")).ints() == std::vector<std::int64_t>{7, 7});

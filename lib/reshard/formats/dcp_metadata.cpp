@@ -28,8 +28,8 @@ constexpr std::size_t kMaxTransforms = 4;
 constexpr std::size_t kMaxTransformBytes = 128;  // of a name; "stream.zstd/1" is the longest that is known
 /// Names in paths, together, for each byte of the file: torch's paths are their entries' names, which it has once.
 constexpr std::uint64_t kMaxPathBytesPerByte = 4;
-constexpr std::uint32_t kNoId = UINT32_MAX;
 constexpr std::string_view kTorchModules = "torch.distributed.";
+constexpr std::size_t kBytesPerNode = 8;  // of the pickle, at least, where there are many chunks
 constexpr const char* kTooLarge = "convert it with torch, in parts";
 
 /// An entry of storage_data.
@@ -44,8 +44,7 @@ struct Stored {
 
 class MetadataReader {
  public:
-  MetadataReader(const Pickle& pickle, const std::filesystem::path& path)
-      : pickle_(pickle), path_(path), id_by_node_(pickle.num_nodes(), kNoId) {}
+  MetadataReader(const Pickle& pickle, const std::filesystem::path& path) : pickle_(pickle), path_(path) {}
 
   DcpMetadata read(DcpPaths paths);
 
@@ -86,7 +85,7 @@ class MetadataReader {
   DcpMetadata metadata_;
   std::vector<Stored> stored_;  // by key
   // A string of the file may be the name of millions of things: each is read once.
-  std::vector<std::uint32_t> id_by_node_;
+  std::unordered_map<PickleRef, std::uint32_t> id_by_node_;
   std::unordered_map<std::string_view, std::uint32_t> id_by_name_;
   std::unordered_map<PickleRef, std::uint32_t> file_by_node_;
   std::unordered_map<std::string_view, std::uint32_t> file_by_path_;
@@ -137,20 +136,20 @@ std::string_view MetadataReader::entry_name(PickleRef node) {
   if (pickle_.kind(node) != PickleKind::kString)
     throw bad("has " + pickle_.describe(node) + " in the place of an entry's name");
   const std::string_view name = pickle_.text(node);
-  if (id_by_node_[node] != kNoId) return name;
+  if (id_by_node_.count(node) > 0) return name;
   if (name.empty() || name.size() > kMaxTensorNameBytes)
     throw bad(fmt::format("has an entry whose name has {} bytes", name.size()));
   if (has_control(name)) throw bad("has a control character in the name of an entry, " + printable(name));
   if (!is_plain_text(name)) throw bad("has an entry whose name is not UTF-8, " + printable(name));
   const auto next = static_cast<std::uint32_t>(id_by_name_.size());
-  id_by_node_[node] = id_by_name_.emplace(name, next).first->second;
+  id_by_node_.emplace(node, id_by_name_.emplace(name, next).first->second);
   return name;
 }
 
 /// A number for each name, the same for the same text.
 std::uint32_t MetadataReader::id_of(PickleRef name_node) {
   entry_name(name_node);
-  return id_by_node_[name_node];
+  return id_by_node_.at(name_node);
 }
 
 std::uint64_t MetadataReader::number(PickleRef node, const char* what, std::string_view name) const {
@@ -394,9 +393,11 @@ DcpMetadata read_dcp_metadata(const Source& source, const std::filesystem::path&
         .hint(kTooLarge);
   std::vector<char> stream(source.size_bytes());
   source.read_at(0, std::as_writable_bytes(std::span(stream)));
-  const Pickle pickle = read_pickle({stream.data(), stream.size()}, path);
+  Pickle pickle = read_pickle({stream.data(), stream.size()}, path, 0, stream.size() / kBytesPerNode);
   if (pickle.size_bytes() != stream.size())
     throw Error(ErrorKind::kBadInput, "has something after its pickle").in(path).at_byte(pickle.size_bytes());
+  pickle.take_texts();  // of many chunks they are little of the file, which is no longer needed
+  std::vector<char>().swap(stream);
   return MetadataReader(pickle, path).read(paths);
 }
 

@@ -1,5 +1,7 @@
 #include "reshard/formats/pickle.h"
 
+#include <algorithm>
+
 #include "reshard/base/strings.h"
 
 namespace reshard {
@@ -11,15 +13,43 @@ PickleGlobal Pickle::global(PickleRef node) const {
 
 std::span<const PickleRef> Pickle::items(PickleRef node) const {
   const Node& it = nodes_[node];
-  if (!has_parts(it.kind) || it.parts.items == UINT32_MAX) return {};
-  if (it.kind == PickleKind::kTuple) return std::span(tuple_items_).subspan(it.parts.items, it.parts.pairs);
-  return lists_[it.parts.items];
+  std::uint32_t list = UINT32_MAX;
+  if (it.kind == PickleKind::kTuple) return std::span(tuple_items_).subspan(it.parts.first, it.parts.second);
+  if (it.kind == PickleKind::kList || it.kind == PickleKind::kSet) list = it.parts.first;
+  if (it.is_filled) list = filled_[it.number].items;
+  return list == UINT32_MAX ? std::span<const PickleRef>() : lists_[list];
 }
 
 std::span<const PicklePair> Pickle::pairs(PickleRef node) const {
   const Node& it = nodes_[node];
-  if (!has_parts(it.kind) || it.parts.pairs == UINT32_MAX || it.kind == PickleKind::kTuple) return {};
-  return dicts_[it.parts.pairs];
+  std::uint32_t dict = UINT32_MAX;
+  if (it.kind == PickleKind::kDict && it.parts.second != UINT32_MAX)
+    return std::span(dict_pairs_).subspan(it.parts.first, it.parts.second);
+  if (it.kind == PickleKind::kDict) dict = it.parts.first;
+  if (it.is_filled) dict = filled_[it.number].pairs;
+  return dict == UINT32_MAX ? std::span<const PicklePair>() : dicts_[dict];
+}
+
+void Pickle::take_texts() {
+  std::size_t size = 0;
+  const auto for_each = [&](const auto& take) {
+    for (Node& node : nodes_)
+      if (has_text(node.kind)) node.text = take({node.text, node.number}).data();
+    for (PickleGlobal& global : globals_) global = {take(global.module), take(global.name)};
+  };
+  for_each([&](std::string_view text) {
+    size += text.size();
+    return text;
+  });
+  auto texts = std::make_unique<char[]>(size);
+  char* end = texts.get();
+  for_each([&](std::string_view text) {
+    char* const begin = end;
+    end = std::copy(text.begin(), text.end(), begin);
+    return std::string_view(begin, text.size());
+  });
+  own_texts_ = std::move(texts);
+  decoded_.clear();
 }
 
 bool Pickle::is_global(PickleRef node, std::string_view module, std::string_view name) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -66,16 +67,20 @@ class Pickle {
   /// kString: UTF-8, unless Python 2 wrote it. kBytes. kBigInt: little-endian bytes, or decimal digits in protocol 0.
   std::string_view text(PickleRef node) const {
     const Node& it = nodes_[node];
-    return has_text(it.kind) ? std::string_view(it.text, it.callee) : std::string_view();
+    return has_text(it.kind) ? std::string_view(it.text, it.number) : std::string_view();
   }
   /// kGlobal.
   PickleGlobal global(PickleRef node) const;
   /// kObject: the global that is called.
-  PickleRef callee(PickleRef node) const { return kind(node) == PickleKind::kObject ? nodes_[node].callee : kNoNode; }
+  PickleRef callee(PickleRef node) const {
+    const Node& it = nodes_[node];
+    if (it.kind != PickleKind::kObject) return kNoNode;
+    return it.is_filled ? filled_[it.number].callee : it.number;
+  }
   /// kObject: a tuple. kPersistentId: whatever names it.
-  PickleRef args(PickleRef node) const { return has_parts(kind(node)) ? nodes_[node].parts.args : kNoNode; }
+  PickleRef args(PickleRef node) const { return has_args(kind(node)) ? nodes_[node].parts.first : kNoNode; }
   /// kObject: what its attributes are set from, or kNoNode.
-  PickleRef state(PickleRef node) const { return has_parts(kind(node)) ? nodes_[node].parts.state : kNoNode; }
+  PickleRef state(PickleRef node) const { return has_args(kind(node)) ? nodes_[node].parts.second : kNoNode; }
   /// kTuple, kList, kSet; kObject: what is appended or added to it.
   std::span<const PickleRef> items(PickleRef node) const;
   /// kDict, in the order of the stream; kObject: what is set by key. A key may come twice.
@@ -90,21 +95,27 @@ class Pickle {
   /// "a dict", "an object of argparse.Namespace": for messages, fit for a terminal.
   std::string describe(PickleRef node) const;
 
+  /// Copies the texts, so that the stream may go.
+  void take_texts();
+
   /// The classes, "module.name", sorted, of objects that stayed opaque because their class is not one that is known.
   const std::vector<std::string>& unknown_classes() const { return unknown_classes_; }
 
  private:
   friend class PickleMachine;
 
+  /// Two numbers, by kind: an object's arguments and state; what names a persistent id; where a tuple's items begin in
+  /// tuple_items_, and how many there are; a list's or set's place in lists_; where the pairs of a dict that was set at
+  /// once begin in dict_pairs_, and how many there are; of another dict, its place in dicts_.
+  struct Parts {
+    std::uint32_t first = UINT32_MAX;
+    std::uint32_t second = UINT32_MAX;
+  };
   struct Node {
-    struct Parts {
-      PickleRef args = kNoNode;
-      PickleRef state = kNoNode;
-      std::uint32_t items = UINT32_MAX;  // index into lists_; of a tuple: where its items begin in tuple_items_
-      std::uint32_t pairs = UINT32_MAX;  // index into dicts_; of a tuple: how many items it has
-    };
     PickleKind kind = PickleKind::kNone;
-    std::uint32_t callee = kNoNode;  // of an object; of a text: its bytes
+    bool is_filled = false;          // an object with items or pairs
+    std::uint32_t number = kNoNode;  // of a text, its bytes; of an object its callee, or, if it is filled, its place in
+                                     // filled_
     union {                          // a plan for a large model on many ranks has tens of millions of nodes
       Parts parts{};
       std::int64_t integer;  // of a global: index into globals_
@@ -112,11 +123,15 @@ class Pickle {
       const char* text;
     };
   };
-  static_assert(sizeof(Node) == 24);
+  static_assert(sizeof(Node) == 16);
+  struct Filled {
+    PickleRef callee = kNoNode;
+    std::uint32_t items = UINT32_MAX;  // index into lists_
+    std::uint32_t pairs = UINT32_MAX;  // index into dicts_
+  };
 
-  static constexpr bool has_parts(PickleKind kind) {
-    return kind == PickleKind::kObject || kind == PickleKind::kPersistentId ||
-           (kind >= PickleKind::kTuple && kind <= PickleKind::kSet);
+  static constexpr bool has_args(PickleKind kind) {
+    return kind == PickleKind::kObject || kind == PickleKind::kPersistentId;
   }
   static constexpr bool has_text(PickleKind kind) {
     return kind == PickleKind::kString || kind == PickleKind::kBytes || kind == PickleKind::kBigInt;
@@ -127,8 +142,11 @@ class Pickle {
   std::vector<Node> nodes_;
   std::vector<PickleRef> tuple_items_;
   std::vector<std::vector<PickleRef>> lists_;
+  std::vector<PicklePair> dict_pairs_;
   std::vector<std::vector<PicklePair>> dicts_;
+  std::vector<Filled> filled_;
   std::vector<PickleGlobal> globals_;
+  std::unique_ptr<char[]> own_texts_;
   std::deque<std::string> decoded_;  // texts that had to be unescaped; their places stay when the Pickle moves
   std::vector<std::string> unknown_classes_;
 };
@@ -140,9 +158,11 @@ class PickleCutOff : public Error {
 };
 
 /// Reads the pickle at the start of `stream`, which may go on after it, and which must outlive the result (texts point
-/// into it). `offset_bytes` is where the stream begins in the file, for errors.
+/// into it, until they are taken). `offset_bytes` is where the stream begins in the file, for errors. Room is made at
+/// once for `expected_nodes`: where it grows instead, it takes twice the memory for a while.
 /// \throws Error kBadInput for a damaged stream, and for one that runs code when Python loads it, naming what it runs;
 ///         kUnsupported for extension codes, out-of-band buffers and streams beyond the limits; PickleCutOff.
-Pickle read_pickle(std::string_view stream, const std::filesystem::path& path, std::uint64_t offset_bytes = 0);
+Pickle read_pickle(std::string_view stream, const std::filesystem::path& path, std::uint64_t offset_bytes = 0,
+                   std::size_t expected_nodes = 0);
 
 }  // namespace reshard

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 
 #include "reshard/base/strings.h"
@@ -13,8 +14,9 @@ namespace reshard {
 namespace {
 
 constexpr unsigned kNewestProtocol = 5;
+constexpr std::uint64_t kMixer = 0x9e3779b97f4a7c15;  // the golden ratio: multiples of powers of two get apart
 // A tensor of a state dict takes about ten nodes and twenty links from nodes to others, a chunk of a distributed
-// checkpoint twenty and thirty: these are a million chunks, in less than a GiB of memory.
+// checkpoint ten to twenty and thirty: these are a million chunks, in less than half a GiB of memory.
 constexpr std::size_t kMaxNodes = std::size_t{1} << 25;
 constexpr std::size_t kMaxLinks = std::size_t{1} << 25;
 constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers put a thousand items there at a time, or one tuple
@@ -24,6 +26,12 @@ constexpr std::size_t kMostCallerArgs = 4;
 constexpr std::size_t kMaxUnknownClasses = 64;  // that are listed
 
 }  // namespace
+
+/// A million items of a checkpoint are a million short pickles: they get few.
+std::size_t PickleMachine::slots_for(std::size_t stream_bytes) {
+  constexpr std::size_t kFewest = 16, kMost = 65536;
+  return std::bit_floor(std::clamp(stream_bytes / kFewest, kFewest, kMost));
+}
 
 PickleRef PickleMachine::top() const {
   if (stack_.size() <= floor()) throw cursor_.bad("takes something from an empty stack");
@@ -85,10 +93,19 @@ void PickleMachine::push_bool(bool value) {
   push(add(node));
 }
 
+void PickleMachine::push_none() {
+  if (none_ == kNoNode) none_ = add({.kind = PickleKind::kNone});
+  push(none_);
+}
+
 void PickleMachine::push_int(std::int64_t value) {
-  Node node{.kind = PickleKind::kInt};
-  node.integer = value;
-  push(add(node));
+  PickleRef& known = ints_[(static_cast<std::uint64_t>(value) * kMixer >> 32) & (ints_.size() - 1)];
+  if (known == kNoNode || pickle_.nodes_[known].integer != value) {
+    Node node{.kind = PickleKind::kInt};
+    node.integer = value;
+    known = add(node);
+  }
+  push(known);
 }
 
 void PickleMachine::push_real(double value) {
@@ -98,7 +115,7 @@ void PickleMachine::push_real(double value) {
 }
 
 PickleRef PickleMachine::add_text(PickleKind kind, std::string_view text) {
-  Node node{.kind = kind, .callee = static_cast<std::uint32_t>(text.size())};
+  Node node{.kind = kind, .number = static_cast<std::uint32_t>(text.size())};
   node.text = text.data();
   return add(node);
 }
@@ -115,10 +132,29 @@ void PickleMachine::push_filled(PickleKind kind, const Nodes& items) {
 void PickleMachine::push_tuple(const Nodes& items) {
   auto& all = pickle_.tuple_items_;
   count_links(items.size());
-  push(add(
-      {.kind = PickleKind::kTuple,
-       .parts = {.items = static_cast<std::uint32_t>(all.size()), .pairs = static_cast<std::uint32_t>(items.size())}}));
+  PickleRef* const known = known_tuple(items);
+  if (known != nullptr && *known != kNoNode && std::ranges::equal(pickle_.items(*known), items)) return push(*known);
+  push(add({.kind = PickleKind::kTuple,
+            .parts = {.first = static_cast<std::uint32_t>(all.size()),
+                      .second = static_cast<std::uint32_t>(items.size())}}));
   all.insert(all.end(), items.begin(), items.end());
+  if (known != nullptr) *known = top();
+}
+
+/// Where the last tuple like this one is: of a few numbers, of tuples of these, or of none. Null for other tuples: they
+/// may hold what can change.
+PickleRef* PickleMachine::known_tuple(const Nodes& items) {
+  constexpr std::size_t kMostItems = 4;
+  const auto is_int = [&](PickleRef item) { return pickle_.kind(item) == PickleKind::kInt; };
+  const auto is_constant = [&](PickleRef item) {
+    if (pickle_.kind(item) != PickleKind::kTuple) return is_int(item);
+    const auto inner = pickle_.items(item);
+    return inner.size() <= kMostItems && std::all_of(inner.begin(), inner.end(), is_int);
+  };
+  if (items.size() > kMostItems || !std::all_of(items.begin(), items.end(), is_constant)) return nullptr;
+  std::uint64_t hash = items.size();
+  for (const PickleRef item : items) hash = (hash ^ item) * kMixer;
+  return &tuples_[hash >> 32 & (tuples_.size() - 1)];
 }
 
 PickleMachine::Nodes PickleMachine::pop_last(std::size_t count) {
@@ -133,11 +169,11 @@ void PickleMachine::push_tuple_of(std::size_t size) {
 
 void PickleMachine::push_object(PickleRef callee, PickleRef args) {
   check_call(callee, args);
-  push(add({.kind = PickleKind::kObject, .callee = callee, .parts = {.args = args}}));
+  push(add({.kind = PickleKind::kObject, .number = callee, .parts = {.first = args}}));
 }
 
 void PickleMachine::push_persistent(PickleRef id) {
-  push(add({.kind = PickleKind::kPersistentId, .parts = {.args = id}}));
+  push(add({.kind = PickleKind::kPersistentId, .parts = {.first = id}}));
 }
 
 void PickleMachine::push_long(std::string_view bytes) {
@@ -167,11 +203,12 @@ void PickleMachine::append(PickleKind target_kind, const Nodes& items) {
     throw cursor_.bad("appends to " + pickle_.describe(top()));
   count_links(items.size());
   if (items.empty()) return;
-  if (target.parts.items == UINT32_MAX) {
-    target.parts.items = static_cast<std::uint32_t>(pickle_.lists_.size());
+  std::uint32_t& place = target.kind == PickleKind::kObject ? filled(target).items : target.parts.first;
+  if (place == UINT32_MAX) {
+    place = static_cast<std::uint32_t>(pickle_.lists_.size());
     pickle_.lists_.emplace_back();
   }
-  auto& list = pickle_.lists_[target.parts.items];
+  auto& list = pickle_.lists_[place];
   list.insert(list.end(), items.begin(), items.end());
 }
 
@@ -182,13 +219,42 @@ void PickleMachine::set_items(const Nodes& keys_and_values) {
   if (keys_and_values.size() % 2 != 0) throw cursor_.bad("sets a key without a value");
   count_links(keys_and_values.size());
   if (keys_and_values.empty()) return;
-  if (target.parts.pairs == UINT32_MAX) {
-    target.parts.pairs = static_cast<std::uint32_t>(pickle_.dicts_.size());
-    pickle_.dicts_.emplace_back();
+  const auto add_to = [&](std::vector<PicklePair>& pairs) {
+    for (std::size_t i = 0; i < keys_and_values.size(); i += 2)
+      pairs.emplace_back(keys_and_values[i], keys_and_values[i + 1]);
+  };
+  // Those that are set at once, as the attributes of objects are, lie one behind the other for all dicts.
+  if (target.kind == PickleKind::kDict && target.parts.first == UINT32_MAX) {
+    target.parts = {static_cast<std::uint32_t>(pickle_.dict_pairs_.size()),
+                    static_cast<std::uint32_t>(keys_and_values.size() / 2)};
+    add_to(pickle_.dict_pairs_);
+  } else {
+    add_to(own_pairs(target));
   }
-  auto& dict = pickle_.dicts_[target.parts.pairs];
-  for (std::size_t i = 0; i < keys_and_values.size(); i += 2)
-    dict.emplace_back(keys_and_values[i], keys_and_values[i + 1]);
+}
+
+/// The pairs of a dict that is not set at once, or of an object.
+std::vector<PicklePair>& PickleMachine::own_pairs(Node& target) {
+  std::uint32_t& place = target.kind == PickleKind::kObject ? filled(target).pairs : target.parts.first;
+  const bool was_set_at_once = target.kind == PickleKind::kDict && target.parts.second != UINT32_MAX;
+  if (place != UINT32_MAX && !was_set_at_once) return pickle_.dicts_[place];
+  auto& pairs = pickle_.dicts_.emplace_back();
+  if (was_set_at_once) {
+    const auto first = pickle_.dict_pairs_.begin() + target.parts.first;
+    pairs.assign(first, first + target.parts.second);
+    target.parts.second = UINT32_MAX;
+  }
+  place = static_cast<std::uint32_t>(pickle_.dicts_.size() - 1);
+  return pairs;
+}
+
+Pickle::Filled& PickleMachine::filled(Node& object) {
+  if (!object.is_filled) {
+    pickle_.filled_.push_back({.callee = object.number});
+    object.number = static_cast<std::uint32_t>(pickle_.filled_.size() - 1);
+    object.is_filled = true;
+  }
+  return pickle_.filled_[object.number];
 }
 
 /// Judges what is called, and what that calls in its turn.
@@ -357,8 +423,8 @@ void PickleMachine::build() {
   const PickleRef state = pop();
   Node& object = pickle_.nodes_[top()];
   if (object.kind != PickleKind::kObject) throw cursor_.bad("sets the attributes of " + pickle_.describe(top()));
-  if (object.parts.state != kNoNode) throw cursor_.bad("sets the attributes of an object twice");
-  object.parts.state = state;
+  if (object.parts.second != kNoNode) throw cursor_.bad("sets the attributes of an object twice");
+  object.parts.second = state;
 }
 
 void PickleMachine::refuse(const char* what) {
@@ -383,7 +449,7 @@ const PickleMachine::Opcode PickleMachine::kOpcodes[] = {
     {'C', [](M& m) { m.push_text(PickleKind::kBytes, m.cursor_.take_sized<std::uint8_t>()); }},
     {0x8e, [](M& m) { m.push_text(PickleKind::kBytes, m.cursor_.take_sized<std::uint64_t>()); }},
     {0x96, [](M& m) { m.push_text(PickleKind::kBytes, m.cursor_.take_sized<std::uint64_t>()); }},
-    {'N', [](M& m) { m.push_new(PickleKind::kNone); }},
+    {'N', [](M& m) { m.push_none(); }},
     {0x88, [](M& m) { m.push_bool(true); }},
     {0x89, [](M& m) { m.push_bool(false); }},
     {'V', [](M& m) { m.push_decoded(decode_raw_unicode); }},
@@ -457,8 +523,11 @@ Pickle PickleMachine::run() {
   return std::move(pickle_);
 }
 
-Pickle read_pickle(std::string_view stream, const std::filesystem::path& path, std::uint64_t offset_bytes) {
-  return PickleMachine(stream.substr(0, kMaxPickleBytes), path, offset_bytes).run();
+Pickle read_pickle(std::string_view stream, const std::filesystem::path& path, std::uint64_t offset_bytes,
+                   std::size_t expected_nodes) {
+  PickleMachine machine(stream.substr(0, kMaxPickleBytes), path, offset_bytes);
+  machine.expect(std::min(expected_nodes, kMaxNodes));
+  return machine.run();
 }
 
 }  // namespace reshard
