@@ -134,10 +134,21 @@ void put_place(Pickler& pickler, const std::string& name, const Dims* offset, co
   pickler.op('b');
 }
 
+/// About as many bytes as the file takes, and rather more.
+std::size_t estimated_bytes(const DcpMetadata& metadata) {
+  constexpr std::size_t kEntryBytes = 256, kChunkBytes = 128, kDimBytes = 15;
+  std::size_t bytes = 0;
+  for (const DcpTensor& tensor : metadata.tensors)
+    bytes +=
+        kEntryBytes + 2 * tensor.name.size() + tensor.chunks.size() * (kChunkBytes + kDimBytes * tensor.shape.size());
+  return bytes + (metadata.bytes.size() + metadata.files.size()) * kEntryBytes;
+}
+
 }  // namespace
 
 std::string dcp_metadata_file(const DcpMetadata& metadata) {
   Pickler pickler;
+  pickler.reserve(estimated_bytes(metadata));  // else the text is there twice while it grows
   put_object(pickler, kMetadataModule, "Metadata");
   pickler.op('}');
   pickler.op('(');

@@ -111,6 +111,10 @@ StoredTensor stored_part(const DcpEntry& entry, const Box& box) {
   return stored;
 }
 
+void reserve_pieces(TensorMap& map, const DcpEntry& entry, std::size_t parts) {
+  if (!entry.stacked && entry.interleaved_rows == 0) map.pieces[entry.logical.front()].reserve(parts);
+}
+
 void add_part_pieces(TensorMap& map, const DcpEntry& entry, const Box& box, std::uint32_t stored) {
   if (entry.interleaved_rows > 0) return add_interleaved(map, entry, box, stored);
   if (!entry.stacked) {

@@ -39,6 +39,9 @@ void validate_all_experts(const DcpEntry& stack);
 /// What a file stores of `box` of an entry.
 StoredTensor stored_part(const DcpEntry& entry, const Box& box);
 
+/// Makes room for so many parts, where each is one piece.
+void reserve_pieces(TensorMap& map, const DcpEntry& entry, std::size_t parts);
+
 /// Adds what logical tensors have in that, which is stored as `stored`.
 void add_part_pieces(TensorMap& map, const DcpEntry& entry, const Box& box, std::uint32_t stored);
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -35,17 +36,18 @@ void cut_dim(Box& box, std::size_t dim, std::uint32_t parts, std::uint32_t index
   box.size[dim] = end - begin;
 }
 
-/// Which rank writes what.
-struct RankFileTensors {
-  std::vector<StoredTensor> tensors;
-  std::vector<std::pair<std::uint32_t, Box>> chunks;  // of each of them: the entry, and the box of it
-  std::uint64_t bytes = 0;
+/// What a rank writes of an entry. Thousands of ranks have hundreds of thousands of these: all are in one list.
+struct RankChunk {
+  std::uint32_t rank;
+  std::uint32_t number;  // in the order of entries
+  std::uint32_t entry;
+  Box box;
 };
 
 class Cutter {
  public:
   Cutter(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model, const DcpCut& cut)
-      : logical_(logical), states_(states), cut_(cut), ranks_(std::size_t{cut.fsdp} * cut.tp) {
+      : logical_(logical), states_(states), cut_(cut), rank_bytes_(std::size_t{cut.fsdp} * cut.tp) {
     if (cut.tp > 1 && model == nullptr)
       throw Error(ErrorKind::kUsage, "`tp`: nothing says which dims of which tensors tensor-parallel ranks split")
           .hint("give the model's config.json (`config`), or leave out `tp`: torch loads the checkpoint into any mesh");
@@ -75,10 +77,12 @@ class Cutter {
     for (std::uint32_t e = 0; e < entries_.size(); ++e) {
       if (entries_[e].stacked) validate_all_experts(entries_[e]);
       metadata_.tensors.push_back({entries_[e].name, {}, entries_[e].dtype, entries_[e].shape, {}});
+      const std::size_t before = chunks_.size();
       add_chunks(e);
+      metadata_.tensors[e].chunks.reserve(chunks_.size() - before);
+      reserve_pieces(map_, entries_[e], chunks_.size() - before);
     }
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
-      if (!ranks_[rank].tensors.empty()) add_file(rank);
+    add_files();
     set_objects_apart();
     add_tied();
     map_.text_files.push_back({kDcpMetadataFile, dcp_metadata_file(metadata_), {}, true});
@@ -281,61 +285,77 @@ class Cutter {
         if (is_cut) cut_dim(box, 0, cut_.fsdp, i);
         if (is_cut && volume(box) == 0) continue;  // of ranks that have none
         const std::size_t first = is_cut ? std::size_t{i} * cut_.tp : 0;
-        add_chunk(e, std::move(box), tp_dim ? first + j : least_filled(first, is_cut ? cut_.tp : ranks_.size()));
+        add_chunk(e, std::move(box), tp_dim ? first + j : least_filled(first, is_cut ? cut_.tp : rank_bytes_.size()));
       }
     }
   }
 
   /// Of ranks that have the same, the one that has the fewest bytes so far.
   std::size_t least_filled(std::size_t first, std::size_t count) const {
-    const auto begin = ranks_.begin() + static_cast<std::ptrdiff_t>(first);
-    const auto least = std::min_element(begin, begin + static_cast<std::ptrdiff_t>(count),
-                                        [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
-    return static_cast<std::size_t>(least - ranks_.begin());
+    const auto begin = rank_bytes_.begin() + static_cast<std::ptrdiff_t>(first);
+    return static_cast<std::size_t>(std::min_element(begin, begin + static_cast<std::ptrdiff_t>(count)) -
+                                    rank_bytes_.begin());
   }
 
   void add_chunk(std::uint32_t e, Box box, std::size_t rank) {
-    RankFileTensors& file = ranks_[rank];
-    file.bytes += num_bytes(entries_[e].dtype, box.size).value_or(0);
-    file.tensors.push_back(stored_part(entries_[e], box));
-    file.chunks.emplace_back(e, std::move(box));
+    rank_bytes_[rank] += num_bytes(entries_[e].dtype, box.size).value_or(0);
+    const auto number = static_cast<std::uint32_t>(chunks_.size());
+    chunks_.push_back({static_cast<std::uint32_t>(rank), number, e, std::move(box)});
   }
 
-  void add_file(std::size_t rank) {
-    RankFileTensors& file = ranks_[rank];
-    std::vector<TensorEntry> entries;
-    entries.reserve(file.tensors.size());
-    for (const StoredTensor& tensor : file.tensors) {
-      entries.push_back({tensor.name, tensor.dtype, tensor.file_shape()});
-      entries.back().is_object = tensor.is_object;
+  void add_files() {
+    std::sort(chunks_.begin(), chunks_.end(), [](const RankChunk& a, const RankChunk& b) {
+      return std::tie(a.rank, a.number) < std::tie(b.rank, b.number);
+    });
+    map_.stored.reserve(chunks_.size());
+    for (std::size_t begin = 0; begin < chunks_.size();) {
+      std::size_t end = begin;
+      while (end < chunks_.size() && chunks_[end].rank == chunks_[begin].rank) ++end;
+      add_file(std::span(chunks_).subspan(begin, end - begin));
+      begin = end;
     }
+    std::vector<RankChunk>().swap(chunks_);  // before there is a text of them all
+  }
+
+  /// The file of a rank.
+  void add_file(std::span<RankChunk> chunks) {
     TargetContainer container;
-    if (rank == 0)
-      for (DcpGroupObject& object : objects_) container.objects.push_back(std::move(object.bytes));
-    const std::vector<DcpPlace> places = plan_dcp_items(std::move(entries), {}, container.objects).places;
     container.format = Format::kPytorch;
     container.as_items = true;
-    container.path = fmt::format("__{}_0.distcp", rank);
-    container.tp_rank = static_cast<std::uint32_t>(rank);
+    container.path = fmt::format("__{}_0.distcp", chunks.front().rank);
+    container.tp_rank = chunks.front().rank;
+    if (metadata_.files.empty())
+      for (DcpGroupObject& object : objects_) container.objects.push_back(std::move(object.bytes));
+    std::vector<TensorEntry> items;
+    items.reserve(chunks.size());
+    container.tensors.reserve(chunks.size());
+    for (const RankChunk& chunk : chunks) {
+      const StoredTensor& tensor = container.tensors.emplace_back(stored_part(entries_[chunk.entry], chunk.box));
+      items.push_back({tensor.name, tensor.dtype, tensor.file_shape()});
+      items.back().is_object = tensor.is_object;
+    }
+    const std::vector<DcpPlace> places = plan_dcp_items(std::move(items), {}, container.objects).places;
     const auto file_index = static_cast<std::uint32_t>(metadata_.files.size());
     metadata_.files.push_back(container.path.string());
-    for (std::size_t i = file.tensors.size(); i < places.size(); ++i) {
-      DcpGroupObject& object = objects_[i - file.tensors.size()];
-      DcpPlace place = places[i];
-      place.file = file_index;
-      group_bytes_.push_back({object.name, place});
-      metadata_.paths.emplace_back(std::move(object.name), std::move(object.path));
-    }
-    container.tensors = std::move(file.tensors);
+    add_group_places(std::span(places).subspan(chunks.size()), file_index);
     const std::vector<std::uint32_t> stored = add_target_container(map_, std::move(container));
     for (std::size_t i = 0; i < stored.size(); ++i) {
-      auto& [e, box] = file.chunks[i];
-      add_part_pieces(map_, entries_[e], box, stored[i]);
+      RankChunk& chunk = chunks[i];
+      add_part_pieces(map_, entries_[chunk.entry], chunk.box, stored[i]);
       DcpPlace place = places[i];
       place.file = file_index;
-      metadata_.tensors[e].chunks.push_back({std::move(box), place});
+      metadata_.tensors[chunk.entry].chunks.push_back({std::move(chunk.box), place});
     }
-    file = {};
+  }
+
+  /// Where the groups' objects lie, which are behind the tensors of the first file.
+  void add_group_places(std::span<const DcpPlace> places, std::uint32_t file_index) {
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      DcpPlace place = places[i];
+      place.file = file_index;
+      group_bytes_.push_back({objects_[i].name, place});
+      metadata_.paths.emplace_back(std::move(objects_[i].name), std::move(objects_[i].path));
+    }
   }
 
   /// In the metadata, objects are entries of their own.
@@ -391,10 +411,11 @@ class Cutter {
   std::vector<DcpEntry> entries_;
   std::map<std::string, OfStack> of_stacks_;                 // by entry
   std::unordered_map<std::string, std::uint32_t> entry_of_;  // index into entries_, by name
-  std::vector<RankFileTensors> ranks_;
-  std::map<std::string, std::uint32_t> numbers_;  // entries of states that were numbers, and their bits
+  std::map<std::string, std::uint32_t> numbers_;             // entries of states that were numbers, and their bits
   std::vector<DcpGroupObject> objects_;
   std::vector<DcpBytes> group_bytes_;  // where these lie
+  std::vector<std::uint64_t> rank_bytes_;
+  std::vector<RankChunk> chunks_;
   TensorMap map_;
   DcpMetadata metadata_;
 };
