@@ -335,6 +335,13 @@ void drop_unused(TensorMap& map, std::vector<bool> used) {
   }
 }
 
+/// Whether a stage before `pp_rank` holds the parameter.
+bool is_of_earlier_stage(const TensorMap& model, const std::string& name, std::uint32_t pp_rank) {
+  return std::any_of(model.stored.begin(), model.stored.end(), [&](const StoredTensor& tensor) {
+    return model.files[tensor.file].pp_rank < pp_rank && tensor.name.text() == name;
+  });
+}
+
 }  // namespace
 
 ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
@@ -352,14 +359,17 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
     std::unordered_map<std::string, const StoredTensor*> own;
     for (const StoredTensor& tensor : checkpoint.map.stored)
       if (checkpoint.map.files[tensor.file].pp_rank == pp_rank) own.emplace(tensor.name.text(), &tensor);
-    // A second name of a parameter in the same file is no parameter of the optimizer; one alone in its stage is.
+    // A second name of a parameter in the same file is no parameter of the optimizer; one alone in its stage is, and so
+    // is one that stands beside a copy of an earlier stage's parameter.
     std::vector<TiedParameter> ties = tied_parameters(checkpoint.model);
     for (const TiedParameter& one : ties)
-      if (own.count(one.source)) tied.insert(one.name);
+      if (own.count(one.source))
+        tied.insert(is_of_earlier_stage(checkpoint.map, one.source, pp_rank) ? one.source : one.name);
     for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank)
       for (const TensorEntry& tensor : shards.files[pp_rank][std::size_t{ep_rank} * shards.tp].tensors) {
         const auto found = own.find(tensor.name);
-        if (found == own.end() || tied.count(tensor.name) || !listed.insert(tensor.name).second) continue;
+        const bool is_buffer = tensor.name.ends_with(".inv_freq");  // of rotary embeddings: none is trained
+        if (found == own.end() || is_buffer || tied.count(tensor.name) || !listed.insert(tensor.name).second) continue;
         parameters[pp_rank].push_back({tensor.name, tensor.shape, found->second->expert_parallel});
       }
   }
