@@ -6,9 +6,9 @@
 #include "support/checkpoints.h"
 #include "support/dcp.h"
 #include "support/layouts.h"
+#include "support/optimizer_oracle.h"
 #include "support/random.h"
 #include "support/temp_dir.h"
-#include "support/optimizer_oracle.h"
 #include "support/trials.h"
 
 namespace reshard::test {
@@ -72,6 +72,42 @@ TEST_CASE("States of torch.distributed.checkpoint become NxD's files, cut, padde
     write_file(temp / "dcp/config.json", run.model.config().dump());
     convert(request_of(temp / "dcp", temp / "out", target));
     check_written(temp / "out", run, target);
+  }
+}
+
+TEST_CASE("States go from any mesh, layout and format to any other, and come back through DCP as they were") {
+  for (const std::uint64_t seed : seeds(40)) {
+    CAPTURE(seed);
+    Random random(seed);
+    const TrainingRun run = random_training(random, random_model(random));
+    const Target first = random_target(random, run.model), second = random_target(random, run.model);
+    CAPTURE(first.layout, first.mesh.tp, first.mesh.pp, first.mesh.vpp, first.dp);
+    CAPTURE(second.layout, second.mesh.tp, second.mesh.pp, second.mesh.vpp, second.dp, run.model.tied);
+    const TempDir temp;
+    write_dcp(temp / "dcp", run, random, random() % 2);
+    write_file(temp / "dcp/config.json", run.model.config().dump());
+    convert(request_of(temp / "dcp", temp / "first", first));
+    const auto request_from = [&](const fs::path& source, const fs::path& output, const Target& target) {
+      ConvertRequest request = request_of(source, output, target);
+      if (source != temp / "dcp2" && first.mesh.kv_size_multiplier != 0 && first.layout == std::string("nxd"))
+        request.source.options.set_number("kv-size-multiplier", first.mesh.kv_size_multiplier);
+      return request;
+    };
+    convert(request_from(temp / "first", temp / "second", second));
+    check_written(temp / "second", run, second);
+
+    ConvertRequest to_dcp = request_from(temp / "first", temp / "dcp2", first);
+    to_dcp.target = {};
+    to_dcp.target.layout = layout("dcp");
+    to_dcp.target.options.set_number("fsdp", pick(random, 1, 3));
+    convert(to_dcp);
+    const dcp::Content content = dcp::read(temp / "dcp2");
+    for (const auto& [state, of] : run.states)
+      for (const auto& [name, data] : of)
+        CHECK((content.tensors.at(fmt::format("optimizer.state.{}.{}", name, state)) == data));
+    CHECK(content.tensors.size() >= run.states.size() * run.states.at("step").size() + run.weights.size());
+    convert(request_from(temp / "dcp2", temp / "again", first));
+    CHECK(snapshot(temp / "again") == snapshot(temp / "first"));
   }
 }
 
