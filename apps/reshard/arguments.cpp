@@ -244,6 +244,10 @@ void add_common(CLI::App& command, CommonArguments& arguments) {
   command.add_flag("--check-inputs", arguments.check_inputs,
                    "First hold the source's files against their SHA-256, which a SHA256SUMS beside them says, or the "
                    "cache of a download from Hugging Face");
+  command
+      .add_option("--check-against", arguments.check_against,
+                  "--check-inputs with the SHA-256 that git-lfs pointers or a SHA256SUMS in this directory say")
+      ->type_name("DIR");
   command.add_flag("--force", arguments.force, "Replace outputs that exist; a shards folder is replaced as a whole");
   command.add_flag("--quiet", arguments.quiet, "No progress bar, notes or last line; errors only");
 }

@@ -76,6 +76,7 @@ struct CommonArguments : MovingArguments {
   bool resume = false;
   bool clean = false;
   bool check_inputs = false;
+  std::optional<std::string> check_against;
 };
 void add_common(CLI::App& command, CommonArguments& arguments);
 

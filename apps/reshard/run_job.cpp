@@ -71,6 +71,8 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
 }
 
 void validate_arguments(const CommonArguments& arguments) {
+  if (arguments.check_against && arguments.check_against->empty())
+    throw Error(ErrorKind::kUsage, "--check-against is empty");
   if (arguments.resume && arguments.clean)
     throw Error(ErrorKind::kUsage, "--clean removes what --resume goes on from").hint("leave out one of the two");
   if (arguments.resume && arguments.no_sync)
@@ -78,7 +80,8 @@ void validate_arguments(const CommonArguments& arguments) {
         .hint("leave out one of the two");
   for (const auto& [given, option] : {std::pair(arguments.resume, "--resume"),
                                       {arguments.clean, "--clean"},
-                                      {arguments.check_inputs, "--check-inputs"}})
+                                      {arguments.check_inputs, "--check-inputs"},
+                                      {arguments.check_against.has_value(), "--check-against"}})
     if (given && arguments.dry_run)
       throw Error(ErrorKind::kUsage, fmt::format("{} has no effect with --dry-run", option))
           .hint("leave out one of the two");
@@ -209,13 +212,13 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
     return;
   }
   const OutputSpace space = together.leads() ? output_space(*options.storage, job) : OutputSpace();
-  if (arguments.check_inputs) {
+  if (arguments.check_inputs || arguments.check_against) {
     Progress reading;
     RunOptions read_options = options;
     read_options.progress = &reading;
     {
       const ProgressBar bar(reading, source_bytes(job), !arguments.quiet && together.leads());
-      job.source_digests = check_inputs(job, read_options, together);
+      job.source_digests = check_inputs(job, read_options, together, arguments.check_against.value_or(""));
     }
     const std::size_t count = job.source_digests.size();
     tell(count == 1 ? std::string("1 file of the source has the SHA-256 that it should have")

@@ -205,6 +205,40 @@ TEST_CASE("Files in a subfolder of a downloaded directory have their digests in 
   CHECK(progress.done_bytes == fs::file_size(file));
 }
 
+TEST_CASE("A clone without its files has pointers that say what their SHA-256 is") {
+  const Model model;
+  const fs::path clone = model.temp / "clone", pointer = clone / "model.safetensors";
+  fs::create_directories(clone);
+  const auto write_pointer = [&](const std::string& oid) {
+    write_file(pointer, "version https://git-lfs.github.com/spec/v1\noid " + oid + "\nsize " +
+                            std::to_string(fs::file_size(model.file)) + "\n");
+  };
+  const auto check = [&] {
+    Together alone;
+    return check_inputs(*model.job(), unsynced(), alone, clone);
+  };
+  const std::string hex = to_hex(digest_of_file(model.file));
+  write_pointer("sha256:" + hex);
+  write_file(model.temp / "model/SHA256SUMS", std::string(64, 'a') + "  model.safetensors\n");  // the clone comes first
+  CHECK(check().size() == 1);
+  write_pointer("sha256:" + std::string(64, 'b'));
+  const Error error = error_of(check);
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == model.file.string());
+  CHECK_THAT(error.what(), Says("as " + pointer.string() + " says"));
+  write_pointer("sha256:12");
+  const Error damaged = error_of(check);
+  CHECK(damaged.kind() == ErrorKind::kBadInput);
+  CHECK(damaged.path() == pointer.string());
+  fs::remove(model.temp / "model/SHA256SUMS");
+  write_file(pointer, "text");
+  CHECK_THAT(error_of(check).hint(), Says("`check-against`"));
+  write_file(clone / "SHA256SUMS", hex + "  model.safetensors\n");
+  CHECK(check().size() == 1);
+  fs::remove_all(clone);
+  CHECK(error_of(check).path() == clone.string());
+}
+
 TEST_CASE("Where no digest is known there is nothing to check, and that is an error") {
   const Model model;
   const Error error = error_of([&] { model.check(); });

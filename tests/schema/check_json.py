@@ -81,6 +81,8 @@ class Documents(unittest.TestCase):
         subprocess.run([*script, MODEL], stdout=subprocess.DEVNULL, check=True)
         self.check("verify-manifest", run("verify", MODEL, "--manifest", manifest))
         self.check("verify-manifest", run("verify", str(out), "--manifest", str(out / "SHA256SUMS")))
+        own = self.check("verify-manifest", run("verify", str(out), "--manifest", manifest))
+        self.assertEqual([own["missing_files"], own["different_files"]], [[], []])
         digests = self.check("inspect", run("inspect", MODEL, "--digest"))
         tensors = self.check("manifest", json.loads((out / "reshard.manifest.json").read_text()))["tensors"]
         expected = {tensor["name"]: tensor["sha256"] for tensor in tensors}

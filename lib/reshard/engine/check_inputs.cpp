@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -97,9 +98,27 @@ Found of_metadata(Files& files, const fs::path& file) {
   });
 }
 
-Found expected_digest(Files& files, Sums& sums, const fs::path& file) {
+/// What a git-lfs pointer says (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
+Found of_pointer(Files& files, const fs::path& pointer) {
+  constexpr std::uint64_t kMaxPointerBytes = 1024;
+  constexpr std::string_view kVersion = "version https://git-lfs", kDigest = "oid sha256:";
+  if (!files.is_file(pointer) || files.size_bytes(pointer) > kMaxPointerBytes) return std::nullopt;
+  const std::string text = read_text_file(files, pointer, kMaxPointerBytes);
+  if (!text.starts_with(kVersion)) return std::nullopt;
+  for (const std::string& line : split(text, '\n')) {
+    if (!line.starts_with(kDigest)) continue;
+    const auto digest = sha256_of_hex(std::string_view(line).substr(kDigest.size()));
+    if (digest) return ExpectedDigest{*digest, pointer};
+  }
+  throw Error(ErrorKind::kBadInput, "is a git-lfs pointer without a SHA-256").in(pointer);
+}
+
+Found expected_digest(Files& files, Sums& sums, const fs::path& file, const fs::path& against) {
   const fs::path absolute = files.absolute(file);
-  Found digest = sums.find(absolute);
+  Found digest;
+  if (!against.empty()) digest = of_pointer(files, against);
+  if (!digest && !against.empty()) digest = sums.find(files.absolute(against));
+  if (!digest) digest = sums.find(absolute);
   if (!digest) digest = of_blob(files, file);
   if (!digest) digest = of_metadata(files, absolute);
   return digest;
@@ -115,7 +134,9 @@ void validate_all_known(const Job& job, const std::vector<Found>& digests, const
   if (unknown == end) return;
   const auto count = static_cast<std::size_t>(std::count(unknown, end, std::nullopt));
   const std::string hint =
-      "a SHA256SUMS beside them or above says it, or the cache of a download from Hugging Face" + doubts;
+      "a SHA256SUMS beside them or above says it, the cache of a download from Hugging Face, or what `check-against` "
+      "names" +
+      doubts;
   if (count == all)
     throw Error(ErrorKind::kBadInput, all == 1
                                           ? std::string("no SHA-256 is known of its file of tensors")
@@ -135,11 +156,12 @@ std::vector<Found> expected_digests(Files& files, const std::vector<fs::path>& p
   Sums sums(files);
   std::vector<Found> digests;
   digests.reserve(paths.size());
-  for (const fs::path& file : paths) digests.push_back(expected_digest(files, sums, file));
+  for (const fs::path& file : paths) digests.push_back(expected_digest(files, sums, file, {}));
   return digests;
 }
 
-std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options, Together& together) {
+std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options, Together& together,
+                                              const fs::path& against) {
   Files& storage = *options.storage;
   Progress own;
   Progress& progress = options.progress ? *options.progress : own;
@@ -151,7 +173,14 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
     for (const CopiedFile& file : job.copied_files) files.push_back(file.source);
     Sums sums(storage);
     std::vector<Found> digests;
-    for (const fs::path& file : files) digests.push_back(expected_digest(storage, sums, file));
+    if (!against.empty() && !storage.is_directory(against))
+      throw Error(ErrorKind::kBadInput, "is not a directory, in which digests are").in(against);
+    for (const fs::path& file : files) {
+      const fs::path relative = storage.absolute(file).lexically_relative(storage.absolute(job.source_directory));
+      const bool is_inside = !relative.empty() && *relative.begin() != "..";
+      digests.push_back(
+          expected_digest(storage, sums, file, is_inside && !against.empty() ? against / relative : fs::path()));
+    }
     validate_all_known(job, digests, sums.doubts());
     for (std::size_t i = 0; i < files.size(); ++i) {
       if (!digests[i]) continue;

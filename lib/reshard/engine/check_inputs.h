@@ -29,10 +29,13 @@ std::vector<std::optional<ExpectedDigest>> expected_digests(Files& files,
 
 /// Reads all files of a job's source of which a digest is known, by all ranks together; RunOptions::progress counts
 /// these bytes.
+/// \param against  a directory that says more, and before all others, of files of the same relative paths: as git-lfs
+/// pointers, such as a clone without the files has them, or in a SHA256SUMS.
 /// \returns the digests of these: of all files of tensors, and of some others.
 /// \throws AgreedError (alone Error) kBadInput naming the first file that has another digest, or the first file of
 /// tensors of which none is known; what Together::step throws.
 std::map<std::filesystem::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options,
-                                                           Together& together);
+                                                           Together& together,
+                                                           const std::filesystem::path& against = {});
 
 }  // namespace reshard
