@@ -37,7 +37,7 @@ TEST_CASE("What a command was given are its options with their values, without t
   command->add_option("--tp", tp);
   command->add_option("--format", format);
   command->add_option("--threads", threads);
-  command->add_option("--drop", drop)->expected(1);
+  command->add_option("--drop", drop);
   command->add_flag("-f,--force");
   command->add_flag("--quiet");
   app.parse("shard model --tp 4 --threads 2 -f --quiet --drop a --drop b");
