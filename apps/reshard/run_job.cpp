@@ -107,7 +107,9 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
                       ", left by a run that was killed, or of one that goes on, which cannot be known here; if none "
                       "does, delete it");
     else if (arguments.clean)
-      continue;  // it will be gone
+      continue;  // another note will say what became of it
+    else if (run.state == EarlierRun::State::kForeign)
+      notes.push_back(what + ", has a name as runs give it that are killed, but is left alone: " + run.why_foreign);
     else if (!run.has_journal)
       notes.push_back(what + ", left by a run that was killed before it had a journal: --clean removes it");
     else if (!arguments.resume)

@@ -17,6 +17,7 @@
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
+#include "support/test_directories.h"
 
 namespace reshard::test {
 namespace {
@@ -249,79 +250,6 @@ TEST_CASE("Outputs that do not fit are refused before anything is made, with bot
   CHECK_FALSE(fs::exists(model.temp / "a"));
   CHECK(output_space(local_storage(), *job).needed_bytes == job->output_bytes());
 }
-
-/// The local file system's, which swap names only if they may, and call a hook before each step.
-class TestDirectories final : public Directories {
- public:
-  bool exchanges = true;
-  std::function<void(const char* step, const fs::path& path)> before = [](const char*, const fs::path&) {};
-
-  bool is_link(const fs::path& path) override { return local_directories().is_link(path); }
-  std::optional<Access> access(const fs::path& path) override { return local_directories().access(path); }
-  void set_access_bits(const fs::path& path, std::uint32_t bits) override {
-    before("access", path);
-    local_directories().set_access_bits(path, bits);
-  }
-  std::uint32_t bits_for_new() override { return local_directories().bits_for_new(); }
-  void validate_writable(const fs::path& directory) override {
-    before("writable", directory);
-    local_directories().validate_writable(directory);
-  }
-  std::uint64_t free_bytes(const fs::path& directory) override {
-    before("space", directory);
-    return local_directories().free_bytes(directory);
-  }
-  bool make(const fs::path& path, std::uint32_t bits) override {
-    before("make", path);
-    return local_directories().make(path, bits);
-  }
-  fs::path make_private(const fs::path& stem) override {
-    before("make", stem);
-    return local_directories().make_private(stem);
-  }
-  void remove_tree(const fs::path& path) noexcept override { local_directories().remove_tree(path); }
-  void remove_empty(const fs::path& path) noexcept override { local_directories().remove_empty(path); }
-  RenameResult rename(const fs::path& from, const fs::path& to, RenameMode mode) override {
-    before("rename", to);
-    if (mode == RenameMode::kExchange && !exchanges) return RenameResult::kUnsupported;
-    return local_directories().rename(from, to, mode);
-  }
-  std::unique_ptr<DirectoryClaim> claim(const fs::path& directory, bool shared) override {
-    before("claim", directory);
-    return local_directories().claim(directory, shared);
-  }
-  std::unique_ptr<FileLock> lock(const fs::path& file, bool shared) override {
-    return local_directories().lock(file, shared);
-  }
-  std::unique_ptr<OpenDirectories> open(const std::set<fs::path>& directories, const fs::path& inside) override {
-    before("open", inside);
-    return std::make_unique<Opened>(*this, local_directories().open(directories, inside), inside);
-  }
-
- private:
-  struct Opened final : OpenDirectories {
-    Opened(TestDirectories& owner, std::unique_ptr<OpenDirectories> directories, fs::path path)
-        : test(owner), opened(std::move(directories)), inside(std::move(path)) {}
-    void flush() override {
-      test.before("flush", inside);
-      opened->flush();
-    }
-    TestDirectories& test;
-    std::unique_ptr<OpenDirectories> opened;
-    fs::path inside;
-  };
-};
-
-/// The local file system with directories of one's own.
-struct TestStorage {
-  TestDirectories directories;
-  FaultStorage storage;
-
-  explicit TestStorage(bool exchanges = true) {
-    directories.exchanges = exchanges;
-    storage.own_directories = &directories;
-  }
-};
 
 /// Fills a staging directory as a run would.
 void fill(const Staging& staging, const Job& job) {

@@ -1,12 +1,9 @@
 // Runs that were killed or failed, and go on: the bytes of one run, none of them written twice.
 
-#include <atomic>
-#include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 
-#include "engine/some_jobs.h"
+#include "engine/stopped_run.h"
 #include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/execute.h"
 #include "reshard/engine/journal.h"
@@ -25,18 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
-
-/// Small units, each of which is journalled at once.
-RunOptions journalled(Storage& storage, Progress* progress = nullptr) {
-  RunOptions options;
-  options.storage = &storage;
-  options.threads = 1;
-  options.journal_interval = 0ms;
-  options.tuning.unit_bytes = 2000;
-  options.tuning.max_shared_part = 1e9;  // so that ranks hand over lots
-  options.progress = progress;
-  return options;
-}
 
 /// Has a run end as if it had been killed: after a while no operation does anything, and nobody cleans up.
 class Killed {
@@ -83,35 +68,6 @@ class Killed {
   fs::path root_;
   std::optional<fs::path> saved_;
 };
-
-/// Bytes that are in units of the journals in `root`.
-std::uint64_t journalled_bytes(const fs::path& root) {
-  std::map<std::uint32_t, std::uint64_t> units;
-  for (const std::string& name : journal_files(local_storage(), root)) {
-    const auto journal = parse_journal(read_file(root / name));
-    if (!journal) continue;
-    for (const UnitReport& unit : journal->units) units[unit.unit] = unit.written_bytes;
-  }
-  return std::accumulate(units.begin(), units.end(), std::uint64_t{0},
-                         [](std::uint64_t sum, const auto& unit) { return sum + unit.second; });
-}
-
-std::optional<fs::path> staging_in(const fs::path& directory) {
-  for (const auto& entry : fs::directory_iterator(directory))
-    if (entry.path().filename().string().find(".reshard-") != std::string::npos) return entry.path();
-  return std::nullopt;
-}
-
-/// Has all writes fail from when a run in `directory` has so many files of a journal.
-void fail_after_journals(FaultStorage& storage, const fs::path& directory, std::size_t count, ErrorKind kind) {
-  const auto fails = std::make_shared<std::atomic<bool>>(false);
-  storage.before = [=](FaultStorage::Operation operation, std::uint64_t) {
-    if (operation != FaultStorage::Operation::kWrite) return;
-    const auto staging = staging_in(directory);
-    if (staging && journal_files(local_storage(), *staging).size() >= count) *fails = true;
-    if (*fails) throw Error(kind, "made to fail");
-  };
-}
 
 TEST_CASE("A run that is killed at any point goes on, with the bytes of one run, and writes none twice that it has") {
   const Jobs jobs;
@@ -316,27 +272,6 @@ TEST_CASE("A run goes on with another number of ranks, threads and memory") {
     }
   }
 }
-
-/// A job that was stopped in the middle and may go on.
-struct Stopped {
-  Stopped() {
-    job = jobs.planners.front().second(jobs.temp / "out");
-    FaultStorage storage;
-    fail_after_journals(storage, jobs.temp.path(), 2, ErrorKind::kNoSpace);
-    RunOptions options = journalled(storage);
-    CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kNoSpace);
-    root = staging_in(jobs.temp.path()).value();
-  }
-  Error resume(const Job& what) {
-    RunOptions options = journalled(local_storage());
-    options.resume = true;
-    return error_of([&] { execute(what, options); });
-  }
-
-  Jobs jobs;
-  std::unique_ptr<Job> job;
-  fs::path root;
-};
 
 TEST_CASE("A run that has other sources or options does not go on, and says which") {
   Stopped stopped;

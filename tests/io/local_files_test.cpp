@@ -76,6 +76,23 @@ TEST_CASE("Local paths of one file are the same, and others are not") {
   CHECK_FALSE(files.is_same(dir / "missing", dir / "missing"));
 }
 
+TEST_CASE("A directory is its owner's, which a link to it, a file, and what is not there are not") {
+  const test::TempDir dir;
+  test::write_file(dir / "d/f", "");
+  fs::create_directory_symlink("d", dir / "link");
+  Directories& directories = local_storage().directories();
+  CHECK(directories.is_own(dir / "d"));
+  for (const char* name : {"link", "d/f", "missing"}) CHECK_FALSE(directories.is_own(dir / name));
+  if (::geteuid() == 0) {
+    REQUIRE(::chown((dir / "d").c_str(), 65534, 65534) == 0);
+    CHECK_FALSE(directories.is_own(dir / "d"));
+  }
+  const test::Unprivileged nobody(dir.path());
+  CHECK(directories.is_own(dir / "d"));
+  CHECK_FALSE(directories.is_own("/"));
+  CHECK(local_storage().list(dir / "d").size() == 1);
+}
+
 TEST_CASE("The size of a local file is known without opening it") {
   const test::TempDir dir;
   test::write_file(dir / "f", "abc");

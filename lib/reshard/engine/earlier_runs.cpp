@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "reshard/engine/output.h"
 #include "reshard/engine/page_fragments.h"
+#include "reshard/engine/staging_mark.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/tensor/dtype.h"
 
@@ -43,6 +45,16 @@ std::unique_ptr<FileLock> lock_dead(Storage& storage, const fs::path& root, Earl
   } catch (const Error&) {
     return nullptr;
   }
+}
+
+/// The lock of a dead run that this program may remove; else null, and `run` says why.
+std::unique_ptr<FileLock> lock_removable(Storage& storage, EarlierRun& run) {
+  auto lock = lock_dead(storage, run.root, run.state);
+  if (!lock) return nullptr;
+  run.why_foreign = why_not_only_ours(storage, run.root);
+  if (run.why_foreign.empty()) return lock;
+  run.state = EarlierRun::State::kForeign;
+  return nullptr;
 }
 
 /// Why a run cannot go on from another's journal.
@@ -134,8 +146,8 @@ void remove_staging(Storage& storage, const fs::path& root, std::unique_ptr<File
 std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> runs;
   for (const fs::path& root : stale_stagings(storage, job)) {
-    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), false};
-    const auto lock = lock_dead(storage, root, run.state);
+    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), false, {}};
+    const auto lock = lock_removable(storage, run);
     run.has_journal = lock && has_journal(storage, root);
     runs.push_back(std::move(run));
   }
@@ -145,13 +157,24 @@ std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> removed;
   for (const fs::path& root : stale_stagings(storage, job)) {
-    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), false};
-    auto lock = lock_dead(storage, root, run.state);
+    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), false, {}};
+    auto lock = lock_removable(storage, run);
     if (!lock) continue;
     remove_staging(storage, root, std::move(lock));
     removed.push_back(std::move(run));
   }
   return removed;
+}
+
+std::vector<std::string> clean(Storage& storage, const Job& job) {
+  std::vector<std::string> notes;
+  for (const EarlierRun& run : remove_dead_runs(storage, job))
+    notes.push_back(fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
+                                format_bytes(run.size_bytes)));
+  for (const EarlierRun& run : earlier_runs(storage, job))
+    if (run.state == EarlierRun::State::kForeign)
+      notes.push_back(fmt::format("{}: left alone, since {}", run.root.string(), run.why_foreign));
+  return notes;
 }
 
 std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const JournalHeader& header) {
@@ -160,7 +183,7 @@ std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const 
   for (const fs::path& root : stale_stagings(storage, job)) {
     EarlierRun::State state{};
     Resumable found{root, lock_dead(storage, root, state), {}};
-    if (!found.lock) continue;
+    if (!found.lock || !why_not_ours(storage, root).empty()) continue;
     std::set<std::uint32_t> known;
     for (const std::string& name : journal_files(storage, root)) {
       try {

@@ -19,11 +19,13 @@ struct EarlierRun {
     kDead,     // its process is gone
     kLives,    // its process holds its lock
     kUnknown,  // it has no lock, or the file system has none
+    kForeign,  // no run of this user made it, or not all that it holds
   };
   std::filesystem::path root;
   State state = State::kUnknown;
   std::uint64_t size_bytes = 0;  // of all files in it
   bool has_journal = false;      // of a dead run, from which one of the same job may go on
+  std::string why_foreign;       // the end of a sentence
 };
 
 /// All of them, by path.
@@ -40,9 +42,13 @@ void validate_no_foreign_files(Files& files, const Job& job, const std::filesyst
 /// \param lock  on it; may be null.
 void remove_staging(Storage& storage, const std::filesystem::path& root, std::unique_ptr<FileLock> lock) noexcept;
 
-/// Removes those whose process is gone. Those that live, or of which that is not known, are left alone.
+/// Removes those whose process is gone. Those that live, or of which that is not known, are left alone, and so is what
+/// no run has made.
 /// \returns what was removed.
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);
+
+/// Does so. \returns notes, whole sentences: what became of each.
+std::vector<std::string> clean(Storage& storage, const Job& job);
 
 /// What a dead run has done of the job that is to go on.
 struct Resumable {

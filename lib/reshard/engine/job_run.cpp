@@ -67,9 +67,7 @@ void JobRun::prepare() {
   Storage& storage = *options_.storage;
   validate_output(storage, job_);
   if (options_.clean)
-    for (const EarlierRun& run : remove_dead_runs(storage, job_))
-      note(fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
-                       format_bytes(run.size_bytes)));
+    for (std::string& text : clean(storage, job_)) note(std::move(text));
   std::optional<Resumable> earlier;
   if (options_.resume) earlier = find_resumable(storage, job_, journal_header(job_, options_, unit_count()));
   if (earlier) {
@@ -249,6 +247,7 @@ JobRun::Dealt JobRun::deal(std::uint32_t count, bool with_lots) const {
 void JobRun::flush_entries() {
   for_each_number(job_.target.files.size(), kFlushingThreads,
                   [&](std::size_t i) { options_.storage->reopen(prepared_.root / job_.target.files[i].path)->sync(); });
+  options_.storage->reopen(prepared_.root / kLockFile)->sync();
   flush_tree(*options_.storage, prepared_.root);
 }
 

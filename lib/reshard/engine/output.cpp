@@ -188,7 +188,8 @@ std::vector<fs::path> stale_stagings(Files& files, const Job& job) {
   const auto look = [&](const fs::path& directory, std::string_view prefix) {
     try {
       for (const DirectoryEntry& entry : files.list(directory))
-        if (entry.name.starts_with(prefix) && entry.name.size() == prefix.size() + 6)
+        if (entry.kind == FileKind::kDirectory && !entry.is_link && entry.name.starts_with(prefix) &&
+            entry.name.size() == prefix.size() + 6)
           stale.push_back(directory / entry.name);
     } catch (const Error&) {
       // One that is not there, or cannot be listed, shows none.

@@ -40,7 +40,8 @@ struct OutputSpace {
 inline constexpr std::string_view kStagingPrefix = ".reshard-";
 std::string staging_prefix(const std::filesystem::path& output_directory);
 
-/// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on).
+/// Hidden directories beside the output, or in it, that runs have left which were killed (or that still go on), as far
+/// as the names say; no links.
 std::vector<std::filesystem::path> stale_stagings(Files& files, const Job& job);
 
 /// Validates that the outputs may be written: no output is an input, nothing that exists is replaced without `force`, a

@@ -10,6 +10,7 @@
 #include "reshard/base/paths.h"
 #include "reshard/engine/earlier_runs.h"
 #include "reshard/engine/journal.h"
+#include "reshard/engine/staging_mark.h"
 #include "reshard/formats/manifest.h"
 
 namespace reshard {
@@ -52,7 +53,7 @@ Staging::Staging(const Job& job, Storage& storage) : Staging(job, storage, Unmad
   const fs::path home = output_existed_ ? final_ : final_.parent_path();
   make_directories(home);
   root_ = directories().make_private(home / (output_existed_ ? std::string(kStagingPrefix) : staging_prefix(final_)));
-  lock_own(root_);
+  mark_and_lock(root_);
   validate_alone(root_);
   for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
 }
@@ -75,8 +76,8 @@ Staging::Staging(const Job& job, Storage& storage, fs::path root, std::unique_pt
   }
 }
 
-/// Lets others know that this process lives, where the file system has locks.
-void Staging::lock_own(const fs::path& root) {
+/// Lets others know whose the directory is, and that this process lives, where the file system has locks.
+void Staging::mark_and_lock(const fs::path& root) {
   constexpr int kTries = 50;  // others look at the lock for a moment
   try {
     for (int i = 0; i < kTries && !lock_; ++i) {
@@ -89,6 +90,7 @@ void Staging::lock_own(const fs::path& root) {
     return;
   }
   if (!lock_) throw Error(ErrorKind::kIo, "another run goes on with it").in(root).hint("wait until it is done");
+  lock_->write(staging_mark(job_));
 }
 
 /// Finds out whether the output directory exists, and keeps others from it.
@@ -150,7 +152,7 @@ std::vector<fs::path> Staging::entries_in_order() const {
 /// Swaps two entries: in one step where the file system can, by way of a third name where it cannot.
 void Staging::exchange(const fs::path& staged, const fs::path& final) {
   if (directories().rename(staged, final, RenameMode::kExchange) == RenameResult::kDone) return;
-  const fs::path aside = staged.parent_path() / ".aside";  // no output is hidden
+  const fs::path aside = staged.parent_path() / kAsideName;  // no output is hidden
   rename_entry(directories(), final, aside);
   try {
     rename_entry(directories(), staged, final);

@@ -13,6 +13,9 @@
 
 namespace reshard {
 
+/// What else than outputs may lie in a staging directory while they get their names.
+inline constexpr const char* kAsideName = ".aside";  // what stands between two names that are swapped
+
 /// Has the disk confirm the names of all that lies below `root`.
 /// \throws Error kIo.
 void flush_tree(Storage& storage, const std::filesystem::path& root);
@@ -63,7 +66,7 @@ class Staging {
 
   Directories& directories() const { return storage_.directories(); }
   void claim_output();
-  void lock_own(const std::filesystem::path& root);
+  void mark_and_lock(const std::filesystem::path& root);
   void validate_alone(const std::filesystem::path& root) const;
   void make_directories(const std::filesystem::path& directory);
   void make_staged_folders(const std::filesystem::path& relative);

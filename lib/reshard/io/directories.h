@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string_view>
 
 namespace reshard {
 
@@ -35,6 +36,9 @@ class DirectoryClaim {
 class FileLock {
  public:
   virtual ~FileLock() = default;
+  /// Writes what the file holds, in place of what it held. Shared locks write, too.
+  /// \throws Error kIo or kNoSpace.
+  virtual void write(std::string_view text) = 0;
   /// Makes an exclusive lock a shared one, with no moment in between when another process could take it.
   /// \throws Error kIo.
   virtual void share() = 0;
@@ -58,6 +62,8 @@ class Directories {
 
   /// Whether `path` itself is a link; false where that cannot be known.
   virtual bool is_link(const std::filesystem::path& path) = 0;
+  /// Whether `path` itself is a directory, not a link, of the user as whom this process makes new ones there.
+  virtual bool is_own(const std::filesystem::path& path) = 0;
 
   /// Nothing where that cannot be known.
   virtual std::optional<Access> access(const std::filesystem::path& path) = 0;
@@ -91,7 +97,7 @@ class Directories {
   /// \throws Error if another run has a claim on it.
   virtual std::unique_ptr<DirectoryClaim> claim(const std::filesystem::path& directory, bool shared) = 0;
 
-  /// Locks a file, which is made for a shared lock if it is missing, against other processes; on other machines, too,
+  /// Locks a file that is no link, which is made for a shared lock if it is missing, against other processes; on other machines, too,
   /// where the file system's locks reach there. \returns null if another process has one, unless both are shared.
   /// \throws Error kUnsupported where the file system has no locks; kIo.
   virtual std::unique_ptr<FileLock> lock(const std::filesystem::path& file, bool shared) = 0;

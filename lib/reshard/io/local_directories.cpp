@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -68,6 +69,14 @@ bool set_lock(int descriptor, bool shared) {
 class LocalFileLock final : public FileLock {
  public:
   LocalFileLock(Descriptor file, fs::path path) : file_(std::move(file)), path_(std::move(path)) {}
+  void write(std::string_view text) override {
+    if (::ftruncate(file_.get(), 0) != 0) throw system_error(errno, "cannot write", path_);
+    for (std::size_t at = 0; at < text.size();) {
+      const ::ssize_t count = ::pwrite(file_.get(), text.data() + at, text.size() - at, static_cast<::off_t>(at));
+      if (count < 0 && errno != EINTR) throw system_error(errno, "cannot write", path_);
+      if (count > 0) at += static_cast<std::size_t>(count);
+    }
+  }
   void share() override {
     if (!set_lock(file_.get(), true)) throw system_error(errno, "cannot lock", path_);
   }
@@ -119,6 +128,19 @@ class LocalDirectories final : public Directories {
   bool is_link(const fs::path& path) override {
     struct stat status {};
     return ::lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+  }
+
+  bool is_own(const fs::path& path) override {
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) return false;
+    if (status.st_uid == ::geteuid()) return true;
+    // A file server may take this user for another one, so that what it makes is that one's.
+    std::string name = (path / ".own-XXXXXX").string();
+    struct stat of_new {};
+    if (::mkdtemp(name.data()) == nullptr) return false;
+    const bool same = ::lstat(name.c_str(), &of_new) == 0 && of_new.st_uid == status.st_uid;
+    ::rmdir(name.c_str());
+    return same;
   }
 
   std::optional<Access> access(const fs::path& path) override {
@@ -192,7 +214,7 @@ class LocalDirectories final : public Directories {
   }
 
   std::unique_ptr<FileLock> lock(const fs::path& file, bool shared) override {
-    Descriptor lock(::open(file.c_str(), O_RDWR | O_CLOEXEC | (shared ? O_CREAT : 0), 0600));
+    Descriptor lock(::open(file.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | (shared ? O_CREAT : 0), 0600));
     if (lock.get() < 0) throw system_error(errno, "cannot open", file);
     if (set_lock(lock.get(), shared)) return std::make_unique<LocalFileLock>(std::move(lock), file);
     if (errno == EAGAIN || errno == EACCES) return nullptr;

@@ -1,0 +1,95 @@
+// What runs that stopped have left: what is told of it, gone on with and removed, and what is left alone.
+
+#include "reshard/engine/earlier_runs.h"
+
+#include <sys/stat.h>
+
+#include <optional>
+
+#include "engine/stopped_run.h"
+#include "reshard/engine/output.h"
+#include "reshard/engine/sealed_text.h"
+#include "support/test_directories.h"
+#include "support/thread_ranks.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+RunOptions resuming(Storage& storage = local_storage()) {
+  RunOptions options = journalled(storage);
+  options.resume = true;
+  return options;
+}
+
+RunOptions cleaning(std::vector<std::string>& notes) {
+  RunOptions options = journalled(local_storage());
+  options.clean = true;
+  options.on_note = [&](const std::string& note) { notes.push_back(note); };
+  return options;
+}
+
+TEST_CASE("A link with the name of a staging directory is not followed: nothing behind it is removed or published") {
+  Stopped stopped;
+  const fs::path precious = stopped.jobs.temp / "precious", output = stopped.jobs.temp / "out";
+  fs::rename(stopped.root, precious);
+  fs::create_directory_symlink(precious, stopped.root);
+  const auto before = snapshot(precious);
+  CHECK(earlier_runs(local_storage(), *stopped.job).empty());
+  std::vector<std::string> notes;
+  SECTION("clean") {
+    execute(*stopped.job, cleaning(notes));
+    CHECK(notes.empty());
+  }
+  SECTION("resume") {
+    const RunResult result = execute(*stopped.job, resuming());
+    CHECK(result.resumed_bytes == 0);
+  }
+  CHECK((snapshot(precious) == before));
+  CHECK(fs::is_symlink(stopped.root));
+  CHECK(fs::is_directory(fs::symlink_status(output)));
+}
+
+TEST_CASE("A directory that no run has made is left alone, whatever its name and though it has a lock file") {
+  Stopped stopped;
+  const fs::path foreign = stopped.jobs.temp / ".out.reshard-bbbbbb";
+  write_file(foreign / kLockFile, "");
+  write_file(foreign / "thesis.txt", "mine");
+  std::vector<std::string> notes;
+  execute(*stopped.job, cleaning(notes));
+  CHECK_FALSE(fs::exists(stopped.root));
+  CHECK(read_file(foreign / "thesis.txt") == "mine");
+  CHECK(fs::exists(foreign / kLockFile));
+  REQUIRE(notes.size() == 2);
+  CHECK_THAT(notes[0], Says(stopped.root.string() + ": removed"));
+  CHECK(notes[1] == foreign.string() + ": left alone, since its .lock is not of this program");
+}
+
+TEST_CASE("What a killed run has left stays where it is if somebody has put something into it") {
+  Stopped stopped;
+  write_file(stopped.root / "thesis.txt", "mine");
+  const auto before = snapshot(stopped.root);
+  std::vector<std::string> notes;
+  execute(*stopped.job, cleaning(notes));
+  CHECK((snapshot(stopped.root) == before));
+  CHECK(notes == std::vector<std::string>{stopped.root.string() +
+                                          ": left alone, since it holds thesis.txt, which no run has made"});
+}
+
+TEST_CASE("What is another user's is neither gone on with nor removed") {
+  Stopped stopped;
+  TestStorage test;
+  test.directories.owns = false;
+  const auto before = snapshot(stopped.root);
+  const auto runs = earlier_runs(test.storage, *stopped.job);
+  REQUIRE(runs.size() == 1);
+  CHECK(runs[0].state == EarlierRun::State::kForeign);
+  CHECK(runs[0].why_foreign == "it is another user's");
+  CHECK(remove_dead_runs(test.storage, *stopped.job).empty());
+  CHECK(execute(*stopped.job, resuming(test.storage)).resumed_bytes == 0);
+  CHECK((snapshot(stopped.root) == before));
+}
+
+}  // namespace
+}  // namespace reshard::test
