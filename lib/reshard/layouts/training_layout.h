@@ -28,7 +28,7 @@ inline constexpr LayoutOption kDataParallel{
 /// Distributed's model classes fuse them.
 class TrainingLayout : public RankLayout {
  public:
-  std::vector<const LayoutOption*> options() const override { return {&kFuseQkv, &kKvSizeMultiplier, &kDataParallel}; }
+  std::vector<const LayoutOption*> options() const override { return {&kFuseQkv, &kKvSizeMultiplier}; }
   TargetPlan plan(const TargetRequest& request, const TargetContext& context) const override;
 
   /// Files beside those of ranks, in the layout's folder: metadata, markers.

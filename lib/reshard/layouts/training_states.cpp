@@ -127,13 +127,14 @@ std::vector<std::string> follow_parameters(TrainingStates& states,
 void add_states(TensorMap& model, TensorMap states, const std::vector<std::pair<std::string, std::string>>& same) {
   const std::unordered_map<std::string_view, std::string_view> kept(same.begin(), same.end());
   const auto first = static_cast<std::uint32_t>(model.stored.size());
+  const std::size_t of_model = model.logical.size();
   model.stored.reserve(model.stored.size() + states.stored.size());
   for (StoredTensor& tensor : states.stored) model.stored.push_back(std::move(tensor));
   for (auto& [index, strides] : states.strides) model.strides.emplace(first + index, std::move(strides));
   model.reserve_logical(model.logical.size() + states.logical.size());
   for (std::size_t l = 0; l < states.logical.size(); ++l) {
     const LogicalTensor& tensor = states.logical[l];
-    if (model.find_logical(tensor.name))
+    if (const auto known = model.find_logical(tensor.name); known && *known < of_model)
       throw Error(ErrorKind::kBadInput, "the model and the rest of the training run both have an entry of this name")
           .in(model.files.empty() ? std::filesystem::path() : model.files.front().path.parent_path())
           .tensor(tensor.name)

@@ -79,8 +79,9 @@ void validate_alone(Files& files, const Layout& target, const fs::path& output_d
 }  // namespace
 
 ReadContext context_of(const SourceRequest& request, ConfigUse use, const Layout* target) {
-  const bool with_groups = request.with_optimizer && target != nullptr && target->traits().writes_groups;
-  return {use, request.family, request.options, {request.config}, request.with_optimizer, with_groups};
+  ReadContext context{use, request.family, request.options, {request.config}, request.with_optimizer};
+  context.with_groups = request.with_optimizer && target != nullptr && target->traits().writes_groups;
+  return context;
 }
 
 std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::path output_directory, bool force) {
