@@ -90,7 +90,9 @@ TEST_CASE("inspect and verify note that a --config is another model's") {
   for (const std::string& config : {other, other_type}) {
     const ProgramResult result = run_reshard({"inspect", path, "--config", config});
     CHECK(result.exit_code == 0);
-    CHECK_THAT(result.err, Says(config + "/config.json seems to be of another model: "));
+    const std::string note = config + "/config.json seems to be of another model: ";
+    CHECK_THAT(result.err, Says(note));
+    CHECK_THAT(run_reshard({"verify", path, path, "--config", config}).err, Says(note));
   }
 }
 
