@@ -58,6 +58,7 @@ TargetRequest random_placement(Random& random, bool experts) {
   request.ep = traits.has_experts && experts ? static_cast<std::uint32_t>(one_of(random, {1, 2, 3, 6})) : 1;
   for (const LayoutOption* option : request.layout->options()) {
     const std::string name = option->name;
+    if (option->only_of_source) continue;
     if (option->type == LayoutOption::Type::kFlag) request.options.set_flag(name, random() % 2);
     if (option->type == LayoutOption::Type::kChoice)
       request.options.set(name, option->choices[pick(random, 0, option->choices.size() - 1)]);

@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-constexpr GroupRule kRules[] = {GroupRule::kNxd, GroupRule::kOptimum, GroupRule::kBias, GroupRule::kOne};
+constexpr GroupRule kRules[] = {GroupRule::kNorms, GroupRule::kLayerNorms, GroupRule::kBias, GroupRule::kOne};
 static_assert(std::size(kGroupRules) == std::size(kRules) + 1);
 
 const char* name(GroupRule rule) {
@@ -62,21 +62,30 @@ std::optional<Dims> local_shape(const OptimizerFile& file, const OptimizerEntry&
   return std::nullopt;
 }
 
-/// What does not fit, as an error; nothing if all fits.
-std::optional<Error> misfit(const OptimizerFile& file, const Numbered& numbered, GroupRule rule) {
-  const auto fail = [&](const std::string& message) { return Error(ErrorKind::kBadInput, message).in(file.path); };
+/// The group whose size does not fit, as an error; nothing if all fit.
+std::optional<Error> misfit_of_sizes(const OptimizerFile& file, const Numbered& numbered, GroupRule rule) {
   for (std::size_t g = 0; g < numbered.sizes.size(); ++g) {
     const std::uint32_t count = g < file.groups.size() ? file.groups[g].count : 0;
     if (count != numbered.sizes[g])
-      return fail(fmt::format("its parameter group {} has {} parameters, but by rule {} the model's file has {} for it",
-                              g, count, name(rule), numbered.sizes[g]));
+      return Error(
+                 ErrorKind::kBadInput,
+                 fmt::format("its parameter group {} has {} parameters, but by rule {} the model's file has {} for it",
+                             g, count, name(rule), numbered.sizes[g]))
+          .in(file.path);
   }
+  return std::nullopt;
+}
+
+/// The same for the shapes of parameters, where sizes fit.
+std::optional<Error> misfit_of_shapes(const OptimizerFile& file, const Numbered& numbered, GroupRule rule) {
   for (std::uint32_t i = 0; i < file.entries.size(); ++i) {
     const auto shape = local_shape(file, file.entries[i]);
     if (!shape || *shape == numbered.order[i]->shape) continue;
-    return fail(fmt::format("{} has the shape {}, but by rule {} it is {}, which the model's file has as {}",
-                            name_of_entry(file, i), to_string(*shape), name(rule), numbered.order[i]->name,
-                            to_string(numbered.order[i]->shape)));
+    return Error(ErrorKind::kBadInput,
+                 fmt::format("{} has the shape {}, but by rule {} it is {}, which the model's file has as {}",
+                             name_of_entry(file, i), to_string(*shape), name(rule), numbered.order[i]->name,
+                             to_string(numbered.order[i]->shape)))
+        .in(file.path);
   }
   return std::nullopt;
 }
@@ -93,8 +102,8 @@ bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   switch (rule) {
-    case GroupRule::kNxd: return holds(parameter, "bias") || holds(parameter, "norm");
-    case GroupRule::kOptimum:
+    case GroupRule::kNorms: return holds(parameter, "bias") || holds(parameter, "norm");
+    case GroupRule::kLayerNorms:
       return holds(lower, "bias") || holds(lower, "layernorm") || holds(lower, "rmsnorm") ||
              (lists_norm_class(model_type) && holds(lower, "norm"));
     case GroupRule::kBias: return holds(parameter, "bias");
@@ -107,25 +116,28 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
                                                        const std::vector<std::vector<LocalParameter>>& parameters,
                                                        std::optional<GroupRule> chosen, std::string_view model_type) {
   std::vector<Candidate> fitting;
-  std::optional<Error> first_misfit;
+  std::optional<Error> closest_misfit;
   for (const GroupRule rule : kRules) {
     if (chosen && rule != *chosen) continue;
     Candidate candidate{rule, {}};
     std::optional<Error> wrong;
+    bool is_shape = false;
     for (std::uint32_t pp_rank = 0; pp_rank < files.pp && !wrong; ++pp_rank) {
       const OptimizerFile& file = files.of(pp_rank, 0, 0);
       const Numbered numbered = number(parameters[pp_rank], rule, file, model_type);
-      wrong = misfit(file, numbered, rule);
+      wrong = misfit_of_sizes(file, numbered, rule);
+      is_shape = !wrong;
+      if (!wrong) wrong = misfit_of_shapes(file, numbered, rule);
       auto& names = candidate.names.emplace_back();
       for (const LocalParameter* parameter : numbered.order) names.push_back(parameter->name);
     }
     if (!wrong)
       fitting.push_back(std::move(candidate));
-    else if (!first_misfit)
-      first_misfit = std::move(wrong);
+    else if (!closest_misfit || is_shape)  // of rules whose sizes fit, the shapes say more
+      closest_misfit = std::move(wrong);
   }
   if (fitting.empty())
-    throw first_misfit->hint(
+    throw closest_misfit->hint(
         chosen
             ? "another `optimizer-groups` may fit"
             : "no rule of `optimizer-groups` fits: the optimizer is of another model, some parameters were frozen, or "

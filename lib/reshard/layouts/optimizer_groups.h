@@ -16,25 +16,25 @@ struct ShardedCheckpoint;
 
 /// How training code puts parameters into two groups, of which the second has no weight decay.
 enum class GroupRule : std::uint8_t {
-  kNxd,      // "bias" or "norm" in the name: examples/training/llama/training_utils.py of NxD
-  kOptimum,  // norms by class and name, and biases: create_optimizer of optimum-neuron's trainers/transformers.py
-  kBias,     // "bias" in the name: NxD Training
-  kOne,      // all in one group
+  kNorms,       // "bias" or "norm" in the name: examples/training/llama/training_utils.py of NxD
+  kLayerNorms,  // norms by class and name, and biases: create_optimizer of optimum-neuron's trainers/transformers.py
+  kBias,        // "bias" in the name: NxD Training
+  kOne,         // all in one group
 };
 
-inline constexpr const char* kGroupRules[] = {"auto", "nxd", "optimum", "bias", "one"};
+inline constexpr const char* kGroupRules[] = {"auto", "norms", "layernorms", "bias", "one"};
 
 /// The choice for sources; what `auto` cannot tell must be said.
 inline constexpr LayoutOption kOptimizerGroups{
     .name = "optimizer-groups",
     .type = LayoutOption::Type::kChoice,
-    .help = "Rule by which training code grouped parameters",
+    .help = "How training code grouped the optimizer's parameters",
     .choices = kGroupRules,
     .default_value = "auto",
     .of_source = true,
     .source_help =
-        "Rule by which training code grouped the optimizer's parameters: nxd (norms and biases apart), "
-        "optimum, bias, one, or auto, which takes the one that fits",
+        "How training code grouped the optimizer's parameters: norms (biases and norms apart, as NxD's "
+        "examples), layernorms (as optimum-neuron), bias (biases apart), one, or auto, which takes what fits",
     .only_of_source = true};
 
 /// Whether a parameter is in the second group. Which norms optimum-neuron lists by their class, `model_type` says.

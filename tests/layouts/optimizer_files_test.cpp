@@ -1,0 +1,226 @@
+#include "reshard/layouts/optimizer_files.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "reshard/io/local_storage.h"
+#include "reshard/layouts/optimizer_groups.h"
+#include "reshard/layouts/sharded_checkpoint.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/pickles.h"
+#include "support/temp_dir.h"
+#include "support/zips.h"
+
+namespace reshard::test {
+namespace {
+
+using namespace pickles;
+namespace fs = std::filesystem;
+using Items = std::vector<std::pair<std::string, std::string>>;
+
+/// A dict whose keys are numbers.
+std::string by_id(const std::map<int, std::string>& values) {
+  std::string items = "}(";
+  for (const auto& [id, value] : values) items += number(id) + value;
+  return items + "u";
+}
+
+std::string rows(std::int64_t count) {
+  return tensor({.shape = {count, 2}, .strides = {2, 1}});
+}
+
+std::string group(const std::string& decay, const std::vector<std::int64_t>& ids) {
+  return dict({{"lr", number(1)}, {"weight_decay", decay}, {"params", numbers(ids)}});
+}
+
+/// Two parameters of 5 rows in two groups, of which a rank of two has three rows.
+Items zero1() {
+  const std::string state = dict({{"step", number(3)}, {"exp_avg", rows(3)}});
+  return {{"state", dict({})},
+          {"param_groups", list({group(number(1), {0}), group(number(0), {1})})},
+          {"base_state", by_id({{0, state}, {1, state}})},
+          {"shape_info", by_id({{0, numbers({5, 2})}, {1, numbers({5, 2})}})}};
+}
+
+Items with(const std::string& key, const std::string& value) {
+  Items items = zero1();
+  for (auto& [name, content] : items)
+    if (name == key) content = value;
+  if (std::none_of(items.begin(), items.end(), [&](const auto& item) { return item.first == key; }))
+    items.emplace_back(key, value);
+  std::erase_if(items, [](const auto& item) { return item.second.empty(); });
+  return items;
+}
+
+/// The optimizer of a model on `tp` ranks.
+struct Optimizer {
+  explicit Optimizer(std::uint32_t tp = 1) { shards.tp = tp, shards.pp = 1; }
+
+  fs::path file(int dp_rank, int tp_rank = 0) const {
+    return temp /
+           rank_name({static_cast<std::uint32_t>(tp_rank), 0, static_cast<std::uint32_t>(dp_rank)}, true).append(".pt");
+  }
+  void write(const fs::path& path, const Items& items) const {
+    write_file(path, torch_zip(stream(dict(items)), {{"0", std::string(48, '\1')}}));
+  }
+  OptimizerFiles read() const {
+    return read_optimizer_files(local_storage(), temp.path(), list_optimizer_files(local_storage(), temp.path()),
+                                shards);
+  }
+  void check_refused(const fs::path& path, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) const {
+    const Error error = error_of([&] { read(); });
+    CHECK(error.kind() == kind);
+    CHECK(error.path() == path.string());
+    CHECK_THAT(error.what(), Says(says));
+  }
+
+  TempDir temp;
+  ShardedCheckpoint shards;
+};
+
+/// Two data-parallel ranks.
+struct TwoRanks : Optimizer {
+  TwoRanks() {
+    write(file(0), zero1());
+    write(file(1), zero1());
+  }
+};
+
+TEST_CASE("The optimizer's files of two data-parallel ranks are read with groups, states and shapes") {
+  const TwoRanks optimizer;
+  const OptimizerFiles files = optimizer.read();
+  CHECK(files.dp == 2);
+  CHECK(files.incomplete.empty());
+  const OptimizerFile& first = files.of(0, 0, 0);
+  CHECK(first.form == OptimizerFile::Form::kZero1);
+  REQUIRE(first.groups.size() == 2);
+  CHECK(first.groups[1].count == 1);
+  CHECK(first.groups[1].values == PlainValue::Dict{{"lr", {std::int64_t{1}}}, {"weight_decay", {std::int64_t{0}}}});
+  REQUIRE(first.entries.size() == 2);
+  CHECK(first.entries[1].numbers.front() == std::pair(std::string("step"), PlainValue{std::int64_t{3}}));
+  REQUIRE(first.entries[1].tensors.size() == 1);
+  CHECK(first.entries[1].tensors[0].shape == Dims{3, 2});
+  CHECK(first.entries[1].shape == Dims{5, 2});
+}
+
+TEST_CASE("Files of an optimizer that contradict themselves are refused with the place") {
+  const TwoRanks optimizer;
+  const auto refused = [&](const Items& items, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) {
+    optimizer.write(optimizer.file(1), items);
+    optimizer.check_refused(optimizer.file(1), says, kind);
+  };
+  refused(with("param_groups", list({group(number(1), {0}), group(number(0), {2})})),
+          "\"params\" of group 1 has id 2 in the place of id 1");
+  refused(with("param_groups", list({group(number(1), {0})})), "\"base_state\" has id 1, but the groups have 1 param");
+  refused(with("param_groups", list({dict({{"lr", number(1)}})})), "group 0 has no list \"params\"");
+  refused(with("param_groups", list({dict({{"lr", rows(1)}, {"params", numbers({0, 1})}})})),
+          "lr of group 0 is a tensor", ErrorKind::kUnsupported);
+  refused(with("param_groups", ""), "has no \"param_groups\"");
+  refused(with("base_state", by_id({{0, rows(3)}})), "base_state.0 is ");
+  refused(with("base_state", by_id({{-1, dict({})}})), "a key of \"base_state\" is");
+  refused(with("shape_info", by_id({{0, number(5)}})), "in the place of the shape of id 0");
+  refused(with("shape_info", by_id({{0, numbers({5, 2})}})), "id 1 has no shape, but the shape [5, 2]");
+  refused(with("sharded_master_weights", by_id({{1, number(1)}})), "is an int, not a tensor");
+  write_file(optimizer.file(1), torch_zip(stream(number(1)), {}));
+  optimizer.check_refused(optimizer.file(1), "holds an int, not a dict");
+}
+
+TEST_CASE("Ranks of an optimizer that are not of one checkpoint are refused with what differs") {
+  const TwoRanks optimizer;
+  const auto refused = [&](const Items& items, const std::string& says) {
+    optimizer.write(optimizer.file(1), items);
+    optimizer.check_refused(optimizer.file(1), says);
+  };
+  const std::string other_step = dict({{"step", number(4)}, {"exp_avg", rows(3)}});
+  const std::string state = dict({{"step", number(3)}, {"exp_avg", rows(3)}});
+  refused(with("base_state", by_id({{0, state}, {1, other_step}})),
+          "id 1 has F32 exp_avg, step = 4, but F32 exp_avg, step = 3 in dp_rank_00_tp_rank_00_pp_rank_00.pt");
+  refused(with("base_state", by_id({{0, state}})), "id 1 has nothing, but");
+  refused(with("param_groups", list({group(number(2), {0}), group(number(0), {1})})),
+          "its parameter group 0 has {lr: 1, weight_decay: 2}, unlike dp_rank_00_tp_rank_00_pp_rank_00.pt");
+  refused(with("param_groups", list({group(number(1), {0, 1})})), "has 1 parameter groups, unlike");
+  refused(with("param_groups", list({group(number(1), {}), group(number(0), {0, 1})})),
+          "its parameter group 0 has 0 parameters");
+  refused(with("base_state", by_id({{0, dict({{"step", number(3)}, {"exp_avg", rows(2)}})}, {1, state}})),
+          "exp_avg of id 0 has the shape [2, 2], but by shape_info [5, 2] over 2 data-parallel ranks it has [3, 2]");
+  Items whole = with("base_state", "");
+  for (auto& [key, value] : whole)
+    if (key == "state") value = by_id({{0, state}});
+  refused(whole, "has no states of ZeRO-1, unlike");
+}
+
+TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that shards are of") {
+  const TwoRanks optimizer;
+  optimizer.write(optimizer.file(3), zero1());
+  optimizer.check_refused(optimizer.temp.path(),
+                          "1 of the optimizer's 4 files (tp 1 × pp 1 × dp 4) is missing: "
+                          "dp_rank_02_tp_rank_00_pp_rank_00");
+  fs::remove(optimizer.file(3));
+  const std::string state = dict({{"step", number(3)}, {"exp_avg", rows(2)}});
+  for (const int dp_rank : {0, 1}) optimizer.write(optimizer.file(dp_rank), with("base_state", by_id({{0, state}})));
+  optimizer.check_refused(optimizer.file(0), "over 2 data-parallel ranks it has [3, 2]");
+  CHECK_THAT(error_of([&] { optimizer.read(); }).hint(), Says("those of 3 data-parallel ranks"));
+  optimizer.write(optimizer.file(0, 1), zero1());
+  optimizer.check_refused(optimizer.file(0, 1), "is of tp rank 1, pp rank 0, but the model has tp 1 × pp 1 ranks");
+}
+
+TEST_CASE("One data-parallel rank's part that was saved as if it were all is known for what it is") {
+  const Optimizer optimizer;
+  optimizer.write(optimizer.file(0), zero1());
+  CHECK_THAT(optimizer.read().incomplete, Says("exp_avg of id 0 has 3 of 5 rows, the part of one of 2 ranks"));
+}
+
+/// An optimizer of two parameters of one shape, in groups of these sizes.
+OptimizerFiles grouped(const std::vector<std::uint32_t>& counts) {
+  OptimizerFiles files;
+  OptimizerFile& file = files.all.emplace_back();
+  file.path = "optim/file.pt";
+  files.folder = "optim";
+  for (const std::uint32_t count : counts) {
+    file.groups.push_back({{}, count});
+    for (std::uint32_t i = 0; i < count; ++i) {
+      file.entries.emplace_back();
+      file.entries.back().shape = Dims{4};
+    }
+  }
+  file.first_expert_group = static_cast<std::uint32_t>(counts.size());
+  return files;
+}
+
+TEST_CASE("Numbers become names by the rule that fits the groups, and where several do somebody has to say which") {
+  const std::vector<std::vector<LocalParameter>> parameters{{{"q_norm", {4}}, {"a.bias", {4}}, {"layernorm", {4}}}};
+  using Names = std::vector<std::vector<std::string>>;
+  const auto names = [&](const std::vector<std::uint32_t>& counts, std::optional<GroupRule> rule = std::nullopt) {
+    return names_of_entries(grouped(counts), parameters, rule, "");
+  };
+  CHECK(names({3}) == Names{{"q_norm", "a.bias", "layernorm"}});
+  CHECK(names({1, 2}) == Names{{"q_norm", "a.bias", "layernorm"}});
+  CHECK(names({2, 1}) == Names{{"q_norm", "layernorm", "a.bias"}});
+  const Error none = error_of([&] { names({1, 1}); });
+  CHECK(none.kind() == ErrorKind::kBadInput);
+  CHECK(none.path() == "optim/file.pt");
+  CHECK_THAT(none.what(), Says("its parameter group 0 has 1 parameters, but by rule norms the model's file has 0"));
+  CHECK_THAT(none.hint(), Says("no rule of `optimizer-groups` fits"));
+
+  const std::vector<std::vector<LocalParameter>> two{{{"q_norm", {4}}, {"k.RMSNorm", {4}}}};
+  const auto of_two = [&](std::optional<GroupRule> rule) { return names_of_entries(grouped({1, 1}), two, rule, ""); };
+  const Error several = error_of([&] { of_two(std::nullopt); });
+  CHECK(several.kind() == ErrorKind::kUsage);
+  CHECK(several.path() == "optim");
+  CHECK_THAT(several.what(), Says("the groups fit rule norms as well as rule layernorms"));
+  CHECK_THAT(several.hint(), Says("`optimizer-groups`"));
+  CHECK(of_two(GroupRule::kNorms) == Names{{"k.RMSNorm", "q_norm"}});
+  CHECK(of_two(GroupRule::kLayerNorms) == Names{{"q_norm", "k.RMSNorm"}});
+  CHECK_THAT(error_of([&] { of_two(GroupRule::kOne); }).hint(), Says("another `optimizer-groups` may fit"));
+
+  OptimizerFiles other = grouped({1, 2});
+  other.all[0].entries[2].shape = Dims{5};
+  CHECK_THAT(error_of([&] { names_of_entries(other, parameters, std::nullopt, ""); }).what(),
+             Says("id 2 has the shape [5], but by rule layernorms it is layernorm"));
+}
+
+}  // namespace
+}  // namespace reshard::test
