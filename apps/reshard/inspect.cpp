@@ -106,9 +106,11 @@ void inspect(const InspectArguments& arguments, Together& together) {
   if (const auto adapters = one_wanted ? std::vector<AdapterFolder>() : adapters_to_read(local_storage(), found.path);
       adapters.size() > 1)
     return inspect_adapters(path, adapters, found, arguments);
-  Checkpoint inspection = read_checkpoint(
-      found.path,
-      {ConfigUse::kLenient, family_spec(arguments), arguments.source_options, {config_of(arguments.source)}});
+  Checkpoint inspection = read_checkpoint(found.path, {.use = ConfigUse::kLenient,
+                                                       .family = family_spec(arguments),
+                                                       .options = arguments.source_options,
+                                                       .config = {config_of(arguments.source)},
+                                                       .looks_at_optimizer = true});
   inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
   std::vector<TensorRow> rows = tensor_rows(inspection, matching_tensors(inspection.map, arguments.filter));
   if (arguments.stats || arguments.digest) read_values(inspection, arguments, options, rows, together);

@@ -39,6 +39,52 @@ Document tensor_document(const TensorMap& map, const TensorRow& row) {
   return json;
 }
 
+/// As JSON has them; a number that JSON has not is text.
+Document value_document(const PlainValue& value) {
+  return std::visit(
+      [&](const auto& held) -> Document {
+        using Held = std::decay_t<decltype(held)>;
+        if constexpr (std::is_same_v<Held, std::monostate>) {
+          return nullptr;
+        } else if constexpr (std::is_same_v<Held, double>) {
+          return std::isfinite(held) ? Document(held) : Document(to_string(value));
+        } else if constexpr (std::is_same_v<Held, PlainValue::List>) {
+          Document list = Document::array();
+          for (const PlainValue& item : held) list.push_back(value_document(item));
+          return list;
+        } else if constexpr (std::is_same_v<Held, PlainValue::Dict>) {
+          Document dict = Document::object();
+          for (const auto& [key, item] : held) dict[key] = value_document(item);
+          return dict;
+        } else {
+          return held;
+        }
+      },
+      value.value);
+}
+
+Document optimizer_document(const OptimizerSummary& optimizer) {
+  Document json = {{"states", Document::array()},
+                   {"groups", Document::array()},
+                   {"sharded", optimizer.is_sharded},
+                   {"data_parallel_ranks", optimizer.dp},
+                   {"files", optimizer.files},
+                   {"bytes", optimizer.bytes},
+                   {"most_bytes_per_rank", optimizer.most_rank_bytes},
+                   {"master_weights", optimizer.has_masters},
+                   {"step", optimizer.step ? Document(*optimizer.step) : Document(nullptr)},
+                   {"complete", optimizer.incomplete.empty()}};
+  for (const OptimizerSummary::State& state : optimizer.states)
+    json["states"].push_back({{"name", state.name},
+                              {"dtype", std::string(name(state.dtype))},
+                              {"tensors", state.tensors},
+                              {"bytes", state.bytes}});
+  for (const OptimizerSummary::Group& group : optimizer.groups)
+    json["groups"].push_back({{"parameters", group.parameters}, {"values", value_document({group.values})}});
+  if (!optimizer.incomplete.empty()) json["incomplete"] = optimizer.incomplete;
+  return json;
+}
+
 }  // namespace
 
 Document adapters_document(const std::string& path, const std::vector<Checkpoint>& adapters) {
@@ -92,6 +138,8 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
     json["beside_model"] = {{"optimizer", {{"tensors", beside.optimizer.tensors}, {"bytes", beside.optimizer.bytes}}},
                             {"other", {{"tensors", beside.other.tensors}, {"bytes", beside.other.bytes}}},
                             {"unread_files", {{"files", beside.files}, {"bytes", beside.file_bytes}}}};
+    if (beside.summary) json["beside_model"]["training_states"] = optimizer_document(*beside.summary);
+    if (!beside.unreadable.empty()) json["beside_model"]["unreadable"] = beside.unreadable;
   }
   json["files"] = Document::array();
   for (const TensorFile& file : inspection.map.files)

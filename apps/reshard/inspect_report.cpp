@@ -61,6 +61,32 @@ std::string beside_text(const BesideModel& beside) {
   return "beside the model: " + join(parts, "; ");
 }
 
+/// What the optimizer's files hold: states, ranks, step, groups with their hyperparameters.
+std::string optimizer_text(const OptimizerSummary& optimizer) {
+  std::vector<std::string> states;
+  for (const OptimizerSummary::State& state : optimizer.states)
+    states.push_back(fmt::format("{} {} ({})", printable(state.name), name(state.dtype), format_bytes(state.bytes)));
+  std::string text = "optimizer: " + (states.empty() ? std::string("no states yet") : join(states, ", "));
+  text += optimizer.is_sharded
+              ? fmt::format("; ZeRO-1 over {} data-parallel rank{}", optimizer.dp, optimizer.dp == 1 ? "" : "s")
+              : "; not split over data-parallel ranks";
+  text += fmt::format("; {} file{}, at most {} of states per rank", optimizer.files, optimizer.files == 1 ? "" : "s",
+                      format_bytes(optimizer.most_rank_bytes));
+  if (optimizer.step) text += fmt::format("; step {}", *optimizer.step);
+  text += optimizer.has_masters ? "" : "; no master weights";
+  std::string all = wrap(text, 2) + "\n";
+  for (std::size_t g = 0; g < optimizer.groups.size(); ++g) {
+    std::vector<std::string> values;
+    for (const auto& [key, value] : optimizer.groups[g].values)
+      values.push_back(fmt::format("{} {}", printable(key), to_string(value)));
+    all +=
+        wrap(fmt::format("  group {}: {} parameters; {}", g, optimizer.groups[g].parameters, join(values, ", ")), 4) +
+        "\n";
+  }
+  if (!optimizer.incomplete.empty()) all += wrap("  the states cannot be restored: " + optimizer.incomplete, 4) + "\n";
+  return all;
+}
+
 /// The rows of one line of the table, put together.
 struct Line {
   std::string name;
@@ -254,6 +280,10 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
                         part.tensors == 1 ? " " : "s", format_count(part.elems), format_bytes(part.bytes));
   if (inspection.beside_model && !inspection.beside_model->empty())
     text += wrap(beside_text(*inspection.beside_model), 2) + "\n";
+  if (inspection.beside_model && inspection.beside_model->summary)
+    text += optimizer_text(*inspection.beside_model->summary);
+  if (inspection.beside_model && !inspection.beside_model->unreadable.empty())
+    text += wrap("the optimizer cannot be read: " + printable(inspection.beside_model->unreadable), 2) + "\n";
   for (const auto& [key, value] : inspection.file_metadata)
     text += wrap(fmt::format("  metadata {}: {}", printable(key), printable(value)), 4) + "\n";
   if (!rows.empty() && rows.front().digest) text += "\n" + digest_table(inspection, rows);

@@ -13,6 +13,7 @@
 #include "reshard/formats/format.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/layout.h"
+#include "reshard/layouts/optimizer_summary.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/language_model.h"
 #include "reshard/specs/mesh.h"
@@ -28,6 +29,8 @@ struct BesideModel {
   TensorCount other;
   std::uint64_t files = 0;  // of the optimizer and the trainer, which are not opened
   std::uint64_t file_bytes = 0;
+  std::optional<OptimizerSummary> summary{};  // of the optimizer, with ReadContext::looks_at_optimizer
+  std::string unreadable{};                   // why there is none, as a sentence, where there are files of it
 
   bool empty() const { return optimizer.tensors == 0 && other.tensors == 0 && files == 0; }
 };

@@ -73,6 +73,23 @@ void validate_model(const Checkpoint& checkpoint, const ShardedCheckpoint& shard
       .hint(hint_for_model(checkpoint));
 }
 
+/// What the optimizer's files hold, for who looks at the checkpoint; what is wrong with them is no error here.
+void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  try {
+    const auto names = list_optimizer_files(files, folder);
+    if (names.empty()) return;
+    BesideModel& beside = checkpoint.beside_model.emplace();
+    beside.summary = summarize_optimizer(files, read_optimizer_files(files, folder, names, shards));
+    for (const OptimizerSummary::State& state : beside.summary->states) {
+      beside.optimizer.tensors += state.tensors;
+      beside.optimizer.bytes += state.bytes;
+    }
+  } catch (const Error& error) {
+    if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
+    checkpoint.beside_model->unreadable = error.what();
+  }
+}
+
 /// What is wanted of the optimizer's files: states, master weights.
 void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpoint& shards, const ReadContext& context,
                     Checkpoint& checkpoint) {
@@ -80,9 +97,10 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   if (!folder) return;
   const bool masters = wants_master_weights(context.options) || shards.lacks_weights;
   checkpoint.leaves_states = !context.with_optimizer && files.is_directory(*folder);
+  if (context.looks_at_optimizer) look_at_optimizer(files, *folder, shards, checkpoint);
   if (!masters && !context.with_optimizer) return;
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, *folder, shards, checkpoint, context.options);
-  checkpoint.beside_model.emplace();
+  if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
   if (context.with_optimizer) checkpoint.states = sharded_states(optimizer, checkpoint.map);
   if (!masters) return;
   const bool as_model = !wants_master_weights(context.options);

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/plain_value.h"
+#include "reshard/io/files.h"
+#include "reshard/tensor/dtype.h"
+
+namespace reshard {
+
+struct OptimizerFiles;
+
+/// What the optimizer's files of a training checkpoint hold, as their headers say it.
+struct OptimizerSummary {
+  /// A state of all parameters; "master" for master weights.
+  struct State {
+    std::string name;
+    DType dtype = DType::kF32;  // of the first
+    std::uint64_t tensors = 0;  // over all files: parts of ranks
+    std::uint64_t bytes = 0;
+  };
+  struct Group {
+    PlainValue::Dict values;
+    std::uint64_t parameters = 0;  // of all pipeline ranks, as their files have them: fused ones are one
+  };
+
+  std::vector<State> states;
+  std::vector<Group> groups;
+  bool is_sharded = false;  // over `dp` data-parallel ranks: ZeRO-1
+  std::uint32_t dp = 1;
+  std::uint64_t files = 0;
+  std::uint64_t bytes = 0;            // of all tensors
+  std::uint64_t most_rank_bytes = 0;  // of the rank that has the most
+  bool has_masters = false;
+  std::optional<double> step;  // of the first parameter of the first file that has one
+  std::string incomplete;      // why the states cannot be restored, as a clause; empty where they can
+};
+
+/// Reads the step; all else is in `optimizer`.
+/// \throws Error kIo.
+OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimizer);
+
+}  // namespace reshard
