@@ -9,6 +9,7 @@
 #include "reshard/engine/journal.h"
 #include "reshard/engine/output.h"
 #include "reshard/engine/sealed_text.h"
+#include "reshard/engine/staging_mark.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
@@ -422,7 +423,7 @@ TEST_CASE("A run that lives is told apart from a dead one, and is neither taken 
   fs::remove(stopped.root / kLockFile);
   CHECK(earlier_runs(local_storage(), *stopped.job).at(0).state == EarlierRun::State::kUnknown);
   CHECK(remove_dead_runs(local_storage(), *stopped.job).empty());
-  write_file(stopped.root / kLockFile, "");
+  write_file(stopped.root / kLockFile, staging_mark(*stopped.job));
   const auto removed = remove_dead_runs(local_storage(), *stopped.job);
   REQUIRE(removed.size() == 1);
   CHECK(removed[0].root == stopped.root);
