@@ -95,6 +95,19 @@ std::uint64_t source_bytes(const Job& job) {
   return bytes;
 }
 
+/// Where the outputs may not be written, what killed runs have left is removed all the same, or named.
+void look_at_output(const Job& job, const CommonArguments& arguments, Storage& storage,
+                    const std::function<void(const std::string&)>& tell) {
+  try {
+    validate_output(storage, job);
+  } catch (Error& error) {
+    if (arguments.clean)
+      for (const std::string& note : clean(storage, job)) tell(note);
+    hint_at_dead_runs(error, storage, job);
+    throw;
+  }
+}
+
 /// Notes of what lies beside the output, or in it.
 std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArguments& arguments, Storage& storage) {
   std::vector<std::string> notes;
@@ -192,17 +205,17 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   together.step("plan", progress, [&] { planned = plan(); });
   planned->manifest = arguments.manifest;
   Job& job = *planned;
-  // Before the notes, which tell what becomes of the tensors.
-  together.step("look at the output", progress, [&] {
-    if (together.leads()) validate_output(*options.storage, job);
-  });
-  if (!arguments.quiet && !arguments.json) print_notes(job.notes);
   const auto tell = [&](const std::string& note) {
     if (arguments.json)
       job.notes.push_back(note);
     else if (!arguments.quiet)
       print_notes({note});
   };
+  // Before the notes, which tell what becomes of the tensors.
+  together.step("look at the output", progress, [&] {
+    if (together.leads()) look_at_output(job, arguments, *options.storage, tell);
+  });
+  if (!arguments.quiet && !arguments.json) print_notes(job.notes);
   together.step("look for earlier runs", progress, [&] {
     if (!together.leads()) return;
     for (const std::string& note : look_for_earlier_runs(job, arguments, *options.storage)) tell(note);

@@ -91,5 +91,23 @@ TEST_CASE("What is another user's is neither gone on with nor removed") {
   CHECK((snapshot(stopped.root) == before));
 }
 
+TEST_CASE("What a killed run has left can be removed when the output is complete") {
+  Stopped stopped;
+  execute(*stopped.job, journalled(local_storage()));
+  const auto output = snapshot(stopped.jobs.temp / "out");
+  REQUIRE(fs::exists(stopped.root));
+  const Error without = error_of([&] { execute(*stopped.job, journalled(local_storage())); });
+  CHECK(without.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(without.hint(), Says("in " + stopped.root.string() + ", which `clean` removes"));
+  REQUIRE(fs::exists(stopped.root));
+  std::vector<std::string> notes;
+  const Error error = error_of([&] { execute(*stopped.job, cleaning(notes)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.what(), Says("already there"));
+  CHECK_FALSE(fs::exists(stopped.root));
+  CHECK(notes.size() == 1);
+  CHECK((snapshot(stopped.jobs.temp / "out") == output));
+}
+
 }  // namespace
 }  // namespace reshard::test

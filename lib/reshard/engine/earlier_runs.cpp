@@ -177,6 +177,13 @@ std::vector<std::string> clean(Storage& storage, const Job& job) {
   return notes;
 }
 
+void hint_at_dead_runs(Error& error, Storage& storage, const Job& job) {
+  for (const EarlierRun& run : earlier_runs(storage, job))
+    if (run.state == EarlierRun::State::kDead)
+      error.hint(fmt::format("{}{}a run that was killed has left {} in {}, which `clean` removes", error.hint(),
+                             error.hint().empty() ? "" : "; ", format_bytes(run.size_bytes), run.root.string()));
+}
+
 std::optional<Resumable> find_resumable(Storage& storage, const Job& job, const JournalHeader& header) {
   std::optional<Error> why_not;
   std::optional<Resumable> best;

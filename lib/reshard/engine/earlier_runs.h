@@ -50,6 +50,9 @@ std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);
 /// Does so. \returns notes, whole sentences: what became of each.
 std::vector<std::string> clean(Storage& storage, const Job& job);
 
+/// Adds to an error's hint what dead runs have left: it may be in the way of a new one.
+void hint_at_dead_runs(Error& error, Storage& storage, const Job& job);
+
 /// What a dead run has done of the job that is to go on.
 struct Resumable {
   std::filesystem::path root;

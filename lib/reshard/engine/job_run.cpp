@@ -65,16 +65,26 @@ JobRun::JobRun(const Job& job, RunOptions options)
 void JobRun::prepare() {
   start_ = std::chrono::steady_clock::now();
   Storage& storage = *options_.storage;
-  validate_output(storage, job_);
-  if (options_.clean)
+  if (options_.clean)  // first: what a run has left is to go away, though the output is complete by now
     for (std::string& text : clean(storage, job_)) note(std::move(text));
+  try {
+    validate_output(storage, job_);
+  } catch (Error& error) {
+    hint_at_dead_runs(error, storage, job_);
+    throw;
+  }
   std::optional<Resumable> earlier;
   if (options_.resume) earlier = find_resumable(storage, job_, journal_header(job_, options_, unit_count()));
   if (earlier) {
     take_over(std::move(*earlier));
   } else {
     if (options_.resume) note("no run was there to go on with: all of it is written anew");
-    require_space();
+    try {
+      validate_space(output_space(storage, job_));
+    } catch (Error& error) {
+      hint_at_dead_runs(error, storage, job_);
+      throw;
+    }
     staging_.emplace(job_, storage);
     prepared_.root = staging_->root();
     create_files();
@@ -93,19 +103,6 @@ void JobRun::note(std::string text) {
     options_.on_note(text);
   else
     notes_.push_back(std::move(text));
-}
-
-/// The outputs fit. Else the error names what dead runs have left, which may be in their place.
-void JobRun::require_space() const {
-  try {
-    validate_space(output_space(*options_.storage, job_));
-  } catch (Error& error) {
-    for (const EarlierRun& run : earlier_runs(*options_.storage, job_))
-      if (run.state == EarlierRun::State::kDead)
-        error.hint(fmt::format("{}; a run that was killed has left {} in {}, which `clean` removes", error.hint(),
-                               format_bytes(run.size_bytes), run.root.string()));
-    throw;
-  }
 }
 
 /// Goes on in the staging directory of a run that is dead.

@@ -104,7 +104,6 @@ class JobRun {
   void create_files();
   void take_over(Resumable earlier);
   void note(std::string text);
-  void require_space() const;
   bool journals() const { return options_.journal && options_.sync && prepared_.has_lock; }
   std::uint32_t unit_count() const;
   void begin_journal(std::uint32_t share);
