@@ -123,7 +123,12 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
       continue;  // another note will say what became of it
     else if (run.state == EarlierRun::State::kForeign)
       notes.push_back(what + ", has a name as runs give it that are killed, but is left alone: " + run.why_foreign);
-    else if (!run.has_journal)
+    else if (run.journal == JournalFound::kUnreadable)
+      notes.push_back(
+          what +
+          ", left by a run that was killed, with a journal that is damaged or of another version of reshard: "
+          "--clean removes it");
+    else if (run.journal == JournalFound::kNone)
       notes.push_back(what + ", left by a run that was killed before it had a journal: --clean removes it");
     else if (!arguments.resume)
       notes.push_back(what + ", left by a run that was killed: --resume goes on with it, --clean removes it");

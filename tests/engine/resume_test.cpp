@@ -496,9 +496,9 @@ TEST_CASE("What is left without a journal is told apart, and so is what is left 
   Stopped stopped;
   const auto with = earlier_runs(local_storage(), *stopped.job);
   REQUIRE(with.size() == 1);
-  CHECK(with[0].has_journal);
+  CHECK(with[0].journal == JournalFound::kWhole);
   for (const std::string& name : journal_files(local_storage(), stopped.root)) write_file(stopped.root / name, "torn");
-  CHECK_FALSE(earlier_runs(local_storage(), *stopped.job).at(0).has_journal);
+  CHECK(earlier_runs(local_storage(), *stopped.job).at(0).journal == JournalFound::kNone);
 
   RunOptions options = journalled(local_storage());
   options.resume = true;

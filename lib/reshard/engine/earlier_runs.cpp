@@ -146,9 +146,9 @@ void remove_staging(Storage& storage, const fs::path& root, std::unique_ptr<File
 std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> runs;
   for (const fs::path& root : stale_stagings(storage, job)) {
-    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), false, {}};
+    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), JournalFound::kNone, {}};
     const auto lock = lock_removable(storage, run);
-    run.has_journal = lock && has_journal(storage, root);
+    if (lock) run.journal = find_journal(storage, root);
     runs.push_back(std::move(run));
   }
   return runs;
@@ -157,7 +157,7 @@ std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> removed;
   for (const fs::path& root : stale_stagings(storage, job)) {
-    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), false, {}};
+    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), JournalFound::kNone, {}};
     auto lock = lock_removable(storage, run);
     if (!lock) continue;
     remove_staging(storage, root, std::move(lock));

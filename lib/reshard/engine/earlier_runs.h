@@ -23,9 +23,9 @@ struct EarlierRun {
   };
   std::filesystem::path root;
   State state = State::kUnknown;
-  std::uint64_t size_bytes = 0;  // of all files in it
-  bool has_journal = false;      // of a dead run, from which one of the same job may go on
-  std::string why_foreign;       // the end of a sentence
+  std::uint64_t size_bytes = 0;                // of all files in it
+  JournalFound journal = JournalFound::kNone;  // of a dead run; from a whole one a run of the same job may go on
+  std::string why_foreign;                     // the end of a sentence
 };
 
 /// All of them, by path.

@@ -117,15 +117,22 @@ std::optional<Journal> read_journal(Files& files, const std::filesystem::path& p
   return parse_journal(read_text_file(files, path, kMaxBytes));
 }
 
-bool has_journal(Files& files, const std::filesystem::path& root, const JournalHeader* header) noexcept {
+JournalFound find_journal(Files& files, const std::filesystem::path& root, const JournalHeader* header) noexcept {
+  JournalFound found = JournalFound::kNone;
   try {
-    for (const std::string& name : journal_files(files, root))
-      if (const auto journal = read_journal(files, root / name); journal && !journal->units.empty())
-        if (header == nullptr || journal->header == *header) return true;
+    for (const std::string& name : journal_files(files, root)) {
+      try {
+        const auto journal = read_journal(files, root / name);
+        if (journal && !journal->units.empty() && (header == nullptr || journal->header == *header))
+          return JournalFound::kWhole;
+      } catch (const Error&) {
+        found = JournalFound::kUnreadable;
+      }
+    }
   } catch (const std::exception&) {
-    // Of another version, or not to be read.
+    // The directory cannot be listed.
   }
-  return false;
+  return found;
 }
 
 JournalWriter::JournalWriter(Storage& storage, std::filesystem::path root, std::string prefix, JournalHeader header,

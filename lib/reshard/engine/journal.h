@@ -60,8 +60,18 @@ std::optional<Journal> parse_journal(std::string_view text);
 /// The same of a file.
 /// \throws as parse_journal; kIo.
 std::optional<Journal> read_journal(Files& files, const std::filesystem::path& path);
-/// Whether a staging directory holds a journal that has any unit: of a run with this header, if one is given.
-bool has_journal(Files& files, const std::filesystem::path& root, const JournalHeader* header = nullptr) noexcept;
+enum class JournalFound : std::uint8_t {
+  kNone,        // or torn ones alone
+  kUnreadable,  // of another version, or damaged
+  kWhole,       // one that has a unit
+};
+/// The best that lies in a staging directory: of a run with this header, if one is given.
+JournalFound find_journal(Files& files, const std::filesystem::path& root,
+                          const JournalHeader* header = nullptr) noexcept;
+inline bool has_journal(Files& files, const std::filesystem::path& root,
+                        const JournalHeader* header = nullptr) noexcept {
+  return find_journal(files, root, header) == JournalFound::kWhole;
+}
 
 /// Writes the journal of one rank, while units are done. Thread-safe.
 class JournalWriter {
