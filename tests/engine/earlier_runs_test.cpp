@@ -118,5 +118,33 @@ TEST_CASE("A damaged journal, or one of another version, does not hide a good on
   CHECK(execute(*stopped.job, resuming()).resumed_bytes > 0);
 }
 
+TEST_CASE("A signal to any rank of a run with resume leaves its outputs, and says so") {
+  for (const std::uint32_t signalled : {0u, 1u, 2u}) {
+    CAPTURE(signalled);
+    const Jobs jobs;
+    const auto job = jobs.planners.front().second(jobs.temp / "out");
+    std::vector<FaultStorage> storages(2);
+    std::vector<Progress> progress(2);
+    for (std::uint32_t rank = 0; rank < 2; ++rank)
+      storages[rank].before = [&, rank](FaultStorage::Operation operation, std::uint64_t) {
+        if (signalled != rank && signalled != 2) return;
+        const auto staging = staging_in(jobs.temp.path());
+        if (operation == FaultStorage::Operation::kWrite && staging &&
+            journal_files(local_storage(), *staging).size() >= 3)
+          progress[rank].stop = true;
+      };
+    const auto thrown = run_ranks(2, [&](Together& together) {
+      RunOptions options = resuming(storages[together.rank()]);
+      options.progress = &progress[together.rank()];
+      execute(*job, options, together);
+    });
+    const auto staging = staging_in(jobs.temp.path());
+    REQUIRE(staging);
+    REQUIRE(thrown[0]);
+    CHECK(thrown[0]->kind() == ErrorKind::kInterrupted);
+    CHECK_THAT(thrown[0]->hint(), Says("what is written stays in " + staging->string()));
+  }
+}
+
 }  // namespace
 }  // namespace reshard::test

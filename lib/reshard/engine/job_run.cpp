@@ -154,6 +154,7 @@ std::uint32_t JobRun::unit_count() const {
 }
 
 bool JobRun::keep(ErrorKind why) noexcept {
+  if (kept_) return true;
   if (!staging_ || !(journals() || resumes())) return false;
   const bool may_go_on = why == ErrorKind::kNoSpace || why == ErrorKind::kIo || why == ErrorKind::kLost ||
                          (why == ErrorKind::kInterrupted && options_.resume) || resumes();
@@ -179,7 +180,7 @@ bool JobRun::keep(ErrorKind why) noexcept {
   journal_.reset();
   staging_->keep();
   staging_.reset();
-  return true;
+  return kept_ = true;
 }
 
 JobRun::~JobRun() {

@@ -125,6 +125,7 @@ class JobRun {
   std::unique_ptr<PageFragments> fragments_;  // of the last share
   std::unique_ptr<JournalWriter> journal_;
   bool abandoned_ = false;
+  bool kept_ = false;
   bool entries_flushed_ = false;  // the names and sizes of all files in the staging directory
   std::vector<char> unflushed_;   // whether this process wrote to each target file since it flushed it
 };
