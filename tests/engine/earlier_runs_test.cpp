@@ -146,5 +146,20 @@ TEST_CASE("A signal to any rank of a run with resume leaves its outputs, and say
   }
 }
 
+TEST_CASE("A run that goes on makes its outputs as private as the inputs have become meanwhile") {
+  Stopped stopped;
+  const ::mode_t mask = ::umask(022);
+  fs::permissions(stopped.jobs.temp / "model", fs::perms::owner_all);
+  for (const auto& entry : fs::directory_iterator(stopped.jobs.temp / "model"))
+    fs::permissions(entry.path(), fs::perms::owner_read | fs::perms::owner_write);
+  const auto job = stopped.jobs.planners.front().second(stopped.jobs.temp / "out");
+  CHECK(execute(*job, resuming()).resumed_bytes > 0);
+  ::umask(mask);
+  for (const auto& entry : fs::recursive_directory_iterator(stopped.jobs.temp / "out")) {
+    INFO(entry.path().string());
+    CHECK((entry.status().permissions() & (fs::perms::group_all | fs::perms::others_all)) == fs::perms::none);
+  }
+}
+
 }  // namespace
 }  // namespace reshard::test

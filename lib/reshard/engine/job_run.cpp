@@ -129,7 +129,9 @@ void JobRun::take_over(Resumable earlier) {
   std::sort(prepared_.done_units.begin(), prepared_.done_units.end());
   for_each_number(job_.target.files.size(), thread_count(options_), [&](std::size_t i) {
     const TensorFile& file = job_.target.files[i];
-    if (!needs_crcs(file)) write_parts(*storage.reopen(prepared_.root / file.path), target_parts(job_.target, file));
+    const fs::path path = prepared_.root / file.path;
+    set_permissions(storage.directories(), path, staging_->permissions().weights());  // inputs may be private by now
+    if (!needs_crcs(file)) write_parts(*storage.reopen(path), target_parts(job_.target, file));
   });
   std::vector<std::string> fragments = journal_and_fragment_files(storage, prepared_.root);
   std::erase_if(fragments, [](const std::string& name) { return !is_fragments_file(name); });

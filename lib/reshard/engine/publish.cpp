@@ -69,7 +69,11 @@ Staging::Staging(const Job& job, Storage& storage, fs::path root, std::unique_pt
   for (const char* name : {kManifestFile, kSha256SumsFile}) directories().remove_tree(root / name);
   root_ = std::move(root);
   try {
-    for (const fs::path& relative : output_files(job)) make_staged_folders(relative.parent_path());
+    for (const fs::path& relative : output_files(job)) {
+      make_staged_folders(relative.parent_path());
+      for (fs::path folder = relative.parent_path(); !folder.empty(); folder = folder.parent_path())
+        set_permissions(directories(), root_ / folder, permissions_.directory(folder));
+    }
   } catch (...) {
     root_.clear();  // so that nothing in it is removed
     throw;
