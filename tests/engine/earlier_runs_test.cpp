@@ -161,5 +161,16 @@ TEST_CASE("A run that goes on makes its outputs as private as the inputs have be
   }
 }
 
+TEST_CASE("A folder in what is left that no run of the job made is told, and not published") {
+  Stopped stopped;
+  const auto name = GENERATE(as<std::string>(), "d", ".journal-8-0-0", "tensor_parallel_shards/d");
+  fs::create_directories(stopped.root / name);
+  const Error error = stopped.resume(*stopped.job);
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (stopped.root / name).string());
+  CHECK(fs::is_directory(stopped.root / name));
+  CHECK_FALSE(fs::exists(stopped.jobs.temp / "out"));
+}
+
 }  // namespace
 }  // namespace reshard::test

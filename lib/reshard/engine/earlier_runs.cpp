@@ -114,17 +114,21 @@ bool run_lives(Storage& storage, const fs::path& root) {
 
 void validate_no_foreign_files(Files& files, const Job& job, const fs::path& root) {
   std::set<fs::path> ours{kLockFile, kManifestFile, kSha256SumsFile};
-  for (const fs::path& file : output_files(job)) ours.insert(file);
+  std::set<fs::path> folders;
+  for (const fs::path& file : output_files(job)) {
+    ours.insert(file);
+    for (fs::path above = file.parent_path(); !above.empty(); above = above.parent_path()) folders.insert(above);
+  }
   for (const std::string& name : journal_and_fragment_files(files, root)) ours.insert(name);
   const std::function<void(const fs::path&)> look = [&](const fs::path& folder) {
     for (const DirectoryEntry& entry : files.list(root / folder)) {
       const fs::path relative = folder / entry.name;
-      if (entry.kind == FileKind::kDirectory && !entry.is_link)
+      if (entry.kind == FileKind::kDirectory && !entry.is_link && folders.contains(relative))
         look(relative);
       else if (entry.is_link || !ours.contains(relative))
-        throw Error(ErrorKind::kBadInput, "is no file of the run that is to go on")
+        throw Error(ErrorKind::kBadInput, "is nothing of the run that is to go on")
             .in(root / relative)
-            .hint("move it away, or remove all that is left with `clean`");
+            .hint("move it away");
     }
   };
   look({});
