@@ -172,5 +172,15 @@ TEST_CASE("A folder in what is left that no run of the job made is told, and not
   CHECK_FALSE(fs::exists(stopped.jobs.temp / "out"));
 }
 
+TEST_CASE("Beside a run that lives none begins anew, and no note says that one does") {
+  Stopped stopped;
+  const auto lock = local_directories().lock(stopped.root / kLockFile, true);
+  std::vector<std::string> notes;
+  RunOptions options = resuming();
+  options.on_note = [&](const std::string& note) { notes.push_back(note); };
+  CHECK(error_of([&] { execute(*stopped.job, options); }).kind() == ErrorKind::kIo);
+  CHECK(notes.empty());
+}
+
 }  // namespace
 }  // namespace reshard::test

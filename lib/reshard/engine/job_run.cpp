@@ -78,7 +78,6 @@ void JobRun::prepare() {
   if (earlier) {
     take_over(std::move(*earlier));
   } else {
-    if (options_.resume) note("no run was there to go on with: all of it is written anew");
     try {
       validate_space(output_space(storage, job_));
     } catch (Error& error) {
@@ -86,6 +85,7 @@ void JobRun::prepare() {
       throw;
     }
     staging_.emplace(job_, storage);
+    if (options_.resume) note("no run was there to go on with: all of it is written anew");  // nor one that lives
     prepared_.root = staging_->root();
     create_files();
   }
