@@ -146,6 +146,66 @@ TEST_CASE("A signal to any rank of a run with resume leaves its outputs, and say
   }
 }
 
+TEST_CASE("Outputs that cannot get their names stay for the next run, and have their names then") {
+  const bool existing = GENERATE(false, true);
+  CAPTURE(existing);
+  const Jobs jobs;
+  const fs::path output = jobs.temp / "out";
+  const auto job = jobs.planners.front().second(output);
+  execute(*job, unsynced());
+  const auto expected = snapshot(output);
+  if (existing)
+    write_file(output / "config.json", "old");
+  else
+    fs::remove_all(output);
+  job->force = existing;
+  TestStorage test;
+  test.directories.before = [&](const char* step, const fs::path& path) {
+    if (step == std::string("rename") && (path == output || path.parent_path() == output))
+      throw Error(ErrorKind::kIo, "made to fail").in(path);
+  };
+  const Error error = error_of([&] { execute(*job, resuming(test.storage)); });
+  CHECK(error.kind() == ErrorKind::kIo);
+  const auto staging = staging_in(existing ? output : jobs.temp.path());
+  REQUIRE(staging);
+  CHECK_THAT(error.hint(), Says("what is written stays in " + staging->string()));
+  CHECK(fs::exists(output) == existing);
+  if (existing) CHECK(read_file(output / "config.json") == "old");
+  const RunResult result = execute(*job, resuming());
+  CHECK(result.resumed_bytes == job->program.write_bytes);
+  CHECK((snapshot(output) == expected));
+  CHECK_FALSE(staging_in(existing ? output : jobs.temp.path()));
+}
+
+TEST_CASE("What a kill in the moment of publishing leaves in a new output is gone on with, or removed") {
+  const Jobs jobs;
+  const fs::path output = jobs.temp / "out";
+  const auto job = jobs.planners.front().second(output);
+  execute(*job, unsynced());
+  const auto expected = snapshot(output);
+  fs::remove_all(output);
+  TestStorage test;
+  std::optional<fs::path> root;
+  test.directories.before = [&](const char* step, const fs::path& path) {
+    if (step != std::string("rename") || path != output) return;
+    root = staging_in(jobs.temp.path());
+    fs::copy(*root, jobs.temp / "saved", fs::copy_options::recursive);
+    throw Error(ErrorKind::kInternal, "killed");
+  };
+  CHECK(error_of([&] { execute(*job, journalled(test.storage)); }).message() == "killed");
+  REQUIRE(root);
+  fs::remove_all(*root);
+  fs::rename(jobs.temp / "saved", *root);
+  SECTION("resume") {
+    CHECK(execute(*job, resuming()).resumed_bytes == job->program.write_bytes);
+    CHECK((snapshot(output) == expected));
+  }
+  SECTION("clean") {
+    CHECK(remove_dead_runs(local_storage(), *job).size() == 1);
+  }
+  CHECK_FALSE(fs::exists(*root));
+}
+
 TEST_CASE("A run that goes on makes its outputs as private as the inputs have become meanwhile") {
   Stopped stopped;
   const ::mode_t mask = ::umask(022);

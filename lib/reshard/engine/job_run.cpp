@@ -108,6 +108,7 @@ void JobRun::note(std::string text) {
 /// Goes on in the staging directory of a run that is dead.
 void JobRun::take_over(Resumable earlier) {
   Storage& storage = *options_.storage;
+  take_apart(storage, earlier.root);
   validate_no_foreign_files(storage, job_, earlier.root);
   for (const TensorFile& file : job_.target.files) {
     const fs::path path = earlier.root / file.path;
@@ -157,7 +158,8 @@ std::uint32_t JobRun::unit_count() const {
 
 bool JobRun::keep(ErrorKind why) noexcept {
   if (kept_) return true;
-  if (!staging_ || !(journals() || resumes())) return false;
+  // Without a root some of it has its final name, and could not be put back.
+  if (!staging_ || staging_->root().empty() || !(journals() || resumes())) return false;
   const bool may_go_on = why == ErrorKind::kNoSpace || why == ErrorKind::kIo || why == ErrorKind::kLost ||
                          (why == ErrorKind::kInterrupted && options_.resume) || resumes();
   if (!may_go_on) return false;
@@ -390,9 +392,9 @@ RunResult JobRun::publish(ShareReport report) {
   result.notes = std::move(notes_);
   if (journal_ && journal_->is_full())
     result.notes.push_back("there was no space for the journal: had this run been killed, `resume` could not go on");
-  journal_.reset();
   if (job_.manifest) write_manifest(report, result);
   const std::vector<std::string> notes = staging_->publish(options_.sync);
+  journal_.reset();
   result.notes.insert(result.notes.end(), notes.begin(), notes.end());
   result.divergent = std::move(report.divergent);
   std::sort(result.divergent.begin(), result.divergent.end(),  // threads find them in any order

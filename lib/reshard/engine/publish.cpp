@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -42,6 +43,14 @@ void add_directories(Files& files, const fs::path& directory, std::set<fs::path>
 
 }  // namespace
 
+void take_apart(Storage& storage, const fs::path& root) {
+  const fs::path whole = root / kWholeFolder;
+  if (root.empty() || storage.directories().is_link(whole) || !storage.is_directory(whole)) return;
+  for (const DirectoryEntry& entry : storage.list(whole))
+    rename_entry(storage.directories(), whole / entry.name, root / entry.name);
+  storage.directories().remove_empty(whole);
+}
+
 void flush_tree(Storage& storage, const fs::path& root) {
   std::set<fs::path> found;
   add_directories(storage, root, found);
@@ -69,10 +78,13 @@ Staging::Staging(const Job& job, Storage& storage, fs::path root, std::unique_pt
   for (const char* name : {kManifestFile, kSha256SumsFile}) directories().remove_tree(root / name);
   root_ = std::move(root);
   try {
-    for (const fs::path& relative : output_files(job)) {
-      make_staged_folders(relative.parent_path());
+    std::set<fs::path> folders;
+    for (const fs::path& relative : output_files(job))
       for (fs::path folder = relative.parent_path(); !folder.empty(); folder = folder.parent_path())
-        set_permissions(directories(), root_ / folder, permissions_.directory(folder));
+        folders.insert(folder);
+    for (const fs::path& folder : folders) {
+      make_staged_folders(folder);
+      set_permissions(directories(), root_ / folder, permissions_.directory(folder));  // inputs may be private by now
     }
   } catch (...) {
     root_.clear();  // so that nothing in it is removed
@@ -226,20 +238,49 @@ std::set<fs::path> Staging::named_directories() const {
   return named;
 }
 
-/// \param own_files  in root_, which are no outputs.
-void Staging::give_names(const std::vector<std::string>& own_files, bool sync) {
-  // From here on what lies in root_ is not what a journal says: others leave it alone. The lock ends last, so that
-  // nobody takes this run for dead before.
-  for (const std::string& name : own_files) directories().remove_tree(root_ / name);
-  // After a crash of the machine, too: names that are swapped below must not be seen beside a journal.
-  if (sync && output_existed_) directories().open({root_}, root_)->flush();
-  lock_.reset();
+/// Moves all outputs into a directory of their own, so that one rename gives them their names while lock and journals
+/// stay: until then a later run can go on.
+void Staging::gather() {
+  const fs::path whole = root_ / kWholeFolder;
+  directories().make(whole, 0700);
+  set_permissions(directories(), whole, permissions_.directory());
+  std::set<fs::path> entries;
+  for (const fs::path& relative : output_files(job_)) entries.insert(*relative.begin());
+  for (const fs::path& entry : entries) rename_entry(directories(), root_ / entry, whole / entry);
+}
+
+/// From here on what lies in root_ is not what a journal says, after a crash of the machine, too. Where outputs are
+/// replaced it will hold the only copy of these, so that the lock goes as well: nobody takes it for a dead run's.
+void Staging::set_aside_own_files(bool sync) {
+  std::vector<std::string> own_files = journal_and_fragment_files(storage_, root_);
+  const std::vector<fs::path> entries = entries_in_order();
+  if (lock_ && std::any_of(entries.begin(), entries.end(),
+                           [&](const fs::path& entry) { return storage_.kind_of(final_ / entry) != FileKind::kNone; }))
+    own_files.emplace_back(kLockFile);
+  if (own_files.empty()) return;
+  const fs::path unused = root_ / kUnusedFolder;
+  directories().make(unused, 0700);
+  for (const std::string& name : own_files) rename_entry(directories(), root_ / name, unused / name);
+  if (sync) directories().open({root_}, root_)->flush();
+}
+
+/// All is as it was: a later run can go on.
+void Staging::put_back_own_files() {
+  const fs::path unused = root_ / kUnusedFolder;
+  if (root_.empty() || !storage_.is_directory(unused)) return;
+  for (const DirectoryEntry& entry : storage_.list(unused))
+    rename_entry(directories(), unused / entry.name, root_ / entry.name);
+  directories().remove_empty(unused);
+}
+
+void Staging::give_names() {
   if (!output_existed_) {
+    const fs::path whole = root_ / kWholeFolder;
     try {
-      rename_new(directories(), root_, final_);
+      rename_new(directories(), whole, final_);
     } catch (const Error&) {
       if (!storage_.is_directory(final_) || !storage_.list(final_).empty()) throw;
-      rename_entry(directories(), root_, final_);  // over one that was made meanwhile, with nothing in it
+      rename_entry(directories(), whole, final_);  // over one that was made meanwhile, with nothing in it
     }
   } else {
     try {
@@ -253,20 +294,29 @@ void Staging::give_names(const std::vector<std::string>& own_files, bool sync) {
 }
 
 std::vector<std::string> Staging::publish(bool sync) {
-  std::vector<std::string> own_files = journal_and_fragment_files(storage_, root_);
-  own_files.emplace_back(kLockFile);
-  if (output_existed_)
-    for (const fs::path& relative : entries_in_order()) make_directories((final_ / relative).parent_path());
-  else
-    set_permissions(directories(), root_, permissions_.directory());
-  if (!sync) {
-    give_names(own_files, sync);
-    return {};
+  std::unique_ptr<OpenDirectories> named;
+  try {
+    if (output_existed_)
+      for (const fs::path& relative : entries_in_order()) make_directories((final_ / relative).parent_path());
+    else
+      gather();
+    if (sync) {
+      flush_tree(storage_, root_);
+      named = directories().open(named_directories(), root_);
+      named->flush();  // what fails now fails before anything has its name
+    }
+    if (output_existed_) set_aside_own_files(sync);
+    give_names();
+  } catch (...) {
+    try {
+      take_apart(storage_, root_);
+      put_back_own_files();
+    } catch (const Error&) {
+      // The next run tries once more, or has none to go on with.
+    }
+    throw;
   }
-  flush_tree(storage_, root_);
-  const auto named = directories().open(named_directories(), root_);
-  named->flush();  // what fails now fails before anything has its name
-  give_names(own_files, sync);
+  if (!named) return {};
   try {
     named->flush();
   } catch (const Error& error) {

@@ -14,7 +14,13 @@
 namespace reshard {
 
 /// What else than outputs may lie in a staging directory while they get their names.
-inline constexpr const char* kAsideName = ".aside";  // what stands between two names that are swapped
+inline constexpr const char* kAsideName = ".aside";      // what stands between two names that are swapped
+inline constexpr const char* kWholeFolder = ".whole";    // a new output directory
+inline constexpr const char* kUnusedFolder = ".unused";  // journals of what is no longer as they say, and the lock
+
+/// Puts back what was gathered in kWholeFolder by a run that did not get as far as its name.
+/// \throws Error kIo.
+void take_apart(Storage& storage, const std::filesystem::path& root);
 
 /// Has the disk confirm the names of all that lies below `root`.
 /// \throws Error kIo.
@@ -72,7 +78,10 @@ class Staging {
   void make_staged_folders(const std::filesystem::path& relative);
   std::vector<std::filesystem::path> entries_in_order() const;
   std::set<std::filesystem::path> named_directories() const;
-  void give_names(const std::vector<std::string>& own_files, bool sync);
+  void gather();
+  void set_aside_own_files(bool sync);
+  void put_back_own_files();
+  void give_names();
   void publish_entry(const std::filesystem::path& relative);
   void exchange(const std::filesystem::path& staged, const std::filesystem::path& final);
   void undo(const std::string& reason);

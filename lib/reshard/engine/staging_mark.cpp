@@ -47,7 +47,7 @@ std::string why_not_ours(Storage& storage, const fs::path& root, const std::opti
 }  // namespace
 
 std::string staging_mark(const Job& job) {
-  std::set<std::string> names{kAsideName};
+  std::set<std::string> names{kAsideName, kWholeFolder, kUnusedFolder};
   for (const fs::path& file : output_files(job)) names.insert(file.begin()->string());
   WireWriter wire;
   wire.add(names.size());
