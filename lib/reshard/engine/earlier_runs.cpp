@@ -80,6 +80,20 @@ Error mismatch(const fs::path& root, const JournalHeader& theirs, const JournalH
                                                theirs.options[i].second, ours.options[i].second))
               .in(root)
               .hint(hint));
+  std::set<std::string> names;
+  for (const JournalHeader* header : {&theirs, &ours})
+    for (const auto& entry : header->given) names.insert(entry.first);
+  for (const std::string& name : names) {
+    const auto had = theirs.given.find(name), has = ours.given.find(name);
+    std::string text;
+    if (had == theirs.given.end())
+      text = fmt::format("was not given `{}`", name);
+    else if (has == ours.given.end())
+      text = fmt::format("was given `{}`{}", name, had->second == "true" ? "" : " " + had->second);
+    else if (had->second != has->second)
+      text = fmt::format("had `{}` {}, and not {}", name, had->second, has->second);
+    if (!text.empty()) return std::move(Error(ErrorKind::kUsage, "the run that left this " + text).in(root).hint(hint));
+  }
   return std::move(
       Error(ErrorKind::kUsage, "the run that left this had other options, or was of another version of reshard")
           .in(root)

@@ -31,6 +31,16 @@ Format format_of(const TensorMap& map) {
   return any(Encoding::kTorch) || any(Encoding::kDcpItems) ? Format::kPytorch : Format::kSafetensors;
 }
 
+/// "bf16, f32"
+std::string dtypes_of(const TensorMap& map) {
+  std::set<std::string> names;
+  for (const LogicalTensor& tensor : map.logical)
+    if (!tensor.filler) names.emplace(name(tensor.dtype));
+  std::string text;
+  for (const std::string& one : names) text += (text.empty() ? "" : ", ") + one;
+  return text;
+}
+
 }  // namespace
 
 JournalHeader journal_header(const Job& job, const RunOptions& options, std::uint32_t units) {
@@ -44,6 +54,9 @@ JournalHeader journal_header(const Job& job, const RunOptions& options, std::uin
                     {"ep", std::to_string(job.mesh.ep)},
                     {"format", std::string(name(format_of(job.target)))},
                     {"manifest", job.manifest ? "yes" : "no"}};
+  header.given = job.options.all();
+  header.given.emplace("dtype", dtypes_of(job.target));
+  header.given.emplace("vpp", std::to_string(job.mesh.vpp));
   const auto add = [&](const std::filesystem::path& path, std::uint64_t size_bytes) {
     header.sources.push_back(
         {path.filename().generic_string(), size_bytes, options.storage->lasting_stamp(path).text()});
@@ -68,6 +81,11 @@ std::string journal_text(const Journal& journal) {
     wire.add(source.name);
     wire.add(source.size_bytes);
     wire.add(source.state);
+  }
+  wire.add(header.given.size());
+  for (const auto& [name, value] : header.given) {
+    wire.add(name);
+    wire.add(value);
   }
   wire.add(journal.fragment_files.size());
   for (const std::string& file : journal.fragment_files) wire.add(file);
@@ -97,6 +115,10 @@ std::optional<Journal> parse_journal(std::string_view text) {
     source.size_bytes = wire.number();
     source.state = wire.text();
     header.sources.push_back(std::move(source));
+  }
+  for (std::uint64_t i = wire.count(16); i > 0; --i) {
+    std::string name(wire.text());
+    header.given.emplace(std::move(name), wire.text());
   }
   for (std::uint64_t i = wire.count(); i > 0; --i) {
     journal.fragment_files.emplace_back(wire.text());

@@ -7,6 +7,7 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -40,8 +41,13 @@ struct JournalHeader {
   std::uint32_t units = 0;                                   // that the program is cut into
   std::vector<std::pair<std::string, std::string>> options;  // for the user: {"tp", "8"}
   std::vector<Source> sources;
+  /// What the fingerprint stands for, likewise: it says what the user did otherwise where fingerprints differ. Equal ones
+  /// may come from different options, so that this is not compared.
+  std::map<std::string, std::string> given;
 
-  friend bool operator==(const JournalHeader&, const JournalHeader&) = default;
+  friend bool operator==(const JournalHeader& a, const JournalHeader& b) {
+    return a.fingerprint == b.fingerprint && a.units == b.units && a.options == b.options && a.sources == b.sources;
+  }
 };
 
 /// Of a run of `job` that cuts it into so many units.

@@ -64,6 +64,8 @@ class OptionValues {
   bool has(const std::string& name) const { return values_.count(name) > 0; }
   bool empty() const { return values_.empty(); }
   std::vector<std::string> names() const;
+  /// All that was given, by name, as it was given.
+  const std::map<std::string, std::string>& all() const { return values_; }
 
   bool flag(const std::string& name) const { return has(name); }
   /// The number of kCount, kRank or kSize; nothing if it was not given. `prefix` is what stands before its name in an
