@@ -6,8 +6,10 @@
 #include "support/errors.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/pickles.h"
 #include "support/temp_dir.h"
 #include "support/zero_files.h"
+#include "support/zips.h"
 
 namespace reshard::test {
 namespace {
@@ -181,6 +183,7 @@ TEST_CASE("Files of ranks that were swapped are refused by what they say of thei
   fs::rename(temp / "aside", optim_file(folder, 1));
   const Error error = refused(folder);
   CHECK(error.path().find("zero_pp_rank_") != std::string::npos);
+  CHECK_THAT(error.what(), Says("its \"param_slice_mappings\""));
 }
 
 TEST_CASE("Files of two checkpoints are refused") {
@@ -272,6 +275,31 @@ TEST_CASE("A universal checkpoint is found by latest_universal, and its paramete
     const Error error = refused(temp / "hostile");
     CHECK(error.tensor() == "../../x");
     CHECK_THAT(error.what(), Says("has no file fp32.pt"));
+  }
+}
+
+TEST_CASE("A frozen weight of another shape than its parameter is refused, whatever its strides") {
+  using namespace pickles;
+  const TempDir temp;
+  const fs::path file = temp / "global_step1/mp_rank_00_model_states.pt";
+  const auto write = [&](const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides) {
+    const std::string root =
+        dict({{"module", dict({{"w", tensor()}})},
+              {"param_shapes", list({})},
+              {"frozen_param_shapes", dict({{"f", numbers({2, 3})}})},
+              {"frozen_param_fragments", dict({{"f", tensor({.shape = shape, .strides = strides})}})}});
+    write_file(file, torch_zip(stream(root), {{"0", std::string(48, '\1')}}));
+  };
+  fs::create_directories(file.parent_path());
+  write({2, 3}, {1, 2});
+  const Checkpoint found = read(file.parent_path());
+  CHECK(found.map.strides.at(found.map.pieces[found.map.find_logical("f").value()][0].stored) == Dims{1, 2});
+  for (const auto& shape : {std::vector<std::int64_t>{3, 2}, std::vector<std::int64_t>{6}}) {
+    write(shape, shape.size() == 2 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{2});
+    const Error error = refused(file.parent_path());
+    CHECK(error.path() == file.string());
+    CHECK(error.tensor() == "f");
+    CHECK_THAT(error.what(), Says("in \"frozen_param_fragments\", but should be F32 [2, 3]"));
   }
 }
 

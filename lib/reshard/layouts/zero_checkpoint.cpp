@@ -204,18 +204,18 @@ ZeroTensor Builder::frozen(const ZeroParameter& parameter) const {
           .hint("the checkpoint was saved without frozen parameters: they are those of the model it was trained from");
     const TensorEntry& entry = *found->second;
     if (rank == 0) tensor.dtype = entry.dtype;
-    const bool fits = num_elems(entry.shape) == each && (!split || entry.strides.empty());
-    if (!fits || entry.dtype != tensor.dtype)
+    const Dims expected = split ? Dims{each} : parameter.shape;
+    if (entry.shape != expected || (split && !entry.strides.empty()) || entry.dtype != tensor.dtype)
       throw bad(states.file.path,
-                fmt::format("is {} {} in \"frozen_param_fragments\", but should be {} with {} elements",
-                            name(entry.dtype), to_string(entry.shape), name(tensor.dtype), each))
+                fmt::format("is {} {} in \"frozen_param_fragments\", but should be {} {}", name(entry.dtype),
+                            to_string(entry.shape), name(tensor.dtype), to_string(expected)))
           .tensor(parameter.name)
           .hint(kMixedFiles);
     const std::uint64_t begin = std::min(rank * each, elems), end = std::min(begin + each, elems);
     if (begin < end)
       tensor.runs.push_back(
           {first_model_file_ + static_cast<std::uint32_t>(rank), entry.offset_bytes, begin, end - begin});
-    if (!split && entry.shape == parameter.shape) tensor.strides = entry.strides;
+    if (!split) tensor.strides = entry.strides;
   }
   return tensor;
 }
