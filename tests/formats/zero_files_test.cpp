@@ -150,6 +150,18 @@ TEST_CASE("Optimizer states that are not of ZeRO's form are refused, with the ke
                           list({dict({{"w", object("deepspeed.utils.tensor_fragment", "fragment_address",
                                                    dict({{"start", number(0)}}))}})}))),
              Says("its \"numel\" is missing"));
+  const std::string address = object("deepspeed.utils.tensor_fragment", "fragment_address",
+                                     dict({{"numel", number(12)}, {"start", number(0)}}));
+  const std::string stateless = call("deepspeed.utils.tensor_fragment", "fragment_address", {});
+  for (const std::string& value : {stateless, number(1), kNone})
+    CHECK_THAT(refused(with(kOptim, "param_slice_mappings", list({dict({{"v", address}, {"w", value}})}))),
+               Says("its \"param_slice_mappings\" has ") && Says(", not a fragment's place w"));
+  CHECK_THAT(refused(with(kOptim, "param_slice_mappings", list({}))),
+             Says("its \"param_slice_mappings\" has 0 groups, but there are 1 partitions"));
+  for (const std::string& counts : {list({}), list({number(2), number(2)})})
+    CHECK_THAT(refused(with(kOptim, "partition_count", counts)),
+               Says("its \"partition_count\" has ") && Says(" groups, but there are 1 partitions"));
+  CHECK_THAT(refused(with(kOptim3, "partition_count", list({}))), Says("its \"partition_count\" is empty"));
 }
 
 TEST_CASE("One dict that a file of ZeRO holds many times over is refused") {

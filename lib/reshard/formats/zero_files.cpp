@@ -47,6 +47,13 @@ class ZeroReader {
       throw bad(fmt::format("its \"{}\" is {}, not a list", key, describe(node)));
     return pickle_.items(node);
   }
+  /// A list that has something of each of `partitions`.
+  std::span<const PickleRef> list_of(std::size_t partitions, PickleRef node, std::string_view key) const {
+    const auto items = list(node, key);
+    if (items.size() != partitions)
+      throw bad(fmt::format("its \"{}\" has {} groups, but there are {} partitions", key, items.size(), partitions));
+    return items;
+  }
   std::uint64_t number(PickleRef node, std::string_view key) const {
     if (node == kNoNode || pickle_.kind(node) != PickleKind::kInt || pickle_.integer(node) < 0)
       throw bad(fmt::format("its \"{}\" is {}, not a whole number", key, describe(node)));
@@ -158,17 +165,19 @@ TensorCount count_state(const ZeroReader& reader, PickleRef optimizer) {
   return count;
 }
 
-std::vector<std::vector<ZeroSlice>> read_slices(const ZeroReader& reader, PickleRef node) {
+std::vector<std::vector<ZeroSlice>> read_slices(const ZeroReader& reader, PickleRef node, std::size_t partitions) {
   constexpr std::string_view kKey = "param_slice_mappings";
   std::vector<std::vector<ZeroSlice>> slices;
   if (node == kNoNode) return slices;
   std::size_t count = 0;
-  for (const PickleRef group : reader.list(node, kKey)) {
+  for (const PickleRef group : reader.list_of(partitions, node, kKey)) {
     auto& of_group = slices.emplace_back();
     for (const auto& [key, value] : reader.items(group, kKey)) {
       reader.validate_count(++count, kKey);
       const PickleRef state = reader.pickle().state(value);
-      if (state == kNoNode) return {};
+      if (state == kNoNode)
+        throw reader.bad(fmt::format("its \"{}\" has {}, not a fragment's place", kKey, reader.describe(value)))
+            .tensor(reader.name(key));
       const auto fields = reader.items(state, "fragment_address");
       of_group.push_back({reader.name(key), reader.number(reader.get(fields, "start"), "start"),
                           reader.number(reader.get(fields, "numel"), "numel")});
@@ -177,11 +186,15 @@ std::vector<std::vector<ZeroSlice>> read_slices(const ZeroReader& reader, Pickle
   return slices;
 }
 
-std::vector<std::uint64_t> read_partition_count(const ZeroReader& reader, PickleRef node) {
+/// One number, or one per group; `groups` of stages 1 and 2, where these are the partitions.
+std::vector<std::uint64_t> read_partition_count(const ZeroReader& reader, PickleRef node,
+                                                std::optional<std::size_t> groups) {
   constexpr std::string_view kKey = "partition_count";
   if (reader.pickle().kind(node) == PickleKind::kInt) return {reader.number(node, kKey)};
   std::vector<std::uint64_t> counts;
-  for (const PickleRef item : reader.list(node, kKey)) counts.push_back(reader.number(item, kKey));
+  for (const PickleRef item : groups ? reader.list_of(*groups, node, kKey) : reader.list(node, kKey))
+    counts.push_back(reader.number(item, kKey));
+  if (!groups && counts.empty()) throw reader.bad(fmt::format("its \"{}\" is empty", kKey));
   return counts;
 }
 
@@ -235,13 +248,16 @@ ZeroOptimStates read_zero_optim_states(Files& files, const fs::path& path) {
   if (!number || *number < 1 || *number > 3 || (*number == 3) != (flat != kNoNode))
     throw reader.bad(fmt::format("its \"zero_stage\" is {}, which does not fit its weights", reader.describe(stage)));
   states.stage = static_cast<unsigned>(*number);
-  states.partition_count = read_partition_count(reader, reader.need(dict, "partition_count"));
+  const PickleRef ranks = reader.need(dict, "partition_count");
   if (flat != kNoNode) {
     states.masters = read_masters(reader, flat, "fp32_flat_groups");
+    states.partition_count = read_partition_count(reader, ranks, {});
     states.state = count_state(reader, reader.get(dict, "optimizer_state_dict"));
   } else {
     states.masters = read_masters(reader, partitions, "single_partition_of_fp32_groups");
-    states.slices = read_slices(reader, reader.get(dict, "param_slice_mappings"));
+    const std::size_t groups = states.masters.size();
+    states.partition_count = read_partition_count(reader, ranks, groups);
+    states.slices = read_slices(reader, reader.get(dict, "param_slice_mappings"), groups);
     states.state = count_state(reader, reader.get(dict, "base_optimizer_state"));
   }
   return states;

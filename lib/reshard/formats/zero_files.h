@@ -46,9 +46,9 @@ struct ZeroSlice {
 struct ZeroOptimStates {
   ContainerFile file;
   unsigned stage = 0;                          // 1 to 3
-  std::vector<std::uint64_t> partition_count;  // ranks of each group; of stage 3 one number
+  std::vector<std::uint64_t> partition_count;  // ranks: one number, or one per group
   std::vector<TensorEntry> masters;            // this rank's weights of each group, or of stage 3 of each sub-group
-  std::vector<std::vector<ZeroSlice>> slices;  // of each group; empty where the file does not say
+  std::vector<std::vector<ZeroSlice>> slices;  // one list per partition, or none where the file has no such key
   TensorCount state;                           // moments and whatever else the optimizer keeps
 };
 
