@@ -251,6 +251,37 @@ TEST_CASE("Safetensors of ranks are read with the shapes of config.json, which t
              Says("its 2 chunks have"));
 }
 
+TEST_CASE("Safetensors of ranks without all parts of the model are refused where no config.json asks for these") {
+  const fs::path golden_case = dcp_case("llama-torch2.9-hf-r3");
+  const TempDir temp;
+  fs::create_directories(temp / "model");
+  fs::copy(golden_case / "sharded", temp / "model/sharded", fs::copy_options::recursive);
+  const auto file = [&](const char* rank, const char* part) {
+    return temp / ("model/sharded/shard-0000" + std::string(rank) + "-model-0000" + part + ".safetensors");
+  };
+  const auto refused = [&](const fs::path& original) {
+    const Error error = error_of([&] { consolidate(consolidate_request(temp / "model", original, temp / "out")); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_FALSE(fs::exists(temp / "out"));
+    return error;
+  };
+  SECTION("the second of two") {
+    for (const char* rank : {"1", "2", "3"}) fs::remove(file(rank, "2-of-00002"));
+    const Error error = refused("");
+    CHECK(error.path() == (temp / "model/sharded").string());
+    CHECK_THAT(error.what(), Says("holds no file of part 2 of the model, which has 2 parts"));
+    CHECK_THAT(error.hint(), Says("copy the missing files"));
+    CHECK_FALSE(refused(golden_case / "original").tensor().empty());  // config.json says which tensors there are
+  }
+  SECTION("of another number of parts") {
+    fs::rename(file("2", "1-of-00002"), file("2", "1-of-00003"));
+    const Error error = refused("");
+    CHECK(error.path() == file("2", "1-of-00003").string());
+    CHECK_THAT(error.what(), Says("is of a model of 3 parts, but shard-00001-model-00001-of-00002.safetensors of one "
+                                  "of 2"));
+  }
+}
+
 TEST_CASE("Consolidated files beside those of ranks are read in their place") {
   const fs::path golden_case = dcp_case("llama-torch2.9-hf-r3");
   const TempDir temp;

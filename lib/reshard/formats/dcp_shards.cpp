@@ -1,6 +1,7 @@
 #include "reshard/formats/dcp_shards.h"
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "reshard/base/error.h"
@@ -20,17 +21,25 @@ bool take(std::string_view& rest, std::string_view text) {
   return true;
 }
 
-bool take_digits(std::string_view& rest) {
-  const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
-  rest.remove_prefix(digits);
-  return digits > 0;
+/// Takes a number, of any width, from the start of `rest`.
+bool take_number(std::string_view& rest, std::uint32_t& number) {
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+  rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
+  return error == std::errc();
 }
 
 }  // namespace
 
+std::optional<DcpShardName> dcp_shard_name(std::string_view name) {
+  DcpShardName found;
+  const bool fits = take(name, "shard-") && take_number(name, found.rank) && take(name, "-model-") &&
+                    take_number(name, found.part) && take(name, "-of-") && take_number(name, found.parts) &&
+                    name == ".safetensors";
+  return fits ? std::optional(found) : std::nullopt;
+}
+
 bool is_dcp_shard_name(std::string_view name) {
-  return take(name, "shard-") && take_digits(name) && take(name, "-model-") && take_digits(name) &&
-         take(name, "-of-") && take_digits(name) && name == ".safetensors";
+  return dcp_shard_name(name).has_value();
 }
 
 std::vector<Dims> read_saved_offsets(const Container& file) {

@@ -415,6 +415,31 @@ void add_shard(const Container& file, const std::vector<Dims>& offsets, DcpSourc
   }
 }
 
+/// Every part of the model has a file, of any rank. That is all that shows whole tensors that are missing, unless a
+/// config.json says which there are; torch writes no file of a part that has no tensor.
+void validate_parts(const fs::path& directory, const std::vector<TensorFile>& files) {
+  std::set<std::uint32_t> found;
+  std::uint32_t parts = 0;
+  for (const TensorFile& file : files) {
+    const auto name = dcp_shard_name(file.path.filename().string());
+    if (!name) continue;
+    if (parts != 0 && name->parts != parts)
+      throw Error(ErrorKind::kBadInput, fmt::format("is of a model of {} parts, but {} of one of {}", name->parts,
+                                                    files.front().path.filename().string(), parts))
+          .in(file.path)
+          .hint("files of several saves are mixed in one folder");
+    parts = name->parts;
+    found.insert(name->part);
+  }
+  std::uint32_t missing = 1;
+  while (found.count(missing) != 0) ++missing;
+  if (missing <= parts)
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("holds no file of part {} of the model, which has {} parts", missing, parts))
+        .in(directory)
+        .hint("copy the missing files here, or say by `config` which tensors the model has");
+}
+
 }  // namespace
 
 DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family* family, DcpContent content,
@@ -496,6 +521,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
     const Container file = read_container(files, directory / entry.name, Format::kSafetensors);
     add_shard(file, read_saved_offsets(file), source, by_name);
   }
+  if (family == nullptr) validate_parts(directory, source.files);
   std::vector<StateEntry> entries;
   for (ChunkedTensor& tensor : source.tensors) {
     const auto bytes = num_bytes(tensor.dtype, tensor.shape);

@@ -58,7 +58,8 @@ DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, 
 bool holds_dcp_shards(Files& files, const std::filesystem::path& directory);
 
 /// Reads these. Nothing in them says how large the whole tensors are: as large as their chunks together.
-/// \throws Error kBadInput; kIo.
+/// \throws Error kBadInput, also where the files of a part of the model are missing and no `family` says which tensors
+/// there are; kIo.
 DcpSource read_dcp_shards(Files& files, const std::filesystem::path& directory, const Family* family);
 
 }  // namespace reshard
