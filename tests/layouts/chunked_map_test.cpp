@@ -194,5 +194,23 @@ TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere
   CHECK(error_of([&] { unstacked({stack}, "d"); }).kind() == ErrorKind::kUnsupported);
 }
 
+TEST_CASE("Stacks of experts whose chunks would become too many parts are refused before they do") {
+  ChunkedTensor stack{"moe.w1", "experts.*.gate", DType::kU8, {kMaxParameters / 2, 17}, {}, true};
+  for (std::uint64_t column = 0; column < 17; ++column)
+    stack.chunks.push_back({{{0, column}, {kMaxParameters / 2, 1}}, 0, 0});
+  const auto refused = [](const std::vector<ChunkedTensor>& tensors) {
+    const Error error = error_of([&] { unstacked(tensors, "d/.metadata"); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK(error.path() == "d/.metadata");
+    CHECK(error.tensor() == "moe.w1");
+    CHECK_THAT(error.what(), Says("stacks 1048576 experts in 1") && Says(" chunks, more than 16777216 parts in all"));
+  };
+  refused({stack});
+  ChunkedTensor step{"step", "experts.*.gate", DType::kF32, {}, {{{}}}};
+  step.copies = 1;
+  stack.chunks.pop_back();
+  refused({step, stack});  // all stacks together
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -15,7 +15,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kMaxCopiedChunks = std::size_t{1} << 24;  // of all stacks; each copy has a chunk, or a few
+constexpr std::size_t kMaxExpertChunks = std::size_t{1} << 24;  // of all stacks; each expert has a chunk, or a few
 
 /// The boxes of a tensor's chunks, each once: several files may hold the same, and are compared.
 std::vector<Box> distinct_boxes(const ChunkedTensor& tensor) {
@@ -117,15 +117,16 @@ std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const s
                    [](const ChunkedTensor& tensor) { return tensor.stacked || tensor.copies > 0; }))
     return tensors;
   std::vector<ChunkedTensor> made;
-  std::size_t chunks = 0;
+  std::uint64_t chunks_left = kMaxExpertChunks;
   for (ChunkedTensor& tensor : tensors) {
+    const auto refuse = [&](ErrorKind kind, const std::string& what) {
+      throw Error(kind, what).in(where).tensor(tensor.entry);
+    };
     const std::uint64_t room = kMaxParameters - std::min<std::uint64_t>(made.size(), kMaxParameters);
-    if (tensor.copies > std::min(room, (kMaxCopiedChunks - chunks) / std::max<std::size_t>(1, tensor.chunks.size())))
-      throw Error(ErrorKind::kUnsupported,
-                  fmt::format("belongs to a stack of {} experts, more than any model has", tensor.copies))
-          .in(where)
-          .tensor(tensor.entry);
-    chunks += tensor.copies * tensor.chunks.size();
+    if (tensor.copies > std::min(room, chunks_left / std::max<std::size_t>(1, tensor.chunks.size())))
+      refuse(ErrorKind::kUnsupported,
+             fmt::format("belongs to a stack of {} experts, more than any model has", tensor.copies));
+    chunks_left -= tensor.copies * tensor.chunks.size();
     for (std::uint64_t copy = 0; copy < tensor.copies; ++copy) {
       made.push_back(expert_of(tensor, copy, tensor.shape));
       made.back().chunks = tensor.chunks;
@@ -137,14 +138,16 @@ std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const s
     }
     const bool is_stack = !tensor.shape.empty() && num_elems(tensor.shape).value_or(0) > 0;
     if (!is_stack)
-      throw Error(ErrorKind::kBadInput,
-                  fmt::format("has the shape {}, where experts must be stacked in dim 0", to_string(tensor.shape)))
-          .in(where)
-          .tensor(tensor.entry);
+      refuse(ErrorKind::kBadInput,
+             fmt::format("has the shape {}, where experts must be stacked in dim 0", to_string(tensor.shape)));
     if (tensor.shape[0] > room)
-      throw Error(ErrorKind::kUnsupported, fmt::format("stacks {} experts, more than any model has", tensor.shape[0]))
-          .in(where)
-          .tensor(tensor.entry);
+      refuse(ErrorKind::kUnsupported, fmt::format("stacks {} experts, more than any model has", tensor.shape[0]));
+    for (const ChunkedTensor::Chunk& chunk : tensor.chunks) {
+      if (chunk.box.size[0] > chunks_left)
+        refuse(ErrorKind::kUnsupported, fmt::format("stacks {} experts in {} chunks, more than {} parts in all",
+                                                    tensor.shape[0], tensor.chunks.size(), kMaxExpertChunks));
+      chunks_left -= chunk.box.size[0];
+    }
     add_experts(tensor, made);
   }
   return made;

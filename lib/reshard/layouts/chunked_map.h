@@ -41,8 +41,8 @@ void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::files
 
 /// Experts of a stack as tensors of their own, each from where it lies; the star in the name of a state is in that of its
 /// parameter.
-/// \throws Error kBadInput, naming `where`, for a stack without experts; kUnsupported for more experts, or copies of a
-///         state, than any model has.
+/// \throws Error kBadInput, naming `where`, for a stack without experts; kUnsupported for more experts, copies of a
+///         state, or chunks of experts than any model has.
 std::vector<ChunkedTensor> unstacked(std::vector<ChunkedTensor> tensors, const std::filesystem::path& where);
 
 /// That interleaved parameters have the shapes of `model`: as many chunks are made of them as they have heads.
