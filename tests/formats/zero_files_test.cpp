@@ -164,6 +164,32 @@ TEST_CASE("Optimizer states that are not of ZeRO's form are refused, with the ke
   CHECK_THAT(refused(with(kOptim3, "partition_count", list({}))), Says("its \"partition_count\" is empty"));
 }
 
+TEST_CASE("One name that a file of ZeRO holds many times over is refused before it is copied") {
+  const TempDir temp;
+  const std::string name = text(std::string(4096, 'n')) + "q\1";
+  std::string twice = name, pairs;
+  for (int i = 0; i < 1000; ++i) twice += "h\1";
+  const auto refused = [&](const Items& items) {
+    const Error error = error_of([&] { read_zero_model_states(local_storage(), saved(temp, dict(items))); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "file.pt").string());
+    return std::string(error.what());
+  };
+  CHECK_THAT(refused(with(kModel, "buffer_names", "](" + twice + "e")), Says("is in \"buffer_names\" twice"));
+  CHECK_THAT(refused(with(kModel, "buffer_names", list({number(1), number(1)}))), Says("not by a string"));
+  for (int i = 0; i < 1000; ++i) pairs += text("v" + std::to_string(i)) + "h\1";
+  CHECK_THAT(refused(with(kModel, "shared_params", "}(" + text("v") + name + pairs + "u")),
+             Says("its \"shared_params\" holds the same names many times over"));
+  // A dict of one long name, which all groups of parameters are, beside enough nodes for it.
+  std::string groups = "](}(" + name + kSize34 + "u" + "q\2";
+  for (int i = 0; i < 1000; ++i) groups += "h\2";
+  Items items = with(kModel, "param_shapes", groups + "e");
+  std::string others;
+  for (int i = 0; i < 10000; ++i) others += number(i);
+  items.emplace_back("other", "](" + others + "e");
+  CHECK_THAT(refused(items), Says("is in \"param_shapes\" twice"));
+}
+
 TEST_CASE("One dict that a file of ZeRO holds many times over is refused") {
   const TempDir temp;
   std::string group = dict({{"a", kSize34}, {"b", kSize34}, {"c", kSize34}, {"d", kSize34}}) + "q\1";

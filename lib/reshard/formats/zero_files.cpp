@@ -70,30 +70,27 @@ class ZeroReader {
 
   /// The tensors of a state dict; what is none is left out.
   std::vector<TensorEntry> tensors(PickleRef node, std::string_view key) const {
-    std::vector<TensorEntry> found;
+    auto held = items(node, key);
+    std::erase_if(held, [&](const PicklePair& item) { return !file_.is_tensor(item.second); });
     std::vector<PickleRef> keys;
-    for (const auto& [name, value] : items(node, key)) {
-      if (!file_.is_tensor(value)) continue;
-      found.push_back(tensor(value, tensor_name(pickle_, name, path_)));
-      keys.push_back(name);
-    }
-    refuse_twins(pickle_, std::move(keys), quoted(key), path_);
+    for (const auto& [name, value] : held) keys.push_back(name);
+    validate_names(std::move(keys), key);
+    std::vector<TensorEntry> found;
+    for (const auto& [name, value] : held) found.push_back(tensor(value, tensor_name(pickle_, name, path_)));
     return found;
   }
 
-  /// Names and shapes; the keys join `keys`.
-  std::vector<ZeroParameter> shapes(PickleRef node, std::string_view key, std::vector<PickleRef>& keys) const {
+  /// Names, which are validated, and shapes.
+  std::vector<ZeroParameter> shapes(const std::vector<PicklePair>& items, std::string_view key) const {
     std::vector<ZeroParameter> found;
-    for (const auto& [name, value] : items(node, key)) {
+    for (const auto& [name, value] : items) {
       auto shape = read_size(pickle_, value);
       std::string parameter = tensor_name(pickle_, name, path_);
       if (!shape)
         throw bad(fmt::format("its \"{}\" says {} in the place of a shape", key, describe(value))).tensor(parameter);
       if (!num_elems(*shape)) throw bad("its elements overflow 64 bits").tensor(parameter);
       found.push_back({std::move(parameter), std::move(*shape)});
-      keys.push_back(name);
     }
-    validate_count(keys.size(), key);
     return found;
   }
 
@@ -101,15 +98,17 @@ class ZeroReader {
   void validate_count(std::size_t read, std::string_view key) const {
     if (read > pickle_.num_nodes()) throw bad(fmt::format("its \"{}\" holds the same values many times over", key));
   }
-  void refuse_twins_of(std::vector<PickleRef> keys, std::string_view key) const {
-    refuse_twins(pickle_, std::move(keys), quoted(key), path_);
+  /// That `names` are strings, each another: to be called before they are copied, as a file may hold one long name and
+  /// refer to it a million times.
+  void validate_names(std::vector<PickleRef> names, std::string_view key) const {
+    for (const PickleRef name : names)
+      if (pickle_.kind(name) != PickleKind::kString) tensor_name(pickle_, name, path_);  // throws
+    refuse_twins(pickle_, std::move(names), fmt::format("\"{}\"", key), path_);
   }
   std::string name(PickleRef node) const { return tensor_name(pickle_, node, path_); }
   std::string describe(PickleRef node) const { return node == kNoNode ? "missing" : pickle_.describe(node); }
 
  private:
-  static std::string quoted(std::string_view key) { return fmt::format("\"{}\"", key); }
-
   FileStamp stamp_;
   TorchFile file_;
   const Pickle& pickle_;
@@ -198,6 +197,51 @@ std::vector<std::uint64_t> read_partition_count(const ZeroReader& reader, Pickle
   return counts;
 }
 
+std::vector<std::string> read_names(const ZeroReader& reader, PickleRef node, std::string_view key) {
+  const auto items = reader.list(node, key);
+  reader.validate_names({items.begin(), items.end()}, key);
+  std::vector<std::string> names;
+  for (const PickleRef name : items) names.push_back(reader.name(name));
+  return names;
+}
+
+/// Trained parameters by group, and frozen ones: names are unique in all of them together.
+void read_shapes(const ZeroReader& reader, PickleRef trained, PickleRef frozen, ZeroModelStates& states) {
+  constexpr std::string_view kTrained = "param_shapes", kFrozen = "frozen_param_shapes";
+  std::vector<std::vector<PicklePair>> groups;
+  std::vector<PickleRef> names;
+  const auto take = [&](PickleRef node, std::string_view key) {
+    groups.push_back(reader.items(node, key));
+    for (const auto& [name, shape] : groups.back()) names.push_back(name);
+    reader.validate_count(names.size(), key);
+  };
+  if (trained != kNoNode)
+    for (const PickleRef group : reader.list(trained, kTrained)) take(group, kTrained);
+  const std::size_t count = groups.size();
+  if (frozen != kNoNode) take(frozen, kFrozen);
+  reader.validate_names(std::move(names), kTrained);
+  for (std::size_t i = 0; i < count; ++i) states.groups.push_back(reader.shapes(groups[i], kTrained));
+  if (frozen != kNoNode) states.frozen = reader.shapes(groups.back(), kFrozen);
+}
+
+/// Several names may share one tensor. All that are read are no longer than the file, which no model comes near.
+std::vector<std::pair<std::string, std::string>> read_shared(const ZeroReader& reader, PickleRef node) {
+  constexpr std::string_view kKey = "shared_params";
+  const auto items = reader.items(node, kKey);
+  std::vector<PickleRef> names;
+  std::uint64_t bytes = 0;
+  for (const auto& [name, target] : items) {
+    names.push_back(name);
+    bytes += reader.pickle().text(target).size();
+  }
+  if (bytes > reader.pickle().size_bytes())
+    throw reader.bad(fmt::format("its \"{}\" holds the same names many times over", kKey));
+  reader.validate_names(std::move(names), kKey);
+  std::vector<std::pair<std::string, std::string>> shared;
+  for (const auto& [name, target] : items) shared.emplace_back(reader.name(name), reader.name(target));
+  return shared;
+}
+
 }  // namespace
 
 ZeroModelStates read_zero_model_states(Files& files, const fs::path& path) {
@@ -208,24 +252,12 @@ ZeroModelStates read_zero_model_states(Files& files, const fs::path& path) {
   if (const PickleRef module = reader.get(root, "module"); module != kNoNode)
     states.module = reader.tensors(module, "module");
   if (const PickleRef names = reader.get(root, "buffer_names"); names != kNoNode)
-    for (const PickleRef name : reader.list(names, "buffer_names")) states.buffer_names.push_back(reader.name(name));
-  std::vector<PickleRef> keys;
-  if (const PickleRef shapes = reader.get(root, "param_shapes"); shapes != kNoNode)
-    for (const PickleRef group : reader.list(shapes, "param_shapes"))
-      states.groups.push_back(reader.shapes(group, "param_shapes", keys));
-  if (const PickleRef shapes = reader.get(root, "frozen_param_shapes"); shapes != kNoNode)
-    states.frozen = reader.shapes(shapes, "frozen_param_shapes", keys);
-  reader.refuse_twins_of(std::move(keys), "param_shapes");
+    states.buffer_names = read_names(reader, names, "buffer_names");
+  read_shapes(reader, reader.get(root, "param_shapes"), reader.get(root, "frozen_param_shapes"), states);
   if (const PickleRef fragments = reader.get(root, "frozen_param_fragments"); fragments != kNoNode)
     states.frozen_fragments = reader.tensors(fragments, "frozen_param_fragments");
-  if (const PickleRef shared = reader.get(root, "shared_params"); shared != kNoNode) {
-    std::vector<PickleRef> names;
-    for (const auto& [name, target] : reader.items(shared, "shared_params")) {
-      states.shared.emplace_back(reader.name(name), reader.name(target));
-      names.push_back(name);
-    }
-    reader.refuse_twins_of(std::move(names), "shared_params");
-  }
+  if (const PickleRef shared = reader.get(root, "shared_params"); shared != kNoNode)
+    states.shared = read_shared(reader, shared);
   if (const PickleRef size = reader.get(root, "mp_world_size"); size != kNoNode)
     states.model_parallel_size = reader.number(size, "mp_world_size");
   return states;
