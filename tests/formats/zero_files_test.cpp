@@ -190,6 +190,24 @@ TEST_CASE("One name that a file of ZeRO holds many times over is refused before 
   CHECK_THAT(refused(items), Says("is in \"param_shapes\" twice"));
 }
 
+TEST_CASE("One dict of states that all of an optimizer's groups are is refused") {
+  const TempDir temp;
+  std::string inner, outer;
+  for (int i = 0; i < 1000; ++i) inner += number(i) + number(i);
+  const auto refused = [&](const std::string& shared) {
+    const std::string state = "}(" + number(0) + shared + "q\1" + outer + "u";
+    const Error error = error_of([&] {
+      optim_of(temp, with(kOptim, "base_optimizer_state", dict({{"state", state}})));
+    });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "file.pt").string());
+    CHECK_THAT(error.what(), Says("its \"state\" holds the same values many times over"));
+  };
+  for (int i = 1; i < 1000; ++i) outer += number(i) + "h\1";
+  refused("}(" + inner + "u");
+  refused("ccollections\nOrderedDict\n](" + inner + "e\x85R");
+}
+
 TEST_CASE("One dict that a file of ZeRO holds many times over is refused") {
   const TempDir temp;
   std::string group = dict({{"a", kSize34}, {"b", kSize34}, {"c", kSize34}, {"d", kSize34}}) + "q\1";

@@ -40,6 +40,15 @@ std::vector<PicklePair> mapping_items(const Pickle& pickle, PickleRef node) {
   return pairs;
 }
 
+std::size_t mapping_size(const Pickle& pickle, PickleRef node) {
+  if (!is_mapping(pickle, node)) return 0;
+  std::size_t size = pickle.pairs(node).size();
+  if (pickle.kind(node) == PickleKind::kObject)
+    for (const PickleRef arg : pickle.items(pickle.args(node)))
+      size += pickle.pairs(arg).size() + pickle.items(arg).size();
+  return size;
+}
+
 PickleRef value_of(const Pickle& pickle, std::span<const PicklePair> items, std::string_view key,
                    const std::filesystem::path& path) {
   PickleRef found = kNoNode;

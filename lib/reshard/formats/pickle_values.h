@@ -19,6 +19,9 @@ bool is_mapping(const Pickle& pickle, PickleRef node);
 /// The items of a mapping in their order; none of what is no mapping. A key may come twice.
 std::vector<PicklePair> mapping_items(const Pickle& pickle, PickleRef node);
 
+/// How many entries mapping_items looks at, without looking at them.
+std::size_t mapping_size(const Pickle& pickle, PickleRef node);
+
 /// The value under the string `key`; kNoNode where there is none, or None.
 /// \throws Error kBadInput if the key comes twice: loaders disagree which value counts.
 PickleRef value_of(const Pickle& pickle, std::span<const PicklePair> items, std::string_view key,

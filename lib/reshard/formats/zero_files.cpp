@@ -28,10 +28,14 @@ class ZeroReader {
 
   Error bad(std::string message) const { return Error(ErrorKind::kBadInput, std::move(message)).in(path_); }
 
-  /// The items of the mapping that `node` is.
-  std::vector<PicklePair> items(PickleRef node, std::string_view key) const {
+  /// The items of the mapping that `node` is. A file may hold one dict under many names: what is read of all dicts must
+  /// not be more than the file has.
+  std::vector<PicklePair> items(PickleRef node, std::string_view key) {
     if (node == kNoNode || !is_mapping(pickle_, node))
       throw bad(fmt::format("its \"{}\" is {}, not a dict", key, describe(node)));
+    items_read_ += mapping_size(pickle_, node);
+    if (items_read_ > pickle_.num_nodes())
+      throw bad(fmt::format("its \"{}\" holds the same values many times over", key));
     return mapping_items(pickle_, node);
   }
   PickleRef get(std::span<const PicklePair> dict, std::string_view key) const {
@@ -69,7 +73,7 @@ class ZeroReader {
   }
 
   /// The tensors of a state dict; what is none is left out.
-  std::vector<TensorEntry> tensors(PickleRef node, std::string_view key) const {
+  std::vector<TensorEntry> tensors(PickleRef node, std::string_view key) {
     auto held = items(node, key);
     std::erase_if(held, [&](const PicklePair& item) { return !file_.is_tensor(item.second); });
     std::vector<PickleRef> keys;
@@ -94,10 +98,6 @@ class ZeroReader {
     return found;
   }
 
-  /// A file may hold one dict under many names: what is read of it must not be more than the file has.
-  void validate_count(std::size_t read, std::string_view key) const {
-    if (read > pickle_.num_nodes()) throw bad(fmt::format("its \"{}\" holds the same values many times over", key));
-  }
   /// That `names` are strings, each another: to be called before they are copied, as a file may hold one long name and
   /// refer to it a million times.
   void validate_names(std::vector<PickleRef> names, std::string_view key) const {
@@ -113,6 +113,7 @@ class ZeroReader {
   TorchFile file_;
   const Pickle& pickle_;
   fs::path path_;
+  std::size_t items_read_ = 0;  // of all mappings; each has a node of its own in what torch saves
 };
 
 /// The number behind a member of ZeroStageEnum, an IntEnum: pickled by its value, or, by CPython 3.11.0 to 3.11.3, as
@@ -149,30 +150,29 @@ std::vector<TensorEntry> read_masters(const ZeroReader& reader, PickleRef node, 
 }
 
 /// {"state": {group: {"exp_avg": tensor, …}}}
-TensorCount count_state(const ZeroReader& reader, PickleRef optimizer) {
+TensorCount count_state(ZeroReader& reader, PickleRef optimizer) {
   TensorCount count;
   if (optimizer == kNoNode || !is_mapping(reader.pickle(), optimizer)) return count;
-  const auto outer = mapping_items(reader.pickle(), optimizer);
-  const PickleRef state = reader.get(outer, "state");
-  if (state == kNoNode) return count;
-  for (const auto& [group, values] : mapping_items(reader.pickle(), state))
-    for (const auto& [key, value] : mapping_items(reader.pickle(), values)) {
+  const PickleRef state = reader.get(reader.items(optimizer, "optimizer_state_dict"), "state");
+  if (state == kNoNode || !is_mapping(reader.pickle(), state)) return count;
+  for (const auto& [group, values] : reader.items(state, "state")) {
+    if (!is_mapping(reader.pickle(), values)) continue;
+    for (const auto& [key, value] : reader.items(values, "state")) {
       if (!reader.is_tensor(value)) continue;
-      reader.validate_count(++count.tensors, "state");
+      ++count.tensors;
       count.bytes += reader.tensor(value, "an optimizer state").size_bytes;
     }
+  }
   return count;
 }
 
-std::vector<std::vector<ZeroSlice>> read_slices(const ZeroReader& reader, PickleRef node, std::size_t partitions) {
+std::vector<std::vector<ZeroSlice>> read_slices(ZeroReader& reader, PickleRef node, std::size_t partitions) {
   constexpr std::string_view kKey = "param_slice_mappings";
   std::vector<std::vector<ZeroSlice>> slices;
   if (node == kNoNode) return slices;
-  std::size_t count = 0;
   for (const PickleRef group : reader.list_of(partitions, node, kKey)) {
     auto& of_group = slices.emplace_back();
     for (const auto& [key, value] : reader.items(group, kKey)) {
-      reader.validate_count(++count, kKey);
       const PickleRef state = reader.pickle().state(value);
       if (state == kNoNode)
         throw reader.bad(fmt::format("its \"{}\" has {}, not a fragment's place", kKey, reader.describe(value)))
@@ -206,14 +206,13 @@ std::vector<std::string> read_names(const ZeroReader& reader, PickleRef node, st
 }
 
 /// Trained parameters by group, and frozen ones: names are unique in all of them together.
-void read_shapes(const ZeroReader& reader, PickleRef trained, PickleRef frozen, ZeroModelStates& states) {
+void read_shapes(ZeroReader& reader, PickleRef trained, PickleRef frozen, ZeroModelStates& states) {
   constexpr std::string_view kTrained = "param_shapes", kFrozen = "frozen_param_shapes";
   std::vector<std::vector<PicklePair>> groups;
   std::vector<PickleRef> names;
   const auto take = [&](PickleRef node, std::string_view key) {
     groups.push_back(reader.items(node, key));
     for (const auto& [name, shape] : groups.back()) names.push_back(name);
-    reader.validate_count(names.size(), key);
   };
   if (trained != kNoNode)
     for (const PickleRef group : reader.list(trained, kTrained)) take(group, kTrained);
@@ -225,7 +224,7 @@ void read_shapes(const ZeroReader& reader, PickleRef trained, PickleRef frozen, 
 }
 
 /// Several names may share one tensor. All that are read are no longer than the file, which no model comes near.
-std::vector<std::pair<std::string, std::string>> read_shared(const ZeroReader& reader, PickleRef node) {
+std::vector<std::pair<std::string, std::string>> read_shared(ZeroReader& reader, PickleRef node) {
   constexpr std::string_view kKey = "shared_params";
   const auto items = reader.items(node, kKey);
   std::vector<PickleRef> names;
@@ -245,7 +244,7 @@ std::vector<std::pair<std::string, std::string>> read_shared(const ZeroReader& r
 }  // namespace
 
 ZeroModelStates read_zero_model_states(Files& files, const fs::path& path) {
-  const ZeroReader reader(files, path);
+  ZeroReader reader(files, path);
   const auto root = reader.items(reader.pickle().root(), "root");
   ZeroModelStates states;
   states.file = reader.container_file();
@@ -264,7 +263,7 @@ ZeroModelStates read_zero_model_states(Files& files, const fs::path& path) {
 }
 
 ZeroOptimStates read_zero_optim_states(Files& files, const fs::path& path) {
-  const ZeroReader reader(files, path);
+  ZeroReader reader(files, path);
   const auto root = reader.items(reader.pickle().root(), "root");
   const auto dict = reader.items(reader.need(root, "optimizer_state_dict"), "optimizer_state_dict");
   ZeroOptimStates states;
@@ -296,7 +295,7 @@ ZeroOptimStates read_zero_optim_states(Files& files, const fs::path& path) {
 }
 
 TensorEntry read_zero_parameter(Files& files, const fs::path& path, ContainerFile& file) {
-  const ZeroReader reader(files, path);
+  ZeroReader reader(files, path);
   file = reader.container_file();
   PickleRef node = reader.pickle().root();
   if (is_mapping(reader.pickle(), node)) node = reader.need(reader.items(node, "root"), "param");
