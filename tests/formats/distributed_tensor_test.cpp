@@ -115,6 +115,22 @@ TEST_CASE("DTensors whose mesh is not that of the file's rank are refused") {
   CHECK_THAT(refused(9, {{4}}, TorchVersion::k210), Says("its mesh does not have rank 9"));
 }
 
+TEST_CASE("An object of more attributes than torch gives any is refused") {
+  const TempDir temp;
+  SavedFile file;
+  const std::string type = global("torch.distributed.tensor", "DTensor");
+  std::vector<std::pair<std::string, std::string>> state;
+  for (int i = 0; i < 300; ++i) state.emplace_back("a" + std::to_string(i), kNone);
+  const std::string value = call("torch._tensor", "_rebuild_from_type_v2",
+                                 {global("torch._utils", "_rebuild_wrapper_subclass"), type,
+                                  tuple({type, global("torch", "float32"), pickled_size({4})}), dict(state)});
+  const Error error = error_of([&] { read(temp, file, value); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "f.pt").string());
+  CHECK(error.tensor() == "w");
+  CHECK_THAT(error.what(), Says("has an object of 300 attributes, more than torch gives any"));
+}
+
 TEST_CASE("A tensor of another subclass stays refused") {
   const TempDir temp;
   SavedFile file;

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kDistributed = "torch.distributed.";
 constexpr std::size_t kMostMeshDims = 8;
 constexpr std::size_t kMostRanks = std::size_t{1} << 20;
+constexpr std::size_t kMaxAttributes = 256;  // of an object: those of a million tensors are searched for each field
 
 /// What the tensors of one file have in common: a row of ranks, or a list of parts, may be that of a million tensors.
 struct SharedParts {
@@ -90,7 +91,10 @@ class TensorParts {
       dicts.assign(pickle_.items(state).begin(), pickle_.items(state).end());
     if (dicts.size() > 2) return kNoNode;
     for (const PickleRef dict : dicts) {
-      const PickleRef found = value_of(pickle_, pickle_.pairs(dict), key, file_.path());
+      const auto attributes = pickle_.pairs(dict);
+      if (attributes.size() > kMaxAttributes)
+        throw bad(fmt::format("has an object of {} attributes, more than torch gives any", attributes.size()));
+      const PickleRef found = value_of(pickle_, attributes, key, file_.path());
       if (found != kNoNode) return found;
     }
     return kNoNode;
