@@ -101,6 +101,7 @@ TEST_CASE("The optimizer's states of ZeRO are read with partitions and counts") 
       call("builtins", "getattr", {global("deepspeed.runtime.zero.config", "ZeroStageEnum"), text("optimizer_states")});
   CHECK(optim_of(temp, with(kOptim, "zero_stage", member)).stage == 1);
   CHECK(optim_of(temp, with(kOptim, "param_slice_mappings", "")).slices.empty());
+  CHECK(optim_of(temp, with(kOptim, "param_alignment_paddings", kNone)).partition_count.size() == 1);
 }
 
 TEST_CASE("Model states that are not of ZeRO's form are refused, with the key") {
@@ -162,6 +163,10 @@ TEST_CASE("Optimizer states that are not of ZeRO's form are refused, with the ke
     CHECK_THAT(refused(with(kOptim, "partition_count", counts)),
                Says("its \"partition_count\" has ") && Says(" groups, but there are 1 partitions"));
   CHECK_THAT(refused(with(kOptim3, "partition_count", list({}))), Says("its \"partition_count\" is empty"));
+  CHECK_THAT(refused(with(kOptim, "param_alignment_paddings", list({list({number(-1)})}))),
+             Says("its \"param_alignment_paddings\" is an int, not a whole number"));
+  CHECK_THAT(refused(with(kOptim, "param_alignment_paddings", list({}))),
+             Says("its \"param_alignment_paddings\" has 0 groups, but there are 1 partitions"));
 }
 
 TEST_CASE("One name that a file of ZeRO holds many times over is refused before it is copied") {

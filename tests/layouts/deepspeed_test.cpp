@@ -186,6 +186,40 @@ TEST_CASE("Files of ranks that were swapped are refused by what they say of thei
   CHECK_THAT(error.what(), Says("its \"param_slice_mappings\""));
 }
 
+TEST_CASE("Padding behind parameters of ZeRO 1 and 2 is left out, as the files say where it is") {
+  const TempDir temp;
+  ZeroModel model = small_model();
+  model.alignment_elems = 4;
+  const fs::path folder = written(temp, 2, 2, model);
+  CHECK(read(folder).map.tensor_count() == 5);
+  ReadContext context;
+  context.options.set("weights", "master");
+  const Checkpoint found = read_checkpoint(local_storage(), folder, context);
+  // 15 elements of "a" and 1 of padding are rank 0's first partition, of 12, and part of rank 1's.
+  const auto& pieces = found.map.pieces[found.map.find_logical("b").value()];
+  REQUIRE(pieces.size() == 1);
+  CHECK(found.map.stored[pieces[0].stored].file == 2);
+  SECTION("of ranks that disagree") {
+    model.alignment_elems = 2;
+    const fs::path other = written(temp, 2, 2, model, "other");
+    fs::copy_file(optim_file(other, 1), optim_file(folder, 1), fs::copy_options::overwrite_existing);
+    const Error error = refused(folder);
+    CHECK(error.path() == optim_file(folder, 1).string());
+    CHECK_THAT(error.what(), Says("its \"param_alignment_paddings\" differs from that of bf16_zero_pp_rank_0"));
+  }
+}
+
+TEST_CASE("Padding of ZeRO 1 and 2 may be left out of several ranks") {
+  const TempDir temp;
+  ZeroModel model = small_model(1);  // 11 and 6 elements
+  model.lean_ranks = true;
+  const fs::path folder = written(temp, 2, 8, model);  // partitions of 2, but ranks 5 to 7 have 1, 0 and 0
+  ReadContext context;
+  context.options.set("weights", "master");
+  const Checkpoint found = read_checkpoint(local_storage(), folder, context);
+  CHECK(found.map.pieces[found.map.find_logical("b").value()].size() == 8);  // rows of two, cut in between
+}
+
 TEST_CASE("Files of two checkpoints are refused") {
   const TempDir temp;
   SECTION("partitions of other parameters") {

@@ -46,13 +46,17 @@ class Writer {
     std::vector<std::vector<Items>> slices(ranks_);
     for (const auto& group : model_.groups) {
       std::string flat;
-      for (const std::string& name : group) flat += model_.masters.at(name).bytes;
+      for (const std::string& name : group) {
+        flat += model_.masters.at(name).bytes;
+        flat += std::string(4 * padding_after(name), 'p');
+      }
       const std::uint64_t elems = flat.size() / 4;
       const std::uint64_t each = divided_up(elems, 2 * ranks_) * 2;
-      const std::uint64_t filler = each * ranks_ - elems;
+      const std::uint64_t padding = each * ranks_ - elems;
       for (std::uint32_t rank = 0; rank < ranks_; ++rank) {
         const bool last = rank + 1 == ranks_;
-        const std::uint64_t end = (rank + 1) * each - (last ? std::min(filler, each) : 0);
+        std::uint64_t end = (rank + 1) * each - (last ? std::min(padding, each) : 0);
+        if (model_.lean_ranks) end = std::clamp(elems, rank * each, (rank + 1) * each);
         partitions[rank].push_back(part_of(flat, 4, rank * each, end, random_));
         slices[rank].push_back(slices_of(group, rank * each, (rank + 1) * each));
       }
@@ -66,12 +70,13 @@ class Writer {
       }
       for (const Items& items : slices[rank]) mappings.push_back(dict(items));
       const std::string stage = call("deepspeed.runtime.zero.config", "ZeroStageEnum", {number(stage_)});
-      save_states(file, rank,
-                  {{"base_optimizer_state", moments(file)},
+      Items states{{"base_optimizer_state", moments(file)},
                    {"single_partition_of_fp32_groups", list(masters)},
                    {"zero_stage", stage},
                    {"partition_count", list(counts)},
-                   {"param_slice_mappings", list(mappings)}});
+                   {"param_slice_mappings", list(mappings)}};
+      if (model_.alignment_elems > 1) states.emplace_back("param_alignment_paddings", paddings());
+      save_states(file, rank, states);
     }
   }
 
@@ -105,6 +110,20 @@ class Writer {
   }
 
  private:
+  std::uint64_t padding_after(const std::string& name) const {
+    const std::uint64_t elems = model_.masters.at(name).bytes.size() / 4;
+    return divided_up(elems, model_.alignment_elems) * model_.alignment_elems - elems;
+  }
+  std::string paddings() const {
+    std::vector<std::string> groups;
+    for (const auto& group : model_.groups) {
+      std::vector<std::string> items;
+      for (const std::string& name : group) items.push_back(number(static_cast<std::int64_t>(padding_after(name))));
+      groups.push_back(list(items));
+    }
+    return list(groups);
+  }
+
   Items slices_of(const std::vector<std::string>& group, std::uint64_t begin, std::uint64_t end) const {
     Items items;
     std::uint64_t at = 0;
@@ -115,7 +134,7 @@ class Writer {
         items.emplace_back(name, object("deepspeed.utils.tensor_fragment", "fragment_address",
                                         dict({{"numel", number(static_cast<std::int64_t>(to - from))},
                                               {"start", number(static_cast<std::int64_t>(from - begin))}})));
-      at += elems;
+      at += elems + padding_after(name);
     }
     return items;
   }
@@ -187,6 +206,8 @@ ZeroModel random_zero_model(Random& random) {
     model.groups[random() % model.groups.size()].push_back(name);
   }
   model.module["steps"] = random_tensor(random, DType::kI64, {});
+  model.alignment_elems = one_of(random, {1, 1, 4, 8});
+  model.lean_ranks = random() % 2 == 0;
   return model;
 }
 

@@ -185,6 +185,23 @@ std::vector<std::vector<ZeroSlice>> read_slices(ZeroReader& reader, PickleRef no
   return slices;
 }
 
+std::vector<std::vector<std::uint64_t>> read_paddings(const ZeroReader& reader, PickleRef node,
+                                                      std::size_t partitions) {
+  constexpr std::string_view kKey = "param_alignment_paddings";
+  std::vector<std::vector<std::uint64_t>> paddings;
+  if (node == kNoNode) return paddings;
+  std::size_t count = 0;
+  for (const PickleRef group : reader.list_of(partitions, node, kKey)) {
+    auto& of_group = paddings.emplace_back();
+    const auto numbers = reader.list(group, kKey);
+    count += numbers.size();
+    if (count > reader.pickle().num_nodes())
+      throw reader.bad(fmt::format("its \"{}\" holds the same values many times over", kKey));
+    for (const PickleRef padding : numbers) of_group.push_back(reader.number(padding, kKey));
+  }
+  return paddings;
+}
+
 /// One number, or one per group; `groups` of stages 1 and 2, where these are the partitions.
 std::vector<std::uint64_t> read_partition_count(const ZeroReader& reader, PickleRef node,
                                                 std::optional<std::size_t> groups) {
@@ -288,6 +305,7 @@ ZeroOptimStates read_zero_optim_states(Files& files, const fs::path& path) {
     states.masters = read_masters(reader, partitions, "single_partition_of_fp32_groups");
     const std::size_t groups = states.masters.size();
     states.partition_count = read_partition_count(reader, ranks, groups);
+    states.paddings = read_paddings(reader, reader.get(dict, "param_alignment_paddings"), groups);
     states.slices = read_slices(reader, reader.get(dict, "param_slice_mappings"), groups);
     states.state = count_state(reader, reader.get(dict, "base_optimizer_state"));
   }

@@ -48,6 +48,9 @@ struct ZeroOptimStates {
   unsigned stage = 0;                          // 1 to 3
   std::vector<std::uint64_t> partition_count;  // ranks: one number, or one per group
   std::vector<TensorEntry> masters;            // this rank's weights of each group, or of stage 3 of each sub-group
+  /// Elements of padding behind each parameter of a group, to align the next (since 2026, by the setting
+  /// `parameter_alignment`): one list per partition, as long as the group or shorter; or none.
+  std::vector<std::vector<std::uint64_t>> paddings;
   std::vector<std::vector<ZeroSlice>> slices;  // one list per partition, or none where the file has no such key
   TensorCount state;                           // moments and whatever else the optimizer keeps
 };

@@ -23,16 +23,28 @@ std::uint64_t elems_of(const TensorEntry& master) {
   return master.shape[0];
 }
 
-/// The elements of all parameters of a group.
-std::uint64_t total_of(const std::vector<ZeroParameter>& group, const fs::path& shapes_file) {
-  std::uint64_t total = 0;
-  for (const ZeroParameter& parameter : group) {
-    const auto sum = checked_add(total, num_elems(parameter.shape).value_or(0));
-    if (!sum) throw Error(ErrorKind::kBadInput, "the elements of its group overflow 64 bits").in(shapes_file);
-    total = *sum;
+/// Where the parameters of a group of stages 1 and 2 lie in its row of elements.
+struct GroupPlaces {
+  std::vector<std::uint64_t> begins;  // of each parameter
+  std::uint64_t end = 0;              // of the last
+  std::uint64_t padded_end = 0;       // with the padding behind it
+
+  /// \param paddings  behind each parameter; of those that it does not reach, none.
+  GroupPlaces(const std::vector<ZeroParameter>& group, std::span<const std::uint64_t> paddings,
+              const fs::path& shapes_file) {
+    const auto add = [&](std::uint64_t elems) {
+      const auto sum = checked_add(padded_end, elems);
+      if (!sum) throw Error(ErrorKind::kBadInput, "the elements of its group overflow 64 bits").in(shapes_file);
+      padded_end = *sum;
+    };
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      begins.push_back(padded_end);
+      add(num_elems(group[i].shape).value_or(0));
+      end = padded_end;
+      if (i < paddings.size()) add(paddings[i]);
+    }
   }
-  return total;
-}
+};
 
 /// Every rank says that there are as many of them as there are files, and has the same list of partitions.
 void validate_ranks_agree(const ZeroRanks& ranks, std::size_t groups) {
@@ -48,6 +60,9 @@ void validate_ranks_agree(const ZeroRanks& ranks, std::size_t groups) {
     if (states.stage < 3 && states.masters.size() != groups)
       throw bad(states, fmt::format("its \"single_partition_of_fp32_groups\" has {} groups, but \"param_shapes\" {}",
                                     states.masters.size(), groups));
+    if (states.paddings != first.paddings)
+      throw bad(states, fmt::format("its \"param_alignment_paddings\" differs from that of {}",
+                                    first.file.path.filename().string()));
     if (states.masters.size() != first.masters.size())
       throw bad(states, fmt::format("has {} flat groups, but {} has {}", states.masters.size(),
                                     first.file.path.filename().string(), first.masters.size()));
@@ -91,21 +106,21 @@ void validate_slices(const ZeroOptimStates& states, std::size_t group, const std
 /// One group of stages 1 and 2.
 class GroupPlacer {
  public:
-  GroupPlacer(const ZeroRanks& ranks, std::size_t group, std::uint64_t total)
+  GroupPlacer(const ZeroRanks& ranks, std::size_t group, const GroupPlaces& places)
       : ranks_(ranks), group_(group), size_(elems_of(ranks.states[0].masters[group])), slices_(ranks.states.size()) {
-    validate_lengths(total);
+    validate_lengths(places);
   }
 
-  std::vector<FlatRun> place(const ZeroParameter& parameter) {
+  /// The runs of a parameter that begins at `begin` of the row.
+  std::vector<FlatRun> place(const ZeroParameter& parameter, std::uint64_t begin) {
     const std::uint64_t elems = *num_elems(parameter.shape);
     std::vector<FlatRun> runs;
     for (std::uint64_t at = 0; at < elems;) {
-      const std::uint64_t rank = place_ / size_, begin = place_ % size_;
-      const std::uint64_t end = begin + std::min(elems - at, size_ - begin);
-      runs.push_back(run_of(ranks_, rank, group_, begin, end, at));
-      slices_[rank].push_back({parameter.name, begin, end - begin});
-      at += end - begin;
-      place_ += end - begin;
+      const std::uint64_t rank = (begin + at) / size_, first = (begin + at) % size_;
+      const std::uint64_t last = first + std::min(elems - at, size_ - first);
+      runs.push_back(run_of(ranks_, rank, group_, first, last, at));
+      slices_[rank].push_back({parameter.name, first, last - first});
+      at += last - first;
     }
     return runs;
   }
@@ -116,41 +131,47 @@ class GroupPlacer {
   }
 
  private:
-  /// All partitions have one length, but for the filler at the end of the last, which may be left out.
-  void validate_lengths(std::uint64_t total) const {
+  /// All partitions have one length, but for padding at the end of the row, which may be left out: by old versions of
+  /// the last partition, since 2025 of all that have some.
+  void validate_lengths(const GroupPlaces& places) const {
     const std::size_t count = ranks_.states.size();
-    std::uint64_t sum = 0;
     for (std::size_t rank = 0; rank < count; ++rank) {
       const ZeroOptimStates& states = ranks_.states[rank];
       const TensorEntry& master = states.masters[group_];
+      const std::uint64_t begin = checked_mul(size_, rank).value_or(UINT64_MAX);
+      const std::uint64_t needed = std::min(size_, places.end - std::min(places.end, begin));
       const std::uint64_t elems = elems_of(master);
-      if (elems != size_ && (rank + 1 < count || elems > size_))
+      if (elems < needed || elems > size_)
         throw bad(states, fmt::format("has {} elements, but {} has {}", elems,
                                       ranks_.states[0].file.path.filename().string(), size_))
             .tensor(master.name);
-      sum += elems;  // of tensors in files: no overflow
     }
-    // The group is filled to a multiple of two elements per rank.
-    if (sum >= total && sum - total < 2 * count && (total == 0 || size_ > 0)) return;
+    // The row is padded to a multiple of two elements per rank.
+    const std::uint64_t row = checked_mul(size_, count).value_or(UINT64_MAX);
+    const std::uint64_t most = checked_add(places.padded_end, 2 * count).value_or(UINT64_MAX);
+    if (row >= places.end && row < most) return;
     const ZeroOptimStates& last = ranks_.states.back();
     throw bad(last, fmt::format("the partitions of all ranks have {} elements, but the parameters of group {} in "
                                 "\"param_shapes\" {}",
-                                sum, group_, total))
+                                row, group_, places.end))
         .tensor(last.masters[group_].name);
   }
 
   const ZeroRanks& ranks_;
   std::size_t group_;
-  std::uint64_t size_;       // elements of a partition
-  std::uint64_t place_ = 0;  // in the group
+  std::uint64_t size_;  // elements of a partition
   std::vector<std::vector<ZeroSlice>> slices_;
 };
 
 void place_groups(const ZeroRanks& ranks, const std::vector<std::vector<ZeroParameter>>& groups,
                   const fs::path& shapes_file, ZeroMasters& masters) {
   for (std::size_t group = 0; group < groups.size(); ++group) {
-    GroupPlacer placer(ranks, group, total_of(groups[group], shapes_file));
-    for (const ZeroParameter& parameter : groups[group]) masters.runs[parameter.name] = placer.place(parameter);
+    const auto& paddings = ranks.states.front().paddings;
+    const GroupPlaces places(groups[group], paddings.empty() ? std::span<const std::uint64_t>() : paddings[group],
+                             shapes_file);
+    GroupPlacer placer(ranks, group, places);
+    for (std::size_t i = 0; i < groups[group].size(); ++i)
+      masters.runs[groups[group][i].name] = placer.place(groups[group][i], places.begins[i]);
     placer.validate_said();
   }
 }
