@@ -186,6 +186,18 @@ TEST_CASE("Files of ranks that were swapped are refused by what they say of thei
   CHECK_THAT(error.what(), Says("its \"param_slice_mappings\""));
 }
 
+TEST_CASE("Model-parallel ranks of ZeRO are refused by the file that belongs to one") {
+  using namespace pickles;
+  const TempDir temp;
+  const fs::path file = temp / "global_step1/mp_rank_00_model_states.pt";
+  fs::create_directories(file.parent_path());
+  write_file(file, torch_zip(stream(dict({{"module", dict({})}, {"mp_world_size", number(2)}})), {}));
+  const Error error = refused(file.parent_path(), ErrorKind::kUnsupported);
+  CHECK(error.path() == file.string());
+  CHECK_THAT(error.what(), Says("belongs to one of 2 model-parallel ranks; only checkpoints without model parallelism "
+                                "are read"));
+}
+
 TEST_CASE("Padding behind parameters of ZeRO 1 and 2 is left out, as the files say where it is") {
   const TempDir temp;
   ZeroModel model = small_model();

@@ -100,8 +100,11 @@ void Builder::read_model_states() {
   for (const fs::path& path : paths) {
     ZeroModelStates states = read_zero_model_states(files_, path);
     if (states.model_parallel_size > 1)
-      throw Error(ErrorKind::kUnsupported,
-                  fmt::format("is of one of {} model-parallel ranks, which are not read", states.model_parallel_size))
+      throw Error(
+          ErrorKind::kUnsupported,
+          fmt::format("belongs to one of {} model-parallel ranks; only checkpoints without model parallelism are "
+                      "read",
+                      states.model_parallel_size))
           .in(path)
           .hint("load it in the training code, and save the whole weights there");
     add_file(states.file);
