@@ -192,7 +192,7 @@ ZeroTensor Builder::trained(const ZeroParameter& parameter, std::optional<DType>
   return tensor;
 }
 
-/// Whole in the one file, or of stage 3 in equal parts, of which the last have filler.
+/// Whole in the one file, or of stage 3 in equal parts, the last of which are padded.
 ZeroTensor Builder::frozen(const ZeroParameter& parameter) const {
   const std::uint64_t elems = *num_elems(parameter.shape);
   const bool split = !folder_.model_states;

@@ -210,8 +210,7 @@ class RowPlacer {
   }
 
  private:
-  /// Goes `each` elements on in a rank's row; what of it is elements [begin, end) of the parameter, and no filler,
-  /// becomes runs.
+  /// Moves `each` elements on in a rank's row. Elements [begin, end) of the parameter become runs; the rest is padding.
   void take(std::size_t rank, std::uint64_t each, std::uint64_t begin, std::uint64_t end, std::vector<FlatRun>& runs) {
     while (each > 0) {
       const std::uint64_t size = elems_of(ranks_.states[rank].masters[group_]);

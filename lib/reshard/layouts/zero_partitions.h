@@ -25,8 +25,8 @@ struct ZeroRanks {
 };
 
 /// Of stages 1 and 2: the parameters of a group, one after another, with the padding that the files say between them,
-/// are cut into one partition per rank, the last ones with padding at the end or without. Of stage 3: each parameter is cut into one part per rank, the last with filler, and a
-/// rank's parts lie one after another in its sub-groups.
+/// are cut into one partition per rank, the last ones with padding at the end or without. Of stage 3: each parameter is
+/// cut into one part per rank, the last with padding, and a rank's parts lie one after another in its sub-groups.
 /// \param groups  the parameters in the order of the partitions; where they were read, `shapes_file`, for errors.
 /// \throws Error kBadInput if the partitions are not those of the groups.
 ZeroMasters place_masters(const ZeroRanks& ranks, const std::vector<std::vector<ZeroParameter>>& groups,
