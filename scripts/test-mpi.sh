@@ -277,6 +277,23 @@ test_other_plugin() {
   done_with "a plug-in of the other MPI is refused, once"
 }
 
+# One rank alone cannot start, or has a wrong variable: it says so, whoever speaks for the others.
+test_rank_apart() {
+  local setting message
+  for setting in RESHARD_MPI=bad RESHARD_MPI_PLUGIN=/nowhere/x.so; do
+    message='there is no plug-in for MPI in /nowhere/x.so'
+    [[ $setting != *bad ]] || message='RESHARD_MPI: "bad" is not one of'
+    # shellcheck disable=SC2016 # the shell of the rank puts the values in
+    RESHARD_MPI_START_TIMEOUT=5 launch "$launcher" 2 sh -c 'case ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}} in
+      1) export "$3" ;; esac
+      exec "$0" shard "$1" "$2" --tp 4' "$reshard" "$model" "$targets/out" "$setting"
+    ((code != 0)) || fail "$launcher: $setting on rank 1: exit code 0"
+    check_empty "$targets" "$setting on rank 1"
+    check_said_once "^reshard: rank 1 on .*$message" "$setting on rank 1"
+  done
+  done_with "one rank that cannot start says why"
+}
+
 test_no_launcher() {
   local launcher=none what="variables of a launcher that did not start it"
   set_command shard
@@ -532,6 +549,7 @@ for launcher in "${launchers[@]}"; do
   test_reports
   test_other_options
   test_other_plugin
+  test_rank_apart
   test_mounts
   test_kills
   test_silent_rank
