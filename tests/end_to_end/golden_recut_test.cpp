@@ -97,6 +97,8 @@ TEST_CASE("An optimizer that is cut anew is what the reference saves on that mes
       convert(request_of(temp / "recut", {}, temp / "back", golden.at("case")));
       check_files(temp / "back", golden, has_masters);
       CHECK(snapshot(golden_case) == before);
+      for (const char* name : {"scheduler.pt", "user_content.pt"})
+        CHECK(read_file(temp / "back" / name) == read_file(golden_case / kStep / name));
 
       for (const auto& [path, structure] : golden.at("structure").items()) {
         if (!is_optimizer(path)) continue;

@@ -266,6 +266,24 @@ bool is_in_place(Files& files, const fs::path& config, const fs::path& output_di
          files.resolve(files.absolute(config).parent_path()) == files.resolve(output_directory);
 }
 
+namespace {
+
+/// What NxD saves beside a step's model and optimizer, and its trainer reads back.
+constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt"};
+
+/// Takes the trainer's files along where the optimizer goes to such a trainer again. They are not opened.
+void carry_trainer_files(Files& files, Job& job, const Checkpoint& source) {
+  if (source.states.of.empty() || !source.has_mesh() || !job.layout->traits().writes_groups) return;
+  for (const char* name : kTrainerFiles)
+    for (const fs::path& directory : {source.path, source.directory}) {
+      if (!files.is_file(directory / name)) continue;
+      job.copied_files.push_back({directory / name, name, files.size_bytes(directory / name)});
+      break;
+    }
+}
+
+}  // namespace
+
 void carry_companions(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
   if (files.exists(source.directory / kConfigFile) &&
@@ -281,6 +299,7 @@ void carry_companions(Files& files, Job& job, const Checkpoint& source, const st
     if (!is_in_place(files, source.config, job.output_directory))
       job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
   }
+  carry_trainer_files(files, job, source);
   // What this job writes anew is not carried over from an older one.
   std::erase_if(job.copied_files, [&](const CopiedFile& copied) {
     return copied.path == kKeptIndexMetadataFile ||
