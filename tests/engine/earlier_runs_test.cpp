@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <optional>
+#include <utility>
 
 #include "engine/stopped_run.h"
 #include "reshard/engine/output.h"
@@ -230,6 +231,27 @@ TEST_CASE("A folder in what is left that no run of the job made is told, and not
   CHECK(error.path() == (stopped.root / name).string());
   CHECK(fs::is_directory(stopped.root / name));
   CHECK_FALSE(fs::exists(stopped.jobs.temp / "out"));
+}
+
+TEST_CASE("A run that was given another option of the layout, or makes another dtype, is told which") {
+  Stopped stopped;
+  const auto files = journal_files(local_storage(), stopped.root);
+  JournalHeader header = read_journal(local_storage(), stopped.root / files.front()).value().header;
+  const auto refused = [&] {
+    const Error error = error_of([&] { find_resumable(local_storage(), *stopped.job, header); });
+    CHECK(error.kind() == ErrorKind::kUsage);
+    CHECK(error.path() == stopped.root.string());
+    return error.message();
+  };
+  header.given["fuse-qkv"] = "true";
+  CHECK(find_resumable(local_storage(), *stopped.job, header));  // it had no effect
+  header.fingerprint = "another";
+  CHECK(refused() == "the run that left this was not given `fuse-qkv`");
+  header.given.erase("fuse-qkv");
+  const std::string dtype = std::exchange(header.given.at("dtype"), "F32");
+  CHECK(refused() == "the run that left this had `dtype` " + dtype + ", and not F32");
+  header.given.at("dtype") = dtype;
+  CHECK(refused() == "the run that left this had other options, or was of another version of reshard");
 }
 
 TEST_CASE("Beside a run that lives none begins anew, and no note says that one does") {
