@@ -251,6 +251,34 @@ TEST_CASE("Outputs that do not fit are refused before anything is made, with bot
   CHECK(output_space(local_storage(), *job).needed_bytes == job->output_bytes());
 }
 
+TEST_CASE("The space that outputs need counts what proves them, to the byte") {
+  const Model model;
+  const auto job = plan_shard(model.request());
+  job->manifest = true;
+  const std::uint64_t needed = output_space(local_storage(), *job).needed_bytes;
+  CHECK(execute(*job, unsynced()).written_bytes == needed);
+  std::uint64_t bytes = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(model.temp / "out"))
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  CHECK(bytes == needed);
+}
+
+TEST_CASE("The space that several ranks need counts the pages that two of them write to") {
+  const Model model;
+  const auto job = plan_shard(model.request());
+  TestStorage test;
+  test.directories.free = job->output_bytes();
+  const auto run = [&](std::uint32_t ranks) {
+    RunOptions options = unsynced();
+    options.storage = &test.storage;
+    JobRun(*job, options).prepare(ranks);
+  };
+  CHECK_NOTHROW(run(1));
+  const Error error = error_of([&] { run(3); });
+  CHECK(error.kind() == ErrorKind::kNoSpace);
+  CHECK_FALSE(fs::exists(model.temp / "out"));
+}
+
 /// Fills a staging directory as a run would.
 void fill(const Staging& staging, const Job& job) {
   for (const TensorFile& file : job.target.files) write_file(staging.root() / file.path, "new weights");

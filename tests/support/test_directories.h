@@ -16,7 +16,8 @@ namespace reshard::test {
 class TestDirectories final : public Directories {
  public:
   bool exchanges = true;
-  bool owns = true;  // what the user has made
+  std::optional<std::uint64_t> free;  // bytes
+  bool owns = true;                   // what the user has made
   std::function<void(const char* step, const std::filesystem::path& path)> before = [](const char*,
                                                                                        const std::filesystem::path&) {};
 
@@ -34,7 +35,7 @@ class TestDirectories final : public Directories {
   }
   std::uint64_t free_bytes(const std::filesystem::path& directory) override {
     before("space", directory);
-    return local_directories().free_bytes(directory);
+    return free ? *free : local_directories().free_bytes(directory);
   }
   bool make(const std::filesystem::path& path, std::uint32_t bits) override {
     before("make", path);

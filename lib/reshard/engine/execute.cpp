@@ -74,7 +74,7 @@ RunResult run_with_others(JobRun& run, const Job& job, const RunOptions& options
       if (!run.keep(ErrorKind::kInterrupted)) run.abandon();
     };
   const auto prepare = [&] {
-    if (leads) run.prepare();
+    if (leads) run.prepare(together.size());
   };
   together.step("prepare", progress, prepare, clean_up);
   const std::string invited = together.from_leader("join", leads ? invitation(run.prepared()) : std::string());

@@ -10,11 +10,11 @@
 #include "reshard/engine/digests.h"
 #include "reshard/engine/output.h"
 #include "reshard/engine/parallel.h"
+#include "reshard/engine/proof.h"
 #include "reshard/engine/run_fingerprint.h"
 #include "reshard/engine/together.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/layouts/target_file.h"
-#include "reshard/plan/job_manifest.h"
 
 namespace reshard {
 namespace {
@@ -62,7 +62,7 @@ JobRun::JobRun(const Job& job, RunOptions options)
   options_.digests = job.manifest;
 }
 
-void JobRun::prepare() {
+void JobRun::prepare(std::uint32_t ranks) {
   start_ = std::chrono::steady_clock::now();
   Storage& storage = *options_.storage;
   if (options_.clean)  // first: what a run has left is to go away, though the output is complete by now
@@ -79,7 +79,9 @@ void JobRun::prepare() {
     take_over(std::move(*earlier));
   } else {
     try {
-      validate_space(output_space(storage, job_));
+      OutputSpace space = output_space(storage, job_);
+      if (ranks > 1) space.needed_bytes += deal(ranks, true).pages.size_bytes();  // which are written twice
+      validate_space(space);
     } catch (Error& error) {
       hint_at_dead_runs(error, storage, job_);
       throw;
@@ -345,25 +347,15 @@ void JobRun::write_manifest(const ShareReport& report, RunResult& result) {
   std::vector<TensorDigest> digests(report.digests.size());
   for (std::size_t t = 0; t < digests.size(); ++t)
     if (!job_.target.logical[t].filler) digests[t] = report.digests[t].digest();
-  std::vector<Manifest::File> files;
-  const auto add = [&](const fs::path& path, std::uint64_t bytes) {
-    files.push_back({path.generic_string(), bytes, std::nullopt});
-  };
-  for (const TensorFile& file : job_.target.files) add(file.path, file.size_bytes);
-  for (const CopiedFile& file : job_.copied_files) add(file.path, file.size_bytes);
-  for (const TextFile& file : job_.text_files) add(file.path, file.text.size());
+  std::vector<Manifest::File> files = proved_files(job_);
   std::vector<fs::path> paths;
   paths.reserve(files.size());
   for (const Manifest::File& file : files) paths.push_back(prepared_.root / file.path);
   const std::vector<Sha256Digest> of_files = digest_files(paths, options_);
   for (std::size_t i = 0; i < files.size(); ++i) files[i].digest = of_files[i];
-  const Manifest manifest = manifest_of(job_, to_string(run_fingerprint(job_, options_)), digests, std::move(files));
-  const TextFile document{kManifestFile, manifest_text(manifest), {}};
-  std::vector<FileDigest> lines{{kManifestFile, sha256(std::as_bytes(std::span(document.text)))}};
-  for (const Manifest::File& file : manifest.files) lines.push_back({file.path, *file.digest});
-  std::sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
-  const TextFile sums{kSha256SumsFile, sha256sums_text(lines), {}};
-  for (const TextFile& file : {document, sums}) {
+  Proof proof = proof_of(job_, to_string(run_fingerprint(job_, options_)), digests, std::move(files));
+  for (const TextFile& file : {TextFile{kManifestFile, std::move(proof.manifest), {}},
+                               TextFile{kSha256SumsFile, std::move(proof.sha256sums), {}}}) {
     write_text(options_, file, *staging_);
     result.written_bytes += file.text.size();
   }

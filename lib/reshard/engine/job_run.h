@@ -64,7 +64,8 @@ class JobRun {
   /// Validates that the outputs may be written and fit, makes a staging directory and in it the target's files at their
   /// full size, and copies the model's other files. With RunOptions::resume, goes on with the directory that a run of
   /// the same job has left, if there is one with a journal.
-  void prepare();
+  /// \param ranks  that will take shares.
+  void prepare(std::uint32_t ranks = 1);
   /// What others need to take part.
   const PreparedRun& prepared() const { return prepared_; }
   /// Joins a run that another process has prepared.

@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
+#include "reshard/engine/proof.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/plan/job_manifest.h"
@@ -203,7 +204,7 @@ std::vector<fs::path> stale_stagings(Files& files, const Job& job) {
 
 OutputSpace output_space(Storage& storage, const Job& job) {
   OutputSpace space;
-  space.needed_bytes = job.output_bytes();
+  space.needed_bytes = job.output_bytes() + (job.manifest ? proof_bytes(job) : 0);
   space.file_system = nearest_existing(storage, storage.resolve(job.output_directory));
   space.free_bytes = storage.directories().free_bytes(space.file_system);
   return space;
