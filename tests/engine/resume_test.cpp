@@ -1,5 +1,9 @@
 // Runs that were killed or failed, and go on: the bytes of one run, none of them written twice.
 
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -199,9 +203,25 @@ TEST_CASE("What a flush has lost is written again, though the disk says so only 
   }
 }
 
+/// The bytes of tensors that were written to the files of a run's staging directory, each as often as it was.
+std::uint64_t written_tensor_bytes(const FaultStorage& storage, const Job& job, const fs::path& root) {
+  std::uint64_t written = 0;
+  for (const TensorFile& file : job.target.files) {
+    std::vector<char> is_tensor(file.size_bytes);
+    for (std::uint32_t i = file.first_stored; i < file.first_stored + file.stored_count; ++i) {
+      const StoredTensor& tensor = job.target.stored[i];
+      std::fill_n(is_tensor.begin() + static_cast<std::ptrdiff_t>(tensor.offset_bytes), tensor.size_bytes, 1);
+    }
+    for (const auto& [begin, end] : storage.writes(root / file.path))
+      written += static_cast<std::uint64_t>(std::count(is_tensor.begin() + static_cast<std::ptrdiff_t>(begin),
+                                                       is_tensor.begin() + static_cast<std::ptrdiff_t>(end), 1));
+  }
+  return written;
+}
+
 TEST_CASE("No byte is read or written again that is in the journal") {
   const Jobs jobs;
-  for (const std::size_t which : {0u, 2u, 3u}) {
+  for (const std::size_t which : {0u, 1u, 2u, 3u, 5u}) {
     const auto& [what, plan] = jobs.planners[which];
     DYNAMIC_SECTION(what) {
       const fs::path output = jobs.temp / "out";
@@ -220,6 +240,7 @@ TEST_CASE("No byte is read or written again that is in the journal") {
       options.resume = true;
       const RunResult result = execute(*job, options);
       CHECK(result.resumed_bytes == had);
+      CHECK(written_tensor_bytes(second, *job, *staging) == job->program.write_bytes - had);
       std::uint64_t read = 0;
       for (const TensorFile& file : job->source.files) {
         const auto counts = second.read_counts(file.path, file.size_bytes);
@@ -272,6 +293,45 @@ TEST_CASE("A run goes on with another number of ranks, threads and memory") {
       CHECK((snapshot(output) == expected));
     }
   }
+}
+
+TEST_CASE("Ranks of machines whose caches differ go on, with the bytes of one run") {
+  const Jobs jobs;
+  bool any_resumed = false;
+  for (const auto& [what, plan] : jobs.planners) {
+    CAPTURE(what);
+    const fs::path output = jobs.temp / "out";
+    const auto job = plan(output);
+    execute(*job, unsynced());
+    const auto expected = snapshot(output);
+    fs::remove_all(output);
+    std::atomic<bool> fails{false};
+    RunResult result;
+    const auto run = [&](std::uint32_t size, const std::function<void()>& before) {
+      std::deque<PageCacheStorage> machines;
+      for (std::uint32_t rank = 0; rank < size; ++rank) machines.emplace_back(512);
+      machines.back().before = before;
+      return run_ranks(size, [&](Together& together) {
+        RunOptions options = journalled(machines[together.rank()]);
+        options.tuning.page_bytes = 512;
+        options.resume = true;
+        const RunResult one = execute(*job, options, together);
+        if (together.leads()) result = one;
+      });
+    };
+    const auto failed = run(3, [&] {
+      const auto staging = staging_in(jobs.temp.path());
+      if (staging && journal_files(local_storage(), *staging).size() >= 4) fails = true;
+      if (fails) throw Error(ErrorKind::kNoSpace, "made to fail");
+    });
+    if (failed[0]) CHECK(failed[0]->kind() == ErrorKind::kNoSpace);
+    if (failed[0]) CHECK_FALSE(run(2, {})[0]);
+    any_resumed = any_resumed || result.resumed_bytes > 0;
+    CHECK((snapshot(output) == expected));
+    fs::remove_all(output);
+    remove_dead_runs(local_storage(), *job);
+  }
+  CHECK(any_resumed);
 }
 
 TEST_CASE("A run that has other sources or options does not go on, and says which") {

@@ -18,7 +18,7 @@ namespace reshard::test {
 
 using Planner = std::function<std::unique_ptr<Job>(const std::filesystem::path& output)>;
 
-/// Jobs of every command and format, over one model.
+/// Jobs of every command and format, and of every layout of ranks, over one model.
 struct Jobs {
   Jobs() {
     TinyModel model;
@@ -61,6 +61,10 @@ struct Jobs {
         return plan_convert(request);
       });
     }
+    for (const char* name : {"nxd", "nxdi", "presharded", "vllm"})
+      planners.emplace_back(std::string("shard to ") + name, [this, name](const std::filesystem::path& output) {
+        return plan_shard(deployed_request(layout(name), temp / "model", output, 2));
+      });
   }
 
   TempDir temp;

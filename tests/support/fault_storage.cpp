@@ -42,14 +42,14 @@ class WatchedSink final : public Sink {
       : storage_(storage), path_(std::move(path)), inner_(std::move(inner)) {}
   void write_at(std::uint64_t offset_bytes, std::span<const std::byte> bytes) override {
     storage_.pass(Operation::kWrite, path_);
-    storage_.note_write(path_, bytes.size());
+    storage_.note_write(path_, {offset_bytes, offset_bytes + bytes.size()});
     inner_->write_at(offset_bytes, bytes);
   }
   void write_gathered(std::uint64_t offset_bytes, std::span<const std::span<const std::byte>> parts) override {
     storage_.pass(Operation::kWrite, path_);
     std::uint64_t bytes = 0;
     for (const auto part : parts) bytes += part.size();
-    storage_.note_write(path_, bytes);
+    storage_.note_write(path_, {offset_bytes, offset_bytes + bytes});
     inner_->write_gathered(offset_bytes, parts);
   }
   bool copy_pays(const Source&, std::uint64_t, std::uint64_t) const override { return storage_.copies_in_kernel; }
@@ -61,7 +61,7 @@ class WatchedSink final : public Sink {
     storage_.pass(Operation::kWrite, path_);
     if (!inner_->copy_from(source, source_offset_bytes, offset_bytes, size_bytes)) return false;
     storage_.note_read(watched.path(), {source_offset_bytes, source_offset_bytes + size_bytes});
-    storage_.note_write(path_, size_bytes);
+    storage_.note_write(path_, {offset_bytes, offset_bytes + size_bytes});
     storage_.note_copied(size_bytes);
     return true;
   }
@@ -147,9 +147,12 @@ void FaultStorage::note_read(const std::filesystem::path& path, Range range) {
   reads_[path.string()].push_back(range);
 }
 
-void FaultStorage::note_write(const std::filesystem::path& path, std::uint64_t bytes) {
+void FaultStorage::note_write(const std::filesystem::path& path, Range range) {
+  const std::uint64_t bytes = range.end_bytes - range.begin_bytes;
   if (fail_after_bytes && written_bytes_ + bytes > *fail_after_bytes) throw Error(kind, "made to fail").in(path);
   written_bytes_ += bytes;
+  const std::lock_guard lock(mutex_);
+  writes_[path.string()].push_back(range);
 }
 
 std::unique_ptr<Source> FaultStorage::open(const std::filesystem::path& path) {
@@ -182,6 +185,12 @@ std::vector<FaultStorage::Range> FaultStorage::reads(const std::filesystem::path
   const std::lock_guard lock(mutex_);
   const auto found = reads_.find(path.string());
   return found == reads_.end() ? std::vector<Range>{} : found->second;
+}
+
+std::vector<FaultStorage::Range> FaultStorage::writes(const std::filesystem::path& path) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = writes_.find(path.string());
+  return found == writes_.end() ? std::vector<Range>{} : found->second;
 }
 
 std::vector<unsigned> FaultStorage::read_counts(const std::filesystem::path& path, std::uint64_t size_bytes) const {

@@ -75,6 +75,8 @@ class FaultStorage final : public Storage {
   std::uint64_t copied_bytes() const { return copied_bytes_; }
   /// Everything that was read of a file.
   std::vector<Range> reads(const std::filesystem::path& path) const;
+  /// Everything that was written to a file.
+  std::vector<Range> writes(const std::filesystem::path& path) const;
   /// How often each byte of a file of `size_bytes` was read.
   std::vector<unsigned> read_counts(const std::filesystem::path& path, std::uint64_t size_bytes) const;
 
@@ -83,7 +85,7 @@ class FaultStorage final : public Storage {
   void note_copied(std::uint64_t bytes) { copied_bytes_ += bytes; }
   std::uint64_t pass(Operation operation, const std::filesystem::path& path);
   void note_read(const std::filesystem::path& path, Range range);
-  void note_write(const std::filesystem::path& path, std::uint64_t bytes);
+  void note_write(const std::filesystem::path& path, Range range);
 
  private:
   Files& files_with(const std::filesystem::path& path) const;
@@ -94,7 +96,7 @@ class FaultStorage final : public Storage {
   std::atomic<std::uint64_t> mapped_ranges_{0};
   std::atomic<std::uint64_t> copied_bytes_{0};
   mutable std::mutex mutex_;
-  std::map<std::string, std::vector<Range>> reads_;
+  std::map<std::string, std::vector<Range>> reads_, writes_;
   std::map<Operation, std::uint64_t> counts_;
   std::vector<Step> steps_;
 };
