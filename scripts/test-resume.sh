@@ -77,13 +77,20 @@ done
 ((went_on > 0 || kills == 0)) || fail "none of $killed killed runs left a journal"
 echo "$killed runs were killed, $late of them when all was written; $went_on went on from a journal, with $((resumed / 1000000)) MB that were not written again"
 
-# --clean takes what a killed run has left, and nothing else.
+# --clean takes what a killed run has left, though the output is complete by now, and nothing else.
 "$reshard" shard "$work/model" "$work/out-dir" --tp 4 >/dev/null 2>&1 &
 sleep 0.2
 kill -9 $! 2>/dev/null || true
 wait $! 2>/dev/null || true
-mkdir "$work/.other.reshard-abcdef"
-"$reshard" shard "$work/model" "$work/out-dir" --tp 4 --clean --force --quiet 2>"$work/err"
+mkdir "$work/.other.reshard-abcdef" "$work/precious" "$work/.out-dir.reshard-foreig"
+touch "$work/precious/"{.lock,data} "$work/.out-dir.reshard-foreig/"{.lock,data}
+ln -s precious "$work/.out-dir.reshard-linked"
+"$reshard" shard "$work/model" "$work/out-dir" --tp 4 --force --quiet 2>"$work/err"
+code=0
+"$reshard" shard "$work/model" "$work/out-dir" --tp 4 --clean --quiet 2>"$work/err" || code=$?
+((code == 3)) || fail "an output that is complete was no error, but exit code $code"
+[[ -e "$work/precious/data" && -e "$work/.out-dir.reshard-foreig/data" ]] || fail "--clean removed what no run has made"
+rm -r "$work/.out-dir.reshard-foreig" "$work/.out-dir.reshard-linked"
 compgen -G "$work/.out-dir.reshard-*" >/dev/null && fail "--clean left something"
 [[ -d "$work/.other.reshard-abcdef" ]] || fail "--clean removed what belongs to another output"
 rm -rf "$work/out-dir"
