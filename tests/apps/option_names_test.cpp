@@ -41,9 +41,8 @@ TEST_CASE("What a command was given are its options with their values, without t
   command->add_flag("-f,--force");
   command->add_flag("--quiet");
   app.parse("shard model --tp 4 --threads 2 -f --quiet --drop a --drop b");
-  CHECK(given_options(*command) ==
-        std::map<std::string, std::string>{
-            {"the command", "shard"}, {"--tp", "4"}, {"--force", ""}, {"--drop", "a b"}});
+  CHECK(given_options(*command) == std::map<std::string, std::string>{
+                                       {"the command", "shard"}, {"--tp", "4"}, {"--force", ""}, {"--drop", "a b"}});
 }
 
 }  // namespace

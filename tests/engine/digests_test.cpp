@@ -135,8 +135,9 @@ TEST_CASE("Manifests of all layouts, formats and casts have the digests of the t
   job->manifest = true;
   execute(*job, unsynced());
   CHECK((large.manifest_of(large.temp / "cast").options ==
-         std::map<std::string, Manifest::OptionValue>{
-             {"dtype", std::string("F32")}, {"format", std::string("safetensors")}, {"max-shard-size", std::uint64_t{1} << 20}}));
+         std::map<std::string, Manifest::OptionValue>{{"dtype", std::string("F32")},
+                                                      {"format", std::string("safetensors")},
+                                                      {"max-shard-size", std::uint64_t{1} << 20}}));
   const TensorMap written = read_model(large.temp / "cast");
   for (const Manifest::Tensor& tensor : large.manifest_of(large.temp / "cast").tensors) {
     CHECK(tensor.dtype == DType::kF32);

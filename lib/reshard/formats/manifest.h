@@ -74,7 +74,7 @@ struct Manifest {
   std::string layout;
   std::uint32_t tp = 1, pp = 1, ep = 1;
   std::map<std::string, OptionValue> options;  // that shaped the output, by the parameter's name
-  std::string fingerprint;  // of the job
+  std::string fingerprint;                     // of the job
   std::vector<File> sources;
   std::vector<File> files;      // without this one and SHA256SUMS
   std::vector<Tensor> tensors;  // sorted by name

@@ -135,7 +135,7 @@ struct ReadContext {
   ConfigChoice config;
   bool with_optimizer = false;  // what a training run has saved beside the model, too, where the layout reads_states
   bool looks_at_optimizer = false;  // headers of the optimizer's files are read, for BesideModel
-  bool with_groups = false;     // and the optimizer's groups as values, which may cost a read each
+  bool with_groups = false;         // and the optimizer's groups as values, which may cost a read each
 };
 
 /// What a checkpoint is to become.
@@ -178,7 +178,7 @@ struct TargetPlan {
   std::vector<std::string> without_place;            // tensors of the model that checkpoints of this layout do not have
   std::vector<std::string> notes;                    // what the user should know, whole sentences
   std::vector<std::filesystem::path> whole_folders;  // that are replaced as a whole, beside that of the traits
-  std::vector<Copy> copies;  // tensors of the source that it is to hold under another name, too
+  std::vector<Copy> copies;                          // tensors of the source that it is to hold under another name, too
 };
 
 /// A kind of checkpoint directory.
