@@ -177,13 +177,19 @@ TEST_CASE("A module's weights are read without the optimizer's files, but not it
 
 TEST_CASE("Files of ranks that were swapped are refused by what they say of their parts") {
   const TempDir temp;
-  const fs::path folder = written(temp, 2, 2);
-  fs::rename(optim_file(folder, 0), temp / "aside");
-  fs::rename(optim_file(folder, 1), optim_file(folder, 0));
-  fs::rename(temp / "aside", optim_file(folder, 1));
-  const Error error = refused(folder);
-  CHECK(error.path().find("zero_pp_rank_") != std::string::npos);
-  CHECK_THAT(error.what(), Says("its \"param_slice_mappings\""));
+  const auto swapped = [&](const ZeroModel& model, const char* name) {
+    const fs::path folder = written(temp, 2, 2, model, name);
+    fs::rename(optim_file(folder, 0), temp / "aside");
+    fs::rename(optim_file(folder, 1), optim_file(folder, 0));
+    fs::rename(temp / "aside", optim_file(folder, 1));
+    const Error error = refused(folder);
+    CHECK(error.path().find("zero_pp_rank_") != std::string::npos);
+    return std::string(error.what());
+  };
+  CHECK_THAT(swapped(small_model(), "lengths"), Says("has 12 elements, but"));
+  ZeroModel model = small_model(4);
+  model.groups = {{"a", "b"}};  // 20 elements, no padding: both files have the same shapes
+  CHECK_THAT(swapped(model, "places"), Says("its \"param_slice_mappings\""));
 }
 
 TEST_CASE("Model-parallel ranks of ZeRO are refused by the file that belongs to one") {
