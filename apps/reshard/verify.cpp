@@ -22,6 +22,7 @@
 #include "reshard/formats/manifest.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/compare_states.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/tags.h"
 #include "run_job.h"
@@ -127,7 +128,6 @@ Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, 
   Checkpoint side = read_checkpoint(found.path, {ConfigUse::kLenient, family_spec(arguments), arguments.source_options,
                                                  config, arguments.source.with_optimizer});
   used.with_optimizer = used.with_optimizer || !side.states.empty();
-  add_states(side.map, std::move(side.states.map));
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;
 }
@@ -314,6 +314,7 @@ int run_verify_tensors(const VerifyArguments& arguments, const std::string& text
   Checkpoint a;
   together.step("plan", *options.progress, [&] {
     a = read_side(arguments.a, arguments, used);
+    add_states(a.map, std::move(a.states.map));
     validate_used(arguments, used, {&a});
   });
   if (!arguments.quiet && !arguments.json) print_notes(a.notes);
@@ -378,10 +379,14 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
   RunOptions options = run_options(arguments, arguments.replicas);
   UsedOptions used;
   Checkpoint a, b;
+  std::vector<std::string> values;
   Progress progress;
   together.step("plan", progress, [&] {
     a = read_side(arguments.a, arguments, used);
     b = read_side(arguments.b, arguments, used);
+    name_states_alike(a.states, b.states);
+    values = different_values(a.states, b.states);
+    for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));
     validate_used(arguments, used, {&a, &b});
   });
   const std::vector<std::string> notes = notes_of(arguments, a, b);
@@ -397,6 +402,7 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
     const ProgressBar bar(progress, bytes, !arguments.quiet);
     result = verify(a.map, b.map, how, options, together);
   }
+  std::move(values.begin(), values.end(), std::back_inserter(result.other_form));
   if (arguments.json)
     print_output(to_text(document_of(result, arguments, divergent, notes)));
   else if (!arguments.quiet)
