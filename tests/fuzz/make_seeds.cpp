@@ -121,6 +121,15 @@ void seed_by_hand(const fs::path& out) {
   const std::string refers = stream(dict({{"a", reference}, {"tied", reference}, {"here", tensor()}}));
   write_file(out / "xser/without_info", refers + "@@" + stream(tensor()));
   write_file(out / "xser/whole", refers + "@@" + stream(tensor()) + "@@" + stream("}(" + number(0) + of_tensor + "u"));
+  const auto by_id = [](const std::string& value) { return "}" + number(0) + value + "s"; };
+  for (const std::string& state : {tensor(), reference})
+    write_file(out / ("optimizer_file/" + std::string(state == reference ? "references" : "tensors")),
+               stream(dict({{"state", dict({})},
+                            {"param_groups", list({dict({{"lr", number(1)}, {"params", numbers({0})}})})},
+                            {"base_state", by_id(dict({{"step", number(3)}, {"exp_avg", state}}))},
+                            {"shape_info", by_id(numbers({3, 4}))},
+                            {"sharded_master_weights", by_id(state)}})) +
+                   (state == reference ? "@@" + stream(tensor()) : std::string()));
   const std::string head = stream("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19") + stream(number(1001)) +
                            stream(dict({{"little_endian", kTrue}}));
   write_file(out / "torch_file/stream", head + stream(state_dict) + stream(list({text("0")})) +
