@@ -5,6 +5,7 @@
 #include <set>
 
 #include "reshard/engine/digests.h"
+#include "reshard/engine/verify.h"
 #include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -191,6 +192,24 @@ TEST_CASE("Master weights are the model's where they are asked for, and where th
       CHECK(describe_tensors(read_whole(temp / "out")) == expected);
     }
   }
+}
+
+TEST_CASE("States with padding on the way of ZeRO-1 go to a dcp without it") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
+  const TempDir temp;
+  ConvertRequest request;
+  request.source.path = saved(golden_case);
+  request.source.config = golden_case / "original";
+  request.source.with_optimizer = true;
+  request.target.layout = layout_named("dcp");
+  request.output_directory = temp / "out";
+  const auto job = plan_convert(request);
+  execute(*job, unsynced());
+  Checkpoint source = read_checkpoint(saved(golden_case), with_optimizer(golden_case));
+  Checkpoint target = read_checkpoint(temp / "out", with_optimizer(golden_case));
+  CHECK(target.states.map.logical.size() == 4 * 21);
+  for (Checkpoint* side : {&source, &target}) add_states(side->map, side->states.map);
+  CHECK(verify(source.map, target.map, {}, unsynced()).same());
 }
 
 }  // namespace
