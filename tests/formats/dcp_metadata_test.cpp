@@ -490,3 +490,20 @@ TEST_CASE("A file that is missing is named") {
 
 }  // namespace
 }  // namespace reshard::test
+TEST_CASE("A chunk that another one of its tensor has overwritten in a bucket is refused") {
+  // torch keeps one tensor per name and file, and the metadata of the file say where that begins.
+  const std::string header = R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"w\":{\"saved_offsets\":[2,0]}}"},)"
+                             R"("w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}})";
+  OneItem item(safetensors_bytes(header, kFloats));
+  item.tensor.shape = {4, 2};
+  item.chunk.box.begin = {2, 0};
+  item.chunk.place.offset_bytes = item.chunk.place.length_bytes = 0;
+  CHECK(item.content.substr(item.find().offset_bytes, 16) == kFloats);
+  item.chunk.box.begin = {0, 0};
+  const Error error = error_of([&] { item.find(); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == "d/__0_0.distcp");
+  CHECK(error.tensor() == "w");
+  CHECK_THAT(error.what(), Says("its chunk at [0, 0] is not in this safetensors file, which has the one at [2, 0]"));
+}
+

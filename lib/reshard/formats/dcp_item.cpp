@@ -9,6 +9,7 @@
 
 #include "reshard/base/checked.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/dcp_shards.h"
 #include "reshard/formats/magic.h"
 #include "reshard/formats/safetensors.h"
 #include "reshard/formats/torch_file.h"
@@ -21,6 +22,7 @@ constexpr std::string_view kZipMagic = "PK\3\4";
 constexpr std::string_view kZstdMagic = "\x28\xb5\x2f\xfd";
 constexpr std::size_t kBucketStartBytes = 9;  // the length of a safetensors header, and its first character
 constexpr const char* kOtherSave = "the file is of another save than .metadata, or damaged: fetch both again";
+constexpr const char* kLostChunk = "the other chunks are lost: save again without SerializationFormat.SAFETENSORS";
 
 // All of a zip's records but for the tensor lie within so many bytes of its ends.
 constexpr std::size_t kEndBytes = 2048;
@@ -107,6 +109,7 @@ DcpFile::DcpFile(Files& files, std::filesystem::path path) : path_(std::move(pat
   source_->read_at(0, std::as_writable_bytes(std::span(start)));
   if (start.back() == '{' && !std::string_view(start.data(), start.size()).starts_with(kZipMagic))
     bucket_ = read_safetensors(*source_, path_);
+  if (bucket_ && has_saved_offsets(*bucket_)) bucket_offsets_ = read_saved_offsets(*bucket_);
   for (std::size_t i = 0; bucket_ && i < bucket_->tensors.size(); ++i) in_bucket_.emplace(bucket_->tensors[i].name, i);
 }
 
@@ -227,5 +230,12 @@ TensorEntry DcpFile::find_in_bucket(const DcpTensor& tensor, const DcpChunk& chu
   validate_same(tensor, chunk, found.dtype, found.shape);
   return found;
 }
+  if (!bucket_offsets_.empty() && bucket_offsets_[at->second] != chunk.box.begin)
+    throw Error(
+        ErrorKind::kBadInput,
+        fmt::format("its chunk at {} is not in this safetensors file, which has the one at {}: torch keeps only "
+                    "the last chunk of a tensor there",
+                    to_string(chunk.box.begin), to_string(bucket_offsets_[at->second])))
+        .hint(kLostChunk);
 
 }  // namespace reshard

@@ -62,5 +62,6 @@ class DcpFile {
   std::optional<Container> bucket_;
   std::unordered_map<std::string_view, std::size_t> in_bucket_;  // tensors by name
 };
+  std::vector<Dims> bucket_offsets_;  // of its tensors in whole ones; empty where its metadata does not say them
 
 }  // namespace reshard

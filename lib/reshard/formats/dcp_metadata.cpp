@@ -89,6 +89,7 @@ class MetadataReader {
   std::unordered_map<std::string_view, std::uint32_t> id_by_name_;
   std::unordered_map<PickleRef, std::uint32_t> file_by_node_;
   std::unordered_map<std::string_view, std::uint32_t> file_by_path_;
+  std::unordered_map<std::string, std::uint32_t> file_by_plain_path_;
   std::size_t chunks_ = 0;
   std::size_t numbers_ = 0;
 };
@@ -198,12 +199,16 @@ std::uint32_t MetadataReader::add_file(std::string_view relative_path, std::stri
   if (relative_path.empty() || relative_path.size() > kMaxFileNameBytes || has_control(relative_path))
     refuse("which no file can be called");
   if (relative_path.front() == '/') refuse("which is not relative to the checkpoint's directory");
-  for (const std::string& part : split(relative_path, '/'))
+  std::string plain;  // however the path is spelled: items of one file may not overlap
+  for (const std::string& part : split(relative_path, '/')) {
     if (part == "..") refuse("which leads out of the checkpoint's directory");
-  const auto file = static_cast<std::uint32_t>(metadata_.files.size());
-  metadata_.files.emplace_back(relative_path);
-  file_by_path_.emplace(relative_path, file);
-  return file;
+    if (!part.empty() && part != ".") plain += (plain.empty() ? "" : "/") + part;
+  }
+  if (plain.empty()) refuse("which no file can be called");
+  const auto [file, is_new] = file_by_plain_path_.emplace(plain, static_cast<std::uint32_t>(metadata_.files.size()));
+  if (is_new) metadata_.files.push_back(std::move(plain));
+  file_by_path_.emplace(relative_path, file->second);
+  return file->second;
 }
 
 std::uint32_t MetadataReader::transforms_of(PickleRef list, std::string_view name) {

@@ -42,6 +42,11 @@ bool is_dcp_shard_name(std::string_view name) {
   return dcp_shard_name(name).has_value();
 }
 
+bool has_saved_offsets(const Container& file) {
+  return std::any_of(file.metadata.begin(), file.metadata.end(),
+                     [](const auto& entry) { return entry.first == kInfoKey; });
+}
+
 std::vector<Dims> read_saved_offsets(const Container& file) {
   const auto found = std::find_if(file.metadata.begin(), file.metadata.end(),
                                   [](const auto& entry) { return entry.first == kInfoKey; });

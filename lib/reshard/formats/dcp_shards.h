@@ -23,6 +23,9 @@ std::optional<DcpShardName> dcp_shard_name(std::string_view name);
 /// "shard-00001-model-00001-of-00002.safetensors".
 bool is_dcp_shard_name(std::string_view name);
 
+/// Whether the metadata of `file` says where its tensors begin.
+bool has_saved_offsets(const Container& file);
+
 /// Where each tensor of such a file begins in the whole one, by its metadata: one per tensor of `file`, of as many
 /// dims.
 /// \throws Error kBadInput if the metadata is missing, damaged, or does not know a tensor.

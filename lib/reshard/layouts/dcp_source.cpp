@@ -91,9 +91,8 @@ class ChunkFinder {
   /// In the order in which they were added.
   std::vector<ChunkedTensor> find() {
     validate_chunks(tensors_, where_);
-    std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) {
-      return std::tie(a.place->file, a.place->offset_bytes) < std::tie(b.place->file, b.place->offset_bytes);
-    });
+    std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) { return a.key() < b.key(); });
+    validate_places();
     std::unique_ptr<DcpFile> file;
     std::uint32_t open = 0;  // the number of `file` in the metadata
     std::size_t whole = 0;   // and of all of it among those found
@@ -130,8 +129,35 @@ class ChunkFinder {
   };
 
   void add_file(const DcpFile& file, std::uint64_t size_bytes, const std::optional<ZstdFrame>& frame) {
+
+    std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uint32_t> key() const {
+      return std::tuple(place->file, place->offset_bytes, place->length_bytes, index);
+    }
     found_.push_back({file.path(), size_bytes});
     found_.back().stamp = file.stamp();
+  /// Two names of a tied parameter may be one item. But two chunks of a tensor are not, nor do two items overlap.
+  /// Where torch writes safetensors, all items of a file have one place, and go by the names of tensors.
+  void validate_places() const {
+    for (std::size_t i = 1; i < wanted_.size(); ++i) {
+      const Wanted &a = wanted_[i - 1], &b = wanted_[i];
+      if (a.place->file != b.place->file) continue;
+      const bool is_one = *a.place == *b.place;
+      const bool overlap = !is_one && b.place->offset_bytes - a.place->offset_bytes < a.place->length_bytes;
+      if (!overlap && !(is_one && a.index == b.index && b.tensor != nullptr)) continue;
+      const std::string& entry = tensors_[b.index].entry;
+      throw Error(ErrorKind::kBadInput, overlap
+                                            ? fmt::format(".metadata puts it into bytes that belong to {}, too",
+                                                          printable(tensors_[a.index].entry))
+                                            : fmt::format("its chunks at {} and {} would be the same item of this file",
+                                                          to_string(a.chunk->box.begin), to_string(b.chunk->box.begin)))
+          .in(directory_ / metadata_.files[b.place->file])
+          .tensor(entry)
+          .hint(
+              "torch keeps only the last chunk of a tensor in a file of SerializationFormat.SAFETENSORS: save again "
+              "without");
+    }
+  }
+
     found_.back().frame = frame;
   }
 
