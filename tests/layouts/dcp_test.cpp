@@ -112,25 +112,113 @@ TEST_CASE("A note says that the last ranks may be missing where each has metadat
   CHECK_THAT(checkpoint.notes[0], Says("the metadata of 2 ranks is read; that of ranks behind these"));
 }
 
-TEST_CASE("Files that are some seconds newer than .metadata are a note that says what it may mean") {
+/// Sets when a file was written, in seconds after `start`.
+void set_time(const fs::path& path, fs::file_time_type start, int seconds) {
+  fs::last_write_time(path, start + std::chrono::seconds(seconds));
+}
+
+/// The notes of a checkpoint that say that files are newer than their metadata.
+std::string notes_on_times(const fs::path& directory) {
+  std::string found;
+  for (const std::string& note : read(directory).notes)
+    if (note.find("after the metadata") != note.npos) found += note;
+  return found;
+}
+
+TEST_CASE("Files that are newer than .metadata by more than a copy of them takes are of a save that was cut off") {
   const TempDir temp;
   const dcp::Whole tensor{"part.w", {DType::kU8, {2}, "xy"}, {{{0}, {1}, 0}, {{1}, {1}, 1}}};
   dcp::write(temp / "dcp", {tensor});
   const auto saved = fs::last_write_time(temp / "dcp/.metadata");
-  const auto notes = [&](int first_seconds, int second_seconds) {
-    fs::last_write_time(temp / "dcp/__0_0.distcp", saved + std::chrono::seconds(first_seconds));
-    fs::last_write_time(temp / "dcp/__1_0.distcp", saved + std::chrono::seconds(second_seconds));
-    std::string found;
-    for (const std::string& note : read(temp / "dcp").notes)
-      if (note.find("after .metadata") != note.npos) found += note;
-    return found;
+  const auto set_times = [&](int first_seconds, int second_seconds) {
+    set_time(temp / "dcp/__0_0.distcp", saved, first_seconds);
+    set_time(temp / "dcp/__1_0.distcp", saved, second_seconds);
   };
-  CHECK(notes(-60, 0).empty());
-  CHECK(notes(3, 5).empty());
-  CHECK_THAT(notes(-60, 42),
-             Says("1 file was written up to 42 seconds after .metadata, which a save writes last, such "
-                  "as __1_0.distcp: if it is no copy, a later save into this directory did not finish"));
-  CHECK_THAT(notes(250, 1000), Says("2 files were written up to 1000 seconds after .metadata"));
+  const auto check_refused = [&](const std::string& file, const std::string& says) {
+    const Error error = error_of([&] { read(temp / "dcp"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "dcp" / file).string());
+    CHECK_THAT(error.what(), Says(says));
+    CHECK_THAT(error.hint(), Says("`touch " + (temp / "dcp/.metadata").string() + "`"));
+  };
+  set_times(-600, 0);
+  CHECK(notes_on_times(temp / "dcp").empty());
+  set_times(3, 5);
+  CHECK(notes_on_times(temp / "dcp").empty());
+  set_times(-60, 42);  // the second of two ranks was written by a later save
+  check_refused("__1_0.distcp", "was written 42 seconds after .metadata, which a save writes last: a later save");
+  set_times(130, 120);  // both were
+  check_refused("__1_0.distcp", "was written 2 minutes after .metadata");
+  set_times(3, 90);  // a copy, whose second file may have come behind others
+  CHECK_THAT(notes_on_times(temp / "dcp"),
+             Says("1 file was written up to 90 seconds after the metadata, which a save writes last, such as "
+                  "__1_0.distcp: a copy that does not keep times does that; but if a later save into this directory "
+                  "was cut off, the output mixes two steps"));
+  fs::resize_file(temp / "dcp/__0_0.distcp", std::uintmax_t{4} << 30);  // at 32 MiB/s, 128 seconds
+  set_times(125, 1000);
+  CHECK_THAT(notes_on_times(temp / "dcp"), Says("2 files were written up to 16 minutes after the metadata"));
+  set_times(140, 1000);
+  check_refused("__0_0.distcp", "was written 2 minutes after .metadata");
+  fs::resize_file(temp / "dcp/__0_0.distcp", std::uintmax_t{1} << 40);
+  set_times(301, 1000);
+  check_refused("__0_0.distcp", "was written 5 minutes after .metadata");
+}
+
+TEST_CASE("Where each rank has metadata of its own, ranks of two saves are refused") {
+  const TempDir temp;
+  write_ranks(temp / "dcp", 3);
+  const auto saved = fs::last_write_time(temp / "dcp/__0.metadata");
+  const auto set_times = [&](int rank, int file_seconds, int metadata_seconds) {
+    set_time(temp / "dcp" / ("__" + std::to_string(rank) + "_0.distcp"), saved, file_seconds);
+    set_time(temp / "dcp" / ("__" + std::to_string(rank) + ".metadata"), saved, metadata_seconds);
+  };
+  const auto check_refused = [&](const std::string& file, const std::string& says) {
+    const Error error = error_of([&] { read(temp / "dcp"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "dcp" / file).string());
+    CHECK_THAT(error.what(), Says(says));
+  };
+  set_times(0, -1, 0);
+  set_times(1, 28, 30);
+  set_times(2, 59, 60);
+  CHECK(notes_on_times(temp / "dcp").empty());
+  set_times(1, 120, 30);  // a later save of one rank was cut off
+  check_refused("__1_0.distcp", "was written 90 seconds after __1.metadata, which a save writes last");
+  set_times(1, 28, 30);
+  set_times(2, 159, 160);  // of one rank, a later save is done
+  check_refused("__2_0.distcp", "was written 2 minutes after __1.metadata, which is of an earlier save");
+}
+
+TEST_CASE("Two chunks of a tensor in one item are refused, and so are items that overlap") {
+  const TempDir temp;
+  const std::string item = dcp::item_bytes("float32", {2, 2}, std::string(16, 'f'));
+  const std::string bucket = safetensors_bytes({{"w", {DType::kF32, {2, 2}, std::string(16, 'f')}}});
+  const auto size = static_cast<std::int64_t>(item.size());
+  dcp::Metadata metadata;
+  metadata.tensors = {{"w", "float32", {4, 2}, {{{0, 0}, {2, 2}, {}}, {{2, 0}, {2, 2}, {}}}}};
+  const auto check = [&](const std::string& content, const dcp::Place& first, const dcp::Place& second,
+                         const std::string& says) {
+    metadata.tensors[0].chunks[0].place = first;
+    metadata.tensors[0].chunks[1].place = second;
+    write_file(temp / "dcp/__0_0.distcp", content);
+    write_file(temp / "dcp/.metadata", dcp::metadata_bytes(metadata));
+    if (says.empty()) {
+      CHECK(read(temp / "dcp").map.logical.size() == 1);
+      return;
+    }
+    const Error error = error_of([&] { read(temp / "dcp"); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "dcp/__0_0.distcp").string());
+    CHECK(error.tensor() == "w");
+    CHECK_THAT(error.what(), Says(says));
+  };
+  const char* file = "__0_0.distcp";
+  check(item + item, {file, 0, size, {}}, {file, size, size, {}}, "");
+  check(item + item, {file, 0, size, {}}, {file, 0, size, {}},
+        "its chunks at [0, 0] and [2, 0] would be the same item");
+  check(item + item, {file, size, size, {}}, {file, size - 1, size, {}}, "into bytes that belong to w, too");
+  check(bucket, {file, 0, 0, {}}, {file, 0, 0, {}}, "would be the same item");
+  check(item, {file, 0, size, {}}, {"./__0_0.distcp", 0, size, {}}, "would be the same item");
 }
 
 TEST_CASE("A prefix that torch could not read is refused before anything is planned") {

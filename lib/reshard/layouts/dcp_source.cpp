@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
 #include <tuple>
 #include <unordered_map>
 
@@ -21,6 +20,7 @@
 #include "reshard/formats/dcp_shards.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/dcp_states.h"
+#include "reshard/layouts/dcp_times.h"
 #include "reshard/layouts/trained_model.h"
 
 namespace reshard {
@@ -29,12 +29,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kItemsEnding = ".distcp";
-constexpr std::int64_t kSecondNs = 1'000'000'000;
-/// A save writes `.metadata` last. A copy, which may write it first, writes the next file soon after it; between two
-/// saves into one directory lies the training in between.
-constexpr std::int64_t kLongestCopyNs = 300 * kSecondNs;
-/// What clocks of machines and a short copy may differ by.
-constexpr std::int64_t kNotableNs = 5 * kSecondNs;
+
+/// What a directory's metadata say, those of all ranks together.
+struct ReadMetadata {
+  DcpMetadata all;
+  fs::path where;                 // the one file, or the directory of several
+  std::vector<fs::path> of_file;  // the metadata of each of `all.files`
+};
 
 /// In which order the elements of entry `index` are.
 void take_order(const StateNames& names, std::size_t index, ChunkedTensor& tensor) {
@@ -47,15 +48,15 @@ void take_order(const StateNames& names, std::size_t index, ChunkedTensor& tenso
 class ChunkFinder {
  public:
   /// Borrows all.
-  ChunkFinder(Files& files, const fs::path& directory, const fs::path& where, const DcpMetadata& metadata,
-              std::vector<TensorFile>& found, std::vector<std::string>& notes)
+  ChunkFinder(Files& files, const fs::path& directory, const ReadMetadata& metadata, std::vector<TensorFile>& found,
+              std::vector<std::string>& notes)
       : files_(files),
         directory_(directory),
-        where_(where),
-        metadata_(metadata),
+        where_(metadata.where),
+        metadata_(metadata.all),
+        of_file_(metadata.of_file),
         found_(found),
-        notes_(notes),
-        first_file_(found.size()) {}
+        notes_(notes) {}
 
   /// A tensor under the model's name for it, without chunks yet; valid until the next one.
   ChunkedTensor& add(const DcpTensor& tensor, std::string name) {
@@ -96,6 +97,7 @@ class ChunkFinder {
     std::unique_ptr<DcpFile> file;
     std::uint32_t open = 0;  // the number of `file` in the metadata
     std::size_t whole = 0;   // and of all of it among those found
+    std::vector<DcpSavedFile> saved;
     for (const Wanted& one : wanted_) {
       const DcpPlace& place = *one.place;
       if (!file || open != place.file) {
@@ -103,6 +105,7 @@ class ChunkFinder {
         open = place.file;
         add_file(*file, file->size_bytes(), {});
         whole = found_.size() - 1;
+        saved.push_back({file->path(), of_file_[place.file], file->size_bytes()});
       }
       const std::vector<std::string>& transforms = metadata_.transforms[place.transforms];
       DcpItem item =
@@ -114,7 +117,7 @@ class ChunkFinder {
       chunk.strides = std::move(item.tensor.strides);
       if (one.object != nullptr) set_size(tensors_[one.index], chunk, item.tensor.size_bytes);
     }
-    validate_times();
+    validate_dcp_times(files_, saved, notes_);
     return std::move(tensors_);
   }
 
@@ -126,15 +129,12 @@ class ChunkFinder {
     const DcpTensor* tensor;  // or null
     const DcpChunk* chunk;
     const DcpBytes* object;  // or null
-  };
-
-  void add_file(const DcpFile& file, std::uint64_t size_bytes, const std::optional<ZstdFrame>& frame) {
 
     std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uint32_t> key() const {
       return std::tuple(place->file, place->offset_bytes, place->length_bytes, index);
     }
-    found_.push_back({file.path(), size_bytes});
-    found_.back().stamp = file.stamp();
+  };
+
   /// Two names of a tied parameter may be one item. But two chunks of a tensor are not, nor do two items overlap.
   /// Where torch writes safetensors, all items of a file have one place, and go by the names of tensors.
   void validate_places() const {
@@ -158,6 +158,9 @@ class ChunkFinder {
     }
   }
 
+  void add_file(const DcpFile& file, std::uint64_t size_bytes, const std::optional<ZstdFrame>& frame) {
+    found_.push_back({file.path(), size_bytes});
+    found_.back().stamp = file.stamp();
     found_.back().frame = frame;
   }
 
@@ -172,51 +175,13 @@ class ChunkFinder {
     chunk.box = whole(object.shape);
   }
 
-  /// torch writes into files that are there already, and `.metadata` last: what is newer is of a save that did not
-  /// finish, and torch itself would read a mixture of two steps.
-  void validate_times() const {
-    if (where_ == directory_) return;  // each rank has metadata of its own
-    const auto saved = files_.modified_ns(where_);
-    const TensorFile* next = nullptr;  // the first that was written after it
-    std::int64_t next_ns = 0;
-    std::set<fs::path> newer;  // by more than kNotableNs
-    for (const TensorFile& file : std::span(found_).subspan(first_file_)) {
-      const auto written = files_.modified_ns(file.path);
-      if (!saved || !written || *written <= *saved) continue;
-      if (*written - *saved > kNotableNs) newer.insert(file.path);
-      if (next != nullptr && *written >= next_ns) continue;
-      next = &file;
-      next_ns = *written;
-    }
-    if (next == nullptr) return;
-    if (next_ns - *saved <= kLongestCopyNs) return note_newer(newer, *saved);
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("was written {} minutes after .metadata, which a save writes last: a later save into this "
-                            "directory did not finish, and its files may be of two steps",
-                            (next_ns - *saved) / (60 * kSecondNs)))
-        .in(next->path)
-        .hint("take another checkpoint; if it is a copy that was made without the times of its files, `touch " +
-              where_.string() + "` says so");
-  }
-
-  void note_newer(const std::set<fs::path>& files, std::int64_t saved_ns) const {
-    if (files.empty()) return;
-    std::int64_t newest_ns = saved_ns;
-    for (const fs::path& file : files) newest_ns = std::max(newest_ns, files_.modified_ns(file).value_or(saved_ns));
-    notes_.push_back(fmt::format(
-        "{} file{} up to {} seconds after .metadata, which a save writes last, such as {}: if {} no copy, a later save "
-        "into this directory did not finish, and the files are of two steps",
-        files.size(), files.size() == 1 ? " was written" : "s were written", (newest_ns - saved_ns) / kSecondNs,
-        printable(files.begin()->filename().string()), files.size() == 1 ? "it is" : "they are"));
-  }
-
   Files& files_;
   const fs::path& directory_;
   const fs::path& where_;
   const DcpMetadata& metadata_;
+  const std::vector<fs::path>& of_file_;
   std::vector<TensorFile>& found_;
   std::vector<std::string>& notes_;
-  const std::size_t first_file_;  // of the ones found here
   std::vector<ChunkedTensor> tensors_;
   std::vector<Wanted> wanted_;
 };
@@ -283,15 +248,24 @@ std::optional<std::uint64_t> rank_of_metadata(std::string_view name) {
 }
 
 /// Adds what a rank's metadata says to that of the ranks before it. Entries that are no tensors are each rank's own.
-void add_metadata(DcpMetadata other, const fs::path& where, DcpMetadata& all,
+/// \param by_path, by_name  the files and tensors of `read` so far.
+void add_metadata(DcpMetadata other, const fs::path& where, ReadMetadata& read,
+                  std::unordered_map<std::string, std::uint32_t>& by_path,
                   std::unordered_map<std::string, std::size_t>& by_name) {
-  const auto first_file = static_cast<std::uint32_t>(all.files.size());
+  DcpMetadata& all = read.all;
+  std::vector<std::uint32_t> file_of;  // by the numbers of `other`: ranks may share a file
+  for (std::string& file : other.files) {
+    const auto [known, is_new] = by_path.emplace(file, static_cast<std::uint32_t>(all.files.size()));
+    file_of.push_back(known->second);
+    if (!is_new) continue;
+    all.files.push_back(std::move(file));
+    read.of_file.push_back(where);
+  }
   const auto first_transforms = static_cast<std::uint32_t>(all.transforms.size());
-  std::move(other.files.begin(), other.files.end(), std::back_inserter(all.files));
   std::move(other.transforms.begin(), other.transforms.end(), std::back_inserter(all.transforms));
   for (DcpTensor& tensor : other.tensors) {
     for (DcpChunk& chunk : tensor.chunks) {
-      chunk.place.file += first_file;
+      chunk.place.file = file_of[chunk.place.file];
       chunk.place.transforms += first_transforms;
     }
     const auto [found, is_new] = by_name.emplace(tensor.name, all.tensors.size());
@@ -310,7 +284,7 @@ void add_metadata(DcpMetadata other, const fs::path& where, DcpMetadata& all,
   }
   std::move(other.paths.begin(), other.paths.end(), std::back_inserter(all.paths));
   for (DcpBytes& bytes : other.bytes) {
-    bytes.place.file += first_file;
+    bytes.place.file = file_of[bytes.place.file];
     bytes.place.transforms += first_transforms;
     all.bytes.push_back(std::move(bytes));
   }
@@ -348,47 +322,45 @@ Error lost_metadata(Files& files, const fs::path& directory) {
                         kDcpMetadataFile));
 }
 
-/// \param where  becomes the file that says which chunks there are, or the directory of several.
-DcpMetadata read_all_metadata(Files& files, const fs::path& directory, DcpContent content, fs::path& where,
-                              std::vector<std::string>& notes) {
+ReadMetadata read_all_metadata(Files& files, const fs::path& directory, DcpContent content,
+                               std::vector<std::string>& notes) {
   const DcpPaths paths = content == DcpContent::kRun ? DcpPaths::kRead : DcpPaths::kLeave;
   const auto read = [&](const fs::path& path) { return read_dcp_metadata(*files.open(path), path, paths); };
-  where = directory / kDcpMetadataFile;
-  if (files.is_file(where)) return read(where);
-  where = directory;
-  DcpMetadata all;
+  ReadMetadata metadata;
+  metadata.where = directory / kDcpMetadataFile;
+  if (files.is_file(metadata.where)) {
+    metadata.all = read(metadata.where);
+    metadata.of_file.assign(metadata.all.files.size(), metadata.where);
+    return metadata;
+  }
+  metadata.where = directory;
+  std::unordered_map<std::string, std::uint32_t> by_path;
   std::unordered_map<std::string, std::size_t> by_name;
   const std::uint64_t ranks = count_ranks(files, directory);
   if (ranks == 0) throw lost_metadata(files, directory);
   for (std::uint64_t rank = 0; rank < ranks; ++rank) {
     const fs::path of_rank = directory / metadata_of_rank(rank);
-    add_metadata(read(of_rank), of_rank, all, by_name);
+    add_metadata(read(of_rank), of_rank, metadata, by_path, by_name);
   }
   notes.push_back(fmt::format(
       "there is no {}: the metadata of {} rank{} is read; that of ranks behind these, if it is missing, shows only by "
       "what the model lacks",
       kDcpMetadataFile, ranks, ranks == 1 ? "" : "s"));
-  return all;
+  return metadata;
 }
 
-/// Of the optimizer beside a model: nothing where there is none.
-struct OptimizerMetadata {
-  DcpMetadata metadata;
-  fs::path where;
-};
-
-/// Where the model alone is wanted, metadata that cannot be read is noted.
-OptimizerMetadata read_optimizer_metadata(Files& files, const fs::path& directory, DcpContent content,
-                                          std::vector<std::string>& notes) {
-  OptimizerMetadata optimizer;
-  if (directory.empty()) return optimizer;
+/// Of the optimizer beside a model: nothing where there is none. Where the model alone is wanted, metadata that cannot
+/// be read is noted.
+ReadMetadata read_optimizer_metadata(Files& files, const fs::path& directory, DcpContent content,
+                                     std::vector<std::string>& notes) {
+  if (directory.empty()) return {};
   try {
-    optimizer.metadata = read_all_metadata(files, directory, content, optimizer.where, notes);
+    return read_all_metadata(files, directory, content, notes);
   } catch (const Error& error) {
     if (content == DcpContent::kRun || error.kind() == ErrorKind::kIo) throw;
     notes.push_back(fmt::format("the optimizer beside the model is not counted: {}", error.what()));
   }
-  return optimizer;
+  return {};
 }
 
 std::vector<StateEntry> entries_of(const DcpMetadata& metadata) {
@@ -471,22 +443,24 @@ void validate_parts(const fs::path& directory, const std::vector<TensorFile>& fi
 DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family* family, DcpContent content,
                           const fs::path& optimizer_directory) {
   DcpSource source;
-  const DcpMetadata metadata = read_all_metadata(files, directory, content, source.where, source.notes);
-  const OptimizerMetadata optimizer = read_optimizer_metadata(files, optimizer_directory, content, source.notes);
+  const ReadMetadata read = read_all_metadata(files, directory, content, source.notes);
+  const DcpMetadata& metadata = read.all;
+  source.where = read.where;
+  const ReadMetadata optimizer = read_optimizer_metadata(files, optimizer_directory, content, source.notes);
   std::vector<StateEntry> entries = entries_of(metadata);
   std::vector<std::string> beside;
   for (const DcpBytes& object : metadata.bytes) beside.push_back(object.name);
-  for (const DcpTensor& tensor : optimizer.metadata.tensors) beside.push_back(tensor.name);
-  for (const DcpBytes& object : optimizer.metadata.bytes) beside.push_back(object.name);
+  for (const DcpTensor& tensor : optimizer.all.tensors) beside.push_back(tensor.name);
+  for (const DcpBytes& object : optimizer.all.bytes) beside.push_back(object.name);
   const StateNames names = names_in_model(entries, family, beside, source.where, source.notes);
   if (names.others.empty()) source.program = names.program;
-  ChunkFinder finder(files, directory, source.where, metadata, source.files, source.notes);
+  ChunkFinder finder(files, directory, read, source.files, source.notes);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
     if (!names.names[t].empty()) take_order(names, t, finder.add(metadata.tensors[t], names.names[t]));
   if (content == DcpContent::kModel) {
-    for (StateEntry& entry : entries_of(optimizer.metadata)) entries.push_back(std::move(entry));
+    for (StateEntry& entry : entries_of(optimizer.all)) entries.push_back(std::move(entry));
     leave_out_others(entries, names, source.beside, source.notes);
-    note_objects({&metadata, &optimizer.metadata}, source.notes);
+    note_objects({&metadata, &optimizer.all}, source.notes);
     source.tensors = finder.find();
     return source;
   }
@@ -495,9 +469,8 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   source.tensors = finder.find();
   move_states(source.tensors, source.states);
   if (!optimizer_directory.empty()) {
-    ChunkFinder in_optimizer(files, optimizer_directory, optimizer.where, optimizer.metadata, source.files,
-                             source.notes);
-    add_states(states.find(optimizer.metadata, {}), in_optimizer);
+    ChunkFinder in_optimizer(files, optimizer_directory, optimizer, source.files, source.notes);
+    add_states(states.find(optimizer.all, {}), in_optimizer);
     std::vector<ChunkedTensor> found = in_optimizer.find();
     move_states(found, source.states);
   }
