@@ -314,6 +314,22 @@ TEST_CASE("Keys that come twice are refused, so that a short file cannot have ma
                 "");
 }
 
+TEST_CASE("Attributes that come twice are refused, as readers disagree which one counts") {
+  const std::string good = metadata_bytes(two_chunks());
+  for (const char* attribute : {"offset", "relative_path", "sizes", "chunks", "storage_data", "planner_data"}) {
+    CAPTURE(attribute);
+    std::string bytes = good;
+    // The attribute's name and another value of it, before the first that is there.
+    const std::size_t at = bytes.find(text(attribute));
+    REQUIRE(at != bytes.npos);
+    bytes.insert(at, text(attribute) + number(1));
+    const Error error = error_of([&] { read(bytes); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == "d/.metadata");
+    CHECK_THAT(error.what(), Says("contradicts itself: an object has \"" + std::string(attribute) + "\" twice"));
+  }
+}
+
 /// A checkpoint of one item in memory.
 struct OneItem {
   explicit OneItem(std::string bytes, std::string before = {}) : content(before + bytes) {

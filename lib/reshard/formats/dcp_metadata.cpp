@@ -60,7 +60,7 @@ class MetadataReader {
 
   bool is_of(PickleRef node, std::string_view torch_class) const;
   Pairs attributes(PickleRef node, std::string_view torch_class, std::string_view name) const;
-  PickleRef find(Pairs attributes, std::string_view attribute) const;
+  PickleRef find(Pairs attributes, std::string_view attribute, std::string_view name) const;
   PickleRef need(Pairs attributes, std::string_view attribute, std::string_view name) const;
   Pairs dict(PickleRef node, const char* what) const;
   std::string_view entry_name(PickleRef node);
@@ -111,17 +111,21 @@ MetadataReader::Pairs MetadataReader::attributes(PickleRef node, std::string_vie
   return pickle_.pairs(state);
 }
 
-/// kNoNode if there is none, or it is None.
-PickleRef MetadataReader::find(Pairs attributes, std::string_view attribute) const {
-  for (const auto& [key, value] : attributes)
-    if (pickle_.text(key) == attribute) return pickle_.kind(value) == PickleKind::kNone ? kNoNode : value;
-  return kNoNode;
+/// kNoNode if there is none, or it is None. Of one that comes twice, Python would take the last.
+PickleRef MetadataReader::find(Pairs attributes, std::string_view attribute, std::string_view name) const {
+  if (attributes.size() > kMaxAttributes)
+    throw bad(fmt::format("has an object with {} attributes", attributes.size()), name);
+  const PicklePair* found = nullptr;
+  for (const PicklePair& one : attributes) {
+    if (pickle_.text(one.first) != attribute) continue;
+    if (found != nullptr) throw bad(fmt::format("contradicts itself: an object has \"{}\" twice", attribute), name);
+    found = &one;
+  }
+  return found == nullptr || pickle_.kind(found->second) == PickleKind::kNone ? kNoNode : found->second;
 }
 
 PickleRef MetadataReader::need(Pairs attributes, std::string_view attribute, std::string_view name) const {
-  if (attributes.size() > kMaxAttributes)
-    throw bad(fmt::format("has an object with {} attributes", attributes.size()), name);
-  const PickleRef found = find(attributes, attribute);
+  const PickleRef found = find(attributes, attribute, name);
   if (found == kNoNode) throw bad(fmt::format("has an object without the attribute \"{}\"", attribute), name);
   return found;
 }
@@ -231,7 +235,7 @@ Stored MetadataReader::stored(PickleRef index, PickleRef info) {
   const PickleRef name_node = need(key, "fqn", {});
   const std::string_view name = entry_name(name_node);
   one.name = id_of(name_node);
-  if (const PickleRef offset = find(key, "offset"); offset != kNoNode) {
+  if (const PickleRef offset = find(key, "offset", name); offset != kNoNode) {
     one.has_offset = true;
     one.offset = dims(offset, "the offset of a chunk", name);
     count_numbers(one.offset.size());
@@ -240,7 +244,7 @@ Stored MetadataReader::stored(PickleRef index, PickleRef info) {
   one.place.file = file_of(need(place, "relative_path", name), name);
   one.place.offset_bytes = number(need(place, "offset", name), "its offset in the file", name);
   one.place.length_bytes = number(need(place, "length", name), "its length in the file", name);
-  one.place.transforms = transforms_of(find(place, "transform_descriptors"), name);
+  one.place.transforms = transforms_of(find(place, "transform_descriptors", name), name);
   if (!checked_add(one.place.offset_bytes, one.place.length_bytes))
     throw bad("its place in the file overflows 64 bits", name);
   return one;
@@ -373,8 +377,8 @@ DcpMetadata MetadataReader::read(DcpPaths paths) {
   if (!is_of(pickle_.root(), "Metadata"))
     throw bad("is not the metadata of torch.distributed.checkpoint: it holds " + pickle_.describe(pickle_.root()));
   const Pairs root = attributes(pickle_.root(), "Metadata", {});
-  read_storage(dict(find(root, "storage_data"), "storage_data"));
-  const Pairs entries = dict(find(root, "state_dict_metadata"), "state_dict_metadata");
+  read_storage(dict(find(root, "storage_data", {}), "storage_data"));
+  const Pairs entries = dict(find(root, "state_dict_metadata", {}), "state_dict_metadata");
   std::unordered_set<std::uint32_t> names;
   names.reserve(entries.size());
   for (const auto& [key, value] : entries) {
@@ -382,7 +386,7 @@ DcpMetadata MetadataReader::read(DcpPaths paths) {
     read_entry(key, value);
   }
   // Of planners of other programs it may be anything.
-  const PickleRef planner_data = find(root, "planner_data");
+  const PickleRef planner_data = find(root, "planner_data", {});
   if (paths == DcpPaths::kRead && planner_data != kNoNode && pickle_.kind(planner_data) == PickleKind::kDict)
     read_paths(pickle_.pairs(planner_data));
   return std::move(metadata_);
