@@ -256,5 +256,21 @@ TEST_CASE("A prefix under which the model would not be read as one is refused, w
     check_all(prefix, false);
 }
 
+TEST_CASE("Names that would be read back as entries beside the model need a prefix") {
+  const TempDir temp;
+  const TensorMap tensors{{"train_state.w", {DType::kF32, {2}, "abcdefgh"}}, {"a.w", {DType::kF32, {2}, "ijklmnop"}}};
+  write_safetensors(temp / "in.safetensors", tensors);
+  ConvertRequest request = to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt);
+  const Error error = error_of([&] { convert(request); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK(error.tensor() == "train_state.w");
+  CHECK_THAT(error.what(), Says("train_state.w would be read as an entry beside the model"));
+  CHECK(error.hint() == "choose a `prefix`, such as model");
+  CHECK_FALSE(fs::exists(temp / "out"));
+  request.target.options.set("prefix", "model");
+  convert(request);
+  CHECK(read_checkpoint(local_storage(), temp / "out", {}).map.logical.size() == 2);
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -73,7 +73,7 @@ class Cutter {
       for (const StateNumber& number : states_->numbers) add_number(number);
       add_groups();
     }
-    if (!cut_.prefix.empty()) validate_prefix(of_model);
+    validate_read_back(of_model);
     for (std::uint32_t e = 0; e < entries_.size(); ++e) {
       if (entries_[e].stacked) validate_all_experts(entries_[e]);
       metadata_.tensors.push_back({entries_[e].name, {}, entries_[e].dtype, entries_[e].shape, {}});
@@ -255,22 +255,22 @@ class Cutter {
   }
 
   /// \param of_model  how many of the entries are the model's: the first ones.
-  /// \throws Error kUsage if a reader would not take them for the model's, as it would without the prefix.
-  void validate_prefix(std::size_t of_model) const {
+  /// \throws Error kUsage if a reader would not take them for the model's.
+  void validate_read_back(std::size_t of_model) const {
     std::vector<std::string> tensors, objects;
     for (const DcpEntry& entry : entries_) (entry.is_object ? objects : tensors).push_back(entry.name);
     for (const DcpGroupObject& object : objects_) objects.push_back(object.name);
     const std::vector<std::string> read = find_state_names(tensors, family_, objects).names;
-    const auto other = std::find(read.begin(), read.begin() + static_cast<std::ptrdiff_t>(of_model), "");
-    const auto e = static_cast<std::size_t>(other - read.begin());
-    if (e == of_model) return;
-    for (std::size_t t = 0; t < of_model; ++t) tensors[t].erase(0, cut_.prefix.size());
-    if (find_state_names(tensors, family_, objects).names[e].empty()) return;
-    throw Error(ErrorKind::kUsage,
-                fmt::format("`prefix` {}: {} would be read as an entry beside the model, such as an optimizer's",
-                            printable(cut_.prefix), printable(entries_[e].name)))
-        .tensor(map_.logical[entries_[e].logical.front()].name)
-        .hint("choose another prefix, such as model");
+    const auto end = read.begin() + static_cast<std::ptrdiff_t>(of_model);
+    const auto other = std::find(read.begin(), end, "");
+    if (other == end) return;
+    const DcpEntry& entry = entries_[static_cast<std::size_t>(other - read.begin())];
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("{}{} would be read as an entry beside the model, such as an optimizer's",
+                    cut_.prefix.empty() ? "" : "`prefix` " + printable(cut_.prefix) + ": ", printable(entry.name)))
+        .tensor(map_.logical[entry.logical.front()].name)
+        .hint(cut_.prefix.empty() ? "choose a `prefix`, such as model" : "choose another prefix, such as model");
   }
 
   void add_chunks(std::uint32_t e) {

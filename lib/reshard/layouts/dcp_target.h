@@ -25,9 +25,9 @@ struct DcpCut {
 /// \param states  go along, and are called, ordered and cut as their parameters where they have their shape; null for
 ///        none. Of others, such as counts of steps, a stack of experts has one (TensorMap::same).
 /// \param model  says which dims tensor-parallel ranks split, and which names are tied; without it, none are.
-/// \throws Error kUsage for more `tp` than 1, or names of another program, without a model, and for a prefix with which
-///         a parameter has the name of another entry, or would be read as none; as WrittenNames; kUnsupported for a
-///         dtype that torch does not have, and for states that cannot follow their parameters to another program.
+/// \throws Error kUsage for more `tp` than 1, or names of another program, without a model, and where a
+///         parameter has the name of another entry, or would be read as none; as WrittenNames; kUnsupported for a dtype
+///         that torch does not have, and for states that cannot follow their parameters to another program.
 TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
                          const DcpCut& cut);
 
