@@ -4,6 +4,7 @@
 
 #include "reshard/engine/verify_manifest.h"
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/dcp_target.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -130,6 +131,31 @@ TEST_CASE("What experts do not have alike is not made one of") {
     CHECK(found.tensor() == "optim.state." + kExpert + ".sums");
     CHECK_THAT(found.what(), Says("is one of a stack of experts"));
   }
+}
+
+TEST_CASE("Steps that are numbers become a tensor of the stack, unless they differ or float32 has not got them") {
+  const TempDir temp;
+  write_case(family_case("qwen3_moe"), temp / "model");
+  const Checkpoint checkpoint = read_checkpoint(local_storage(), temp / "model", {});
+  REQUIRE(checkpoint.model);
+  const std::string other = "model.layers.1.mlp.experts.0.up_proj.weight";
+  DcpCut cut;
+  const auto plan = [&](std::int64_t first, std::int64_t second) {
+    TrainingStates states;
+    states.numbers = {{other, "step", PlainValue(first)}, {kExpert, "step", PlainValue(second)}};
+    return dcp_target_map(checkpoint.map.logical, &states, &*checkpoint.model, cut);
+  };
+  const auto check_refused = [&](std::int64_t first, std::int64_t second, const std::string& says) {
+    const Error error = error_of([&] { plan(first, second); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK(error.tensor() == kExpert);
+    CHECK_THAT(error.what(), Says(says));
+  };
+  check_refused(7, 16'777'217, "its state step is 16777217, which float32");
+  CHECK(plan(16'777'216, 1 << 30).logical.size() == checkpoint.map.logical.size() + 2);
+  cut.names = "torchtitan";
+  CHECK(plan(7, 7).logical.size() == checkpoint.map.logical.size() + 1);
+  check_refused(7, 8, "its state step is 8, and that of " + other + " is 7, but optimizer.state.");
 }
 
 }  // namespace

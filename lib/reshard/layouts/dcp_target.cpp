@@ -197,6 +197,12 @@ class Cutter {
           .tensor(number.parameter)
           .hint("do without `with-optimizer`");
     const float value = whole != nullptr ? static_cast<float>(*whole) : static_cast<float>(*real);
+    if (whole != nullptr && static_cast<double>(value) != static_cast<double>(*whole))
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("its state {} is {}, which float32, the dtype of torch's, has not",
+                              printable(number.state), *whole))
+          .tensor(number.parameter)
+          .hint("do without `with-optimizer`");
     std::uint32_t bits = 0;
     std::memcpy(&bits, &value, sizeof(bits));
     WrittenNames::Place place = names_ ? names_->of(number.parameter) : WrittenNames::Place{number.parameter};
@@ -206,11 +212,22 @@ class Cutter {
                                Filler(bits, Filler::Fill::kConstant)};
     DcpPath path = nested_or_flat({"optimizer", "state", place.entry, number.state});
     place.entry = fmt::format("optimizer.state.{}.{}", place.entry, number.state);
-    const auto [known, is_new] = numbers_.emplace(place.entry, bits);
-    if (!is_new && known->second == bits) return;  // of another expert of the stack
+    const auto [known, is_new] = numbers_.emplace(place.entry, &number);
+    if (!is_new) return validate_same_number(number, *known->second, place.entry);
     place.interleaved = false;
     place.stacked = 0;
     add_entry(tensor, place, std::move(path), std::nullopt);
+  }
+
+  /// \throws Error kUnsupported if two experts of a stack, which has the number once, have different ones.
+  static void validate_same_number(const StateNumber& number, const StateNumber& first, const std::string& entry) {
+    if (number.value == first.value) return;
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("its state {} is {}, and that of {} is {}, but {} can have one of them only",
+                            printable(number.state), to_string(number.value), printable(first.parameter),
+                            to_string(first.value), printable(entry)))
+        .tensor(number.parameter)
+        .hint("do without `names`, or without `with-optimizer`");
   }
 
   /// Of groups that were read as values.
@@ -411,7 +428,7 @@ class Cutter {
   std::vector<DcpEntry> entries_;
   std::map<std::string, OfStack> of_stacks_;                 // by entry
   std::unordered_map<std::string, std::uint32_t> entry_of_;  // index into entries_, by name
-  std::map<std::string, std::uint32_t> numbers_;             // entries of states that were numbers, and their bits
+  std::map<std::string, const StateNumber*> numbers_;        // by entry; of a stack, that of the first expert
   std::vector<DcpGroupObject> objects_;
   std::vector<DcpBytes> group_bytes_;  // where these lie
   std::vector<std::uint64_t> rank_bytes_;
