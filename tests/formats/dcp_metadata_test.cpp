@@ -452,6 +452,46 @@ TEST_CASE("An item in a zstd frame is found in what that decodes to") {
 }
 
 TEST_CASE("An object is found whole, whatever it would run, and opened by nobody") {
+/// A file that counts what is read of it.
+class CountedFiles final : public Files {
+ public:
+  explicit CountedFiles(std::string content) : source_(std::move(content)) {}
+
+  std::unique_ptr<Source> open(const fs::path&) override { return std::make_unique<Counted>(*this); }
+  std::vector<DirectoryEntry> list(const fs::path&) override { return {}; }
+  FileKind kind_of(const fs::path&) override { return FileKind::kFile; }
+  FileStamp stamp(const fs::path&) override { return {}; }
+  fs::path absolute(const fs::path& path) override { return path; }
+  fs::path resolve(const fs::path& path) override { return path; }
+  std::uint64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  struct Counted final : Source {
+    explicit Counted(CountedFiles& owner) : of(owner) {}
+    std::uint64_t size_bytes() const override { return of.source_.size_bytes(); }
+    void read_at(std::uint64_t offset_bytes, std::span<std::byte> out) const override {
+      of.bytes_read_ += out.size();
+      of.source_.read_at(offset_bytes, out);
+    }
+    CountedFiles& of;
+  };
+
+  MemorySource source_;
+  std::uint64_t bytes_read_ = 0;
+};
+
+TEST_CASE("A zstd frame that many tensors name is decoded once") {
+  OneItem item(zstd_frame(dcp::item_bytes("float32", {300, 100}, std::string(120'000, 'f'))));
+  item.tensor.shape = item.chunk.box.size = {300, 100};
+  CountedFiles files(item.content);
+  DcpFile file(files, "d/__0_0.distcp");
+  for (int i = 0; i < 100; ++i) {
+    item.tensor.name = "w" + std::to_string(i);
+    CHECK(file.find(item.tensor, item.chunk, {"stream.zstd/1"}).frame);
+  }
+  CHECK(files.bytes_read() < 2 * item.content.size());
+}
+
   const std::string object = torch_zip(stream(call("os", "system", {text("true")})), {});
   const auto find = [](const std::string& content, const DcpPlace& place,
                        const std::vector<std::string>& transforms = {}) {

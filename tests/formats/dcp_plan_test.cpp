@@ -69,7 +69,7 @@ TEST_CASE("Items that are written are found where the plan says") {
   for (const FilePart& part : plan.container.parts) bytes.replace(part.offset_bytes, part.bytes.size(), part.bytes);
   const TempDir temp;
   write_file(temp / "__0_0.distcp", bytes);
-  const DcpFile file(local_storage(), temp / "__0_0.distcp");
+  DcpFile file(local_storage(), temp / "__0_0.distcp");
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorEntry& planned = plan.container.tensors[i];
     const DcpTensor tensor{planned.name, {}, planned.dtype, planned.shape, {}};
@@ -96,7 +96,7 @@ TEST_CASE("Objects stand between tensors as they are") {
   bytes.replace(plan.places[1].offset_bytes, object.size(), object);
   MemoryFiles files;
   files.write("d/__0_0.distcp", bytes);
-  const DcpFile file(files, "d/__0_0.distcp");
+  DcpFile file(files, "d/__0_0.distcp");
   const TensorEntry found = file.find(DcpBytes{"o", plan.places[1]}).tensor;
   CHECK(found.offset_bytes == plan.places[1].offset_bytes);
   CHECK(found.size_bytes == object.size());

@@ -34,7 +34,7 @@ void check_metadata(const DcpMetadata& metadata) {
 void find_items(const DcpMetadata& metadata, const std::string& content) {
   MemoryFiles files;
   files.write("d/f", content);
-  const DcpFile file(files, "d/f");
+  DcpFile file(files, "d/f");
   for (const DcpTensor& tensor : metadata.tensors)
     for (const DcpChunk& chunk : tensor.chunks) {
       if (!tensor.dtype) continue;

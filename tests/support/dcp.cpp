@@ -219,7 +219,7 @@ Content read(const fs::path& directory) {
     data = {*tensor.dtype, tensor.shape, {}};
     data.bytes.resize(*num_bytes(*tensor.dtype, tensor.shape), '?');
     for (const DcpChunk& chunk : tensor.chunks) {
-      const DcpFile file(local_storage(), directory / metadata.files[chunk.place.file]);
+      DcpFile file(local_storage(), directory / metadata.files[chunk.place.file]);
       const TensorEntry found = file.find(tensor, chunk).tensor;
       put_box(data, chunk.box, bytes_at(chunk.place, found.offset_bytes, found.size_bytes));
     }

@@ -29,7 +29,7 @@ constexpr std::size_t kEndBytes = 2048;
 /// An item has no more than its tensor and this: records of the archive.
 constexpr std::uint64_t kMostRecordBytes = std::uint64_t{1} << 20;
 constexpr const char* kZstdTransform = "stream.zstd/1";
-/// Of an object; a bomb decodes to more.
+/// Of all objects of a file that are compressed; a bomb decodes to more.
 constexpr std::uint64_t kMostObjectBytes = std::uint64_t{1} << 32;
 
 /// An item of which the ends have been read, and no more is to be.
@@ -148,8 +148,7 @@ auto read_at_offset(std::uint64_t begin, const Read& read) {
 
 }  // namespace
 
-DcpItem DcpFile::find(const DcpTensor& tensor, const DcpChunk& chunk,
-                      const std::vector<std::string>& transforms) const {
+DcpItem DcpFile::find(const DcpTensor& tensor, const DcpChunk& chunk, const std::vector<std::string>& transforms) {
   return find_in(path_, tensor.name, [&]() -> DcpItem {
     if (bucket_) return {find_in_bucket(tensor, chunk), {}, 0};
     const DcpPlace& place = chunk.place;
@@ -166,14 +165,15 @@ DcpItem DcpFile::find(const DcpTensor& tensor, const DcpChunk& chunk,
   });
 }
 
-DcpItem DcpFile::find(const DcpBytes& object, const std::vector<std::string>& transforms) const {
+DcpItem DcpFile::find(const DcpBytes& object, const std::vector<std::string>& transforms) {
   return find_in(path_, object.name, [&]() -> DcpItem {
     const DcpPlace& place = object.place;
     if (bucket_) throw Error(ErrorKind::kUnsupported, "is no tensor, but .metadata puts it into a file of safetensors");
     const std::string where =
         fmt::format("bytes {} to {} of the file", place.offset_bytes, place.offset_bytes + place.length_bytes);
-    const Range range = open_range(place, transforms, kMostObjectBytes, where);
+    const Range range = open_range(place, transforms, kMostObjectBytes - decoded_object_bytes_, where);
     const std::uint64_t size_bytes = range.item->size_bytes();
+    if (range.frame) decoded_object_bytes_ += size_bytes;
     if (first_bytes(*range.item, kZipMagic.size()) != kZipMagic)
       throw Error(ErrorKind::kBadInput, where + " do not begin like an item of torch.save");
     read_at_offset(range.begin, [&] { return find_zip_directory(*range.item, path_); });
@@ -183,7 +183,7 @@ DcpItem DcpFile::find(const DcpBytes& object, const std::vector<std::string>& tr
 }
 
 DcpFile::Range DcpFile::open_range(const DcpPlace& place, const std::vector<std::string>& transforms,
-                                   std::uint64_t most_bytes, const std::string& where) const {
+                                   std::uint64_t most_bytes, const std::string& where) {
   if (place.offset_bytes + place.length_bytes > source_->size_bytes())
     throw Error(ErrorKind::kBadInput, fmt::format("{} goes past the file's end, {}", where, source_->size_bytes()));
   if (transforms.empty())
@@ -193,8 +193,11 @@ DcpFile::Range DcpFile::open_range(const DcpPlace& place, const std::vector<std:
                 fmt::format("{} is transformed by {}, which is not known", where, list_names(transforms)))
         .hint("load it with torch and the extension that wrote it, and save it without");
   const ZstdFrame frame{place.offset_bytes, place.length_bytes};
-  ZstdEnds ends = read_zstd_ends(*source_, frame, kEndBytes, most_bytes, path_);
-  return {std::make_unique<ItemSource>(ends.size_bytes, std::move(ends.head), std::move(ends.tail)), frame, 0};
+  // Many names may be one item, which is decoded once.
+  if (!decoded_ || decoded_->first != frame)
+    decoded_.emplace(frame, read_zstd_ends(*source_, frame, kEndBytes, most_bytes, path_));
+  const ZstdEnds& ends = decoded_->second;
+  return {std::make_unique<ItemSource>(ends.size_bytes, ends.head, ends.tail), frame, 0};
 }
 
 TensorEntry DcpFile::read_zip(const Source& item, const DcpTensor& tensor, const DcpChunk& chunk,
@@ -227,9 +230,6 @@ TensorEntry DcpFile::find_in_bucket(const DcpTensor& tensor, const DcpChunk& chu
   if (at == in_bucket_.end())
     throw Error(ErrorKind::kBadInput, "is not in this safetensors file, though .metadata puts a chunk of it there");
   const TensorEntry& found = bucket_->tensors[at->second];
-  validate_same(tensor, chunk, found.dtype, found.shape);
-  return found;
-}
   if (!bucket_offsets_.empty() && bucket_offsets_[at->second] != chunk.box.begin)
     throw Error(
         ErrorKind::kBadInput,
@@ -237,5 +237,8 @@ TensorEntry DcpFile::find_in_bucket(const DcpTensor& tensor, const DcpChunk& chu
                     "the last chunk of a tensor there",
                     to_string(chunk.box.begin), to_string(bucket_offsets_[at->second])))
         .hint(kLostChunk);
+  validate_same(tensor, chunk, found.dtype, found.shape);
+  return found;
+}
 
 }  // namespace reshard

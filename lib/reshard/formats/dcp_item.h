@@ -38,20 +38,20 @@ class DcpFile {
   const FileStamp& stamp() const { return stamp_; }
 
   /// Where the elements of a chunk lie: reads the ends of its item, and no tensor, unless the item is compressed: then
-  /// it decodes all of it. `tensor` has a known dtype; `transforms` are the item's, as DcpMetadata has them.
+  /// it decodes all of it, once for as many items in a row as are the same. `tensor` has a known dtype; `transforms` are the item's, as DcpMetadata has them.
   /// \throws Error kBadInput, naming the tensor, if the item does not lie in the file, is damaged, does not end where
   ///         it should, or is another tensor than the chunk; kUnsupported for other transforms than zstd; kIo.
-  DcpItem find(const DcpTensor& tensor, const DcpChunk& chunk, const std::vector<std::string>& transforms = {}) const;
+  DcpItem find(const DcpTensor& tensor, const DcpChunk& chunk, const std::vector<std::string>& transforms = {});
 
   /// Where the bytes lie that torch.save made of an object, as uint8 of one dim. Of them the zip's last record is read,
   /// and nothing of the object.
   /// \throws as the other, but for what is said of tensors.
-  DcpItem find(const DcpBytes& object, const std::vector<std::string>& transforms = {}) const;
+  DcpItem find(const DcpBytes& object, const std::vector<std::string>& transforms = {});
 
  private:
   struct Range;
   Range open_range(const DcpPlace& place, const std::vector<std::string>& transforms, std::uint64_t most_bytes,
-                   const std::string& where) const;
+                   const std::string& where);
   TensorEntry read_zip(const Source& item, const DcpTensor& tensor, const DcpChunk& chunk,
                        const std::string& where) const;
   TensorEntry find_in_bucket(const DcpTensor& tensor, const DcpChunk& chunk) const;
@@ -59,9 +59,11 @@ class DcpFile {
   std::filesystem::path path_;
   FileStamp stamp_;
   std::unique_ptr<Source> source_;
+  std::optional<std::pair<ZstdFrame, ZstdEnds>> decoded_;  // the last one
+  std::uint64_t decoded_object_bytes_ = 0;
   std::optional<Container> bucket_;
+  std::vector<Dims> bucket_offsets_;  // of its tensors in whole ones; empty where its metadata does not say them
   std::unordered_map<std::string_view, std::size_t> in_bucket_;  // tensors by name
 };
-  std::vector<Dims> bucket_offsets_;  // of its tensors in whole ones; empty where its metadata does not say them
 
 }  // namespace reshard

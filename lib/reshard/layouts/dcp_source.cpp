@@ -110,7 +110,7 @@ class ChunkFinder {
       const std::vector<std::string>& transforms = metadata_.transforms[place.transforms];
       DcpItem item =
           one.tensor != nullptr ? file->find(*one.tensor, *one.chunk, transforms) : file->find(*one.object, transforms);
-      if (item.frame) add_file(*file, item.decoded_bytes, item.frame);
+      if (item.frame && found_.back().frame != item.frame) add_file(*file, item.decoded_bytes, item.frame);
       ChunkedTensor::Chunk& chunk = tensors_[one.index].chunks[one.number];
       chunk.file = static_cast<std::uint32_t>(item.frame ? found_.size() - 1 : whole);
       chunk.offset_bytes = item.tensor.offset_bytes;
