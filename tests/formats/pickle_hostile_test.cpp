@@ -226,14 +226,15 @@ TEST_CASE("A tuple of twice itself, a thousand times over, takes a node each tim
 TEST_CASE("More objects or links than any checkpoint has are refused") {
   constexpr std::size_t kMostOnStack = std::size_t{1} << 22;
   const std::string discarded = "(" + std::string(kMostOnStack, ']') + "1";
-  const Error nodes = error_of([&] { read_pickle(repeat(discarded, 8) + "].", "f"); });
+  const Error nodes = error_of([&] { read_pickle(repeat(discarded, 12) + "].", "f"); });
   CHECK(nodes.kind() == ErrorKind::kUnsupported);
-  CHECK_THAT(nodes.what(), Says("more than 33554432 objects"));
+  CHECK_THAT(nodes.what(), Says("more than 50331648 objects"));
   const Error stack = error_of([&] { read_pickle("N" + std::string(kMostOnStack, '2') + ".", "f"); });
   CHECK(stack.kind() == ErrorKind::kUnsupported);
   CHECK(error_of([&] { read_pickle(std::string(kMostOnStack + 1, '('), "f"); }).kind() == ErrorKind::kUnsupported);
   const std::string tuple = "(N" + std::string(kMostOnStack - 1, '2') + "t0";
-  CHECK_THAT(error_of([&] { read_pickle(repeat(tuple, 8) + "N\x85.", "f"); }).what(), Says("links its objects"));
+  CHECK_THAT(error_of([&] { read_pickle(repeat(tuple, 20) + "N\x85.", "f"); }).what(),
+             Says("links its objects more than 83886080 times"));
 }
 
 TEST_CASE("A long chain of memos is linear in time") {

@@ -16,9 +16,9 @@
 
 namespace reshard {
 
-/// The longest stream that is read: the pickle of a million tensors. A stream takes at most a few bytes of memory for
+/// The longest stream that is read: the pickle of two million tensors. A stream takes at most a few bytes of memory for
 /// each of its own, but for nodes, which have a limit of their own.
-inline constexpr std::uint64_t kMaxPickleBytes = std::uint64_t{256} << 20;
+inline constexpr std::uint64_t kMaxPickleBytes = std::uint64_t{512} << 20;
 
 using PickleRef = std::uint32_t;  // a node of one Pickle
 inline constexpr PickleRef kNoNode = UINT32_MAX;
