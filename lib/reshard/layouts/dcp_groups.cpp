@@ -13,6 +13,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/pickler.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/io/memory_files.h"
 #include "reshard/io/zstd_source.h"
@@ -115,16 +116,23 @@ class GroupReader {
         throw fail(*group.list, ErrorKind::kBadInput, "lists " + printable(*name) + ", which is in a group already");
       group.group.parameters.push_back(own);
     }
+    by_values_.emplace(key_of(group.group.values), states_.groups.size());
     states_.groups.push_back(std::move(group.group));
   }
 
   /// Puts a parameter whose hyperparameters were saved by themselves into the group that has the same.
   void join(const std::string& parameter) {
     PlainValue::Dict& values = of_parameter_.at(parameter);
-    auto group = std::find_if(states_.groups.begin(), states_.groups.end(),
-                              [&](const OptimizerGroup& one) { return one.values == values; });
-    if (group == states_.groups.end()) group = states_.groups.insert(group, {std::move(values), {}});
-    group->parameters.push_back(parameter);
+    const auto [group, is_new] = by_values_.emplace(key_of(values), states_.groups.size());
+    if (is_new) states_.groups.push_back({std::move(values), {}});
+    states_.groups[group->second].parameters.push_back(parameter);
+  }
+
+  /// The same for the same values alone.
+  static std::string key_of(const PlainValue::Dict& values) {
+    Pickler pickler;
+    put_plain_value(pickler, PlainValue(values));
+    return pickler.finish();
   }
 
   PlainValue value_of(std::uint32_t object, const std::string& what) {
@@ -168,6 +176,7 @@ class GroupReader {
   std::map<std::uint64_t, Group> groups_;
   std::unordered_map<std::string, PlainValue::Dict> of_parameter_;
   std::vector<std::string> order_;
+  std::unordered_map<std::string, std::size_t> by_values_;  // groups, by key_of
   std::unordered_map<std::string, std::uint64_t> grouped_;
   std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
 };
