@@ -7,6 +7,7 @@
 import datetime
 import json
 import os
+import pathlib
 import socket
 import time
 import unittest
@@ -23,6 +24,7 @@ from support import DTYPES, random_tensor, raw_bytes
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 RANKS = 4
 SECONDS = 120  # that ranks may take
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "testdata" / "golden"
 SIZES = {"first": (13, 7), "second": (2, 13), "third": (32, 2)}  # rows that four ranks do not divide, and too few
 
 
@@ -121,6 +123,20 @@ def train(model, optimizer, steps=3):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def model_of(shapes):
+    """A module whose parameters have these names."""
+    model = torch.nn.Module()
+    for name, shape in shapes.items():
+        *path, last = name.split(".")
+        module = model
+        for part in path:
+            if part not in dict(module.named_children()):
+                module.add_module(part, torch.nn.Module())
+            module = module.get_submodule(part)
+        module.register_parameter(last, torch.nn.Parameter(torch.zeros(shape)))
+    return model
 
 
 def flattened(state, before=()):
@@ -259,6 +275,106 @@ class Loaded(support.TestCase):
             dcp_to_torch_save(target, self.directory / "whole.pt")
             whole = torch.load(self.directory / "whole.pt", weights_only=False)
             self.assertEqual(flattened(whole).keys(), expected.keys())
+
+    def test_both_names_of_a_tied_parameter(self):
+        model = support.Model(tied=True)
+        weights = support.weights_of(model)
+        support.write_model(self.directory, model, weights)
+        expected = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
+        for ranks in ("1", "3"):
+            directory = self.directory / f"tied-{ranks}"
+            self.reshard("convert", self.directory, directory, "--to", "dcp", "--fsdp", ranks)
+            state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+            dcp.load(state, checkpoint_id=directory)
+            self.assert_same_tensors(state, expected)
+            dcp_to_torch_save(directory, self.directory / "whole.pt")
+            self.assert_same_tensors(torch.load(self.directory / "whole.pt", weights_only=True), expected)
+
+    def test_experts_that_torchtitan_stacks(self):
+        config = {"model_type": "qwen3_moe", "vocab_size": 10, "hidden_size": 16, "intermediate_size": 6,
+                  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+                  "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 6, "decoder_sparse_step": 1}
+        (self.directory / "config.json").write_text(json.dumps(config))
+        shapes = {"model.embed_tokens": (10, 16), "lm_head": (10, 16), "model.norm": (16,)}
+        for layer in ("model.layers.0.", "model.layers.1."):
+            shapes.update({layer + "input_layernorm": (16,), layer + "post_attention_layernorm": (16,),
+                           layer + "self_attn.q_proj": (16, 16), layer + "self_attn.k_proj": (8, 16),
+                           layer + "self_attn.v_proj": (8, 16), layer + "self_attn.o_proj": (16, 16),
+                           layer + "self_attn.q_norm": (4,), layer + "self_attn.k_norm": (4,),
+                           layer + "mlp.gate": (5, 16)})
+            for expert in range(5):
+                module = f"{layer}mlp.experts.{expert}."
+                shapes.update({module + "gate_proj": (6, 16), module + "up_proj": (6, 16),
+                               module + "down_proj": (16, 6)})
+        tensors = {f"{name}.weight": random_tensor(shape, torch.bfloat16) for name, shape in shapes.items()}
+        expected = {f"layers.{layer}.moe.experts.{stack}": torch.stack(
+            [tensors[f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight"] for expert in range(5)])
+            for layer in range(2) for stack, name in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj"))}
+        for ranks in ("1", "3"):
+            directory = self.write(tensors, "--config", self.directory, "--names", "torchtitan-0.2", "--fsdp", ranks,
+                                   "--force")
+            state = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+            dcp.load(state, checkpoint_id=directory)
+            self.assert_same_tensors(state, expected)
+
+    def test_an_optimizer_of_nxd_steps_on_in_torch(self):
+        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+        for case, is_step_a_number in (("nxd-llama-dp2-tp2", False), ("nxd-llama-dp4-tp2-pp2", True)):
+            with self.subTest(case=case):
+                source = GOLDEN / "zero1" / case
+                first = next((source / "checkpoint").glob("step_*/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"))
+                saved = torch.load(first, weights_only=True)
+                steps = [state["step"] for state in saved["base_state"].values()]
+                self.assertEqual({type(step) is int for step in steps}, {is_step_a_number})
+                target = self.directory / case
+                self.reshard("convert", source / "checkpoint", target, "--config", source / "original", "--to", "dcp",
+                             "--fsdp", "3", "--prefix", "model", "--with-optimizer")
+
+                # Groups and steps are what the files of the optimizer have.
+                dcp_to_torch_save(target, self.directory / "whole.pt")
+                whole = torch.load(self.directory / "whole.pt", weights_only=True)
+                groups = whole["optimizer"]["param_groups"]
+                self.assertEqual([{**group, "params": None} for group in groups],
+                                 [{**group, "params": None} for group in saved["param_groups"]])
+                shapes = {name: tensor.shape for name, tensor in whole["model"].items()}
+                names = [name for group in groups for name in group["params"]]
+                self.assertEqual(sorted(names), sorted(shapes))
+                self.assertEqual(whole["optimizer"]["state"].keys(), shapes.keys())
+
+                # An optimizer of a model with these names takes them.
+                model = model_of(shapes)
+                parameters = dict(model.named_parameters())
+                optimizer = torch.optim.AdamW([{"params": [parameters[name] for name in group["params"]]}
+                                               for group in groups], lr=1.0)
+                set_optimizer_state_dict(model, optimizer, whole["optimizer"])
+                for group, expected in zip(optimizer.param_groups, saved["param_groups"]):
+                    self.assertEqual([group[key] for key in ("lr", "weight_decay", "eps")],
+                                     [expected[key] for key in ("lr", "weight_decay", "eps")])
+                for name, parameter in parameters.items():
+                    state = optimizer.state[parameter]
+                    self.assertEqual((state["step"].dtype, state["step"].shape), (torch.float32, ()))
+                    self.assertEqual(state["step"].item(), float(steps[0]))
+                    for moment in ("exp_avg", "exp_avg_sq"):
+                        self.assertTrue(torch.equal(state[moment], whole["optimizer"]["state"][name][moment]))
+                        self.assertTrue(state[moment].any())
+                if is_step_a_number:
+                    continue  # that optimizer is not torch's, and has no values for some of its names
+
+                # And so does dcp.load, in place.
+                loaded = {"optimizer": optimizer_state(model, optimizer, False)}
+                for group in loaded["optimizer"]["param_groups"]:
+                    group["lr"] = group["betas"] = None
+                for state in loaded["optimizer"]["state"].values():
+                    for tensor in state.values():
+                        tensor.zero_()
+                dcp.load(loaded, checkpoint_id=target)
+                expected = flattened(whole["optimizer"])
+                for path, leaf in flattened(loaded["optimizer"]).items():
+                    if isinstance(leaf, torch.Tensor):
+                        self.assertTrue(torch.equal(leaf, expected[path]), path)
+                    else:
+                        self.assertEqual(leaf, expected[path], path)
 
 
 if __name__ == "__main__":
