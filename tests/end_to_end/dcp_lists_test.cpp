@@ -83,7 +83,7 @@ TEST_CASE("Wrappers of modules leave no list that may have them") {
     std::erase_if(saved.tensors, [](const dcp::Whole& tensor) { return tensor.name.starts_with("optim"); });
     saved.write(temp / "in");
     const Error error = list_error(run_request(temp / "in", temp / "out", 2), temp / "in/.metadata");
-    CHECK_THAT(error.what(), Says("wrappers of modules are taken out"));
+    CHECK_THAT(error.what(), Says("names with wrappers, which are taken out"));
     CHECK_THAT(error.hint(), Says("has no wrappers"));
   }
   SECTION("states show that it has wrappers") {

@@ -317,7 +317,7 @@ TEST_CASE("A list of names that change is refused, and so are states that cannot
     titan.saved.add_object("optimizer.param_groups.0.params");
     const Error found = to_hf();
     CHECK(found.tensor() == "optimizer.param_groups.0.params");
-    CHECK_THAT(found.what(), Says("those of torchtitan become the model's"));
+    CHECK_THAT(found.what(), Says("under their names in torchtitan, which become the model's own"));
     const Error back = to_titan("model.norm.weight");
     CHECK(back.tensor() == "optim.param_groups.0.params");
     CHECK_THAT(back.what(), Says("which `names` changes"));

@@ -420,7 +420,8 @@ TEST_CASE("Items that are not what metadata says are refused with file and tenso
     check(OneItem(std::string(500, 'x')), "does not begin like an item of torch.save");
   }
   SECTION("zstd that metadata does not tell") {
-    check(OneItem("\x28\xb5\x2f\xfd" + std::string(50, 'z')), "compressed with zstd, which .metadata does not say");
+    check(OneItem("\x28\xb5\x2f\xfd" + std::string(50, 'z')),
+          "compressed with zstd, but .metadata lists no transform for it");
   }
 }
 
@@ -451,7 +452,6 @@ TEST_CASE("An item in a zstd frame is found in what that decodes to") {
   CHECK_THAT(error_of([&] { plain.find(); }).what(), Says("its zstd frame is damaged"));
 }
 
-TEST_CASE("An object is found whole, whatever it would run, and opened by nobody") {
 /// A file that counts what is read of it.
 class CountedFiles final : public Files {
  public:
@@ -492,6 +492,7 @@ TEST_CASE("A zstd frame that many tensors name is decoded once") {
   CHECK(files.bytes_read() < 2 * item.content.size());
 }
 
+TEST_CASE("An object is found whole, whatever it would run, and opened by nobody") {
   const std::string object = torch_zip(stream(call("os", "system", {text("true")})), {});
   const auto find = [](const std::string& content, const DcpPlace& place,
                        const std::vector<std::string>& transforms = {}) {
@@ -535,17 +536,6 @@ TEST_CASE("A bucket of safetensors is read by the names of tensors") {
   CHECK_THAT(error_of([&] { item.find(); }).what(), Says("is not in this safetensors file"));
 }
 
-TEST_CASE("A file that is missing is named") {
-  MemoryFiles files;
-  files.write("d/.metadata", "x");
-  const Error error = error_of([&] { DcpFile(files, "d/__3_0.distcp"); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == "d/__3_0.distcp");
-  CHECK_THAT(error.what(), Says("is missing, though .metadata puts tensors into it"));
-}
-
-}  // namespace
-}  // namespace reshard::test
 TEST_CASE("A chunk that another one of its tensor has overwritten in a bucket is refused") {
   // torch keeps one tensor per name and file, and the metadata of the file say where that begins.
   const std::string header = R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"w\":{\"saved_offsets\":[2,0]}}"},)"
@@ -563,3 +553,14 @@ TEST_CASE("A chunk that another one of its tensor has overwritten in a bucket is
   CHECK_THAT(error.what(), Says("its chunk at [0, 0] is not in this safetensors file, which has the one at [2, 0]"));
 }
 
+TEST_CASE("A file that is missing is named") {
+  MemoryFiles files;
+  files.write("d/.metadata", "x");
+  const Error error = error_of([&] { DcpFile(files, "d/__3_0.distcp"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == "d/__3_0.distcp");
+  CHECK_THAT(error.what(), Says("is missing, though .metadata puts tensors into it"));
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -204,7 +204,7 @@ TensorEntry DcpFile::read_zip(const Source& item, const DcpTensor& tensor, const
                               const std::string& where) const {
   const std::string start = first_bytes(item, kZipMagic.size());
   if (start == kZstdMagic)
-    throw Error(ErrorKind::kBadInput, where + " is compressed with zstd, which .metadata does not say");
+    throw Error(ErrorKind::kBadInput, where + " is compressed with zstd, but .metadata lists no transform for it");
   if (start != kZipMagic) throw Error(ErrorKind::kBadInput, where + " does not begin like an item of torch.save");
   const TorchFile file = read_torch_file(item, path_);
   if (!file.is_tensor(file.pickle().root()))

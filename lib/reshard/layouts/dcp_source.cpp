@@ -221,9 +221,9 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
   };
   const std::size_t objects = source.states.size() - tensors;
   source.notes.push_back(fmt::format(
-      "{}{}{} beside the model ({}) {} along, for training to go on with",
+      "{}{}{} beside the model ({}) {} carried over: the optimizer and other state of the training run",
       tensors > 0 ? counted(tensors, "tensor") : "", tensors > 0 && objects > 0 ? " and " : "",
-      objects > 0 ? counted(objects, "object") : "", format_bytes(bytes), source.states.size() == 1 ? "goes" : "go"));
+      objects > 0 ? counted(objects, "object") : "", format_bytes(bytes), source.states.size() == 1 ? "is" : "are"));
   if (!strangers.empty())
     source.notes.push_back(
         fmt::format("{} states of the optimizer belong to no parameter of the model, and keep their "

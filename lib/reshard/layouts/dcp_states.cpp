@@ -192,9 +192,9 @@ bool DcpStateFinder::changes_list() const {
 
 void DcpStateFinder::refuse_list(const std::string& entry) const {
   throw Error(ErrorKind::kUnsupported,
-              "lists parameters by names that change: " + (names_.program.empty()
-                                                               ? std::string("wrappers of modules are taken out")
-                                                               : "those of " + names_.program + " become the model's"))
+              names_.program.empty()
+                  ? std::string("lists parameters under names with wrappers, which are taken out of the model's names")
+                  : "lists parameters under their names in " + names_.program + ", which become the model's own")
       .in(where_)
       .tensor(entry)
       .hint(names_.program.empty()

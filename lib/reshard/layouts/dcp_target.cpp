@@ -250,12 +250,10 @@ class Cutter {
   static void validate_needs_no_order(const LogicalTensor& tensor, const WrittenNames::Place& place) {
     const bool is_ordered = tensor.role == TensorRole::kState && num_elems(tensor.shape) != 1u;
     if (!is_ordered || (place.stacked == 0 && !place.interleaved)) return;
-    throw Error(
-        ErrorKind::kUnsupported,
-        fmt::format("has another shape than its parameter, which {} in {}: what is to become of it there is not "
-                    "known",
-                    place.stacked > 0 ? "is one of a stack of experts" : "has its rows in another order",
-                    printable(place.entry)))
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("has another shape than its parameter, which {} in {}: it cannot be {} with it",
+                            place.stacked > 0 ? "is one of a stack of experts" : "has its rows in another order",
+                            printable(place.entry), place.stacked > 0 ? "stacked" : "reordered"))
         .tensor(tensor.name)
         .hint("do without `names`, or without `with-optimizer`");
   }
