@@ -32,6 +32,14 @@ TEST_CASE("The model's names are found under any prefix, with and without a fami
     }
 }
 
+TEST_CASE("The longest end of a name that is known counts, whatever parts stand before it") {
+  std::string prefix;
+  while (prefix.size() < 4000) prefix += "model.0.norm.";
+  const StateNames found = find_state_names(with_prefix(prefix), nullptr);
+  CHECK(found.prefix == prefix);
+  CHECK(found.names == kModel);
+}
+
 TEST_CASE("All of every architecture is the model's under the prefixes that training programs have") {
   for (const std::string& name : test::architecture_names()) {
     const test::Architecture one = test::architecture(name);

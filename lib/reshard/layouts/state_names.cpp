@@ -82,21 +82,26 @@ Names base_names(const Names& names) {
 using Votes = std::map<std::string, std::size_t, std::less<>>;
 
 Votes vote(std::span<const std::string> entries, const Names& known) {
-  std::unordered_set<std::string_view> names(known.begin(), known.end());
+  const std::unordered_set<std::string_view> names(known.begin(), known.end());
+  std::size_t longest = 0;  // of the names: ends that are longer are not looked at
+  for (const std::string& name : known) longest = std::max(longest, name.size());
+  constexpr std::size_t kNone = std::string::npos;
   Votes votes;
   for (const std::string& entry : entries) {
     const std::string starred = with_stars(entry);
-    std::size_t at = 0, starred_at = 0;
+    std::size_t prefix_bytes = kNone;
+    std::size_t end = entry.size(), starred_end = starred.size();  // of the parts before those that were looked at
     while (true) {
-      if (names.count(std::string_view(starred).substr(starred_at)) > 0) {
-        ++votes[entry.substr(0, at)];
-        break;
-      }
-      const std::size_t dot = entry.find('.', at), starred_dot = starred.find('.', starred_at);
-      if (dot == entry.npos || starred_dot == starred.npos) break;
-      at = dot + 1;
-      starred_at = starred_dot + 1;
+      const std::size_t dot = end == 0 ? kNone : entry.rfind('.', end - 1);
+      const std::size_t starred_dot = starred_end == 0 ? kNone : starred.rfind('.', starred_end - 1);
+      const std::size_t begin = dot == kNone ? 0 : dot + 1, starred_begin = starred_dot == kNone ? 0 : starred_dot + 1;
+      if (starred.size() - starred_begin > longest) break;
+      if (names.count(std::string_view(starred).substr(starred_begin)) > 0) prefix_bytes = begin;
+      if (dot == kNone || starred_dot == kNone) break;
+      end = dot;
+      starred_end = starred_dot;
     }
+    if (prefix_bytes != kNone) ++votes[entry.substr(0, prefix_bytes)];
   }
   return votes;
 }
