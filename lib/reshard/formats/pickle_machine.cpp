@@ -16,8 +16,8 @@ namespace {
 constexpr unsigned kNewestProtocol = 5;
 constexpr std::uint64_t kMixer = 0x9e3779b97f4a7c15;  // the golden ratio: multiples of powers of two get apart
 // A tensor of a state dict takes about ten nodes and twenty links from nodes to others, a chunk of a distributed
-// checkpoint ten to twenty and thirty: these are 2.5 million chunks, in about 1 GiB of memory. A model of 405 billion parameters
-// with its optimizer has 1.75 million chunks on 512 ranks.
+// checkpoint ten to twenty and thirty: these are 2.5 million chunks, in about 1 GiB of memory. A model of 405 billion
+// parameters with its optimizer has 1.75 million chunks on 512 ranks.
 constexpr std::size_t kMaxNodes = std::size_t{3} << 24;
 constexpr std::size_t kMaxLinks = std::size_t{5} << 24;
 constexpr std::size_t kMaxStack = std::size_t{1} << 22;  // picklers put a thousand items there at a time, or one tuple
