@@ -207,9 +207,18 @@ TEST_CASE("States with padding on the way of ZeRO-1 go to a dcp without it") {
   execute(*job, unsynced());
   Checkpoint source = read_checkpoint(saved(golden_case), with_optimizer(golden_case));
   Checkpoint target = read_checkpoint(temp / "out", with_optimizer(golden_case));
-  CHECK(target.states.map.logical.size() == 4 * 21);
+  // Master weights stay behind; the values of two groups come as objects.
+  const auto& logical = target.states.map.logical;
+  CHECK(std::count_if(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
+          return tensor.role == TensorRole::kState && !tensor.filler;
+        }) == 3 * 21);
   for (Checkpoint* side : {&source, &target}) add_states(side->map, side->states.map);
-  CHECK(verify(source.map, target.map, {}, unsynced()).same());
+  Verification result = verify(source.map, target.map, {}, unsynced());
+  CHECK(result.only_a.size() == 21);
+  std::erase_if(result.only_a, [](const std::string& name) { return name.ends_with(".master"); });
+  CHECK(result.only_b.size() == 2 * 12);
+  std::erase_if(result.only_b, [](const std::string& name) { return name.starts_with("optimizer.param_groups."); });
+  CHECK(result.same());
 }
 
 }  // namespace

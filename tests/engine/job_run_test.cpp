@@ -43,7 +43,7 @@ TEST_CASE("One to seven shares in any order write the same bytes and checksums a
       const std::vector<std::uint32_t> crcs = all.crcs;
       at_once.publish(std::move(all));
       const auto expected = snapshot(whole);
-      CHECK(expected.size() > 3);
+      CHECK(expected.size() > 2);
       for (std::uint32_t count = 1; count <= 7; ++count) {
         const bool several_processes = (count + what.size()) % 2 == 0;
         INFO(count << " shares" << (several_processes ? ", each on its own" : ""));

@@ -48,9 +48,8 @@ struct Simulation {
       ranks.emplace_back(new SimulatedRank{Lots(rank), speeds[rank], own_bytes[rank]});
   }
 
-  /// Does as much of what a rank can do from beat to beat as `part` says.
-  void work(SimulatedRank& rank, double part) const {
-    auto can = static_cast<std::uint64_t>(static_cast<double>(rank.bytes_per_beat) * part);
+  /// Does `can` bytes of what a rank can do from beat to beat.
+  void work(SimulatedRank& rank, std::uint64_t can) const {
     while (can > 0) {
       if (rank.working_bytes == 0) {
         const Lot* lot = rank.lots.take();
@@ -81,15 +80,15 @@ struct Simulation {
         }
         told.push_back(rank->lots.tell(kBeatSeconds * static_cast<double>(beat)));
       }
-      std::vector<double> parts(ranks.size());
+      std::vector<std::uint64_t> early(ranks.size());  // before it hears what others have told
       for (std::size_t i = 0; i < ranks.size(); ++i) {
-        if (random) parts[i] = static_cast<double>(pick(*random, 0, 100)) / 100;
-        if (beat >= ranks[i]->begins_at) work(*ranks[i], parts[i]);
+        if (random) early[i] = ranks[i]->bytes_per_beat * pick(*random, 0, 100) / 100;
+        if (beat >= ranks[i]->begins_at) work(*ranks[i], early[i]);
       }
       for (const auto& rank : ranks) rank->lots.hear(told);
       std::size_t closed = 0;
       for (std::size_t i = 0; i < ranks.size(); ++i) {
-        if (beat >= ranks[i]->begins_at) work(*ranks[i], 1 - parts[i]);
+        if (beat >= ranks[i]->begins_at) work(*ranks[i], ranks[i]->bytes_per_beat - early[i]);
         // Of ranks that hold nothing, all wait for more, or none does.
         closed += ranks[i]->is_done ? 1 : 0;
       }
