@@ -158,10 +158,15 @@ void Staging::make_staged_folders(const fs::path& relative) {
 }
 
 std::vector<fs::path> Staging::entries_in_order() const {
-  std::vector<fs::path> entries;
+  std::vector<fs::path> entries, last;  // the last ones say that all else is there
+  const auto is_last = [&](const fs::path& relative) {
+    return std::any_of(job_.text_files.begin(), job_.text_files.end(),
+                       [&](const TextFile& file) { return file.is_last && file.path == relative; });
+  };
   for (const fs::path& relative : output_files(job_))
-    if (!in_whole_folder(job_, relative)) entries.push_back(relative);
+    if (!in_whole_folder(job_, relative)) (is_last(relative) ? last : entries).push_back(relative);
   for (const fs::path& folder : job_.whole_folders) entries.push_back(folder);
+  entries.insert(entries.end(), last.begin(), last.end());
   return entries;
 }
 
