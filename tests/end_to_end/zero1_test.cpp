@@ -169,6 +169,35 @@ TEST_CASE("Files that NxD's converter merged have the states, but not the master
   for (json& states : expected)
     if (states.at("master").at("shape").at(0) != 1) states.erase("master");
   CHECK(describe_states(checkpoint) == expected);
+  ReadContext masters = with_optimizer(golden_case);
+  masters.options.set("weights", "master");
+  const Error error = error_of([&] { read_checkpoint(temp.path(), masters); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "optim").string());
+  CHECK_THAT(error.what(), Says("holds no master weights"));
+}
+
+TEST_CASE("Without another number, states are spread over as many data-parallel ranks as the source has") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
+  const TempDir temp;
+  ConvertRequest request;
+  request.source.path = saved(golden_case);
+  request.source.config = golden_case / "original";
+  request.source.with_optimizer = true;
+  request.target.layout = layout_named("nxd");
+  request.target.tp = 1;
+  request.output_directory = temp / "out";
+  execute(*plan_convert(request), unsynced());
+  CHECK(fs::exists(temp / "out/optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"));
+  CHECK_FALSE(fs::exists(temp / "out/optim/dp_rank_02_tp_rank_00_pp_rank_00.pt"));
+  CHECK_FALSE(fs::exists(temp / "out/optim/dp_rank_00_tp_rank_01_pp_rank_00.pt"));
+
+  // Weights alone are not put beside an optimizer, whose master weights NxD would take for them.
+  request.source.with_optimizer = false;
+  request.force = true;
+  const Error error = error_of([&] { plan_convert(request); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "out/optim").string());
 }
 
 TEST_CASE("Master weights are the model's where they are asked for, and where there are no others") {

@@ -87,6 +87,17 @@ class NxdLayout final : public TrainingLayout {
     return foreign;
   }
 
+  /// NxD resumes with the master weights of whatever optimizer lies beside the model.
+  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
+    const bool has_own = std::find(plan.whole_folders.begin(), plan.whole_folders.end(), fs::path(kOptimizerFolder)) !=
+                         plan.whole_folders.end();
+    if (has_own || !files.exists(output_directory / kOptimizerFolder)) return;
+    throw Error(ErrorKind::kBadInput,
+                "is the optimizer of another save, whose master weights NxD would take for these weights")
+        .in(output_directory / kOptimizerFolder)
+        .hint("move it away, or choose another output directory");
+  }
+
   /// NxD has the ranks of a step in the step's folder, whose config.json may be one level up.
   fs::path default_output(Files& files, const FoundLayout& found) const override {
     return own_name(files, found.path) == kSavedFolder ? found.directory : found.path;

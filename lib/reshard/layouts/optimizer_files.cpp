@@ -105,11 +105,13 @@ void for_each_shared(const OptimizerEntry& entry, Use&& use) {
 std::optional<std::uint64_t> likely_ranks(const OptimizerFile& file, std::uint64_t there) {
   for (std::uint64_t count = there + 1; count <= 4096; ++count) {
     bool fits = true;
-    for (const OptimizerEntry& entry : file.entries)
+    for (std::size_t e = 0; e < file.entries.size() && fits; ++e) {
+      const OptimizerEntry& entry = file.entries[e];
       for_each_shared(entry, [&](const TensorEntry& tensor, bool) {
         fits =
             fits && entry.shape && !entry.shape->empty() && tensor.shape[0] == rows_per_shard((*entry.shape)[0], count);
       });
+    }
     if (fits) return count;
   }
   return std::nullopt;
@@ -140,6 +142,7 @@ void validate_rows(OptimizerFiles& of) {
   for (std::uint32_t i = 0; i < of.all.size(); ++i) {
     OptimizerFile& file = of.all[i];
     const std::uint32_t dp_rank = i % of.dp;
+    std::optional<std::uint64_t> ranks;  // of which the file's shards may be one, where they have too few rows
     for (std::uint32_t e = 0; e < file.entries.size(); ++e) {
       OptimizerEntry& entry = file.entries[e];
       if (file.form == OptimizerFile::Form::kZero1 && !entry.shape && !(entry.tensors.empty() && !entry.master))
@@ -155,7 +158,7 @@ void validate_rows(OptimizerFiles& of) {
           drops_master = true;
           return;
         }
-        const auto ranks = of.dp == 1 && !of.is_full ? likely_ranks(file, 1) : std::nullopt;
+        if (!ranks && of.dp == 1 && !of.is_full) ranks = likely_ranks(file, 1);
         if (!ranks) throw wrong_rows(of, file, e, tensor, expected);
         if (of.incomplete.empty())
           of.incomplete = fmt::format(
@@ -166,6 +169,20 @@ void validate_rows(OptimizerFiles& of) {
       if (drops_master) entry.master.reset();
     }
   }
+}
+
+/// Of files that NxD's converter has merged: where some master weights are lost, none count.
+void drop_partial_masters(OptimizerFiles& of) {
+  if (!of.is_full || !of.has_masters) return;
+  const auto lost = [](const OptimizerFile& file) {
+    return std::any_of(file.entries.begin(), file.entries.end(), [](const OptimizerEntry& entry) {
+      return !entry.master && !(entry.tensors.empty() && entry.numbers.empty());
+    });
+  };
+  if (std::none_of(of.all.begin(), of.all.end(), lost)) return;
+  of.has_masters = false;
+  for (OptimizerFile& file : of.all)
+    for (OptimizerEntry& entry : file.entries) entry.master.reset();
 }
 
 void validate_mesh_of_model(const OptimizerFileName& name, const OptimizerFiles& of) {
@@ -226,7 +243,11 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
     // Without ZeRO-1, experts' states are named by expert-parallel rank, and take the place of data-parallel ranks.
     const std::uint32_t dp_rank = name.rank.has_ep ? name.rank.ep_rank : name.rank.dp_rank;
     of.dp = std::max(of.dp, dp_rank + 1);
-    by_place.emplace(Place{name.rank.pp_rank, name.rank.tp_rank, dp_rank}, &name);
+    const auto [found, is_new] = by_place.emplace(Place{name.rank.pp_rank, name.rank.tp_rank, dp_rank}, &name);
+    if (!is_new)
+      throw Error(ErrorKind::kBadInput, "is of the same rank as " + found->second->path.filename().string())
+          .in(name.path)
+          .hint("files of two checkpoints are mixed in one folder; move one away");
   }
   validate_all_there(of, by_place, of.is_full);
   for (const auto& [place, name] : by_place) {
@@ -244,6 +265,7 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
         .in(folder)
         .hint("files of data-parallel ranks are missing");
   validate_rows(of);
+  drop_partial_masters(of);
   return of;
 }
 

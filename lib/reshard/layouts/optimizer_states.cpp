@@ -124,13 +124,31 @@ class StateParts {
               .first->second;
       const std::uint64_t begin = tensor->shape.empty() ? 0 : tensor->shape[0] * share.number;
       const std::uint32_t ep_rank = is_expert(file, entry) ? dp_rank % files.ep : 0;
-      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, tp_rank, optimizer_.names[pp_rank][entry]))
+      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, tp_rank, optimizer_.names[pp_rank][entry])) {
+        validate_shape(*tensor, file, entry, local, share);
         parts.push_back({tensor, optimizer_.first_files[index], local, begin, name});
+      }
     });
     return parts;
   }
 
  private:
+  /// A state has the shape that its parameter has in the model's file, or the rows of it that a rank has.
+  void validate_shape(const TensorEntry& tensor, const OptimizerFile& file, std::uint32_t entry, std::uint32_t local,
+                      const ShareOfRows& share) const {
+    if (tensor.shape.empty()) return;
+    const StoredTensor& stored = locals_.model().stored[local];
+    const Dims in_model = stored.file_shape();
+    if (!in_model.empty() && tensor.shape == row_shard_shape(in_model, share.count)) return;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} of {} has the shape {}, but its parameter {} has {} in the model's file{}", tensor.name,
+                            name_of_entry(file, entry), to_string(tensor.shape), printable(stored.name.text()),
+                            to_string(in_model),
+                            share.count > 1 ? fmt::format(", shared by {} data-parallel ranks", share.count) : ""))
+        .in(file.path)
+        .hint("the optimizer's files and the model's come from different checkpoints");
+  }
+
   const ShardedOptimizer& optimizer_;
   const LocalTensors& locals_;
 };
@@ -197,7 +215,9 @@ void refuse_incomplete(const OptimizerFiles& files) {
   if (files.incomplete.empty()) return;
   throw Error(ErrorKind::kUnsupported, "the optimizer's states cannot be restored: " + files.incomplete)
       .in(files.folder)
-      .hint("the weights are complete: do without `with-optimizer` and `weights` master");
+      .hint(
+          "if the run has saved files of other data-parallel ranks, such as dp_rank_01, copy them here; else the "
+          "weights are complete: do without `with-optimizer` and `weights` master");
 }
 
 /// Makes states of an optimizer.

@@ -101,7 +101,10 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   if (!masters && !context.with_optimizer) return;
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, *folder, shards, checkpoint, context.options);
   if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
-  if (context.with_optimizer) checkpoint.states = sharded_states(optimizer, checkpoint.map);
+  if (context.with_optimizer) {
+    checkpoint.states = sharded_states(optimizer, checkpoint.map);
+    if (optimizer.files.form() == OptimizerFile::Form::kZero1) checkpoint.mesh.dp = optimizer.files.dp;
+  }
   if (!masters) return;
   const bool as_model = !wants_master_weights(context.options);
   const std::size_t others = take_master_weights(optimizer, checkpoint.map, {as_model, shards.lacks_weights});
