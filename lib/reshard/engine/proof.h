@@ -9,7 +9,9 @@
 
 namespace reshard {
 
-/// Every file that a job writes, but for what proves them; without digests.
+// The two files of `--manifest` that prove what a run has written: their texts, and their sizes before it writes.
+
+/// Every file that a job writes except these two; without digests.
 std::vector<Manifest::File> proved_files(const Job& job);
 
 /// The texts of kManifestFile and kSha256SumsFile.

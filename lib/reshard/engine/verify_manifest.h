@@ -42,8 +42,8 @@ struct ManifestVerification {
   std::vector<std::string> only_checkpoint;
   std::vector<std::string> other_form;  // names with both dtypes and shapes
   std::vector<DigestDifference> different;
-  std::optional<FilesVerification>
-      files;  // of verify_manifest_files, where the checkpoint is the manifest's own output
+  /// Of verify_manifest_files, where the checkpoint is the manifest's own output.
+  std::optional<FilesVerification> files;
 
   bool same() const {
     return only_manifest.empty() && only_checkpoint.empty() && other_form.empty() && different.empty() &&

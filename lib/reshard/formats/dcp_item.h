@@ -37,8 +37,9 @@ class DcpFile {
   std::uint64_t size_bytes() const { return source_->size_bytes(); }
   const FileStamp& stamp() const { return stamp_; }
 
-  /// Where the elements of a chunk lie: reads the ends of its item, and no tensor, unless the item is compressed: then
-  /// it decodes all of it, once for as many items in a row as are the same. `tensor` has a known dtype; `transforms` are the item's, as DcpMetadata has them.
+  /// Where the elements of a chunk lie. Reads the ends of its item and no tensor's bytes. A compressed item is decoded
+  /// whole, once for calls in a row that name the same one. `tensor` has a known dtype; `transforms` are the item's, as
+  /// DcpMetadata has them.
   /// \throws Error kBadInput, naming the tensor, if the item does not lie in the file, is damaged, does not end where
   ///         it should, or is another tensor than the chunk; kUnsupported for other transforms than zstd; kIo.
   DcpItem find(const DcpTensor& tensor, const DcpChunk& chunk, const std::vector<std::string>& transforms = {});
