@@ -225,12 +225,12 @@ RankLost no_answer(const Patience& patience) {
 
 }  // namespace
 
-MpiRanks::MpiRanks(const ReshardMpi* plugin, const ReshardMpiWorld& world, double limit_s)
+MpiRanks::MpiRanks(const ReshardMpi* plugin, const ReshardMpiWorld& world, const MpiLimits& limits)
     : plugin_(plugin),
       rank_(static_cast<std::uint32_t>(world.rank)),
       size_(static_cast<std::uint32_t>(world.size)),
       library_(library_of(world)),
-      limit_s_(limit_s) {}
+      limits_(limits) {}
 
 std::vector<std::string> MpiRanks::gather(const std::string& mine) {
   if (is_broken_) throw RankLost("the other processes were lost before");
@@ -247,8 +247,8 @@ std::vector<std::string> MpiRanks::gather_all(const std::string& mine) {
     std::string all;
   };
   auto buffers = std::make_unique<Buffers>(Buffers{mine, std::vector<std::int64_t>(size_), {}});
-  Patience coming(limit_s_, stop_, kLongestNapSeconds);
-  Patience moving(limit_s_, stop_, kShortestNapSeconds);  // all are there; each test moves some bytes
+  Patience coming(limits_.gather_s, stop_, kLongestNapSeconds);
+  Patience moving(limits_.gather_s, stop_, kShortestNapSeconds);  // all are there; each test moves some bytes
   char error[kReshardMpiTextBytes] = "";
   const auto check = [&](int status, const Patience& patience) {
     if (status == kReshardMpiDone) return;
@@ -276,7 +276,7 @@ std::vector<std::string> MpiRanks::gather_all(const std::string& mine) {
 }
 
 void MpiRanks::finish(int exit_code) {
-  const Watchdog watchdog(MpiLimits().start_s,
+  const Watchdog watchdog(limits_.start_s,
                           "reshard: note: the other processes do not end MPI; not waiting for them", exit_code);
   char error[kReshardMpiTextBytes] = "";
   if (plugin_->finish(error) != kReshardMpiDone) print_message(fmt::format("reshard: note: {}", printable(error)));
@@ -320,7 +320,7 @@ std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& l
     plugin->finish(error);
     throw wrong;
   }
-  return std::make_unique<MpiRanks>(plugin, world, limits.gather_s);
+  return std::make_unique<MpiRanks>(plugin, world, limits);
 }
 
 std::string host_name() {

@@ -11,11 +11,17 @@
 
 namespace reshard::cli {
 
+/// The longest waits for other processes, in seconds.
+struct MpiLimits {
+  double start_s = 60;
+  double gather_s = 600;
+};
+
 /// The processes of a launcher, over a plug-in for MPI. At most one exists, and only the thread that made it uses it.
 class MpiRanks : public Ranks {
  public:
-  /// `plugin` has started; it and its library stay for ever. `limit_s`: longest wait of gather, in seconds.
-  MpiRanks(const ReshardMpi* plugin, const ReshardMpiWorld& world, double limit_s);
+  /// `plugin` has started; it and its library stay for ever.
+  MpiRanks(const ReshardMpi* plugin, const ReshardMpiWorld& world, const MpiLimits& limits);
   MpiRanks(const MpiRanks&) = delete;
   MpiRanks& operator=(const MpiRanks&) = delete;
   /// Leaves MPI as it is: only finish() ends it, as that waits for all ranks.
@@ -34,7 +40,7 @@ class MpiRanks : public Ranks {
   bool broken() const { return is_broken_; }
 
   /// Ends MPI. All ranks have to call it, after the same number of gathers; not if broken(). Ends the process with
-  /// `exit_code` if the others do not come: what they had to agree on, they have.
+  /// `exit_code` if the others do not come in as long as they may take to start: what they had to agree on, they have.
   void finish(int exit_code);
 
   /// "MPICH Version: 4.0.2".
@@ -47,15 +53,9 @@ class MpiRanks : public Ranks {
   std::uint32_t rank_;
   std::uint32_t size_;
   std::string library_;
-  double limit_s_;
+  MpiLimits limits_;
   const std::atomic<bool>* stop_ = nullptr;
   bool is_broken_ = false;
-};
-
-/// The longest waits for other processes, in seconds.
-struct MpiLimits {
-  double start_s = 60;
-  double gather_s = 600;
 };
 
 /// What RESHARD_MPI_START_TIMEOUT and RESHARD_MPI_TIMEOUT say.
@@ -68,7 +68,8 @@ MpiLimits mpi_limits(const Environment& environment);
 /// Ends the process with a message and the exit code of kUsage if the others do not come in time: a script that runs
 /// reshard in one of the launcher's processes has them wait for ever.
 /// \throws Error kUsage if there is no plug-in, or its MPI is not the launcher's, so that it sees another number of
-/// processes, or one where the launcher may have started several. Mostly all processes throw this, and none can ask the others (word.h).
+/// processes, or one where the launcher may have started several. Mostly all processes throw this, and none can ask
+/// the others (word.h).
 std::unique_ptr<MpiRanks> start_mpi(const Launcher& launcher, const MpiLimits& limits, const Environment& environment);
 
 /// Of this machine: "node17".

@@ -1,6 +1,9 @@
 // Ranks over a plug-in: what the program makes of it. The plug-ins themselves run in scripts/test-mpi.sh.
 #include "mpi_ranks.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -54,9 +57,15 @@ int fail(const char*, const std::int64_t*, std::int64_t, char*, ReshardMpiWait, 
   return kReshardMpiFailed;
 }
 
+/// Another rank has died in the end.
+int finish_in_vain(char*) {
+  while (true) ::pause();
+}
+
 constexpr ReshardMpi kGood{kReshardMpiAbi, no_start, gather_sizes, gather, no_finish};
 constexpr ReshardMpi kSilent{kReshardMpiAbi, no_start, wait_in_vain, gather, no_finish};
 constexpr ReshardMpi kFailing{kReshardMpiAbi, no_start, gather_sizes, fail, no_finish};
+constexpr ReshardMpi kEndless{kReshardMpiAbi, no_start, gather_sizes, gather, finish_in_vain};
 constexpr ReshardMpiWorld kWorld{1, 3, "Some MPI v1, package: of somebody"};
 
 const Launcher kLauncher{"Open MPI's mpirun", 0, 4, "openmpi"};
@@ -68,7 +77,7 @@ Environment plugin_at(const std::string& path) {
 }  // namespace
 
 TEST_CASE("Ranks gather what each gave, in order, with empty and binary strings") {
-  MpiRanks ranks(&kGood, kWorld, 60);
+  MpiRanks ranks(&kGood, kWorld, {});
   CHECK(ranks.rank() == 1);
   CHECK(ranks.size() == 3);
   CHECK(ranks.library() == "Some MPI v1");
@@ -78,7 +87,7 @@ TEST_CASE("Ranks gather what each gave, in order, with empty and binary strings"
 }
 
 TEST_CASE("A rank that never comes is given up after the time limit, and the ranks are broken from then on") {
-  MpiRanks ranks(&kSilent, kWorld, 0.1);
+  MpiRanks ranks(&kSilent, kWorld, {60, 0.1});
   const auto began = std::chrono::steady_clock::now();
   const Error error = error_of([&] { ranks.gather("x"); });
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - began;
@@ -93,8 +102,21 @@ TEST_CASE("A rank that never comes is given up after the time limit, and the ran
   CHECK_THAT(error_of([&] { ranks.gather("x"); }).what(), Says("were lost before"));  // MPI is not asked again
 }
 
+TEST_CASE("A rank that does not end MPI is not waited for longer than ranks may take to start") {
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);  // ends it by a signal, if nothing else does
+    MpiRanks(&kEndless, kWorld, {0.1, 600}).finish(7);
+    ::_exit(0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 7);
+}
+
 TEST_CASE("A signal to stop does not end a wait that the others answer") {
-  MpiRanks ranks(&kGood, kWorld, 60);
+  MpiRanks ranks(&kGood, kWorld, {});
   const std::atomic<bool> stop{true};
   ranks.mind_stop(&stop);
   CHECK(ranks.gather("mine").size() == 3);
@@ -102,7 +124,7 @@ TEST_CASE("A signal to stop does not end a wait that the others answer") {
 }
 
 TEST_CASE("An error of MPI breaks the ranks and is told in its own words") {
-  MpiRanks ranks(&kFailing, kWorld, 60);
+  MpiRanks ranks(&kFailing, kWorld, {});
   const Error error = error_of([&] { ranks.gather("x"); });
   CHECK(error.kind() == ErrorKind::kLost);
   CHECK_THAT(error.what(), Says("MPI_Iallgatherv: no \\x1b route"));
