@@ -276,8 +276,8 @@ std::vector<std::string> MpiRanks::gather_all(const std::string& mine) {
 }
 
 void MpiRanks::finish(int exit_code) {
-  const Watchdog watchdog(limits_.start_s,
-                          "reshard: note: the other processes do not end MPI; not waiting for them", exit_code);
+  const Watchdog watchdog(limits_.start_s, "reshard: note: the other processes do not end MPI; not waiting for them",
+                          exit_code);
   char error[kReshardMpiTextBytes] = "";
   if (plugin_->finish(error) != kReshardMpiDone) print_message(fmt::format("reshard: note: {}", printable(error)));
 }
