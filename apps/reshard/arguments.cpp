@@ -377,6 +377,44 @@ TargetRequest target_request(const TargetArguments& arguments, const std::string
   return request;
 }
 
+void add_cast(CLI::App& command, CastArguments& arguments) {
+  command
+      .add_option("--dtype", arguments.dtype,
+                  "Cast floating tensors: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, float64. Rounds to "
+                  "nearest, ties to even")
+      ->type_name("NAME");
+  command
+      .add_option("--overflow", arguments.overflow,
+                  "With --dtype, or a layout that casts: saturate replaces out-of-range values by the largest finite "
+                  "ones, and infinities where the dtype has none (float8_e4m3fn); error stops at the first")
+      ->type_name("NAME")
+      ->capture_default_str();
+}
+
+void validate_cast(const CastArguments& arguments, bool casts_anyway) {
+  if (arguments.overflow_given && arguments.dtype.empty() && !casts_anyway)
+    throw Error(ErrorKind::kUsage, "--overflow needs --dtype: without it nothing is cast");
+}
+
+std::optional<DType> dtype_of(const CastArguments& arguments) {
+  if (arguments.dtype.empty()) return std::nullopt;
+  std::vector<std::string> names;
+  for (const DTypeRow& row : kDTypes) {
+    if (!can_cast(DType::kF32, row.dtype)) continue;
+    if (arguments.dtype == row.torch_name) return row.dtype;
+    names.emplace_back(row.torch_name);
+  }
+  throw Error(ErrorKind::kUsage,
+              fmt::format("--dtype: \"{}\" is not one of {}", printable(arguments.dtype), join(names, ", ")));
+}
+
+Overflow overflow_of(const CastArguments& arguments) {
+  if (arguments.overflow == "saturate") return Overflow::kSaturate;
+  if (arguments.overflow == "error") return Overflow::kError;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("--overflow: \"{}\" is neither saturate nor error", printable(arguments.overflow)));
+}
+
 void add_lora_fuse(CLI::App& command, std::string& how) {
   command.add_option("--lora-fuse", how, "lora_A of fused linears: mean (as optimum-neuron does), or exact (stacked)")
       ->type_name("HOW")

@@ -108,6 +108,23 @@ CLI::Option* add_mesh(CLI::App& command, TargetArguments& arguments);
 /// \throws Error kUsage.
 TargetRequest target_request(const TargetArguments& arguments, const std::string& option, const LayoutFilter& wanted);
 
+/// The dtype that tensors are cast to.
+struct CastArguments {
+  std::string dtype;
+  std::string overflow = "saturate";
+  bool overflow_given = false;
+};
+/// Adds --dtype and --overflow.
+void add_cast(CLI::App& command, CastArguments& arguments);
+/// `casts_anyway`: the layout does.
+/// \throws Error kUsage for --overflow without anything to cast.
+void validate_cast(const CastArguments& arguments, bool casts_anyway);
+/// Nothing without --dtype.
+/// \throws Error kUsage.
+std::optional<DType> dtype_of(const CastArguments& arguments);
+/// \throws Error kUsage.
+Overflow overflow_of(const CastArguments& arguments);
+
 /// Adds --lora-fuse.
 void add_lora_fuse(CLI::App& command, std::string& how);
 /// \throws Error kUsage.

@@ -15,6 +15,7 @@ struct ConsolidateArguments : CommonArguments {
   TargetArguments target;
   OptionValues source_options;
   SourceArguments source;
+  CastArguments cast;
   ReplicaArguments replicas;
 };
 
@@ -33,6 +34,8 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
                     family_spec(arguments), arguments.source_options};
   request.target = target_request(arguments.target, "--to", is_whole);
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
+  validate_cast(arguments.cast, false);
+  request.dtype = dtype_of(arguments.cast);
   request.force = arguments.force;
   return request;
 }
@@ -57,14 +60,17 @@ void add_consolidate(CLI::App& app, Together& together) {
   add_tag(*command, arguments->source);
   add_config(*command, arguments->source);
   add_source_options(*command, arguments->source_options);
+  add_cast(*command, arguments->cast);
   add_replicas(*command, arguments->replicas);
   add_common(*command, *arguments);
-  command->callback([arguments, output, &together] {
+  command->callback([arguments, command, output, &together] {
     // An unset variable of a script must not mean the default.
     if (output->count() > 0 && arguments->output_directory.empty())
       throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write beside the shards folder");
-    const RunOptions options =
+    arguments->cast.overflow_given = command->count("--overflow") > 0;
+    RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
+    options.overflow = overflow_of(arguments->cast);
     run_job([&] { return plan_consolidate(request_of(*arguments)); }, *arguments, options, together);
   });
 }

@@ -22,9 +22,7 @@ struct ConvertArguments : CommonArguments {
   bool layout_given = false;
   OptionValues source_options;
   SourceArguments from;
-  std::string dtype;
-  std::string overflow = "saturate";
-  bool overflow_given = false;
+  CastArguments cast;
   bool cast_all = false;
   std::vector<std::string> renames;
   std::vector<std::string> drop;
@@ -33,22 +31,6 @@ struct ConvertArguments : CommonArguments {
   bool lora_fuse_given = false;
   ReplicaArguments replicas;
 };
-
-DType parse_dtype(const std::string& text) {
-  std::vector<std::string> names;
-  for (const DTypeRow& row : kDTypes) {
-    if (!can_cast(DType::kF32, row.dtype)) continue;
-    if (text == row.torch_name) return row.dtype;
-    names.emplace_back(row.torch_name);
-  }
-  throw Error(ErrorKind::kUsage, fmt::format("--dtype: \"{}\" is not one of {}", printable(text), join(names, ", ")));
-}
-
-Overflow parse_overflow(const std::string& text) {
-  if (text == "saturate") return Overflow::kSaturate;
-  if (text == "error") return Overflow::kError;
-  throw Error(ErrorKind::kUsage, fmt::format("--overflow: \"{}\" is neither saturate nor error", printable(text)));
-}
 
 /// An option that would have no effect shows that another was forgotten.
 void validate_options_of(const ConvertArguments& arguments, const Layout& layout) {
@@ -80,11 +62,10 @@ void validate_options_of(const ConvertArguments& arguments, const Layout& layout
 /// \param layout  null where it is the source's, which is not known yet.
 void validate_options(const ConvertArguments& arguments, const Layout* layout) {
   if (layout != nullptr) validate_options_of(arguments, *layout);
-  if (arguments.cast_all && arguments.dtype.empty())
+  if (arguments.cast_all && arguments.cast.dtype.empty())
     throw Error(ErrorKind::kUsage, "--cast-all needs --dtype: what shall tensors be cast to?");
   const bool casts = layout != nullptr && layout->traits().casts_to_config_dtype;
-  if (arguments.overflow_given && arguments.dtype.empty() && !casts)
-    throw Error(ErrorKind::kUsage, "--overflow needs --dtype: without it nothing is cast");
+  validate_cast(arguments.cast, casts);
 }
 
 ConvertRequest request_of(const ConvertArguments& arguments) {
@@ -99,7 +80,7 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   request.source = {arguments.source,       arguments.from.tag,       config_of(arguments.from),
                     family_spec(arguments), arguments.source_options, arguments.from.with_optimizer};
   request.output_directory = arguments.output_directory;
-  if (!arguments.dtype.empty()) request.dtype = parse_dtype(arguments.dtype);
+  request.dtype = dtype_of(arguments.cast);
   request.cast_all = arguments.cast_all;
   for (const std::string& text : arguments.renames) request.names.renames.push_back(parse_rename("rename", text));
   for (const std::string& text : arguments.drop) request.names.drop.emplace_back("drop", text);
@@ -130,18 +111,8 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command.get_option("--pp")->description("Pipeline-parallel ranks (default: those of a sharded SRC, or 1)");
   command.get_option("--ep")->description("Expert-parallel ranks (default: those of a sharded SRC, or 1)");
   add_layout_options(command, arguments.target.options, is_written);
-  command
-      .add_option("--dtype", arguments.dtype,
-                  "Cast floating tensors: float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, float64. Rounds to "
-                  "nearest, ties to even")
-      ->type_name("NAME");
+  add_cast(command, arguments.cast);
   command.add_flag("--cast-all", arguments.cast_all, "With --dtype: cast integers and booleans too");
-  command
-      .add_option("--overflow", arguments.overflow,
-                  "With --dtype, or a layout that casts: saturate replaces out-of-range values by the largest finite "
-                  "ones, and infinities where the dtype has none (float8_e4m3fn); error stops at the first")
-      ->type_name("NAME")
-      ->capture_default_str();
   command.add_option("--rename", arguments.renames, "Replace what matches in names, in order; $1 … $9 are groups")
       ->type_name("REGEX=TEXT")
       ->allow_extra_args(false);
@@ -168,11 +139,11 @@ void add_convert(CLI::App& app, Together& together) {
   add_common(*command, *arguments);
   command->callback([arguments, command, &together] {
     arguments->layout_given = command->count("--to") > 0;
-    arguments->overflow_given = command->count("--overflow") > 0;
+    arguments->cast.overflow_given = command->count("--overflow") > 0;
     arguments->lora_fuse_given = command->count("--lora-fuse") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read
-    options.overflow = parse_overflow(arguments->overflow);
+    options.overflow = overflow_of(arguments->cast);
     run_job([&] { return plan_convert(request_of(*arguments)); }, *arguments, options, together);
   });
 }

@@ -1,5 +1,8 @@
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/plan/adapters.h"
+#include "reshard/plan/cast_dtypes.h"
+#include "reshard/plan/config_dtype.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
@@ -13,6 +16,8 @@ std::unique_ptr<Job> plan_adapters(Files& files, const ConsolidateRequest& reque
   if (!request.source.config.empty())
     throw Error(ErrorKind::kUsage, "`config` has no effect: these are adapters, which need no config.json")
         .in(found.path);
+  if (request.dtype)
+    throw Error(ErrorKind::kUsage, "`dtype` is about models: convert casts an adapter once it is whole").in(found.path);
   for (const std::string& option : request.target.options.names())
     throw Error(ErrorKind::kUsage, "`" + option + "` is about models: adapters have one file each").in(found.path);
   return plan_consolidate_adapters(files, request, found, adapters);
@@ -36,11 +41,18 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   note_adapters_left(files, *job, checkpoint.directory);
   ProgramOptions options;
   std::vector<LogicalTensor> logical = job->source.state_dict();
-  take_model_dtypes(*job, logical);
-  note_config_dtype(files, *job, checkpoint, logical);
+  job->dtype = request.dtype;
+  OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
+  if (request.dtype) {
+    cast_tensors(*job, logical, {*request.dtype}, config);
+  } else {
+    take_model_dtypes(*job, logical);
+    note_config_dtype(files, *job, checkpoint, logical);
+  }
   options.dropped = plan_target(files, *job, request.target, checkpoint.model ? &*checkpoint.model : nullptr, logical);
   options.check_replicas = request.check_replicas;
   job->program = make_program(job->source, job->target, options);
+  if (request.dtype) write_config_dtype(files, *job, checkpoint.config, std::move(config), *request.dtype);
   carry_companions(files, *job, checkpoint, {job->output_directory, checkpoint.path});
   return job;
 }

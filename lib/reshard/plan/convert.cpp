@@ -14,6 +14,7 @@
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"
+#include "reshard/plan/cast_dtypes.h"
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
@@ -81,17 +82,6 @@ void rename(TensorMap& source, const NameRules& rules, Job& job) {
   source.rename_logical(new_names);
 }
 
-DType dtype_after(const LogicalTensor& tensor, const ConvertRequest& request) {
-  if (!request.dtype) return tensor.dtype;
-  const Integers integers = request.cast_all ? Integers::kAllow : Integers::kRefuse;
-  if (can_cast(tensor.dtype, *request.dtype, integers)) return *request.dtype;
-  if (!request.cast_all && can_cast(tensor.dtype, *request.dtype, Integers::kAllow)) return tensor.dtype;
-  throw Error(ErrorKind::kUnsupported,
-              fmt::format("is {}, which cannot be cast to {}", name(tensor.dtype), name(*request.dtype)))
-      .tensor(tensor.name)
-      .hint("leave it out with `drop`, or do without `dtype`");
-}
-
 /// The elements of all tensors of a state dict.
 std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
   std::uint64_t elems = 0;
@@ -100,61 +90,21 @@ std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
   return elems;
 }
 
-bool is_scale(const std::string& name) {
-  return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with(".scales");
-}
-
-/// The name of the scales beside a quantised weight, as fp8, compressed-tensors, GPTQ and AWQ call them; empty if there
-/// are none.
-std::string scales_of(const TensorMap& source, const std::string& weight) {
-  const std::string module = weight.substr(0, weight.rfind('.') + 1);
-  for (const std::string& name : {weight + "_scale", weight + "_scale_inv", module + "scale", module + "scales"})
-    if (name != weight && source.find_logical(name)) return name;
-  return {};
-}
-
-/// Refuses to cast a quantised weight: without its scales its numbers mean another model.
-void validate_not_quantized(const TensorMap& source, const std::string& weight, DType from, DType to,
-                            const OrderedJson& config) {
-  const DTypeRow& row = describe(from);
-  const bool small_float = row.kind == DTypeClass::kFloat && row.bits <= 8 && from != DType::kF8E8M0;
-  const bool integer = row.kind == DTypeClass::kSigned || row.kind == DTypeClass::kUnsigned;
-  if (!small_float && (!integer || from == to)) return;
-  const std::string scales = scales_of(source, weight);
-  if (scales.empty() && !is_quantized_config(config)) return;
-  throw Error(
-      ErrorKind::kUnsupported,
-      fmt::format("is quantised ({}, {}), and `dtype` does not apply scales: its numbers alone make another model",
-                  row.name, scales.empty() ? "says config.json" : "with " + printable(scales)))
-      .tensor(weight)
-      .hint("do without `dtype`, or dequantise the model first with the tool that quantised it");
-}
-
-Selection select(TensorMap& source, const ConvertRequest& request, const OrderedJson& config, Job& job) {
+Selection select(TensorMap& source, const ConvertRequest& request, Job& job) {
   if (source.logical.empty()) throw Error(ErrorKind::kBadInput, "holds no tensors").in(job.source_directory);
   note_useless_rules(request.names, source, job);
   std::vector<bool> dropped;
   for (const LogicalTensor& tensor : source.logical) dropped.push_back(is_dropped(request.names, tensor.name));
   rename(source, request.names, job);
   Selection selection;
-  bool scaled = false;
   for (std::size_t i = 0; i < source.logical.size(); ++i) {
-    LogicalTensor tensor = source.logical[i];
+    const LogicalTensor& tensor = source.logical[i];
     if (tensor.filler) continue;
-    if (dropped[i]) {
+    if (dropped[i])
       selection.dropped.push_back(tensor.name);
-      continue;
-    }
-    const DType dtype = dtype_after(tensor, request);
-    if (request.dtype) validate_not_quantized(source, tensor.name, tensor.dtype, dtype, config);
-    scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
-    tensor.dtype = dtype;
-    selection.wanted.push_back(std::move(tensor));
+    else
+      selection.wanted.push_back(tensor);
   }
-  if (scaled)
-    job.notes.push_back(
-        "the model is quantised: `dtype` casts its scales and what is not quantised; quantised weights stay as they "
-        "are");
   if (selection.wanted.empty()) throw Error(ErrorKind::kUsage, "`drop` and `keep` leave no tensor");
   if (!selection.dropped.empty())
     job.index_metadata = recounted_metadata(job.index_metadata, elems_of(source.logical), elems_of(selection.wanted));
@@ -231,12 +181,6 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
   return plan_target(files, job, target, &model, selection.wanted, checkpoint.states_or_null());
 }
 
-/// Writes config.json with the dtype that loaders shall take, if it names one.
-void update_config(Files& files, Job& job, const fs::path& file, OrderedJson config, DType dtype) {
-  if (file.empty() || is_in_place(files, file, job.output_directory)) return;
-  if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", file});
-}
-
 /// Where no layout is asked for, but ranks are, those of a sharded source get another mesh.
 const Layout& layout_of_source(Files& files, const ConvertRequest& request, const fs::path& path) {
   const std::string option = rank_option(request.target);
@@ -278,7 +222,8 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   const std::vector<std::string> old_names =
       checkpoint.states.empty() ? std::vector<std::string>{} : names_of(job->source);
-  Selection selection = select(job->source, request, config, *job);
+  Selection selection = select(job->source, request, *job);
+  if (request.dtype) cast_tensors(*job, selection.wanted, {*request.dtype, request.cast_all}, config);
   std::vector<std::string> states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
   if (!request.dtype && !request.target.layout->traits().has_ranks)
@@ -295,7 +240,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
   if (checkpoint.adapter) return job;  // config.json is the base model's
-  if (request.dtype) update_config(files, *job, checkpoint.config, std::move(config), *request.dtype);
+  if (request.dtype) write_config_dtype(files, *job, checkpoint.config, std::move(config), *request.dtype);
   carry_companions(files, *job, checkpoint, {request.output_directory, checkpoint.path});
   return job;
 }

@@ -97,6 +97,7 @@ struct ConsolidateRequest {
   SourceRequest source;
   std::optional<std::filesystem::path> output_directory;  // default: where the shards folder is
   TargetRequest target;                                   // of whole_layout(), which its `layout` may leave out
+  std::optional<DType> dtype;                             // cast tensors of floating dtypes to it
   bool check_replicas = true;
   bool force = false;
 };

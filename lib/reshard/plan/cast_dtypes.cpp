@@ -1,0 +1,80 @@
+#include "reshard/plan/cast_dtypes.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
+#include "reshard/base/error.h"
+#include "reshard/base/json.h"
+#include "reshard/base/strings.h"
+#include "reshard/plan/config_dtype.h"
+#include "reshard/plan/target.h"
+#include "reshard/specs/model_config.h"
+#include "reshard/tensor/cast.h"
+
+namespace reshard {
+namespace {
+
+DType dtype_after(const LogicalTensor& tensor, CastRequest request) {
+  const Integers integers = request.all ? Integers::kAllow : Integers::kRefuse;
+  if (can_cast(tensor.dtype, request.dtype, integers)) return request.dtype;
+  if (!request.all && can_cast(tensor.dtype, request.dtype, Integers::kAllow)) return tensor.dtype;
+  throw Error(ErrorKind::kUnsupported,
+              fmt::format("is {}, which cannot be cast to {}", name(tensor.dtype), name(request.dtype)))
+      .tensor(tensor.name)
+      .hint("leave it out with `drop`, or do without `dtype`");
+}
+
+bool is_scale(const std::string& name) {
+  return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with(".scales");
+}
+
+/// The name of the scales beside a quantised weight, as fp8, compressed-tensors, GPTQ and AWQ call them; empty if there
+/// are none.
+std::string scales_of(const TensorMap& source, const std::string& weight) {
+  const std::string module = weight.substr(0, weight.rfind('.') + 1);
+  for (const std::string& name : {weight + "_scale", weight + "_scale_inv", module + "scale", module + "scales"})
+    if (name != weight && source.find_logical(name)) return name;
+  return {};
+}
+
+/// Refuses to cast a quantised weight: without its scales its numbers mean another model.
+void validate_not_quantized(const TensorMap& source, const std::string& weight, DType from, DType to,
+                            const OrderedJson& config) {
+  const DTypeRow& row = describe(from);
+  const bool small_float = row.kind == DTypeClass::kFloat && row.bits <= 8 && from != DType::kF8E8M0;
+  const bool integer = row.kind == DTypeClass::kSigned || row.kind == DTypeClass::kUnsigned;
+  if (!small_float && (!integer || from == to)) return;
+  const std::string scales = scales_of(source, weight);
+  if (scales.empty() && !is_quantized_config(config)) return;
+  throw Error(
+      ErrorKind::kUnsupported,
+      fmt::format("is quantised ({}, {}), and `dtype` does not apply scales: its numbers alone make another model",
+                  row.name, scales.empty() ? "says config.json" : "with " + printable(scales)))
+      .tensor(weight)
+      .hint("do without `dtype`, or dequantise the model first with the tool that quantised it");
+}
+
+}  // namespace
+
+void cast_tensors(Job& job, std::vector<LogicalTensor>& wanted, CastRequest request, const OrderedJson& config) {
+  bool scaled = false;
+  for (LogicalTensor& tensor : wanted) {
+    const DType dtype = dtype_after(tensor, request);
+    validate_not_quantized(job.source, tensor.name, tensor.dtype, dtype, config);
+    scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
+    tensor.dtype = dtype;
+  }
+  if (scaled)
+    job.notes.push_back(
+        "the model is quantised: `dtype` casts its scales and what is not quantised; quantised weights stay as they "
+        "are");
+}
+
+void write_config_dtype(Files& files, Job& job, const std::filesystem::path& file, OrderedJson config, DType dtype) {
+  if (file.empty() || is_in_place(files, file, job.output_directory)) return;
+  if (set_config_dtype(config, dtype)) job.text_files.push_back({kConfigFile, json_text(config, 2) + "\n", file});
+}
+
+}  // namespace reshard

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "reshard/base/json_fwd.h"
+#include "reshard/io/files.h"
+#include "reshard/plan/job.h"
+
+namespace reshard {
+
+/// The dtype that a user asks for.
+struct CastRequest {
+  DType dtype = DType::kF32;
+  bool all = false;  // integers and booleans are cast, too, and not floating tensors alone
+};
+
+/// Gives the `wanted` tensors of the job's source the dtype that is asked for. `config` is the model's config.json, or
+/// null; scales that are cast are noted.
+/// \throws Error kUnsupported, naming the tensor, for a dtype that cannot be cast, and for quantised weights.
+void cast_tensors(Job& job, std::vector<LogicalTensor>& wanted, CastRequest request, const OrderedJson& config);
+
+/// Writes `config`, which is that at `file`, with the dtype that loaders shall take, if it names one and is not the
+/// file in the output itself.
+void write_config_dtype(Files& files, Job& job, const std::filesystem::path& file, OrderedJson config, DType dtype);
+
+}  // namespace reshard
