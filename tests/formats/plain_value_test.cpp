@@ -1,5 +1,7 @@
 #include "reshard/formats/plain_value.h"
 
+#include <cmath>
+
 #include "reshard/formats/torch_file.h"
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"
@@ -65,6 +67,24 @@ TEST_CASE("a list that holds itself is refused as a plain value") {
 TEST_CASE("plain values are printed as Python prints them") {
   CHECK(to_string(read(test::pickles::list({"N", "\x88", "K\x07", "G?\xd0" + std::string(6, '\0')}))) ==
         "[None, True, 7, 0.25]");
+  CHECK(to_string(PlainValue{1.0}) == "1.0");
+  CHECK(to_string(PlainValue{-0.0}) == "-0.0");
+  CHECK(to_string(PlainValue{1e-8}) == "1e-08");
+  CHECK(to_string(PlainValue{std::nan("")}) == "nan");
+}
+
+TEST_CASE("plain values are equal if their types and values are, and a NaN is equal to any other") {
+  CHECK(PlainValue{1.0} == PlainValue{1.0});
+  CHECK_FALSE(PlainValue{1.0} == PlainValue{std::int64_t{1}});
+  CHECK_FALSE(PlainValue{true} == PlainValue{std::int64_t{1}});
+  const PlainValue nan{PlainValue::List{{std::nan("")}}};
+  CHECK(nan == PlainValue{PlainValue::List{{-std::nan("")}}});
+  CHECK_FALSE(nan == PlainValue{PlainValue::List{{0.0}}});
+}
+
+TEST_CASE("the number of plain values counts those inside") {
+  CHECK(num_values({}) == 1);
+  CHECK(num_values(all_kinds()) == 14);
 }
 
 }  // namespace

@@ -124,6 +124,11 @@ TEST_CASE("Files of an optimizer that contradict themselves are refused with the
   refused(with("shape_info", by_id({{0, number(5)}})), "in the place of the shape of id 0");
   refused(with("shape_info", by_id({{0, numbers({5, 2})}})), "id 1 has no shape, but the shape [5, 2]");
   refused(with("sharded_master_weights", by_id({{1, number(1)}})), "is an int, not a tensor");
+  // One list of many values, under two names, is more than the file has.
+  const std::string many = numbers(std::vector<std::int64_t>(60'000, 7)) + "q\x01";
+  refused(with("param_groups", list({dict({{"a", many}, {"b", "h\x01"}, {"c", "h\x01"}, {"params", numbers({0})}}),
+                                     group(number(0), {1})})),
+          "holds the same values many times over");
   write_file(optimizer.file(1), torch_zip(stream(number(1)), {}));
   optimizer.check_refused(optimizer.file(1), "holds an int, not a dict");
 }
@@ -138,6 +143,10 @@ TEST_CASE("Ranks of an optimizer that are not of one checkpoint are refused with
   const std::string state = dict({{"step", number(3)}, {"exp_avg", rows(3)}});
   refused(with("base_state", by_id({{0, state}, {1, other_step}})),
           "id 1 has F32 exp_avg, step = 4, but F32 exp_avg, step = 3 in dp_rank_00_tp_rank_00_pp_rank_00.pt");
+  const std::string step_as_float =
+      dict({{"step", std::string("G@\x08") + std::string(6, '\0')}, {"exp_avg", rows(3)}});
+  refused(with("base_state", by_id({{0, state}, {1, step_as_float}})),
+          "id 1 has F32 exp_avg, step = 3.0, but F32 exp_avg, step = 3 in");
   refused(with("base_state", by_id({{0, state}})), "id 1 has nothing, but");
   refused(with("param_groups", list({group(number(2), {0}), group(number(0), {1})})),
           "its parameter group 0 has {lr: 1, weight_decay: 2}, unlike dp_rank_00_tp_rank_00_pp_rank_00.pt");

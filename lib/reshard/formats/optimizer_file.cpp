@@ -122,7 +122,7 @@ class OptimizerReader {
         throw Error(ErrorKind::kUnsupported, fmt::format("{} of {} is a tensor, not a plain value", name, what))
             .in(path_)
             .hint("save the checkpoint with a hyperparameter that is a number");
-      group.values.emplace_back(name, read_plain_value(pickle_, value, fmt::format("{} of {}", name, what), path_));
+      group.values.emplace_back(name, plain_value(value, fmt::format("{} of {}", name, what)));
       keys.push_back(key);
     }
     refuse_twins(pickle_, std::move(keys), what, path_);
@@ -173,7 +173,15 @@ class OptimizerReader {
       entry.tensors.back().name = std::move(name);
       return;
     }
-    entry.numbers.emplace_back(std::move(name), read_plain_value(pickle_, node, full, path_));
+    entry.numbers.emplace_back(std::move(name), plain_value(node, full));
+  }
+
+  /// A file may hold one large value under many names: all that is read is not much more than it has.
+  PlainValue plain_value(PickleRef node, const std::string& what) {
+    PlainValue value = read_plain_value(pickle_, node, what, path_);
+    values_ += num_values(value);
+    if (values_ > pickle_.num_nodes() + kMaxPlainValues) throw bad("holds the same values many times over");
+    return value;
   }
 
   bool is_tensor(PickleRef node) const { return is_xser_reference(pickle_, node) || torch_.is_tensor(node); }
@@ -219,6 +227,7 @@ class OptimizerReader {
   XserTensors tensors_;
   std::vector<PicklePair> root_;
   std::size_t states_ = 0;
+  std::size_t values_ = 0;
   OptimizerFile file_;
 };
 

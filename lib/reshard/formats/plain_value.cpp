@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "reshard/base/error.h"
@@ -93,6 +94,9 @@ PlainValue& PlainValue::operator=(PlainValue&& other) noexcept = default;
 PlainValue::~PlainValue() = default;
 
 bool operator==(const PlainValue& a, const PlainValue& b) {
+  const auto* const real_a = std::get_if<double>(&a.value);
+  const auto* const real_b = std::get_if<double>(&b.value);
+  if (real_a != nullptr && real_b != nullptr && std::isnan(*real_a) && std::isnan(*real_b)) return true;
   return a.value == b.value;
 }
 
@@ -136,6 +140,15 @@ std::string plain_value_file(const std::string& archive, const PlainValue& value
   return std::move(zip.finish().front().bytes);
 }
 
+std::size_t num_values(const PlainValue& value) {
+  std::size_t count = 1;
+  if (const auto* const list = std::get_if<PlainValue::List>(&value.value))
+    for (const PlainValue& item : *list) count += num_values(item);
+  if (const auto* const dict = std::get_if<PlainValue::Dict>(&value.value))
+    for (const auto& [key, item] : *dict) count += num_values(item);
+  return count;
+}
+
 std::string to_string(const PlainValue& value) {
   const auto joined = [](const auto& items, const auto& text_of) {
     std::string text;
@@ -147,7 +160,11 @@ std::string to_string(const PlainValue& value) {
         using Kind = std::decay_t<decltype(it)>;
         if constexpr (std::is_same_v<Kind, std::monostate>) return "None";
         if constexpr (std::is_same_v<Kind, bool>) return it ? "True" : "False";
-        if constexpr (std::is_same_v<Kind, std::int64_t> || std::is_same_v<Kind, double>) return fmt::format("{}", it);
+        if constexpr (std::is_same_v<Kind, std::int64_t>) return fmt::format("{}", it);
+        if constexpr (std::is_same_v<Kind, double>) {
+          std::string text = fmt::format("{}", it);
+          return text.find_first_not_of("-0123456789") == text.npos ? text + ".0" : text;
+        }
         if constexpr (std::is_same_v<Kind, std::string>) return printable(it);
         if constexpr (std::is_same_v<Kind, PlainValue::List>)
           return "[" + joined(it, [](const PlainValue& item) { return to_string(item); }) + "]";

@@ -31,6 +31,7 @@ struct PlainValue {
   PlainValue& operator=(PlainValue&& other) noexcept;
   ~PlainValue();
 
+  /// The same type and value: 1 and 1.0 differ. A NaN is equal to any other.
   friend bool operator==(const PlainValue& a, const PlainValue& b);
 };
 
@@ -48,7 +49,10 @@ void put_plain_value(Pickler& pickler, const PlainValue& value);
 /// The file that torch.save makes of the value alone (torch/serialization.py), as DCP's items of objects are.
 std::string plain_value_file(const std::string& archive, const PlainValue& value);
 
-/// As Python prints it: "[0.9, 0.95]", "None".
+/// The value itself and all that lists and dicts in it hold.
+std::size_t num_values(const PlainValue& value);
+
+/// As Python prints it: "[0.9, 0.95]", "None", "1.0".
 std::string to_string(const PlainValue& value);
 
 }  // namespace reshard
