@@ -82,6 +82,7 @@ Document optimizer_document(const OptimizerSummary& optimizer) {
   for (const OptimizerSummary::Group& group : optimizer.groups)
     json["groups"].push_back({{"parameters", group.parameters}, {"values", value_document({group.values})}});
   if (!optimizer.incomplete.empty()) json["incomplete"] = optimizer.incomplete;
+  if (!optimizer.unnamed.empty()) json["unnamed"] = with_options(optimizer.unnamed);
   return json;
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "fold.h"
+#include "option_names.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/specs/adapter_metadata.h"
@@ -84,6 +85,8 @@ std::string optimizer_text(const OptimizerSummary& optimizer) {
         "\n";
   }
   if (!optimizer.incomplete.empty()) all += wrap("  the states cannot be restored: " + optimizer.incomplete, 4) + "\n";
+  if (!optimizer.unnamed.empty())
+    all += wrap("  which parameters these are is not known: " + with_options(printable(optimizer.unnamed)), 4) + "\n";
   return all;
 }
 

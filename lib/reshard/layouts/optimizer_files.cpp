@@ -64,7 +64,17 @@ void validate_groups(const OptimizerFile& file, const OptimizerFile& first, bool
   }
 }
 
-/// A state by its name, with all that has to be equal on all ranks that hold a part of it.
+/// What has to be equal on all ranks that hold a part of an entry.
+bool has_same_facts(const OptimizerEntry& a, const OptimizerEntry& b) {
+  const auto same = [](const TensorEntry& one, const TensorEntry& other) {
+    return one.name == other.name && one.dtype == other.dtype;
+  };
+  return std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(), same) &&
+         a.numbers == b.numbers && a.master.has_value() == b.master.has_value() &&
+         (!a.master || a.master->dtype == b.master->dtype);
+}
+
+/// The same as text.
 std::string facts_of(const OptimizerEntry& entry) {
   std::string facts;
   for (const TensorEntry& tensor : entry.tensors) facts += fmt::format(" {} {},", name(tensor.dtype), tensor.name);
@@ -85,7 +95,7 @@ void validate_entries(const OptimizerFile& file, const OptimizerFile& first) {
           .in(file.path)
           .hint(kMixed);
     };
-    if (facts_of(own) != facts_of(other)) fail(facts_of(own), facts_of(other));
+    if (!has_same_facts(own, other)) fail(facts_of(own), facts_of(other));
     const auto shape_text = [](const OptimizerEntry& entry) {
       return entry.shape ? " the shape " + to_string(*entry.shape) : std::string(" no shape");
     };
@@ -101,15 +111,21 @@ void for_each_shared(const OptimizerEntry& entry, Use&& use) {
   if (entry.master && !entry.master->shape.empty()) use(*entry.master, true);
 }
 
+/// Over how many of `dp` data-parallel ranks the rows of an entry are shared: those of experts are shared by the ranks
+/// that have these experts.
+std::uint64_t shards_of(const OptimizerFiles& of, const OptimizerFile& file, std::size_t entry, std::uint64_t dp) {
+  return entry >= file.first_of_group(file.first_expert_group) ? dp / of.ep : dp;
+}
+
 /// Of how many ranks every shard of the file may be one: the first such number beyond those that are there.
-std::optional<std::uint64_t> likely_ranks(const OptimizerFile& file, std::uint64_t there) {
-  for (std::uint64_t count = there + 1; count <= 4096; ++count) {
+std::optional<std::uint64_t> likely_ranks(const OptimizerFiles& of, const OptimizerFile& file) {
+  for (std::uint64_t count = of.dp + of.ep; count <= 4096; count += of.ep) {
     bool fits = true;
     for (std::size_t e = 0; e < file.entries.size() && fits; ++e) {
       const OptimizerEntry& entry = file.entries[e];
       for_each_shared(entry, [&](const TensorEntry& tensor, bool) {
-        fits =
-            fits && entry.shape && !entry.shape->empty() && tensor.shape[0] == rows_per_shard((*entry.shape)[0], count);
+        fits = fits && entry.shape && !entry.shape->empty() &&
+               tensor.shape[0] == rows_per_shard((*entry.shape)[0], shards_of(of, file, e, count));
       });
     }
     if (fits) return count;
@@ -125,7 +141,7 @@ Dims expected_shape(const OptimizerFiles& of, const OptimizerFile& file, std::ui
 Error wrong_rows(const OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, const TensorEntry& tensor,
                  const Dims& expected) {
   const OptimizerEntry& of_entry = file.entries[entry];
-  const auto ranks = likely_ranks(file, of.dp);
+  const auto ranks = likely_ranks(of, file);
   return Error(ErrorKind::kBadInput,
                fmt::format("{} of {} has the shape {}, but by shape_info {} over {} data-parallel ranks it has {}",
                            tensor.name, name_of_entry(file, entry), to_string(tensor.shape), to_string(*of_entry.shape),
@@ -158,7 +174,7 @@ void validate_rows(OptimizerFiles& of) {
           drops_master = true;
           return;
         }
-        if (!ranks && of.dp == 1 && !of.is_full) ranks = likely_ranks(file, 1);
+        if (!ranks && of.dp == 1 && !of.is_full) ranks = likely_ranks(of, file);
         if (!ranks) throw wrong_rows(of, file, e, tensor, expected);
         if (of.incomplete.empty())
           of.incomplete = fmt::format(
@@ -220,9 +236,8 @@ std::vector<OptimizerFileName> list_optimizer_files(Files& files, const fs::path
 ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,
                           std::uint32_t dp_rank) {
   if (files.form() == OptimizerFile::Form::kWhole) return {};
-  const bool is_expert = entry >= file.first_of_group(file.first_expert_group);
-  if (!is_expert || files.ep == 1) return {files.dp, dp_rank};
-  return {files.dp / files.ep, dp_rank / files.ep};
+  const std::uint64_t count = shards_of(files, file, entry, files.dp);
+  return {count, dp_rank / (files.dp / count)};
 }
 
 OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const std::vector<OptimizerFileName>& names,
@@ -259,7 +274,7 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
     if (same_stage) validate_entries(of.all.back(), first);
     of.has_masters = of.has_masters || of.all.back().has_masters;
   }
-  if (of.all.front().first_expert_group < of.all.front().groups.size() && of.ep > 1 && of.dp % of.ep != 0)
+  if (of.dp % of.ep != 0)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} data-parallel ranks cannot share {} expert-parallel ranks", of.dp, of.ep))
         .in(folder)

@@ -122,9 +122,9 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
     Candidate candidate{rule, {}};
     std::optional<Error> wrong;
     bool is_shape = false;
-    for (std::uint32_t pp_rank = 0; pp_rank < files.pp && !wrong; ++pp_rank) {
-      const OptimizerFile& file = files.of(pp_rank, 0, 0);
-      const Numbered numbered = number(parameters[pp_rank], rule, file, model_type);
+    for (std::uint32_t i = 0; i < files.pp * files.ep && !wrong; ++i) {
+      const OptimizerFile& file = files.of(i / files.ep, 0, i % files.ep);
+      const Numbered numbered = number(parameters[i], rule, file, model_type);
       wrong = misfit_of_sizes(file, numbered, rule);
       is_shape = !wrong;
       if (!wrong) wrong = misfit_of_shapes(file, numbered, rule);

@@ -47,8 +47,8 @@ struct LocalParameter {
   bool is_expert = false;  // of experts that are spread over ranks
 };
 
-/// The names of the optimizer's entries, by pipeline rank: those of `parameters` (by pipeline rank, in the order of the
-/// model's files) in the order of the rule that fits all files, or of the one that was `chosen`.
+/// The names of the optimizer's entries, [pp_rank × ep + ep_rank]: those of `parameters` (of the same ranks, in the order
+/// of the model's files) in the order of the rule that fits all files, or of the one that was `chosen`.
 /// \throws Error kBadInput, naming a file and the numbers, if no rule fits; kUsage, naming the option, if several do and
 ///         give different names.
 std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& files,

@@ -98,8 +98,12 @@ void for_each_entry(const OptimizerFiles& files, Use&& use) {
       use(i / (files.tp * files.dp), i / files.dp % files.tp, i % files.dp, i, e);
 }
 
-bool is_expert(const OptimizerFile& file, std::uint32_t entry) {
-  return entry >= file.first_of_group(file.first_expert_group);
+/// The expert-parallel rank whose parameters an entry is of, in the file of a data-parallel rank: of ZeRO-1, experts
+/// alone are (NxD's optimizer/zero_redundancy_optimizer.py); else each such rank has a file of all that it holds.
+std::uint32_t ep_rank_of(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,
+                         std::uint32_t dp_rank) {
+  const bool is_expert = entry >= file.first_of_group(file.first_expert_group);
+  return is_expert || files.form() == OptimizerFile::Form::kWhole ? dp_rank % files.ep : 0;
 }
 
 /// Collects the parts of a state over all files: those that `tensor_of` finds in an entry.
@@ -123,8 +127,9 @@ class StateParts {
           names.try_emplace(entry, fmt::format("{}.{}{}", where, entry, state.empty() ? "" : "." + state))
               .first->second;
       const std::uint64_t begin = tensor->shape.empty() ? 0 : tensor->shape[0] * share.number;
-      const std::uint32_t ep_rank = is_expert(file, entry) ? dp_rank % files.ep : 0;
-      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, tp_rank, optimizer_.names[pp_rank][entry])) {
+      const std::uint32_t ep_rank = ep_rank_of(files, file, entry, dp_rank);
+      const std::string& parameter = optimizer_.names_of(pp_rank, ep_rank)[entry];
+      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, tp_rank, parameter)) {
         validate_shape(*tensor, file, entry, local, share);
         parts.push_back({tensor, optimizer_.first_files[index], local, begin, name});
       }
@@ -279,7 +284,7 @@ class StatesMaker {
   std::vector<std::string> parameters_of(std::uint32_t pp_rank, std::uint32_t entry) const {
     std::vector<std::string> names;
     for (std::uint32_t ep_rank = 0; ep_rank < optimizer_.files.ep; ++ep_rank)
-      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, 0, optimizer_.names[pp_rank][entry]))
+      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, 0, optimizer_.names_of(pp_rank, ep_rank)[entry]))
         for (const std::uint32_t logical : locals_.logical_of(local)) {
           const std::string& name = model_.logical[logical].name;
           if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
@@ -364,18 +369,11 @@ bool is_of_earlier_stage(const TensorMap& model, const std::string& name, std::u
 
 }  // namespace
 
-ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
-                                        Checkpoint& checkpoint, const OptionValues& options) {
-  const auto names = list_optimizer_files(files, folder);
-  if (names.empty())
-    throw Error(ErrorKind::kBadInput, "holds no files of an optimizer")
-        .in(checkpoint.path)
-        .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
-  ShardedOptimizer optimizer{read_optimizer_files(files, folder, names, shards), {}, {}};
-  std::unordered_map<std::string, const StoredTensor*> stored;
-  std::vector<std::vector<LocalParameter>> parameters(shards.pp);
+std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, const ShardedCheckpoint& shards,
+                                                   const Checkpoint& checkpoint, const OptionValues& options) {
+  std::vector<std::vector<LocalParameter>> parameters;
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
-    std::unordered_set<std::string> listed, tied;
+    std::unordered_set<std::string> tied;
     std::unordered_map<std::string, const StoredTensor*> own;
     for (const StoredTensor& tensor : checkpoint.map.stored)
       if (checkpoint.map.files[tensor.file].pp_rank == pp_rank) own.emplace(tensor.name.text(), &tensor);
@@ -385,15 +383,28 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
     for (const TiedParameter& one : ties)
       if (own.count(one.source))
         tied.insert(is_of_earlier_stage(checkpoint.map, one.source, pp_rank) ? one.source : one.name);
-    for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank)
+    for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank) {
+      std::vector<LocalParameter>& of_rank = parameters.emplace_back();
       for (const TensorEntry& tensor : shards.files[pp_rank][std::size_t{ep_rank} * shards.tp].tensors) {
         const auto found = own.find(tensor.name);
         const bool is_buffer = tensor.name.ends_with(".inv_freq");  // of rotary embeddings: none is trained
-        if (found == own.end() || is_buffer || tied.count(tensor.name) || !listed.insert(tensor.name).second) continue;
-        parameters[pp_rank].push_back({tensor.name, tensor.shape, found->second->expert_parallel});
+        if (found == own.end() || is_buffer || tied.count(tensor.name)) continue;
+        of_rank.push_back({tensor.name, tensor.shape, found->second->expert_parallel});
       }
+    }
   }
-  optimizer.names = names_of_entries(optimizer.files, parameters, chosen_group_rule(options), checkpoint.model_type);
+  return names_of_entries(files, parameters, chosen_group_rule(options), checkpoint.model_type);
+}
+
+ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
+                                        Checkpoint& checkpoint, const OptionValues& options) {
+  const auto names = list_optimizer_files(files, folder);
+  if (names.empty())
+    throw Error(ErrorKind::kBadInput, "holds no files of an optimizer")
+        .in(checkpoint.path)
+        .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
+  ShardedOptimizer optimizer{read_optimizer_files(files, folder, names, shards), {}, {}};
+  optimizer.names = name_entries(optimizer.files, shards, checkpoint, options);
   optimizer.first_files = add_optimizer_files(checkpoint.map, optimizer.files);
   return optimizer;
 }
@@ -417,7 +428,8 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& mo
       });
   for (StatePart& part : parts) part.name = local.stored[part.local].name;
   std::vector<bool> used(model.stored.size(), true);
-  for (const StatePart& part : parts)
+  for (const StatePart& part : parts) {
+    used[part.local] = false;  // even if it holds padding alone
     for (const std::uint32_t l : locals.logical_of(part.local)) {
       LogicalTensor& tensor = model.logical[l];
       if (!model.pieces[l].empty()) {
@@ -429,6 +441,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& mo
         tensor.model_dtype = casts ? std::optional(wanted) : std::nullopt;
       }
     }
+  }
   std::size_t others = 0;
   for (std::size_t l = 0; l < model.logical.size(); ++l) {
     if (model.logical[l].filler || model.pieces[l].empty()) continue;

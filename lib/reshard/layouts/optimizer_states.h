@@ -21,8 +21,19 @@ struct Checkpoint;
 struct ShardedOptimizer {
   OptimizerFiles files;
   std::vector<std::uint32_t> first_files;       // in the map of the model, the first of each of the optimizer's files
-  std::vector<std::vector<std::string>> names;  // of entries, by pipeline rank: what the model's files call them
+  std::vector<std::vector<std::string>> names;  // as of names_of_entries
+
+  /// What the model's files call the entries in the file of a rank.
+  const std::vector<std::string>& names_of(std::uint32_t pp_rank, std::uint32_t ep_rank) const {
+    return names[std::size_t{pp_rank} * files.ep + ep_rank];
+  }
 };
+
+/// The names of the entries, as of names_of_entries: those of the files of the model, which `shards` and the map of
+/// `checkpoint` describe. `options` may say by which rule (kOptimizerGroups).
+/// \throws Error as names_of_entries.
+std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, const ShardedCheckpoint& shards,
+                                                   const Checkpoint& checkpoint, const OptionValues& options);
 
 /// Reads the headers of the optimizer's files in `folder` and finds the names of their entries. `checkpoint` has the map
 /// of the model that `shards` hold, which the files join.

@@ -37,6 +37,7 @@ struct OptimizerSummary {
   bool has_masters = false;
   std::optional<double> step;  // of the first parameter of the first file that has one
   std::string incomplete;      // why the states cannot be restored, as a clause; empty where they can
+  std::string unnamed;         // why nobody can tell which parameter a state is of, as clauses; empty where it is known
 };
 
 /// Reads the step; all else is in `optimizer`.

@@ -73,17 +73,32 @@ void validate_model(const Checkpoint& checkpoint, const ShardedCheckpoint& shard
       .hint(hint_for_model(checkpoint));
 }
 
+/// Why the entries of the optimizer have no names; empty if they have.
+std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheckpoint& shards,
+                             const OptionValues& options, const Checkpoint& checkpoint) {
+  try {
+    name_entries(optimizer, shards, checkpoint, options);
+    return {};
+  } catch (const Error& error) {
+    return fmt::format("{}; {}", error.what(), error.hint());
+  }
+}
+
 /// What the optimizer's files hold, for who looks at the checkpoint; what is wrong with them is no error here.
-void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
+                       const OptionValues& options, Checkpoint& checkpoint) {
   try {
     const auto names = list_optimizer_files(files, folder);
     if (names.empty()) return;
     BesideModel& beside = checkpoint.beside_model.emplace();
-    beside.summary = summarize_optimizer(files, read_optimizer_files(files, folder, names, shards));
+    const OptimizerFiles optimizer = read_optimizer_files(files, folder, names, shards);
+    beside.summary = summarize_optimizer(files, optimizer);
     for (const OptimizerSummary::State& state : beside.summary->states) {
       beside.optimizer.tensors += state.tensors;
       beside.optimizer.bytes += state.bytes;
     }
+    if (optimizer.incomplete.empty())
+      beside.summary->unnamed = problem_of_names(optimizer, shards, options, checkpoint);
   } catch (const Error& error) {
     if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
     checkpoint.beside_model->unreadable = error.what();
@@ -97,7 +112,7 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   if (!folder) return;
   const bool masters = wants_master_weights(context.options) || shards.lacks_weights;
   checkpoint.leaves_states = !context.with_optimizer && files.is_directory(*folder);
-  if (context.looks_at_optimizer) look_at_optimizer(files, *folder, shards, checkpoint);
+  if (context.looks_at_optimizer) look_at_optimizer(files, *folder, shards, context.options, checkpoint);
   if (!masters && !context.with_optimizer) return;
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, *folder, shards, checkpoint, context.options);
   if (!checkpoint.beside_model) checkpoint.beside_model.emplace();

@@ -323,6 +323,7 @@ void add_source_rank(TensorMap& map, const Container& file, RankId rank, const S
       stored.tied = rule.tied || !found->second.tied_to.empty();
       if (stored.tied) stored.label = PartitionLabel::kTied;
       stored.replicated = rule.is_replicated() && !stored.tied;
+      stored.expert_parallel = rule.expert_parallel;
       return index;
     };
     if (!rule.one_of_parts) {
