@@ -271,9 +271,9 @@ namespace {
 /// What NxD saves beside a step's model and optimizer, and its trainer reads back.
 constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt"};
 
-/// Takes the trainer's files along where the optimizer goes to such a trainer again. They are not opened.
+/// Takes the trainer's files along where the optimizer goes along. They are not opened.
 void carry_trainer_files(Files& files, Job& job, const Checkpoint& source) {
-  if (source.states.of.empty() || !source.has_mesh() || !job.layout->traits().writes_groups) return;
+  if (source.states.empty() || !job.layout->traits().writes_states) return;
   for (const char* name : kTrainerFiles)
     for (const fs::path& directory : {source.path, source.directory}) {
       if (!files.is_file(directory / name)) continue;
