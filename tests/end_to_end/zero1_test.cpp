@@ -200,6 +200,29 @@ TEST_CASE("Without another number, states are spread over as many data-parallel 
   CHECK(error.path() == (temp / "out/optim").string());
 }
 
+TEST_CASE("States of every case are the same on another mesh") {
+  for (const fs::path& golden_case : golden_cases("zero1")) {
+    const std::string name = golden_case.filename().string();
+    if (name == kIncomplete) continue;
+    DYNAMIC_SECTION(name) {
+      const TempDir temp;
+      ConvertRequest request = convert_request(saved(golden_case), temp / "out");
+      request.source.config = golden_case / "original";
+      request.source.with_optimizer = true;
+      request.target.layout = layout_named("nxd");
+      request.target.tp = 2;
+      request.target.pp = 1;
+      request.target.options.set_number("dp", 3);
+      execute(*plan_convert(request), unsynced());
+      Checkpoint checkpoint = read_checkpoint(temp / "out", with_optimizer(golden_case));
+      json found = describe_states(checkpoint), expected = golden_of(golden_case).at("logical");
+      if (!expected.front().contains("master"))
+        for (json& states : found) CHECK(states.erase("master") == 1);
+      CHECK(found == expected);
+    }
+  }
+}
+
 TEST_CASE("Master weights are the model's where they are asked for, and where there are no others") {
   for (const fs::path& golden_case : golden_cases("zero1")) {
     const std::string name = golden_case.filename().string();
