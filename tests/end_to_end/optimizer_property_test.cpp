@@ -95,6 +95,7 @@ TEST_CASE("States go from any mesh, layout and format to any other, and come bac
     };
     convert(request_from(temp / "first", temp / "second", second));
     check_written(temp / "second", run, second);
+    if (run.states.count("master") > 0) continue;  // which torch's optimizers do not have
 
     ConvertRequest to_dcp = request_from(temp / "first", temp / "dcp2", first);
     to_dcp.target = {};

@@ -92,8 +92,11 @@ TrainingRun random_training(Random& random, const TinyModel& model) {
   run.weights = random_tensors(model, random, random() % 2 ? DType::kBF16 : DType::kF32);
   run.has_two_groups = random() % 3 > 0;
   run.state_dtype = random() % 4 == 0 ? DType::kF64 : DType::kF32;
+  const bool has_masters = random() % 3 == 0, lacks_states = random() % 3 == 0;
   for (const auto& [name, data] : run.weights) {
     if (group_of(run, name) < 0) continue;
+    if (has_masters) run.states["master"][name] = random_tensor(random, run.state_dtype, data.shape);
+    if (lacks_states && name == "model.norm.weight") continue;
     run.states["step"][name] = {DType::kF32, {}, std::string("\0\0\x40\x40", 4)};  // 3
     for (const char* state : {"exp_avg", "exp_avg_sq"})
       run.states[state][name] = random_tensor(random, run.state_dtype, data.shape);
@@ -167,11 +170,12 @@ std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, cons
       };
       for (std::size_t id = 0; id < order.size(); ++id) {
         const std::string key = fmt::format("int {}", id), in_base = fmt::format("base_state/{}/", id);
+        shapes[key] = tensor_json(held.at(order[id]))["shape"];
+        masters[key] = add(fmt::format("sharded_master_weights/{}", id), local.at("master").at(rank).at(order[id]));
+        if (order[id] == "model.norm.weight" && run.states.at("step").count(order[id]) == 0) continue;
         base[key]["step"] = tensor_json(tree.tensors[in_base + "step"] = run.states.at("step").begin()->second);
         for (const char* state : {"exp_avg", "exp_avg_sq"})
           base[key][state] = add(in_base + state, local.at(state).at(rank).at(order[id]));
-        shapes[key] = tensor_json(held.at(order[id]))["shape"];
-        masters[key] = add(fmt::format("sharded_master_weights/{}", id), local.at("master").at(rank).at(order[id]));
       }
       for (std::size_t g = 0; g < run.groups.size(); ++g) {
         Json group = run.groups[g];

@@ -18,7 +18,8 @@ namespace reshard::test {
 struct TrainingRun {
   TinyModel model;
   TensorMap weights;
-  /// By state ("exp_avg", "master"), then by parameter. Each step is one number of 0 dims.
+  /// By state ("exp_avg", "master"), then by parameter. Each step is one number of 0 dims. One parameter may have none:
+  /// it never had a gradient.
   std::map<std::string, TensorMap> states;
   std::vector<nlohmann::ordered_json> groups;  // hyperparameters
   bool has_two_groups = false;                 // norms and biases are in the second
