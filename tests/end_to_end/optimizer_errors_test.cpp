@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "reshard/formats/plain_value.h"
+#include "reshard/layouts/checkpoint.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
@@ -212,6 +213,26 @@ TEST_CASE("States of another shape than their parameter's are refused, whichever
     CHECK_THAT(error.what(),
                Says(wrong == std::string("exp_avg") ? "id 1 has the shape [" : "exp_avg_sq of id 1 has the shape ["));
   }
+}
+
+TEST_CASE("Who looks at a checkpoint is told where nobody can tell which parameters its optimizer's states are of") {
+  const Trained trained;
+  ConvertRequest request = trained.request();
+  convert(request);
+  ReadContext context;
+  context.looks_at_optimizer = true;
+  const auto unnamed = [&] { return read_checkpoint(trained.temp / "out", context).beside_model->summary->unnamed; };
+  CHECK(unnamed().empty());
+  // The optimizer of a model with a layer less.
+  Trained other;
+  other.model.layers = 1;
+  std::erase_if(other.tensors, [](const auto& tensor) { return tensor.first.find(".layers.1.") != std::string::npos; });
+  std::erase_if(other.groups[0], [](const std::string& name) { return name.find(".layers.1.") != name.npos; });
+  convert(other.request());
+  fs::remove_all(trained.temp / "out/optim");
+  fs::copy(other.temp / "out/optim", trained.temp / "out/optim");
+  CHECK_THAT(unnamed(), Says("parameters, but by rule"));
+  CHECK_THAT(unnamed(), Says("no rule of `optimizer-groups` fits"));
 }
 
 }  // namespace

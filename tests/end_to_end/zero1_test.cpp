@@ -247,6 +247,26 @@ TEST_CASE("Master weights are the model's where they are asked for, and where th
   }
 }
 
+TEST_CASE("Master weights are cast to the dtype that is asked for, and config.json names it") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
+  const TempDir temp;
+  ConsolidateRequest request;
+  request.source.path = saved(golden_case);
+  request.source.config = golden_case / "original";
+  request.source.options.set("weights", "master");
+  request.output_directory = temp / "master";
+  consolidate(request);
+  request.output_directory = temp / "cast";
+  request.dtype = DType::kF16;
+  consolidate(request);
+  ConvertRequest convert_request = test::convert_request(temp / "master", temp / "expected");
+  convert_request.dtype = DType::kF16;
+  convert(convert_request);
+  CHECK(describe_tensors(read_whole(temp / "cast")) == describe_tensors(read_whole(temp / "expected")));
+  CHECK(read_whole(temp / "cast").begin()->second.dtype == DType::kF16);
+  CHECK(read_file(temp / "cast/config.json") == read_file(temp / "expected/config.json"));
+}
+
 TEST_CASE("States with padding on the way of ZeRO-1 go to a dcp without it") {
   const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
   const TempDir temp;
@@ -258,6 +278,8 @@ TEST_CASE("States with padding on the way of ZeRO-1 go to a dcp without it") {
   request.output_directory = temp / "out";
   const auto job = plan_convert(request);
   execute(*job, unsynced());
+  for (const char* name : {"scheduler.pt", "user_content.pt"})
+    CHECK(read_file(temp / "out" / name) == read_file(saved(golden_case) / name));
   Checkpoint source = read_checkpoint(saved(golden_case), with_optimizer(golden_case));
   Checkpoint target = read_checkpoint(temp / "out", with_optimizer(golden_case));
   // Master weights stay behind; the values of two groups come as objects.
