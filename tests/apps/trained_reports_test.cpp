@@ -172,10 +172,11 @@ TEST_CASE("Weights that are float32 where config.json says bfloat16 are noted, u
   const std::string source = golden_path("dcp/titan-llama3-v0.2.2/sharded");
   const std::string config = golden_path("dcp/titan-llama3-v0.2.2/original"), out = (temp / "out").string();
   const char* const note =
-      "21 tensors are float32, as in training, though config.json says bfloat16: convert with "
-      "--dtype bfloat16 casts them";
+      "21 tensors are float32, as in training, though config.json says bfloat16: --dtype bfloat16 casts them";
   CHECK_THAT(run_reshard({"consolidate", source, out, "--config", config, "--dry-run"}).err, Says(note));
   CHECK_THAT(run_reshard({"convert", source, out, "--config", config, "--dry-run"}).err, Says(note));
+  CHECK_THAT(run_reshard({"consolidate", source, out, "--config", config, "--dry-run", "--dtype", "bfloat16"}).err,
+             !Says(note));
   for (const std::vector<std::string>& more :
        {std::vector<std::string>{"--dtype", "bfloat16"}, std::vector<std::string>{"--to", "dcp"}}) {
     std::vector<std::string> arguments{"convert", source, out, "--config", config, "--dry-run"};

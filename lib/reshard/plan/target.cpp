@@ -244,8 +244,8 @@ void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const s
   });
   if (!wanted || describe(*wanted).kind != DTypeClass::kFloat || count == 0) return;
   job.notes.push_back(
-      fmt::format("{} tensor{} float32, as in training, though config.json says {}: convert with `dtype` {} casts {}",
-                  count, count == 1 ? " is" : "s are", describe(*wanted).torch_name, describe(*wanted).torch_name,
+      fmt::format("{} tensor{} float32, as in training, though config.json says {}: `dtype` {} casts {}", count,
+                  count == 1 ? " is" : "s are", describe(*wanted).torch_name, describe(*wanted).torch_name,
                   count == 1 ? "it" : "them"));
 }
 
