@@ -18,6 +18,18 @@ caller_dir=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source_dir=$PWD
 
+previous=
+for argument in "$@"; do # a wrong one is told before the build
+  dir=
+  if [[ $previous == --dir ]]; then dir=$argument; fi
+  if [[ $argument == --dir=* ]]; then dir=${argument#--dir=}; fi
+  if [[ -n $dir && ! -d $dir ]]; then
+    echo "bench.sh: --dir: there is no directory $dir" >&2
+    exit 2
+  fi
+  previous=$argument
+done
+
 scripts/install-packages.sh >&2
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
