@@ -134,7 +134,7 @@ TEST_CASE("What a journal tells of is on the disk: a run goes on after the machi
         {
           PageCacheStorage storage(4096);
           storage.keeps_closed = true;
-          std::uint64_t operations = 0;
+          std::atomic<std::uint64_t> operations = 0;  // of several threads
           storage.before = [&] {
             if (++operations >= at) throw Error(ErrorKind::kInternal, "no power");
           };
