@@ -8,6 +8,7 @@ namespace {
 const char* storage_type(DType dtype) {
   switch (dtype) {
     case DType::kF32: return "FloatStorage";
+    case DType::kF64: return "DoubleStorage";
     case DType::kBF16: return "BFloat16Storage";
     default: return "LongStorage";
   }

@@ -1,5 +1,7 @@
 #include "support/saved_trees.h"
 
+#include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "reshard/formats/pickle_values.h"
@@ -7,6 +9,8 @@
 #include "reshard/formats/torch_file.h"
 #include "reshard/io/local_storage.h"
 #include "support/local_files.h"
+#include "support/pickles.h"
+#include "support/saved_file.h"
 #include "support/strided.h"
 
 namespace reshard::test {
@@ -78,6 +82,61 @@ class TreeReader {
   SavedTree tree_;
 };
 
+class TreeWriter {
+ public:
+  TreeWriter(const fs::path& path, const SavedTree& tree, bool xser) : path_(path), tree_(tree), xser_(xser) {}
+
+  void write() {
+    if (xser_) fs::create_directories(xser_tensors_folder(path_));
+    fs::create_directories(path_.parent_path());
+    const std::string root = value(tree_.structure, "");
+    file_.save(path_, root);
+  }
+
+ private:
+  std::string value(const Json& json, const std::string& place) {
+    using namespace pickles;
+    if (json.is_object() && json.contains("tensor")) return tensor(tree_.tensors.at(place));
+    if (json.is_object()) {
+      std::string items = "}(";
+      for (const auto& [key, item] : json.items()) {
+        const bool is_number = key.starts_with("int ");
+        const std::string name = is_number ? key.substr(4) : key;
+        items += (is_number ? number(std::stoll(name)) : text(name)) +
+                 value(item, place.empty() ? name : place + "/" + name);
+      }
+      return items + "u";
+    }
+    if (json.is_array()) {
+      std::vector<std::string> items;
+      for (const Json& item : json) items.push_back(value(item, place));
+      return list(items);
+    }
+    if (json.is_boolean()) return json.get<bool>() ? kTrue : kFalse;
+    if (json.is_number_integer()) return number(json.get<std::int64_t>());
+    if (json.is_string()) return text(json.get<std::string>());
+    if (json.is_null()) return kNone;
+    std::string real = le_bytes(std::bit_cast<std::uint64_t>(json.get<double>()));
+    std::reverse(real.begin(), real.end());
+    return "G" + real;
+  }
+
+  std::string tensor(const TensorData& data) {
+    if (!xser_) return file_.tensor(data);
+    SavedFile one;
+    const std::string root = one.tensor(data);
+    one.save(xser_tensor_path(path_, static_cast<std::uint64_t>(tensors_)), root);
+    return pickles::object("torch_xla.utils.serialization", "TensorReference",
+                           pickles::dict({{"tid", pickles::number(tensors_++)}, {"type", pickles::text("tensor")}}));
+  }
+
+  const fs::path& path_;
+  const SavedTree& tree_;
+  bool xser_;
+  std::int64_t tensors_ = 0;
+  SavedFile file_;
+};
+
 }  // namespace
 
 SavedTree read_saved_tree(const fs::path& path) {
@@ -92,6 +151,18 @@ std::map<std::string, SavedTree> read_saved_trees(const fs::path& directory) {
     if (entry.is_regular_file() && path.ends_with(".pt") && !beside) trees.emplace(path, read_saved_tree(entry.path()));
   }
   return trees;
+}
+
+void write_saved_tree(const fs::path& path, const SavedTree& tree, bool xser) {
+  TreeWriter(path, tree, xser).write();
+}
+
+void add_under(SavedTree& whole, const std::string& key, const SavedTree& tree, bool in_list) {
+  if (in_list)
+    whole.structure[key].push_back(tree.structure);
+  else
+    whole.structure[key] = tree.structure;
+  for (const auto& [place, data] : tree.tensors) whole.tensors[key + "/" + place] = data;
 }
 
 }  // namespace reshard::test

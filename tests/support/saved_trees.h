@@ -24,4 +24,10 @@ SavedTree read_saved_tree(const std::filesystem::path& path);
 /// Of every such file under `directory`, by path relative to it: "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt".
 std::map<std::string, SavedTree> read_saved_trees(const std::filesystem::path& directory);
 
+/// Writes it as one file of torch.save, or as xser does, without PATH.info.pt: a file for each tensor.
+void write_saved_tree(const std::filesystem::path& path, const SavedTree& tree, bool xser = false);
+
+/// Puts `tree` under `key` of `whole`, as an item of a list there or as the value.
+void add_under(SavedTree& whole, const std::string& key, const SavedTree& tree, bool in_list = false);
+
 }  // namespace reshard::test
