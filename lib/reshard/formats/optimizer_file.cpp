@@ -22,6 +22,8 @@ constexpr const char* kState = "state";
 constexpr const char* kBaseState = "base_state";
 constexpr const char* kShapes = "shape_info";
 constexpr const char* kMasters = "sharded_master_weights";
+constexpr const char* kOptimizer = "optimizer";
+constexpr const char* kOptimizers = "optimizer_states";
 constexpr std::size_t kMaxStates = 64;  // of one parameter: an optimizer has two or three
 
 class OptimizerReader {
@@ -40,7 +42,9 @@ class OptimizerReader {
     const PickleRef root = pickle_.root();
     if (!is_mapping(pickle_, root)) throw no_optimizer(fmt::format("holds {}, not a dict", pickle_.describe(root)));
     root_ = mapping_items(pickle_, root);
+    take_wrapped();
     read_groups();
+    read_ranks();
     const PickleRef base = get(kBaseState);
     file_.form = base == kNoNode ? OptimizerFile::Form::kWhole : OptimizerFile::Form::kZero1;
     if (base == kNoNode) {
@@ -63,6 +67,32 @@ class OptimizerReader {
     return bad(message).hint("it is no file that NxD saves of an optimizer");
   }
   PickleRef get(std::string_view key) const { return value_of(pickle_, root_, key, path_); }
+
+  /// Of a file that holds more than the optimizer, goes on with that.
+  void take_wrapped() {
+    if (get(kGroups) != kNoNode) return;
+    const PickleRef many = get(kOptimizers);
+    PickleRef one = get(kOptimizer);
+    if (many != kNoNode && one != kNoNode)
+      throw bad(fmt::format("holds \"{}\" and \"{}\": which is the optimizer?", kOptimizers, kOptimizer));
+    if (many != kNoNode) {
+      if (pickle_.kind(many) != PickleKind::kList && pickle_.kind(many) != PickleKind::kTuple)
+        throw bad(fmt::format("its \"{}\" is {}, not a list", kOptimizers, pickle_.describe(many)));
+      const auto all = pickle_.items(many);
+      if (all.size() > 1)
+        throw Error(ErrorKind::kUnsupported, fmt::format("holds {} optimizers under \"{}\"", all.size(), kOptimizers))
+            .in(path_)
+            .hint("the states of one optimizer are read: do without `with-optimizer`, or save with one");
+      if (!all.empty()) one = all.front();
+    }
+    if (one != kNoNode) root_ = dict(one, fmt::format("its \"{}\"", many == kNoNode ? kOptimizer : kOptimizers));
+  }
+
+  /// NxD's save_sharded_state_dict puts them in.
+  void read_ranks() {
+    for (const auto& [key, value] : {std::pair("dp_rank", &file_.dp_rank), {"tp_rank", &file_.tp_rank}})
+      if (const PickleRef node = get(key); node != kNoNode) *value = number(node, fmt::format("its \"{}\"", key));
+  }
 
   std::uint64_t number(PickleRef node, const std::string& what) const {
     if (node == kNoNode || pickle_.kind(node) != PickleKind::kInt || pickle_.integer(node) < 0)
@@ -242,6 +272,15 @@ std::uint32_t OptimizerFile::first_of_group(std::uint32_t group) const {
 std::string name_of_entry(const OptimizerFile& file, std::uint32_t number) {
   const std::uint32_t dense = file.first_of_group(file.first_expert_group);
   return number < dense ? fmt::format("id {}", number) : fmt::format("id {} of the experts", number - dense);
+}
+
+bool holds_optimizer(Files& files, const fs::path& path) {
+  const TorchFile file = read_torch_file(*files.open(path), path);
+  const Pickle& pickle = file.pickle();
+  const auto root = mapping_items(pickle, pickle.root());
+  if (value_of(pickle, root, kOptimizer, path) != kNoNode) return true;
+  const PickleRef many = value_of(pickle, root, kOptimizers, path);
+  return many != kNoNode && (pickle.kind(many) != PickleKind::kList || !pickle.items(many).empty());
 }
 
 OptimizerFile read_optimizer_file(Files& files, const fs::path& path) {

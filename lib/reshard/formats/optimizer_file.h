@@ -1,6 +1,8 @@
 // One file of an optimizer's state_dict() as NeuronX Distributed (NxD) saves it (trainer/checkpoint.py; the ZeRO-1 form is
 // torch_xla's distributed/zero_redundancy_optimizer.py, the one with experts NxD's optimizer/ep_zero.py), plain or xser.
-// Which parameter a number is, and which rows of it lie here, is for layouts to say.
+// In a file that holds the weights as well it is the value of "optimizer" (NxD's examples/training, tp_dp_bert_*), or the
+// one item of "optimizer_states" (Lightning's trainer). Which parameter a number is, and which rows of it lie here, is for
+// layouts to say.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +48,7 @@ struct OptimizerFile {
   std::uint32_t first_expert_group = 0;  // this one and those after it are of experts that are spread over ranks;
                                          // as many as there are groups: none is
   bool has_masters = false;
+  std::optional<std::uint64_t> dp_rank, tp_rank;  // that the file says it is of
 
   /// The number of parameters before those of a group.
   std::uint32_t first_of_group(std::uint32_t group) const;
@@ -54,9 +57,13 @@ struct OptimizerFile {
 /// What an entry is called in errors: "id 3", "id 0 of the experts".
 std::string name_of_entry(const OptimizerFile& file, std::uint32_t number);
 
+/// Whether `path`, a file of weights, holds an optimizer as well, or what stands in its place.
+/// \throws Error as read_torch_file.
+bool holds_optimizer(Files& files, const std::filesystem::path& path);
+
 /// Reads it; no byte of a tensor.
 /// \throws Error kBadInput, naming the file and the place in its dict, for what is damaged or no such file; kUnsupported
-///         for hyperparameters that are no plain values, tensors among them; as read_torch_file and XserTensors do.
+///         for several optimizers and hyperparameters that are no plain values, tensors among them; as read_torch_file and XserTensors do.
 OptimizerFile read_optimizer_file(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

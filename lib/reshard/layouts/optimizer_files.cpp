@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/older_optimizer.h"
 #include "reshard/layouts/row_shards.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 
@@ -22,8 +23,19 @@ constexpr const char* kMixed = "the files come from different checkpoints, or on
 /// The file of a rank: its place in OptimizerFiles::all.
 using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;  // pp_rank, tp_rank, dp_rank
 
-void validate_all_there(const OptimizerFiles& of, const std::map<Place, const OptimizerFileName*>& by_place,
-                        bool is_full) {
+/// How the file of a rank would be called, if it is called as `other`.
+std::string name_like(const OptimizerFileName& other, RankId rank) {
+  if (other.name_of != nullptr) return other.name_of(rank);
+  return other.is_full ? std::string(kFull) + rank_name({rank.tp_rank, rank.pp_rank}, false) : rank_name(rank, true);
+}
+
+/// A file as errors about another name it.
+std::string short_name(const fs::path& path) {
+  const fs::path name = path.filename();
+  return (name == kRankCheckpointFile ? path.parent_path().filename() / name : name).string();
+}
+
+void validate_all_there(const OptimizerFiles& of, const std::map<Place, const OptimizerFileName*>& by_place) {
   constexpr std::size_t kNamed = 7;
   std::vector<std::string> missing;
   std::size_t count = 0;
@@ -31,8 +43,7 @@ void validate_all_there(const OptimizerFiles& of, const std::map<Place, const Op
     for (std::uint32_t t = 0; t < of.tp; ++t)
       for (std::uint32_t d = 0; d < of.dp; ++d) {
         if (by_place.count({p, t, d})) continue;
-        if (++count <= kNamed)
-          missing.push_back(is_full ? std::string(kFull) + rank_name({t, p}, false) : rank_name({t, p, d}, true));
+        if (++count <= kNamed) missing.push_back(name_like(*by_place.begin()->second, {t, p, d}));
       }
   if (count == 0) return;
   throw Error(ErrorKind::kBadInput,
@@ -47,7 +58,7 @@ void validate_all_there(const OptimizerFiles& of, const std::map<Place, const Op
 /// Groups, hyperparameters and form are those of the first file.
 void validate_groups(const OptimizerFile& file, const OptimizerFile& first, bool same_stage) {
   const auto fail = [&](const std::string& message) {
-    throw Error(ErrorKind::kBadInput, fmt::format("{}, unlike {}", message, first.path.filename().string()))
+    throw Error(ErrorKind::kBadInput, fmt::format("{}, unlike {}", message, short_name(first.path)))
         .in(file.path)
         .hint(kMixed);
   };
@@ -90,8 +101,8 @@ void validate_entries(const OptimizerFile& file, const OptimizerFile& first) {
     const OptimizerEntry& own = file.entries[i];
     const OptimizerEntry& other = first.entries[i];
     const auto fail = [&](const std::string& has, const std::string& others) {
-      throw Error(ErrorKind::kBadInput, fmt::format("{} has{}, but{} in {}", name_of_entry(file, i), has, others,
-                                                    first.path.filename().string()))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} has{}, but{} in {}", name_of_entry(file, i), has, others, short_name(first.path)))
           .in(file.path)
           .hint(kMixed);
     };
@@ -201,6 +212,15 @@ void drop_partial_masters(OptimizerFiles& of) {
     for (OptimizerEntry& entry : file.entries) entry.master.reset();
 }
 
+void validate_ranks(const OptimizerFile& file, RankId rank) {
+  for (const auto& [what, said, own] :
+       {std::tuple("dp", file.dp_rank, rank.dp_rank), {"tp", file.tp_rank, rank.tp_rank}})
+    if (said && *said != own)
+      throw Error(ErrorKind::kBadInput, fmt::format("says that it is of {} rank {}", what, *said))
+          .in(file.path)
+          .hint("files of ranks were swapped or renamed");
+}
+
 void validate_mesh_of_model(const OptimizerFileName& name, const OptimizerFiles& of) {
   if (name.rank.tp_rank < of.tp && name.rank.pp_rank < of.pp) return;
   throw Error(ErrorKind::kBadInput, fmt::format("is of tp rank {}, pp rank {}, but the model has tp {} × pp {} ranks",
@@ -229,6 +249,7 @@ std::vector<OptimizerFileName> list_optimizer_files(Files& files, const fs::path
           .hint("files of two checkpoints are mixed in one folder; move one away");
     names.push_back({*rank, folder / name, is_full});
   }
+  if (names.empty()) return list_older_optimizer(files, folder);
   std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
   return names;
 }
@@ -260,13 +281,14 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
     of.dp = std::max(of.dp, dp_rank + 1);
     const auto [found, is_new] = by_place.emplace(Place{name.rank.pp_rank, name.rank.tp_rank, dp_rank}, &name);
     if (!is_new)
-      throw Error(ErrorKind::kBadInput, "is of the same rank as " + found->second->path.filename().string())
+      throw Error(ErrorKind::kBadInput, "is of the same rank as " + short_name(found->second->path))
           .in(name.path)
           .hint("files of two checkpoints are mixed in one folder; move one away");
   }
-  validate_all_there(of, by_place, of.is_full);
+  validate_all_there(of, by_place);
   for (const auto& [place, name] : by_place) {
     of.all.push_back(read_optimizer_file(files, name->path));
+    validate_ranks(of.all.back(), name->rank);
     const std::size_t i = of.all.size() - 1;
     const bool same_stage = i % (std::size_t{of.tp} * of.dp) != 0;
     const OptimizerFile& first = same_stage ? of.all[i / (std::size_t{of.tp} * of.dp) * of.tp * of.dp] : of.all.front();

@@ -1,4 +1,5 @@
-// The optimizer's files of a training checkpoint that NxD or optimum-neuron has saved: optim/ beside model/.
+// The optimizer's files of a training checkpoint that NxD or optimum-neuron has saved: optim/ beside model/, or in NxD's
+// older folders the files of the weights or others beside them (older_optimizer.h).
 #pragma once
 
 #include <cstdint>
@@ -21,10 +22,12 @@ struct OptimizerFileName {
   std::filesystem::path path;
   bool is_full =
       false;  // full_tp_rank_…: NxD's converter has merged the data-parallel ranks' (convert_zero_checkpoints)
+  /// Where such a file lies for any rank, relative to the folder, for errors; null for dp_rank_….
+  std::string (*name_of)(RankId) = nullptr;
 };
 
 /// Those in `folder`, sorted; none if there is no such folder.
-/// \throws Error kBadInput for two of one rank.
+/// \throws Error kBadInput for two of one rank, or in two forms.
 std::vector<OptimizerFileName> list_optimizer_files(Files& files, const std::filesystem::path& folder);
 
 /// The files that were read, of every tensor- and pipeline-parallel rank and, of ZeRO-1, every data-parallel rank.

@@ -16,6 +16,9 @@ namespace reshard {
 inline constexpr const char* kCheckpointMarker = "checkpoint";
 inline constexpr const char* kDoneMarker = "done";
 
+/// A rank's state dict in a folder of its own, as NxD's older trainers save it (parallel_layers/checkpointing.py).
+inline constexpr const char* kRankCheckpointFile = "checkpoint.pt";
+
 /// One rank of a checkpoint.
 struct RankId {
   std::uint32_t tp_rank = 0;

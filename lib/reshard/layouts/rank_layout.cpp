@@ -84,6 +84,16 @@ std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheck
   }
 }
 
+/// Whether there is an optimizer in its folder; errors of who reads it are none here.
+bool has_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards) {
+  if (folder != shards.folder.path) return files.is_directory(folder);
+  try {
+    return !list_optimizer_files(files, folder).empty();
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 /// What the optimizer's files hold, for who looks at the checkpoint; what is wrong with them is no error here.
 void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
                        const OptionValues& options, Checkpoint& checkpoint) {
@@ -111,7 +121,7 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   const auto folder = layout.optimizer_folder(shards.folder.path);
   if (!folder) return;
   const bool masters = wants_master_weights(context.options) || shards.lacks_weights;
-  checkpoint.leaves_states = !context.with_optimizer && files.is_directory(*folder);
+  checkpoint.leaves_states = !context.with_optimizer && has_optimizer(files, *folder, shards);
   if (context.looks_at_optimizer) look_at_optimizer(files, *folder, shards, context.options, checkpoint);
   if (!masters && !context.with_optimizer) return;
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, *folder, shards, checkpoint, context.options);

@@ -26,7 +26,8 @@ class RankLayout : public Layout {
   virtual std::string name_of(RankId rank) const { return rank_name(rank, false); }
   /// The folder that holds the files of ranks, for a shards folder.
   virtual std::filesystem::path weights_folder(const std::filesystem::path& shards) const { return shards; }
-  /// The folder of the optimizer's files, as NxD saves them, beside the model's; nothing where the layout has none.
+  /// The folder of the optimizer's files, as NxD saves them, beside the model's or where the model's are; nothing where
+  /// the layout has none.
   virtual std::optional<std::filesystem::path> optimizer_folder(const std::filesystem::path& /*shards*/) const {
     return std::nullopt;
   }

@@ -1,24 +1,26 @@
 // NeuronX Distributed's first form, as optimum-neuron wrote it: tensor_parallel_shards/tp_rank_XX_pp_rank_YY/… with
-// mp_metadata_pp_rank_Y.json beside the ranks.
+// mp_metadata_pp_rank_Y.json beside the ranks. Trainers of that time have the optimizer beside the weights, in each rank's
+// file or in the same folder; this program reads it there and does not write it.
 #include <algorithm>
 
 #include "reshard/base/error.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/xser.h"
+#include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/training_layout.h"
+#include "reshard/layouts/weights_option.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kPytorchRankFile = "checkpoint.pt";
 constexpr Format kRankFormats[] = {Format::kSafetensors, Format::kPytorch, Format::kXser};
 
 LayoutTraits make_traits() {
   LayoutTraits traits{"ranks", "ranks", "optimum-neuron's shards, and NxD's older ones", "tensor_parallel_shards",
                       kRankFormats};
-  traits.has_ranks = traits.has_stages = traits.has_experts = traits.whole_folder = true;
+  traits.has_ranks = traits.has_stages = traits.has_experts = traits.whole_folder = traits.reads_states = true;
   return traits;
 }
 
@@ -29,15 +31,21 @@ class RanksLayout final : public TrainingLayout {
     return kTraits;
   }
 
+  std::vector<const LayoutOption*> options() const override {
+    return {&kFuseQkv, &kKvSizeMultiplier, &kWeights, &kOptimizerGroups};
+  }
+
   fs::path rank_path(Format format, RankId rank) const override {
     const fs::path path = fs::path(traits().folder) / rank_name(rank, false);
     switch (format) {
       case Format::kSafetensors: return path / kSafetensorsFile;
-      case Format::kPytorch: return path / kPytorchRankFile;
+      case Format::kPytorch: return path / kRankCheckpointFile;
       case Format::kXser: return path;
     }
     return {};
   }
+
+  std::optional<fs::path> optimizer_folder(const fs::path& shards) const override { return shards; }
 
   bool is_rank_name(const fs::path& name) const override { return rank_of_name(name.string()).has_value(); }
 
@@ -47,7 +55,7 @@ class RanksLayout final : public TrainingLayout {
     const fs::path path = folder / entry.name;
     if (entry.kind == FileKind::kFile) return RankFile{*rank, path, torch_format_of(files, path)};
     const fs::path safetensors = path / kSafetensorsFile;
-    const fs::path pytorch = path / kPytorchRankFile;
+    const fs::path pytorch = path / kRankCheckpointFile;
     if (files.exists(safetensors) && files.exists(pytorch))
       throw Error(ErrorKind::kBadInput, "holds both model.safetensors and checkpoint.pt")
           .in(path)
@@ -70,7 +78,7 @@ class RanksLayout final : public TrainingLayout {
 
   std::vector<std::string> foreign_entries(Files& files, const fs::path& folder) const override {
     std::vector<std::string> foreign;
-    list_foreign_ranks(files, folder, "", "", {kSafetensorsFile, kPytorchRankFile}, foreign);
+    list_foreign_ranks(files, folder, "", "", {kSafetensorsFile, kRankCheckpointFile}, foreign);
     std::erase_if(foreign,
                   [&](const std::string& name) { return is_our_metadata(name) && files.is_file(folder / name); });
     std::sort(foreign.begin(), foreign.end());

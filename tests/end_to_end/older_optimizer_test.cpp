@@ -1,0 +1,231 @@
+// The optimizer in NxD's older folders: golden cases of its newer form, arranged in the older ones.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "reshard/engine/digests.h"
+#include "reshard/layouts/checkpoint.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/golden.h"
+#include "support/layouts.h"
+#include "support/local_files.h"
+#include "support/older_folders.h"
+#include "support/random.h"
+#include "support/saved_trees.h"
+#include "support/temp_dir.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kSmall = "nxd-llama-dp2-tp2";
+
+/// The folder of the one checkpoint of a case.
+fs::path saved(const fs::path& golden_case) {
+  for (const char* name : {"shards", "step_3"})
+    if (fs::is_directory(golden_case / "checkpoint" / name)) return golden_case / "checkpoint" / name;
+  return {};
+}
+
+ReadContext context_of(const fs::path& golden_case, bool with_optimizer) {
+  ReadContext context;
+  context.config.path = golden_case / "original";
+  context.with_optimizer = with_optimizer;
+  return context;
+}
+
+/// Names and digests of all that a checkpoint has, states among it.
+std::map<std::string, std::string> content(Checkpoint checkpoint) {
+  std::map<std::string, std::string> found;
+  for (const OptimizerGroup& group : checkpoint.states.groups) {
+    std::string& all = found[fmt::format("group {}", found.size())];
+    all = to_string(PlainValue{group.values});
+    for (const std::string& parameter : group.parameters) all += " " + parameter;
+  }
+  for (const StateNumber& number : checkpoint.states.numbers)
+    found[number.parameter + "." + number.state] = to_string(number.value);
+  const TrainingStates states = checkpoint.states;
+  add_states(checkpoint.map, states.map);
+  std::vector<std::uint32_t> wanted;
+  for (std::uint32_t l = 0; l < checkpoint.map.logical.size(); ++l)
+    if (!checkpoint.map.logical[l].filler) wanted.push_back(l);
+  RunOptions options = unsynced();
+  options.replicas = Replicas::kFirst;
+  const auto digests = compute_digests(checkpoint.map, wanted, options, true);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const LogicalTensor& tensor = checkpoint.map.logical[wanted[i]];
+    found[tensor.name] =
+        fmt::format("{} {} {}", name(tensor.dtype), to_string(tensor.shape), to_hex(digests[i].digest));
+  }
+  return found;
+}
+
+void copy_metadata(const fs::path& from, const fs::path& to) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(from))
+    if (entry.path().filename().string().starts_with("mp_metadata")) fs::copy(entry.path(), to);
+}
+
+TEST_CASE("The optimizer of NxD's older folders is read as that of its newer ones") {
+  std::size_t cases = 0;
+  for (const fs::path& golden_case : golden_cases("zero1")) {
+    const std::string name = golden_case.filename().string();
+    // Only complete ones, which hold their weights.
+    if (name == "optimum-llama-dp2-tp2-pp2-xser" || name == "nxd-llama-dp3-xser-weights-in-master") continue;
+    ++cases;
+    DYNAMIC_SECTION(name) {
+      const auto expected = content(read_checkpoint(saved(golden_case), context_of(golden_case, true)));
+      for (const OlderForm form : {OlderForm::kOfRank, OlderForm::kLightning, OlderForm::kByName})
+        for (const bool xser : {false, true}) {
+          if (form == OlderForm::kByName && name.find("pp2") != name.npos) continue;
+          CAPTURE(static_cast<int>(form), xser);
+          const TempDir temp;
+          arrange_older(saved(golden_case), temp.path(), form, xser);
+          copy_metadata(saved(golden_case), temp.path());
+          const Checkpoint checkpoint = read_checkpoint(temp.path(), context_of(golden_case, true));
+          CHECK(checkpoint.layout == layout("ranks"));
+          CHECK(content(checkpoint) == expected);
+          const Checkpoint model = read_checkpoint(temp.path(), context_of(golden_case, false));
+          CHECK(model.states.empty());
+          CHECK(model.leaves_states);
+          CHECK(content(model) == content(read_checkpoint(saved(golden_case), context_of(golden_case, false))));
+        }
+    }
+  }
+  CHECK(cases == 5);
+}
+
+/// A golden case in an older form.
+struct Older {
+  explicit Older(OlderForm form, const std::string& name = kSmall) : golden_case(testdata("golden/zero1") / name) {
+    arrange_older(saved(golden_case), temp.path(), form, false);
+  }
+
+  fs::path file(const std::string& rank) const { return temp / rank / "checkpoint.pt"; }
+  Checkpoint read() const { return read_checkpoint(temp.path(), context_of(golden_case, true)); }
+  void change(const std::string& rank, const std::function<void(SavedTree&)>& how) const {
+    SavedTree tree = read_saved_tree(file(rank));
+    how(tree);
+    write_saved_tree(file(rank), tree);
+  }
+  Error refused(const fs::path& path, const std::string& says, ErrorKind kind = ErrorKind::kBadInput) const {
+    Error error = error_of([&] { read(); });
+    CHECK(error.kind() == kind);
+    CHECK(error.path() == path.string());
+    CHECK_THAT(error.what(), Says(says));
+    return error;
+  }
+
+  fs::path golden_case;
+  TempDir temp;
+};
+
+TEST_CASE("Data-parallel ranks that NxD's older folders lack are named as the others are") {
+  const Older of_rank(OlderForm::kOfRank);
+  fs::remove_all(of_rank.temp / "tp_rank_01_pp_rank_00_dp_rank_01");
+  of_rank.refused(of_rank.temp.path(),
+                  "1 of the optimizer's 4 files (tp 2 × pp 1 × dp 2) is missing: "
+                  "tp_rank_01_pp_rank_00_dp_rank_01");
+  const Older by_name(OlderForm::kByName);
+  fs::remove(by_name.temp / "optim.dp_rank_00.tp_rank_01");
+  by_name.refused(by_name.temp.path(), "is missing: optim.dp_rank_00.tp_rank_01");
+
+  // What is there is one data-parallel rank's, as NxD's saver leaves it unless it is told of ZeRO-1.
+  fs::remove_all(of_rank.temp / "tp_rank_00_pp_rank_00_dp_rank_01");
+  of_rank.refused(of_rank.temp.path(), "one data-parallel rank's part of ZeRO-1 was saved as if it were all",
+                  ErrorKind::kUnsupported);
+}
+
+TEST_CASE("Files of a rank that hold two optimizers, or one twice, are refused") {
+  const Older of_rank(OlderForm::kLightning);
+  const std::string first = "tp_rank_00_pp_rank_00_dp_rank_00";
+  of_rank.change(first, [](SavedTree& tree) {
+    tree.structure["optimizer_states"].push_back(tree.structure["optimizer_states"][0]);
+  });
+  of_rank.refused(of_rank.file(first), "holds 2 optimizers under \"optimizer_states\"", ErrorKind::kUnsupported);
+  of_rank.change(first, [](SavedTree& tree) {
+    tree.structure["optimizer_states"].erase(1);
+    tree.structure["optimizer"] = {{"state", nlohmann::json::object()}};
+  });
+  of_rank.refused(of_rank.file(first), "holds \"optimizer_states\" and \"optimizer\"");
+  of_rank.change(first, [](SavedTree& tree) {
+    tree.structure.erase("optimizer_states");
+    tree.structure["optimizer"] = 5;
+  });
+  of_rank.refused(of_rank.file(first), "its \"optimizer\" is an int, not a dict");
+
+  const Older both(OlderForm::kOfRank);
+  arrange_older(saved(both.golden_case), both.temp / "other", OlderForm::kByName, false);
+  fs::copy(both.temp / "other/optim.dp_rank_00.tp_rank_00", both.temp / "optim.dp_rank_00.tp_rank_00");
+  fs::remove_all(both.temp / "other");
+  both.refused(both.temp / "optim.dp_rank_00.tp_rank_00", "is an optimizer beside one in the files of the weights");
+}
+
+TEST_CASE("A rank's file without an optimizer beside others with one is refused, and where all lack it there is none") {
+  const Older of_rank(OlderForm::kOfRank);
+  const auto drop = [](SavedTree& tree) {
+    tree.structure.erase("optimizer");
+    std::erase_if(tree.tensors, [](const auto& item) { return item.first.starts_with("optimizer/"); });
+  };
+  of_rank.change("tp_rank_01_pp_rank_00_dp_rank_01", drop);
+  of_rank.refused(of_rank.file("tp_rank_01_pp_rank_00_dp_rank_01"), "has no \"param_groups\"");
+  for (const char* rank :
+       {"tp_rank_00_pp_rank_00_dp_rank_00", "tp_rank_00_pp_rank_00_dp_rank_01", "tp_rank_01_pp_rank_00_dp_rank_00"})
+    of_rank.change(rank, drop);
+  of_rank.refused(of_rank.temp.path(), "holds no files of an optimizer");
+  const Checkpoint model = read_checkpoint(of_rank.temp.path(), context_of(of_rank.golden_case, false));
+  CHECK_FALSE(model.leaves_states);
+}
+
+TEST_CASE("Files of an optimizer that were swapped, or whose stages wrote over each other, are refused") {
+  const Older by_name(OlderForm::kByName);
+  fs::rename(by_name.temp / "optim.dp_rank_00.tp_rank_01", by_name.temp / "other");
+  fs::rename(by_name.temp / "optim.dp_rank_01.tp_rank_01", by_name.temp / "optim.dp_rank_00.tp_rank_01");
+  fs::rename(by_name.temp / "other", by_name.temp / "optim.dp_rank_01.tp_rank_01");
+  by_name.refused(by_name.temp / "optim.dp_rank_00.tp_rank_01", "says that it is of dp rank 1");
+
+  const Older stages(OlderForm::kByName, "nxd-llama-dp4-tp2-pp2");
+  stages.refused(stages.temp / "optim.dp_rank_00.tp_rank_00", "the model has 2 pipeline stages");
+}
+
+TEST_CASE("An older optimizer goes to newer NxD and to DCP as the newer form does, and its master weights are read") {
+  const Older of_rank(OlderForm::kLightning);
+  const auto request = [&](const fs::path& source, const fs::path& output, const char* to) {
+    ConvertRequest made = convert_request(source, output);
+    made.source.config = of_rank.golden_case / "original";
+    made.source.with_optimizer = true;
+    made.target.layout = layout(to);
+    return made;
+  };
+  const TempDir out;
+  for (const char* to : {"nxd", "dcp"}) {
+    CAPTURE(to);
+    convert(request(of_rank.temp.path(), out / to / "older", to));
+    convert(request(saved(of_rank.golden_case), out / to / "newer", to));
+    const auto older = snapshot(out / to / "older"), newer = snapshot(out / to / "newer");
+    for (const auto& [path, bytes] : newer) {
+      INFO(path);
+      if (path.find("user_content") != path.npos || path.find("scheduler") != path.npos) continue;
+      REQUIRE(older.count(path) == 1);
+      CHECK((older.at(path) == bytes));
+    }
+  }
+  const Error error = error_of([&] { convert(request(of_rank.temp.path(), out / "again", "ranks")); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("layout ranks have no place for the states of an optimizer"));
+  CHECK_THAT(error.hint(), Says("nxd"));
+
+  ReadContext masters = context_of(of_rank.golden_case, false);
+  masters.options.set("weights", "master");
+  CHECK(content(read_checkpoint(of_rank.temp.path(), masters)) ==
+        content(read_checkpoint(saved(of_rank.golden_case), masters)));
+}
+
+}  // namespace
+}  // namespace reshard::test
