@@ -179,7 +179,7 @@ TEST_CASE("What a flush has lost is written again, though the disk says so only 
         CAPTURE(at);
         PageCacheStorage storage(4096);
         storage.keeps_closed = true;
-        std::uint64_t flushes = 0;
+        std::atomic<std::uint64_t> flushes = 0;  // of several threads
         storage.loses = [&] { return ++flushes == at; };
         const auto run = [&](Storage& on) {
           RunOptions options = journalled(on);
