@@ -247,6 +247,62 @@ TEST_CASE("Master weights are the model's where they are asked for, and where th
   }
 }
 
+/// A case that may be spoiled.
+struct Spoiled {
+  explicit Spoiled(const char* name) : golden_case(testdata("golden/zero1") / name) {
+    fs::copy(saved(golden_case), temp / "run", fs::copy_options::recursive);
+  }
+  fs::path file(const char* folder, std::uint32_t dp_rank, std::uint32_t tp_rank, std::uint32_t pp_rank = 0) const {
+    return temp / "run" / folder / (rank_name({tp_rank, pp_rank, dp_rank}, true) + ".pt");
+  }
+  void swap(const fs::path& a, const fs::path& b) const {
+    fs::rename(a, temp / "other");
+    fs::rename(b, a);
+    fs::rename(temp / "other", b);
+  }
+  void check_refused(const fs::path& path, const std::string& says) const {
+    const auto check = [&](const ReadContext& context) {
+      const Error error = error_of([&] { read_checkpoint(temp / "run", context); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == path.string());
+      CHECK_THAT(error.what(), Says(says));
+      CHECK_THAT(error.hint(), Says("two saves"));
+    };
+    check(with_optimizer(golden_case));
+    ReadContext masters = with_optimizer(golden_case);
+    masters.with_optimizer = false;
+    masters.options.set("weights", "master");
+    check(masters);
+  }
+
+  fs::path golden_case;
+  TempDir temp;
+};
+
+TEST_CASE("Optimizer files of other ranks or another save are known by their master weights") {
+  const Spoiled run("nxd-llama-dp2-tp2");
+  SECTION("of tensor-parallel ranks") {
+    for (const std::uint32_t dp_rank : {0u, 1u}) run.swap(run.file("optim", dp_rank, 0), run.file("optim", dp_rank, 1));
+    run.check_refused(run.file("optim", 0, 0),
+                      "it is not what the model has for its parameter model.embed_tokens.weight");
+  }
+  SECTION("of data-parallel ranks") {
+    run.swap(run.file("optim", 0, 1), run.file("optim", 1, 1));
+    run.check_refused(run.file("optim", 0, 1),
+                      "it is not what the model has for its parameter model.embed_tokens.weight");
+  }
+  SECTION("of one rank") {
+    fs::copy_file(run.file("optim", 1, 0), run.file("optim", 1, 1), fs::copy_options::overwrite_existing);
+    run.check_refused(run.file("optim", 1, 1),
+                      "it is not what the model has for its parameter model.embed_tokens.weight");
+  }
+  SECTION("of a model of another save") {
+    fs::copy_file(run.file("model", 0, 0), run.file("model", 0, 1), fs::copy_options::overwrite_existing);
+    const Error error = error_of([&] { read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+  }
+}
+
 TEST_CASE("Master weights are cast to the dtype that is asked for, and config.json names it") {
   const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
   const TempDir temp;

@@ -35,6 +35,17 @@ TensorData cast_to(const TensorData& data, DType dtype) {
   return result;
 }
 
+/// Weights that come out as `data` when they are cast to its dtype.
+TensorData master_of(Random& random, const TensorData& data, DType dtype) {
+  TensorData master = cast_to(data, dtype);
+  if (data.dtype != DType::kBF16 || dtype != DType::kF32) return master;
+  for (std::size_t i = 0; i < master.bytes.size(); i += 4) {
+    const bool is_finite = (master.bytes[i + 3] & 0x7f) != 0x7f || (master.bytes[i + 2] & 0x80) == 0;
+    if (is_finite) master.bytes[i] = static_cast<char>(random() % 256);
+  }
+  return master;
+}
+
 /// Rows [begin, begin + count), those beyond the last one of zeros.
 TensorData rows_of(const TensorData& data, std::uint64_t begin, std::uint64_t count) {
   const std::uint64_t row_bytes = data.shape[0] == 0 ? 0 : data.bytes.size() / data.shape[0];
@@ -95,7 +106,7 @@ TrainingRun random_training(Random& random, const TinyModel& model) {
   const bool has_masters = random() % 3 == 0, lacks_states = random() % 3 == 0;
   for (const auto& [name, data] : run.weights) {
     if (group_of(run, name) < 0) continue;
-    if (has_masters) run.states["master"][name] = random_tensor(random, run.state_dtype, data.shape);
+    if (has_masters) run.states["master"][name] = master_of(random, data, run.state_dtype);
     if (lacks_states && name == "model.norm.weight") continue;
     run.states["step"][name] = {DType::kF32, {}, std::string("\0\0\x40\x40", 4)};  // 3
     for (const char* state : {"exp_avg", "exp_avg_sq"})

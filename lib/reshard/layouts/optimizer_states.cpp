@@ -23,6 +23,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "optimizer.state.";
+constexpr const char* kMasters = "sharded_master_weights";
+
+const TensorEntry* master_of(const OptimizerEntry& entry) {
+  return entry.master ? &*entry.master : nullptr;
+}
 
 /// The stored tensors of a model's map by rank and name.
 class LocalTensors {
@@ -79,15 +84,6 @@ class LocalTensors {
   const OptimizerFiles& mesh_;
   std::vector<std::unordered_map<std::string, std::vector<std::uint32_t>>> by_name_;
   std::vector<std::set<std::pair<Dims, std::uint32_t>, ByPlace>> logical_;
-};
-
-/// One tensor in one file of the optimizer, and the local tensor that it is a part of.
-struct StatePart {
-  const TensorEntry* tensor;
-  std::uint32_t first_file;
-  std::uint32_t local;
-  std::uint64_t begin_row;
-  SharedName name;
 };
 
 /// Calls `use(pp_rank, entry, dp_rank, file index, file)` for each entry of each file.
@@ -236,10 +232,7 @@ class StatesMaker {
     for (const std::string& name : state_names(optimizer_.files))
       add_state(name, parts_.collect(whole ? "state" : "base_state", name,
                                      [&](const OptimizerEntry& entry) { return find_tensor(entry, name); }));
-    if (optimizer_.files.has_masters)
-      add_state(kMasterState, parts_.collect("sharded_master_weights", "", [](const OptimizerEntry& entry) {
-        return entry.master ? &*entry.master : nullptr;
-      }));
+    if (optimizer_.files.has_masters) add_state(kMasterState, parts_.collect(kMasters, "", master_of));
     add_numbers();
     add_groups();
     return std::move(states_);
@@ -409,6 +402,12 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
   return optimizer;
 }
 
+std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const TensorMap& model) {
+  refuse_incomplete(optimizer.files);
+  const LocalTensors locals(model, optimizer.files);
+  return StateParts(optimizer, locals).collect(kMasters, "", master_of);
+}
+
 TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap& model) {
   refuse_incomplete(optimizer.files);
   return StatesMaker(optimizer, model).make();
@@ -422,10 +421,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& mo
         .hint("take the model's own weights: `weights` model");
   const TensorMap local = model;
   const LocalTensors locals(local, optimizer.files);
-  std::vector<StatePart> parts =
-      StateParts(optimizer, locals).collect("sharded_master_weights", "", [](const OptimizerEntry& entry) {
-        return entry.master ? &*entry.master : nullptr;
-      });
+  std::vector<StatePart> parts = StateParts(optimizer, locals).collect(kMasters, "", master_of);
   for (StatePart& part : parts) part.name = local.stored[part.local].name;
   std::vector<bool> used(model.stored.size(), true);
   for (const StatePart& part : parts) {

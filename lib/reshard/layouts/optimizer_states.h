@@ -29,6 +29,15 @@ struct ShardedOptimizer {
   }
 };
 
+/// One tensor in one file of the optimizer, and the tensor of the model that it is of, or has some rows of.
+struct StatePart {
+  const TensorEntry* tensor;
+  std::uint32_t first_file;  // of the optimizer's file, in the map of the model
+  std::uint32_t local;       // stored tensor of that map
+  std::uint64_t begin_row;   // of the shape in the model's file
+  SharedName name;           // in the optimizer's file: "base_state.3.exp_avg"
+};
+
 /// The names of the entries, as of names_of_entries: those of the files of the model, which `shards` and the map of
 /// `checkpoint` describe. `options` may say by which rule (kOptimizerGroups).
 /// \throws Error as names_of_entries.
@@ -41,6 +50,10 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
 ShardedOptimizer read_sharded_optimizer(Files& files, const std::filesystem::path& folder,
                                         const ShardedCheckpoint& shards, Checkpoint& checkpoint,
                                         const OptionValues& options);
+
+/// The master weights of all files, file by file. Borrows `optimizer`.
+/// \throws Error kUnsupported if they are incomplete; kBadInput for a shape that is not that of the model's file.
+std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const TensorMap& model);
 
 /// The states, called "optimizer.state.<parameter>.<state>", which follow the map of the model, `model`: a state is split
 /// as the parameter is.

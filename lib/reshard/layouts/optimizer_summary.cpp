@@ -1,15 +1,20 @@
 #include "reshard/layouts/optimizer_summary.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <span>
 
+#include "reshard/base/error.h"
 #include "reshard/layouts/optimizer_files.h"
 #include "reshard/layouts/optimizer_states.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard {
 namespace {
+
+constexpr const char* kStep = "step";
 
 void count(OptimizerSummary& summary, const std::string& name, const TensorEntry& tensor) {
   auto state = std::find_if(summary.states.begin(), summary.states.end(),
@@ -19,23 +24,35 @@ void count(OptimizerSummary& summary, const std::string& name, const TensorEntry
   state->bytes += tensor.size_bytes;
 }
 
-/// The value of the first "step" in the file, whether it is a number or a tensor.
-std::optional<double> step_of(Files& files, const OptimizerFile& file) {
-  for (const OptimizerEntry& entry : file.entries) {
-    for (const auto& [name, value] : entry.numbers) {
-      if (name != "step") continue;
-      if (const auto* whole = std::get_if<std::int64_t>(&value.value)) return static_cast<double>(*whole);
-      if (const auto* real = std::get_if<double>(&value.value)) return *real;
-    }
-    for (const TensorEntry& tensor : entry.tensors) {
-      std::array<std::byte, 16> bytes;
-      if (tensor.name != "step" || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
-      const auto value = std::span(bytes).first(tensor.size_bytes);
-      files.open(file.files[tensor.file].path)->read_at(tensor.offset_bytes, value);
-      return summarize(tensor.dtype, value).min;
-    }
+/// The value of "step"; nothing where there is none.
+std::optional<double> step_of(Files& files, const OptimizerFile& file, const OptimizerEntry& entry) {
+  for (const auto& [name, value] : entry.numbers) {
+    if (name != kStep) continue;
+    if (const auto* whole = std::get_if<std::int64_t>(&value.value)) return static_cast<double>(*whole);
+    if (const auto* real = std::get_if<double>(&value.value)) return *real;
+  }
+  for (const TensorEntry& tensor : entry.tensors) {
+    std::array<std::byte, 16> bytes;
+    if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
+    const auto value = std::span(bytes).first(tensor.size_bytes);
+    files.open(file.files[tensor.file].path)->read_at(tensor.offset_bytes, value);
+    return summarize(tensor.dtype, value).min;
   }
   return std::nullopt;
+}
+
+/// That of the first entry that has one.
+std::optional<double> first_step(Files& files, const OptimizerFile& file) {
+  for (const OptimizerEntry& entry : file.entries)
+    if (const auto step = step_of(files, file, entry)) return step;
+  return std::nullopt;
+}
+
+std::optional<double> last_step(Files& files, const OptimizerFile& file) {
+  std::optional<double> last;
+  for (const OptimizerEntry& entry : file.entries)
+    if (const auto step = step_of(files, file, entry)) last = std::max(last.value_or(*step), *step);
+  return last;
 }
 
 }  // namespace
@@ -60,7 +77,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
     }
     summary.bytes += bytes;
     summary.most_rank_bytes = std::max(summary.most_rank_bytes, bytes);
-    if (!summary.step) summary.step = step_of(files, file);
+    if (!summary.step) summary.step = first_step(files, file);
   }
   for (std::size_t g = 0; g < optimizer.all.front().groups.size(); ++g) {
     OptimizerSummary::Group& group = summary.groups.emplace_back();
@@ -69,6 +86,26 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
       group.parameters += optimizer.of(pp_rank, 0, 0).groups[g].count;
   }
   return summary;
+}
+
+void validate_steps(Files& files, const OptimizerFiles& optimizer) {
+  const OptimizerFile* first = nullptr;
+  std::optional<double> of_first;
+  for (std::uint32_t pp_rank = 0; pp_rank < optimizer.pp && optimizer.pp > 1; ++pp_rank) {
+    const OptimizerFile& file = optimizer.of(pp_rank, 0, 0);
+    const auto step = last_step(files, file);
+    if (!step) continue;
+    if (first == nullptr) {
+      first = &file;
+      of_first = step;
+    } else if (*step != *of_first) {
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("its parameters are at step {}, but those of an earlier stage at {}, in {}", *step,
+                              *of_first, first->path.filename().string()))
+          .in(file.path)
+          .hint("the files come from two saves of a run");
+    }
+  }
 }
 
 }  // namespace reshard

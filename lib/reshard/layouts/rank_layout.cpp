@@ -10,6 +10,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/compare_masters.h"
 #include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/optimizer_states.h"
@@ -125,6 +126,12 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   if (context.looks_at_optimizer) look_at_optimizer(files, *folder, shards, context.options, checkpoint);
   if (!masters && !context.with_optimizer) return;
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, *folder, shards, checkpoint, context.options);
+  validate_steps(files, optimizer.files);
+  if (!shards.lacks_weights) compare_masters(files, optimizer, checkpoint.map);
+  if (!optimizer.files.has_masters && shards.tp * shards.pp > 1)
+    checkpoint.notes.push_back(
+        "the optimizer's files record neither their ranks nor their save, and have no master weights that could be "
+        "compared with the model's: files that were swapped between ranks would go unnoticed");
   if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
   if (context.with_optimizer) {
     checkpoint.states = sharded_states(optimizer, checkpoint.map);

@@ -1,0 +1,97 @@
+#include "reshard/layouts/compare_masters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "reshard/base/error.h"
+#include "reshard/base/strings.h"
+#include "reshard/tensor/cast.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::uint64_t kElems = 256;       // that are compared of a tensor
+constexpr std::size_t kTensorsPerFile = 8;  // that are compared of a file
+
+using Bytes = std::vector<std::byte>;
+
+Bytes cast(DType from, const Bytes& in, DType to) {
+  Bytes out(in.size() / (bits(from) / 8) * (bits(to) / 8));
+  cast_elements(from, in, to, out, Overflow::kSaturate);
+  return out;
+}
+
+std::vector<double> values(DType dtype, const Bytes& bytes) {
+  const Bytes wide = cast(dtype, bytes, DType::kF64);
+  std::vector<double> values(wide.size() / sizeof(double));
+  std::memcpy(values.data(), wide.data(), wide.size());
+  return values;
+}
+
+Bytes read(Files& files, const std::filesystem::path& path, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+  Bytes bytes(size_bytes);
+  files.open(path)->read_at(offset_bytes, bytes);
+  return bytes;
+}
+
+bool is_comparable(DType dtype) {
+  return describe(dtype).kind == DTypeClass::kFloat && bits(dtype) >= 16;
+}
+
+bool is_same(double a, double b) {
+  return a == b || (std::isnan(a) && std::isnan(b));
+}
+
+void compare(Files& files, const StatePart& part, const TensorMap& model) {
+  const StoredTensor& weight = model.stored[part.local];
+  const TensorEntry& master = *part.tensor;
+  const bool in_order = model.strides.count(part.local) == 0 && master.strides.empty() && !weight.paired_rows;
+  if (!in_order || !is_comparable(weight.dtype) || !is_comparable(master.dtype)) return;
+  const std::uint64_t size = bits(weight.dtype) / 8, elems = weight.size_bytes / size;
+  const Dims in_file = weight.file_shape();
+  const std::uint64_t begin = in_file.empty() || in_file[0] == 0 ? 0 : part.begin_row * (elems / in_file[0]);
+  if (begin >= elems) return;  // padding alone
+  const std::uint64_t master_size = bits(master.dtype) / 8;
+  const std::uint64_t count = std::min({kElems, elems - begin, master.size_bytes / master_size});
+  const std::filesystem::path& path = model.files[part.first_file + master.file].path;
+  const std::filesystem::path& model_path = model.files[weight.file].path;
+  const Bytes own = read(files, path, master.offset_bytes, count * master_size);
+  const std::vector<double> weights =
+      values(weight.dtype, read(files, model_path, weight.offset_bytes + begin * size, count * size));
+  const std::vector<double> as_weights = values(weight.dtype, cast(master.dtype, own, weight.dtype));
+  // Under XLA_DOWNCAST_BF16 weights are float32 that hold bfloat16 values.
+  const std::vector<double> as_bf16 = values(DType::kBF16, cast(master.dtype, own, DType::kBF16));
+  for (std::uint64_t i = 0; i < count; ++i) {
+    if (is_same(weights[i], as_weights[i]) || is_same(weights[i], as_bf16[i])) continue;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("it is not what the model has for its parameter {} in {}: {} and {} at element {} of it",
+                            printable(weight.name.text()), model_path.string(), values(master.dtype, own)[i],
+                            weights[i], begin + i))
+        .in(path)
+        .tensor(part.name.text())
+        .hint(
+            "the optimizer and the model are of two saves, or files of ranks were swapped; without the optimizer the "
+            "model's weights can be had");
+  }
+}
+
+}  // namespace
+
+void compare_masters(Files& files, const ShardedOptimizer& optimizer, const TensorMap& model) {
+  const std::vector<StatePart> parts = master_parts(optimizer, model);
+  for (auto first = parts.begin(); first != parts.end();) {
+    const auto end =
+        std::find_if(first, parts.end(), [&](const StatePart& part) { return part.first_file != first->first_file; });
+    const auto count = static_cast<std::size_t>(end - first);
+    const std::size_t step = std::max<std::size_t>(1, count / kTensorsPerFile);
+    for (std::size_t i = 0; i < count; i += step) compare(files, *(first + static_cast<std::ptrdiff_t>(i)), model);
+    first = end;
+  }
+}
+
+}  // namespace reshard
