@@ -14,6 +14,7 @@
 #include "reshard/formats/tensor_names.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
+#include "reshard/layouts/dcp_directory.h"
 #include "reshard/layouts/dcp_groups.h"
 #include "reshard/layouts/dcp_source.h"
 #include "reshard/layouts/dcp_target.h"

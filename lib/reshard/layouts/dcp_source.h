@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "reshard/formats/format.h"
@@ -31,19 +30,6 @@ struct DcpSource {
 
 /// What is read of a training run's checkpoint.
 enum class DcpContent : std::uint8_t { kModel, kRun };
-
-/// Whether `name` is `.metadata`, or the `__N.metadata` that a rank writes that saves without the others (torch 2.9,
-/// use_collectives=False).
-bool is_dcp_metadata_name(std::string_view name);
-
-/// Whether `directory` holds such a file.
-bool holds_dcp_metadata(Files& files, const std::filesystem::path& directory);
-
-/// Whether `name` is that of a file of items, as torch calls them.
-bool is_dcp_items_name(std::string_view name);
-
-/// Whether `directory` holds such files, which nothing can be read of without metadata.
-bool holds_dcp_items(Files& files, const std::filesystem::path& directory);
 
 /// Reads a directory of these. `family` is the model's, or null where it is not known (find_state_names).
 /// With kModel nothing is read of what is no tensor of the model. All in `optimizer_directory`, if it is not empty,

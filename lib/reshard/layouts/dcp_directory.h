@@ -1,0 +1,40 @@
+// Directories of torch.distributed.checkpoint: which files are in them, and what their metadata say together.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/formats/dcp_metadata.h"
+#include "reshard/io/files.h"
+
+namespace reshard {
+
+/// Whether `name` is `.metadata`, or the `__N.metadata` that a rank writes that saves without the others (torch 2.9,
+/// use_collectives=False).
+bool is_dcp_metadata_name(std::string_view name);
+
+/// Whether `directory` holds such a file.
+bool holds_dcp_metadata(Files& files, const std::filesystem::path& directory);
+
+/// Whether `name` is that of a file of items, as torch calls them.
+bool is_dcp_items_name(std::string_view name);
+
+/// Whether `directory` holds such files, which nothing can be read of without metadata.
+bool holds_dcp_items(Files& files, const std::filesystem::path& directory);
+
+/// What a directory's metadata say, those of all ranks together.
+struct DcpDirectory {
+  DcpMetadata all;
+  std::filesystem::path where;                 // the one file, or the directory of several
+  std::vector<std::filesystem::path> of_file;  // the metadata of each of `all.files`
+};
+
+/// Reads `.metadata`, or that of all ranks, which is noted.
+/// \throws Error kBadInput if there is none, or that of a rank before others is missing, or they contradict each other;
+///         as read_dcp_metadata does.
+DcpDirectory read_dcp_directory(Files& files, const std::filesystem::path& directory, DcpPaths paths,
+                                std::vector<std::string>& notes);
+
+}  // namespace reshard
