@@ -140,17 +140,8 @@ class GroupReader {
     if (pieces.empty()) throw fail(object, ErrorKind::kBadInput, "no file holds it");
     const StoredTensor& stored = states_.map.stored[pieces.front().stored];
     const TensorFile& file = in_files_[stored.file];
-    if (stored.size_bytes > kMaxObjectBytes)
-      throw fail(object, ErrorKind::kUnsupported, "is larger than a hyperparameter is");
-    std::string bytes(stored.size_bytes, '\0');
-    source_of(stored.file).read_at(stored.offset_bytes, std::as_writable_bytes(std::span(bytes)));
-    try {
-      const TorchFile torch = read_torch_file(MemorySource(std::move(bytes), file.path), file.path);
-      return read_plain_value(torch.pickle(), torch.pickle().root(), what, file.path);
-    } catch (Error& error) {
-      if (error.tensor().empty()) error.tensor(states_.map.logical[object].name);
-      throw;
-    }
+    return read_dcp_object(source_of(stored.file), stored.offset_bytes, stored.size_bytes,
+                           states_.map.logical[object].name, what, file.path);
   }
 
   const Source& source_of(std::uint32_t index) {
@@ -182,6 +173,24 @@ class GroupReader {
 };
 
 }  // namespace
+
+PlainValue read_dcp_object(const Source& source, std::uint64_t offset_bytes, std::uint64_t size_bytes,
+                           const std::string& entry, const std::string& what, const std::filesystem::path& path) {
+  if (size_bytes > kMaxObjectBytes)
+    throw Error(ErrorKind::kUnsupported, "is larger than a hyperparameter is")
+        .in(path)
+        .tensor(entry)
+        .hint("do without `with-optimizer`");
+  std::string bytes(size_bytes, '\0');
+  source.read_at(offset_bytes, std::as_writable_bytes(std::span(bytes)));
+  try {
+    const TorchFile torch = read_torch_file(MemorySource(std::move(bytes), path), path);
+    return read_plain_value(torch.pickle(), torch.pickle().root(), what, path);
+  } catch (Error& error) {
+    if (error.tensor().empty()) error.tensor(entry);
+    throw;
+  }
+}
 
 void read_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states) {
   GroupReader(files, in_files, states).run();

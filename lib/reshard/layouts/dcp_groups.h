@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "reshard/formats/plain_value.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/layouts/training_states.h"
@@ -19,6 +22,12 @@ namespace reshard {
 /// \throws Error kUnsupported for a hyperparameter that is no plain value, such as a tensor; kBadInput, naming the
 ///         object, for groups with gaps or without parameters, or a parameter in two of them; kIo.
 void read_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states);
+
+/// The plain value that an object is, whose bytes lie in `source`, the file `path`. `what` is its part in errors.
+/// \throws Error kUnsupported, naming the entry, for no plain value, and for more bytes than a list of names has;
+///         kBadInput as read_torch_file does; kIo.
+PlainValue read_dcp_object(const Source& source, std::uint64_t offset_bytes, std::uint64_t size_bytes,
+                           const std::string& entry, const std::string& what, const std::filesystem::path& path);
 
 /// An object of a checkpoint: what torch.save makes of a plain value.
 struct DcpGroupObject {
