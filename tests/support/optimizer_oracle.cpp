@@ -7,6 +7,8 @@
 #include "reshard/formats/plain_value.h"
 #include "reshard/tensor/cast.h"
 #include "support/dcp.h"
+#include "support/pickles.h"
+#include "support/zips.h"
 
 namespace reshard::test {
 namespace {
@@ -19,6 +21,11 @@ PlainValue plain_value(const Json& json) {
   if (json.is_number_integer()) return {json.get<std::int64_t>()};
   if (json.is_number()) return {json.get<double>()};
   if (json.is_string()) return {json.get<std::string>()};
+  if (json.is_object()) {
+    PlainValue::Dict dict;
+    for (const auto& [key, item] : json.items()) dict.emplace_back(key, plain_value(item));
+    return {std::move(dict)};
+  }
   PlainValue::List list;
   for (const Json& item : json) list.push_back(plain_value(item));
   return json.is_null() ? PlainValue{} : PlainValue{std::move(list)};
@@ -89,6 +96,57 @@ std::vector<std::string> parameters_in(const fs::path& file, const TensorMap& he
   return names;
 }
 
+/// Those that the optimizer of a rank has, in the order of their numbers.
+std::vector<std::string> trained_by(const TrainingRun& run, const OracleOptions& mesh, const std::string& rank,
+                                    std::vector<std::string> order) {
+  const bool is_last_of_several = mesh.pp > 1 && rank.ends_with(fmt::format("{:02}", mesh.pp - 1));
+  // A tied head is stored with the embedding on its stage, but has states of its own.
+  if (run.model.tied) std::erase(order, is_last_of_several ? "model.embed_tokens.weight" : "lm_head.weight");
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const std::string& a, const std::string& b) { return group_of(run, a) < group_of(run, b); });
+  std::erase_if(order, [&](const std::string& name) { return group_of(run, name) < 0; });
+  return order;
+}
+
+using LocalStates = std::map<std::string, std::map<std::string, TensorMap>>;  // by state, rank, name
+
+LocalStates local_states(const TrainingRun& run, const OracleOptions& mesh) {
+  LocalStates local;
+  for (const auto& [state, of] : run.states) {
+    TensorMap all = of;
+    for (const auto& [name, data] : run.weights)
+      if (all.count(name) == 0) all[name] = data;  // buffers, which the oracle wants too
+    if (state != "step") local[state] = expected_ranks(run.model, all, mesh);
+  }
+  return local;
+}
+
+std::uint32_t rank_in(const std::string& name, const std::string& what) {
+  return static_cast<std::uint32_t>(std::stoul(name.substr(name.find(what) + what.size())));
+}
+
+/// Groups, and what the optimizer says of shapes.
+void add_objects(const TrainingRun& run, const NxdDcpForm& form, const std::vector<Dims>& shapes, Saved& saved) {
+  Json group = run.groups.front();
+  group["params"] = Json::array();
+  for (std::size_t id = 0; id < shapes.size(); ++id) group["params"].push_back(id);
+  std::string by_id = "}(";
+  for (std::size_t id = 0; id < shapes.size(); ++id) {
+    const std::string shape = pickles::numbers({shapes[id].begin(), shapes[id].end()});
+    by_id += pickles::number(static_cast<std::int64_t>(id)) + shape;
+    if (form.flat)
+      saved.objects.push_back({fmt::format("shape_info.{}", id), torch_zip(pickles::stream(shape), {}), 0});
+  }
+  if (form.flat) {
+    for (const auto& [key, value] : group.items())
+      saved.objects.push_back({"param_groups.0." + key, object_of(value), 0});
+    return;
+  }
+  saved.objects.push_back({"state", torch_zip(pickles::stream(pickles::dict({})), {}), 0});
+  saved.objects.push_back({"param_groups", object_of(Json::array({group})), 0});
+  saved.objects.push_back({"shape_info", torch_zip(pickles::stream(by_id + "u"), {}), 0});
+}
+
 }  // namespace
 
 int group_of(const TrainingRun& run, const std::string& parameter) {
@@ -147,13 +205,7 @@ void write_dcp(const fs::path& directory, const TrainingRun& run, Random& random
 
 std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, const OracleOptions& mesh, std::uint64_t dp,
                                                     const fs::path& model) {
-  std::map<std::string, std::map<std::string, TensorMap>> local;  // by state, rank, name
-  for (const auto& [state, of] : run.states) {
-    TensorMap all = of;
-    for (const auto& [name, data] : run.weights)
-      if (all.count(name) == 0) all[name] = data;  // buffers, which the oracle wants too
-    if (state != "step") local[state] = expected_ranks(run.model, all, mesh);
-  }
+  LocalStates local = local_states(run, mesh);
   if (run.states.count("master") == 0) {
     TensorMap masters;
     for (const auto& [name, data] : run.weights) masters[name] = cast_to(data, run.state_dtype);
@@ -161,14 +213,8 @@ std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, cons
   }
   std::map<std::string, SavedTree> files;
   for (const auto& [rank, held] : local.at("exp_avg")) {
-    std::vector<std::string> order = parameters_in(model / ("dp_rank_00_" + rank + ".pt"), held);
-    const bool is_last_of_several = mesh.pp > 1 && rank.ends_with(fmt::format("{:02}", mesh.pp - 1));
-    const std::string head = "lm_head.weight";
-    // A tied head is stored with the embedding on its stage, but has states of its own.
-    if (run.model.tied) std::erase(order, is_last_of_several ? "model.embed_tokens.weight" : head);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](const std::string& a, const std::string& b) { return group_of(run, a) < group_of(run, b); });
-    std::erase_if(order, [&](const std::string& name) { return group_of(run, name) < 0; });
+    const std::vector<std::string> order =
+        trained_by(run, mesh, rank, parameters_in(model / ("dp_rank_00_" + rank + ".pt"), held));
     for (std::uint64_t d = 0; d < dp; ++d) {
       SavedTree tree;
       tree.structure = {{"state", Json::object()}, {"param_groups", Json::array()}};
@@ -202,6 +248,39 @@ std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, cons
     }
   }
   return files;
+}
+
+Saved nxd_dcp(const TrainingRun& run, const OracleOptions& mesh, const NxdDcpForm& form, const fs::path& model) {
+  Saved saved;
+  std::vector<Dims> shapes;  // of the first stage
+  std::map<std::string, bool> seen;
+  const LocalStates local = local_states(run, mesh);
+  for (const auto& [rank, held] : local.at("exp_avg")) {
+    const std::uint32_t tp_rank = rank_in(rank, "tp_rank_"), pp_rank = rank_in(rank, "pp_rank_");
+    const auto order = trained_by(run, mesh, rank, parameters_in(model / ("dp_rank_00_" + rank + ".pt"), held));
+    for (const std::string& name : order) {
+      if (tp_rank == 0 && pp_rank == 0) shapes.push_back(held.at(name).shape);
+      const std::string step = fmt::format("base_state.{}.step", name);
+      if (!std::exchange(seen[step], true)) {
+        if (form.has_counts)
+          saved.objects.push_back({step, object_of(3), 0});
+        else
+          saved.add(step, run.states.at("step").begin()->second);
+      }
+      for (const char* state : {"exp_avg", "exp_avg_sq"}) {
+        const bool is_once = form.dedup && name.find("norm") != name.npos;
+        const std::string key =
+            fmt::format("base_state.{}.{}{}{}", name, state, mesh.pp > 1 ? fmt::format("|pp-{:04}", pp_rank) : "",
+                        mesh.tp > 1 && !is_once ? fmt::format("|tp-{:04}", tp_rank) : "");
+        if (std::exchange(seen[key], true)) continue;
+        saved.add(key, local.at(state).at(rank).at(name), form.dp);
+        for (dcp::Part& part : saved.tensors.back().parts)
+          part.rank = static_cast<std::uint32_t>(part.rank * mesh.tp + tp_rank);
+      }
+    }
+  }
+  add_objects(run, form, shapes, saved);
+  return saved;
 }
 
 }  // namespace reshard::test

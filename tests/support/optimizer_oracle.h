@@ -11,6 +11,7 @@
 #include "support/oracle.h"
 #include "support/random.h"
 #include "support/saved_trees.h"
+#include "support/training_runs.h"
 
 /// Runs of training that tests make themselves: a model with what its optimizer has of it.
 namespace reshard::test {
@@ -40,5 +41,17 @@ void write_dcp(const std::filesystem::path& directory, const TrainingRun& run, R
 /// files that stand in `model`. Sliced here, from what the oracle says that ranks hold.
 std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, const OracleOptions& mesh, std::uint64_t dp,
                                                     const std::filesystem::path& model);
+
+/// How NxD saves an optimizer through torch.distributed.checkpoint.
+struct NxdDcpForm {
+  std::uint64_t dp = 1;
+  bool dedup = false;       // what all tensor-parallel ranks have is there once
+  bool flat = false;        // as torch 2.4 and later flatten dicts
+  bool has_counts = false;  // steps are numbers
+};
+
+/// The same files in this form: entries by name, without padding and without master weights. The run has one group.
+Saved nxd_dcp(const TrainingRun& run, const OracleOptions& mesh, const NxdDcpForm& form,
+              const std::filesystem::path& model);
 
 }  // namespace reshard::test

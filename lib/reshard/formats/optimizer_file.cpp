@@ -270,6 +270,7 @@ std::uint32_t OptimizerFile::first_of_group(std::uint32_t group) const {
 }
 
 std::string name_of_entry(const OptimizerFile& file, std::uint32_t number) {
+  if (const std::string& own = file.entries[number].name; !own.empty()) return printable(own);
   const std::uint32_t dense = file.first_of_group(file.first_expert_group);
   return number < dense ? fmt::format("id {}", number) : fmt::format("id {} of the experts", number - dense);
 }

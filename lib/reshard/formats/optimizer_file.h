@@ -24,6 +24,7 @@ struct OptimizerEntry {
   std::vector<std::pair<std::string, PlainValue>> numbers;  // "step" of an optimizer that counts in Python
   std::optional<TensorEntry> master;                        // of sharded_master_weights
   std::optional<Dims> shape;                                // of shape_info: before data-parallel ranks shared it
+  std::string name;                                         // of the parameter; empty in files, which have numbers
 };
 
 /// Parameters are counted through all groups: group g has the `count` after those of the groups before it.
@@ -54,7 +55,7 @@ struct OptimizerFile {
   std::uint32_t first_of_group(std::uint32_t group) const;
 };
 
-/// What an entry is called in errors: "id 3", "id 0 of the experts".
+/// What an entry is called in errors: its name, or "id 3", "id 0 of the experts".
 std::string name_of_entry(const OptimizerFile& file, std::uint32_t number);
 
 /// Whether `path`, a file of weights, holds an optimizer as well, or what stands in its place.

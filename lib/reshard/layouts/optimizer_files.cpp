@@ -8,7 +8,9 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/dcp_directory.h"
 #include "reshard/layouts/older_optimizer.h"
+#include "reshard/layouts/optimizer_dcp.h"
 #include "reshard/layouts/row_shards.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 
@@ -146,7 +148,7 @@ std::optional<std::uint64_t> likely_ranks(const OptimizerFiles& of, const Optimi
 
 /// The shape that a shard must have.
 Dims expected_shape(const OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, std::uint32_t dp_rank) {
-  return row_shard_shape(*file.entries[entry].shape, share_of_rows(of, file, entry, dp_rank).count);
+  return shard_shape(of, *file.entries[entry].shape, share_of_rows(of, file, entry, dp_rank));
 }
 
 Error wrong_rows(const OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, const TensorEntry& tensor,
@@ -304,6 +306,26 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
   validate_rows(of);
   drop_partial_masters(of);
   return of;
+}
+
+std::optional<OptimizerFiles> read_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards) {
+  if (!files.is_directory(folder)) return std::nullopt;
+  const auto names = list_optimizer_files(files, folder);
+  const bool has_own_folder = folder != shards.folder.path;
+  if (!has_own_folder || (!holds_dcp_metadata(files, folder) && !holds_dcp_items(files, folder))) {
+    if (names.empty()) return std::nullopt;
+    return read_optimizer_files(files, folder, names, shards);
+  }
+  if (names.empty()) return read_optimizer_dcp(files, folder, shards);
+  throw Error(ErrorKind::kBadInput, "lies beside files of torch.distributed.checkpoint, which are an optimizer, too")
+      .in(names.front().path)
+      .hint("the folder holds the optimizer of two saves; move the older one away");
+}
+
+Dims shard_shape(const OptimizerFiles& files, Dims local, ShareOfRows share) {
+  if (!files.is_dcp) return row_shard_shape(std::move(local), share.count);
+  if (!local.empty()) local[0] = row_share(local[0], share.count, share.number).rows;
+  return local;
 }
 
 }  // namespace reshard

@@ -42,6 +42,11 @@ struct OptimizerFiles {
   std::vector<OptimizerFile> all;  // [(pp_rank × tp + tp_rank) × dp + dp_rank]
   bool is_full = false;
   bool has_masters = false;
+  /// Saved through torch.distributed.checkpoint (optimizer_dcp.h): entries have names, shards no padding, and what is
+  /// stored once for several ranks is in the first one's OptimizerFile alone. Their paths are those of the metadata.
+  bool is_dcp = false;
+  std::vector<ContainerFile> items;  // then: the files of all tensors, which TensorEntry::file counts
+  std::vector<std::string> notes;    // what is odd, as whole sentences
   /// Why the states are not all there, as a clause, where the files are what the reference writes nonetheless; empty
   /// where they are complete.
   std::string incomplete;
@@ -50,6 +55,8 @@ struct OptimizerFiles {
     return all[(std::size_t{pp_rank} * tp + tp_rank) * dp + dp_rank];
   }
   OptimizerFile::Form form() const { return all.front().form; }
+  /// Those that the tensors of `file` lie in.
+  const std::vector<ContainerFile>& files_of(const OptimizerFile& file) const { return is_dcp ? items : file.files; }
 };
 
 /// The rows of a tensor's shard, where `count` data-parallel ranks share it, and which rank has the first of them.
@@ -67,5 +74,14 @@ ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerFile& file
 /// \throws Error kBadInput, naming the file, the id and the numbers; as read_optimizer_file does.
 OptimizerFiles read_optimizer_files(Files& files, const std::filesystem::path& folder,
                                     const std::vector<OptimizerFileName>& names, const ShardedCheckpoint& shards);
+
+/// Reads what `folder` holds of an optimizer: files of ranks, or a directory of torch.distributed.checkpoint. Nothing
+/// if it holds neither.
+/// \throws Error kBadInput if it holds both; as read_optimizer_files or read_optimizer_dcp.
+std::optional<OptimizerFiles> read_optimizer(Files& files, const std::filesystem::path& folder,
+                                             const ShardedCheckpoint& shards);
+
+/// The shape of a shard of a local tensor of shape `local`.
+Dims shard_shape(const OptimizerFiles& files, Dims local, ShareOfRows share);
 
 }  // namespace reshard

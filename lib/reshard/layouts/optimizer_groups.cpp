@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <unordered_set>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -154,6 +155,39 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
               "say with `optimizer-groups` how the training code grouped parameters (convert takes it with from- "
               "before the name)");
   return std::move(fitting.front().names);
+}
+
+std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
+                                                   const std::vector<std::vector<LocalParameter>>& parameters) {
+  std::vector<std::vector<std::string>> all;
+  for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
+    const OptimizerFile& file = files.of(pp_rank, 0, 0);
+    std::vector<std::string> others;  // of the model, without states
+    std::unordered_set<std::string_view> known;
+    for (const LocalParameter& parameter : parameters[pp_rank]) known.insert(parameter.name);
+    std::vector<std::string>& names = all.emplace_back();
+    for (const OptimizerEntry& entry : file.entries) {
+      if (entry.name.empty()) break;
+      if (known.erase(entry.name) == 0)
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("has states of a parameter that the model's files of pp rank {} do not hold", pp_rank))
+            .in(file.path)
+            .tensor(entry.name)
+            .hint("the optimizer and the model come from different checkpoints");
+      names.push_back(entry.name);
+    }
+    for (const LocalParameter& parameter : parameters[pp_rank])
+      if (known.count(parameter.name) > 0) others.push_back(parameter.name);
+    const std::size_t nameless = file.entries.size() - names.size();
+    if (nameless > 0 && nameless != others.size())
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("lists {} parameters without states, but the model has {} of which there are none",
+                              nameless, others.size()))
+          .in(file.path)
+          .hint("the optimizer and the model come from different checkpoints");
+    if (nameless > 0) names.insert(names.end(), others.begin(), others.end());
+  }
+  return all;
 }
 
 std::optional<GroupRule> chosen_group_rule(const OptionValues& values) {

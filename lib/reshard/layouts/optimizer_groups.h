@@ -55,6 +55,11 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
                                                        const std::vector<std::vector<LocalParameter>>& parameters,
                                                        std::optional<GroupRule> chosen, std::string_view model_type);
 
+/// The same of entries that have names. Those without, which have no states, are what `parameters` has besides.
+/// \throws Error kBadInput, naming the parameter and numbers, for one that the model lacks, or other numbers of them.
+std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
+                                                   const std::vector<std::vector<LocalParameter>>& parameters);
+
 /// The value of kOptimizerGroups; nothing for auto.
 std::optional<GroupRule> chosen_group_rule(const OptionValues& values);
 

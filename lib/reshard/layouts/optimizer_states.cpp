@@ -112,35 +112,46 @@ class StateParts {
   std::vector<StatePart> collect(const std::string& where, const std::string& state, TensorOf&& tensor_of) const {
     const OptimizerFiles& files = optimizer_.files;
     std::vector<StatePart> parts;
-    std::map<std::uint32_t, SharedName> names;
+    std::map<std::pair<std::uint32_t, std::uint32_t>, SharedName> names;
     for_each_entry(files, [&](std::uint32_t pp_rank, std::uint32_t tp_rank, std::uint32_t dp_rank, std::uint32_t index,
                               std::uint32_t entry) {
       const OptimizerFile& file = files.all[index];
       const TensorEntry* tensor = tensor_of(file.entries[entry]);
       if (tensor == nullptr) return;
       const ShareOfRows share = share_of_rows(files, file, entry, dp_rank);
-      const SharedName& name =
-          names.try_emplace(entry, fmt::format("{}.{}{}", where, entry, state.empty() ? "" : "." + state))
-              .first->second;
-      const std::uint64_t begin = tensor->shape.empty() ? 0 : tensor->shape[0] * share.number;
+      const std::pair of_name(files.is_dcp ? pp_rank : 0, entry);
+      auto name = names.find(of_name);
+      if (name == names.end()) name = names.emplace(of_name, name_in_file(file, where, entry, state)).first;
+      const std::uint64_t begin = begin_row(file.entries[entry], *tensor, share);
       const std::uint32_t ep_rank = ep_rank_of(files, file, entry, dp_rank);
       const std::string& parameter = optimizer_.names_of(pp_rank, ep_rank)[entry];
       for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, tp_rank, parameter)) {
         validate_shape(*tensor, file, entry, local, share);
-        parts.push_back({tensor, optimizer_.first_files[index], local, begin, name});
+        parts.push_back({tensor, optimizer_.first_files[index], local, begin, name->second});
       }
     });
     return parts;
   }
 
  private:
+  static std::string name_in_file(const OptimizerFile& file, const std::string& where, std::uint32_t entry,
+                                  const std::string& state) {
+    const std::string& own = file.entries[entry].name;
+    return fmt::format("{}.{}{}{}", where, own.empty() ? std::to_string(entry) : own, state.empty() ? "" : ".", state);
+  }
+
+  static std::uint64_t begin_row(const OptimizerEntry& entry, const TensorEntry& tensor, const ShareOfRows& share) {
+    if (tensor.shape.empty() || share.number == 0) return 0;
+    return rows_per_shard((*entry.shape)[0], share.count) * share.number;
+  }
+
   /// A state has the shape that its parameter has in the model's file, or the rows of it that a rank has.
   void validate_shape(const TensorEntry& tensor, const OptimizerFile& file, std::uint32_t entry, std::uint32_t local,
                       const ShareOfRows& share) const {
     if (tensor.shape.empty()) return;
     const StoredTensor& stored = locals_.model().stored[local];
     const Dims in_model = stored.file_shape();
-    if (!in_model.empty() && tensor.shape == row_shard_shape(in_model, share.count)) return;
+    if (!in_model.empty() && tensor.shape == shard_shape(optimizer_.files, in_model, share)) return;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} of {} has the shape {}, but its parameter {} has {} in the model's file{}", tensor.name,
                             name_of_entry(file, entry), to_string(tensor.shape), printable(stored.name.text()),
@@ -187,8 +198,12 @@ void add_shared(TensorMap& map, const TensorMap& model, const std::vector<StateP
 std::vector<std::uint32_t> add_optimizer_files(TensorMap& model, const OptimizerFiles& files) {
   std::vector<std::uint32_t> first;
   for (std::uint32_t i = 0; i < files.all.size(); ++i) {
+    if (files.is_dcp && i > 0) {
+      first.push_back(first.front());
+      continue;
+    }
     first.push_back(static_cast<std::uint32_t>(model.files.size()));
-    for (const ContainerFile& file : files.all[i].files) {
+    for (const ContainerFile& file : files.files_of(files.all[i])) {
       model.files.push_back({file.path, file.size_bytes, i / files.dp % files.tp, i / (files.tp * files.dp)});
       model.files.back().stamp = file.stamp;
     }
@@ -386,17 +401,19 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
       }
     }
   }
+  if (files.is_dcp) return stored_names(files, parameters);
   return names_of_entries(files, parameters, chosen_group_rule(options), checkpoint.model_type);
 }
 
 ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
                                         Checkpoint& checkpoint, const OptionValues& options) {
-  const auto names = list_optimizer_files(files, folder);
-  if (names.empty())
+  std::optional<OptimizerFiles> read = read_optimizer(files, folder, shards);
+  if (!read)
     throw Error(ErrorKind::kBadInput, "holds no files of an optimizer")
         .in(checkpoint.path)
         .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
-  ShardedOptimizer optimizer{read_optimizer_files(files, folder, names, shards), {}, {}};
+  ShardedOptimizer optimizer{*std::move(read), {}, {}};
+  for (const std::string& note : optimizer.files.notes) checkpoint.notes.push_back(note);
   optimizer.names = name_entries(optimizer.files, shards, checkpoint, options);
   optimizer.first_files = add_optimizer_files(checkpoint.map, optimizer.files);
   return optimizer;

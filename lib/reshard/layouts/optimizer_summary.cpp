@@ -25,7 +25,8 @@ void count(OptimizerSummary& summary, const std::string& name, const TensorEntry
 }
 
 /// The value of "step"; nothing where there is none.
-std::optional<double> step_of(Files& files, const OptimizerFile& file, const OptimizerEntry& entry) {
+std::optional<double> step_of(Files& files, const OptimizerFiles& optimizer, const OptimizerFile& file,
+                              const OptimizerEntry& entry) {
   for (const auto& [name, value] : entry.numbers) {
     if (name != kStep) continue;
     if (const auto* whole = std::get_if<std::int64_t>(&value.value)) return static_cast<double>(*whole);
@@ -35,23 +36,23 @@ std::optional<double> step_of(Files& files, const OptimizerFile& file, const Opt
     std::array<std::byte, 16> bytes;
     if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
     const auto value = std::span(bytes).first(tensor.size_bytes);
-    files.open(file.files[tensor.file].path)->read_at(tensor.offset_bytes, value);
+    files.open(optimizer.files_of(file)[tensor.file].path)->read_at(tensor.offset_bytes, value);
     return summarize(tensor.dtype, value).min;
   }
   return std::nullopt;
 }
 
 /// That of the first entry that has one.
-std::optional<double> first_step(Files& files, const OptimizerFile& file) {
+std::optional<double> first_step(Files& files, const OptimizerFiles& optimizer, const OptimizerFile& file) {
   for (const OptimizerEntry& entry : file.entries)
-    if (const auto step = step_of(files, file, entry)) return step;
+    if (const auto step = step_of(files, optimizer, file, entry)) return step;
   return std::nullopt;
 }
 
-std::optional<double> last_step(Files& files, const OptimizerFile& file) {
+std::optional<double> last_step(Files& files, const OptimizerFiles& optimizer, const OptimizerFile& file) {
   std::optional<double> last;
   for (const OptimizerEntry& entry : file.entries)
-    if (const auto step = step_of(files, file, entry)) last = std::max(last.value_or(*step), *step);
+    if (const auto step = step_of(files, optimizer, file, entry)) last = std::max(last.value_or(*step), *step);
   return last;
 }
 
@@ -61,7 +62,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   OptimizerSummary summary;
   summary.is_sharded = optimizer.form() == OptimizerFile::Form::kZero1 && !optimizer.is_full;
   summary.dp = optimizer.dp;
-  summary.files = optimizer.all.size();
+  summary.files = optimizer.is_dcp ? optimizer.items.size() : optimizer.all.size();
   summary.has_masters = optimizer.has_masters;
   summary.incomplete = optimizer.incomplete;
   for (const OptimizerFile& file : optimizer.all) {
@@ -77,7 +78,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
     }
     summary.bytes += bytes;
     summary.most_rank_bytes = std::max(summary.most_rank_bytes, bytes);
-    if (!summary.step) summary.step = first_step(files, file);
+    if (!summary.step) summary.step = first_step(files, optimizer, file);
   }
   for (std::size_t g = 0; g < optimizer.all.front().groups.size(); ++g) {
     OptimizerSummary::Group& group = summary.groups.emplace_back();
@@ -93,7 +94,7 @@ void validate_steps(Files& files, const OptimizerFiles& optimizer) {
   std::optional<double> of_first;
   for (std::uint32_t pp_rank = 0; pp_rank < optimizer.pp && optimizer.pp > 1; ++pp_rank) {
     const OptimizerFile& file = optimizer.of(pp_rank, 0, 0);
-    const auto step = last_step(files, file);
+    const auto step = last_step(files, optimizer, file);
     if (!step) continue;
     if (first == nullptr) {
       first = &file;

@@ -99,17 +99,16 @@ bool has_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint
 void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
                        const OptionValues& options, Checkpoint& checkpoint) {
   try {
-    const auto names = list_optimizer_files(files, folder);
-    if (names.empty()) return;
+    const std::optional<OptimizerFiles> optimizer = read_optimizer(files, folder, shards);
+    if (!optimizer) return;
     BesideModel& beside = checkpoint.beside_model.emplace();
-    const OptimizerFiles optimizer = read_optimizer_files(files, folder, names, shards);
-    beside.summary = summarize_optimizer(files, optimizer);
+    beside.summary = summarize_optimizer(files, *optimizer);
     for (const OptimizerSummary::State& state : beside.summary->states) {
       beside.optimizer.tensors += state.tensors;
       beside.optimizer.bytes += state.bytes;
     }
-    if (optimizer.incomplete.empty())
-      beside.summary->unnamed = problem_of_names(optimizer, shards, options, checkpoint);
+    if (optimizer->incomplete.empty())
+      beside.summary->unnamed = problem_of_names(*optimizer, shards, options, checkpoint);
   } catch (const Error& error) {
     if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
     checkpoint.beside_model->unreadable = error.what();

@@ -81,6 +81,12 @@ std::uint64_t rows_per_shard(std::uint64_t rows, std::uint64_t count) {
   return rows / count + (rows % count == 0 ? 0 : 1);
 }
 
+RowShare row_share(std::uint64_t rows, std::uint64_t count, std::uint64_t number) {
+  const std::uint64_t most = rows_per_shard(rows, count);
+  const std::uint64_t begin = number >= count ? rows : std::min(rows, most * number);
+  return {begin, std::min(most, rows - begin)};
+}
+
 Dims row_shard_shape(Dims local, std::uint64_t count) {
   if (!local.empty()) local[0] = rows_per_shard(local[0], count);
   return local;

@@ -21,6 +21,13 @@ struct RowShard {
 /// The rows of each shard where `count` ranks, at least one, share `rows`: ⌈rows / count⌉.
 std::uint64_t rows_per_shard(std::uint64_t rows, std::uint64_t count);
 
+/// The rows that shard `number` of `count` has of a local tensor, without padding; none where those before it have all.
+struct RowShare {
+  std::uint64_t begin_row = 0;
+  std::uint64_t rows = 0;
+};
+RowShare row_share(std::uint64_t rows, std::uint64_t count, std::uint64_t number);
+
 /// The shape of each shard of a local tensor: fewer rows, or all of a number, which has none.
 Dims row_shard_shape(Dims local, std::uint64_t count);
 
