@@ -20,6 +20,16 @@ std::string key_of(const TrainingStates& states, std::size_t index) {
   return states.map.logical[index].name.substr(state.parameter_begin);
 }
 
+using Numbers = std::map<std::pair<std::string, std::string>, const PlainValue*>;
+
+/// By parameter and state.
+Numbers numbers_of(const TrainingStates& states) {
+  Numbers found;
+  for (const StateNumber& number : states.numbers)
+    found.emplace(std::pair(number.parameter, number.state), &number.value);
+  return found;
+}
+
 using GroupOf = std::unordered_map<std::string, const OptimizerGroup*>;
 
 GroupOf groups_by_parameter(const TrainingStates& states) {
@@ -33,6 +43,67 @@ const PlainValue* find_value(const PlainValue::Dict& values, const std::string& 
   const auto found = std::find_if(values.begin(), values.end(), [&](const auto& item) { return item.first == key; });
   return found == values.end() ? nullptr : &found->second;
 }
+
+void compare_numbers(const TrainingStates& a, const TrainingStates& b, std::vector<std::string>& lines) {
+  const Numbers of_a = numbers_of(a), of_b = numbers_of(b);
+  const auto add = [&](const StateNumber& number, const std::string& in_a, const std::string& in_b) {
+    lines.push_back(
+        fmt::format("{} of {}: {} and {}", printable(number.state), printable(number.parameter), in_a, in_b));
+  };
+  for (const StateNumber& number : a.numbers) {
+    const auto found = of_b.find({number.parameter, number.state});
+    if (found == of_b.end())
+      add(number, to_string(number.value), "nothing");
+    else if (*found->second != number.value)
+      add(number, to_string(number.value), to_string(*found->second));
+  }
+  for (const StateNumber& number : b.numbers)
+    if (!of_a.contains({number.parameter, number.state})) add(number, "nothing", to_string(number.value));
+}
+
+/// Compares the hyperparameters of parameters that groups of both have; each pair of values is told once.
+class GroupComparison {
+ public:
+  GroupComparison(const TrainingStates& a, const TrainingStates& b, std::vector<std::string>& lines)
+      : a_(a), b_(b), lines_(lines) {}
+
+  void run() {
+    const GroupOf of_a = groups_by_parameter(a_), of_b = groups_by_parameter(b_);
+    for (const OptimizerGroup& group : a_.groups)
+      for (const std::string& parameter : group.parameters)
+        if (const auto other = of_b.find(parameter); other == of_b.end())
+          lines_.push_back(fmt::format("hyperparameters of {}: only in A", printable(parameter)));
+        else
+          compare(parameter, group.values, other->second->values);
+    for (const OptimizerGroup& group : b_.groups)
+      for (const std::string& parameter : group.parameters)
+        if (!of_a.contains(parameter))
+          lines_.push_back(fmt::format("hyperparameters of {}: only in B", printable(parameter)));
+  }
+
+ private:
+  void compare(const std::string& parameter, const PlainValue::Dict& in_a, const PlainValue::Dict& in_b) {
+    for (const auto& [key, value] : in_a) {
+      const PlainValue* const other = find_value(in_b, key);
+      if (other == nullptr)
+        tell(key, parameter, "only in A");
+      else if (*other != value)
+        tell(key, parameter, fmt::format("{} and {}", to_string(value), to_string(*other)));
+    }
+    for (const auto& [key, value] : in_b)
+      if (find_value(in_a, key) == nullptr) tell(key, parameter, "only in B");
+  }
+
+  void tell(const std::string& key, const std::string& parameter, const std::string& difference) {
+    if (told_.emplace(key, difference).second)
+      lines_.push_back(fmt::format("{} of {}: {}", printable(key), printable(parameter), difference));
+  }
+
+  const TrainingStates& a_;
+  const TrainingStates& b_;
+  std::vector<std::string>& lines_;
+  std::set<std::pair<std::string, std::string>> told_;
+};
 
 }  // namespace
 
@@ -56,28 +127,8 @@ void name_states_alike(const TrainingStates& a, TrainingStates& b) {
 
 std::vector<std::string> different_values(const TrainingStates& a, const TrainingStates& b) {
   std::vector<std::string> lines;
-  std::map<std::pair<std::string, std::string>, const PlainValue*> numbers;
-  for (const StateNumber& number : b.numbers) numbers.emplace(std::pair(number.parameter, number.state), &number.value);
-  for (const StateNumber& number : a.numbers) {
-    const auto found = numbers.find({number.parameter, number.state});
-    if (found == numbers.end() || *found->second == number.value) continue;
-    lines.push_back(fmt::format("{} of {}: {} and {}", printable(number.state), printable(number.parameter),
-                                to_string(number.value), to_string(*found->second)));
-  }
-  const GroupOf of_b = groups_by_parameter(b);
-  std::set<std::string> told;
-  for (const OptimizerGroup& group : a.groups)
-    for (const std::string& parameter : group.parameters) {
-      const auto other = of_b.find(parameter);
-      if (other == of_b.end()) continue;
-      for (const auto& [key, value] : group.values) {
-        const PlainValue* theirs = find_value(other->second->values, key);
-        if (theirs == nullptr || *theirs == value) continue;
-        const std::string values = fmt::format("{} and {}", to_string(value), to_string(*theirs));
-        if (told.insert(key + " " + values).second)
-          lines.push_back(fmt::format("{} of {}: {}", printable(key), printable(parameter), values));
-      }
-    }
+  compare_numbers(a, b, lines);
+  if (!a.groups.empty() && !b.groups.empty()) GroupComparison(a, b, lines).run();
   return lines;
 }
 
