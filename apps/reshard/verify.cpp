@@ -119,14 +119,17 @@ struct UsedOptions {
   bool with_optimizer = false;
 };
 
-/// The checkpoint at `path`; of a training run's directory, the one that --tag names or the newest one.
-Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, UsedOptions& used) {
+/// The checkpoint at `path`; of a training run's directory, the one that --tag names or the newest one. `with_groups`: an
+/// optimizer's groups are read as values where they are plain ones.
+Checkpoint read_side(const std::string& path, const VerifyArguments& arguments, bool with_groups, UsedOptions& used) {
   const bool has_tags = local_storage().is_directory(path) && !is_checkpoint(local_storage(), path);
   const FoundCheckpoint found = find_checkpoint(path, has_tags ? arguments.source.tag : std::nullopt);
   used.tag = used.tag || has_tags;
   const ConfigChoice config{config_of(arguments.source), true};
-  Checkpoint side = read_checkpoint(found.path, {ConfigUse::kLenient, family_spec(arguments), arguments.source_options,
-                                                 config, arguments.source.with_optimizer});
+  ReadContext context{ConfigUse::kLenient, family_spec(arguments), arguments.source_options, config,
+                      arguments.source.with_optimizer};
+  context.with_groups = context.groups_may_stay = with_groups && context.with_optimizer;
+  Checkpoint side = read_checkpoint(found.path, context);
   used.with_optimizer = used.with_optimizer || !side.states.empty();
   side.notes.insert(side.notes.begin(), found.notes.begin(), found.notes.end());
   return side;
@@ -313,7 +316,7 @@ int run_verify_tensors(const VerifyArguments& arguments, const std::string& text
   UsedOptions used;
   Checkpoint a;
   together.step("plan", *options.progress, [&] {
-    a = read_side(arguments.a, arguments, used);
+    a = read_side(arguments.a, arguments, false, used);
     add_states(a.map, std::move(a.states.map));
     validate_used(arguments, used, {&a});
   });
@@ -368,6 +371,19 @@ void validate_arguments(const VerifyArguments& arguments) {
     throw Error(ErrorKind::kUsage, "--rtol and --atol have no effect with --manifest: digests are equal or not");
 }
 
+/// Compares what the optimizers have as values, and leaves the other states to be compared byte by byte.
+/// \returns lines that tell what differs.
+std::vector<std::string> compare_values(Checkpoint& a, Checkpoint& b) {
+  name_states_alike(a.states, b.states);
+  leave_group_objects(a.states, b.states);
+  for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+    read_number_tensors(local_storage(), one->map.files, one->states, other->states);
+    if (const std::size_t masters = leave_lone_masters(one->states, other->states); masters > 0)
+      one->notes.push_back(fmt::format("{} master weights are not compared: the other optimizer has none", masters));
+  }
+  return different_values(a.states, b.states);
+}
+
 int run_verify(const VerifyArguments& arguments, Together& together) {
   validate_arguments(arguments);
   if (arguments.manifest) return run_verify_manifest(arguments, together);
@@ -382,10 +398,9 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
   std::vector<std::string> values;
   Progress progress;
   together.step("plan", progress, [&] {
-    a = read_side(arguments.a, arguments, used);
-    b = read_side(arguments.b, arguments, used);
-    name_states_alike(a.states, b.states);
-    values = different_values(a.states, b.states);
+    a = read_side(arguments.a, arguments, true, used);
+    b = read_side(arguments.b, arguments, true, used);
+    values = compare_values(a, b);
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));
     validate_used(arguments, used, {&a, &b});
   });

@@ -1,5 +1,6 @@
 #include "reshard/layouts/compare_states.h"
 
+#include "reshard/io/memory_files.h"
 #include "support/catch.h"
 
 namespace reshard::test {
@@ -66,6 +67,96 @@ TEST_CASE("Nothing is told of groups where an optimizer has none that were read"
   a.groups = {{{{"lr", whole_number(1)}}, {"x"}}};
   CHECK(different_values(a, b).empty());
   CHECK(different_values(b, a).empty());
+}
+
+/// Adds a state of no dims of parameter "x" that lies in file 0.
+void add_number_tensor(TrainingStates& states, const std::string& state, DType dtype,
+                       const std::vector<std::uint64_t>& offsets) {
+  const std::string before = "optim.state.";
+  const std::uint32_t index =
+      states.map.add_logical({before + "x." + state, dtype, {}, {}, {}, TensorRole::kState}, {});
+  states.of.push_back({static_cast<std::uint16_t>(before.size()), 1});
+  for (const std::uint64_t offset : offsets) {
+    const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", dtype, {}, 0, offset, bits(dtype) / 8});
+    states.map.pieces[index].push_back({stored, {}, {}});
+  }
+}
+
+TEST_CASE("Tensors of no dims are compared by value with numbers, in replicas that differ with the one that does") {
+  const std::string three("\0\0\x40\x40", 4), tenth("\xcd\xcc\xcc\x3d", 4), seven("\7\0\0\0\0\0\0\0", 8);
+  MemoryFiles files;
+  files.write("f", three + tenth + seven);
+  const TensorFile file{"f", 16};
+  TrainingStates a, b;
+  a.numbers = {{"x", "step", whole_number(3)}, {"x", "tenth", PlainValue{0.1}}, {"x", "seven", whole_number(6)}};
+  add_number_tensor(b, "seven", DType::kI64, {8});
+  add_number_tensor(b, "more", DType::kF32, {0});
+  add_number_tensor(b, "step", DType::kF32, {0, 0});
+  add_number_tensor(b, "tenth", DType::kF32, {4});
+  read_number_tensors(files, std::span(&file, 1), b, a);
+  CHECK(different_values(a, b) == Lines{"seven of x: 6 and 7.0"});
+  REQUIRE(b.map.logical.size() == 1);  // which a has no number for
+  CHECK(b.map.logical[0].name == "optim.state.x.more");
+  CHECK(b.state(0) == "more");
+  CHECK(b.map.stored.size() == 1);
+  CHECK(b.map.pieces[0].front().stored == 0);
+
+  TrainingStates c;
+  add_number_tensor(c, "step", DType::kF32, {0, 4, 0});
+  read_number_tensors(files, std::span(&file, 1), c, a);
+  REQUIRE(c.numbers.size() == 1);
+  CHECK(c.numbers[0].value != whole_number(3));
+}
+
+TEST_CASE("Master weights are left out where the other optimizer has none, with the padding that only they have") {
+  const auto with_masters = [] {
+    TrainingStates states = states_of("optimizer.state.", {"x"});
+    states.groups = {{{}, {"x"}}};
+    const std::uint32_t master =
+        states.map.add_logical({"optimizer.state.x.master", DType::kF32, {2}, {}, {}, TensorRole::kState}, {});
+    states.of.push_back({16, 1});
+    for (const std::uint32_t logical : {0u, master}) {
+      const std::uint32_t stored = states.map.add_stored(StoredTensor{"s", DType::kF32, {3}, 0, 0, 12});
+      states.map.pieces[logical].push_back({stored, {{0}, {2}}, {0}});
+      states.map.add_filler(stored, {{2}, {1}}, 0);
+    }
+    states.of.resize(states.map.logical.size());
+    return states;
+  };
+  TrainingStates a = with_masters(), b = with_masters();
+  CHECK(leave_lone_masters(a, b) == 0);
+  CHECK(a.map.logical.size() == with_masters().map.logical.size());
+  TrainingStates none = states_of("optimizer.state.", {"x"});
+  CHECK(leave_lone_masters(a, none) == 0);  // whose groups were not read
+  none.groups = a.groups;
+  CHECK(leave_lone_masters(none, a) == 0);
+  CHECK(leave_lone_masters(a, none) == 1);
+  CHECK_FALSE(a.map.find_logical("optimizer.state.x.master"));
+  CHECK(a.map.find_logical("optimizer.state.x.exp_avg"));
+  CHECK(a.map.stored.size() == 1);
+  CHECK(a.of.size() == a.map.logical.size());
+  CHECK_NOTHROW(validate_tiling(a.map));
+}
+
+TEST_CASE("Objects of groups are left out of both where both have groups as values, and of none else") {
+  const auto with_objects = [] {
+    TrainingStates states = states_of("optim.state.", {"x"});
+    states.map.add_logical({"optim.param_groups.0.lr", DType::kU8, {4}, {}, {}, TensorRole::kObject}, {});
+    states.map.add_logical({"scheduler.last_lr", DType::kU8, {4}, {}, {}, TensorRole::kObject}, {});
+    states.of.resize(3);
+    return states;
+  };
+  TrainingStates a = with_objects(), b = with_objects();
+  a.groups = {{{{"lr", whole_number(1)}}, {"x"}}};
+  leave_group_objects(a, b);
+  CHECK(a.map.logical.size() == 3);
+  CHECK(b.map.logical.size() == 3);
+  b.groups = a.groups;
+  leave_group_objects(a, b);
+  for (const TrainingStates* states : {&a, &b}) {
+    CHECK(states->map.logical.size() == 2);
+    CHECK(states->map.find_logical("scheduler.last_lr"));
+  }
 }
 
 }  // namespace

@@ -3,12 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
 #include "reshard/base/strings.h"
+#include "reshard/io/zstd_source.h"
+#include "reshard/tensor/numeric.h"
 
 namespace reshard {
 namespace {
@@ -44,6 +50,19 @@ const PlainValue* find_value(const PlainValue::Dict& values, const std::string& 
   return found == values.end() ? nullptr : &found->second;
 }
 
+std::optional<double> real_of(const PlainValue& value) {
+  if (const auto* whole = std::get_if<std::int64_t>(&value.value)) return static_cast<double>(*whole);
+  if (const auto* real = std::get_if<double>(&value.value)) return *real;
+  return std::nullopt;
+}
+
+/// Whether they are the same number, or the same value of another kind.
+bool is_same(const PlainValue& a, const PlainValue& b) {
+  if (a.value.index() == b.value.index()) return a == b;
+  const auto real_a = real_of(a), real_b = real_of(b);
+  return real_a && real_b && *real_a == *real_b;
+}
+
 void compare_numbers(const TrainingStates& a, const TrainingStates& b, std::vector<std::string>& lines) {
   const Numbers of_a = numbers_of(a), of_b = numbers_of(b);
   const auto add = [&](const StateNumber& number, const std::string& in_a, const std::string& in_b) {
@@ -54,7 +73,7 @@ void compare_numbers(const TrainingStates& a, const TrainingStates& b, std::vect
     const auto found = of_b.find({number.parameter, number.state});
     if (found == of_b.end())
       add(number, to_string(number.value), "nothing");
-    else if (*found->second != number.value)
+    else if (!is_same(number.value, *found->second))
       add(number, to_string(number.value), to_string(*found->second));
   }
   for (const StateNumber& number : b.numbers)
@@ -105,7 +124,123 @@ class GroupComparison {
   std::set<std::pair<std::string, std::string>> told_;
 };
 
+/// Reads tensors of no dims, which are numbers.
+class NumberReader {
+ public:
+  NumberReader(Files& files, std::span<const TensorFile> in_files) : files_(files), in_files_(in_files) {}
+
+  static bool can_read(const LogicalTensor& tensor) {
+    const DTypeClass kind = describe(tensor.dtype).kind;
+    return tensor.shape.empty() && !tensor.filler && bits(tensor.dtype) % 8 == 0 && kind != DTypeClass::kComplex;
+  }
+
+  PlainValue read(const StoredTensor& tensor) {
+    std::array<std::byte, sizeof(std::uint64_t)> buffer;
+    const auto bytes = std::span(buffer).first(bits(tensor.dtype) / 8);
+    source_of(tensor.file).read_at(tensor.offset_bytes, bytes);
+    const ValueSummary summary = summarize(tensor.dtype, bytes);
+    return PlainValue{summary.nan_count > 0 ? std::numeric_limits<double>::quiet_NaN() : summary.min};
+  }
+
+ private:
+  const Source& source_of(std::uint32_t index) {
+    std::unique_ptr<Source>& source = sources_[index];
+    if (source) return *source;
+    const TensorFile& file = in_files_[index];
+    source = files_.open(file.path);
+    if (file.frame) source = open_zstd(std::move(source), *file.frame, file.size_bytes, file.path);
+    return *source;
+  }
+
+  Files& files_;
+  std::span<const TensorFile> in_files_;
+  std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
+};
+
+/// Whether `number` is what a tensor of `dtype` has for `value`: float32 has no 0.1.
+bool is_rounded(const PlainValue& number, DType dtype, const PlainValue& value) {
+  const auto* const real = std::get_if<double>(&value.value);
+  return real != nullptr && dtype == DType::kF32 && real_of(number) == static_cast<double>(static_cast<float>(*real));
+}
+
+/// Takes out the states that `out` has, with the stored tensors that they are made of.
+void take_out(TrainingStates& states, const std::vector<bool>& out) {
+  TensorMap& map = states.map;
+  std::vector<bool> used(map.stored.size(), true);
+  for (std::size_t l = 0; l < map.logical.size(); ++l)
+    if (out[l])
+      for (const Piece& piece : map.pieces[l]) used[piece.stored] = false;
+  TensorMap kept;
+  std::vector<std::uint32_t> numbers(map.stored.size());
+  for (std::uint32_t s = 0; s < map.stored.size(); ++s) {
+    if (!used[s]) continue;
+    numbers[s] = kept.add_stored(std::move(map.stored[s]));
+    if (const auto own = map.strides.find(s); own != map.strides.end()) kept.strides.emplace(numbers[s], own->second);
+  }
+  std::vector<TrainingState> of;
+  for (std::size_t l = 0; l < map.logical.size(); ++l) {
+    if (out[l]) continue;
+    std::vector<Piece>& pieces = map.pieces[l];
+    std::erase_if(pieces, [&](const Piece& piece) { return !used[piece.stored]; });
+    if (pieces.empty() && map.logical[l].filler) continue;  // which padded what was taken out
+    for (Piece& piece : pieces) piece.stored = numbers[piece.stored];
+    kept.pieces[kept.add_logical(map.logical[l], {})] = std::move(pieces);
+    of.push_back(states.of[l]);
+  }
+  states.map = std::move(kept);
+  states.of = std::move(of);
+}
+
+std::vector<bool> masters_of(const TrainingStates& states) {
+  std::vector<bool> masters(states.of.size());
+  for (std::size_t i = 0; i < masters.size(); ++i) masters[i] = is_master(states, i);
+  return masters;
+}
+
 }  // namespace
+
+void leave_group_objects(TrainingStates& a, TrainingStates& b) {
+  if (a.groups.empty() || b.groups.empty()) return;
+  for (TrainingStates* states : {&a, &b}) {
+    std::vector<bool> out(states->of.size());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const LogicalTensor& tensor = states->map.logical[i];
+      out[i] = tensor.role == TensorRole::kObject && is_of_group(tensor.name);
+    }
+    take_out(*states, out);
+  }
+}
+
+void read_number_tensors(Files& files, std::span<const TensorFile> in_files, TrainingStates& states,
+                         const TrainingStates& other) {
+  const Numbers theirs = numbers_of(other);
+  if (theirs.empty()) return;
+  NumberReader reader(files, in_files);
+  std::vector<bool> out(states.of.size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (!NumberReader::can_read(states.map.logical[i]) || states.map.pieces[i].empty()) continue;
+    const auto found = theirs.find({std::string(states.parameter(i)), std::string(states.state(i))});
+    if (found == theirs.end()) continue;
+    out[i] = true;
+    PlainValue number = *found->second;
+    for (const Piece& piece : states.map.pieces[i]) {
+      PlainValue one = reader.read(states.map.stored[piece.stored]);
+      if (is_same(one, *found->second) || is_rounded(one, states.map.logical[i].dtype, *found->second)) continue;
+      number = std::move(one);
+      break;
+    }
+    states.numbers.push_back({found->first.first, found->first.second, std::move(number)});
+  }
+  take_out(states, out);
+}
+
+std::size_t leave_lone_masters(TrainingStates& states, const TrainingStates& other) {
+  const std::vector<bool> masters = masters_of(states), theirs = masters_of(other);
+  if (other.groups.empty() || std::find(theirs.begin(), theirs.end(), true) != theirs.end()) return 0;
+  const auto count = static_cast<std::size_t>(std::count(masters.begin(), masters.end(), true));
+  if (count > 0) take_out(states, masters);
+  return count;
+}
 
 void name_states_alike(const TrainingStates& a, TrainingStates& b) {
   std::unordered_map<std::string, std::size_t> of_a;

@@ -148,7 +148,8 @@ class DcpLayout final : public Layout {
     });
     checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);
     checkpoint.states.prefix = std::move(source.prefix);
-    if (context.with_groups) read_dcp_groups(files, checkpoint.map.files, checkpoint.states);
+    if (context.with_groups)
+      (context.groups_may_stay ? try_dcp_groups : read_dcp_groups)(files, checkpoint.map.files, checkpoint.states);
     return checkpoint;
   }
 

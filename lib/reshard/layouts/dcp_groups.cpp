@@ -196,6 +196,15 @@ void read_dcp_groups(Files& files, std::span<const TensorFile> in_files, Trainin
   GroupReader(files, in_files, states).run();
 }
 
+void try_dcp_groups(Files& files, std::span<const TensorFile> in_files, TrainingStates& states) {
+  try {
+    read_dcp_groups(files, in_files, states);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnsupported && error.kind() != ErrorKind::kBadInput) throw;
+    states.groups.clear();
+  }
+}
+
 std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> groups,
                                               const std::function<std::string(const std::string&)>& name_of,
                                               bool flat) {

@@ -136,6 +136,7 @@ struct ReadContext {
   bool with_optimizer = false;  // what a training run has saved beside the model, too, where the layout reads_states
   bool looks_at_optimizer = false;  // headers of the optimizer's files are read, for BesideModel
   bool with_groups = false;         // and the optimizer's groups as values, which may cost a read each
+  bool groups_may_stay = false;     // with_groups: those that are no plain values stay the objects that they are
 };
 
 /// What a checkpoint is to become.

@@ -1,0 +1,206 @@
+// `reshard verify --with-optimizer` of optimizers in layouts that have other forms for the same values.
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "reshard/formats/plain_value.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/dcp.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/golden.h"
+#include "support/layouts.h"
+#include "support/optimizer_oracle.h"
+#include "support/program.h"
+#include "support/random.h"
+#include "support/temp_dir.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+/// A checkpoint of NxD's or optimum-neuron's reference, and what it became by `convert --to dcp`, with its master weights
+/// as the model where it has any.
+struct Migrated {
+  TempDir temp;
+  std::string source, output = (temp / "out").string();
+  Words of_verify{"--with-optimizer"};  // options
+
+  explicit Migrated(const fs::path& golden_case, bool has_masters = true) {
+    const fs::path checkpoint = golden_case / "checkpoint";
+    source = (fs::exists(checkpoint / "step_3") ? checkpoint / "step_3" : checkpoint).string();
+    Words words{"convert", source, output, "--to", "dcp", "--with-optimizer"};
+    if (!fs::exists(fs::path(source) / "config.json")) {
+      const Words config{"--config", (golden_case / "original").string()};
+      words.insert(words.end(), config.begin(), config.end());
+      of_verify.insert(of_verify.end(), config.begin(), config.end());
+    }
+    if (has_masters) {
+      words.insert(words.end(), {"--from-weights", "master"});
+      of_verify.insert(of_verify.end(), {"--weights", "master"});
+    }
+    const ProgramResult result = run_reshard(words);
+    INFO(result.err);
+    REQUIRE(result.exit_code == 0);
+  }
+
+  ProgramResult verify(const std::string& a, const std::string& b) const {
+    Words words{"verify", a, b};
+    words.insert(words.end(), of_verify.begin(), of_verify.end());
+    return run_reshard(words);
+  }
+
+  /// The same with other content.
+  template <typename Change>
+  std::string changed(const Change& change) const {
+    dcp::Content content = dcp::read(output);
+    change(content);
+    std::vector<dcp::Whole> tensors;
+    std::vector<dcp::Object> objects;
+    for (const auto& [name, data] : content.tensors)
+      tensors.push_back({name, data, {{Dims(data.shape.size()), data.shape, 0}}});
+    for (const auto& [name, bytes] : content.objects) objects.push_back({name, bytes});
+    const fs::path directory = temp / "changed";
+    fs::remove_all(directory);
+    dcp::write(directory, tensors, objects);
+    fs::copy(temp / "out/config.json", directory / "config.json");
+    return directory.string();
+  }
+};
+
+const std::string kStep = "optimizer.state.model.norm.weight.step";
+const std::string kMoment = "optimizer.state.model.norm.weight.exp_avg";
+
+TEST_CASE("A migration of an optimizer with its master weights to dcp is the same to verify") {
+  std::size_t cases = 0;
+  for (const fs::path& golden_case : golden_cases("zero1")) {
+    const std::string name = golden_case.filename().string();
+    if (name == "optimum-llama-dp2-tp2-pp2-xser") continue;  // whose states cannot be restored
+    ++cases;
+    DYNAMIC_SECTION(name) {
+      const bool has_masters = name != "optimum-qwen3-dp2-tp2-replicated" && name != "nxd-llama-dp4-tp2-pp2";
+      const Migrated run(golden_case, has_masters);
+      for (const auto& [a, b] : {std::pair(run.source, run.output), {run.output, run.source}}) {
+        const ProgramResult result = run.verify(a, b);
+        INFO(result.out << result.err);
+        CHECK(result.exit_code == 0);
+        CHECK_THAT(result.out, Says("same: "));
+        const std::string note = " master weights are not compared: the other optimizer has none\n";
+        CHECK((result.err.find(note) != result.err.npos) == has_masters);
+      }
+    }
+  }
+  CHECK(cases == 6);
+}
+
+TEST_CASE("What changed in a migrated optimizer is found, be it a value, a number or a moment") {
+  const Migrated run(testdata("golden/zero1/nxd-llama-dp2-tp2"));
+  const Migrated counting(testdata("golden/zero1/nxd-llama-dp4-tp2-pp2"), false);  // steps in Python
+  const auto check_of = [](const Migrated& one, const std::string& expected, const auto& change) {
+    const ProgramResult result = one.verify(one.source, one.changed(change));
+    INFO(result.out << result.err);
+    CHECK(result.exit_code == 1);
+    CHECK_THAT(result.out, Says(expected));
+    CHECK_THAT(result.out, Says("different: 1 of "));
+  };
+  const auto check_differs = [&](const std::string& expected, const auto& change) { check_of(run, expected, change); };
+  CHECK(counting.verify(counting.source, counting.changed([](dcp::Content&) {})).exit_code == 0);
+  CHECK(run.verify(run.source, run.changed([](dcp::Content&) {})).exit_code == 0);
+  check_differs("other shape or dtype: lr of ", [](dcp::Content& content) {
+    content.objects.at("optimizer.param_groups.0.lr") = plain_value_file("archive", PlainValue{0.5});
+  });
+  check_differs(": only in B\n", [](dcp::Content& content) {
+    content.objects["optimizer.param_groups.0.fresh"] = plain_value_file("archive", PlainValue{std::int64_t{1}});
+  });
+  check_differs(": only in A\n", [](dcp::Content& content) { content.objects.erase("optimizer.param_groups.0.eps"); });
+  const auto with_other_step = [](dcp::Content& content) {
+    REQUIRE(content.tensors.at(kStep).bytes == std::string("\0\0\x40\x40", 4));
+    content.tensors.at(kStep).bytes[2] = '\x60';
+  };
+  const auto without_step = [](dcp::Content& content) { content.tensors.erase(kStep); };
+  check_of(counting, "step of model.norm.weight: 3 and 3.5\n", with_other_step);
+  check_of(counting, "step of model.norm.weight: 3 and nothing\n", without_step);
+  check_differs("differs: " + kStep + ": 1 of 1 elements, first at []: 3 and 3.5", with_other_step);
+  check_differs("only in " + run.source + ": " + kStep + "\n", without_step);
+  check_differs("differs: " + kMoment + ": 1 of ",
+                [](dcp::Content& content) { content.tensors.at(kMoment).bytes[0] ^= 1; });
+  check_differs("only in " + run.source + ": " + kMoment + "\n",
+                [](dcp::Content& content) { content.tensors.erase(kMoment); });
+}
+
+TEST_CASE("Objects of groups that are no plain values are compared byte by byte") {
+  const Migrated run(testdata("golden/zero1/nxd-llama-dp2-tp2"));
+  const auto with_tensor = [](char byte) {
+    return [byte](dcp::Content& content) {
+      content.objects.at("optimizer.param_groups.0.lr") =
+          dcp::item_bytes("float32", {}, std::string("\0\0\x40", 3) + byte);
+    };
+  };
+  const std::string one = (run.temp / "one").string(), two = run.changed(with_tensor('\x40'));
+  fs::rename(two, one);
+  REQUIRE(run.changed(with_tensor('\x41')) == two);
+  const ProgramResult same = run_reshard({"verify", one, one, "--with-optimizer"});
+  INFO(same.out << same.err);
+  CHECK(same.exit_code == 0);
+  const ProgramResult differs = run_reshard({"verify", one, two, "--with-optimizer"});
+  CHECK(differs.exit_code == 1);
+  CHECK_THAT(differs.out, Says("differs: optimizer.param_groups.0.lr: "));
+  const ProgramResult half = run.verify(run.source, one);
+  CHECK(half.exit_code == 1);
+  CHECK_THAT(half.out, Says("only in " + one + ": optimizer.param_groups.0.eps\n"));
+}
+
+TEST_CASE("Runs that went from dcp to NxD are the same as before, whatever form their groups have") {
+  for (const std::uint64_t seed : seeds(10)) {
+    CAPTURE(seed);
+    Random random(seed);
+    const TrainingRun run = random_training(random, random_model(random));
+    const OracleOptions mesh = legal_options(random, run.model);
+    CAPTURE(mesh.tp, mesh.pp, mesh.vpp, run.model.tied);
+    const TempDir temp;
+    for (const bool flat : {false, true}) {
+      const fs::path dcp = temp / (flat ? "flat" : "list");
+      write_dcp(dcp, run, random, flat);
+      write_file(dcp / "config.json", run.model.config().dump());
+    }
+    ConvertRequest request = convert_request(temp / "list", temp / "nxd");
+    request.source.with_optimizer = true;
+    request.target.layout = layout("nxd");
+    set_target(request.target, mesh);
+    request.target.options.set_number("dp", pick(random, 1, 3));
+    convert(request);
+    Words options{"--with-optimizer"};
+    if (mesh.kv_size_multiplier != 0) {
+      options.push_back("--kv-size-multiplier");
+      options.push_back(std::to_string(mesh.kv_size_multiplier));
+    }
+    const auto verify = [&](const std::string& a, const std::string& b) {
+      Words words{"verify", (temp / a).string(), (temp / b).string()};
+      words.insert(words.end(), options.begin(), options.end());
+      return run_reshard(words);
+    };
+    for (const auto& [a, b] : {std::pair("list", "flat"), {"nxd", "list"}, {"flat", "nxd"}}) {
+      const ProgramResult result = verify(a, b);
+      INFO(a << " and " << b << "\n" << result.out << result.err);
+      CHECK(result.exit_code == 0);
+    }
+    TrainingRun other = run;
+    other.groups.front()["lr"] = 0.25;
+    write_dcp(temp / "other", other, random, random() % 2);
+    write_file(temp / "other/config.json", run.model.config().dump());
+    for (const char* a : {"list", "flat", "nxd"}) {
+      const ProgramResult result = verify(a, "other");
+      INFO(a << "\n" << result.out << result.err);
+      CHECK(result.exit_code == 1);
+      CHECK_THAT(result.out, Says(": 0.125 and 0.25\n"));
+      CHECK_THAT(result.out, Says("different: 1 of "));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
