@@ -47,7 +47,9 @@ std::optional<Error> unknown_option(const CLI::App& command, const std::vector<s
         argument[1] != '-' && std::find(known.begin(), known.end(), argument.substr(0, 2)) != known.end();
     if (short_with_value) continue;
     Error error(ErrorKind::kUsage, fmt::format("{} does not know the option {}", command.get_name(), printable(name)));
-    const std::string guess = nearest(name, known);
+    const std::string of_source = "--from-" + name.substr(std::min<std::size_t>(2, name.size()));
+    const bool is_of_source = std::find(known.begin(), known.end(), of_source) != known.end();
+    const std::string guess = is_of_source ? of_source : nearest(name, known);
     error.hint(guess.empty()
                    ? (command.get_name() == "reshard" ? "see reshard --help"
                                                       : fmt::format("see reshard {} --help", command.get_name()))

@@ -115,7 +115,9 @@ int parse_and_run(int argc, char** argv, Together& together) {
   reshard::cli::add_verify(app, exit_code, together);
   reshard::cli::learn_option_names(app);
   app.parse_complete_callback([&] {  // before that of the command
-    std::map<std::string, std::string> given = reshard::cli::given_options(*app.get_subcommands().at(0));
+    const CLI::App& command = *app.get_subcommands().at(0);
+    reshard::cli::learn_command(command);
+    std::map<std::string, std::string> given = reshard::cli::given_options(command);
     given["reshard"] = reshard::cli::kVersion;
     together.set_given(std::move(given));
   });

@@ -10,17 +10,42 @@
 namespace reshard::cli {
 namespace {
 
-std::set<std::string, std::less<>>& option_names() {
-  static std::set<std::string, std::less<>> names;
+using Names = std::set<std::string, std::less<>>;
+
+/// Of all commands.
+Names& option_names() {
+  static Names names;
   return names;
+}
+
+/// Of the command that was parsed; none before.
+Names& names_of_command() {
+  static Names names;
+  return names;
+}
+
+void add_names(const CLI::App& command, Names& names) {
+  for (const CLI::Option* option : command.get_options())
+    for (const std::string& name : option->get_lnames()) names.insert(name);
+}
+
+/// What the command that was parsed calls the option.
+std::string own_name(std::string_view name) {
+  const Names& own = names_of_command();
+  const std::string of_source = "from-" + std::string(name);
+  return !own.contains(name) && own.contains(of_source) ? of_source : std::string(name);
 }
 
 }  // namespace
 
 void learn_option_names(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
-    for (const CLI::Option* option : command->get_options())
-      for (const std::string& name : option->get_lnames()) option_names().insert(name);
+    add_names(*command, option_names());
+}
+
+void learn_command(const CLI::App& command) {
+  names_of_command().clear();
+  add_names(command, names_of_command());
 }
 
 std::map<std::string, std::string> given_options(const CLI::App& command) {
@@ -45,7 +70,7 @@ std::string with_options(const std::string& text) {
     if (end == std::string::npos) break;
     const std::string_view name(text.data() + begin + 1, end - begin - 1);
     if (!option_names().contains(name)) continue;  // the second backtick may begin a name
-    result.append(text, done, begin - done).append("--").append(name);
+    result.append(text, done, begin - done).append("--").append(own_name(name));
     done = end + 1;
     begin = end;
   }

@@ -10,11 +10,15 @@ namespace reshard::cli {
 /// Takes the names of all options of the subcommands, for with_options.
 void learn_option_names(const CLI::App& app);
 
+/// Takes the command that was parsed, whose names of options with_options prefers.
+void learn_command(const CLI::App& command);
+
 /// What a command that was parsed was given, by name, with its values; empty for a switch. Without what may differ
 /// between the ranks of a run: threads, memory and the like, and what counts as rank 0 has it.
 std::map<std::string, std::string> given_options(const CLI::App& command);
 
-/// The library speaks of parameters, in backticks: `tp`. Those that are options of this program become "--tp".
+/// The library speaks of parameters, in backticks: `tp`. Those that are options of this program become "--tp"; "--from-tp"
+/// where the command that was parsed (learn_command) has that one alone.
 std::string with_options(const std::string& text);
 std::vector<std::string> with_options(std::vector<std::string> texts);
 

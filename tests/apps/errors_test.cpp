@@ -62,6 +62,20 @@ TEST_CASE("an unknown option is an error with the nearest match") {
   check_error(run_reshard({"--versoin"}), 2, {"did you mean --version?"});
 }
 
+TEST_CASE("convert names its own option where it is given one of a source, or the library speaks of one") {
+  check_error(run_reshard({"convert", kModel, "o", "--weights", "master"}), 2,
+              {"--weights", "did you mean --from-weights?"});
+  check_error(run_reshard({"convert", kModel, "o", "--optimizer-groups=x"}), 2,
+              {"did you mean --from-optimizer-groups?"});
+  const std::string run = testdata("golden/zero1/nxd-llama-dp2-tp2/checkpoint/step_3").string();
+  const std::string config = testdata("golden/zero1/nxd-llama-dp2-tp2/original").string();
+  const TempDir temp;
+  const ProgramResult dry = run_reshard(
+      {"convert", run, (temp / "o").string(), "--config", config, "--to", "dcp", "--with-optimizer", "--dry-run"});
+  CHECK_THAT(dry.err, Says("master weights are left out"));
+  CHECK_THAT(dry.err, Says(": --from-weights master"));
+}
+
 TEST_CASE("an unknown subcommand is an error with the nearest match") {
   check_error(run_reshard({"shrad"}), 2, {"there is no subcommand shrad", "did you mean shard?"});
   check_error(run_reshard({}), 2, {"a subcommand is needed"});

@@ -28,6 +28,21 @@ TEST_CASE("Parameters that are options are printed as such, all else stays") {
   CHECK(with_options(text) == expected);
 }
 
+TEST_CASE("Parameters get the names that the command which was parsed has for them") {
+  CLI::App app;
+  CLI::App* read = app.add_subcommand("read-part");
+  read->add_option("--part");
+  read->add_option("--both");
+  CLI::App* change = app.add_subcommand("change-part");
+  for (const char* option : {"--from-part", "--both", "--from-both"}) change->add_option(option);
+  learn_option_names(app);
+  CHECK(with_options("`part`, `both`, `from-both`") == "--part, --both, --from-both");
+  learn_command(*change);
+  CHECK(with_options("`part`, `both`, `from-both`") == "--from-part, --both, --from-both");
+  learn_command(*read);
+  CHECK(with_options("`part`, `both`, `from-both`") == "--part, --both, --from-both");
+}
+
 TEST_CASE("What a command was given are its options with their values, without those of one rank alone") {
   CLI::App app;
   CLI::App* command = app.add_subcommand("shard");
