@@ -1,5 +1,7 @@
 #include "reshard/layouts/optimizer_files.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -98,6 +100,7 @@ TEST_CASE("The optimizer's files of two data-parallel ranks are read with groups
   CHECK(first.form == OptimizerFile::Form::kZero1);
   REQUIRE(first.groups.size() == 2);
   CHECK(first.groups[1].count == 1);
+  CHECK(first.num_dense() == 2);
   CHECK(first.groups[1].values == PlainValue::Dict{{"lr", {std::int64_t{1}}}, {"weight_decay", {std::int64_t{0}}}});
   REQUIRE(first.entries.size() == 2);
   CHECK(first.entries[1].numbers.front() == std::pair(std::string("step"), PlainValue{std::int64_t{3}}));
@@ -161,6 +164,43 @@ TEST_CASE("Ranks of an optimizer that are not of one checkpoint are refused with
   refused(whole, "has no states of ZeRO-1, unlike");
 }
 
+TEST_CASE("Groups and names of states without end are refused, however small the file is") {
+  const Optimizer optimizer;
+  const auto refused = [&](const Items& items) {
+    optimizer.write(optimizer.file(0), items);
+    const Error error = error_of([&] { optimizer.read(); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == optimizer.file(0).string());
+    return std::string(error.what()) + " " + error.tensor();
+  };
+  const auto many_groups = [](std::size_t count) {
+    std::string groups = "](" + dict({{"lr", number(1)}, {"params", numbers({})}}) + "q\x01";
+    for (std::size_t g = 1; g < count; ++g) groups += "h\x01";
+    return with("param_groups", groups + "e");
+  };
+  CHECK_THAT(refused(many_groups(10'001)), Says("its \"param_groups\" has 10001 groups, of at most 10000"));
+  CHECK_THAT(refused(many_groups(10'000)), Says("\"base_state\" has id 0, but the groups have 0 parameters"));
+
+  const auto many_names = [](std::size_t second) {
+    std::vector<std::pair<std::string, std::string>> a, b;
+    for (std::size_t s = 0; s < 32; ++s) a.emplace_back(fmt::format("a{}", s), number(1));
+    for (std::size_t s = 0; s < second; ++s) b.emplace_back(fmt::format("b{}", s), rows(5));
+    return with("base_state", by_id({{0, dict(a)}, {1, dict(b)}}));
+  };
+  CHECK_THAT(refused(many_names(33)), Says("one of more than 64") && Says(" b32"));
+  optimizer.write(optimizer.file(0), many_names(32));
+  CHECK(optimizer.read().all[0].entries[1].tensors.size() == 32);
+}
+
+TEST_CASE("A hyperparameter is read though it is the very list of parameters") {
+  const Optimizer optimizer;
+  const std::string shared = dict({{"params", numbers({0, 1}) + "q\x01"}, {"same", "h\x01"}});
+  optimizer.write(optimizer.file(0), with("param_groups", list({shared})));
+  const OptimizerFiles files = optimizer.read();
+  REQUIRE(files.all[0].groups[0].values.size() == 1);
+  CHECK(files.all[0].groups[0].values[0].first == "same");
+}
+
 TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that shards are of") {
   const TwoRanks optimizer;
   optimizer.write(optimizer.file(3), zero1());
@@ -189,7 +229,7 @@ OptimizerFiles grouped(const std::vector<std::uint32_t>& counts) {
   file.path = "optim/file.pt";
   files.folder = "optim";
   for (const std::uint32_t count : counts) {
-    file.groups.push_back({{}, count});
+    file.groups.push_back({{}, count, static_cast<std::uint32_t>(file.entries.size())});
     for (std::uint32_t i = 0; i < count; ++i) {
       file.entries.emplace_back();
       file.entries.back().shape = Dims{4};

@@ -24,7 +24,8 @@ constexpr const char* kShapes = "shape_info";
 constexpr const char* kMasters = "sharded_master_weights";
 constexpr const char* kOptimizer = "optimizer";
 constexpr const char* kOptimizers = "optimizer_states";
-constexpr std::size_t kMaxStates = 64;  // of one parameter: an optimizer has two or three
+constexpr std::size_t kMaxStates = 64;      // of one parameter: an optimizer has two or three
+constexpr std::size_t kMaxGroups = 10'000;  // a run has two
 
 class OptimizerReader {
  public:
@@ -113,6 +114,9 @@ class OptimizerReader {
     if (pickle_.kind(node) != PickleKind::kList && pickle_.kind(node) != PickleKind::kTuple)
       throw bad(fmt::format("its \"param_groups\" is {}, not a list", pickle_.describe(node)));
     const auto groups = pickle_.items(node);
+    if (groups.size() > kMaxGroups)
+      throw bad(fmt::format("its \"param_groups\" has {} groups, of at most {}", groups.size(), kMaxGroups))
+          .hint("the file is damaged: an optimizer has a few groups");
     const PickleRef offset = get("ep_param_group_offset");
     const std::uint64_t first_expert = offset == kNoNode ? groups.size() : number(offset, "\"ep_param_group_offset\"");
     if (first_expert > groups.size())
@@ -122,7 +126,9 @@ class OptimizerReader {
     std::uint64_t next = 0, before = 0;
     for (std::size_t g = 0; g < groups.size(); ++g) {
       if (g == first_expert) before += std::exchange(next, 0);
+      const std::uint64_t first = before + next;
       next = read_group(groups[g], g, next);
+      file_.groups.back().first = static_cast<std::uint32_t>(first);
       if (before + next > pickle_.num_nodes()) throw bad("its groups hold the same parameters many times over");
     }
     file_.entries.resize(before + next);
@@ -145,9 +151,9 @@ class OptimizerReader {
     group.count = static_cast<std::uint32_t>(pickle_.items(params).size());
     std::vector<PickleRef> keys;
     for (const auto& [key, value] : items) {
-      if (value == params) continue;
       if (pickle_.kind(key) != PickleKind::kString) throw bad(fmt::format("{} has a key that is no string", what));
       std::string name(pickle_.text(key));
+      if (name == kParams) continue;
       if (torch_.is_tensor(value) || is_xser_reference(pickle_, value))
         throw Error(ErrorKind::kUnsupported, fmt::format("{} of {} is a tensor, not a plain value", name, what))
             .in(path_)
@@ -159,17 +165,19 @@ class OptimizerReader {
     return next;
   }
 
-  /// The entry that the key of a dict is the number of. Numbers of experts are shifted by an offset of each dict.
-  OptimizerEntry& entry_of(PickleRef key, const std::string& where, const std::string& offset_key,
+  /// By how much a dict shifts the numbers of experts; nothing where it does not.
+  std::optional<std::uint64_t> offset_of(const std::string& key) const {
+    if (file_.num_dense() == file_.entries.size() || get(key) == kNoNode) return std::nullopt;
+    return number(get(key), "\"" + key + "\"");
+  }
+
+  /// The entry that the key of a dict is the number of. \param offset  as of offset_of.
+  OptimizerEntry& entry_of(PickleRef key, const std::string& where, std::optional<std::uint64_t> offset,
                            std::vector<bool>& seen) {
-    std::uint64_t id = number(key, fmt::format("a key of \"{}\"", where));
-    const std::uint32_t dense = file_.first_of_group(file_.first_expert_group);
-    const std::uint64_t all = file_.entries.size();
+    const std::uint64_t id = number(key, fmt::format("a key of \"{}\"", where));
+    const std::uint64_t dense = file_.num_dense(), all = file_.entries.size();
     std::uint64_t index = id;
-    if (dense != all && !offset_key.empty() && get(offset_key) != kNoNode) {
-      const std::uint64_t offset = number(get(offset_key), "\"" + offset_key + "\"");
-      index = id < offset && id < dense ? id : id < offset ? all : dense + (id - offset);
-    }
+    if (offset) index = id < *offset && id < dense ? id : id < *offset ? all : dense + (id - *offset);
     if (index >= all)
       throw bad(fmt::format("\"{}\" has id {}, but the groups have {} parameters", where, id, all))
           .hint("the file is damaged, or of two optimizers");
@@ -180,8 +188,9 @@ class OptimizerReader {
 
   void read_states(PickleRef node, const std::string& where, const std::string& offset_key) {
     std::vector<bool> seen(file_.entries.size());
+    const auto offset = offset_key.empty() ? std::nullopt : offset_of(offset_key);
     for (const auto& [key, value] : dict(node, "\"" + where + "\"")) {
-      OptimizerEntry& entry = entry_of(key, where, offset_key, seen);
+      OptimizerEntry& entry = entry_of(key, where, offset, seen);
       const std::string what = fmt::format("{}.{}", where, pickle_.integer(key));
       const auto items = dict(value, what);
       if (items.size() > kMaxStates) throw bad(fmt::format("{} has {} states", what, items.size()));
@@ -228,8 +237,9 @@ class OptimizerReader {
     const PickleRef node = get(kShapes);
     if (node == kNoNode) return;
     std::vector<bool> seen(file_.entries.size());
+    const auto offset = offset_of("ep_shape_info_offset");
     for (const auto& [key, value] : dict(node, "\"shape_info\"")) {
-      OptimizerEntry& entry = entry_of(key, kShapes, "ep_shape_info_offset", seen);
+      OptimizerEntry& entry = entry_of(key, kShapes, offset, seen);
       entry.shape = read_size(pickle_, value);
       if (!entry.shape || !num_elems(*entry.shape))
         throw bad(fmt::format("its \"shape_info\" has {} in the place of the shape of id {}", pickle_.describe(value),
@@ -242,7 +252,7 @@ class OptimizerReader {
     if (node == kNoNode) return;
     std::vector<bool> seen(file_.entries.size());
     for (const auto& [key, value] : dict(node, "\"sharded_master_weights\"")) {
-      OptimizerEntry& entry = entry_of(key, kMasters, "", seen);
+      OptimizerEntry& entry = entry_of(key, kMasters, std::nullopt, seen);
       const std::string name = fmt::format("{}.{}", kMasters, pickle_.integer(key));
       if (!is_tensor(value)) throw bad(fmt::format("is {}, not a tensor", pickle_.describe(value))).tensor(name);
       entry.master = tensor(value, name);
@@ -263,15 +273,9 @@ class OptimizerReader {
 
 }  // namespace
 
-std::uint32_t OptimizerFile::first_of_group(std::uint32_t group) const {
-  std::uint32_t first = 0;
-  for (std::uint32_t g = 0; g < group; ++g) first += groups[g].count;
-  return first;
-}
-
 std::string name_of_entry(const OptimizerFile& file, std::uint32_t number) {
   if (const std::string& own = file.entries[number].name; !own.empty()) return printable(own);
-  const std::uint32_t dense = file.first_of_group(file.first_expert_group);
+  const std::size_t dense = file.num_dense();
   return number < dense ? fmt::format("id {}", number) : fmt::format("id {} of the experts", number - dense);
 }
 

@@ -31,6 +31,7 @@ struct OptimizerEntry {
 struct OptimizerFileGroup {
   PlainValue::Dict values;  // in the file's order, without "params"
   std::uint32_t count = 0;
+  std::uint32_t first = 0;  // its first entry: the sum of the counts before it
 };
 
 /// Invariant: the groups' counts add up to the entries; every tensor's bytes lie inside its file.
@@ -51,8 +52,12 @@ struct OptimizerFile {
   bool has_masters = false;
   std::optional<std::uint64_t> dp_rank, tp_rank;  // that the file says it is of
 
-  /// The number of parameters before those of a group.
-  std::uint32_t first_of_group(std::uint32_t group) const;
+  /// Whether an entry is of an expert.
+  bool is_expert(std::size_t entry) const { return entry >= num_dense(); }
+  /// The number of entries that are of no expert: these come first.
+  std::size_t num_dense() const {
+    return first_expert_group < groups.size() ? groups[first_expert_group].first : entries.size();
+  }
 };
 
 /// What an entry is called in errors: its name, or "id 3", "id 0 of the experts".
@@ -63,8 +68,9 @@ std::string name_of_entry(const OptimizerFile& file, std::uint32_t number);
 bool holds_optimizer(Files& files, const std::filesystem::path& path);
 
 /// Reads it; no byte of a tensor.
-/// \throws Error kBadInput, naming the file and the place in its dict, for what is damaged or no such file; kUnsupported
-///         for several optimizers and hyperparameters that are no plain values, tensors among them; as read_torch_file and XserTensors do.
+/// \throws Error kBadInput, naming the file and the place in its dict, for what is damaged or no such file, more than
+///         10 000 groups, or more than 64 states of a parameter; kUnsupported for several optimizers and
+///         hyperparameters that are no plain values, tensors among them; as read_torch_file and XserTensors do.
 OptimizerFile read_optimizer_file(Files& files, const std::filesystem::path& path);
 
 }  // namespace reshard

@@ -25,6 +25,9 @@ constexpr const char* kMixed = "the files come from different checkpoints, or on
 /// The file of a rank: its place in OptimizerFiles::all.
 using Place = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;  // pp_rank, tp_rank, dp_rank
 
+/// Of all states of a checkpoint, each of which is looked for in all entries: an optimizer has two or three.
+constexpr std::size_t kMaxStateNames = 64;
+
 /// How the file of a rank would be called, if it is called as `other`.
 std::string name_like(const OptimizerFileName& other, RankId rank) {
   if (other.name_of != nullptr) return other.name_of(rank);
@@ -74,6 +77,24 @@ void validate_groups(const OptimizerFile& file, const OptimizerFile& first, bool
       fail(fmt::format("its parameter group {} has {}", g, to_string(PlainValue{file.groups[g].values})));
     if (same_stage && file.groups[g].count != first.groups[g].count)
       fail(fmt::format("its parameter group {} has {} parameters", g, file.groups[g].count));
+  }
+}
+
+/// Adds the names of the file's states to `names`.
+/// \throws Error kBadInput if they are too many.
+void count_state_names(const OptimizerFile& file, std::set<std::string>& names) {
+  const auto add = [&](const std::string& name) {
+    if (!names.insert(name).second || names.size() <= kMaxStateNames) return;
+    throw Error(ErrorKind::kBadInput, fmt::format("its state is one of more than {} that the optimizer's files have, "
+                                                  "which is not known of any optimizer",
+                                                  kMaxStateNames))
+        .in(file.path)
+        .tensor(name)
+        .hint("the file is damaged: an optimizer has two or three states, such as exp_avg");
+  };
+  for (const OptimizerEntry& entry : file.entries) {
+    for (const TensorEntry& tensor : entry.tensors) add(tensor.name);
+    for (const auto& [name, value] : entry.numbers) add(name);
   }
 }
 
@@ -127,7 +148,7 @@ void for_each_shared(const OptimizerEntry& entry, Use&& use) {
 /// Over how many of `dp` data-parallel ranks the rows of an entry are shared: those of experts are shared by the ranks
 /// that have these experts.
 std::uint64_t shards_of(const OptimizerFiles& of, const OptimizerFile& file, std::size_t entry, std::uint64_t dp) {
-  return entry >= file.first_of_group(file.first_expert_group) ? dp / of.ep : dp;
+  return file.is_expert(entry) ? dp / of.ep : dp;
 }
 
 /// Of how many ranks every shard of the file may be one: the first such number beyond those that are there.
@@ -288,9 +309,11 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
           .hint("files of two checkpoints are mixed in one folder; move one away");
   }
   validate_all_there(of, by_place);
+  std::set<std::string> state_names;
   for (const auto& [place, name] : by_place) {
     of.all.push_back(read_optimizer_file(files, name->path));
     validate_ranks(of.all.back(), name->rank);
+    count_state_names(of.all.back(), state_names);
     const std::size_t i = of.all.size() - 1;
     const bool same_stage = i % (std::size_t{of.tp} * of.dp) != 0;
     const OptimizerFile& first = same_stage ? of.all[i / (std::size_t{of.tp} * of.dp) * of.tp * of.dp] : of.all.front();

@@ -71,7 +71,8 @@ ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerFile& file
 
 /// Reads the headers of the files `names`, which are not empty, and validates them against each other and the mesh of
 /// `shards`: every rank is there, and every shard has the rows that shape_info and the number of ranks give it.
-/// \throws Error kBadInput, naming the file, the id and the numbers; as read_optimizer_file does.
+/// \throws Error kBadInput, naming the file, the id and the numbers; for more than 64 names of states; as
+///         read_optimizer_file does.
 OptimizerFiles read_optimizer_files(Files& files, const std::filesystem::path& folder,
                                     const std::vector<OptimizerFileName>& names, const ShardedCheckpoint& shards);
 

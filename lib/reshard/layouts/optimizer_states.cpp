@@ -98,8 +98,7 @@ void for_each_entry(const OptimizerFiles& files, Use&& use) {
 /// alone are (NxD's optimizer/zero_redundancy_optimizer.py); else each such rank has a file of all that it holds.
 std::uint32_t ep_rank_of(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,
                          std::uint32_t dp_rank) {
-  const bool is_expert = entry >= file.first_of_group(file.first_expert_group);
-  return is_expert || files.form() == OptimizerFile::Form::kWhole ? dp_rank % files.ep : 0;
+  return file.is_expert(entry) || files.form() == OptimizerFile::Form::kWhole ? dp_rank % files.ep : 0;
 }
 
 /// Collects the parts of a state over all files: those that `tensor_of` finds in an entry.
@@ -214,10 +213,11 @@ std::vector<std::uint32_t> add_optimizer_files(TensorMap& model, const Optimizer
 /// The names of states that are tensors, in the order in which the files have them first.
 std::vector<std::string> state_names(const OptimizerFiles& files) {
   std::vector<std::string> names;
+  std::unordered_set<std::string> seen;
   for (const OptimizerFile& file : files.all)
     for (const OptimizerEntry& entry : file.entries)
       for (const TensorEntry& tensor : entry.tensors)
-        if (std::find(names.begin(), names.end(), tensor.name) == names.end()) names.push_back(tensor.name);
+        if (seen.insert(tensor.name).second) names.push_back(tensor.name);
   return names;
 }
 
@@ -328,7 +328,7 @@ class StatesMaker {
       group.values = groups[g].values;
       for (std::uint32_t pp_rank = 0; pp_rank < optimizer_.files.pp; ++pp_rank) {
         const OptimizerFile& file = optimizer_.files.of(pp_rank, 0, 0);
-        const std::uint32_t first = file.first_of_group(static_cast<std::uint32_t>(g));
+        const std::uint32_t first = file.groups[g].first;
         for (std::uint32_t e = first; e < first + file.groups[g].count; ++e)
           for (std::string& parameter : parameters_of(pp_rank, e)) {
             const auto [found, is_new] = group_of.emplace(parameter, g);

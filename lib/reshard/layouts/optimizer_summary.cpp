@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <unordered_map>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/layouts/optimizer_files.h"
@@ -16,13 +18,22 @@ namespace {
 
 constexpr const char* kStep = "step";
 
-void count(OptimizerSummary& summary, const std::string& name, const TensorEntry& tensor) {
-  auto state = std::find_if(summary.states.begin(), summary.states.end(),
-                            [&](const OptimizerSummary::State& known) { return known.name == name; });
-  if (state == summary.states.end()) state = summary.states.insert(state, {name, tensor.dtype});
-  ++state->tensors;
-  state->bytes += tensor.size_bytes;
-}
+/// Counts tensors by the names of their states, in the order in which they come first.
+class StateCounts {
+ public:
+  void add(const std::string& name, const TensorEntry& tensor) {
+    const auto [found, is_new] = by_name_.emplace(name, states_.size());
+    if (is_new) states_.push_back({name, tensor.dtype});
+    OptimizerSummary::State& state = states_[found->second];
+    ++state.tensors;
+    state.bytes += tensor.size_bytes;
+  }
+  std::vector<OptimizerSummary::State> take() { return std::move(states_); }
+
+ private:
+  std::vector<OptimizerSummary::State> states_;
+  std::unordered_map<std::string, std::size_t> by_name_;
+};
 
 /// The value of "step"; nothing where there is none.
 std::optional<double> step_of(Files& files, const OptimizerFiles& optimizer, const OptimizerFile& file,
@@ -65,21 +76,23 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   summary.files = optimizer.is_dcp ? optimizer.items.size() : optimizer.all.size();
   summary.has_masters = optimizer.has_masters;
   summary.incomplete = optimizer.incomplete;
+  StateCounts states;
   for (const OptimizerFile& file : optimizer.all) {
     std::uint64_t bytes = 0;
     for (const OptimizerEntry& entry : file.entries) {
       for (const TensorEntry& tensor : entry.tensors) {
-        count(summary, tensor.name, tensor);
+        states.add(tensor.name, tensor);
         bytes += tensor.size_bytes;
       }
       if (!entry.master) continue;
-      count(summary, kMasterState, *entry.master);
+      states.add(kMasterState, *entry.master);
       bytes += entry.master->size_bytes;
     }
     summary.bytes += bytes;
     summary.most_rank_bytes = std::max(summary.most_rank_bytes, bytes);
     if (!summary.step) summary.step = first_step(files, optimizer, file);
   }
+  summary.states = states.take();
   for (std::size_t g = 0; g < optimizer.all.front().groups.size(); ++g) {
     OptimizerSummary::Group& group = summary.groups.emplace_back();
     group.values = optimizer.all.front().groups[g].values;
