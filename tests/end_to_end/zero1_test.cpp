@@ -10,6 +10,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/fault_storage.h"
 #include "support/golden.h"
 #include "support/local_files.h"
 #include "support/models.h"
@@ -198,6 +199,25 @@ TEST_CASE("Without another number, states are spread over as many data-parallel 
   const Error error = error_of([&] { plan_convert(request); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK(error.path() == (temp / "out/optim").string());
+}
+
+TEST_CASE("To find the layout that the ranks of a source get again, its optimizer is not read") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
+  const TempDir temp;
+  ConvertRequest request = convert_request(saved(golden_case), temp / "out");
+  request.source.config = golden_case / "original";
+  request.source.with_optimizer = true;
+  request.target.tp = 1;
+  const fs::path file = saved(golden_case) / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt";
+  const auto reads = [&] {
+    FaultStorage watched;
+    CHECK(plan_convert(watched, request)->layout == layout_named("nxd"));
+    return watched.reads(file).size();
+  };
+  const std::size_t found = reads();
+  request.target.layout = layout_named("nxd");
+  CHECK(found == reads());
+  CHECK(found > 0);
 }
 
 TEST_CASE("States of every case are the same on another mesh") {

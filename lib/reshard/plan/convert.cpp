@@ -181,11 +181,13 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
   return plan_target(files, job, target, &model, selection.wanted, checkpoint.states_or_null());
 }
 
-/// Where no layout is asked for, but ranks are, those of a sharded source get another mesh.
+/// Where no layout is asked for, but ranks are, those of a sharded source get another mesh. The optimizer is not read.
 const Layout& layout_of_source(Files& files, const ConvertRequest& request, const fs::path& path) {
   const std::string option = rank_option(request.target);
   if (option.empty()) return whole_layout();
-  const Checkpoint source = read_checkpoint(files, path, context_of(request.source, ConfigUse::kLenient));
+  SourceRequest without_optimizer = request.source;
+  without_optimizer.with_optimizer = false;
+  const Checkpoint source = read_checkpoint(files, path, context_of(without_optimizer, ConfigUse::kLenient));
   if (source.has_mesh() && source.layout->traits().is_written()) return *source.layout;
   throw Error(ErrorKind::kUsage,
               fmt::format("`{}` is about ranks, but layout {} has whole tensors", option, whole_layout().traits().name))
