@@ -402,6 +402,46 @@ TEST_CASE("Verifying compares the copies inside either side, too") {
   }
 }
 
+TEST_CASE("Without metadata, norms of tensor-parallel ranks may differ where that is allowed, and heads may not") {
+  const TempDir temp;
+  const TinyModel model = tied_model();
+  Random random(31);
+  const TensorMap originals = random_tensors(model, random);
+  write_model(temp / "model", model, originals);
+  ShardRequest sharding = shard_request(temp / "model", temp / "nxd", 4);
+  sharding.target.layout = layout("nxd"), sharding.target.format = Format::kPytorch;
+  shard(sharding);
+  const auto spoil = [&](const char* rank, const std::string& name) {
+    const fs::path file = temp / "nxd/model" / rank;
+    std::string content = read_file(file);
+    std::size_t found = 0;
+    const Checkpoint checkpoint = read_checkpoint(file, {ConfigUse::kLenient});
+    for (const StoredTensor& tensor : checkpoint.map.stored)
+      if (tensor.name.text() == name) content[tensor.offset_bytes + 1] ^= 1, ++found;
+    REQUIRE(found == 1);
+    write_file(file, content);
+  };
+  spoil("dp_rank_00_tp_rank_01_pp_rank_00.pt", kNorm);
+  ConvertRequest request = convert_request(temp / "nxd", temp / "whole");
+  RunOptions options = unsynced();
+  options.replicas = Replicas::kExact;
+  const Error norm = error_of([&] { convert(request, options); });
+  CHECK(norm.kind() == ErrorKind::kBadInput);
+  CHECK(norm.tensor() == kNorm);
+  CHECK_THAT(norm.hint(), Says("`replicas` first takes the first rank's values"));
+  options.replicas = Replicas::kFirst;
+  CHECK(convert(request, options).divergent.size() == 1);
+  CHECK((read_model(temp / "whole") == originals));
+
+  const std::string heads = "model.layers.0.self_attn.qkv_proj.weight_k";
+  spoil("dp_rank_00_tp_rank_03_pp_rank_00.pt", heads);
+  request.force = true;
+  const Error replica = error_of([&] { convert(request, options); });
+  CHECK(replica.kind() == ErrorKind::kBadInput);
+  CHECK(replica.tensor() == heads);
+  CHECK_THAT(replica.hint(), Says("`kv-replication`"));
+}
+
 /// Shards in the layout optimum, with a second data-parallel rank that has saved the same.
 struct Copies {
   TempDir temp;

@@ -112,6 +112,18 @@ TEST_CASE("Six rows over four ranks leave the last with padding alone") {
   CHECK(map.logical[*logical].role == TensorRole::kState);
 }
 
+TEST_CASE("Padding is of a state, or of the weights that shards are to be") {
+  const TensorRole role = GENERATE(TensorRole::kState, TensorRole::kParameter);
+  reshard::TensorMap local = with_file(), map = with_file();
+  local.add_whole(local.add_stored({"w", DType::kF32, {3}}), "w");
+  const std::vector<RowShard> shards{{map.add_stored({"w", DType::kF32, {4}}), 0}};
+  add_row_shards(map, local, std::vector<std::vector<RowShard>>{shards}, moment, role);
+  const auto padding = std::find_if(map.logical.begin(), map.logical.end(),
+                                    [](const LogicalTensor& tensor) { return static_cast<bool>(tensor.filler); });
+  REQUIRE(padding != map.logical.end());
+  CHECK(padding->role == role);
+}
+
 TEST_CASE("A number is whole in every shard, and shards are marked as their local tensor is") {
   reshard::TensorMap local = with_file(), map = with_file();
   local.add_whole(local.add_stored({"step", DType::kF32, {}}), "step");

@@ -28,7 +28,7 @@ TensorMap two_ranks(DType dtype, std::optional<std::uint64_t> filler = {}, Fill 
 /// The same of a parameter that every rank has all of.
 TensorMap replicated(DType dtype, std::optional<std::uint64_t> filler = {}) {
   TensorMap map = two_ranks(dtype, filler);
-  for (StoredTensor& stored : map.stored) stored.replicated = true;
+  for (StoredTensor& stored : map.stored) stored.replicated = true, stored.label = PartitionLabel::kReplicated;
   return map;
 }
 
@@ -79,6 +79,29 @@ TEST_CASE("Where equal replicas are the only evidence, their difference is never
   map.inferred_partition_hint = "try another number of heads";
   CHECK_FALSE(check_of(map).may_differ);
   CHECK(failure_of(map).hint() == "try another number of heads");
+}
+
+TEST_CASE("A replica that its rule keeps whole may differ without metadata, and heads may not") {
+  TensorMap map = replicated(DType::kBF16);
+  map.inferred_partition_hint = "try another number of heads";
+  CHECK(check_of(map).may_differ);
+  CHECK_THAT(failure_of(map).hint(), Says("`replicas` first takes the first rank's values"));
+  for (StoredTensor& stored : map.stored) stored.label = PartitionLabel::kGroupedQuery;
+  CHECK_FALSE(check_of(map).may_differ);
+  CHECK(failure_of(map).hint() == "try another number of heads");
+}
+
+TEST_CASE("The hint for a state that differs is about its files, not about the model's") {
+  TensorMap state = two_ranks(DType::kF32);
+  state.logical[0].role = TensorRole::kState;
+  CHECK_THAT(failure_of(state).hint(), Says("the files come from two saves, or files of ranks were swapped"));
+  CHECK_THAT(failure_of(state).hint(), Says("`replicas` first takes"));
+  state.inferred_partition_hint = "try another number of heads";
+  CHECK_THAT(failure_of(state).hint(), Says("the files come from two saves, or files of ranks were swapped"));
+  CHECK_THAT(failure_of(state).hint(), Says("`replicas` first has no effect"));
+  TensorMap padding = two_ranks(DType::kF32, 0);
+  padding.logical[0].role = TensorRole::kState;
+  CHECK_THAT(failure_of(padding).hint(), Says("the files come from two saves, or files of ranks were swapped"));
 }
 
 TEST_CASE("Only replicas may differ, and only trained replicas of another rank may drift") {

@@ -172,7 +172,8 @@ std::uint32_t add_part(TensorMap& map, const StatePart& part) {
 
 /// Adds tensors that are shared by rows to `map`, as what `state` makes of the model's logical tensors.
 void add_shared(TensorMap& map, const TensorMap& model, const std::vector<StatePart>& parts, const fs::path& folder,
-                const std::function<LogicalTensor(const LogicalTensor&, DType)>& state) {
+                const std::function<LogicalTensor(const LogicalTensor&, DType)>& state,
+                TensorRole role = TensorRole::kState) {
   std::map<DType, std::vector<std::vector<RowShard>>> by_dtype;
   for (const StatePart& part : parts) {
     if (part.tensor->shape.empty()) continue;
@@ -186,7 +187,8 @@ void add_shared(TensorMap& map, const TensorMap& model, const std::vector<StateP
       std::stable_sort(of.begin(), of.end(),
                        [](const RowShard& a, const RowShard& b) { return a.begin_row < b.begin_row; });
     try {
-      add_row_shards(map, model, shards, [&](const LogicalTensor& local) { return state(local, own); });
+      add_row_shards(
+          map, model, shards, [&](const LogicalTensor& local) { return state(local, own); }, role);
     } catch (Error& error) {
       if (error.path().empty()) error.in(folder);
       throw;
@@ -464,8 +466,10 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& mo
         .in(optimizer.files.folder)
         .tensor(model.logical[l].name);
   }
-  add_shared(model, local, parts, optimizer.files.folder,
-             [&](const LogicalTensor& logical, DType) { return model.logical[*model.find_logical(logical.name)]; });
+  add_shared(
+      model, local, parts, optimizer.files.folder,
+      [&](const LogicalTensor& logical, DType) { return model.logical[*model.find_logical(logical.name)]; },
+      TensorRole::kParameter);
   used.resize(model.stored.size(), true);
   drop_unused(model, std::move(used));
   return others;

@@ -42,14 +42,14 @@ std::vector<ShardRows> rows_of(TensorMap& map, const StoredTensor& local, const 
   return rows;
 }
 
-void add_padding(TensorMap& map, const StoredTensor& local, const std::vector<ShardRows>& shards) {
+void add_padding(TensorMap& map, const StoredTensor& local, const std::vector<ShardRows>& shards, TensorRole role) {
   if (local.shape.empty()) return;
   for (const ShardRows& shard : shards) {
     if (shard.end <= local.shape[0]) continue;
     Box box = whole(map.stored[shard.stored].shape);
     box.begin[0] = std::max(shard.begin, local.shape[0]) - shard.begin;
     box.size[0] -= box.begin[0];
-    map.add_filler(shard.stored, box, 0, Filler::Fill::kPadding);
+    map.add_filler(shard.stored, box, 0, Filler::Fill::kPadding, role);
   }
 }
 
@@ -93,12 +93,12 @@ Dims row_shard_shape(Dims local, std::uint64_t count) {
 }
 
 void add_row_shards(TensorMap& map, const TensorMap& local, std::span<const std::vector<RowShard>> shards,
-                    const NameOfState& state) {
+                    const NameOfState& state, TensorRole role) {
   std::vector<std::vector<ShardRows>> rows;
   rows.reserve(shards.size());
   for (std::size_t s = 0; s < shards.size(); ++s) {
     rows.push_back(rows_of(map, local.stored[s], shards[s]));
-    add_padding(map, local.stored[s], rows.back());
+    add_padding(map, local.stored[s], rows.back(), role);
   }
   for (std::size_t l = 0; l < local.logical.size(); ++l) {
     const LogicalTensor& logical = local.logical[l];
@@ -106,7 +106,7 @@ void add_row_shards(TensorMap& map, const TensorMap& local, std::span<const std:
     for (const Piece& piece : local.pieces[l])
       cut(piece, rows[piece.stored], [&](std::uint32_t stored, Box box, Dims stored_begin) {
         if (logical.filler)
-          return map.add_filler(stored, {stored_begin, box.size}, *logical.filler, logical.filler.fill());
+          return map.add_filler(stored, {stored_begin, box.size}, *logical.filler, logical.filler.fill(), role);
         if (!index) {
           LogicalTensor named = state(logical);
           named.shape = logical.shape;

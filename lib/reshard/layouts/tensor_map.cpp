@@ -262,15 +262,16 @@ void TensorMap::add_constant(std::uint32_t stored_index, const PartitionRule::Co
   }
 }
 
-void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits, Filler::Fill fill) {
+void TensorMap::add_filler(std::uint32_t stored_index, const Box& box, std::uint64_t bits, Filler::Fill fill,
+                           TensorRole role) {
   if (volume(box) == 0) return;
   const StoredTensor& tensor = stored[stored_index];
   const std::string value = fill == Filler::Fill::kRankNumber ? fmt::format("rank {}", bits)
                             : fill == Filler::Fill::kConstant ? fmt::format("constant {:#x}", bits)
                             : bits == 0                       ? "zeros"
                                                               : "lowest numbers";
-  LogicalTensor filler{fmt::format("{} ({})", tensor.name.text(), value), tensor.dtype, tensor.shape,
-                       Filler(bits, fill)};
+  LogicalTensor filler{
+      fmt::format("{} ({})", tensor.name.text(), value), tensor.dtype, tensor.shape, Filler(bits, fill), {}, role};
   // States of different parameters may have one name in the files of different stages.
   const auto known = filler_by_name_.find(filler.name);
   if (known != filler_by_name_.end() &&

@@ -172,7 +172,8 @@ class TensorMap {
                   std::span<const std::uint32_t> logical, const std::vector<Dims>& shapes);
 
   /// Says that `box` of a stored tensor is filled with one number; nothing for an empty box.
-  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits, Filler::Fill fill = Filler::Fill::kPadding);
+  void add_filler(std::uint32_t stored, const Box& box, std::uint64_t bits, Filler::Fill fill = Filler::Fill::kPadding,
+                  TensorRole role = TensorRole::kParameter);
 
   /// Adds a logical tensor of a source that is what `logical` is, for which the same bytes are read once more. Of
   /// replicas it has one.

@@ -56,19 +56,31 @@ std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTe
   return {};
 }
 
-std::string hint_of(CheckReason reason, const TensorMap& map) {
+/// Whether a caller may keep the first of two replicas that differ. Equal replicas confirm an inferred partition, but not
+/// those of a parameter that every rank has whole.
+bool may_differ(const TensorMap& map, const StoredTensor& stored) {
+  return map.inferred_partition_hint.empty() || (stored.replicated && stored.label == PartitionLabel::kReplicated);
+}
+
+std::string hint_of(CheckReason reason, const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
+  const bool is_state = tensor.role == TensorRole::kState;
   switch (reason) {
     case CheckReason::kRankNumber: return "files of ranks were renamed or swapped";
     case CheckReason::kConstant: return "the file is of another layout, or of another version of its reader";
     case CheckReason::kPadding:
-      return "config.json belongs to another model, or the weights were changed after they were padded";
+      return is_state
+                 ? "the files come from two saves, or files of ranks were swapped, or the optimizer is of another model"
+                 : "config.json belongs to another model, or the weights were changed after they were padded";
     case CheckReason::kTied:
       return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
     case CheckReason::kReplica:
-      return map.inferred_partition_hint.empty() ? "the ranks are mixed up, or come from different checkpoints, or "
-                                                   "training let them diverge; `replicas` "
-                                                   "first takes the first rank's values"
-                                                 : map.inferred_partition_hint;
+      if (!may_differ(map, stored))
+        return is_state ? "the files come from two saves, or files of ranks were swapped, or the partition that was "
+                          "inferred without metadata is another: `replicas` first has no effect"
+                        : map.inferred_partition_hint;
+      return fmt::format("{}, or training let them diverge; `replicas` first takes the first rank's values",
+                         is_state ? "the files come from two saves, or files of ranks were swapped"
+                                  : "the ranks are mixed up, or come from different checkpoints");
   }
   return {};
 }
@@ -81,7 +93,7 @@ Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<
   Check check(piece, reason_of(stored, tensor));
   if (check.reason != CheckReason::kReplica) return check;
   check.may_drift = is_trained_replica(map, stored, tensor, reads);
-  check.may_differ = map.inferred_partition_hint.empty();
+  check.may_differ = may_differ(map, stored);
   return check;
 }
 
@@ -93,7 +105,7 @@ Error failed_check(const TensorMap& map, std::uint32_t logical, const std::vecto
   return Error(ErrorKind::kBadInput, std::move(message))
       .in(map.files[stored.file].path)
       .tensor(stored.name)
-      .hint(hint_of(check.reason, map));
+      .hint(hint_of(check.reason, map, stored, map.logical[logical]));
 }
 
 }  // namespace reshard
