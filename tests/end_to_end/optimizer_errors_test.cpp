@@ -201,17 +201,21 @@ TEST_CASE("States of another shape than their parameter's are refused, whichever
   write_whole_states(trained.temp / "out", [](const std::string&, std::size_t, const Dims& shape) { return shape; });
   CHECK_NOTHROW(plan_convert(request));
   for (const char* wrong : {"exp_avg", "exp_avg_sq"}) {
-    write_whole_states(trained.temp / "out", [&](const std::string& state, std::size_t id, const Dims& shape) {
-      Dims other = shape;
-      if (state == wrong && id == 1) ++other[0];
-      return other;
-    });
-    CAPTURE(wrong);
-    const Error error = error_of([&] { plan_convert(request); });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.path() == (trained.temp / "out/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt").string());
-    CHECK_THAT(error.what(),
-               Says(wrong == std::string("exp_avg") ? "id 1 has the shape [" : "exp_avg_sq of id 1 has the shape ["));
+    for (const bool is_number : {false, true}) {
+      write_whole_states(trained.temp / "out", [&](const std::string& state, std::size_t id, const Dims& shape) {
+        Dims other = shape;
+        if (state == wrong && id == 1) ++other[0];
+        return is_number && other != shape ? Dims{} : other;
+      });
+      CAPTURE(wrong, is_number);
+      const Error error = error_of([&] { plan_convert(request); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.path() == (trained.temp / "out/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt").string());
+      const bool is_first = wrong == std::string("exp_avg");
+      CHECK_THAT(error.what(), Says(is_number  ? fmt::format("{} of id 1 has the shape [], but its parameter", wrong)
+                                    : is_first ? "id 1 has the shape ["
+                                               : "exp_avg_sq of id 1 has the shape ["));
+    }
   }
 }
 

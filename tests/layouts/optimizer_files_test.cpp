@@ -222,6 +222,25 @@ TEST_CASE("One data-parallel rank's part that was saved as if it were all is kno
   CHECK_THAT(optimizer.read().incomplete, Says("exp_avg of id 0 has 3 of 5 rows, the part of one of 2 ranks"));
 }
 
+TEST_CASE("A moment or master weights without dims are refused, but not a step") {
+  const Optimizer optimizer;
+  const std::string scalar = tensor({.shape = {}, .strides = {}});
+  const auto state = [&](const std::string& name) {
+    const std::string one = dict({{"step", scalar}, {name, scalar}});
+    return with("base_state", by_id({{0, one}, {1, one}}));
+  };
+  optimizer.write(optimizer.file(0), state("clipped"));
+  CHECK_NOTHROW(optimizer.read());
+  for (const char* name : {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}) {
+    optimizer.write(optimizer.file(0), state(name));
+    optimizer.check_refused(optimizer.file(0), std::string(name) +
+                                                   " of id 0 is a tensor without dims, but by shape_info "
+                                                   "its parameter has the shape [5, 2]");
+  }
+  optimizer.write(optimizer.file(0), with("sharded_master_weights", by_id({{0, scalar}})));
+  optimizer.check_refused(optimizer.file(0), "of id 0 is a tensor without dims");
+}
+
 /// An optimizer of two parameters of one shape, in groups of these sizes.
 OptimizerFiles grouped(const std::vector<std::uint32_t>& counts) {
   OptimizerFiles files;

@@ -11,6 +11,7 @@
 #include "reshard/layouts/dcp_directory.h"
 #include "reshard/layouts/older_optimizer.h"
 #include "reshard/layouts/optimizer_dcp.h"
+#include "reshard/layouts/optimizer_entries.h"
 #include "reshard/layouts/row_shards.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 
@@ -186,6 +187,23 @@ Error wrong_rows(const OptimizerFiles& of, const OptimizerFile& file, std::uint3
                   : "files of another run are mixed in, or were overwritten by ranks of context parallelism");
 }
 
+/// A moment or master weights have a parameter's dims; numbers have none.
+void validate_moments(const OptimizerFile& file, std::uint32_t number) {
+  const OptimizerEntry& entry = file.entries[number];
+  if (entry.shape->empty()) return;
+  const auto validate = [&](const TensorEntry& tensor) {
+    if (tensor.shape.empty())
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("{} of {} is a tensor without dims, but by shape_info its parameter has the shape {}",
+                              tensor.name, name_of_entry(file, number), to_string(*entry.shape)))
+          .in(file.path)
+          .hint("the file is damaged: copy it again, or take another checkpoint");
+  };
+  for (const TensorEntry& tensor : entry.tensors)
+    if (is_moment(tensor.name)) validate(tensor);
+  if (entry.master) validate(*entry.master);
+}
+
 /// Every shard has the rows that it must have. Where one data-parallel rank has files, and all its shards have fewer,
 /// they are what optimum-neuron leaves of ZeRO-1: `incomplete` says so.
 void validate_rows(OptimizerFiles& of) {
@@ -200,6 +218,7 @@ void validate_rows(OptimizerFiles& of) {
                     fmt::format("{} has states, but no shape in shape_info", name_of_entry(file, e)))
             .in(file.path);
       if (!entry.shape) continue;
+      validate_moments(file, e);
       bool drops_master = false;
       for_each_shared(entry, [&](const TensorEntry& tensor, bool is_master) {
         const Dims expected = expected_shape(of, file, e, dp_rank);

@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/optimizer_entries.h"
 #include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/row_shards.h"
 #include "reshard/layouts/sharded_checkpoint.h"
@@ -144,12 +145,14 @@ class StateParts {
     return rows_per_shard((*entry.shape)[0], share.count) * share.number;
   }
 
-  /// A state has the shape that its parameter has in the model's file, or the rows of it that a rank has.
+  /// A state has the shape that its parameter has in the model's file, or the rows of it that a rank has. One that is no
+  /// moment and no master weights may be a number.
   void validate_shape(const TensorEntry& tensor, const OptimizerFile& file, std::uint32_t entry, std::uint32_t local,
                       const ShareOfRows& share) const {
-    if (tensor.shape.empty()) return;
     const StoredTensor& stored = locals_.model().stored[local];
     const Dims in_model = stored.file_shape();
+    const bool is_master = file.entries[entry].master && &tensor == &*file.entries[entry].master;
+    if (tensor.shape.empty() && (in_model.empty() || !(is_master || is_moment(tensor.name)))) return;
     if (!in_model.empty() && tensor.shape == shard_shape(optimizer_.files, in_model, share)) return;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} of {} has the shape {}, but its parameter {} has {} in the model's file{}", tensor.name,
