@@ -204,6 +204,7 @@ TEST_CASE("States of experts are not written for expert-parallel ranks") {
   const Error error = error_of([&] { plan_convert(request); });
   CHECK(error.kind() == ErrorKind::kUnsupported);
   CHECK_THAT(error.what(), Says("states of the optimizer are not written for 2 expert-parallel ranks"));
+  CHECK_THAT(error.hint(), Says("say `ep` 1, or do without `with-optimizer`"));  // the 2 are the source's
   request.target.ep = 1;
   convert(request);
   CHECK(fs::exists(temp / "dcp/shards/optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"));

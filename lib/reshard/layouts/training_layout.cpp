@@ -133,7 +133,7 @@ void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& reques
   if (plan.mesh.ep > 1)
     throw Error(ErrorKind::kUnsupported,
                 fmt::format("states of the optimizer are not written for {} expert-parallel ranks", plan.mesh.ep))
-        .hint("do without `ep`, or without `with-optimizer`");
+        .hint("say `ep` 1, or do without `with-optimizer`");
   const auto dp = request.options.number(kDataParallel);
   plan.mesh.dp = dp ? static_cast<std::uint32_t>(*dp) : context.source_dp.value_or(1);
   const std::filesystem::path shards = rank_path(format_of(request), {}).parent_path().parent_path();
