@@ -220,6 +220,26 @@ TEST_CASE("To find the layout that the ranks of a source get again, its optimize
   CHECK(found > 0);
 }
 
+TEST_CASE("The state of the trainer goes along with the optimizer, from its step or the directory above its shards") {
+  for (const char* name : {"nxd-llama-dp2-tp2", "optimum-qwen3-dp2-tp2-replicated"}) {
+    DYNAMIC_SECTION(name) {
+      const fs::path golden_case = testdata("golden/zero1") / name;
+      const TempDir temp;
+      fs::copy(golden_case / "checkpoint", temp / "run", fs::copy_options::recursive);
+      const bool is_step = fs::exists(temp / "run/step_3");
+      write_file(temp / (is_step ? "run/step_3/trainer_state.json" : "run/trainer_state.json"), "{\"global_step\": 3}");
+      ConvertRequest request = convert_request(temp / (is_step ? "run/step_3" : "run"), temp / "out");
+      request.source.config = golden_case / "original";
+      request.source.with_optimizer = true;
+      request.target.layout = layout_named("dcp");
+      RunOptions options = unsynced();
+      options.replicas = Replicas::kFirst;
+      convert(request, options);
+      CHECK(read_file(temp / "out/trainer_state.json") == "{\"global_step\": 3}");
+    }
+  }
+}
+
 TEST_CASE("States of every case are the same on another mesh") {
   for (const fs::path& golden_case : golden_cases("zero1")) {
     const std::string name = golden_case.filename().string();

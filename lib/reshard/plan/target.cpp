@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/plan/companions.h"
+#include "reshard/plan/tags.h"
 #include "reshard/specs/model_config.h"
 
 namespace reshard {
@@ -268,15 +269,19 @@ bool is_in_place(Files& files, const fs::path& config, const fs::path& output_di
 
 namespace {
 
-/// What NxD saves beside a step's model and optimizer, and its trainer reads back.
-constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt"};
+/// What trainers save beside a step's model and optimizer, and read back: NxD's two, and that of optimum-neuron.
+constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt", kTrainerStateFile};
 
 /// Takes the trainer's files along where the optimizer goes along. They are not opened.
 void carry_trainer_files(Files& files, Job& job, const Checkpoint& source) {
   if (source.states.empty() || !job.layout->traits().writes_states) return;
+  const auto is_carried = [&](const char* name) {
+    return std::any_of(job.copied_files.begin(), job.copied_files.end(),
+                       [&](const CopiedFile& copied) { return copied.path == name; });
+  };
   for (const char* name : kTrainerFiles)
     for (const fs::path& directory : {source.path, source.directory}) {
-      if (!files.is_file(directory / name)) continue;
+      if (is_carried(name) || !files.is_file(directory / name)) continue;
       job.copied_files.push_back({directory / name, name, files.size_bytes(directory / name)});
       break;
     }
