@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "reshard/plan/target.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
@@ -46,6 +47,20 @@ Error refused(const ConvertRequest& request, const fs::path& root) {
   INFO(error.what());
   CHECK((snapshot(root) == before));
   return error;
+}
+
+TEST_CASE("A note of a cast names the dtype that the model was trained in, but not where float64 alone is why") {
+  Job job;
+  std::vector<LogicalTensor> logical{{"a", DType::kF32, {2}, {}, DType::kBF16},
+                                     {"b", DType::kF64, {2}, {}, DType::kF32},
+                                     {"c", DType::kF64, {2}, {}, DType::kF32},
+                                     {"d", DType::kF32, {2}}};
+  take_model_dtypes(job, logical);
+  CHECK(logical[0].dtype == DType::kBF16);
+  CHECK(logical[1].dtype == DType::kF32);
+  std::sort(job.notes.begin(), job.notes.end());
+  CHECK(job.notes == std::vector<std::string>{"1 tensor is cast to BF16, which the model was trained in",
+                                              "2 tensors are cast from F64 to F32"});
 }
 
 TEST_CASE("Shards of what is no shards need a number of ranks") {

@@ -203,15 +203,18 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
 }
 
 void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical) {
-  std::map<DType, std::size_t> counts;
+  std::map<std::pair<DType, bool>, std::size_t> counts;  // by dtype, and whether float64 alone is why
   for (LogicalTensor& tensor : logical) {
     if (!tensor.model_dtype) continue;
+    const bool is_wide = tensor.dtype == DType::kF64 && *tensor.model_dtype == DType::kF32;
     tensor.dtype = *std::exchange(tensor.model_dtype, std::nullopt);
-    ++counts[tensor.dtype];
+    ++counts[{tensor.dtype, is_wide}];
   }
-  for (const auto& [dtype, count] : counts)
-    job.notes.push_back(fmt::format("{} tensor{} {} cast to {}, which the model was trained in", count,
-                                    count == 1 ? "" : "s", count == 1 ? "is" : "are", name(dtype)));
+  for (const auto& [how, count] : counts)
+    job.notes.push_back(fmt::format("{} tensor{} {} cast {}", count, count == 1 ? "" : "s", count == 1 ? "is" : "are",
+                                    how.second
+                                        ? std::string("from F64 to F32")
+                                        : fmt::format("to {}, which the model was trained in", name(how.first))));
 }
 
 void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::path& config_file,
