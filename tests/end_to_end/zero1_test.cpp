@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "reshard/base/strings.h"
 #include "reshard/engine/digests.h"
 #include "reshard/engine/verify.h"
 #include "reshard/layouts/checkpoint.h"
@@ -169,6 +170,7 @@ TEST_CASE("Files that NxD's converter merged have the states, but not the master
   json expected = golden_of(golden_case).at("logical");
   for (json& states : expected)
     if (states.at("master").at("shape").at(0) != 1) states.erase("master");
+  CHECK_THAT(join(checkpoint.notes, "\n"), Says("were lost by NxD's converter"));
   CHECK(describe_states(checkpoint) == expected);
   ReadContext masters = with_optimizer(golden_case);
   masters.options.set("weights", "master");

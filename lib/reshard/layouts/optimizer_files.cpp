@@ -250,6 +250,7 @@ void drop_partial_masters(OptimizerFiles& of) {
   };
   if (std::none_of(of.all.begin(), of.all.end(), lost)) return;
   of.has_masters = false;
+  of.lost_masters = true;
   for (OptimizerFile& file : of.all)
     for (OptimizerEntry& entry : file.entries) entry.master.reset();
 }

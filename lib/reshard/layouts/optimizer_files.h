@@ -42,6 +42,7 @@ struct OptimizerFiles {
   std::vector<OptimizerFile> all;  // [(pp_rank × tp + tp_rank) × dp + dp_rank]
   bool is_full = false;
   bool has_masters = false;
+  bool lost_masters = false;  // some of them, so that none count: of files that is_full
   /// Saved through torch.distributed.checkpoint (optimizer_dcp.h): entries have names, shards no padding, and what is
   /// stored once for several ranks is in the first one's OptimizerFile alone. Their paths are those of the metadata.
   bool is_dcp = false;

@@ -132,6 +132,11 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
         "the optimizer's files record neither their ranks nor their save, and have no master weights that could be "
         "compared with the model's: files that were swapped between ranks would go unnoticed");
   if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
+  if (optimizer.files.lost_masters && !masters)
+    checkpoint.notes.push_back(
+        "master weights of some parameters were lost by NxD's converter, which made the files full_…: none are read, "
+        "and "
+        "where master weights are written they are made of the weights");
   if (context.with_optimizer) {
     checkpoint.states = sharded_states(optimizer, checkpoint.map);
     if (optimizer.files.form() == OptimizerFile::Form::kZero1) checkpoint.mesh.dp = optimizer.files.dp;
