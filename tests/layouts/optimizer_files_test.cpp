@@ -152,7 +152,13 @@ TEST_CASE("Ranks of an optimizer that are not of one checkpoint are refused with
           "id 1 has F32 exp_avg, step = 3.0, but F32 exp_avg, step = 3 in");
   refused(with("base_state", by_id({{0, state}})), "id 1 has nothing, but");
   refused(with("param_groups", list({group(number(2), {0}), group(number(0), {1})})),
-          "its parameter group 0 has {lr: 1, weight_decay: 2}, unlike dp_rank_00_tp_rank_00_pp_rank_00.pt");
+          "weight_decay of its parameter group 0 is 2, but 1 in dp_rank_00_tp_rank_00_pp_rank_00.pt");
+  const std::string no_decay = dict({{"lr", number(1)}, {"params", numbers({0})}});
+  refused(with("param_groups", list({no_decay, group(number(0), {1})})),
+          "weight_decay of its parameter group 0 is missing, but 1 in dp_rank_00");
+  const std::string reversed = dict({{"weight_decay", number(1)}, {"lr", number(1)}, {"params", numbers({0})}});
+  refused(with("param_groups", list({reversed, group(number(0), {1})})),
+          "its parameter group 0 has its values in another order than that in dp_rank_00");
   refused(with("param_groups", list({group(number(1), {0, 1})})), "has 1 parameter groups, unlike");
   refused(with("param_groups", list({group(number(1), {}), group(number(0), {0, 1})})),
           "its parameter group 0 has 0 parameters");

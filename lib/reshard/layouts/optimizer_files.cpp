@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -61,6 +62,26 @@ void validate_all_there(const OptimizerFiles& of, const std::map<Place, const Op
       .hint("copy the missing files here; the optimizer's states cannot be put together without them");
 }
 
+/// The hyperparameters of a group are those of the first file.
+void validate_values(const OptimizerFile& file, const OptimizerFile& first, std::size_t group) {
+  const PlainValue::Dict &own = file.groups[group].values, &others = first.groups[group].values;
+  if (own == others) return;
+  std::map<std::string_view, std::array<const PlainValue*, 2>> by_key;
+  for (const auto& [key, value] : own) by_key[key][0] = &value;
+  for (const auto& [key, value] : others) by_key[key][1] = &value;
+  const auto text = [](const PlainValue* value) { return value == nullptr ? "missing" : to_string(*value); };
+  std::string message = fmt::format("its parameter group {} has its values in another order than that", group);
+  for (const auto& [key, values] : by_key)
+    if (values[0] == nullptr || values[1] == nullptr || *values[0] != *values[1]) {
+      message = fmt::format("{} of its parameter group {} is {}, but {}", printable(key), group, text(values[0]),
+                            text(values[1]));
+      break;
+    }
+  throw Error(ErrorKind::kBadInput, fmt::format("{} in {}", message, short_name(first.path)))
+      .in(file.path)
+      .hint(kMixed);
+}
+
 /// Groups, hyperparameters and form are those of the first file.
 void validate_groups(const OptimizerFile& file, const OptimizerFile& first, bool same_stage) {
   const auto fail = [&](const std::string& message) {
@@ -74,8 +95,7 @@ void validate_groups(const OptimizerFile& file, const OptimizerFile& first, bool
   if (file.first_expert_group != first.first_expert_group)
     fail(fmt::format("its groups of experts begin with group {}", file.first_expert_group));
   for (std::size_t g = 0; g < file.groups.size(); ++g) {
-    if (file.groups[g].values != first.groups[g].values)
-      fail(fmt::format("its parameter group {} has {}", g, to_string(PlainValue{file.groups[g].values})));
+    validate_values(file, first, g);
     if (same_stage && file.groups[g].count != first.groups[g].count)
       fail(fmt::format("its parameter group {} has {} parameters", g, file.groups[g].count));
   }
