@@ -9,6 +9,7 @@
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
+#include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/temp_dir.h"
 #include "support/training_runs.h"
@@ -43,6 +44,17 @@ TEST_CASE("Two names of one folder, as accelerate wants them, are one checkpoint
     CHECK((recut.tensors == content.tensors));
     CHECK((recut.objects == content.objects));
   }
+}
+
+TEST_CASE("A hidden folder is of a run that writes, and no checkpoint") {
+  const TempDir temp;
+  fs::create_directory(temp / "runs");
+  fs::copy(testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded/pytorch_model_fsdp_0"),
+           temp / "runs/.out.reshard-abcdef", fs::copy_options::recursive);
+  FaultStorage storage;
+  CHECK(layout("dcp")->recognise(storage, temp / "runs").empty());
+  fs::rename(temp / "runs/.out.reshard-abcdef", temp / "runs/pytorch_model_fsdp_0");
+  CHECK(layout("dcp")->recognise(storage, temp / "runs").size() == 1);
 }
 
 TEST_CASE("The optimizer beside the model is found however the model's folder is written") {

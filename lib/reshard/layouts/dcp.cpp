@@ -99,7 +99,9 @@ class DcpLayout final : public Layout {
       } else {
         for (const DirectoryEntry& entry : files.list(path)) {
           const fs::path folder = path / entry.name;
-          if (entry.kind != FileKind::kDirectory || is_optimizer_folder(entry.name)) continue;
+          // Hidden ones are of runs that write here: at any time they may be gone.
+          if (entry.kind != FileKind::kDirectory || entry.name.starts_with('.') || is_optimizer_folder(entry.name))
+            continue;
           if (const bool is_whole = holds_dcp_metadata(files, folder); is_whole || holds_dcp_items(files, folder))
             add(folder, is_whole);
         }
