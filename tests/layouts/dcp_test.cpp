@@ -149,19 +149,43 @@ TEST_CASE("Files that are newer than .metadata by more than a copy of them takes
   check_refused("__1_0.distcp", "was written 42 seconds after .metadata, which a save writes last: a later save");
   set_times(130, 120);  // both were
   check_refused("__1_0.distcp", "was written 2 minutes after .metadata");
-  set_times(3, 90);  // a copy, whose second file may have come behind others
+  set_times(3, 90);  // the clocks of two machines differ for one, and the other was written by a later save
+  check_refused("__1_0.distcp", "was written 90 seconds after .metadata");
+  set_times(3, 8);  // a copy
   CHECK_THAT(notes_on_times(temp / "dcp"),
-             Says("1 file was written up to 90 seconds after the metadata, which a save writes last, such as "
+             Says("1 file was written up to 8 seconds after the metadata, which a save writes last, such as "
                   "__1_0.distcp: a copy that does not keep times does that; but if a later save into this directory "
                   "was cut off, the output mixes two steps"));
   fs::resize_file(temp / "dcp/__0_0.distcp", std::uintmax_t{4} << 30);  // at 32 MiB/s, 128 seconds
-  set_times(125, 1000);
-  CHECK_THAT(notes_on_times(temp / "dcp"), Says("2 files were written up to 16 minutes after the metadata"));
-  set_times(140, 1000);
+  fs::resize_file(temp / "dcp/__1_0.distcp", std::uintmax_t{4} << 30);
+  set_times(125, 250);
+  CHECK_THAT(notes_on_times(temp / "dcp"), Says("2 files were written up to 4 minutes after the metadata"));
+  set_times(125, 260);
+  check_refused("__1_0.distcp", "was written 4 minutes after .metadata");
+  set_times(140, 250);
   check_refused("__0_0.distcp", "was written 2 minutes after .metadata");
   fs::resize_file(temp / "dcp/__0_0.distcp", std::uintmax_t{1} << 40);
   set_times(301, 1000);
   check_refused("__0_0.distcp", "was written 5 minutes after .metadata");
+}
+
+TEST_CASE("What is not read takes its time in a copy, and is no reason to refuse what is") {
+  const TempDir temp;
+  std::vector<dcp::Whole> wholes;
+  for (const auto& [name, file] : {std::pair("model.w", 0u), {"optim.state.w.exp_avg", 1u}, {"model.v", 2u}})
+    wholes.push_back({name, {DType::kU8, {1}, "x"}, {{{0}, {1}, file}}});
+  dcp::write(temp / "dcp", wholes);
+  const auto saved = fs::last_write_time(temp / "dcp/.metadata");
+  const auto read_copy = [&](int first, int of_optimizer, int last) {
+    set_time(temp / "dcp/__0_0.distcp", saved, first);
+    set_time(temp / "dcp/__1_0.distcp", saved, of_optimizer);
+    set_time(temp / "dcp/__2_0.distcp", saved, last);
+    return notes_on_times(temp / "dcp");
+  };
+  REQUIRE(read_copy(-1, -1, -1).empty());
+  CHECK_THAT(read_copy(2, 100, 104), Says("1 file was written up to 104 seconds after the metadata"));
+  CHECK(read_copy(-1, 100, -1).empty());
+  CHECK(error_of([&] { read_copy(2, -1, 104); }).path() == (temp / "dcp/__2_0.distcp").string());
 }
 
 TEST_CASE("Where each rank has metadata of its own, ranks of two saves are refused") {

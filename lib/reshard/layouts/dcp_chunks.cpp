@@ -67,6 +67,12 @@ std::vector<ChunkedTensor> DcpChunkFinder::find() {
     chunk.strides = std::move(item.tensor.strides);
     if (one.object != nullptr) set_size(tensors_[one.index], chunk, item.tensor.size_bytes);
   }
+  std::vector<bool> is_read(metadata_.files.size());
+  for (const Wanted& one : wanted_) is_read[one.place->file] = true;
+  for (std::size_t i = 0; i < is_read.size(); ++i) {
+    const std::filesystem::path path = directory_ / metadata_.files[i];
+    if (!is_read[i] && files_.is_file(path)) saved.push_back({path, of_file_[i], files_.size_bytes(path), false});
+  }
   validate_dcp_times(files_, saved, notes_);
   return std::move(tensors_);
 }

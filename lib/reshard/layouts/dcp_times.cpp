@@ -39,6 +39,7 @@ struct Written {
   std::int64_t at_ns = 0;
   const fs::path* path = nullptr;
   std::uint64_t size_bytes = 0;
+  bool is_read = true;
 };
 
 /// What the files that are newer than their metadata have in common, for one note.
@@ -53,17 +54,19 @@ void validate_newer(const fs::path& metadata, std::int64_t saved_ns, const std::
   const auto next =
       std::find_if(files.begin(), files.end(), [&](const Written& file) { return file.at_ns > saved_ns; });
   if (next == files.end()) return;
-  const std::int64_t gap_ns = next->at_ns - saved_ns;
-  if (gap_ns > longest_gap_ns(kNotableNs, next->size_bytes))
-    throw Error(ErrorKind::kBadInput,
-                fmt::format("was written {} after {}, which a save writes last: a later save into this directory was "
-                            "cut off, and its files may be of two steps",
-                            duration(gap_ns), metadata.filename().string()))
-        .in(*next->path)
-        .hint("take another checkpoint; only if it is a copy that did not keep times: `touch " + metadata.string() +
-              "`");
+  std::int64_t before_ns = saved_ns;
   for (auto file = next; file != files.end(); ++file) {
-    if (file->at_ns - saved_ns <= kNotableNs) continue;
+    // A copy writes the next file as soon as it has written the one before.
+    if (file->is_read && file->at_ns - before_ns > longest_gap_ns(kNotableNs, file->size_bytes))
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("was written {} after {}, which a save writes last: a later save into this directory was "
+                              "cut off, and its files may be of two steps",
+                              duration(file->at_ns - saved_ns), metadata.filename().string()))
+          .in(*file->path)
+          .hint("take another checkpoint; only if it is a copy that did not keep times: `touch " + metadata.string() +
+                "`");
+    before_ns = file->at_ns;
+    if (!file->is_read || file->at_ns - saved_ns <= kNotableNs) continue;
     if (newer.count++ == 0) newer.first = file->path;
     newer.longest_ns = std::max(newer.longest_ns, file->at_ns - saved_ns);
   }
@@ -74,7 +77,7 @@ void validate_newer(const fs::path& metadata, std::int64_t saved_ns, const std::
 void validate_ranks(const std::vector<Written>& all) {
   for (std::size_t i = 1; i < all.size(); ++i) {
     const std::int64_t gap_ns = all[i].at_ns - all[i - 1].at_ns;
-    if (gap_ns > longest_gap_ns(kRanksNs, all[i].size_bytes))
+    if (all[i].is_read && gap_ns > longest_gap_ns(kRanksNs, all[i].size_bytes))
       throw Error(ErrorKind::kBadInput,
                   fmt::format("was written {} after {}, which is of an earlier save: ranks of two steps would be mixed",
                               duration(gap_ns), all[i - 1].path->filename().string()))
@@ -90,7 +93,7 @@ void validate_dcp_times(Files& files, std::span<const DcpSavedFile> saved, std::
   std::map<fs::path, std::vector<Written>> by_metadata;
   for (const DcpSavedFile& file : saved)
     if (const auto at_ns = files.modified_ns(file.path))
-      by_metadata[file.metadata].push_back({*at_ns, &file.path, file.size_bytes});
+      by_metadata[file.metadata].push_back({*at_ns, &file.path, file.size_bytes, file.is_read});
   const auto by_time = [](const Written& a, const Written& b) {
     return std::tie(a.at_ns, *a.path) < std::tie(b.at_ns, *b.path);
   };
