@@ -53,8 +53,10 @@ void add_consolidate(CLI::App& app, Together& together) {
           "Directory that holds a shards folder or adapter_NAME/ folders, or that folder itself; or a training "
           "run's directory, see --tag")
       ->required();
-  CLI::Option* output = command->add_option("OUT_DIR", arguments->output_directory,
-                                            "Directory to write to (default: the one that holds the shards folder)");
+  CLI::Option* output =
+      command->add_option("OUT_DIR", arguments->output_directory,
+                          "Directory to write to (default: the one that holds the shards folder, where the layout "
+                          "has one)");
   add_format(*command, arguments->target, is_whole);
   add_layout_options(*command, arguments->target.options, is_whole);
   add_tag(*command, arguments->source);

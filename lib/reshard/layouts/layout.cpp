@@ -94,6 +94,11 @@ std::vector<std::string> Layout::foreign_entries(Files& files, const fs::path& f
   return names;
 }
 
+std::optional<fs::path> Layout::default_output(Files&, const FoundLayout& found) const {
+  if (*traits().folder == '\0') return std::nullopt;
+  return found.directory;
+}
+
 void validate_no_leftovers(Files& files, const TargetPlan& plan, const fs::path& directory,
                            const std::function<bool(const std::string&)>& is_ours, const std::string& what) {
   if (!files.is_directory(directory)) return;

@@ -204,9 +204,7 @@ class Layout {
   /// What its folder in the output directory holds that this program does not write, sorted; names relative to it.
   virtual std::vector<std::string> foreign_entries(Files& files, const std::filesystem::path& folder) const;
   /// Where what is made of a checkpoint goes by default.
-  virtual std::filesystem::path default_output(Files& /*files*/, const FoundLayout& found) const {
-    return found.directory;
-  }
+  virtual std::optional<std::filesystem::path> default_output(Files& files, const FoundLayout& found) const;
 
   /// Whether a folder of this name can only be one of this layout.
   virtual bool owns_folder_name(std::string_view) const { return false; }

@@ -99,7 +99,7 @@ class NxdLayout final : public TrainingLayout {
   }
 
   /// NxD has the ranks of a step in the step's folder, whose config.json may be one level up.
-  fs::path default_output(Files& files, const FoundLayout& found) const override {
+  std::optional<fs::path> default_output(Files& files, const FoundLayout& found) const override {
     return own_name(files, found.path) == kSavedFolder ? found.directory : found.path;
   }
 

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/plan/adapters.h"
@@ -23,6 +25,17 @@ std::unique_ptr<Job> plan_adapters(Files& files, const ConsolidateRequest& reque
   return plan_consolidate_adapters(files, request, found, adapters);
 }
 
+std::filesystem::path output_of(Files& files, const ConsolidateRequest& request, const Checkpoint& checkpoint) {
+  if (request.output_directory) return *request.output_directory;
+  if (const auto directory = checkpoint.layout->default_output(files, checkpoint.found())) return *directory;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("no output directory was given, and layout {} has no folder beside which "
+                          "the model could be written: it would be mixed with the checkpoint's files",
+                          checkpoint.layout->traits().name))
+      .in(checkpoint.path)
+      .hint("name an output directory after the checkpoint's");
+}
+
 std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   if (request.target.layout == nullptr) request.target.layout = &whole_layout();
   validate_request(request.target);
@@ -33,9 +46,7 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   Checkpoint checkpoint = read_sharded(files, found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   validate_names(checkpoint, *request.target.layout);
-  auto job = start_job("consolidate", checkpoint,
-                       request.output_directory.value_or(checkpoint.layout->default_output(files, checkpoint.found())),
-                       request.force);
+  auto job = start_job("consolidate", checkpoint, output_of(files, request, checkpoint), request.force);
   if (job->source.tensor_count() == 0) throw Error(ErrorKind::kBadInput, "holds no tensors").in(checkpoint.path);
   validate_outside(files, job->output_directory, checkpoint);
   note_adapters_left(files, *job, checkpoint.directory);

@@ -257,8 +257,8 @@ void validate_outside(Files& files, const fs::path& output_directory, const Chec
   if (!source.has_ranks()) return;
   const fs::path folder = files.resolve(source.path);
   const fs::path output = files.resolve(output_directory);
-  if (output == folder && folder == files.resolve(source.layout->default_output(files, source.found())))
-    return;  // the ranks are in a folder below
+  const auto beside = source.layout->default_output(files, source.found());
+  if (beside && output == folder && folder == files.resolve(*beside)) return;  // the ranks are in a folder below
   if (lies_inside(output, folder))
     throw Error(ErrorKind::kUsage, "the output directory is inside the shards folder")
         .in(output_directory)
