@@ -88,6 +88,47 @@ TEST_CASE("The optimizer beside the model is counted by its metadata alone") {
   }
 }
 
+TEST_CASE("Files of the optimizer that are missing or cut off are noted, though they are not read") {
+  const TempDir temp;
+  const auto notes = [&](const fs::path& path) {
+    FaultStorage storage;
+    return nlohmann::json(read_checkpoint(storage, path, {}).notes).dump();
+  };
+  const auto copy = [&](const fs::path& from) {
+    fs::copy(from, temp / "run", fs::copy_options::recursive);
+    for (const auto& entry : fs::recursive_directory_iterator(temp / "run"))
+      fs::permissions(entry, fs::perms::owner_all, fs::perm_options::add);
+  };
+  SECTION("in a folder of its own") {
+    copy(testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded"));
+    const fs::path file = temp / "run/optimizer_0/__1_0.distcp";
+    CHECK(notes(temp / "run").find("cut off") == std::string::npos);
+    fs::resize_file(file, fs::file_size(file) - 1);
+    CHECK_THAT(notes(temp / "run"), Says("the model is whole, but what is left out is not: __1_0.distcp is missing or "
+                                         "cut off, so that the training cannot go on from this checkpoint"));
+    fs::remove(file), fs::remove(temp / "run/optimizer_0/__0_0.distcp");
+    CHECK_THAT(notes(temp / "run"), Says("__0_0.distcp, __1_0.distcp are missing or cut off"));
+  }
+  SECTION("behind the model in its files") {
+    const fs::path source = testdata("golden/dcp/llama-fsdp2-optim");
+    const auto golden = nlohmann::json::parse(read_file(source / "golden.json"));
+    copy(source / "sharded");
+    std::map<std::string, std::uint64_t> model_ends;
+    for (const auto& [folder, saved] : golden["folders"].items())
+      for (const auto& [entry, tensor] : saved["tensors"].items())
+        for (const auto& chunk : tensor["chunks"])
+          if (!entry.starts_with("optim")) {
+            std::uint64_t& end = model_ends[chunk["file"]];
+            end = std::max(end, chunk["begin"].get<std::uint64_t>() + chunk["length"].get<std::uint64_t>());
+          }
+    std::size_t cut = 0;
+    for (const auto& [name, end] : model_ends)
+      if (fs::file_size(temp / "run" / name) > end) fs::resize_file(temp / "run" / name, end), ++cut;
+    REQUIRE(cut > 0);
+    CHECK_THAT(notes(temp / "run"), Says("the model is whole, but what is left out is not: __"));
+  }
+}
+
 TEST_CASE("An optimizer beside the model that cannot be read does not keep the model from being read") {
   const TempDir temp;
   fs::copy(testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded"), temp / "run", fs::copy_options::recursive);

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <set>
 #include <unordered_map>
 
+#include "reshard/base/checked.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 
@@ -158,6 +160,30 @@ DcpDirectory read_dcp_directory(Files& files, const fs::path& directory, DcpPath
       "what the model lacks",
       kDcpMetadataFile, ranks, ranks == 1 ? "" : "s"));
   return metadata;
+}
+
+void note_incomplete_files(Files& files, const fs::path& directory, const DcpMetadata& metadata,
+                           std::vector<std::string>& notes) {
+  constexpr std::uint64_t kNoEnd = std::numeric_limits<std::uint64_t>::max();
+  std::vector<std::uint64_t> ends(metadata.files.size());
+  const auto add = [&](const DcpPlace& place) {
+    ends[place.file] = std::max(ends[place.file], checked_add(place.offset_bytes, place.length_bytes).value_or(kNoEnd));
+  };
+  for (const DcpTensor& tensor : metadata.tensors)
+    for (const DcpChunk& chunk : tensor.chunks) add(chunk.place);
+  for (const DcpBytes& object : metadata.bytes) add(object.place);
+  std::vector<std::string> incomplete;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    const fs::path path = directory / metadata.files[i];
+    if (ends[i] > 0 && (!files.is_file(path) || files.size_bytes(path) < ends[i]))
+      incomplete.push_back(metadata.files[i]);
+  }
+  if (incomplete.empty()) return;
+  std::sort(incomplete.begin(), incomplete.end(), natural_less);
+  notes.push_back(
+      fmt::format("the model is whole, but what is left out is not: {} {} missing or cut off, so that the "
+                  "training cannot go on from this checkpoint",
+                  list_names(incomplete), incomplete.size() == 1 ? "is" : "are"));
 }
 
 }  // namespace reshard

@@ -37,4 +37,10 @@ struct DcpDirectory {
 DcpDirectory read_dcp_directory(Files& files, const std::filesystem::path& directory, DcpPaths paths,
                                 std::vector<std::string>& notes);
 
+/// Notes files of `metadata` that are not there, or end before the last item that is said to be in them. Of what is read
+/// the reader tells more; of the rest, such as the optimizer beside the model, nobody else does.
+/// \throws Error kIo.
+void note_incomplete_files(Files& files, const std::filesystem::path& directory, const DcpMetadata& metadata,
+                           std::vector<std::string>& notes);
+
 }  // namespace reshard

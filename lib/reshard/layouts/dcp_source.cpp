@@ -193,6 +193,8 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
     leave_out_others(entries, names, source.beside, source.notes);
     note_objects({&metadata, &optimizer.all}, source.notes);
     source.tensors = finder.find();
+    note_incomplete_files(files, directory, metadata, source.notes);
+    note_incomplete_files(files, optimizer_directory, optimizer.all, source.notes);
     return source;
   }
   DcpStateFinder states(metadata.tensors, names, source.where);
