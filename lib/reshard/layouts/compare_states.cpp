@@ -6,14 +6,13 @@
 #include <array>
 #include <limits>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
 #include "reshard/base/strings.h"
-#include "reshard/io/zstd_source.h"
+#include "reshard/layouts/opened_files.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard {
@@ -127,7 +126,7 @@ class GroupComparison {
 /// Reads tensors of no dims, which are numbers.
 class NumberReader {
  public:
-  NumberReader(Files& files, std::span<const TensorFile> in_files) : files_(files), in_files_(in_files) {}
+  NumberReader(Files& files, std::span<const TensorFile> in_files) : opened_(files, in_files) {}
 
   static bool can_read(const LogicalTensor& tensor) {
     const DTypeClass kind = describe(tensor.dtype).kind;
@@ -137,24 +136,13 @@ class NumberReader {
   PlainValue read(const StoredTensor& tensor) {
     std::array<std::byte, sizeof(std::uint64_t)> buffer;
     const auto bytes = std::span(buffer).first(bits(tensor.dtype) / 8);
-    source_of(tensor.file).read_at(tensor.offset_bytes, bytes);
+    opened_.at(tensor.file).read_at(tensor.offset_bytes, bytes);
     const ValueSummary summary = summarize(tensor.dtype, bytes);
     return PlainValue{summary.nan_count > 0 ? std::numeric_limits<double>::quiet_NaN() : summary.min};
   }
 
  private:
-  const Source& source_of(std::uint32_t index) {
-    std::unique_ptr<Source>& source = sources_[index];
-    if (source) return *source;
-    const TensorFile& file = in_files_[index];
-    source = files_.open(file.path);
-    if (file.frame) source = open_zstd(std::move(source), *file.frame, file.size_bytes, file.path);
-    return *source;
-  }
-
-  Files& files_;
-  std::span<const TensorFile> in_files_;
-  std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
+  OpenedFiles opened_;
 };
 
 /// Whether `number` is what a tensor of `dtype` has for `value`: float32 has no 0.1.
@@ -170,21 +158,14 @@ void take_out(TrainingStates& states, const std::vector<bool>& out) {
   for (std::size_t l = 0; l < map.logical.size(); ++l)
     if (out[l])
       for (const Piece& piece : map.pieces[l]) used[piece.stored] = false;
+  map.keep_stored(used);
   TensorMap kept;
-  std::vector<std::uint32_t> numbers(map.stored.size());
-  for (std::uint32_t s = 0; s < map.stored.size(); ++s) {
-    if (!used[s]) continue;
-    numbers[s] = kept.add_stored(std::move(map.stored[s]));
-    if (const auto own = map.strides.find(s); own != map.strides.end()) kept.strides.emplace(numbers[s], own->second);
-  }
+  kept.stored = std::move(map.stored);
+  kept.strides = std::move(map.strides);
   std::vector<TrainingState> of;
   for (std::size_t l = 0; l < map.logical.size(); ++l) {
-    if (out[l]) continue;
-    std::vector<Piece>& pieces = map.pieces[l];
-    std::erase_if(pieces, [&](const Piece& piece) { return !used[piece.stored]; });
-    if (pieces.empty() && map.logical[l].filler) continue;  // which padded what was taken out
-    for (Piece& piece : pieces) piece.stored = numbers[piece.stored];
-    kept.pieces[kept.add_logical(map.logical[l], {})] = std::move(pieces);
+    if (out[l] || (map.pieces[l].empty() && map.logical[l].filler)) continue;  // or which padded what was taken out
+    kept.pieces[kept.add_logical(map.logical[l], {})] = std::move(map.pieces[l]);
     of.push_back(states.of[l]);
   }
   states.map = std::move(kept);

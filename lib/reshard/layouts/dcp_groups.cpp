@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,7 +15,7 @@
 #include "reshard/formats/pickler.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/io/memory_files.h"
-#include "reshard/io/zstd_source.h"
+#include "reshard/layouts/opened_files.h"
 
 namespace reshard {
 namespace {
@@ -37,7 +36,7 @@ std::optional<std::size_t> end_of(std::string_view name, std::string_view word) 
 class GroupReader {
  public:
   GroupReader(Files& files, std::span<const TensorFile> in_files, TrainingStates& states)
-      : files_(files), in_files_(in_files), states_(states) {}
+      : opened_(files, in_files), states_(states) {}
 
   void run() {
     for (std::uint32_t i = 0; i < states_.of.size(); ++i) {
@@ -139,29 +138,18 @@ class GroupReader {
     const auto& pieces = states_.map.pieces[object];
     if (pieces.empty()) throw fail(object, ErrorKind::kBadInput, "no file holds it");
     const StoredTensor& stored = states_.map.stored[pieces.front().stored];
-    const TensorFile& file = in_files_[stored.file];
-    return read_dcp_object(source_of(stored.file), stored.offset_bytes, stored.size_bytes,
-                           states_.map.logical[object].name, what, file.path);
-  }
-
-  const Source& source_of(std::uint32_t index) {
-    std::unique_ptr<Source>& source = sources_[index];
-    if (source) return *source;
-    const TensorFile& file = in_files_[index];
-    source = files_.open(file.path);
-    if (file.frame) source = open_zstd(std::move(source), *file.frame, file.size_bytes, file.path);
-    return *source;
+    return read_dcp_object(opened_.at(stored.file), stored.offset_bytes, stored.size_bytes,
+                           states_.map.logical[object].name, what, opened_.described(stored.file).path);
   }
 
   Error fail(std::uint32_t object, ErrorKind kind, const std::string& message) const {
     const auto& pieces = states_.map.pieces[object];
     Error error(kind, message);
-    if (!pieces.empty()) error.in(in_files_[states_.map.stored[pieces.front().stored].file].path);
+    if (!pieces.empty()) error.in(opened_.described(states_.map.stored[pieces.front().stored].file).path);
     return error.tensor(states_.map.logical[object].name).hint("do without `with-optimizer`");
   }
 
-  Files& files_;
-  std::span<const TensorFile> in_files_;
+  OpenedFiles opened_;
   TrainingStates& states_;
   std::unordered_map<std::string, std::string_view> own_names_;  // of the model, by those of the optimizer
   std::map<std::uint64_t, Group> groups_;
@@ -169,7 +157,6 @@ class GroupReader {
   std::vector<std::string> order_;
   std::unordered_map<std::string, std::size_t> by_values_;  // groups, by key_of
   std::unordered_map<std::string, std::uint64_t> grouped_;
-  std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
 };
 
 }  // namespace

@@ -309,6 +309,24 @@ void TensorMap::add_copy(std::uint32_t of, const std::string& name, TensorRole r
   }
 }
 
+void TensorMap::keep_stored(const std::vector<bool>& used) {
+  std::vector<std::uint32_t> numbers(stored.size());
+  std::vector<StoredTensor> kept;
+  std::unordered_map<std::uint32_t, Dims> kept_strides;
+  for (std::uint32_t s = 0; s < stored.size(); ++s) {
+    if (!used[s]) continue;
+    numbers[s] = static_cast<std::uint32_t>(kept.size());
+    kept.push_back(std::move(stored[s]));
+    if (const auto own = strides.find(s); own != strides.end()) kept_strides.emplace(numbers[s], own->second);
+  }
+  stored = std::move(kept);
+  strides = std::move(kept_strides);
+  for (std::vector<Piece>& of_logical : pieces) {
+    std::erase_if(of_logical, [&](const Piece& piece) { return !used[piece.stored]; });
+    for (Piece& piece : of_logical) piece.stored = numbers[piece.stored];
+  }
+}
+
 void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
   const auto first_file = static_cast<std::uint32_t>(files.size());
   const auto first_stored = static_cast<std::uint32_t>(stored.size());

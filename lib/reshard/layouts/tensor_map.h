@@ -179,6 +179,10 @@ class TensorMap {
   /// replicas it has one.
   void add_copy(std::uint32_t logical, const std::string& name, TensorRole role);
 
+  /// Takes out the stored tensors `s` that are not wanted, `used[s]`, with all pieces of them. The others get new
+  /// numbers; of a source only.
+  void keep_stored(const std::vector<bool>& used);
+
   /// Adds all of another checkpoint, its logical tensors under names that begin with `logical_prefix`.
   /// \throws Error kBadInput as add_logical does.
   void append(TensorMap other, const std::string& logical_prefix);

@@ -1,0 +1,18 @@
+#include "reshard/layouts/opened_files.h"
+
+#include <utility>
+
+#include "reshard/io/zstd_source.h"
+
+namespace reshard {
+
+const Source& OpenedFiles::at(std::uint32_t file) {
+  std::unique_ptr<Source>& source = sources_[file];
+  if (source) return *source;
+  const TensorFile& described = in_files_[file];
+  source = files_.open(described.path);
+  if (described.frame) source = open_zstd(std::move(source), *described.frame, described.size_bytes, described.path);
+  return *source;
+}
+
+}  // namespace reshard

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+
+#include "reshard/io/files.h"
+#include "reshard/layouts/tensor_map.h"
+
+namespace reshard {
+
+/// Files of a source map for small reads while planning: each is opened once, and decoded where it is compressed.
+class OpenedFiles {
+ public:
+  /// Both are borrowed.
+  OpenedFiles(Files& files, std::span<const TensorFile> in_files) : files_(files), in_files_(in_files) {}
+
+  /// \param file  index into the files of the map.
+  /// \throws Error kIo; kBadInput if it is gone.
+  const Source& at(std::uint32_t file);
+  const TensorFile& described(std::uint32_t file) const { return in_files_[file]; }
+
+ private:
+  Files& files_;
+  std::span<const TensorFile> in_files_;
+  std::map<std::uint32_t, std::unique_ptr<Source>> sources_;
+};
+
+}  // namespace reshard
