@@ -1,5 +1,6 @@
 // The optimizer's states as NxD's and optimum-neuron's own code has saved them: testdata/golden/zero1.
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -15,6 +16,7 @@
 #include "support/golden.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/saved_trees.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -343,6 +345,50 @@ TEST_CASE("Optimizer files of other ranks or another save are known by their mas
     const Error error = error_of([&] { read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)); });
     CHECK(error.kind() == ErrorKind::kBadInput);
   }
+}
+
+/// Adds one to all steps of a file.
+void count_one_more_step(const fs::path& path) {
+  SavedTree tree = read_saved_tree(path);
+  std::size_t changed = 0;
+  const std::function<void(nlohmann::ordered_json&)> look = [&](nlohmann::ordered_json& value) {
+    for (auto& [key, item] : value.items())
+      if (key == "step" && item.is_number())
+        item = item.get<std::int64_t>() + 1, ++changed;
+      else if (item.is_structured())
+        look(item);
+  };
+  look(tree.structure);
+  REQUIRE(changed > 0);
+  write_saved_tree(path, tree);
+}
+
+TEST_CASE("What an optimizer file holds that nobody knows is noted") {
+  const Spoiled run("nxd-llama-dp2-tp2");
+  const auto notes = [&] {
+    return json(read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)).notes).dump();
+  };
+  CHECK(notes().find("which is left out") == std::string::npos);
+  const fs::path path = run.file("optim", 1, 0);
+  SavedTree tree = read_saved_tree(path);
+  tree.structure["ema"] = 5;
+  write_saved_tree(path, tree);
+  CHECK_THAT(notes(), Says("the optimizer's files hold more than states, groups and master weights, which is left out: "
+                           "ema"));
+}
+
+TEST_CASE("Optimizer files of two stages that are at different steps are refused") {
+  const Spoiled run("nxd-llama-dp4-tp2-pp2");
+  const int step = golden_of(run.golden_case).at("step").get<int>();
+  const auto for_each_file = [&](const std::function<void(const fs::path&)>& change) {
+    for (std::uint32_t dp_rank = 0; dp_rank < 4; ++dp_rank)
+      for (std::uint32_t tp_rank = 0; tp_rank < 2; ++tp_rank) change(run.file("optim", dp_rank, tp_rank, 1));
+  };
+  for_each_file([](const fs::path& path) { write_saved_tree(path, read_saved_tree(path)); });  // as they were
+  CHECK_NOTHROW(read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)));
+  for_each_file(count_one_more_step);
+  run.check_refused(run.file("optim", 0, 0, 1), "its parameters are at step " + std::to_string(step + 1) +
+                                                    ", but those of an earlier stage at " + std::to_string(step));
 }
 
 TEST_CASE("Master weights are cast to the dtype that is asked for, and config.json names it") {

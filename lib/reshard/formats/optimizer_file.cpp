@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <unordered_set>
 
 #include "reshard/base/strings.h"
@@ -24,6 +25,11 @@ constexpr const char* kShapes = "shape_info";
 constexpr const char* kMasters = "sharded_master_weights";
 constexpr const char* kOptimizer = "optimizer";
 constexpr const char* kOptimizers = "optimizer_states";
+constexpr const char* kDpRank = "dp_rank";
+constexpr const char* kTpRank = "tp_rank";
+constexpr const char* kGroupOffset = "ep_param_group_offset";
+constexpr const char* kStateOffset = "ep_base_state_offset";
+constexpr const char* kShapeOffset = "ep_shape_info_offset";
 constexpr std::size_t kMaxStates = 64;      // of one parameter: an optimizer has two or three
 constexpr std::size_t kMaxGroups = 10'000;  // a run has two
 
@@ -52,12 +58,13 @@ class OptimizerReader {
       if (get(kState) == kNoNode) throw no_optimizer("has neither \"base_state\" nor \"state\"");
       read_states(get(kState), kState, "");
     } else {
-      read_states(base, kBaseState, "ep_base_state_offset");
+      read_states(base, kBaseState, kStateOffset);
       if (const PickleRef state = get(kState); state != kNoNode && !mapping_items(pickle_, state).empty())
         throw bad("has states of parameters under \"state\" as well as under \"base_state\"");
     }
     read_shapes();
     read_masters();
+    list_others();
     file_.files = tensors_.files();
     return std::move(file_);
   }
@@ -91,7 +98,7 @@ class OptimizerReader {
 
   /// NxD's save_sharded_state_dict puts them in.
   void read_ranks() {
-    for (const auto& [key, value] : {std::pair("dp_rank", &file_.dp_rank), {"tp_rank", &file_.tp_rank}})
+    for (const auto& [key, value] : {std::pair(kDpRank, &file_.dp_rank), {kTpRank, &file_.tp_rank}})
       if (const PickleRef node = get(key); node != kNoNode) *value = number(node, fmt::format("its \"{}\"", key));
   }
 
@@ -117,11 +124,11 @@ class OptimizerReader {
     if (groups.size() > kMaxGroups)
       throw bad(fmt::format("its \"param_groups\" has {} groups, of at most {}", groups.size(), kMaxGroups))
           .hint("the file is damaged: an optimizer has a few groups");
-    const PickleRef offset = get("ep_param_group_offset");
-    const std::uint64_t first_expert = offset == kNoNode ? groups.size() : number(offset, "\"ep_param_group_offset\"");
+    const PickleRef offset = get(kGroupOffset);
+    const std::uint64_t first_expert =
+        offset == kNoNode ? groups.size() : number(offset, fmt::format("\"{}\"", kGroupOffset));
     if (first_expert > groups.size())
-      throw bad(
-          fmt::format("its \"ep_param_group_offset\" is {}, but there are {} groups", first_expert, groups.size()));
+      throw bad(fmt::format("its \"{}\" is {}, but there are {} groups", kGroupOffset, first_expert, groups.size()));
     file_.first_expert_group = static_cast<std::uint32_t>(first_expert);
     std::uint64_t next = 0, before = 0;
     for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -237,7 +244,7 @@ class OptimizerReader {
     const PickleRef node = get(kShapes);
     if (node == kNoNode) return;
     std::vector<bool> seen(file_.entries.size());
-    const auto offset = offset_of("ep_shape_info_offset");
+    const auto offset = offset_of(kShapeOffset);
     for (const auto& [key, value] : dict(node, "\"shape_info\"")) {
       OptimizerEntry& entry = entry_of(key, kShapes, offset, seen);
       entry.shape = read_size(pickle_, value);
@@ -258,6 +265,16 @@ class OptimizerReader {
       entry.master = tensor(value, name);
       file_.has_masters = true;
     }
+  }
+
+  void list_others() {
+    const std::set<std::string_view> known{kGroups, kState,  kBaseState,   kShapes,      kMasters,
+                                           kDpRank, kTpRank, kGroupOffset, kStateOffset, kShapeOffset};
+    for (const auto& [key, value] : root_)
+      if (pickle_.kind(key) != PickleKind::kString)
+        file_.others.push_back(pickle_.describe(key));
+      else if (!known.contains(pickle_.text(key)))
+        file_.others.emplace_back(pickle_.text(key));
   }
 
   const fs::path& path_;

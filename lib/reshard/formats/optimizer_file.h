@@ -51,6 +51,7 @@ struct OptimizerFile {
                                          // as many as there are groups: none is
   bool has_masters = false;
   std::optional<std::uint64_t> dp_rank, tp_rank;  // that the file says it is of
+  std::vector<std::string> others;                // keys of its dict that nobody here knows
 
   /// Whether an entry is of an expert.
   bool is_expert(std::size_t entry) const { return entry >= num_dense(); }

@@ -354,25 +354,6 @@ class StatesMaker {
   TrainingStates states_;
 };
 
-/// Takes out the stored tensors that no piece is of.
-void drop_unused(TensorMap& map, std::vector<bool> used) {
-  std::vector<std::uint32_t> numbers(map.stored.size());
-  std::vector<StoredTensor> kept;
-  std::unordered_map<std::uint32_t, Dims> strides;
-  for (std::uint32_t s = 0; s < map.stored.size(); ++s) {
-    if (!used[s]) continue;
-    numbers[s] = static_cast<std::uint32_t>(kept.size());
-    kept.push_back(std::move(map.stored[s]));
-    if (const auto own = map.strides.find(s); own != map.strides.end()) strides.emplace(numbers[s], own->second);
-  }
-  map.stored = std::move(kept);
-  map.strides = std::move(strides);
-  for (std::vector<Piece>& pieces : map.pieces) {
-    std::erase_if(pieces, [&](const Piece& piece) { return !used[piece.stored]; });
-    for (Piece& piece : pieces) piece.stored = numbers[piece.stored];
-  }
-}
-
 /// Whether a stage before `pp_rank` holds the parameter.
 bool is_of_earlier_stage(const TensorMap& model, const std::string& name, std::uint32_t pp_rank) {
   return std::any_of(model.stored.begin(), model.stored.end(), [&](const StoredTensor& tensor) {
@@ -419,6 +400,13 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
         .hint("the directory was copied without its folder optim, or the run was saved without its optimizer");
   ShardedOptimizer optimizer{*std::move(read), {}, {}};
   for (const std::string& note : optimizer.files.notes) checkpoint.notes.push_back(note);
+  std::set<std::string> others;
+  for (const OptimizerFile& file : optimizer.files.all) others.insert(file.others.begin(), file.others.end());
+  if (!others.empty())
+    checkpoint.notes.push_back(
+        fmt::format("the optimizer's files hold more than states, groups and master weights, "
+                    "which is left out: {}",
+                    list_names(std::vector(others.begin(), others.end()))));
   optimizer.names = name_entries(optimizer.files, shards, checkpoint, options);
   optimizer.first_files = add_optimizer_files(checkpoint.map, optimizer.files);
   return optimizer;
@@ -474,7 +462,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& mo
       [&](const LogicalTensor& logical, DType) { return model.logical[*model.find_logical(logical.name)]; },
       TensorRole::kParameter);
   used.resize(model.stored.size(), true);
-  drop_unused(model, std::move(used));
+  model.keep_stored(used);
   return others;
 }
 
