@@ -184,7 +184,7 @@ TEST_CASE("What cannot be written as dcp is said before anything is") {
     return std::string(found.what());
   };
   CHECK_THAT(error(to_dcp(temp / "in.safetensors", temp / "out", 2, 2)), Says("nothing says which dims"));
-  for (const char* prefix : {".", ".a", "a..b", "a\n"})
+  for (const char* prefix : {".", ".a", "a..b", "a\n", "a/b", "a b"})
     CHECK_THAT(error(to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt, prefix)), Says("`prefix`"));
   CHECK_THAT(error(to_dcp(temp / "in.safetensors", temp / "out", 4096, 2)), Says("more than 4096 ranks"));
   ConvertRequest stages = to_dcp(temp / "in.safetensors", temp / "out", 2, std::nullopt);

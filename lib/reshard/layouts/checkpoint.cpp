@@ -242,11 +242,17 @@ std::string shards_folders() {
   return join(folders, " nor ");
 }
 
+Error no_directory(Files& files, const fs::path& path) {
+  if (!files.exists(path)) return Error(ErrorKind::kBadInput, "no such directory").in(path);
+  return Error(ErrorKind::kBadInput, "is not a directory")
+      .in(path)
+      .hint("give the directory of the checkpoint, not one of its files");
+}
+
 }  // namespace
 
 Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& context) {
-  if (!files.is_directory(path))
-    throw Error(ErrorKind::kBadInput, files.exists(path) ? "is not a directory" : "no such directory").in(path);
+  if (!files.is_directory(path)) throw no_directory(files, path);
   if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
   if (find_whole(files, path))
     throw Error(ErrorKind::kBadInput, "holds whole tensors, and no ranks to consolidate")

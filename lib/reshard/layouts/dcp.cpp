@@ -66,7 +66,8 @@ constexpr LayoutOption kNames{
 std::string prefix_of(const std::string& given) {
   if (given.empty()) return given;
   std::string prefix = given.ends_with('.') ? given : given + '.';
-  if (prefix.starts_with('.') || prefix.find("..") != prefix.npos || !is_plain_text(prefix))
+  if (prefix.starts_with('.') || prefix.find("..") != prefix.npos || prefix.find_first_of("/ ") != prefix.npos ||
+      !is_plain_text(prefix))
     throw Error(ErrorKind::kUsage, fmt::format("`prefix`: \"{}\" is not names with dots between", printable(given)));
   return prefix;
 }

@@ -46,6 +46,8 @@ NumberedParameters::NumberedParameters(const TensorMap& local, const TrainingSta
 }
 
 void NumberedParameters::validate_groups(std::span<const StagePlan> stages) const {
+  if (known_.empty())
+    throw Error(ErrorKind::kBadInput, "holds no states of an optimizer that could be written").hint(kNoGroups);
   if (states_.groups.empty())
     throw Error(ErrorKind::kBadInput, "the optimizer's states come without its groups of parameters").hint(kNoGroups);
   std::unordered_set<std::string> tied;

@@ -152,7 +152,12 @@ Model validated_model(const Checkpoint& checkpoint, Selection& selection, const 
   try {
     validate_against_model(wanted, model, request.source.path);
   } catch (Error& error) {
-    if (request.names.renames.empty() && selection.dropped.empty()) throw;
+    if (request.names.renames.empty() && selection.dropped.empty()) {
+      // All that config.json asks for was there when it was read, so that this is more.
+      if (checkpoint.layout->traits().needs_no_mesh)
+        error.hint(error.hint() + "; what a trainer has besides, such as buffers, `drop` leaves out");
+      throw;
+    }
     throw error.hint("with `rename`, `drop` and `keep`, what is left must be the model of config.json");
   }
   selection.wanted = std::move(wanted.logical);
