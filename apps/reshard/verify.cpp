@@ -189,13 +189,14 @@ std::string report_text(const ManifestVerification& result) {
   std::string files;
   if (result.files) {
     text += names_text(result.files->missing, "file missing") + names_text(result.files->different, "file differs");
-    files = fmt::format(", {} files", result.same() ? result.files->compared_files
-                                                    : result.files->missing.size() + result.files->different.size());
+    const std::size_t count =
+        result.same() ? result.files->compared_files : result.files->missing.size() + result.files->different.size();
+    files = fmt::format(", {} file{}", count, count == 1 ? "" : "s");
   }
   if (result.same())
     return text +
            fmt::format("same: {} tensors, {}{}\n", result.compared_tensors, format_bytes(result.compared_bytes), files);
-  return text + fmt::format("different: {} tensors{}\n", tensors, files);
+  return text + fmt::format("different: {} tensor{}{}\n", tensors, tensors == 1 ? "" : "s", files);
 }
 
 /// Without the bytes.

@@ -373,6 +373,9 @@ TEST_CASE("A manifest in the directory that it is of is held against the files, 
   const json document = json::parse(run_reshard({"verify", out, "--manifest", manifest, "--json"}).out);
   CHECK(document.at("missing_files") == json::array({"other.json", "nope.safetensors"}));
   CHECK_FALSE(document.at("same"));
+  edited["files"].erase(0);
+  write_file(manifest, edited.dump());
+  CHECK_THAT(verify(out, manifest).out, Says("different: 0 tensors, 1 file\n"));
   CHECK(verify(kModel, manifest).exit_code == 0);  // of tensors alone
 
   write_file(manifest, text);
