@@ -28,9 +28,10 @@ ConvertRequest request_of(const fs::path& source, const fs::path& output, const 
   return request;
 }
 
-/// A run whose optimizer has one group and no master weights.
+/// A run whose optimizer has one group, no master weights, and states of all parameters.
 TrainingRun one_group(Random& random, const TinyModel& model) {
   TrainingRun run = random_training(random, model);
+  while (run.states.at("step").count("model.norm.weight") == 0) run = random_training(random, model);
   run.has_two_groups = false;
   run.groups.resize(1);
   run.states.erase("master");
@@ -67,7 +68,11 @@ void check_written(const fs::path& output, const TrainingRun& run, const OracleO
     INFO(path);
     REQUIRE(written.count(path) == 1);
     CHECK(written.at(path).structure.dump(1) == tree.structure.dump(1));
-    CHECK((written.at(path).tensors == tree.tensors));
+    REQUIRE(written.at(path).tensors.size() == tree.tensors.size());
+    for (const auto& [place, data] : tree.tensors) {
+      INFO(place);
+      CHECK((written.at(path).tensors.at(place) == data));
+    }
   }
 }
 

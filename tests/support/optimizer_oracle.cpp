@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "reshard/formats/plain_value.h"
 #include "reshard/tensor/cast.h"
@@ -147,6 +148,26 @@ void add_objects(const TrainingRun& run, const NxdDcpForm& form, const std::vect
   saved.objects.push_back({"shape_info", torch_zip(pickles::stream(by_id + "u"), {}), 0});
 }
 
+/// The step of a parameter, by the model's name or that of one that it is fused into: parameters that may be fused have
+/// the same. Each stage has some of the run's last step.
+int count_of(const TrainingRun& run, std::string parameter) {
+  constexpr int kLast = 7;
+  if (parameter.find(".mlp.") != parameter.npos) return kLast;
+  if (run.model.tied && parameter == "lm_head.weight") parameter = "model.embed_tokens.weight";
+  if (const std::size_t module = parameter.find(".self_attn."); module != parameter.npos) parameter.resize(module);
+  int sum = 0;
+  for (const char c : parameter) sum += c;
+  return kLast - sum % 5;
+}
+
+/// The same as optimizers keep it.
+TensorData step_of(const TrainingRun& run, const std::string& parameter) {
+  const auto count = static_cast<float>(count_of(run, parameter));
+  TensorData step{DType::kF32, {}, std::string(sizeof count, '\0')};
+  std::memcpy(step.bytes.data(), &count, sizeof count);
+  return step;
+}
+
 }  // namespace
 
 int group_of(const TrainingRun& run, const std::string& parameter) {
@@ -166,7 +187,7 @@ TrainingRun random_training(Random& random, const TinyModel& model) {
     if (group_of(run, name) < 0) continue;
     if (has_masters) run.states["master"][name] = master_of(random, data, run.state_dtype);
     if (lacks_states && name == "model.norm.weight") continue;
-    run.states["step"][name] = {DType::kF32, {}, std::string("\0\0\x40\x40", 4)};  // 3
+    run.states["step"][name] = step_of(run, name);
     for (const char* state : {"exp_avg", "exp_avg_sq"})
       run.states[state][name] = random_tensor(random, run.state_dtype, data.shape);
   }
@@ -203,6 +224,12 @@ void write_dcp(const fs::path& directory, const TrainingRun& run, Random& random
   dcp::write(directory, tensors, objects);
 }
 
+TrainingRun grouped_by_rule(TrainingRun run) {
+  run.has_two_groups = true;
+  run.groups.resize(2, run.groups.front());
+  return run;
+}
+
 std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, const OracleOptions& mesh, std::uint64_t dp,
                                                     const fs::path& model) {
   LocalStates local = local_states(run, mesh);
@@ -230,7 +257,7 @@ std::map<std::string, SavedTree> expected_optimizer(const TrainingRun& run, cons
         shapes[key] = tensor_json(held.at(order[id]))["shape"];
         masters[key] = add(fmt::format("sharded_master_weights/{}", id), local.at("master").at(rank).at(order[id]));
         if (order[id] == "model.norm.weight" && run.states.at("step").count(order[id]) == 0) continue;
-        base[key]["step"] = tensor_json(tree.tensors[in_base + "step"] = run.states.at("step").begin()->second);
+        base[key]["step"] = tensor_json(tree.tensors[in_base + "step"] = step_of(run, order[id]));
         for (const char* state : {"exp_avg", "exp_avg_sq"})
           base[key][state] = add(in_base + state, local.at(state).at(rank).at(order[id]));
       }
@@ -263,9 +290,9 @@ Saved nxd_dcp(const TrainingRun& run, const OracleOptions& mesh, const NxdDcpFor
       const std::string step = fmt::format("base_state.{}.step", name);
       if (!std::exchange(seen[step], true)) {
         if (form.has_counts)
-          saved.objects.push_back({step, object_of(3), 0});
+          saved.objects.push_back({step, object_of(count_of(run, name)), 0});
         else
-          saved.add(step, run.states.at("step").begin()->second);
+          saved.add(step, step_of(run, name));
       }
       for (const char* state : {"exp_avg", "exp_avg_sq"}) {
         const bool is_once = form.dedup && name.find("norm") != name.npos;

@@ -19,7 +19,8 @@ namespace reshard::test {
 struct TrainingRun {
   TinyModel model;
   TensorMap weights;
-  /// By state ("exp_avg", "master"), then by parameter. Each step is one number of 0 dims. One parameter may have none:
+  /// By state ("exp_avg", "master"), then by parameter. Each step is one number of 0 dims, and not all are
+  /// the same. One parameter may have none:
   /// it never had a gradient.
   std::map<std::string, TensorMap> states;
   std::vector<nlohmann::ordered_json> groups;  // hyperparameters
@@ -32,6 +33,9 @@ int group_of(const TrainingRun& run, const std::string& parameter);
 
 /// A run with weights of one dtype, and states of another.
 TrainingRun random_training(Random& random, const TinyModel& model);
+
+/// The same run with the second group, of which the first one's hyperparameters are those where it has no such group.
+TrainingRun grouped_by_rule(TrainingRun run);
 
 /// Writes it as torch.distributed.checkpoint has it, with the model under "model." and the optimizer under "optim.", in
 /// chunks of any ranks. \param flat  the hyperparameters of every parameter by itself.
