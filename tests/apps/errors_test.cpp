@@ -65,8 +65,7 @@ TEST_CASE("an unknown option is an error with the nearest match") {
 TEST_CASE("convert names its own option where it is given one of a source, or the library speaks of one") {
   check_error(run_reshard({"convert", kModel, "o", "--weights", "master"}), 2,
               {"--weights", "did you mean --from-weights?"});
-  check_error(run_reshard({"convert", kModel, "o", "--optimizer-groups=x"}), 2,
-              {"did you mean --from-optimizer-groups?"});
+  check_error(run_reshard({"convert", kModel, "o", "--weights=x"}), 2, {"did you mean --from-weights?"});
   const std::string run = testdata("golden/zero1/nxd-llama-dp2-tp2/checkpoint/step_3").string();
   const std::string config = testdata("golden/zero1/nxd-llama-dp2-tp2/original").string();
   const TempDir temp;

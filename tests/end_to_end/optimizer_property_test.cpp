@@ -5,6 +5,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/dcp.h"
+#include "support/errors.h"
 #include "support/layouts.h"
 #include "support/optimizer_oracle.h"
 #include "support/random.h"
@@ -72,6 +73,31 @@ TEST_CASE("States of torch.distributed.checkpoint become NxD's files, cut, padde
     write_file(temp / "dcp/config.json", run.model.config().dump());
     convert(request_of(temp / "dcp", temp / "out", target));
     check_written(temp / "out", run, target);
+  }
+}
+
+TEST_CASE("A target has the groups of the rule that it is asked for, with the hyperparameters that parameters had") {
+  for (const std::uint64_t seed : seeds(20)) {
+    CAPTURE(seed);
+    Random random(seed);
+    const TrainingRun run = random_training(random, random_model(random));
+    const Target target = random_target(random, run.model);
+    CAPTURE(target.layout, target.mesh.tp, target.mesh.pp, target.dp, run.model.tied, run.has_two_groups);
+    const TempDir temp;
+    write_dcp(temp / "dcp", run, random, random() % 2);
+    write_file(temp / "dcp/config.json", run.model.config().dump());
+    ConvertRequest request = request_of(temp / "dcp", temp / "out", target);
+    request.target.options.set("optimizer-groups", "norms");
+    convert(request);
+    check_written(temp / "out", grouped_by_rule(run), target);
+    if (!run.has_two_groups) continue;
+    request.output_directory = temp / "one";
+    request.target.options.set("optimizer-groups", "one");
+    const Error error = error_of([&] { convert(request); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.what(), Says("by rule one it is in one group with"));
+    CHECK(!error.hint().empty());
+    CHECK(!fs::exists(temp / "one"));
   }
 }
 

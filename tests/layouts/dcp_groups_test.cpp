@@ -42,6 +42,7 @@ TEST_CASE("Parameters of the same hyperparameters are a group, in the order in w
   CHECK(states.groups[1].parameters == std::vector<std::string>{"w1", "w4"});
   CHECK(states.groups[2].parameters == std::vector<std::string>{"w3"});
   CHECK(states.groups[2].values == PlainValue::Dict{{"lr", PlainValue(0.125)}});
+  CHECK(states.grouped_by_values);
 }
 
 TEST_CASE("Thousands of parameters may each have hyperparameters of their own") {

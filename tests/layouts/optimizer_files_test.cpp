@@ -296,5 +296,32 @@ TEST_CASE("Numbers become names by the rule that fits the groups, and where seve
              Says("id 2 has the shape [5], but by rule layernorms it is layernorm"));
 }
 
+TEST_CASE("Groups are made anew by a rule, and have what their parameters had") {
+  const PlainValue::Dict decays{{"weight_decay", PlainValue(0.5)}}, stays{{"weight_decay", PlainValue(0.0)}};
+  using Names = std::vector<std::string>;
+  const std::vector<OptimizerGroup> one{{decays, {"q_norm", "w", "a.bias"}}};
+  const auto norms = regrouped(one, GroupRule::kNorms, "");
+  REQUIRE(norms.size() == 2);
+  CHECK(norms[0].parameters == Names{"w"});
+  CHECK(norms[1].parameters == Names{"q_norm", "a.bias"});
+  CHECK((norms[0].values == decays && norms[1].values == decays));
+
+  const std::vector<OptimizerGroup> three{{decays, {"w"}}, {stays, {"a.bias"}}, {stays, {"b.bias"}}, {stays, {}}};
+  const auto bias = regrouped(three, GroupRule::kBias, "");
+  REQUIRE(bias.size() == 2);
+  CHECK((bias[0].parameters == Names{"w"} && bias[0].values == decays));
+  CHECK((bias[1].parameters == Names{"a.bias", "b.bias"} && bias[1].values == stays));
+
+  const auto empty = regrouped(std::vector<OptimizerGroup>{{stays, {}}, {decays, {"w"}}}, GroupRule::kBias, "");
+  REQUIRE(empty.size() == 2);
+  CHECK((empty[1].parameters.empty() && empty[1].values == decays));
+
+  const Error error = error_of([&] { regrouped(three, GroupRule::kOne, ""); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.tensor() == "a.bias");
+  CHECK_THAT(error.what(), Says("in one group with w, but in the source it has the hyperparameters of group 1"));
+  CHECK_THAT(error.hint(), Says("take another `optimizer-groups`"));
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -56,6 +56,7 @@ class GroupReader {
     }
     for (auto& [number, group] : groups_) take(number, group);
     for (const auto& parameter : order_) join(parameter);
+    states_.grouped_by_values = !order_.empty();
   }
 
  private:

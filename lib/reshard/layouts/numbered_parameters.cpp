@@ -30,8 +30,9 @@ std::vector<TiedParameter> tied_to_other_stage(std::span<const StagePlan> stages
 
 }  // namespace
 
-NumberedParameters::NumberedParameters(const TensorMap& local, const TrainingStates& states)
-    : local_(local), states_(states), parts_(local.stored.size()), placed_(states.of.size()) {
+NumberedParameters::NumberedParameters(const TensorMap& local, const TrainingStates& states,
+                                       std::span<const OptimizerGroup> groups)
+    : local_(local), states_(states), of_optimizer_(groups), parts_(local.stored.size()), placed_(states.of.size()) {
   for (std::uint32_t l = 0; l < local.logical.size(); ++l) {
     if (local.logical[l].filler) continue;
     for (const Piece& piece : local.pieces[l])
@@ -41,20 +42,20 @@ NumberedParameters::NumberedParameters(const TensorMap& local, const TrainingSta
   for (std::uint32_t i = 0; i < states.of.size(); ++i)
     if (!states.of[i].left_out && !states.state(i).empty())
       known_[std::string(states.parameter(i))].push_back({std::string(states.state(i)), i});
-  for (std::uint32_t g = 0; g < states.groups.size(); ++g)
-    for (const std::string& parameter : states.groups[g].parameters) groups_.emplace(parameter, g);
+  for (std::uint32_t g = 0; g < groups.size(); ++g)
+    for (const std::string& parameter : groups[g].parameters) groups_.emplace(parameter, g);
 }
 
 void NumberedParameters::validate_groups(std::span<const StagePlan> stages) const {
   if (known_.empty())
     throw Error(ErrorKind::kBadInput, "holds no states of an optimizer that could be written").hint(kNoGroups);
-  if (states_.groups.empty())
+  if (of_optimizer_.empty())
     throw Error(ErrorKind::kBadInput, "the optimizer's states come without its groups of parameters").hint(kNoGroups);
   std::unordered_set<std::string> tied;
   for (const StagePlan& stage : stages)
     for (const TiedParameter& parameter : stage.tied) tied.insert(parameter.name);
-  for (std::size_t g = 0; g < states_.groups.size(); ++g)
-    for (const std::string& parameter : states_.groups[g].parameters)
+  for (std::size_t g = 0; g < of_optimizer_.size(); ++g)
+    for (const std::string& parameter : of_optimizer_[g].parameters)
       if (!local_.find_logical(parameter) && tied.count(parameter) == 0)
         throw Error(ErrorKind::kBadInput,
                     fmt::format("group {} of the optimizer has this parameter, but the model does "

@@ -37,8 +37,9 @@ struct NumberedParameter {
 /// Finds them. All that is given is borrowed.
 class NumberedParameters {
  public:
-  /// \param local  the model's files.
-  NumberedParameters(const TensorMap& local, const TrainingStates& states);
+  /// \param local   the model's files.
+  /// \param groups  of the optimizer, which `states` need not have themselves.
+  NumberedParameters(const TensorMap& local, const TrainingStates& states, std::span<const OptimizerGroup> groups);
 
   /// The groups are of this model.
   /// \throws Error kBadInput, naming the parameter.
@@ -75,6 +76,7 @@ class NumberedParameters {
 
   const TensorMap& local_;
   const TrainingStates& states_;
+  std::span<const OptimizerGroup> of_optimizer_;
   std::vector<Parts> parts_;                                   // of each stored tensor
   std::unordered_map<std::string, std::vector<Known>> known_;  // by parameter
   std::unordered_map<std::string, std::uint32_t> groups_;

@@ -190,6 +190,34 @@ std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
   return all;
 }
 
+std::vector<OptimizerGroup> regrouped(std::span<const OptimizerGroup> groups, GroupRule rule,
+                                      std::string_view model_type) {
+  std::vector<OptimizerGroup> made(rule == GroupRule::kOne ? 1 : 2);
+  std::vector<std::optional<std::size_t>> source_of(made.size());
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (const std::string& parameter : groups[g].parameters) {
+      const std::size_t own = is_in_second_group(rule, parameter, model_type) ? 1 : 0;
+      OptimizerGroup& group = made[own];
+      const std::size_t source = source_of[own].value_or(g);
+      if (groups[source].values != groups[g].values)
+        throw Error(
+            ErrorKind::kUnsupported,
+            fmt::format("by rule {} it is in one group with {}, but in the source it has the hyperparameters of "
+                        "group {}, and that has those of group {}",
+                        name(rule), printable(group.parameters.front()), g, source))
+            .tensor(parameter)
+            .hint("take another `optimizer-groups`, or leave it out: the groups stay those of the source");
+      source_of[own] = source;
+      group.parameters.push_back(parameter);
+    }
+  for (std::size_t own = 0; own < made.size(); ++own) {
+    const auto other =
+        std::find_if(source_of.begin(), source_of.end(), [](const auto& one) { return one.has_value(); });
+    made[own].values = groups[source_of[own].value_or(other == source_of.end() ? 0 : **other)].values;
+  }
+  return made;
+}
+
 std::optional<GroupRule> chosen_group_rule(const OptionValues& values) {
   const std::string chosen = values.choice(kOptimizerGroups);
   for (const GroupRule rule : kRules)

@@ -2,13 +2,16 @@
 // parameter groups, and training code makes these by rules, of which the usual ones are known here.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/optimizer_files.h"
+#include "reshard/layouts/training_states.h"
 
 namespace reshard {
 
@@ -24,18 +27,28 @@ enum class GroupRule : std::uint8_t {
 
 inline constexpr const char* kGroupRules[] = {"auto", "norms", "layernorms", "bias", "one"};
 
-/// The choice for sources; what `auto` cannot tell must be said.
+/// For sources, what `auto` cannot tell must be said. Targets have the source's groups, unless a rule is given.
 inline constexpr LayoutOption kOptimizerGroups{
     .name = "optimizer-groups",
     .type = LayoutOption::Type::kChoice,
-    .help = "How training code grouped the optimizer's parameters",
+    .help = "Rule by which the optimizer's parameters are grouped (default: as in the source)",
     .choices = kGroupRules,
     .default_value = "auto",
     .of_source = true,
     .source_help =
         "How training code grouped the optimizer's parameters: norms (biases and norms apart, as NxD's "
         "examples), layernorms (as optimum-neuron), bias (biases apart), one, or auto, which takes what fits",
-    .only_of_source = true};
+    .of_states = true};
+
+/// The same where `ranks` of a source are read, and never written.
+inline constexpr LayoutOption kSourceOptimizerGroups{.name = kOptimizerGroups.name,
+                                                     .type = LayoutOption::Type::kChoice,
+                                                     .help = kOptimizerGroups.help,
+                                                     .choices = kGroupRules,
+                                                     .default_value = "auto",
+                                                     .of_source = true,
+                                                     .source_help = kOptimizerGroups.source_help,
+                                                     .only_of_source = true};
 
 /// Whether a parameter is in the second group. Which norms optimum-neuron lists by their class, `model_type` says.
 bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_view model_type);
@@ -59,6 +72,12 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
 /// \throws Error kBadInput, naming the parameter and numbers, for one that the model lacks, or other numbers of them.
 std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
                                                    const std::vector<std::vector<LocalParameter>>& parameters);
+
+/// `groups` made anew by `rule`. A group has the hyperparameters that its parameters had; one without parameters those of
+/// the first that there is. `groups` are not empty.
+/// \throws Error kUnsupported, naming the parameter, where a group's parameters had different ones.
+std::vector<OptimizerGroup> regrouped(std::span<const OptimizerGroup> groups, GroupRule rule,
+                                      std::string_view model_type);
 
 /// The value of kOptimizerGroups; nothing for auto.
 std::optional<GroupRule> chosen_group_rule(const OptionValues& values);

@@ -45,7 +45,7 @@ SavedValue plain_list(const Dims& dims) {
 class OptimizerWriter {
  public:
   OptimizerWriter(TargetPlan& plan, const TrainingStates& states, const OptimizerTarget& target)
-      : plan_(plan), local_(plan.map), states_(states), target_(target), parameters_(local_, states) {}
+      : plan_(plan), local_(plan.map), states_(states), target_(target), parameters_(local_, states, target.groups) {}
 
   void run(const std::vector<StagePlan>& stages) {
     parameters_.validate_groups(stages);
@@ -147,8 +147,8 @@ class OptimizerWriter {
 
   PlainValue::List param_groups(const std::vector<NumberedParameter>& parameters) const {
     PlainValue::List groups;
-    for (std::uint32_t g = 0; g < states_.groups.size(); ++g) {
-      PlainValue::Dict values = states_.groups[g].values;
+    for (std::uint32_t g = 0; g < target_.groups.size(); ++g) {
+      PlainValue::Dict values = target_.groups[g].values;
       PlainValue::List ids;
       for (const NumberedParameter& parameter : parameters)
         if (parameter.group == g) ids.push_back({std::int64_t{parameter.id}});

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <vector>
 
 #include "reshard/formats/format.h"
@@ -16,11 +17,12 @@ struct OptimizerTarget {
   std::filesystem::path folder;  // relative to the output directory
   Format format = Format::kPytorch;
   std::uint32_t dp = 1;  // data-parallel ranks, each of which has some rows of what a tensor-parallel rank holds
+  std::span<const OptimizerGroup> groups;  // of parameters; borrowed
 };
 
 /// Adds to `plan`, whose map is that of the model's files, a file of the optimizer for each data-parallel rank of each
 /// of the model's ranks (neuronx_distributed/optimizer/zero_redundancy_optimizer.py): the parameters' numbers by the
-/// groups of `states` and the order of the model's file, what rows each rank has of each state, and master weights,
+/// groups of `target` and the order of the model's file, what rows each rank has of each state, and master weights,
 /// which are made of the weights where `states` has none.
 /// \param stages  those of `plan`.
 /// \throws Error kUnsupported, naming the state or parameter: parameters that are fused into one and are in different

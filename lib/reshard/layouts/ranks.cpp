@@ -32,7 +32,7 @@ class RanksLayout final : public TrainingLayout {
   }
 
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv, &kKvSizeMultiplier, &kWeights, &kOptimizerGroups};
+    return {&kFuseQkv, &kKvSizeMultiplier, &kWeights, &kSourceOptimizerGroups};
   }
 
   fs::path rank_path(Format format, RankId rank) const override {

@@ -10,6 +10,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/optimizer_target.h"
 #include "reshard/layouts/partition_notes.h"
 #include "reshard/layouts/sharded_map.h"
@@ -121,6 +122,33 @@ void note_idle_options(const TargetRequest& request, const Model& model, TargetP
 
 }  // namespace
 
+namespace {
+
+/// The optimizer's groups: the source's, or those of the rule that the request asks for.
+std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const TargetContext& context, TargetPlan& plan) {
+  const std::vector<OptimizerGroup>& own = context.states->groups;
+  const auto rule = chosen_group_rule(request.options);
+  if (own.empty()) return own;
+  if (!rule) {
+    if (context.states->grouped_by_values)
+      plan.notes.push_back(
+          fmt::format("the source has the hyperparameters of each parameter by itself, so that parameters with the "
+                      "same ones are one "
+                      "group: {} in all; `optimizer-groups` groups them as the training code does",
+                      own.size()));
+    return own;
+  }
+  std::vector<OptimizerGroup> groups = regrouped(own, *rule, context.model->family->model_type);
+  if (groups.size() != own.size())
+    plan.notes.push_back(
+        fmt::format("the optimizer has {} parameter group{} where the source has {}: a scheduler's state that is "
+                    "carried along, with a learning rate for each, does not fit it",
+                    groups.size(), groups.size() == 1 ? "" : "s", own.size()));
+  return groups;
+}
+
+}  // namespace
+
 PartitionOptions TrainingLayout::partition_options(const OptionValues& values) {
   PartitionOptions options;
   options.fuse_qkv = values.flag(kFuseQkv.name);
@@ -138,7 +166,8 @@ void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& reques
   plan.mesh.dp = dp ? static_cast<std::uint32_t>(*dp) : context.source_dp.value_or(1);
   const std::filesystem::path shards = rank_path(format_of(request), {}).parent_path().parent_path();
   const std::filesystem::path folder = optimizer_folder(shards).value();
-  add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp});
+  const std::vector<OptimizerGroup> groups = groups_of(request, context, plan);
+  add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp, groups});
   if (!lies_inside(folder, traits().folder)) plan.whole_folders.push_back(folder);
   for (const char* marker : {kCheckpointMarker, kDoneMarker}) {
     const std::filesystem::path path = folder.parent_path() / marker;

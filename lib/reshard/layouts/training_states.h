@@ -50,6 +50,7 @@ struct TrainingStates {
   /// The optimizer's groups and numbers where they were read as values (ReadContext::with_groups). Objects that they were
   /// read of are among the logical tensors all the same.
   std::vector<OptimizerGroup> groups;
+  bool grouped_by_values = false;  // the source has no groups, but each parameter's hyperparameters
   std::vector<StateNumber> numbers;
 
   bool empty() const { return of.empty() && groups.empty() && numbers.empty(); }
