@@ -185,6 +185,7 @@ void NumberedParameters::take_states(NumberedParameter& parameter, const Parts& 
     }
   std::stable_partition(parameter.states.begin(), parameter.states.end(),
                         [](const NumberedState& state) { return state.number || state.is_scalar; });
+  parameter.has_master = master.has_value();
   parameter.master_dtype = master.value_or(cut.value_or(DType::kF32));
   for (const std::uint32_t l : parts) master_dtypes_.insert_or_assign(local_.logical[l].name, parameter.master_dtype);
 }

@@ -32,6 +32,7 @@ struct NumberedParameter {
   std::uint32_t id = 0;
   std::vector<NumberedState> states;  // without master weights; what is not cut comes first
   DType master_dtype = DType::kF32;
+  bool has_master = false;  // among the states
 };
 
 /// Finds them. All that is given is borrowed.

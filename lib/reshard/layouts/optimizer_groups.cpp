@@ -13,7 +13,7 @@ namespace reshard {
 namespace {
 
 constexpr GroupRule kRules[] = {GroupRule::kNorms, GroupRule::kLayerNorms, GroupRule::kBias, GroupRule::kOne};
-static_assert(std::size(kGroupRules) == std::size(kRules) + 1);
+static_assert(std::size(kGroupRules) == std::size(kRules) + 2);
 
 const char* name(GroupRule rule) {
   return kGroupRules[static_cast<std::size_t>(rule) + 1];
@@ -54,15 +54,6 @@ Numbered number(const std::vector<LocalParameter>& parameters, GroupRule rule, c
   return numbered;
 }
 
-/// The shape of an entry before data-parallel ranks shared it; nothing where the file does not say.
-std::optional<Dims> local_shape(const OptimizerFile& file, const OptimizerEntry& entry) {
-  if (entry.shape) return entry.shape;
-  if (file.form == OptimizerFile::Form::kZero1) return std::nullopt;
-  for (const TensorEntry& tensor : entry.tensors)
-    if (!tensor.shape.empty()) return tensor.shape;
-  return std::nullopt;
-}
-
 /// The group whose size does not fit, as an error; nothing if all fit.
 std::optional<Error> misfit_of_sizes(const OptimizerFile& file, const Numbered& numbered, GroupRule rule) {
   for (std::size_t g = 0; g < numbered.sizes.size(); ++g) {
@@ -97,6 +88,14 @@ struct Candidate {
 };
 
 }  // namespace
+
+std::optional<Dims> local_shape(const OptimizerFile& file, const OptimizerEntry& entry) {
+  if (entry.shape) return entry.shape;
+  if (file.form == OptimizerFile::Form::kZero1) return std::nullopt;
+  for (const TensorEntry& tensor : entry.tensors)
+    if (!tensor.shape.empty()) return tensor.shape;
+  return std::nullopt;
+}
 
 bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_view model_type) {
   std::string lower(parameter);
@@ -142,7 +141,8 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
         chosen
             ? "another `optimizer-groups` may fit"
             : "no rule of `optimizer-groups` fits: the optimizer is of another model, some parameters were frozen, or "
-              "the training code grouped parameters by a rule of its own");
+              "the training code grouped parameters by a rule of its own; where nothing but `dp` changes, "
+              "`from-optimizer-groups` ids goes without names");
   for (const Candidate& other : fitting)
     if (other.names != fitting.front().names)
       throw Error(

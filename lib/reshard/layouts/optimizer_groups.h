@@ -25,7 +25,8 @@ enum class GroupRule : std::uint8_t {
   kOne,         // all in one group
 };
 
-inline constexpr const char* kGroupRules[] = {"auto", "norms", "layernorms", "bias", "one"};
+inline constexpr const char* kGroupsById = "ids";  // no rule: which parameters they are stays open (optimizer_ids.h)
+inline constexpr const char* kGroupRules[] = {"auto", "norms", "layernorms", "bias", "one", kGroupsById};
 
 /// For sources, what `auto` cannot tell must be said. Targets have the source's groups, unless a rule is given.
 inline constexpr LayoutOption kOptimizerGroups{
@@ -37,7 +38,8 @@ inline constexpr LayoutOption kOptimizerGroups{
     .of_source = true,
     .source_help =
         "How training code grouped the optimizer's parameters: norms (biases and norms apart, as NxD's "
-        "examples), layernorms (as optimum-neuron), bias (biases apart), one, or auto, which takes what fits",
+        "examples), layernorms (as optimum-neuron), bias (biases apart), one, auto, which takes what fits, or ids, "
+        "where data-parallel ranks alone change and nobody needs to know",
     .of_states = true};
 
 /// The same where `ranks` of a source are read, and never written.
@@ -49,6 +51,9 @@ inline constexpr LayoutOption kSourceOptimizerGroups{.name = kOptimizerGroups.na
                                                      .of_source = true,
                                                      .source_help = kOptimizerGroups.source_help,
                                                      .only_of_source = true};
+
+/// The shape of an entry before data-parallel ranks shared it; nothing where the file does not say.
+std::optional<Dims> local_shape(const OptimizerFile& file, const OptimizerEntry& entry);
 
 /// Whether a parameter is in the second group. Which norms optimum-neuron lists by their class, `model_type` says.
 bool is_in_second_group(GroupRule rule, std::string_view parameter, std::string_view model_type);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -13,6 +14,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/optimizer_entries.h"
 #include "reshard/layouts/optimizer_groups.h"
+#include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/row_shards.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/whole_map.h"
@@ -296,12 +298,15 @@ class StatesMaker {
   /// The names of an entry's parameters, as the model has them.
   std::vector<std::string> parameters_of(std::uint32_t pp_rank, std::uint32_t entry) const {
     std::vector<std::string> names;
-    for (std::uint32_t ep_rank = 0; ep_rank < optimizer_.files.ep; ++ep_rank)
-      for (const std::uint32_t local : locals_.find(pp_rank, ep_rank, 0, optimizer_.names_of(pp_rank, ep_rank)[entry]))
+    const std::uint32_t tp = optimizer_.files.tp;
+    for (std::uint32_t rank = 0; rank < optimizer_.files.ep * tp; ++rank) {
+      const std::string& stored = optimizer_.names_of(pp_rank, rank / tp)[entry];
+      for (const std::uint32_t local : locals_.find(pp_rank, rank / tp, rank % tp, stored))
         for (const std::uint32_t logical : locals_.logical_of(local)) {
           const std::string& name = model_.logical[logical].name;
           if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
         }
+    }
     return names;
   }
 
@@ -354,6 +359,15 @@ class StatesMaker {
   TrainingStates states_;
 };
 
+/// As local_tensors_by_id calls them.
+std::vector<std::vector<std::string>> names_by_id(const OptimizerFiles& files) {
+  std::vector<std::vector<std::string>> names(std::size_t{files.pp} * files.ep);
+  for (std::size_t i = 0; i < names.size(); ++i)
+    for (std::size_t id = 0; id < files.of(static_cast<std::uint32_t>(i / files.ep), 0, 0).entries.size(); ++id)
+      names[i].push_back(std::to_string(id));
+  return names;
+}
+
 /// Whether a stage before `pp_rank` holds the parameter.
 bool is_of_earlier_stage(const TensorMap& model, const std::string& name, std::uint32_t pp_rank) {
   return std::any_of(model.stored.begin(), model.stored.end(), [&](const StoredTensor& tensor) {
@@ -365,6 +379,7 @@ bool is_of_earlier_stage(const TensorMap& model, const std::string& name, std::u
 
 std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, const ShardedCheckpoint& shards,
                                                    const Checkpoint& checkpoint, const OptionValues& options) {
+  if (keeps_ids(options)) return names_by_id(files);
   std::vector<std::vector<LocalParameter>> parameters;
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
     std::unordered_set<std::string> tied;
@@ -421,6 +436,13 @@ std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const Ten
 TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap& model) {
   refuse_incomplete(optimizer.files);
   return StatesMaker(optimizer, model).make();
+}
+
+TrainingStates states_by_id(const ShardedOptimizer& optimizer) {
+  auto locals = std::make_shared<TensorMap>(local_tensors_by_id(optimizer.files));
+  TrainingStates states = sharded_states(optimizer, *locals);
+  states.locals = std::move(locals);
+  return states;
 }
 
 std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& model, MasterUse use) {

@@ -60,6 +60,11 @@ std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const Ten
 /// \throws Error kUnsupported if they are incomplete; kBadInput for what contradicts itself.
 TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap& model);
 
+/// The states by id, called "optimizer.state.tp_rank_00_pp_rank_00.3.exp_avg", where the names of `optimizer` are its ids
+/// (keeps_ids).
+/// \throws Error as sharded_states and local_tensors_by_id.
+TrainingStates states_by_id(const ShardedOptimizer& optimizer);
+
 /// How the optimizer's master weights become the model's.
 struct MasterUse {
   bool as_model = false;     // they are cast to the dtypes of the model's own weights; else to float32 at most

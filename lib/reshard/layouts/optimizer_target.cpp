@@ -45,7 +45,11 @@ SavedValue plain_list(const Dims& dims) {
 class OptimizerWriter {
  public:
   OptimizerWriter(TargetPlan& plan, const TrainingStates& states, const OptimizerTarget& target)
-      : plan_(plan), local_(plan.map), states_(states), target_(target), parameters_(local_, states, target.groups) {}
+      : plan_(plan),
+        local_(states.locals ? *states.locals : plan.map),
+        states_(states),
+        target_(target),
+        parameters_(local_, states, target.groups) {}
 
   void run(const std::vector<StagePlan>& stages) {
     parameters_.validate_groups(stages);
@@ -131,16 +135,18 @@ class OptimizerWriter {
       if (!states.empty()) base_state.push_back({id, {std::move(states)}});
       shape_info.push_back({id, plain_list(local_.stored[s].file_shape())});
     }
-    for (const NumberedParameter& parameter : parameters)
+    for (const NumberedParameter& parameter : parameters) {
+      if (states_.locals && !parameter.has_master) continue;  // nobody knows of which weights to make them
       master.push_back({std::int64_t{parameter.id}, add(parameter, by_name.at(parameter.stored_name),
                                                         fmt::format("sharded_master_weights.{}", parameter.id),
                                                         kMasterState, parameter.master_dtype, nullptr)});
+    }
     SavedValue::Dict file;
     file.push_back({"state", {SavedValue::Dict{}}});
     file.push_back({"param_groups", {PlainValue{param_groups(parameters)}}});
     file.push_back({"base_state", {std::move(base_state)}});
     file.push_back({"shape_info", {std::move(shape_info)}});
-    file.push_back({"sharded_master_weights", {std::move(master)}});
+    if (!states_.locals || !master.empty()) file.push_back({"sharded_master_weights", {std::move(master)}});
     content.structure = std::make_shared<const SavedValue>(SavedValue{std::move(file)});
     return content;
   }
@@ -203,7 +209,7 @@ class OptimizerWriter {
   }
 
   TargetPlan& plan_;
-  const TensorMap local_;  // the model's
+  const TensorMap local_;  // the model's, or that of what ids are
   const TrainingStates& states_;
   const OptimizerTarget& target_;
   NumberedParameters parameters_;

@@ -13,6 +13,7 @@
 #include "reshard/layouts/compare_masters.h"
 #include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/misfits.h"
+#include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/optimizer_states.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/planned_model.h"
@@ -124,10 +125,19 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   checkpoint.leaves_states = !context.with_optimizer && has_optimizer(files, *folder, shards);
   if (context.looks_at_optimizer) look_at_optimizer(files, *folder, shards, context.options, checkpoint);
   if (!masters && !context.with_optimizer) return;
+  const bool by_id = keeps_ids(context.options);
+  if (by_id && masters)
+    throw Error(ErrorKind::kUsage, "the optimizer's master weights cannot be the model's without names")
+        .in(shards.folder.path)
+        .hint("say by which rule parameters were grouped: `optimizer-groups`");
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, *folder, shards, checkpoint, context.options);
   validate_steps(files, optimizer.files);
-  if (!shards.lacks_weights) compare_masters(files, optimizer, checkpoint.map);
-  if (!optimizer.files.has_masters && shards.tp * shards.pp > 1)
+  if (!shards.lacks_weights && !by_id) compare_masters(files, optimizer, checkpoint.map);
+  if (by_id)
+    checkpoint.notes.push_back(
+        "ids of the optimizer's parameters stay as they are, and nothing of it is compared with the model: files of "
+        "another save or of swapped ranks would go unnoticed");
+  else if (!optimizer.files.has_masters && shards.tp * shards.pp > 1)
     checkpoint.notes.push_back(
         "the optimizer's files record neither their ranks nor their save, and have no master weights that could be "
         "compared with the model's: files that were swapped between ranks would go unnoticed");
@@ -138,7 +148,7 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
         "and "
         "where master weights are written they are made of the weights");
   if (context.with_optimizer) {
-    checkpoint.states = sharded_states(optimizer, checkpoint.map);
+    checkpoint.states = by_id ? states_by_id(optimizer) : sharded_states(optimizer, checkpoint.map);
     if (optimizer.files.form() == OptimizerFile::Form::kZero1) checkpoint.mesh.dp = optimizer.files.dp;
   }
   if (!masters) return;

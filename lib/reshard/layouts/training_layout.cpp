@@ -11,6 +11,7 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/optimizer_groups.h"
+#include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/optimizer_target.h"
 #include "reshard/layouts/partition_notes.h"
 #include "reshard/layouts/sharded_map.h"
@@ -129,6 +130,12 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
   const std::vector<OptimizerGroup>& own = context.states->groups;
   const auto rule = chosen_group_rule(request.options);
   if (own.empty()) return own;
+  if (keeps_ids(request.options))
+    throw Error(ErrorKind::kUsage, "`optimizer-groups` ids says how an optimizer is read, and not how it is written")
+        .hint("say it of the source: `from-optimizer-groups` ids");
+  if (rule && context.states->locals)
+    throw Error(ErrorKind::kUsage, "parameters cannot be grouped anew where ids of the optimizer stay as they are")
+        .hint("do without `optimizer-groups`, or say by which rule the source grouped them");
   if (!rule) {
     if (context.states->grouped_by_values)
       plan.notes.push_back(

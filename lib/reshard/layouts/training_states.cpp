@@ -87,6 +87,10 @@ bool lists_parameters(std::string_view name) {
 std::vector<std::string> follow_parameters(TrainingStates& states,
                                            const std::unordered_map<std::string_view, std::string_view>& new_names,
                                            const std::filesystem::path& where) {
+  if (states.locals && !new_names.empty())
+    throw Error(ErrorKind::kUnsupported, "names of the model change, but nobody knows which the optimizer's ids are of")
+        .in(where)
+        .hint("do without `rename`, `drop` and `keep`");
   const bool renames =
       std::any_of(new_names.begin(), new_names.end(), [](const auto& one) { return !one.second.empty(); });
   std::vector<std::string> names, left_out;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -52,6 +53,8 @@ struct TrainingStates {
   std::vector<OptimizerGroup> groups;
   bool grouped_by_values = false;  // the source has no groups, but each parameter's hyperparameters
   std::vector<StateNumber> numbers;
+  /// Where the parameters are local tensors of ranks, whose names nobody knows (optimizer_ids.h): these.
+  std::shared_ptr<const TensorMap> locals{};
 
   bool empty() const { return of.empty() && groups.empty() && numbers.empty(); }
   /// The name of the parameter that state `index` belongs to; empty for none.
@@ -87,7 +90,8 @@ bool is_of_group(std::string_view name);
 
 /// The states follow their parameters: `new_names` has what some are called from now on, and an empty name for those that
 /// are left out. `where` is for errors. \returns the names of the states that are left out with them.
-/// \throws Error kUnsupported if an object lists the parameters by their names, and one has another or is left out.
+/// \throws Error kUnsupported if an object lists the parameters by their names, and one has another or is left out, or
+///         the names are ids.
 std::vector<std::string> follow_parameters(TrainingStates& states,
                                            const std::unordered_map<std::string_view, std::string_view>& new_names,
                                            const std::filesystem::path& where);

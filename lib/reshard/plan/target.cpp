@@ -12,6 +12,7 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
+#include "reshard/layouts/optimizer_ids.h"
 #include "reshard/plan/companions.h"
 #include "reshard/plan/tags.h"
 #include "reshard/specs/model_config.h"
@@ -176,6 +177,14 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
     if (error.kind() == ErrorKind::kUnsupported && error.path().empty() && !error.tensor().empty())
       error.in(job.model_directory);
     throw;
+  }
+  if (states != nullptr && states->locals) {
+    if (!traits.writes_groups)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("`optimizer-groups` ids: layout {} has names, and no ids", traits.name))
+          .in(job.model_directory)
+          .hint("say by which rule parameters were grouped, or take the source's own layout");
+    validate_same_ranks(job.source, plan.map);
   }
   validate_alone(files, *request.layout, job.output_directory);
   request.layout->validate_beside(files, plan, job.output_directory);

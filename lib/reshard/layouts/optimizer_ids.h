@@ -1,0 +1,23 @@
+// Optimizers whose ids stay ids, as nobody says which parameters they are: some were frozen, or the training code groups
+// them by a rule of its own. Where the model's ranks stay as they are, data-parallel ranks may change all the same.
+#pragma once
+
+#include "reshard/layouts/layout.h"
+#include "reshard/layouts/optimizer_files.h"
+#include "reshard/layouts/tensor_map.h"
+
+namespace reshard {
+
+/// Whether `values` say so (kOptimizerGroups).
+bool keeps_ids(const OptionValues& values);
+
+/// The local tensors that ids are of, as if a model held them: tensor "3" of each tensor- and pipeline-parallel rank, of
+/// the shape that the optimizer's files give it, is the logical tensor "tp_rank_00_pp_rank_01.3". Names nothing in files.
+/// \throws Error kUnsupported for expert-parallel ranks, files that have names, and an id whose shape no file says.
+TensorMap local_tensors_by_id(const OptimizerFiles& files);
+
+/// `target` is to hold the model on the same ranks as `source`, so that ids are of the same local tensors.
+/// \throws Error kUsage, naming the rank and the tensor.
+void validate_same_ranks(const TensorMap& source, const TensorMap& target);
+
+}  // namespace reshard

@@ -1,0 +1,214 @@
+// Optimizers of which nobody knows which parameters their ids are, from some data-parallel ranks to others, against
+// slices that the test makes itself.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/layouts.h"
+#include "support/optimizer_oracle.h"
+#include "support/random.h"
+#include "support/saved_trees.h"
+#include "support/temp_dir.h"
+#include "support/trials.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Trees = std::map<std::string, SavedTree>;
+
+std::string key_of(std::size_t id) {
+  return fmt::format("int {}", id);
+}
+
+/// Leaves the parameters `frozen` out, and puts the others into groups of these sizes, which no rule makes.
+SavedTree without(const SavedTree& whole, const std::set<std::size_t>& frozen, bool has_masters, Random shuffle) {
+  std::vector<std::size_t> ids;
+  for (std::size_t id = 0; id < whole.structure.at("shape_info").size(); ++id)
+    if (frozen.count(id) == 0) ids.push_back(id);
+  std::shuffle(ids.begin(), ids.end(), shuffle);
+  SavedTree tree;
+  tree.structure = whole.structure;
+  std::vector<std::string> dicts{"base_state", "shape_info", "sharded_master_weights"};
+  if (!has_masters) {
+    tree.structure.erase("sharded_master_weights");
+    dicts.pop_back();
+  }
+  for (const std::string& dict : dicts) {
+    Json all = Json::object();
+    for (std::size_t id = 0; id < ids.size(); ++id) {
+      if (!whole.structure.at(dict).contains(key_of(ids[id]))) continue;
+      all[key_of(id)] = whole.structure.at(dict).at(key_of(ids[id]));
+      const std::string from = fmt::format("{}/{}", dict, ids[id]), to = fmt::format("{}/{}", dict, id);
+      for (const auto& [place, data] : whole.tensors)
+        if (place == from || place.starts_with(from + "/")) tree.tensors[to + place.substr(from.size())] = data;
+    }
+    tree.structure[dict] = all;
+  }
+  Json group = whole.structure.at("param_groups").at(0);
+  tree.structure["param_groups"] = Json::array();
+  const std::size_t first = ids.size() / 3;
+  for (const auto& [begin, end] : {std::pair<std::size_t, std::size_t>(0, first), {first, ids.size()}}) {
+    group["params"] = Json::array();
+    for (std::size_t id = begin; id < end; ++id) group["params"].push_back(id);
+    tree.structure["param_groups"].push_back(group);
+  }
+  return tree;
+}
+
+/// The same of all ranks.
+Trees without(const Trees& whole, const std::set<std::size_t>& frozen, bool has_masters, std::uint64_t seed) {
+  Trees trees;
+  for (const auto& [path, tree] : whole) trees[path] = without(tree, frozen, has_masters, Random(seed));
+  return trees;
+}
+
+/// A run's model on ranks, with an optimizer that fits no rule.
+struct Unnamed {
+  explicit Unnamed(std::uint64_t seed) : random(seed), run(random_training(random, random_model(random))) {
+    mesh = legal_options(random, run.model);
+    dp = pick(random, 1, 4);
+    format = random() % 3 == 0 ? Format::kXser : Format::kPytorch;
+    frozen = {0, static_cast<std::size_t>(pick(random, 1, 3))};
+    has_masters = random() % 2;
+    write_dcp(temp / "dcp", run, random, false);
+    write_file(temp / "dcp/config.json", run.model.config().dump());
+    ConvertRequest request = request_of(temp / "dcp", temp / "in", dp);
+    request.target.format = format;
+    request.source.options.erase("optimizer-groups");
+    convert(request);
+    fs::remove_all(temp / "in/optim");
+    for (const auto& [path, tree] : expected(dp))
+      write_saved_tree(temp / "in/optim" / path, tree, format == Format::kXser);
+  }
+
+  Trees expected(std::uint64_t ranks) const {
+    return without(expected_optimizer(run, mesh, ranks, temp / "in/model"), frozen, has_masters, 1);
+  }
+
+  ConvertRequest request_of(const fs::path& source, const fs::path& output, std::uint64_t ranks) const {
+    ConvertRequest request = convert_request(source, output);
+    request.source.options.set("optimizer-groups", "ids");
+    request.target.layout = layout("nxd");
+    set_target(request.target, mesh);
+    request.target.options.set_number("dp", ranks);
+    if (source != temp / "dcp" && mesh.kv_size_multiplier != 0)
+      request.source.options.set_number("kv-size-multiplier", mesh.kv_size_multiplier);
+    return request;
+  }
+
+  Error refused(ConvertRequest request) const {
+    const Error error = error_of([&] { convert(request); });
+    CHECK(!error.hint().empty());
+    CHECK(!fs::exists(temp / "out"));
+    return error;
+  }
+
+  Random random;
+  TrainingRun run;
+  OracleOptions mesh;
+  std::uint64_t dp;
+  Format format;
+  std::set<std::size_t> frozen;
+  bool has_masters;
+  TempDir temp;
+};
+
+TEST_CASE("Ids go from any data-parallel ranks to any others, whatever parameters they are") {
+  for (const std::uint64_t seed : seeds(30)) {
+    CAPTURE(seed);
+    Unnamed unnamed(seed);
+    const std::uint64_t dp = pick(unnamed.random, 1, 5);
+    CAPTURE(unnamed.mesh.tp, unnamed.mesh.pp, unnamed.mesh.vpp, unnamed.dp, dp, unnamed.has_masters);
+    const fs::path output = unnamed.temp / "out";
+    convert(unnamed.request_of(unnamed.temp / "in", output, dp));
+    const Trees expected = unnamed.expected(dp), written = read_saved_trees(output / "optim");
+    REQUIRE(written.size() == expected.size());
+    for (const auto& [path, tree] : expected) {
+      INFO(path);
+      REQUIRE(written.count(path) == 1);
+      CHECK(written.at(path).structure.dump(1) == tree.structure.dump(1));
+      REQUIRE(written.at(path).tensors.size() == tree.tensors.size());
+      for (const auto& [place, data] : tree.tensors) {
+        INFO(place);
+        CHECK((written.at(path).tensors.at(place) == data));
+      }
+    }
+    const Trees model = read_saved_trees(unnamed.temp / "in/model"), copy = read_saved_trees(output / "model");
+    REQUIRE(copy.size() == model.size());
+    for (const auto& [path, tree] : model) CHECK((copy.at(path).tensors == tree.tensors));
+  }
+}
+
+TEST_CASE("Without ids, an optimizer that fits no rule is refused, and the error names them") {
+  const Unnamed unnamed(2);
+  ConvertRequest request = unnamed.request_of(unnamed.temp / "in", unnamed.temp / "out", 2);
+  request.source.options.erase("optimizer-groups");
+  CHECK_THAT(unnamed.refused(request).hint(), Says("where nothing but `dp` changes, `from-optimizer-groups` ids goes"));
+}
+
+TEST_CASE("Ids stay only where the model's ranks do, and names are not asked for") {
+  const Unnamed unnamed(2);
+  const auto request = [&] { return unnamed.request_of(unnamed.temp / "in", unnamed.temp / "out", 2); };
+  CAPTURE(unnamed.mesh.tp, unnamed.mesh.pp);
+
+  ConvertRequest other = request();
+  other.target.tp = unnamed.mesh.tp == 1 ? 2 : 1;
+  other.target.options.erase("kv-size-multiplier");
+  Error error = unnamed.refused(other);
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("tp_rank_00_pp_rank_00 is not to hold it as it does in the source"));
+  CHECK(!error.tensor().empty());
+
+  ConvertRequest to_dcp = request();
+  to_dcp.source.with_optimizer = true;
+  to_dcp.target = {};
+  to_dcp.target.layout = layout("dcp");
+  error = unnamed.refused(to_dcp);
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("layout dcp has names, and no ids"));
+
+  ConvertRequest masters = request();
+  masters.source.options.set("weights", "master");
+  CHECK_THAT(unnamed.refused(masters).what(), Says("master weights cannot be the model's without names"));
+
+  ConvertRequest renamed = request();
+  renamed.names.renames.push_back(parse_rename("rename", "model.norm.weight=model.last.weight"));
+  CHECK(unnamed.refused(renamed).kind() == ErrorKind::kUnsupported);
+
+  ConvertRequest grouped = request();
+  grouped.target.options.set("optimizer-groups", "norms");
+  CHECK_THAT(unnamed.refused(grouped).what(), Says("cannot be grouped anew where ids of the optimizer stay"));
+  ConvertRequest by_ids = request();
+  by_ids.target.options.set("optimizer-groups", "ids");
+  CHECK_THAT(unnamed.refused(by_ids).hint(), Says("`from-optimizer-groups` ids"));
+}
+
+TEST_CASE("Another order of heads, which names and shapes do not show, is not what ids are of") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-tied-dp2-tp4-m2-fused");
+  const TempDir temp;
+  ConvertRequest request = convert_request(golden_case / "checkpoint/step_3", temp / "out");
+  request.source.config = golden_case / "original";
+  request.source.options.set("optimizer-groups", "ids");
+  request.target.options.set_flag("fuse-qkv", true);
+  request.target.options.set_number("kv-size-multiplier", 2);
+  request.target.options.set_number("dp", 4);
+  request.target.layout = layout("nxd");
+  request.target.options.set("kv-replication", "adjacent");
+  const Error error = error_of([&] { convert(request); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("is not to hold it as it does in the source"));
+  CHECK(!fs::exists(temp / "out"));
+  request.target.options.set("kv-replication", "tiled");
+  convert(request);
+  CHECK(fs::exists(temp / "out/optim/dp_rank_03_tp_rank_03_pp_rank_00.pt"));
+}
+
+}  // namespace
+}  // namespace reshard::test
