@@ -45,6 +45,10 @@ void add_options(CLI::App& app, Options& options) {
       "--dcp", options.dcp,
       "checkpoints of torch.distributed.checkpoint with Adam's states, instead; --size is that of the weights, "
       "and eight times that is the space it takes");
+  app.add_flag(
+      "--zero1", options.zero1,
+      "NxD's training checkpoints with ZeRO-1's states, instead; --size is that of the whole checkpoint, and four "
+      "times that is the space it takes");
   app.add_option("--torch", options.torch, "with --dcp: a Python that has torch 2.2 or newer, whose tool runs beside");
   app.add_flag("--json", options.json, "one JSON document with every run");
   app.add_option("--with", options.with, "options for all measured runs of reshard: '--io read --max-memory 64MiB'");
@@ -95,6 +99,8 @@ void run(const Options& options) {
       DcpMoves moves = measure_dcp(options, work, log);
       report.tables.push_back(std::move(moves.table));
       beside = std::move(moves.beside_torch);
+    } else if (options.zero1) {
+      report.tables.push_back(measure_zero1(options, work, log));
     } else {
       report.tables = measure_moves(options, work, log);
     }

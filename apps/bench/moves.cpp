@@ -28,6 +28,8 @@ constexpr double kSmallGb = 0.02;
 /// Of the model, what --dcp has on disk at a time: the model, its training checkpoint in both forms, and an output, or,
 /// beside torch's tool, one of all states without the first form.
 constexpr double kDcpSpace = 8;
+/// The same of --zero1: states and checkpoint while it is made, then the checkpoint and outputs.
+constexpr double kZero1Space = 4;
 constexpr double kShortestJournalled = 2;  // seconds: with fewer, a run might end before its first journal
 
 /// What all programs of a table promise of the disk.
@@ -136,6 +138,32 @@ class Moves {
     moves.beside_torch.push_back(beside_torch("consolidate, the weights alone", weights, consolidate));
     moves.beside_torch.push_back(beside_torch("consolidate, beside Adam's states", shards_, consolidate));
     return moves;
+  }
+
+  Table zero1() {
+    validate_space(kZero1Space);
+    settings_.log("makes a training checkpoint");
+    // In bytes for each parameter: two of the model, four of each moment and of the master weights.
+    constexpr double kWeights = 2, kAll = 14;
+    const double model_gb = options_.size_gb * kWeights / kAll;
+    const fs::path training = work_ / "training", config = work_ / "config";
+    make_model(model_gb, file_bytes_, training, work_ / "errors.txt", kWeights, {"--adam"});
+    make_model(model_gb, file_bytes_, config, work_ / "errors.txt", kWeights, {"--sparse"});
+    run_program({BENCH_MAKE_TRAINING, training, config, shards_, "--tp", "8", "--dp", "2"}, work_ / "errors.txt");
+    work_.retire(training);
+    Table table{"ZeRO-1 in NxD's files, tp8 dp2: model, moments and master weights to other ranks, and beside cp -r",
+                false,
+                {}};
+    const auto add = [&](const char* name, const Arguments& others) {
+      Arguments command{options_.reshard, "convert", shards_.string(), "--quiet"};
+      command.insert(command.end(), others.begin(), others.end());
+      Contest moving = contest(name, shards_, command, Disk::kNotAwaited, options_.threads);
+      if (wanted(options_, moving.name)) run(table, moving);
+    };
+    add("convert dp2 to dp4", {"--dp", "4"});
+    add("convert tp8 dp2 to tp4 pp2 dp3", {"--tp", "4", "--pp", "2", "--dp", "3"});
+    add("convert to dcp", {"--to", "dcp", "--fsdp", "8", "--with-optimizer"});
+    return table;
   }
 
   /// A journal every second, ten times as often as it is written by default, beside none.
@@ -317,6 +345,10 @@ std::vector<Beside> measure_ranks(const Options& options, const WorkDir& work,
 
 DcpMoves measure_dcp(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log) {
   return Moves(options, work, log).dcp();
+}
+
+Table measure_zero1(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log) {
+  return Moves(options, work, log).zero1();
 }
 
 Beside measure_journal(const Options& options, const WorkDir& work,

@@ -20,6 +20,7 @@ struct Options {
   unsigned ranks = 0;  // with how many ranks one process is compared; 0: not at all
   bool journal = false;
   bool dcp = false;
+  bool zero1 = false;
   std::string torch;  // a Python that has torch 2.2 or newer, whose own tool is measured too; empty: none
   bool json = false;
   std::string reshard;  // the program
