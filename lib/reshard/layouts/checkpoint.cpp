@@ -147,11 +147,18 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
 
 namespace {
 
+/// \throws Error where a layout can say why `path` is none of its checkpoints.
+void refuse_part(Files& files, const fs::path& path) {
+  for (const Layout* layout : layouts())
+    if (const auto error = layout->explain_missing(files, path)) throw Error(*error);
+}
+
 /// Reads a file that is given alone, though it may be only a part of a checkpoint.
 Container read_lone_file(Files& files, const fs::path& path, Format format) {
   try {
     return read_container(files, path, format);
   } catch (Error& error) {
+    if (error.kind() == ErrorKind::kBadInput) refuse_part(files, path);
     const auto owns = [&](const Layout* layout) {
       return layout->traits().needs_no_mesh && layout->owns(files, path.parent_path(), path.filename().string());
     };
@@ -258,6 +265,7 @@ Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& c
     throw Error(ErrorKind::kBadInput, "holds whole tensors, and no ranks to consolidate")
         .in(path)
         .hint("it is a Hugging Face checkpoint already");
+  refuse_part(files, path);
   throw Error(ErrorKind::kBadInput, fmt::format("holds neither {} nor files of ranks", shards_folders()))
       .in(path)
       .hint("give the directory that holds the shards folder, or that folder itself");
@@ -268,12 +276,14 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
     throw Error(ErrorKind::kBadInput, files.exists(directory) ? "is not a directory" : "no such directory")
         .in(directory)
         .hint("give the directory that holds config.json and the weights");
-  const auto shards = find_whole(files, directory) ? std::nullopt : find_shards(files, directory);
+  const bool is_whole = find_whole(files, directory).has_value();
+  const auto shards = is_whole ? std::nullopt : find_shards(files, directory);
   if (shards && shards->layout->traits().needs_no_mesh) return read(files, *shards, context);
   if (shards)
     throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, and holds no whole tensors")
         .in(directory)
         .hint("convert reads it, or consolidate it first");
+  if (!is_whole) refuse_part(files, directory);
   return read(files, {&whole_layout(), directory, directory}, context);
 }
 

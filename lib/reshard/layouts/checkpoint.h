@@ -54,6 +54,8 @@ struct Checkpoint {
   /// where they have these.
   std::string names_of;
   Mesh mesh;
+  std::filesystem::path
+      model_elsewhere;  // of an optimizer that was given alone: the folder of its model, if it is known
   std::optional<BesideModel> beside_model;                         // of layouts that training programs write
   std::vector<std::pair<std::string, std::string>> file_metadata;  // of a single file
   std::string index_metadata;                                      // as of HfIndex

@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/dcp_shards.h"
+#include "reshard/formats/read_container.h"
 #include "reshard/formats/tensor_names.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
@@ -117,6 +118,20 @@ class DcpLayout final : public Layout {
     return found;
   }
 
+  std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
+    if (!files.is_file(path)) return std::nullopt;
+    const std::string name = own_name(files, path);
+    const char* what = nullptr;
+    if (is_dcp_metadata_name(name))
+      what = "is the metadata of a torch.distributed.checkpoint, whose tensors are in the files beside it";
+    else if (is_dcp_items_name(name) && format_of_file(files, path) == Format::kPytorch)
+      what = "holds tensors of a torch.distributed.checkpoint, and its .metadata alone says which";
+    if (what == nullptr) return std::nullopt;
+    return Error(ErrorKind::kBadInput, what)
+        .in(path)
+        .hint("give the directory that holds all of it: " + directory_above(files, path).string());
+  }
+
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override {
     Checkpoint checkpoint;
     checkpoint.layout = this;
@@ -129,6 +144,7 @@ class DcpLayout final : public Layout {
     const bool has_items = found.is_empty || holds_dcp_metadata(files, found.path);
     DcpSource source = has_items ? read_dcp_source(files, found.path, family.get(), content, optimizer)
                                  : read_dcp_shards(files, found.path, family.get());
+    checkpoint.model_elsewhere = model_of_optimizer(files, found.path);
     checkpoint.leaves_states = !context.with_optimizer && (source.beside.optimizer.tensors > 0 || !optimizer.empty());
     checkpoint.format = source.format;
     checkpoint.notes = std::move(source.notes);
@@ -224,6 +240,15 @@ class DcpLayout final : public Layout {
     name.replace(0, kModelFolder.size(), kOptimizerFolder);
     const fs::path optimizer = above / name;
     return holds_dcp_metadata(files, optimizer) && !files.is_same(optimizer, folder) ? optimizer : fs::path();
+  }
+
+  /// accelerate's folder of the model whose optimizer is in `folder`; empty for none.
+  static fs::path model_of_optimizer(Files& files, const fs::path& folder) {
+    std::string name = own_name(files, folder);
+    if (!name.starts_with(kOptimizerFolder)) return {};
+    name.replace(0, kOptimizerFolder.size(), kModelFolder);
+    const fs::path model = directory_above(files, folder) / name;
+    return holds_dcp_metadata(files, model) && !files.is_same(model, folder) ? model : fs::path();
   }
 
   static bool is_optimizer_folder(std::string_view name) {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/base/error.h"
 #include "reshard/formats/format.h"
 #include "reshard/io/files.h"
 #include "reshard/layouts/attention_report.h"
@@ -191,6 +192,11 @@ class Layout {
 
   /// The checkpoints of this layout that `path` may mean, by names alone: itself, or one in it.
   virtual std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const = 0;
+  /// Why `path` is no checkpoint of this layout, where its name or its entries show that one was meant: it is a part of
+  /// one, or lacks a part. Nothing for all else.
+  virtual std::optional<Error> explain_missing(Files& /*files*/, const std::filesystem::path& /*path*/) const {
+    return std::nullopt;
+  }
   /// Reads all headers and metadata and validates them.
   /// \throws Error kBadInput, kUnsupported or kIo.
   virtual Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const = 0;
@@ -203,7 +209,7 @@ class Layout {
                                const std::filesystem::path& output_directory) const;
   /// What its folder in the output directory holds that this program does not write, sorted; names relative to it.
   virtual std::vector<std::string> foreign_entries(Files& files, const std::filesystem::path& folder) const;
-  /// Where what is made of a checkpoint goes by default.
+  /// Where what is made of a checkpoint goes by default; nothing if the layout has no place beside the checkpoint.
   virtual std::optional<std::filesystem::path> default_output(Files& files, const FoundLayout& found) const;
 
   /// Whether a folder of this name can only be one of this layout.

@@ -1,10 +1,13 @@
 // What NxD's training converter writes and its trainer saves: model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt without
 // metadata; config.json and the shapes say how parameters are partitioned.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/master_weights.h"
+#include "reshard/layouts/optimizer_files.h"
 #include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/weights_option.h"
@@ -76,6 +79,21 @@ class NxdLayout final : public TrainingLayout {
     const fs::path path = folder / entry.name;
     if (entry.kind != FileKind::kFile || !is_rank_name(entry.name)) return std::nullopt;
     return RankFile{*rank_of_name(path.stem().string()), path, torch_format_of(files, path)};
+  }
+
+  std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
+    if (own_name(files, path) == kOptimizerFolder && !list_optimizer_files(files, path).empty())
+      return Error(ErrorKind::kBadInput, "holds the optimizer of a checkpoint, and no model")
+          .in(path)
+          .hint("give the directory above, which holds both: " + directory_above(files, path).string());
+    for (const fs::path& folder : {path, path / kSavedFolder})
+      if (!list_optimizer_files(files, folder / kOptimizerFolder).empty())
+        return Error(ErrorKind::kBadInput,
+                     fmt::format("holds an optimizer in {}/, but no model in {}/", kOptimizerFolder, kModelFolder))
+            .in(folder)
+            .hint(
+                fmt::format("copy the folder {} here, too: it says which parameters the states are of", kModelFolder));
+    return std::nullopt;
   }
 
   std::vector<TextFile> stage_files(const std::vector<StagePlan>&) const override { return {}; }

@@ -47,7 +47,7 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   validate_names(checkpoint, *request.target.layout);
   auto job = start_job("consolidate", checkpoint, output_of(files, request, checkpoint), request.force);
-  if (job->source.tensor_count() == 0) throw Error(ErrorKind::kBadInput, "holds no tensors").in(checkpoint.path);
+  validate_has_tensors(job->source, checkpoint);
   validate_outside(files, job->output_directory, checkpoint);
   note_adapters_left(files, *job, checkpoint.directory);
   ProgramOptions options;

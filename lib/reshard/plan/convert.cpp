@@ -91,7 +91,6 @@ std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
 }
 
 Selection select(TensorMap& source, const ConvertRequest& request, Job& job) {
-  if (source.logical.empty()) throw Error(ErrorKind::kBadInput, "holds no tensors").in(job.source_directory);
   note_useless_rules(request.names, source, job);
   std::vector<bool> dropped;
   for (const LogicalTensor& tensor : source.logical) dropped.push_back(is_dropped(request.names, tensor.name));
@@ -223,6 +222,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   validate_has_states(request.source, checkpoint);
   validate_names(checkpoint, *request.target.layout);
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
+  validate_has_tensors(job->source, checkpoint);
   job->dtype = request.dtype;
   note_states_left(*job, checkpoint, *request.target.layout);
   validate_outside(files, request.output_directory, checkpoint);

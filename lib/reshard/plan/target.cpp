@@ -146,6 +146,18 @@ void validate_has_states(const SourceRequest& request, const Checkpoint& checkpo
         .hint("do without `with-optimizer`, or give the directory that holds both");
 }
 
+void validate_has_tensors(const TensorMap& source, const Checkpoint& checkpoint) {
+  if (source.tensor_count() > 0) return;
+  const bool has_optimizer =
+      !checkpoint.states.empty() || (checkpoint.beside_model && !checkpoint.beside_model->empty());
+  if (!has_optimizer) throw Error(ErrorKind::kBadInput, "holds no tensors").in(checkpoint.path);
+  const std::string& model = checkpoint.model_elsewhere.string();
+  throw Error(ErrorKind::kBadInput, "holds states of a training run, such as an optimizer's, and no tensors of a model")
+      .in(checkpoint.path)
+      .hint(model.empty() ? "give the directory that holds the model"
+                          : fmt::format("give the directory above, or the model's: {}", model));
+}
+
 void validate_names(const Checkpoint& checkpoint, const Layout& target) {
   if (checkpoint.names_of.empty() || target.traits().has_ranks) return;  // these need a model, or take any names
   throw Error(

@@ -1,0 +1,71 @@
+// Parts of a checkpoint that are given instead of all of it: what the program says.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/program.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+void check_refused(const std::vector<std::string>& arguments, const std::vector<std::string>& says) {
+  const ProgramResult result = run_reshard(arguments);
+  INFO(result.err);
+  CHECK(result.exit_code == 3);
+  CHECK(result.out.empty());
+  for (const std::string& part : says) CHECK_THAT(result.err, Says(part));
+}
+
+TEST_CASE("a file of a dcp checkpoint is named as what it is, with the directory that is to be given") {
+  const fs::path directory = testdata("golden/dcp/llama-fsdp2-optim/sharded");
+  check_refused({"inspect", (directory / ".metadata").string()},
+                {"/.metadata: is the metadata of a torch.distributed.checkpoint",
+                 "try: give the directory that holds all of it: " + directory.string() + "\n"});
+  check_refused({"inspect", (directory / "__0_0.distcp").string()},
+                {"/__0_0.distcp: holds tensors of a torch.distributed.checkpoint, and its .metadata alone says which",
+                 "try: give the directory that holds all of it: " + directory.string() + "\n"});
+}
+
+TEST_CASE("accelerate's folder of the optimizer alone holds no model, and names the folder that does") {
+  const TempDir temp;
+  const fs::path run = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
+  const std::vector<std::string> says{
+      "optimizer_0: holds states of a training run, such as an optimizer's, and no tensors of a model",
+      "try: give the directory above, or the model's: " + (run / "pytorch_model_fsdp_0").string() + "\n"};
+  for (const char* command : {"consolidate", "convert"})
+    check_refused({command, (run / "optimizer_0").string(), (temp / "out").string()}, says);
+  check_refused({"convert", (run / "optimizer_0").string(), (temp / "out").string(), "--to", "dcp", "--with-optimizer"},
+                says);
+  fs::copy(run / "optimizer_0", temp / "optimizer_0", fs::copy_options::recursive);
+  check_refused({"consolidate", (temp / "optimizer_0").string(), (temp / "out").string()},
+                {"no tensors of a model", "try: give the directory that holds the model\n"});
+}
+
+TEST_CASE("NxD's folder of the optimizer is no checkpoint, and neither is one without its model") {
+  const TempDir temp;
+  const fs::path step = temp / "step_3", config = testdata("golden/zero1/nxd-llama-dp2-tp2/original");
+  fs::copy(testdata("golden/zero1/nxd-llama-dp2-tp2/checkpoint/step_3"), step, fs::copy_options::recursive);
+  const auto check_both = [&](const fs::path& path, const std::vector<std::string>& says) {
+    check_refused({"inspect", path.string()}, says);
+    check_refused({"consolidate", path.string(), (temp / "out").string()}, says);
+  };
+  check_both(step / "optim", {"step_3/optim: holds the optimizer of a checkpoint, and no model",
+                              "try: give the directory above, which holds both: " + step.string() + "\n"});
+  CHECK(run_reshard({"inspect", (step / "model").string(), "--config", config.string()}).exit_code == 0);
+  fs::permissions(step, fs::perms::owner_all, fs::perm_options::add);
+  fs::rename(step / "model", temp / "kept");
+  check_both(step, {"step_3: holds an optimizer in optim/, but no model in model/", "try: copy the folder model here"});
+  fs::create_directory(temp / "run");
+  fs::rename(step, temp / "run/shards");
+  check_both(temp / "run", {"run/shards: holds an optimizer in optim/, but no model in model/"});
+}
+
+}  // namespace
+}  // namespace reshard::test
