@@ -63,8 +63,18 @@ Document value_document(const PlainValue& value) {
       value.value);
 }
 
+Document states_document(const std::vector<OptimizerSummary::State>& states) {
+  Document json = Document::array();
+  for (const OptimizerSummary::State& state : states)
+    json.push_back({{"name", state.name},
+                    {"dtype", std::string(name(state.dtype))},
+                    {"tensors", state.tensors},
+                    {"bytes", state.bytes}});
+  return json;
+}
+
 Document optimizer_document(const OptimizerSummary& optimizer) {
-  Document json = {{"states", Document::array()},
+  Document json = {{"states", states_document(optimizer.states)},
                    {"groups", Document::array()},
                    {"sharded", optimizer.is_sharded},
                    {"data_parallel_ranks", optimizer.dp},
@@ -74,11 +84,6 @@ Document optimizer_document(const OptimizerSummary& optimizer) {
                    {"master_weights", optimizer.has_masters},
                    {"step", optimizer.step ? Document(*optimizer.step) : Document(nullptr)},
                    {"complete", optimizer.incomplete.empty()}};
-  for (const OptimizerSummary::State& state : optimizer.states)
-    json["states"].push_back({{"name", state.name},
-                              {"dtype", std::string(name(state.dtype))},
-                              {"tensors", state.tensors},
-                              {"bytes", state.bytes}});
   for (const OptimizerSummary::Group& group : optimizer.groups)
     json["groups"].push_back({{"parameters", group.parameters}, {"values", value_document({group.values})}});
   if (!optimizer.incomplete.empty()) json["incomplete"] = optimizer.incomplete;
@@ -139,6 +144,7 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
     json["beside_model"] = {{"optimizer", {{"tensors", beside.optimizer.tensors}, {"bytes", beside.optimizer.bytes}}},
                             {"other", {{"tensors", beside.other.tensors}, {"bytes", beside.other.bytes}}},
                             {"unread_files", {{"files", beside.files}, {"bytes", beside.file_bytes}}}};
+    if (!beside.states.empty()) json["beside_model"]["optimizer_states"] = states_document(beside.states);
     if (beside.summary) json["beside_model"]["training_states"] = optimizer_document(*beside.summary);
     if (!beside.unreadable.empty()) json["beside_model"]["unreadable"] = beside.unreadable;
   }

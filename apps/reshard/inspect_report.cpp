@@ -62,12 +62,17 @@ std::string beside_text(const BesideModel& beside) {
   return "beside the model: " + join(parts, "; ");
 }
 
+/// "optimizer: exp_avg F32 (98.6 kB), step F32 (84 B)"
+std::string states_text(const std::vector<OptimizerSummary::State>& all) {
+  std::vector<std::string> states;
+  for (const OptimizerSummary::State& state : all)
+    states.push_back(fmt::format("{} {} ({})", printable(state.name), name(state.dtype), format_bytes(state.bytes)));
+  return "optimizer: " + (states.empty() ? std::string("no states yet") : join(states, ", "));
+}
+
 /// What the optimizer's files hold: states, ranks, step, groups with their hyperparameters.
 std::string optimizer_text(const OptimizerSummary& optimizer) {
-  std::vector<std::string> states;
-  for (const OptimizerSummary::State& state : optimizer.states)
-    states.push_back(fmt::format("{} {} ({})", printable(state.name), name(state.dtype), format_bytes(state.bytes)));
-  std::string text = "optimizer: " + (states.empty() ? std::string("no states yet") : join(states, ", "));
+  std::string text = states_text(optimizer.states);
   text += optimizer.is_sharded
               ? fmt::format("; ZeRO-1 over {} data-parallel rank{}", optimizer.dp, optimizer.dp == 1 ? "" : "s")
               : "; not split over data-parallel ranks";
@@ -283,6 +288,8 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
                         part.tensors == 1 ? " " : "s", format_count(part.elems), format_bytes(part.bytes));
   if (inspection.beside_model && !inspection.beside_model->empty())
     text += wrap(beside_text(*inspection.beside_model), 2) + "\n";
+  if (inspection.beside_model && !inspection.beside_model->states.empty())
+    text += wrap(states_text(inspection.beside_model->states), 2) + "\n";
   if (inspection.beside_model && inspection.beside_model->summary)
     text += optimizer_text(*inspection.beside_model->summary);
   if (inspection.beside_model && !inspection.beside_model->unreadable.empty())

@@ -21,9 +21,16 @@ std::string golden_path(const std::string& path) {
 
 TEST_CASE("inspect counts what lies beside a model") {
   const std::string path = golden_path("dcp/llama-fsdp2-optim/sharded");
-  CHECK_THAT(run_reshard({"inspect", path}).out, Says("\nbeside the model: 63 tensors of the optimizer, 197 kB\n"));
+  CHECK_THAT(
+      run_reshard({"inspect", path}).out,
+      Says("\nbeside the model: 63 tensors of the optimizer, 197 kB\noptimizer: exp_avg F32 (98.6 kB), exp_avg_sq F32 "
+           "(98.6 kB), step F32 (84 B)\n"));
   const json document = json::parse(run_reshard({"inspect", path, "--json"}).out);
+  const json states = {{{"name", "exp_avg"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 98560}},
+                       {{"name", "exp_avg_sq"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 98560}},
+                       {{"name", "step"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 84}}};
   CHECK(document["beside_model"] == json({{"optimizer", {{"tensors", 63}, {"bytes", 197204}}},
+                                          {"optimizer_states", states},
                                           {"other", {{"tensors", 0}, {"bytes", 0}}},
                                           {"unread_files", {{"files", 0}, {"bytes", 0}}}}));
   const json others =

@@ -77,6 +77,18 @@ TEST_CASE("The optimizer beside the model is counted by its metadata alone") {
   for (const auto& [name, tensor] : content.tensors) bytes += tensor.bytes.size();
   CHECK(checkpoint.beside_model->optimizer.tensors == content.tensors.size());
   CHECK(checkpoint.beside_model->optimizer.bytes == bytes);
+  std::map<std::string, std::uint64_t> bytes_of, tensors_of;
+  for (const auto& [name, tensor] : content.tensors) {
+    bytes_of[name.substr(name.rfind('.') + 1)] += tensor.bytes.size();
+    ++tensors_of[name.substr(name.rfind('.') + 1)];
+  }
+  CHECK(bytes_of.size() == 3);
+  REQUIRE(checkpoint.beside_model->states.size() == bytes_of.size());
+  for (const OptimizerSummary::State& state : checkpoint.beside_model->states) {
+    CHECK(state.dtype == (state.name == "step" ? DType::kF32 : DType::kBF16));
+    CHECK(state.bytes == bytes_of.at(state.name));
+    CHECK(state.tensors == tensors_of.at(state.name));
+  }
   CHECK(checkpoint.beside_model->other.tensors == 0);
   CHECK(checkpoint.leaves_states);
   const std::string notes = nlohmann::json(checkpoint.notes).dump();

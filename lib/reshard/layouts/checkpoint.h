@@ -26,6 +26,8 @@ struct Adapter;
 /// What a training checkpoint holds beside the model, and what is never read of it.
 struct BesideModel {
   TensorCount optimizer;  // states, and master weights that are not taken
+  /// Those of `optimizer` whose dtypes are known, where no file of it is opened: else they are in `summary`.
+  std::vector<OptimizerSummary::State> states{};
   TensorCount other;
   std::uint64_t files = 0;  // of the optimizer and the trainer, which are not opened
   std::uint64_t file_bytes = 0;

@@ -98,7 +98,8 @@ std::vector<StateEntry> entries_of(const DcpMetadata& metadata) {
   std::vector<StateEntry> entries;
   entries.reserve(metadata.tensors.size());
   for (const DcpTensor& tensor : metadata.tensors)
-    entries.push_back({tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0});
+    entries.push_back(
+        {tensor.name, tensor.dtype ? num_bytes(*tensor.dtype, tensor.shape).value_or(0) : 0, tensor.dtype});
   return entries;
 }
 
@@ -237,7 +238,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
       throw Error(ErrorKind::kBadInput, "its chunks lie too far apart for any tensor")
           .in(directory)
           .tensor(tensor.entry);
-    entries.push_back({tensor.entry, *bytes});
+    entries.push_back({tensor.entry, *bytes, tensor.dtype});
   }
   StateNames names = names_in_model(entries, family, {}, source.where, source.notes);
   if (names.others.empty()) source.program = names.program;

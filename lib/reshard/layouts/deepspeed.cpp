@@ -231,7 +231,7 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   ZeroCheckpoint zero = read_zero_checkpoint(files, found.path, master ? ZeroWeights::kMaster : ZeroWeights::kModel);
   std::vector<StateEntry> entries;
   for (const ZeroTensor& tensor : zero.tensors)
-    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0)});
+    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0), tensor.dtype});
   BesideModel& beside = checkpoint.beside_model.emplace();
   const FamilySpec family = trained_family(files, checkpoint, context);
   rename(zero, own_names_in_model(entries, family.get(), found.path, beside, checkpoint.notes));

@@ -255,7 +255,7 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
   }
   std::vector<StateEntry> entries;
   for (const TensorEntry& tensor : whole_tensors.tensors)
-    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0)});
+    entries.push_back({tensor.name, num_bytes(tensor.dtype, tensor.shape).value_or(0), tensor.dtype});
   BesideModel& beside = checkpoint.beside_model.emplace();
   const FamilySpec family = trained_family(files, checkpoint, context);
   const auto in_model = own_names_in_model(entries, family.get(), found.path, beside, checkpoint.notes);

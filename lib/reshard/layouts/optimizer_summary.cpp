@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <span>
-#include <unordered_map>
-#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/layouts/optimizer_files.h"
@@ -17,23 +15,6 @@ namespace reshard {
 namespace {
 
 constexpr const char* kStep = "step";
-
-/// Counts tensors by the names of their states, in the order in which they come first.
-class StateCounts {
- public:
-  void add(const std::string& name, const TensorEntry& tensor) {
-    const auto [found, is_new] = by_name_.emplace(name, states_.size());
-    if (is_new) states_.push_back({name, tensor.dtype});
-    OptimizerSummary::State& state = states_[found->second];
-    ++state.tensors;
-    state.bytes += tensor.size_bytes;
-  }
-  std::vector<OptimizerSummary::State> take() { return std::move(states_); }
-
- private:
-  std::vector<OptimizerSummary::State> states_;
-  std::unordered_map<std::string, std::size_t> by_name_;
-};
 
 /// The value of "step"; nothing where there is none.
 std::optional<double> step_of(Files& files, const OptimizerFiles& optimizer, const OptimizerFile& file,
@@ -69,6 +50,14 @@ std::optional<double> last_step(Files& files, const OptimizerFiles& optimizer, c
 
 }  // namespace
 
+void StateCounts::add(const std::string& name, DType dtype, std::uint64_t bytes) {
+  const auto [found, is_new] = by_name_.emplace(name, states_.size());
+  if (is_new) states_.push_back({name, dtype});
+  OptimizerSummary::State& state = states_[found->second];
+  ++state.tensors;
+  state.bytes += bytes;
+}
+
 OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimizer) {
   OptimizerSummary summary;
   summary.is_sharded = optimizer.form() == OptimizerFile::Form::kZero1 && !optimizer.is_full;
@@ -81,11 +70,11 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
     std::uint64_t bytes = 0;
     for (const OptimizerEntry& entry : file.entries) {
       for (const TensorEntry& tensor : entry.tensors) {
-        states.add(tensor.name, tensor);
+        states.add(tensor.name, tensor.dtype, tensor.size_bytes);
         bytes += tensor.size_bytes;
       }
       if (!entry.master) continue;
-      states.add(kMasterState, *entry.master);
+      states.add(kMasterState, entry.master->dtype, entry.master->size_bytes);
       bytes += entry.master->size_bytes;
     }
     summary.bytes += bytes;

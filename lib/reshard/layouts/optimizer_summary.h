@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "reshard/formats/plain_value.h"
@@ -38,6 +41,17 @@ struct OptimizerSummary {
   std::optional<double> step;  // of the first parameter of the first file that has one
   std::string incomplete;      // why the states cannot be restored, as a clause; empty where they can
   std::string unnamed;         // why nobody can tell which parameter a state is of, as clauses; empty where it is known
+};
+
+/// Counts tensors by the names of their states, in the order in which they come first.
+class StateCounts {
+ public:
+  void add(const std::string& name, DType dtype, std::uint64_t bytes);
+  std::vector<OptimizerSummary::State> take() { return std::move(states_); }
+
+ private:
+  std::vector<OptimizerSummary::State> states_;
+  std::unordered_map<std::string, std::size_t> by_name_;
 };
 
 /// Reads the step; all else is in `optimizer`.

@@ -64,6 +64,7 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
                       std::vector<std::string>& notes) {
   std::vector<std::string> others;
   TensorCount states;
+  StateCounts counts;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     if (i < names.names.size() && !names.names[i].empty()) continue;
     const bool is_state = names.optimizer.has(entries[i].name);
@@ -71,9 +72,12 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
     ++count.tensors;
     count.bytes += entries[i].bytes;
     if (!is_state) others.push_back(entries[i].name);
+    if (is_state && entries[i].dtype)
+      counts.add(entries[i].name.substr(entries[i].name.rfind('.') + 1), *entries[i].dtype, entries[i].bytes);
   }
   beside.optimizer.tensors += states.tensors;
   beside.optimizer.bytes += states.bytes;
+  for (OptimizerSummary::State& state : counts.take()) beside.states.push_back(std::move(state));
   if (states.tensors > 0)
     notes.push_back(left_out_text(states.tensors, "of the optimizer's state (" + format_bytes(states.bytes) + ")"));
   if (!others.empty()) notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));

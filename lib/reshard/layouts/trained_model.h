@@ -28,6 +28,7 @@ FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const Read
 struct StateEntry {
   std::string name;
   std::uint64_t bytes = 0;
+  std::optional<DType> dtype{};  // nothing for one that safetensors does not have
 };
 
 /// What a model of `family`, or null, calls the entries (find_state_names). What to know of that joins `notes`.
