@@ -86,12 +86,13 @@ std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheck
   }
 }
 
-/// Whether there is an optimizer in its folder; errors of who reads it are none here.
+/// Whether there is an optimizer in its folder; what is wrong with its files is no error here.
 bool has_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards) {
   if (folder != shards.folder.path) return files.is_directory(folder);
   try {
     return !list_optimizer_files(files, folder).empty();
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo) throw;
     return true;
   }
 }
