@@ -137,7 +137,7 @@ TEST_CASE("What a trainer has besides the model's tensors has no place in shards
   CHECK(read_model(golden_case / "original").size() > consolidated(temp / "out", temp / "whole").size());
 }
 
-TEST_CASE("A model is not written among the files of a checkpoint unless somebody says so") {
+TEST_CASE("Where a layout has no place beside a checkpoint, consolidate asks for an output directory") {
   const fs::path golden_case = dcp_case("llama-fsdp2-optim");
   const TempDir temp;
   fs::copy(golden_case / "sharded", temp / "dcp", fs::copy_options::recursive);
