@@ -1,5 +1,6 @@
 // accelerate's folders of a training run, with the model in one and its optimizer in another.
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -100,6 +101,21 @@ TEST_CASE("The optimizer beside the model is counted by its metadata alone") {
   }
 }
 
+TEST_CASE("No file of a dcp checkpoint is looked at twice, whether it is read or not") {
+  const fs::path run = testdata("golden/dcp/qwen3-fsdp1-accelerate/sharded");
+  FaultStorage storage;
+  read_checkpoint(storage, run, {});
+  for (const char* folder : {"pytorch_model_fsdp_0", "optimizer_0"})
+    for (const char* file : {"__0_0.distcp", "__1_0.distcp"}) {
+      const auto steps = storage.steps();
+      const auto looks = std::count_if(steps.begin(), steps.end(), [&](const FaultStorage::Step& step) {
+        return step.operation == FaultStorage::Operation::kLook && step.path == run / folder / file;
+      });
+      CAPTURE(folder, file);
+      CHECK((looks > 0 && looks <= 2));  // whether there is one, and how large it is
+    }
+}
+
 TEST_CASE("Files of the optimizer that are missing or cut off are noted, though they are not read") {
   const TempDir temp;
   const auto notes = [&](const fs::path& path) {
@@ -116,7 +132,8 @@ TEST_CASE("Files of the optimizer that are missing or cut off are noted, though 
     const fs::path file = temp / "run/optimizer_0/__1_0.distcp";
     CHECK(notes(temp / "run").find("cut off") == std::string::npos);
     fs::resize_file(file, fs::file_size(file) - 1);
-    CHECK_THAT(notes(temp / "run"), Says("the model is whole, but what is left out is not: __1_0.distcp is missing or "
+    CHECK_THAT(notes(temp / "run"), Says("the model's tensors that the metadata lists are whole, but what is left out "
+                                         "is not: __1_0.distcp is missing or "
                                          "cut off, so that the training cannot go on from this checkpoint"));
     fs::remove(file), fs::remove(temp / "run/optimizer_0/__0_0.distcp");
     CHECK_THAT(notes(temp / "run"), Says("__0_0.distcp, __1_0.distcp are missing or cut off"));
@@ -137,7 +154,7 @@ TEST_CASE("Files of the optimizer that are missing or cut off are noted, though 
     for (const auto& [name, end] : model_ends)
       if (fs::file_size(temp / "run" / name) > end) fs::resize_file(temp / "run" / name, end), ++cut;
     REQUIRE(cut > 0);
-    CHECK_THAT(notes(temp / "run"), Says("the model is whole, but what is left out is not: __"));
+    CHECK_THAT(notes(temp / "run"), Says("metadata lists are whole, but what is left out is not: __"));
   }
 }
 

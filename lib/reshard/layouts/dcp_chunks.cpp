@@ -48,6 +48,7 @@ std::vector<ChunkedTensor> DcpChunkFinder::find() {
   std::uint32_t open = 0;  // the number of `file` in the metadata
   std::size_t whole = 0;   // and of all of it among those found
   std::vector<DcpSavedFile> saved;
+  sizes_.resize(metadata_.files.size());
   for (const Wanted& one : wanted_) {
     const DcpPlace& place = *one.place;
     if (!file || open != place.file) {
@@ -55,7 +56,8 @@ std::vector<ChunkedTensor> DcpChunkFinder::find() {
       open = place.file;
       add_file(*file, file->size_bytes(), {});
       whole = found_.size() - 1;
-      saved.push_back({file->path(), of_file_[place.file], file->size_bytes()});
+      sizes_[open] = file->size_bytes();
+      saved.push_back({file->path(), of_file_[open], file->size_bytes()});
     }
     const std::vector<std::string>& transforms = metadata_.transforms[place.transforms];
     DcpItem item =
@@ -67,11 +69,10 @@ std::vector<ChunkedTensor> DcpChunkFinder::find() {
     chunk.strides = std::move(item.tensor.strides);
     if (one.object != nullptr) set_size(tensors_[one.index], chunk, item.tensor.size_bytes);
   }
-  std::vector<bool> is_read(metadata_.files.size());
-  for (const Wanted& one : wanted_) is_read[one.place->file] = true;
-  for (std::size_t i = 0; i < is_read.size(); ++i) {
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    if (sizes_[i]) continue;
     const std::filesystem::path path = directory_ / metadata_.files[i];
-    if (!is_read[i] && files_.is_file(path)) saved.push_back({path, of_file_[i], files_.size_bytes(path), false});
+    if ((sizes_[i] = dcp_file_size(files_, path))) saved.push_back({path, of_file_[i], *sizes_[i], false});
   }
   validate_dcp_times(files_, saved, notes_);
   return std::move(tensors_);

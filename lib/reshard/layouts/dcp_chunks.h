@@ -41,6 +41,9 @@ class DcpChunkFinder {
   ///         and validate_dcp_times do.
   std::vector<ChunkedTensor> find();
 
+  /// Of the files that the metadata names, in its order, as find() has seen them; nothing for one that is not there.
+  const std::vector<std::optional<std::uint64_t>>& sizes_bytes() const { return sizes_; }
+
  private:
   struct Wanted {
     std::uint32_t index;   // into tensors_
@@ -68,6 +71,7 @@ class DcpChunkFinder {
   std::vector<std::string>& notes_;
   std::vector<ChunkedTensor> tensors_;
   std::vector<Wanted> wanted_;
+  std::vector<std::optional<std::uint64_t>> sizes_;
 };
 
 }  // namespace reshard

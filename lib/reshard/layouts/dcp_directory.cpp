@@ -162,7 +162,11 @@ DcpDirectory read_dcp_directory(Files& files, const fs::path& directory, DcpPath
   return metadata;
 }
 
-void note_incomplete_files(Files& files, const fs::path& directory, const DcpMetadata& metadata,
+std::optional<std::uint64_t> dcp_file_size(Files& files, const fs::path& path) {
+  return files.is_file(path) ? std::optional(files.size_bytes(path)) : std::nullopt;
+}
+
+void note_incomplete_files(const std::vector<std::optional<std::uint64_t>>& sizes_bytes, const DcpMetadata& metadata,
                            std::vector<std::string>& notes) {
   constexpr std::uint64_t kNoEnd = std::numeric_limits<std::uint64_t>::max();
   std::vector<std::uint64_t> ends(metadata.files.size());
@@ -173,16 +177,13 @@ void note_incomplete_files(Files& files, const fs::path& directory, const DcpMet
     for (const DcpChunk& chunk : tensor.chunks) add(chunk.place);
   for (const DcpBytes& object : metadata.bytes) add(object.place);
   std::vector<std::string> incomplete;
-  for (std::size_t i = 0; i < ends.size(); ++i) {
-    const fs::path path = directory / metadata.files[i];
-    if (ends[i] > 0 && (!files.is_file(path) || files.size_bytes(path) < ends[i]))
-      incomplete.push_back(metadata.files[i]);
-  }
+  for (std::size_t i = 0; i < ends.size(); ++i)
+    if (ends[i] > 0 && (!sizes_bytes[i] || *sizes_bytes[i] < ends[i])) incomplete.push_back(metadata.files[i]);
   if (incomplete.empty()) return;
   std::sort(incomplete.begin(), incomplete.end(), natural_less);
   notes.push_back(
-      fmt::format("the model is whole, but what is left out is not: {} {} missing or cut off, so that the "
-                  "training cannot go on from this checkpoint",
+      fmt::format("the model's tensors that the metadata lists are whole, but what is left out is not: {} {} missing "
+                  "or cut off, so that the training cannot go on from this checkpoint",
                   list_names(incomplete), incomplete.size() == 1 ? "is" : "are"));
 }
 

@@ -1,7 +1,9 @@
 // Directories of torch.distributed.checkpoint: which files are in them, and what their metadata say together.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,10 +39,14 @@ struct DcpDirectory {
 DcpDirectory read_dcp_directory(Files& files, const std::filesystem::path& directory, DcpPaths paths,
                                 std::vector<std::string>& notes);
 
+/// How large a file of items is; nothing if it is not there.
+/// \throws Error kIo.
+std::optional<std::uint64_t> dcp_file_size(Files& files, const std::filesystem::path& path);
+
 /// Notes files of `metadata` that are not there, or end before the last item that is said to be in them. Of what is read
 /// the reader tells more; of the rest, such as the optimizer beside the model, nobody else does.
-/// \throws Error kIo.
-void note_incomplete_files(Files& files, const std::filesystem::path& directory, const DcpMetadata& metadata,
+/// \param sizes_bytes  of the files, in the order of the metadata; nothing for one that is not there.
+void note_incomplete_files(const std::vector<std::optional<std::uint64_t>>& sizes_bytes, const DcpMetadata& metadata,
                            std::vector<std::string>& notes);
 
 }  // namespace reshard

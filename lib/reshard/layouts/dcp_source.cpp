@@ -194,8 +194,11 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
     leave_out_others(entries, names, source.beside, source.notes);
     note_objects({&metadata, &optimizer.all}, source.notes);
     source.tensors = finder.find();
-    note_incomplete_files(files, directory, metadata, source.notes);
-    note_incomplete_files(files, optimizer_directory, optimizer.all, source.notes);
+    note_incomplete_files(finder.sizes_bytes(), metadata, source.notes);
+    std::vector<std::optional<std::uint64_t>> sizes_bytes;
+    for (const std::string& file : optimizer.all.files)
+      sizes_bytes.push_back(dcp_file_size(files, optimizer_directory / file));
+    note_incomplete_files(sizes_bytes, optimizer.all, source.notes);
     return source;
   }
   DcpStateFinder states(metadata.tensors, names, source.where);
