@@ -87,6 +87,7 @@ Document optimizer_document(const OptimizerSummary& optimizer) {
   for (const OptimizerSummary::Group& group : optimizer.groups)
     json["groups"].push_back({{"parameters", group.parameters}, {"values", value_document({group.values})}});
   if (!optimizer.incomplete.empty()) json["incomplete"] = optimizer.incomplete;
+  if (!optimizer.incomplete.empty()) json["hint"] = with_options(optimizer.incomplete_hint);
   if (!optimizer.unnamed.empty()) json["unnamed"] = with_options(optimizer.unnamed);
   return json;
 }
@@ -146,7 +147,7 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
                             {"unread_files", {{"files", beside.files}, {"bytes", beside.file_bytes}}}};
     if (!beside.states.empty()) json["beside_model"]["optimizer_states"] = states_document(beside.states);
     if (beside.summary) json["beside_model"]["training_states"] = optimizer_document(*beside.summary);
-    if (!beside.unreadable.empty()) json["beside_model"]["unreadable"] = beside.unreadable;
+    if (!beside.unreadable.empty()) json["beside_model"]["unreadable"] = with_options(beside.unreadable);
   }
   json["files"] = Document::array();
   for (const TensorFile& file : inspection.map.files)

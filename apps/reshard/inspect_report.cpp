@@ -89,7 +89,11 @@ std::string optimizer_text(const OptimizerSummary& optimizer) {
         wrap(fmt::format("  group {}: {} parameters; {}", g, optimizer.groups[g].parameters, join(values, ", ")), 4) +
         "\n";
   }
-  if (!optimizer.incomplete.empty()) all += wrap("  the states cannot be restored: " + optimizer.incomplete, 4) + "\n";
+  if (!optimizer.incomplete.empty())
+    all += wrap(fmt::format("  the states cannot be restored: {}; {}", optimizer.incomplete,
+                            with_options(optimizer.incomplete_hint)),
+                4) +
+           "\n";
   if (!optimizer.unnamed.empty())
     all += wrap("  which parameters these are is not known: " + with_options(optimizer.unnamed), 4) + "\n";
   return all;
@@ -293,7 +297,7 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
   if (inspection.beside_model && inspection.beside_model->summary)
     text += optimizer_text(*inspection.beside_model->summary);
   if (inspection.beside_model && !inspection.beside_model->unreadable.empty())
-    text += wrap("the optimizer cannot be read: " + inspection.beside_model->unreadable, 2) + "\n";
+    text += wrap("the optimizer cannot be read: " + with_options(inspection.beside_model->unreadable), 2) + "\n";
   for (const auto& [key, value] : inspection.file_metadata)
     text += wrap(fmt::format("  metadata {}: {}", printable(key), printable(value)), 4) + "\n";
   if (!rows.empty() && rows.front().digest) text += "\n" + digest_table(inspection, rows);

@@ -1,5 +1,7 @@
 // What the program tells of checkpoints that training programs write, and of those that it writes for them.
 
+#include <algorithm>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -13,6 +15,7 @@
 namespace reshard::test {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
 std::string golden_path(const std::string& path) {
@@ -38,6 +41,28 @@ TEST_CASE("inspect counts what lies beside a model") {
   CHECK(others["beside_model"]["other"]["tensors"] == 2);
   const json whole = json::parse(run_reshard({"inspect", golden_path("dcp/llama-plain/original"), "--json"}).out);
   CHECK_FALSE(whole.contains("beside_model"));
+}
+
+TEST_CASE("inspect says why an optimizer cannot be restored or read, and what to try") {
+  const std::string mixed = golden_path("zero1/optimum-llama-dp2-tp2-pp2-xser/checkpoint");
+  const json states = json::parse(run_reshard({"inspect", mixed, "--json"}).out)["beside_model"]["training_states"];
+  CHECK(states["complete"] == false);
+  CHECK_THAT(states["incomplete"],
+             Says("parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"));
+  CHECK_THAT(states["hint"], Says("do without --with-optimizer and --weights master; only where another program"));
+  std::string text = run_reshard({"inspect", mixed}).out;
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  CHECK_THAT(text, Says("do without --with-optimizer and --weights master"));
+  CHECK_THAT(text, !Says("dp_rank_01"));
+
+  const TempDir temp;
+  fs::copy(golden_path("zero1/nxd-llama-dp2-tp2/checkpoint/step_3"), temp / "run", fs::copy_options::recursive);
+  fs::permissions(temp / "run/optim", fs::perms::owner_all, fs::perm_options::add);
+  fs::remove(temp / "run/optim/dp_rank_01_tp_rank_00_pp_rank_00.pt");
+  const json beside = json::parse(run_reshard({"inspect", (temp / "run").string(), "--config",
+                                               golden_path("zero1/nxd-llama-dp2-tp2/original"), "--json"})
+                                      .out)["beside_model"];
+  CHECK_THAT(beside["unreadable"], Says("is missing: dp_rank_01_tp_rank_00_pp_rank_00; copy the missing files here"));
 }
 
 /// Of each tensor that has another name in the files: that name.

@@ -150,7 +150,7 @@ TEST_CASE("States that optimum-neuron saved of one data-parallel rank alone are 
     const Error error = error_of([&] { read_checkpoint(saved(golden_case), context); });
     CHECK(error.kind() == ErrorKind::kUnsupported);
     CHECK(error.path() == folder.string());
-    CHECK_THAT(error.what(), Says("one data-parallel rank's part of ZeRO-1 was saved as if it were all"));
+    CHECK_THAT(error.what(), Says("parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"));
     CHECK_THAT(error.what(), Says("11 of 21 rows"));
     CHECK_THAT(error.hint(), Says("the weights are complete"));
   };

@@ -218,6 +218,14 @@ TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that
   for (const int dp_rank : {0, 1}) optimizer.write(optimizer.file(dp_rank), with("base_state", by_id({{0, state}})));
   optimizer.check_refused(optimizer.file(0), "over 2 data-parallel ranks it has [3, 2]");
   CHECK_THAT(error_of([&] { optimizer.read(); }).hint(), Says("those of 3 data-parallel ranks"));
+  const auto hint = [&](const std::string& moment) {
+    const std::string other = dict({{"step", number(3)}, {"exp_avg", moment}});
+    for (const int dp_rank : {0, 1}) optimizer.write(optimizer.file(dp_rank), with("base_state", by_id({{0, other}})));
+    return error_of([&] { optimizer.read(); }).hint();
+  };
+  CHECK_THAT(hint(rows(4)), Says("or the run had context parallelism"));
+  CHECK_THAT(hint(tensor({.shape = {3, 1}, .strides = {1, 1}})),
+             Says("the file is damaged, or of a run of another model"));
   optimizer.write(optimizer.file(0, 1), zero1());
   optimizer.check_refused(optimizer.file(0, 1), "is of tp rank 1, pp rank 0, but the model has tp 1 × pp 1 ranks");
 }
@@ -225,7 +233,14 @@ TEST_CASE("Missing ranks of an optimizer are named, and the number of ranks that
 TEST_CASE("One data-parallel rank's part that was saved as if it were all is known for what it is") {
   const Optimizer optimizer;
   optimizer.write(optimizer.file(0), zero1());
-  CHECK_THAT(optimizer.read().incomplete, Says("exp_avg of id 0 has 3 of 5 rows, the part of one of 2 ranks"));
+  CHECK_THAT(optimizer.read().incomplete, Says("one data-parallel rank's part of ZeRO-1 was saved as if it were all ("
+                                               "exp_avg of id 0 has 3 of 5 rows, the part of one of 2 ranks)"));
+  CHECK_THAT(optimizer.read().incomplete_hint,
+             Says("such as dp_rank_01, copy them here; else the weights are complete"));
+  Optimizer alone;
+  alone.shards.lacks_weights = true;
+  alone.write(alone.file(0), zero1());
+  CHECK_THAT(alone.read().incomplete_hint, Says("such as dp_rank_01: nothing else holds the weights"));
 }
 
 TEST_CASE("A moment or master weights without dims are refused, but not a step") {

@@ -197,14 +197,23 @@ Error wrong_rows(const OptimizerFiles& of, const OptimizerFile& file, std::uint3
                  const Dims& expected) {
   const OptimizerEntry& of_entry = file.entries[entry];
   const auto ranks = likely_ranks(of, file);
+  Dims other_rows = tensor.shape;
+  if (!other_rows.empty() && !expected.empty()) other_rows[0] = expected[0];
+  std::string hint;
+  if (ranks)
+    hint = fmt::format("the shards are those of {} data-parallel ranks: copy the files of all of them here", *ranks);
+  else if (other_rows == expected)
+    hint =
+        "files of another run are mixed in; or the run had context parallelism, whose ranks write over each other's "
+        "files";
+  else
+    hint = "the file is damaged, or of a run of another model: copy it again, or take another checkpoint";
   return Error(ErrorKind::kBadInput,
                fmt::format("{} of {} has the shape {}, but by shape_info {} over {} data-parallel ranks it has {}",
                            tensor.name, name_of_entry(file, entry), to_string(tensor.shape), to_string(*of_entry.shape),
                            of.dp, to_string(expected)))
       .in(file.path)
-      .hint(ranks ? fmt::format("the shards are those of {} data-parallel ranks: copy the files of all of them here",
-                                *ranks)
-                  : "files of another run are mixed in, or were overwritten by ranks of context parallelism");
+      .hint(hint);
 }
 
 /// A moment or master weights have a parameter's dims; numbers have none.
@@ -224,9 +233,33 @@ void validate_moments(const OptimizerFile& file, std::uint32_t number) {
   if (entry.master) validate(*entry.master);
 }
 
+/// Says of one data-parallel rank's files, whose shards are those of one of `ranks` ranks, that they are not all. In xser
+/// files optimum-neuron has mixed the ranks' shards.
+void set_incomplete(OptimizerFiles& of, const OptimizerFile& file, std::uint32_t entry, const TensorEntry& tensor,
+                    std::uint64_t ranks, bool lacks_weights) {
+  of.incomplete =
+      fmt::format("{} ({} of {} has {} of {} rows, the part of one of {} ranks)",
+                  file.is_xser ? "parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"
+                               : "one data-parallel rank's part of ZeRO-1 was saved as if it were all",
+                  tensor.name, name_of_entry(file, entry), tensor.shape[0], (*file.entries[entry].shape)[0], ranks);
+  if (lacks_weights)
+    of.incomplete_hint =
+        "copy the files of the other data-parallel ranks here, such as dp_rank_01: nothing else holds "
+        "the weights";
+  else if (file.is_xser)
+    of.incomplete_hint =
+        "the weights are complete: do without `with-optimizer` and `weights` master; only where "
+        "another program than optimum-neuron saved the run may there be files of other data-parallel "
+        "ranks to copy here";
+  else
+    of.incomplete_hint =
+        "if the run has saved files of other data-parallel ranks, such as dp_rank_01, copy them here; "
+        "else the weights are complete: do without `with-optimizer` and `weights` master";
+}
+
 /// Every shard has the rows that it must have. Where one data-parallel rank has files, and all its shards have fewer,
 /// they are what optimum-neuron leaves of ZeRO-1: `incomplete` says so.
-void validate_rows(OptimizerFiles& of) {
+void validate_rows(OptimizerFiles& of, bool lacks_weights) {
   for (std::uint32_t i = 0; i < of.all.size(); ++i) {
     OptimizerFile& file = of.all[i];
     const std::uint32_t dp_rank = i % of.dp;
@@ -249,11 +282,7 @@ void validate_rows(OptimizerFiles& of) {
         }
         if (!ranks && of.dp == 1 && !of.is_full) ranks = likely_ranks(of, file);
         if (!ranks) throw wrong_rows(of, file, e, tensor, expected);
-        if (of.incomplete.empty())
-          of.incomplete = fmt::format(
-              "one data-parallel rank's part of ZeRO-1 was saved as if it were all ({} of {} has {} of {} rows, the "
-              "part of one of {} ranks)",
-              tensor.name, name_of_entry(file, e), tensor.shape[0], (*entry.shape)[0], *ranks);
+        if (of.incomplete.empty()) set_incomplete(of, file, e, tensor, *ranks, lacks_weights);
       });
       if (drops_master) entry.master.reset();
     }
@@ -366,7 +395,7 @@ OptimizerFiles read_optimizer_files(Files& files, const fs::path& folder, const 
                 fmt::format("{} data-parallel ranks cannot share {} expert-parallel ranks", of.dp, of.ep))
         .in(folder)
         .hint("files of data-parallel ranks are missing");
-  validate_rows(of);
+  validate_rows(of, shards.lacks_weights);
   drop_partial_masters(of);
   return of;
 }

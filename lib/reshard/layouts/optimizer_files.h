@@ -49,8 +49,9 @@ struct OptimizerFiles {
   std::vector<ContainerFile> items;  // then: the files of all tensors, which TensorEntry::file counts
   std::vector<std::string> notes;    // what is odd, as whole sentences
   /// Why the states are not all there, as a clause, where the files are what the reference writes nonetheless; empty
-  /// where they are complete.
+  /// where they are complete. `incomplete_hint` says what to try.
   std::string incomplete;
+  std::string incomplete_hint;
 
   const OptimizerFile& of(std::uint32_t pp_rank, std::uint32_t tp_rank, std::uint32_t dp_rank) const {
     return all[(std::size_t{pp_rank} * tp + tp_rank) * dp + dp_rank];

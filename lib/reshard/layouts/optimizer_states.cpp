@@ -238,9 +238,7 @@ void refuse_incomplete(const OptimizerFiles& files) {
   if (files.incomplete.empty()) return;
   throw Error(ErrorKind::kUnsupported, "the optimizer's states cannot be restored: " + files.incomplete)
       .in(files.folder)
-      .hint(
-          "if the run has saved files of other data-parallel ranks, such as dp_rank_01, copy them here; else the "
-          "weights are complete: do without `with-optimizer` and `weights` master");
+      .hint(files.incomplete_hint);
 }
 
 /// Makes states of an optimizer.

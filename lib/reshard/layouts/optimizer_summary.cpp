@@ -65,6 +65,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   summary.files = optimizer.is_dcp ? optimizer.items.size() : optimizer.all.size();
   summary.has_masters = optimizer.has_masters;
   summary.incomplete = optimizer.incomplete;
+  summary.incomplete_hint = optimizer.incomplete_hint;
   StateCounts states;
   for (const OptimizerFile& file : optimizer.all) {
     std::uint64_t bytes = 0;

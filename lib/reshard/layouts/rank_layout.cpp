@@ -75,6 +75,10 @@ void validate_model(const Checkpoint& checkpoint, const ShardedCheckpoint& shard
       .hint(hint_for_model(checkpoint));
 }
 
+std::string with_hint(const Error& error) {
+  return error.hint().empty() ? error.what() : fmt::format("{}; {}", error.what(), error.hint());
+}
+
 /// Why the entries of the optimizer have no names; empty if they have.
 std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheckpoint& shards,
                              const OptionValues& options, const Checkpoint& checkpoint) {
@@ -82,7 +86,7 @@ std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheck
     name_entries(optimizer, shards, checkpoint, options);
     return {};
   } catch (const Error& error) {
-    return fmt::format("{}; {}", error.what(), error.hint());
+    return with_hint(error);
   }
 }
 
@@ -113,7 +117,7 @@ void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckp
       beside.summary->unnamed = problem_of_names(*optimizer, shards, options, checkpoint);
   } catch (const Error& error) {
     if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
-    checkpoint.beside_model->unreadable = error.what();
+    checkpoint.beside_model->unreadable = with_hint(error);
   }
 }
 
