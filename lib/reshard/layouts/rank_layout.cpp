@@ -142,16 +142,18 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
     checkpoint.notes.push_back(
         "ids of the optimizer's parameters stay as they are, and nothing of it is compared with the model: files of "
         "another save or of swapped ranks would go unnoticed");
-  else if (!optimizer.files.has_masters && shards.tp * shards.pp > 1)
+  const bool unrecorded = !by_id && !optimizer.files.has_masters && shards.tp * shards.pp > 1;
+  const bool lost = optimizer.files.lost_masters && !masters;
+  if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
+  if (lost)
+    checkpoint.notes.push_back(fmt::format(
+        "master weights of some parameters were lost by NxD's converter, which made the files full_…: none are read, "
+        "and where master weights are written they are made of the weights{}",
+        unrecorded ? "; so nothing would show files that were swapped between ranks" : ""));
+  else if (unrecorded)
     checkpoint.notes.push_back(
         "the optimizer's files record neither their ranks nor their save, and have no master weights that could be "
         "compared with the model's: files that were swapped between ranks would go unnoticed");
-  if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
-  if (optimizer.files.lost_masters && !masters)
-    checkpoint.notes.push_back(
-        "master weights of some parameters were lost by NxD's converter, which made the files full_…: none are read, "
-        "and "
-        "where master weights are written they are made of the weights");
   if (context.with_optimizer) {
     checkpoint.states = by_id ? states_by_id(optimizer) : sharded_states(optimizer, checkpoint.map);
     if (optimizer.files.form() == OptimizerFile::Form::kZero1) checkpoint.mesh.dp = optimizer.files.dp;
