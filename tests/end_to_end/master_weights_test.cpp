@@ -107,6 +107,21 @@ TEST_CASE("Missing tensor files are what they were where the optimizer has no we
   check_missing();
 }
 
+TEST_CASE("Where such a checkpoint has lost its optimizer, the hint says that the weights were in there") {
+  const WithoutWeights files;
+  const std::string says = "master weights alone (avoid_saving_lower_precision_weights), they are in " +
+                           (files.step / "optim").string() + ", which is missing or holds no optimizer: copy it here";
+  fs::rename(files.step / "optim", files.temp / "optim");
+  CHECK_THAT(files.error().hint(), Says(says));
+  CHECK_THAT(files.error().hint(), Says("else the folder dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors belongs beside"));
+  fs::create_directories(files.tensors);
+  CHECK_THAT(files.error().hint(), Says(says));
+  fs::create_directories(files.step / "optim");
+  CHECK_THAT(files.error().hint(), Says(says));
+  write_file(files.tensors / "tensor_1.pt", "");
+  CHECK_THAT(files.error().hint(), !Says("avoid_saving"));
+}
+
 TEST_CASE("Ranks that hold padding alone are no obstacle where weights are in the optimizer's files alone") {
   Random random(3);
   TinyModel model;

@@ -84,4 +84,9 @@ bool has_weights_in_optimizer_alone(Files& files, const fs::path& folder, std::s
                      [&](const fs::path& file) { return holds(files, file, has_master_weights); });
 }
 
+bool may_lack_optimizer(Files& files, const fs::path& folder, const RankFile& rank) {
+  return optimizer_files(files, folder).empty() && !has_tensor_files(files, rank.path) &&
+         holds(files, rank.path, is_of_references);
+}
+
 }  // namespace reshard

@@ -15,4 +15,8 @@ inline constexpr const char* kOptimizerFolder = "optim";
 /// so for files that cannot be read, whose readers say why.
 bool has_weights_in_optimizer_alone(Files& files, const std::filesystem::path& folder, std::span<const RankFile> ranks);
 
+/// Whether a checkpoint of that kind may have lost its optimizer: no tensor that the xser file of `rank` refers to is
+/// there, and `folder` is not, or holds no file of an optimizer.
+bool may_lack_optimizer(Files& files, const std::filesystem::path& folder, const RankFile& rank);
+
 }  // namespace reshard

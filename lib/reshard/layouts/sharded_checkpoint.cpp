@@ -226,10 +226,27 @@ void refuse_experts(const Container& file, RankId rank) {
       throw expert_parallel(file.path, "is split over expert-parallel ranks").tensor(tensor);
 }
 
+/// A file of a rank. Where its tensors may be the master weights of an optimizer that is not there, an error says so.
+Container read_rank_file(Files& files, const RankFile& rank, const FoundLayout& folder) {
+  try {
+    return read_container(files, rank.path, rank.format);
+  } catch (Error& error) {
+    const auto optimizer = ranks_of(folder).optimizer_folder(folder.path);
+    if (error.kind() == ErrorKind::kBadInput && optimizer && *optimizer != folder.path &&
+        may_lack_optimizer(files, *optimizer, rank))
+      error.hint(
+          fmt::format("if the run saved its weights as the optimizer's master weights alone "
+                      "(avoid_saving_lower_precision_weights), they are in {}, which is missing or holds no "
+                      "optimizer: copy it here; else {}",
+                      optimizer->string(), error.hint().empty() ? "copy the missing file here" : error.hint()));
+    throw;
+  }
+}
+
 /// A rank's state dict; of several files they are one.
 Container read_rank(Files& files, const RankFile& rank, const ShardedCheckpoint& checkpoint) {
   if (checkpoint.lacks_weights) return describe_xser(files, rank.path);
-  Container all = read_container(files, rank.path, rank.format);
+  Container all = read_rank_file(files, rank, checkpoint.folder);
   if (rank.more_parts.empty()) return all;
   std::unordered_map<std::string, fs::path> held;
   for (const TensorEntry& tensor : all.tensors) held.emplace(tensor.name, rank.path);
