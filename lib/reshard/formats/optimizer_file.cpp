@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "reshard/base/strings.h"
+#include "reshard/formats/optimizer_keys.h"
 #include "reshard/formats/pickle_values.h"
 #include "reshard/formats/state_dict.h"
 #include "reshard/formats/xser.h"
@@ -17,12 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kGroups = "param_groups";
-constexpr const char* kParams = "params";
-constexpr const char* kState = "state";
-constexpr const char* kBaseState = "base_state";
-constexpr const char* kShapes = "shape_info";
-constexpr const char* kMasters = "sharded_master_weights";
 constexpr const char* kOptimizer = "optimizer";
 constexpr const char* kOptimizers = "optimizer_states";
 constexpr const char* kDpRank = "dp_rank";
@@ -30,8 +25,7 @@ constexpr const char* kTpRank = "tp_rank";
 constexpr const char* kGroupOffset = "ep_param_group_offset";
 constexpr const char* kStateOffset = "ep_base_state_offset";
 constexpr const char* kShapeOffset = "ep_shape_info_offset";
-constexpr std::size_t kMaxStates = 64;      // of one parameter: an optimizer has two or three
-constexpr std::size_t kMaxGroups = 10'000;  // a run has two
+constexpr std::size_t kMaxStates = 64;  // of one parameter: an optimizer has two or three
 
 class OptimizerReader {
  public:
@@ -52,14 +46,14 @@ class OptimizerReader {
     take_wrapped();
     read_groups();
     read_ranks();
-    const PickleRef base = get(kBaseState);
+    const PickleRef base = get(kBaseStateKey);
     file_.form = base == kNoNode ? OptimizerFile::Form::kWhole : OptimizerFile::Form::kZero1;
     if (base == kNoNode) {
-      if (get(kState) == kNoNode) throw no_optimizer("has neither \"base_state\" nor \"state\"");
-      read_states(get(kState), kState, "");
+      if (get(kStateKey) == kNoNode) throw no_optimizer("has neither \"base_state\" nor \"state\"");
+      read_states(get(kStateKey), kStateKey, "");
     } else {
-      read_states(base, kBaseState, kStateOffset);
-      if (const PickleRef state = get(kState); state != kNoNode && !mapping_items(pickle_, state).empty())
+      read_states(base, kBaseStateKey, kStateOffset);
+      if (const PickleRef state = get(kStateKey); state != kNoNode && !mapping_items(pickle_, state).empty())
         throw bad("has states of parameters under \"state\" as well as under \"base_state\"");
     }
     read_shapes();
@@ -78,7 +72,7 @@ class OptimizerReader {
 
   /// Of a file that holds more than the optimizer, goes on with that.
   void take_wrapped() {
-    if (get(kGroups) != kNoNode) return;
+    if (get(kGroupsKey) != kNoNode) return;
     const PickleRef many = get(kOptimizers);
     PickleRef one = get(kOptimizer);
     if (many != kNoNode && one != kNoNode)
@@ -116,13 +110,13 @@ class OptimizerReader {
 
   /// Groups, whose parameters are numbered one after another; those of experts begin at 0 again.
   void read_groups() {
-    const PickleRef node = get(kGroups);
+    const PickleRef node = get(kGroupsKey);
     if (node == kNoNode) throw no_optimizer("has no \"param_groups\"");
     if (pickle_.kind(node) != PickleKind::kList && pickle_.kind(node) != PickleKind::kTuple)
       throw bad(fmt::format("its \"param_groups\" is {}, not a list", pickle_.describe(node)));
     const auto groups = pickle_.items(node);
-    if (groups.size() > kMaxGroups)
-      throw bad(fmt::format("its \"param_groups\" has {} groups, of at most {}", groups.size(), kMaxGroups))
+    if (groups.size() > kMaxParameterGroups)
+      throw bad(fmt::format("its \"param_groups\" has {} groups, of at most {}", groups.size(), kMaxParameterGroups))
           .hint("the file is damaged: an optimizer has a few groups");
     const PickleRef offset = get(kGroupOffset);
     const std::uint64_t first_expert =
@@ -145,7 +139,7 @@ class OptimizerReader {
     const std::string what = fmt::format("group {}", g);
     const auto items = dict(node, what);
     OptimizerFileGroup& group = file_.groups.emplace_back();
-    const PickleRef params = value_of(pickle_, items, kParams, path_);
+    const PickleRef params = value_of(pickle_, items, kGroupParametersKey, path_);
     if (params == kNoNode || (pickle_.kind(params) != PickleKind::kList && pickle_.kind(params) != PickleKind::kTuple))
       throw bad(fmt::format("{} has no list \"params\"", what));
     for (const PickleRef param : pickle_.items(params)) {
@@ -160,7 +154,7 @@ class OptimizerReader {
     for (const auto& [key, value] : items) {
       if (pickle_.kind(key) != PickleKind::kString) throw bad(fmt::format("{} has a key that is no string", what));
       std::string name(pickle_.text(key));
-      if (name == kParams) continue;
+      if (name == kGroupParametersKey) continue;
       if (torch_.is_tensor(value) || is_xser_reference(pickle_, value))
         throw Error(ErrorKind::kUnsupported, fmt::format("{} of {} is a tensor, not a plain value", name, what))
             .in(path_)
@@ -241,12 +235,12 @@ class OptimizerReader {
   }
 
   void read_shapes() {
-    const PickleRef node = get(kShapes);
+    const PickleRef node = get(kShapesKey);
     if (node == kNoNode) return;
     std::vector<bool> seen(file_.entries.size());
     const auto offset = offset_of(kShapeOffset);
     for (const auto& [key, value] : dict(node, "\"shape_info\"")) {
-      OptimizerEntry& entry = entry_of(key, kShapes, offset, seen);
+      OptimizerEntry& entry = entry_of(key, kShapesKey, offset, seen);
       entry.shape = read_size(pickle_, value);
       if (!entry.shape || !num_elems(*entry.shape))
         throw bad(fmt::format("its \"shape_info\" has {} in the place of the shape of id {}", pickle_.describe(value),
@@ -255,12 +249,12 @@ class OptimizerReader {
   }
 
   void read_masters() {
-    const PickleRef node = get(kMasters);
+    const PickleRef node = get(kMastersKey);
     if (node == kNoNode) return;
     std::vector<bool> seen(file_.entries.size());
     for (const auto& [key, value] : dict(node, "\"sharded_master_weights\"")) {
-      OptimizerEntry& entry = entry_of(key, kMasters, std::nullopt, seen);
-      const std::string name = fmt::format("{}.{}", kMasters, pickle_.integer(key));
+      OptimizerEntry& entry = entry_of(key, kMastersKey, std::nullopt, seen);
+      const std::string name = fmt::format("{}.{}", kMastersKey, pickle_.integer(key));
       if (!is_tensor(value)) throw bad(fmt::format("is {}, not a tensor", pickle_.describe(value))).tensor(name);
       entry.master = tensor(value, name);
       file_.has_masters = true;
@@ -268,8 +262,8 @@ class OptimizerReader {
   }
 
   void list_others() {
-    const std::set<std::string_view> known{kGroups, kState,  kBaseState,   kShapes,      kMasters,
-                                           kDpRank, kTpRank, kGroupOffset, kStateOffset, kShapeOffset};
+    const std::set<std::string_view> known{kGroupsKey, kStateKey, kBaseStateKey, kShapesKey,   kMastersKey,
+                                           kDpRank,    kTpRank,   kGroupOffset,  kStateOffset, kShapeOffset};
     for (const auto& [key, value] : root_)
       if (pickle_.kind(key) != PickleKind::kString)
         file_.others.push_back(pickle_.describe(key));

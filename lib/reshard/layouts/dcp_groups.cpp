@@ -12,6 +12,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/optimizer_keys.h"
 #include "reshard/formats/pickler.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/io/memory_files.h"
@@ -22,9 +23,7 @@ namespace {
 
 constexpr std::string_view kGroups = "param_groups.";
 constexpr std::string_view kStates = "state.";
-constexpr const char* kParameters = "params";
 constexpr std::uint64_t kMaxObjectBytes = 64 << 20;  // a list of names of a million parameters
-constexpr std::uint64_t kMaxGroups = 10'000;
 
 /// Where `word` ends that begins a part of `name`; nothing if it is not there.
 std::optional<std::size_t> end_of(std::string_view name, std::string_view word) {
@@ -76,12 +75,12 @@ class GroupReader {
 
   void add_of_group(std::uint32_t object, std::string_view rest) {
     const std::size_t dot = rest.find('.');
-    const auto number = parse_unsigned(rest.substr(0, dot), kMaxGroups);
+    const auto number = parse_unsigned(rest.substr(0, dot), kMaxParameterGroups);
     if (dot == rest.npos || !number) throw fail(object, ErrorKind::kBadInput, "is of no group that has a number");
     const std::string key(rest.substr(dot + 1));
     Group& group = groups_[*number];
     group.any = object;
-    if (key == kParameters)
+    if (key == kGroupParametersKey)
       group.list = object;
     else
       group.group.values.emplace_back(key, value_of(object, fmt::format("{} of parameter group {}", key, *number)));
@@ -196,7 +195,7 @@ void try_dcp_groups(Files& files, std::span<const TensorFile> in_files, Training
 std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> groups,
                                               const std::function<std::string(const std::string&)>& name_of,
                                               bool flat) {
-  constexpr const char *kOptimizer = "optimizer", *kList = "param_groups", *kItemArchive = "archive";
+  constexpr const char *kOptimizer = "optimizer", *kList = kGroupsKey, *kItemArchive = "archive";
   std::vector<DcpGroupObject> objects;
   std::unordered_map<std::string, std::size_t> known;  // groups, by what their parameters are called
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -224,7 +223,7 @@ std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> gr
                          plain_value_file(kItemArchive, value)});
     };
     for (const auto& [key, value] : groups[g].values) add(key, value);
-    add(kParameters, {std::move(names)});
+    add(kGroupParametersKey, {std::move(names)});
   }
   return objects;
 }

@@ -206,12 +206,10 @@ class Cutter {
     std::uint32_t bits = 0;
     std::memcpy(&bits, &value, sizeof(bits));
     WrittenNames::Place place = names_ ? names_->of(number.parameter) : WrittenNames::Place{number.parameter};
-    const LogicalTensor tensor{fmt::format("optimizer.state.{}.{}", number.parameter, number.state),
-                               DType::kF32,
-                               {},
-                               Filler(bits, Filler::Fill::kConstant)};
+    const LogicalTensor tensor{
+        optimizer_state_name(number.parameter, number.state), DType::kF32, {}, Filler(bits, Filler::Fill::kConstant)};
     DcpPath path = nested_or_flat({"optimizer", "state", place.entry, number.state});
-    place.entry = fmt::format("optimizer.state.{}.{}", place.entry, number.state);
+    place.entry = optimizer_state_name(place.entry, number.state);
     const auto [known, is_new] = numbers_.emplace(place.entry, &number);
     if (!is_new) return validate_same_number(number, *known->second, place.entry);
     place.interleaved = false;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/formats/optimizer_keys.h"
 #include "reshard/formats/state_dict.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
@@ -12,8 +13,6 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kMasterWeights = "sharded_master_weights";
 
 /// What lies in a folder; nothing where that cannot be listed, which is said elsewhere.
 std::vector<DirectoryEntry> list_or_nothing(Files& files, const fs::path& folder) {
@@ -62,7 +61,7 @@ bool is_of_references(const Pickle& pickle) {
 bool has_master_weights(const Pickle& pickle) {
   const auto entries = pickle.pairs(pickle.root());
   return std::any_of(entries.begin(), entries.end(), [&](const PicklePair& entry) {
-    return pickle.text(entry.first) == kMasterWeights && !pickle.pairs(entry.second).empty();
+    return pickle.text(entry.first) == kMastersKey && !pickle.pairs(entry.second).empty();
   });
 }
 

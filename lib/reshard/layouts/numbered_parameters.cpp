@@ -82,7 +82,7 @@ std::optional<std::uint32_t> NumberedParameters::state_of(const std::string& par
 }
 
 std::string NumberedParameters::master_name(const std::string& parameter) {
-  return fmt::format("optimizer.state.{}.{}", parameter, kMasterState);
+  return optimizer_state_name(parameter, kMasterState);
 }
 
 std::optional<std::uint32_t> NumberedParameters::group_of(const std::string& stored_name, const Parts& parts) const {

@@ -14,6 +14,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/optimizer_keys.h"
 #include "reshard/layouts/dcp_chunks.h"
 #include "reshard/layouts/dcp_directory.h"
 #include "reshard/layouts/dcp_groups.h"
@@ -26,9 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kBaseState = "base_state.";
-constexpr std::string_view kGroups = "param_groups";
-constexpr std::string_view kParameters = "params";
-constexpr std::uint32_t kMaxGroups = 10'000;
+constexpr std::string_view kInGroups = "param_groups.";
 constexpr const char* kOtherCheckpoint = "the optimizer and the model come from different checkpoints";
 
 /// What the name of a state says.
@@ -174,7 +173,7 @@ class DcpOptimizerReader {
 
   void sort_in(const DcpBytes& object) {
     const auto key = parse_key(object.name);
-    const bool is_of_groups = object.name == kGroups || object.name.starts_with(fmt::format("{}.", kGroups));
+    const bool is_of_groups = object.name == kGroupsKey || object.name.starts_with(kInGroups);
     if (!key && !is_of_groups) return;  // shape_info, which the tensors say, too
     wanted_.push_back({nullptr, &object});
     if (is_of_groups) {
@@ -339,7 +338,7 @@ class DcpOptimizerReader {
     std::map<std::uint64_t, PlainValue::Dict> groups;
     for (const std::size_t object : group_objects_) {
       const std::string_view name = wanted_[object].object->name;
-      if (name == kGroups) {
+      if (name == kGroupsKey) {
         const PlainValue value = value_of(object);
         const auto* const list = std::get_if<PlainValue::List>(&value.value);
         for (std::size_t g = 0; list != nullptr && g < list->size(); ++g) {
@@ -349,9 +348,9 @@ class DcpOptimizerReader {
         }
         continue;
       }
-      const std::string_view rest = name.substr(kGroups.size() + 1);
+      const std::string_view rest = name.substr(kInGroups.size());
       const std::size_t dot = rest.find('.');
-      const auto number = parse_unsigned(rest.substr(0, dot), kMaxGroups);
+      const auto number = parse_unsigned(rest.substr(0, dot), kMaxParameterGroups);
       if (dot == rest.npos || !number) throw bad("is of no group that has a number").tensor(std::string(name));
       groups[*number].emplace_back(std::string(rest.substr(dot + 1)), value_of(object));
     }
@@ -398,8 +397,8 @@ class DcpOptimizerReader {
 
   /// Takes out the numbers of parameters. \returns how many there are.
   std::uint64_t take_parameters(std::uint64_t number, PlainValue::Dict& values) const {
-    const auto found =
-        std::find_if(values.begin(), values.end(), [](const auto& value) { return value.first == kParameters; });
+    const auto found = std::find_if(values.begin(), values.end(),
+                                    [](const auto& value) { return value.first == kGroupParametersKey; });
     const auto* const list = found == values.end() ? nullptr : std::get_if<PlainValue::List>(&found->second.value);
     if (list == nullptr) throw bad(fmt::format("parameter group {} has no list \"params\"", number));
     const std::uint64_t count = list->size();

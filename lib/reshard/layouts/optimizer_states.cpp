@@ -11,6 +11,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/optimizer_keys.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/optimizer_entries.h"
 #include "reshard/layouts/optimizer_groups.h"
@@ -24,9 +25,6 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::string_view kPrefix = "optimizer.state.";
-constexpr const char* kMasters = "sharded_master_weights";
 
 const TensorEntry* master_of(const OptimizerEntry& entry) {
   return entry.master ? &*entry.master : nullptr;
@@ -250,9 +248,9 @@ class StatesMaker {
   TrainingStates make() {
     const bool whole = optimizer_.files.form() == OptimizerFile::Form::kWhole;
     for (const std::string& name : state_names(optimizer_.files))
-      add_state(name, parts_.collect(whole ? "state" : "base_state", name,
+      add_state(name, parts_.collect(whole ? kStateKey : kBaseStateKey, name,
                                      [&](const OptimizerEntry& entry) { return find_tensor(entry, name); }));
-    if (optimizer_.files.has_masters) add_state(kMasterState, parts_.collect(kMasters, "", master_of));
+    if (optimizer_.files.has_masters) add_state(kMasterState, parts_.collect(kMastersKey, "", master_of));
     add_numbers();
     add_groups();
     return std::move(states_);
@@ -271,14 +269,14 @@ class StatesMaker {
       TrainingState& own = states_.of.emplace_back();
       const LogicalTensor& tensor = states_.map.logical[l];
       if (tensor.filler) continue;
-      own.parameter_begin = static_cast<std::uint16_t>(kPrefix.size());
-      own.parameter_size = static_cast<std::uint16_t>(tensor.name.size() - kPrefix.size() - 1 - state.size());
+      own.parameter_begin = static_cast<std::uint16_t>(kStatePrefix.size());
+      own.parameter_size = static_cast<std::uint16_t>(tensor.name.size() - kStatePrefix.size() - 1 - state.size());
       own.path = path;
     }
   }
 
   static std::string name_of(const std::string& parameter, const std::string& state) {
-    return std::string(kPrefix) + parameter + "." + state;
+    return optimizer_state_name(parameter, state);
   }
 
   /// A tensor without dims: of a fused parameter it is that of each.
@@ -428,7 +426,7 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
 std::vector<StatePart> master_parts(const ShardedOptimizer& optimizer, const TensorMap& model) {
   refuse_incomplete(optimizer.files);
   const LocalTensors locals(model, optimizer.files);
-  return StateParts(optimizer, locals).collect(kMasters, "", master_of);
+  return StateParts(optimizer, locals).collect(kMastersKey, "", master_of);
 }
 
 TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap& model) {
@@ -451,7 +449,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& mo
         .hint("take the model's own weights: `weights` model");
   const TensorMap local = model;
   const LocalTensors locals(local, optimizer.files);
-  std::vector<StatePart> parts = StateParts(optimizer, locals).collect(kMasters, "", master_of);
+  std::vector<StatePart> parts = StateParts(optimizer, locals).collect(kMastersKey, "", master_of);
   for (StatePart& part : parts) part.name = local.stored[part.local].name;
   std::vector<bool> used(model.stored.size(), true);
   for (const StatePart& part : parts) {

@@ -13,6 +13,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/optimizer_keys.h"
 #include "reshard/layouts/numbered_parameters.h"
 #include "reshard/layouts/row_shards.h"
 #include "reshard/layouts/target_file.h"
@@ -129,8 +130,9 @@ class OptimizerWriter {
           states.push_back({state.name, {*state.number}});
           continue;
         }
-        states.push_back({state.name, add(parameter, s, fmt::format("base_state.{}.{}", parameter.id, state.name),
-                                          state.name, state.dtype, state.is_scalar ? &state : nullptr)});
+        states.push_back(
+            {state.name, add(parameter, s, fmt::format("{}.{}.{}", kBaseStateKey, parameter.id, state.name), state.name,
+                             state.dtype, state.is_scalar ? &state : nullptr)});
       }
       if (!states.empty()) base_state.push_back({id, {std::move(states)}});
       shape_info.push_back({id, plain_list(local_.stored[s].file_shape())});
@@ -138,15 +140,15 @@ class OptimizerWriter {
     for (const NumberedParameter& parameter : parameters) {
       if (states_.locals && !parameter.has_master) continue;  // nobody knows of which weights to make them
       master.push_back({std::int64_t{parameter.id}, add(parameter, by_name.at(parameter.stored_name),
-                                                        fmt::format("sharded_master_weights.{}", parameter.id),
-                                                        kMasterState, parameter.master_dtype, nullptr)});
+                                                        fmt::format("{}.{}", kMastersKey, parameter.id), kMasterState,
+                                                        parameter.master_dtype, nullptr)});
     }
     SavedValue::Dict file;
-    file.push_back({"state", {SavedValue::Dict{}}});
-    file.push_back({"param_groups", {PlainValue{param_groups(parameters)}}});
-    file.push_back({"base_state", {std::move(base_state)}});
-    file.push_back({"shape_info", {std::move(shape_info)}});
-    if (!states_.locals || !master.empty()) file.push_back({"sharded_master_weights", {std::move(master)}});
+    file.push_back({kStateKey, {SavedValue::Dict{}}});
+    file.push_back({kGroupsKey, {PlainValue{param_groups(parameters)}}});
+    file.push_back({kBaseStateKey, {std::move(base_state)}});
+    file.push_back({kShapesKey, {std::move(shape_info)}});
+    if (!states_.locals || !master.empty()) file.push_back({kMastersKey, {std::move(master)}});
     content.structure = std::make_shared<const SavedValue>(SavedValue{std::move(file)});
     return content;
   }

@@ -75,6 +75,10 @@ TrainingStates training_states(std::vector<ChunkedTensor> tensors, std::vector<D
   return states;
 }
 
+std::string optimizer_state_name(std::string_view parameter, std::string_view state) {
+  return fmt::format("{}{}.{}", kStatePrefix, parameter, state);
+}
+
 bool is_of_group(std::string_view name) {
   const std::size_t groups = name.find("param_groups.");
   return groups != name.npos && (groups == 0 || name[groups - 1] == '.');

@@ -67,6 +67,11 @@ struct TrainingStates {
   DcpPath path_with(std::size_t index, std::string_view parameter) const;
 };
 
+/// What stands before a parameter in the name of its state, where a layout makes that name.
+inline constexpr std::string_view kStatePrefix = "optimizer.state.";
+/// "optimizer.state.PARAMETER.STATE"
+std::string optimizer_state_name(std::string_view parameter, std::string_view state);
+
 /// How the fp32 weights are called that an optimizer steps, and of which the model's are the cast.
 inline constexpr const char* kMasterState = "master";
 
