@@ -18,6 +18,7 @@
 #include "reshard/layouts/dcp_chunks.h"
 #include "reshard/layouts/dcp_directory.h"
 #include "reshard/layouts/dcp_groups.h"
+#include "reshard/layouts/optimizer_dcp_names.h"
 #include "reshard/layouts/row_shards.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 
@@ -26,40 +27,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kBaseState = "base_state.";
 constexpr std::string_view kInGroups = "param_groups.";
 constexpr const char* kOtherCheckpoint = "the optimizer and the model come from different checkpoints";
-
-/// What the name of a state says.
-struct Key {
-  std::string parameter, state;
-  std::optional<std::uint32_t> pp_rank, tp_rank;
-};
-
-/// A rank in "|tp-0001"; what stands behind it stays in `rest`.
-std::optional<std::uint32_t> take_rank(std::string_view& rest, std::string_view mark) {
-  constexpr std::size_t kDigits = 4;  // at least
-  if (!rest.starts_with(mark)) return std::nullopt;
-  const std::string_view number = rest.substr(mark.size(), rest.find('|', 1) - mark.size());
-  const auto rank = parse_unsigned(number, UINT32_MAX - 1);
-  if (!rank || number != fmt::format("{:0{}}", *rank, kDigits)) return std::nullopt;
-  rest.remove_prefix(mark.size() + number.size());
-  return static_cast<std::uint32_t>(*rank);
-}
-
-/// Nothing for what is no state of a parameter.
-std::optional<Key> parse_key(std::string_view name) {
-  if (!name.starts_with(kBaseState)) return std::nullopt;
-  name.remove_prefix(kBaseState.size());
-  std::string_view ranks = name.substr(std::min(name.find('|'), name.size()));
-  name.remove_suffix(ranks.size());
-  const std::size_t dot = name.rfind('.');
-  if (dot == name.npos || dot == 0 || dot + 1 == name.size()) return std::nullopt;
-  Key key{std::string(name.substr(0, dot)), std::string(name.substr(dot + 1)), {}, {}};
-  key.pp_rank = take_rank(ranks, "|pp-");
-  key.tp_rank = take_rank(ranks, "|tp-");
-  return ranks.empty() ? std::optional(std::move(key)) : std::nullopt;
-}
 
 class DcpOptimizerReader {
  public:
@@ -120,7 +89,7 @@ class DcpOptimizerReader {
   };
   /// A number, whose name does not say its stage.
   struct Number {
-    Key key;
+    DcpStateKey key;
     std::size_t wanted;
   };
 
@@ -142,9 +111,9 @@ class DcpOptimizerReader {
   }
 
   void sort_in(const DcpTensor& tensor) {
-    const auto key = parse_key(tensor.name);
+    const auto key = parse_dcp_state_key(tensor.name);
     if (!key)
-      throw bad(tensor, tensor.name.starts_with(kBaseState)
+      throw bad(tensor, is_dcp_state_name(tensor.name)
                             ? "is no name of a state: base_state.PARAMETER.STATE|pp-0000|tp-0000 is expected"
                             : "is a tensor, but no state of a parameter (base_state.…)")
           .hint("the directory holds something else than an optimizer that NxD saved");
@@ -172,7 +141,7 @@ class DcpOptimizerReader {
   }
 
   void sort_in(const DcpBytes& object) {
-    const auto key = parse_key(object.name);
+    const auto key = parse_dcp_state_key(object.name);
     const bool is_of_groups = object.name == kGroupsKey || object.name.starts_with(kInGroups);
     if (!key && !is_of_groups) return;  // shape_info, which the tensors say, too
     wanted_.push_back({nullptr, &object});
