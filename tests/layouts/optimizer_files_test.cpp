@@ -77,6 +77,8 @@ struct Optimizer {
     CHECK(error.kind() == kind);
     CHECK(error.path() == path.string());
     CHECK_THAT(error.what(), Says(says));
+    INFO(error.what());
+    CHECK_FALSE(error.hint().empty());
   }
 
   TempDir temp;

@@ -64,7 +64,12 @@ class OptimizerReader {
   }
 
  private:
-  Error bad(const std::string& message) const { return Error(ErrorKind::kBadInput, message).in(path_); }
+  Error bad(const std::string& message) const {
+    return Error(ErrorKind::kBadInput, message)
+        .in(path_)
+        .hint(
+            "the file is damaged, or no program that is known wrote it: copy it again, or do without `with-optimizer`");
+  }
   Error no_optimizer(const std::string& message) const {
     return bad(message).hint("it is no file that NxD saves of an optimizer");
   }
@@ -76,7 +81,8 @@ class OptimizerReader {
     const PickleRef many = get(kOptimizers);
     PickleRef one = get(kOptimizer);
     if (many != kNoNode && one != kNoNode)
-      throw bad(fmt::format("holds \"{}\" and \"{}\": which is the optimizer?", kOptimizers, kOptimizer));
+      throw bad(fmt::format("holds \"{}\" and \"{}\": which is the optimizer?", kOptimizers, kOptimizer))
+          .hint("save the checkpoint with one of the two, or do without `with-optimizer`");
     if (many != kNoNode) {
       if (pickle_.kind(many) != PickleKind::kList && pickle_.kind(many) != PickleKind::kTuple)
         throw bad(fmt::format("its \"{}\" is {}, not a list", kOptimizers, pickle_.describe(many)));

@@ -28,6 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kInGroups = "param_groups.";
+constexpr const char* kDamaged = "files of several saves are mixed, or the save is damaged: take another checkpoint";
 constexpr const char* kOtherCheckpoint = "the optimizer and the model come from different checkpoints";
 
 class DcpOptimizerReader {
@@ -93,7 +94,9 @@ class DcpOptimizerReader {
     std::size_t wanted;
   };
 
-  Error bad(const std::string& message) const { return Error(ErrorKind::kBadInput, message).in(metadata_.where); }
+  Error bad(const std::string& message) const {
+    return Error(ErrorKind::kBadInput, message).in(metadata_.where).hint(kDamaged);
+  }
   Error bad(const DcpTensor& tensor, const std::string& message) const { return bad(message).tensor(tensor.name); }
 
   /// NxD lists the parameters of the rank that writes `.metadata` for all stages, and what other stages have saved is
@@ -258,7 +261,9 @@ class DcpOptimizerReader {
     found_ = finder.find();
     for (TensorFile& file : in_files) {
       if (file.frame)
-        throw Error(ErrorKind::kUnsupported, "has compressed items, which NxD does not write").in(file.path);
+        throw Error(ErrorKind::kUnsupported, "has compressed items, which NxD does not write")
+            .in(file.path)
+            .hint("save the checkpoint without compression, or do without `with-optimizer`");
       of_.items.push_back({std::move(file.path), file.size_bytes, std::move(file.stamp)});
     }
   }
