@@ -199,7 +199,7 @@ void add_shared(TensorMap& map, const TensorMap& model, const std::vector<StateP
   }
 }
 
-std::vector<std::uint32_t> add_optimizer_files(TensorMap& model, const OptimizerFiles& files) {
+std::vector<std::uint32_t> join_files(TensorMap& model, const OptimizerFiles& files) {
   std::vector<std::uint32_t> first;
   for (std::uint32_t i = 0; i < files.all.size(); ++i) {
     if (files.is_dcp && i > 0) {
@@ -419,7 +419,7 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
                     "which is left out: {}",
                     list_names(std::vector(others.begin(), others.end()))));
   optimizer.names = name_entries(optimizer.files, shards, checkpoint, options);
-  optimizer.first_files = add_optimizer_files(checkpoint.map, optimizer.files);
+  optimizer.first_files = join_files(checkpoint.map, optimizer.files);
   return optimizer;
 }
 
