@@ -34,6 +34,15 @@ fs::path saved(const fs::path& golden_case) {
   return {};
 }
 
+/// To convert the checkpoint of a case with its optimizer to `layout`.
+ConvertRequest optimizer_request(const fs::path& golden_case, const fs::path& output, const char* layout) {
+  ConvertRequest request = convert_request(saved(golden_case), output);
+  request.source.config = golden_case / "original";
+  request.source.with_optimizer = true;
+  request.target.layout = layout_named(layout);
+  return request;
+}
+
 ReadContext with_optimizer(const fs::path& golden_case) {
   ReadContext context;
   context.config.path = golden_case / "original";
@@ -188,13 +197,8 @@ TEST_CASE("Files that NxD's converter merged have the states, but not the master
 TEST_CASE("Without another number, states are spread over as many data-parallel ranks as the source has") {
   const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
   const TempDir temp;
-  ConvertRequest request;
-  request.source.path = saved(golden_case);
-  request.source.config = golden_case / "original";
-  request.source.with_optimizer = true;
-  request.target.layout = layout_named("nxd");
+  ConvertRequest request = optimizer_request(golden_case, temp / "out", "nxd");
   request.target.tp = 1;
-  request.output_directory = temp / "out";
   execute(*plan_convert(request), unsynced());
   CHECK(fs::exists(temp / "out/optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"));
   CHECK_FALSE(fs::exists(temp / "out/optim/dp_rank_02_tp_rank_00_pp_rank_00.pt"));
@@ -211,9 +215,8 @@ TEST_CASE("Without another number, states are spread over as many data-parallel 
 TEST_CASE("To find the layout that the ranks of a source get again, its optimizer is not read") {
   const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
   const TempDir temp;
-  ConvertRequest request = convert_request(saved(golden_case), temp / "out");
-  request.source.config = golden_case / "original";
-  request.source.with_optimizer = true;
+  ConvertRequest request = optimizer_request(golden_case, temp / "out", "nxd");
+  request.target.layout = nullptr;
   request.target.tp = 1;
   const fs::path file = saved(golden_case) / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt";
   const auto reads = [&] {
@@ -235,10 +238,8 @@ TEST_CASE("The state of the trainer goes along with the optimizer, from its step
       fs::copy(golden_case / "checkpoint", temp / "run", fs::copy_options::recursive);
       const bool is_step = fs::exists(temp / "run/step_3");
       write_file(temp / (is_step ? "run/step_3/trainer_state.json" : "run/trainer_state.json"), "{\"global_step\": 3}");
-      ConvertRequest request = convert_request(temp / (is_step ? "run/step_3" : "run"), temp / "out");
-      request.source.config = golden_case / "original";
-      request.source.with_optimizer = true;
-      request.target.layout = layout_named("dcp");
+      ConvertRequest request = optimizer_request(golden_case, temp / "out", "dcp");
+      request.source.path = temp / (is_step ? "run/step_3" : "run");
       RunOptions options = unsynced();
       options.replicas = Replicas::kFirst;
       convert(request, options);
@@ -253,10 +254,7 @@ TEST_CASE("States of every case are the same on another mesh") {
     if (name == kIncomplete) continue;
     DYNAMIC_SECTION(name) {
       const TempDir temp;
-      ConvertRequest request = convert_request(saved(golden_case), temp / "out");
-      request.source.config = golden_case / "original";
-      request.source.with_optimizer = true;
-      request.target.layout = layout_named("nxd");
+      ConvertRequest request = optimizer_request(golden_case, temp / "out", "nxd");
       request.target.tp = 2;
       request.target.pp = 1;
       request.target.options.set_number("dp", 3);
@@ -406,9 +404,9 @@ TEST_CASE("Master weights are cast to the dtype that is asked for, and config.js
   request.output_directory = temp / "cast";
   request.dtype = DType::kF16;
   consolidate(request);
-  ConvertRequest convert_request = test::convert_request(temp / "master", temp / "expected");
-  convert_request.dtype = DType::kF16;
-  convert(convert_request);
+  ConvertRequest cast = convert_request(temp / "master", temp / "expected");
+  cast.dtype = DType::kF16;
+  convert(cast);
   CHECK(describe_tensors(read_whole(temp / "cast")) == describe_tensors(read_whole(temp / "expected")));
   CHECK(read_whole(temp / "cast").begin()->second.dtype == DType::kF16);
   CHECK(read_file(temp / "cast/config.json") == read_file(temp / "expected/config.json"));
@@ -417,12 +415,7 @@ TEST_CASE("Master weights are cast to the dtype that is asked for, and config.js
 TEST_CASE("States with padding on the way of ZeRO-1 go to a dcp without it") {
   const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
   const TempDir temp;
-  ConvertRequest request;
-  request.source.path = saved(golden_case);
-  request.source.config = golden_case / "original";
-  request.source.with_optimizer = true;
-  request.target.layout = layout_named("dcp");
-  request.output_directory = temp / "out";
+  ConvertRequest request = optimizer_request(golden_case, temp / "out", "dcp");
   const auto job = plan_convert(request);
   execute(*job, unsynced());
   for (const char* name : {"scheduler.pt", "user_content.pt"})
