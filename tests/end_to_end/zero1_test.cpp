@@ -230,6 +230,27 @@ TEST_CASE("To find the layout that the ranks of a source get again, its optimize
   CHECK(found > 0);
 }
 
+TEST_CASE("A file of an optimizer is not opened anew for the step of each parameter") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
+  const TempDir temp;
+  ConvertRequest request = optimizer_request(golden_case, temp / "out", "nxd");
+  request.target.tp = 1;
+  request.target.pp = 2;  // whose steps are compared
+  request.target.options.set_number("dp", 1);
+  convert(request);
+  FaultStorage watched;
+  const Checkpoint checkpoint = read_checkpoint(watched, temp / "out", with_optimizer(golden_case));
+  CHECK(checkpoint.states.groups.front().parameters.size() > 10);
+  const auto steps = watched.steps();
+  for (const char* file : {"dp_rank_00_tp_rank_00_pp_rank_00.pt", "dp_rank_00_tp_rank_00_pp_rank_01.pt"}) {
+    const auto opened = std::count_if(steps.begin(), steps.end(), [&](const FaultStorage::Step& step) {
+      return step.operation == FaultStorage::Operation::kOpen && step.path == temp / "out/optim" / file;
+    });
+    CAPTURE(file, opened);
+    CHECK((opened > 0 && opened <= 4));  // for its headers, its steps and a look at its master weights
+  }
+}
+
 TEST_CASE("The state of the trainer goes along with the optimizer, from its step or the directory above its shards") {
   for (const char* name : {"nxd-llama-dp2-tp2", "optimum-qwen3-dp2-tp2-replicated"}) {
     DYNAMIC_SECTION(name) {

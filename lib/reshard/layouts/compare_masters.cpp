@@ -10,6 +10,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/opened_files.h"
 #include "reshard/tensor/cast.h"
 
 namespace reshard {
@@ -33,9 +34,9 @@ std::vector<double> values(DType dtype, const Bytes& bytes) {
   return values;
 }
 
-Bytes read(Files& files, const std::filesystem::path& path, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+Bytes read(LastOpened& files, const std::filesystem::path& path, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
   Bytes bytes(size_bytes);
-  files.open(path)->read_at(offset_bytes, bytes);
+  files.at(path).read_at(offset_bytes, bytes);
   return bytes;
 }
 
@@ -47,7 +48,12 @@ bool is_same(double a, double b) {
   return a == b || (std::isnan(a) && std::isnan(b));
 }
 
-void compare(Files& files, const StatePart& part, const TensorMap& model) {
+/// The files of a rank's weights and of its master weights.
+struct Opened {
+  LastOpened model, masters;
+};
+
+void compare(Opened& files, const StatePart& part, const TensorMap& model) {
   const StoredTensor& weight = model.stored[part.local];
   const TensorEntry& master = *part.tensor;
   const bool in_order = model.strides.count(part.local) == 0 && master.strides.empty() && !weight.paired_rows;
@@ -60,9 +66,9 @@ void compare(Files& files, const StatePart& part, const TensorMap& model) {
   const std::uint64_t count = std::min({kElems, elems - begin, master.size_bytes / master_size});
   const std::filesystem::path& path = model.files[part.first_file + master.file].path;
   const std::filesystem::path& model_path = model.files[weight.file].path;
-  const Bytes own = read(files, path, master.offset_bytes, count * master_size);
+  const Bytes own = read(files.masters, path, master.offset_bytes, count * master_size);
   const std::vector<double> weights =
-      values(weight.dtype, read(files, model_path, weight.offset_bytes + begin * size, count * size));
+      values(weight.dtype, read(files.model, model_path, weight.offset_bytes + begin * size, count * size));
   const std::vector<double> as_weights = values(weight.dtype, cast(master.dtype, own, weight.dtype));
   // Under XLA_DOWNCAST_BF16 weights are float32 that hold bfloat16 values.
   const std::vector<double> as_bf16 = values(DType::kBF16, cast(master.dtype, own, DType::kBF16));
@@ -84,12 +90,13 @@ void compare(Files& files, const StatePart& part, const TensorMap& model) {
 
 void compare_masters(Files& files, const ShardedOptimizer& optimizer, const TensorMap& model) {
   const std::vector<StatePart> parts = master_parts(optimizer, model);
+  Opened opened{LastOpened(files), LastOpened(files)};
   for (auto first = parts.begin(); first != parts.end();) {
     const auto end =
         std::find_if(first, parts.end(), [&](const StatePart& part) { return part.first_file != first->first_file; });
     const auto count = static_cast<std::size_t>(end - first);
     const std::size_t step = std::max<std::size_t>(1, count / kTensorsPerFile);
-    for (std::size_t i = 0; i < count; i += step) compare(files, *(first + static_cast<std::ptrdiff_t>(i)), model);
+    for (std::size_t i = 0; i < count; i += step) compare(opened, *(first + static_cast<std::ptrdiff_t>(i)), model);
     first = end;
   }
 }

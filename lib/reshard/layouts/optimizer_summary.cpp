@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
 
 #include "reshard/base/error.h"
+#include "reshard/layouts/opened_files.h"
 #include "reshard/layouts/optimizer_files.h"
 #include "reshard/layouts/optimizer_states.h"
 #include "reshard/tensor/numeric.h"
@@ -16,37 +18,45 @@ namespace {
 
 constexpr const char* kStep = "step";
 
-/// The value of "step"; nothing where there is none.
-std::optional<double> step_of(Files& files, const OptimizerFiles& optimizer, const OptimizerFile& file,
-                              const OptimizerEntry& entry) {
-  for (const auto& [name, value] : entry.numbers) {
-    if (name != kStep) continue;
-    if (const auto* whole = std::get_if<std::int64_t>(&value.value)) return static_cast<double>(*whole);
-    if (const auto* real = std::get_if<double>(&value.value)) return *real;
-  }
-  for (const TensorEntry& tensor : entry.tensors) {
-    std::array<std::byte, 16> bytes;
-    if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
-    const auto value = std::span(bytes).first(tensor.size_bytes);
-    files.open(optimizer.files_of(file)[tensor.file].path)->read_at(tensor.offset_bytes, value);
-    return summarize(tensor.dtype, value).min;
-  }
-  return std::nullopt;
-}
+/// Reads the steps of an optimizer's entries; a file is opened once for those in it.
+class StepReader {
+ public:
+  StepReader(Files& files, const OptimizerFiles& optimizer) : opened_(files), optimizer_(optimizer) {}
 
-/// That of the first entry that has one.
-std::optional<double> first_step(Files& files, const OptimizerFiles& optimizer, const OptimizerFile& file) {
-  for (const OptimizerEntry& entry : file.entries)
-    if (const auto step = step_of(files, optimizer, file, entry)) return step;
-  return std::nullopt;
-}
+  /// That of the first entry that has one; nothing where there is none.
+  std::optional<double> first_of(const OptimizerFile& file) {
+    for (const OptimizerEntry& entry : file.entries)
+      if (const auto step = step_of(file, entry)) return step;
+    return std::nullopt;
+  }
 
-std::optional<double> last_step(Files& files, const OptimizerFiles& optimizer, const OptimizerFile& file) {
-  std::optional<double> last;
-  for (const OptimizerEntry& entry : file.entries)
-    if (const auto step = step_of(files, optimizer, file, entry)) last = std::max(last.value_or(*step), *step);
-  return last;
-}
+  std::optional<double> last_of(const OptimizerFile& file) {
+    std::optional<double> last;
+    for (const OptimizerEntry& entry : file.entries)
+      if (const auto step = step_of(file, entry)) last = std::max(last.value_or(*step), *step);
+    return last;
+  }
+
+ private:
+  std::optional<double> step_of(const OptimizerFile& file, const OptimizerEntry& entry) {
+    for (const auto& [name, value] : entry.numbers) {
+      if (name != kStep) continue;
+      if (const auto* whole = std::get_if<std::int64_t>(&value.value)) return static_cast<double>(*whole);
+      if (const auto* real = std::get_if<double>(&value.value)) return *real;
+    }
+    for (const TensorEntry& tensor : entry.tensors) {
+      std::array<std::byte, 16> bytes;
+      if (tensor.name != kStep || !tensor.shape.empty() || tensor.size_bytes > bytes.size()) continue;
+      const auto value = std::span(bytes).first(tensor.size_bytes);
+      opened_.at(optimizer_.files_of(file)[tensor.file].path).read_at(tensor.offset_bytes, value);
+      return summarize(tensor.dtype, value).min;
+    }
+    return std::nullopt;
+  }
+
+  LastOpened opened_;
+  const OptimizerFiles& optimizer_;
+};
 
 }  // namespace
 
@@ -67,6 +77,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
   summary.incomplete = optimizer.incomplete;
   summary.incomplete_hint = optimizer.incomplete_hint;
   StateCounts states;
+  StepReader steps(files, optimizer);
   for (const OptimizerFile& file : optimizer.all) {
     std::uint64_t bytes = 0;
     for (const OptimizerEntry& entry : file.entries) {
@@ -80,7 +91,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
     }
     summary.bytes += bytes;
     summary.most_rank_bytes = std::max(summary.most_rank_bytes, bytes);
-    if (!summary.step) summary.step = first_step(files, optimizer, file);
+    if (!summary.step) summary.step = steps.first_of(file);
   }
   summary.states = states.take();
   for (std::size_t g = 0; g < optimizer.all.front().groups.size(); ++g) {
@@ -93,11 +104,12 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
 }
 
 void validate_steps(Files& files, const OptimizerFiles& optimizer) {
+  StepReader steps(files, optimizer);
   const OptimizerFile* first = nullptr;
   std::optional<double> of_first;
   for (std::uint32_t pp_rank = 0; pp_rank < optimizer.pp && optimizer.pp > 1; ++pp_rank) {
     const OptimizerFile& file = optimizer.of(pp_rank, 0, 0);
-    const auto step = last_step(files, optimizer, file);
+    const auto step = steps.last_of(file);
     if (!step) continue;
     if (first == nullptr) {
       first = &file;
