@@ -251,6 +251,26 @@ TEST_CASE("A file of an optimizer is not opened anew for the step of each parame
   }
 }
 
+TEST_CASE("The state of the trainer that goes along is the step's own, and not what its run's directory has") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
+  const TempDir temp;
+  fs::copy(golden_case / "checkpoint", temp / "run", fs::copy_options::recursive);
+  fs::copy(golden_case / "original/config.json", temp / "run");
+  write_file(temp / "run/trainer_state.json", "{\"global_step\": 9}");
+  write_file(temp / "run/notes.txt", "of the run");
+  ConvertRequest request = optimizer_request(golden_case, temp / "out", "dcp");
+  request.source.path = temp / "run/step_3";
+  request.source.config.clear();
+  convert(request);
+  CHECK(read_file(temp / "out/notes.txt") == "of the run");
+  CHECK_FALSE(fs::exists(temp / "out/trainer_state.json"));
+  CHECK(read_file(temp / "out/scheduler.pt") == read_file(temp / "run/step_3/scheduler.pt"));
+  write_file(temp / "run/step_3/trainer_state.json", "{\"global_step\": 3}");
+  request.output_directory = temp / "again";
+  convert(request);
+  CHECK(read_file(temp / "again/trainer_state.json") == "{\"global_step\": 3}");
+}
+
 TEST_CASE("The state of the trainer goes along with the optimizer, from its step or the directory above its shards") {
   for (const char* name : {"nxd-llama-dp2-tp2", "optimum-qwen3-dp2-tp2-replicated"}) {
     DYNAMIC_SECTION(name) {

@@ -64,20 +64,6 @@ bool is_older(const std::string& a, const std::string& b) {
   return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end(), less);
 }
 
-/// Whether it is made of words of kTagWords and numbers, and ends in a number: step_3, epoch=1-step=20, 00100.
-bool is_tag_name(std::string_view name) {
-  if (name.empty() || !is_digit(name.back())) return false;
-  for (std::size_t i = 0; i < name.size();) {
-    std::size_t end = i;
-    while (end < name.size() && name[end] >= 'a' && name[end] <= 'z') ++end;
-    const bool word = end > i;
-    if (word && std::find(kTagWords.begin(), kTagWords.end(), name.substr(i, end - i)) == kTagWords.end()) return false;
-    if (!word && !is_digit(name[i]) && std::string_view("-_=.").find(name[i]) == std::string_view::npos) return false;
-    i = word ? end : i + 1;
-  }
-  return true;
-}
-
 void look_at_markers(Files& files, const fs::path& folder, Tag& tag) {
   const bool done = files.is_file(folder / kDoneMarker);
   tag.is_cut_off = tag.is_cut_off || (!done && files.is_file(folder / kCheckpointMarker));
@@ -210,6 +196,19 @@ const Tag& newest(const std::vector<Tag>& finished) {
 }
 
 }  // namespace
+
+bool is_tag_name(std::string_view name) {
+  if (name.empty() || !is_digit(name.back())) return false;
+  for (std::size_t i = 0; i < name.size();) {
+    std::size_t end = i;
+    while (end < name.size() && name[end] >= 'a' && name[end] <= 'z') ++end;
+    const bool word = end > i;
+    if (word && std::find(kTagWords.begin(), kTagWords.end(), name.substr(i, end - i)) == kTagWords.end()) return false;
+    if (!word && !is_digit(name[i]) && std::string_view("-_=.").find(name[i]) == std::string_view::npos) return false;
+    i = word ? end : i + 1;
+  }
+  return true;
+}
 
 std::vector<Tag> list_tags(Files& files, const fs::path& directory) {
   std::vector<Tag> tags;

@@ -32,6 +32,9 @@ inline constexpr const char* kLatestFile = "latest";
 /// Links to folders beside them are left out.
 std::vector<Tag> list_tags(Files& files, const std::filesystem::path& directory);
 
+/// Whether a name is made of words of training and numbers, and ends in a number: step_3, epoch=1-step=20, 00100.
+bool is_tag_name(std::string_view name);
+
 /// Whether `directory` is one of those, with weights or cut off.
 bool is_tag_folder(Files& files, const std::filesystem::path& directory);
 

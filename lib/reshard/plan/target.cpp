@@ -13,6 +13,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/optimizer_ids.h"
+#include "reshard/layouts/rank_folder.h"
 #include "reshard/plan/companions.h"
 #include "reshard/plan/tags.h"
 #include "reshard/specs/model_config.h"
@@ -296,16 +297,25 @@ namespace {
 /// What trainers save beside a step's model and optimizer, and read back: NxD's two, and that of optimum-neuron.
 constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt", kTrainerStateFile};
 
-/// Takes the trainer's files along where the optimizer goes along. They are not opened.
+/// Whether the checkpoint is one step of a run, and its config.json lies in the run's directory.
+bool is_step_of_run(Files& files, const Checkpoint& source) {
+  return !files.is_same(source.path, source.directory) && is_tag_name(own_name(files, source.path));
+}
+
+/// Takes the trainer's files along where the optimizer goes along. They are not opened. A step's own come first; those
+/// of the run's directory are of its latest step, and of none where the step is another.
 void carry_trainer_files(Files& files, Job& job, const Checkpoint& source) {
+  const bool is_step = is_step_of_run(files, source);
+  if (is_step)
+    std::erase_if(job.copied_files, [](const CopiedFile& copied) {
+      return std::any_of(std::begin(kTrainerFiles), std::end(kTrainerFiles),
+                         [&](const char* name) { return copied.path == name; });
+    });
   if (source.states.empty() || !job.layout->traits().writes_states) return;
-  const auto is_carried = [&](const char* name) {
-    return std::any_of(job.copied_files.begin(), job.copied_files.end(),
-                       [&](const CopiedFile& copied) { return copied.path == name; });
-  };
   for (const char* name : kTrainerFiles)
     for (const fs::path& directory : {source.path, source.directory}) {
-      if (is_carried(name) || !files.is_file(directory / name)) continue;
+      if ((is_step && directory != source.path) || !files.is_file(directory / name)) continue;
+      std::erase_if(job.copied_files, [&](const CopiedFile& copied) { return copied.path == name; });
       job.copied_files.push_back({directory / name, name, files.size_bytes(directory / name)});
       break;
     }
