@@ -23,13 +23,7 @@ class StepReader {
  public:
   StepReader(Files& files, const OptimizerFiles& optimizer) : opened_(files), optimizer_(optimizer) {}
 
-  /// That of the first entry that has one; nothing where there is none.
-  std::optional<double> first_of(const OptimizerFile& file) {
-    for (const OptimizerEntry& entry : file.entries)
-      if (const auto step = step_of(file, entry)) return step;
-    return std::nullopt;
-  }
-
+  /// The largest of its entries; nothing where none has one.
   std::optional<double> last_of(const OptimizerFile& file) {
     std::optional<double> last;
     for (const OptimizerEntry& entry : file.entries)
@@ -91,7 +85,7 @@ OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimiz
     }
     summary.bytes += bytes;
     summary.most_rank_bytes = std::max(summary.most_rank_bytes, bytes);
-    if (!summary.step) summary.step = steps.first_of(file);
+    if (!summary.step) summary.step = steps.last_of(file);
   }
   summary.states = states.take();
   for (std::size_t g = 0; g < optimizer.all.front().groups.size(); ++g) {

@@ -38,7 +38,7 @@ struct OptimizerSummary {
   std::uint64_t bytes = 0;            // of all tensors
   std::uint64_t most_rank_bytes = 0;  // of the rank that has the most
   bool has_masters = false;
-  std::optional<double> step;   // of the first parameter of the first file that has one
+  std::optional<double> step;   // the largest of the first file that has one
   std::string incomplete;       // why the states cannot be restored, as a clause; empty where they can
   std::string incomplete_hint;  // what to try then
   std::string unnamed;  // why nobody can tell which parameter a state is of, as clauses; empty where it is known
