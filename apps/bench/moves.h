@@ -40,7 +40,7 @@ struct DcpMoves {
 };
 DcpMoves measure_dcp(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
 
-/// NxD's training checkpoints with the states of ZeRO-1 to other ranks, and their master weights as a model.
+/// NxD's training checkpoints with the states of ZeRO-1 to other ranks, and to torch.distributed.checkpoint.
 Table measure_zero1(const Options& options, const WorkDir& work, const std::function<void(const std::string&)>& log);
 
 /// A run that writes a journal every second, beside one that writes none, whose runs are the `cp_runs`.

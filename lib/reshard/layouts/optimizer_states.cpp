@@ -435,6 +435,10 @@ TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap
 }
 
 TrainingStates states_by_id(const ShardedOptimizer& optimizer) {
+  if (optimizer.files.form() == OptimizerFile::Form::kWhole)
+    throw Error(ErrorKind::kUnsupported, "the optimizer is not ZeRO-1's, and without names no master weights are made")
+        .in(optimizer.files.folder)
+        .hint("say by which rule parameters were grouped: `from-optimizer-groups`");
   auto locals = std::make_shared<TensorMap>(local_tensors_by_id(optimizer.files));
   TrainingStates states = sharded_states(optimizer, *locals);
   states.locals = std::move(locals);
