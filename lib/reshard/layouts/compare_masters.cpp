@@ -17,7 +17,7 @@ namespace reshard {
 namespace {
 
 constexpr std::uint64_t kElems = 256;       // that are compared of a tensor
-constexpr std::size_t kTensorsPerFile = 8;  // that are compared of a file
+constexpr std::size_t kTensorsPerFile = 8;  // that are compared of each file, at least
 
 using Bytes = std::vector<std::byte>;
 
@@ -53,15 +53,16 @@ struct Opened {
   LastOpened model, masters;
 };
 
-void compare(Opened& files, const StatePart& part, const TensorMap& model) {
+/// Compares some elements. \returns false if there are none, or none that can be compared.
+bool compare(Opened& files, const StatePart& part, const TensorMap& model) {
   const StoredTensor& weight = model.stored[part.local];
   const TensorEntry& master = *part.tensor;
   const bool in_order = model.strides.count(part.local) == 0 && master.strides.empty() && !weight.paired_rows;
-  if (!in_order || !is_comparable(weight.dtype) || !is_comparable(master.dtype)) return;
+  if (!in_order || !is_comparable(weight.dtype) || !is_comparable(master.dtype)) return false;
   const std::uint64_t size = bits(weight.dtype) / 8, elems = weight.size_bytes / size;
   const Dims in_file = weight.file_shape();
   const std::uint64_t begin = in_file.empty() || in_file[0] == 0 ? 0 : part.begin_row * (elems / in_file[0]);
-  if (begin >= elems) return;  // padding alone
+  if (begin >= elems) return false;  // padding alone
   const std::uint64_t master_size = bits(master.dtype) / 8;
   const std::uint64_t count = std::min({kElems, elems - begin, master.size_bytes / master_size});
   const std::filesystem::path& path = model.files[part.first_file + master.file].path;
@@ -84,6 +85,7 @@ void compare(Opened& files, const StatePart& part, const TensorMap& model) {
             "the optimizer and the model are of two saves, or files of ranks were swapped; without the optimizer the "
             "model's weights can be had");
   }
+  return count > 0;
 }
 
 }  // namespace
@@ -91,14 +93,20 @@ void compare(Opened& files, const StatePart& part, const TensorMap& model) {
 void compare_masters(Files& files, const ShardedOptimizer& optimizer, const TensorMap& model) {
   const std::vector<StatePart> parts = master_parts(optimizer, model);
   Opened opened{LastOpened(files), LastOpened(files)};
+  std::vector<bool> compared(model.stored.size());
   for (auto first = parts.begin(); first != parts.end();) {
     const auto end =
         std::find_if(first, parts.end(), [&](const StatePart& part) { return part.first_file != first->first_file; });
     const auto count = static_cast<std::size_t>(end - first);
     const std::size_t step = std::max<std::size_t>(1, count / kTensorsPerFile);
-    for (std::size_t i = 0; i < count; i += step) compare(opened, *(first + static_cast<std::ptrdiff_t>(i)), model);
+    for (std::size_t i = 0; i < count; i += step) {
+      const StatePart& part = *(first + static_cast<std::ptrdiff_t>(i));
+      if (compare(opened, part, model)) compared[part.local] = true;
+    }
     first = end;
   }
+  for (const StatePart& part : parts)
+    if (!compared[part.local]) compared[part.local] = compare(opened, part, model);
 }
 
 }  // namespace reshard
