@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -42,11 +43,6 @@ GroupOf groups_by_parameter(const TrainingStates& states) {
   for (const OptimizerGroup& group : states.groups)
     for (const std::string& parameter : group.parameters) found.emplace(parameter, &group);
   return found;
-}
-
-const PlainValue* find_value(const PlainValue::Dict& values, const std::string& key) {
-  const auto found = std::find_if(values.begin(), values.end(), [&](const auto& item) { return item.first == key; });
-  return found == values.end() ? nullptr : &found->second;
 }
 
 std::optional<double> real_of(const PlainValue& value) {
@@ -91,7 +87,7 @@ class GroupComparison {
       for (const std::string& parameter : group.parameters)
         if (const auto other = of_b.find(parameter); other == of_b.end())
           lines_.push_back(fmt::format("hyperparameters of {}: only in A", printable(parameter)));
-        else
+        else if (compared_.emplace(&group, other->second).second)
           compare(parameter, group.values, other->second->values);
     for (const OptimizerGroup& group : b_.groups)
       for (const std::string& parameter : group.parameters)
@@ -101,15 +97,18 @@ class GroupComparison {
 
  private:
   void compare(const std::string& parameter, const PlainValue::Dict& in_a, const PlainValue::Dict& in_b) {
+    std::unordered_map<std::string_view, const PlainValue*> others;  // of B, that A has not
+    for (const auto& [key, value] : in_b) others.emplace(key, &value);
     for (const auto& [key, value] : in_a) {
-      const PlainValue* const other = find_value(in_b, key);
-      if (other == nullptr)
+      const auto other = others.find(key);
+      if (other == others.end())
         tell(key, parameter, "only in A");
-      else if (*other != value)
-        tell(key, parameter, fmt::format("{} and {}", to_string(value), to_string(*other)));
+      else if (*other->second != value)
+        tell(key, parameter, fmt::format("{} and {}", to_string(value), to_string(*other->second)));
     }
+    for (const auto& [key, value] : in_a) others.erase(key);
     for (const auto& [key, value] : in_b)
-      if (find_value(in_a, key) == nullptr) tell(key, parameter, "only in B");
+      if (others.contains(key)) tell(key, parameter, "only in B");
   }
 
   void tell(const std::string& key, const std::string& parameter, const std::string& difference) {
@@ -120,6 +119,7 @@ class GroupComparison {
   const TrainingStates& a_;
   const TrainingStates& b_;
   std::vector<std::string>& lines_;
+  std::set<std::pair<const OptimizerGroup*, const OptimizerGroup*>> compared_;
   std::set<std::pair<std::string, std::string>> told_;
 };
 
