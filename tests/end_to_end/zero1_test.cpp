@@ -1,4 +1,6 @@
 // The optimizer's states as NxD's and optimum-neuron's own code has saved them: testdata/golden/zero1.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -254,18 +256,22 @@ TEST_CASE("A file of an optimizer is not opened anew for the step of each parame
 TEST_CASE("The state of the trainer that goes along is the step's own, and not what its run's directory has") {
   const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
   const TempDir temp;
+  const std::string tag = GENERATE(as<std::string>{}, "step_3", "final");
+  CAPTURE(tag);
   fs::copy(golden_case / "checkpoint", temp / "run", fs::copy_options::recursive);
+  if (tag != "step_3") fs::rename(temp / "run/step_3", temp / "run" / tag);
+  const fs::path step = temp / "run" / tag;
   fs::copy(golden_case / "original/config.json", temp / "run");
   write_file(temp / "run/trainer_state.json", "{\"global_step\": 9}");
   write_file(temp / "run/notes.txt", "of the run");
   ConvertRequest request = optimizer_request(golden_case, temp / "out", "dcp");
-  request.source.path = temp / "run/step_3";
+  request.source.path = step;
   request.source.config.clear();
   convert(request);
   CHECK(read_file(temp / "out/notes.txt") == "of the run");
   CHECK_FALSE(fs::exists(temp / "out/trainer_state.json"));
-  CHECK(read_file(temp / "out/scheduler.pt") == read_file(temp / "run/step_3/scheduler.pt"));
-  write_file(temp / "run/step_3/trainer_state.json", "{\"global_step\": 3}");
+  CHECK(read_file(temp / "out/scheduler.pt") == read_file(step / "scheduler.pt"));
+  write_file(step / "trainer_state.json", "{\"global_step\": 3}");
   request.output_directory = temp / "again";
   convert(request);
   CHECK(read_file(temp / "again/trainer_state.json") == "{\"global_step\": 3}");
@@ -387,6 +393,54 @@ TEST_CASE("Optimizer files of other ranks or another save are known by their mas
     const Error error = error_of([&] { read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)); });
     CHECK(error.kind() == ErrorKind::kBadInput);
   }
+}
+
+TEST_CASE("Master weights that two parameters of one shape have swapped are known, whichever they are") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp2-tp2");
+  const SavedTree first = read_saved_tree(saved(golden_case) / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt");
+  const auto place = [](std::size_t id) { return fmt::format("sharded_master_weights/{}", id); };
+  std::size_t swapped = 0;
+  for (std::size_t a = 0; first.tensors.count(place(a)) > 0; ++a)
+    for (std::size_t b = a + 1; first.tensors.count(place(b)) > 0; ++b) {
+      const TensorData &of_a = first.tensors.at(place(a)), &of_b = first.tensors.at(place(b));
+      if (of_a.shape != of_b.shape || of_a.bytes == of_b.bytes) continue;
+      CAPTURE(a, b);
+      const Spoiled run("nxd-llama-dp2-tp2");
+      for (const std::uint32_t dp_rank : {0u, 1u})
+        for (const std::uint32_t tp_rank : {0u, 1u}) {
+          SavedTree tree = read_saved_tree(run.file("optim", dp_rank, tp_rank));
+          std::swap(tree.tensors.at(place(a)), tree.tensors.at(place(b)));
+          write_saved_tree(run.file("optim", dp_rank, tp_rank), tree);
+        }
+      const Error error = error_of([&] { read_checkpoint(run.temp / "run", with_optimizer(golden_case)); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.what(), Says("it is not what the model has for its parameter"));
+      ++swapped;
+    }
+  CHECK(swapped > 5);
+}
+
+TEST_CASE("Weights that are float32 and hold what master weights are as bfloat16 are of the same save") {
+  const Spoiled run("nxd-llama-dp2-tp2");
+  for (const std::uint32_t tp_rank : {0u, 1u}) {
+    const fs::path path = run.file("model", 0, tp_rank);
+    SavedTree tree = read_saved_tree(path);
+    for (auto& [name, data] : tree.tensors) {
+      REQUIRE(data.dtype == DType::kBF16);
+      std::string wide;
+      for (std::size_t i = 0; i < data.bytes.size(); i += 2) wide += std::string(2, '\0') + data.bytes.substr(i, 2);
+      data = {DType::kF32, data.shape, wide};
+      tree.structure.at(name).at("tensor") = "float32";
+    }
+    write_saved_tree(path, tree);
+  }
+  CHECK_NOTHROW(read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)));
+  SavedTree tree = read_saved_tree(run.file("model", 0, 0));
+  std::string& bytes = tree.tensors.at("model.norm.weight").bytes;
+  bytes[2] = static_cast<char>(bytes[2] ^ 1);  // a neighbour among bfloat16 values
+  write_saved_tree(run.file("model", 0, 0), tree);
+  const Error error = error_of([&] { read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
 }
 
 /// Adds one to all steps of a file.

@@ -8,6 +8,7 @@
 
 #include "reshard/io/local_storage.h"
 #include "reshard/layouts/optimizer_groups.h"
+#include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "support/catch.h"
 #include "support/errors.h"
@@ -313,6 +314,40 @@ TEST_CASE("Numbers become names by the rule that fits the groups, and where seve
              Says("id 2 has the shape [5], but by rule layernorms it is layernorm"));
 }
 
+TEST_CASE("Ids are taken where the model has parameters of their shapes, of ZeRO-1 with nothing lost") {
+  const std::vector<std::vector<LocalParameter>> parameters{{{"frozen", {9}}, {"a", {4}}, {"b", {4}}}};
+  const OptimizerFiles files = grouped({1, 1});
+  CHECK(names_by_id(files, parameters) == std::vector<std::vector<std::string>>{{"0", "1"}});
+  const auto refused = [&](const OptimizerFiles& of, ErrorKind kind, const std::string& path, const std::string& says) {
+    const Error error = error_of([&] { names_by_id(of, parameters); });
+    CHECK(error.kind() == kind);
+    CHECK(error.path() == path);
+    CHECK_THAT(error.what(), Says(says));
+    CHECK_FALSE(error.hint().empty());
+  };
+  refused(grouped({2, 1}), ErrorKind::kBadInput, "optim/file.pt",
+          "id 0 has the shape [4], as 3 of its ids have, but the model's files of pp rank 0 have 2 parameters of that");
+  OptimizerFiles other = files;
+  other.all[0].entries[1].shape = Dims{5};
+  refused(other, ErrorKind::kBadInput, "optim/file.pt",
+          "id 1 has the shape [5], as 1 of its ids has, but the model's "
+          "files of pp rank 0 have no parameter of that shape");
+  other.all[0].entries[1].shape.reset();
+  refused(other, ErrorKind::kUnsupported, "optim/file.pt", "has no state of id 1 that would say its shape");
+  other = files;
+  other.all[0].form = OptimizerFile::Form::kWhole;
+  refused(other, ErrorKind::kUnsupported, "optim", "the optimizer is not ZeRO-1's");
+  other = files;
+  other.lost_masters = true;
+  refused(other, ErrorKind::kUnsupported, "optim", "lost master weights");
+  other = files;
+  other.ep = 2;
+  refused(other, ErrorKind::kUnsupported, "optim", "the optimizer is one of 2 expert-parallel ranks");
+  other = files;
+  other.is_dcp = true;
+  refused(other, ErrorKind::kUnsupported, "optim", "the optimizer's files have names, and no ids");
+}
+
 TEST_CASE("Groups are made anew by a rule, and have what their parameters had") {
   const PlainValue::Dict decays{{"weight_decay", PlainValue(0.5)}}, stays{{"weight_decay", PlainValue(0.0)}};
   using Names = std::vector<std::string>;
@@ -328,6 +363,11 @@ TEST_CASE("Groups are made anew by a rule, and have what their parameters had") 
   REQUIRE(bias.size() == 2);
   CHECK((bias[0].parameters == Names{"w"} && bias[0].values == decays));
   CHECK((bias[1].parameters == Names{"a.bias", "b.bias"} && bias[1].values == stays));
+
+  const std::vector<OptimizerGroup> four{{decays, {"q_norm", "w", "input_layernorm", "a.Bias"}}};
+  CHECK(regrouped(four, GroupRule::kLayerNorms, "")[0].parameters == Names{"q_norm", "w"});
+  CHECK(regrouped(four, GroupRule::kLayerNorms, "llama")[0].parameters == Names{"w"});
+  CHECK(regrouped(four, GroupRule::kNorms, "llama")[0].parameters == Names{"w", "a.Bias"});
 
   const auto empty = regrouped(std::vector<OptimizerGroup>{{stays, {}}, {decays, {"w"}}}, GroupRule::kBias, "");
   REQUIRE(empty.size() == 2);

@@ -8,6 +8,7 @@
 #include "reshard/formats/state_dict.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/io/local_storage.h"
+#include "support/catch.h"
 #include "support/local_files.h"
 #include "support/pickles.h"
 #include "support/saved_file.h"
@@ -151,6 +152,21 @@ std::map<std::string, SavedTree> read_saved_trees(const fs::path& directory) {
     if (entry.is_regular_file() && path.ends_with(".pt") && !beside) trees.emplace(path, read_saved_tree(entry.path()));
   }
   return trees;
+}
+
+void check_saved_trees(const std::filesystem::path& directory, const std::map<std::string, SavedTree>& expected) {
+  const auto written = read_saved_trees(directory);
+  REQUIRE(written.size() == expected.size());
+  for (const auto& [path, tree] : expected) {
+    INFO(path);
+    REQUIRE(written.count(path) == 1);
+    CHECK(written.at(path).structure.dump(1) == tree.structure.dump(1));
+    REQUIRE(written.at(path).tensors.size() == tree.tensors.size());
+    for (const auto& [place, data] : tree.tensors) {
+      INFO(place);
+      CHECK((written.at(path).tensors.at(place) == data));
+    }
+  }
 }
 
 void write_saved_tree(const fs::path& path, const SavedTree& tree, bool xser) {

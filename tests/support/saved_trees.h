@@ -24,6 +24,9 @@ SavedTree read_saved_tree(const std::filesystem::path& path);
 /// Of every such file under `directory`, by path relative to it: "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt".
 std::map<std::string, SavedTree> read_saved_trees(const std::filesystem::path& directory);
 
+/// The files of `directory` are those of `expected`, by path relative to it: CHECKs.
+void check_saved_trees(const std::filesystem::path& directory, const std::map<std::string, SavedTree>& expected);
+
 /// Writes it as one file of torch.save, or as xser does, without PATH.info.pt: a file for each tensor.
 void write_saved_tree(const std::filesystem::path& path, const SavedTree& tree, bool xser = false);
 

@@ -22,7 +22,8 @@ Error value_error(const LayoutOption& option, const std::string& prefix, const s
 std::string layouts_with(const std::string& option) {
   return layout_names([&](const Layout& layout) {
     const auto options = layout.options();
-    return std::any_of(options.begin(), options.end(), [&](const LayoutOption* o) { return option == o->name; });
+    return std::any_of(options.begin(), options.end(),
+                       [&](const LayoutOption* o) { return option == o->name && !o->only_of_source; });
   });
 }
 
@@ -43,7 +44,17 @@ void validate_options(const TargetRequest& request) {
       throw Error(ErrorKind::kUsage, fmt::format("layout {} has no option `{}`", request.layout->traits().name, name))
           .hint(others.empty() ? "" : fmt::format("layouts with `{}`: {}", name, others));
     }
-    validate_value(request.options, **found, "");
+    try {
+      validate_value(request.options, **found, "");
+    } catch (Error& error) {
+      const bool is_of_source = std::any_of(options.begin(), options.end(), [&](const LayoutOption* o) {
+        const std::string value = request.options.text(*o);
+        return name == o->name && o->only_of_source &&
+               std::find(o->choices.begin(), o->choices.end(), value) != o->choices.end();
+      });
+      if (is_of_source) error.hint(fmt::format("it is for the source: `from-{}`", name));
+      throw;
+    }
   }
 }
 

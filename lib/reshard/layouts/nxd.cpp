@@ -59,7 +59,8 @@ class NxdLayout final : public TrainingLayout {
     return kTraits;
   }
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv, &kMultiplier, &kKvReplication, &kPadSourceHeads, &kDataParallel, &kWeights, &kOptimizerGroups};
+    return {&kFuseQkv,      &kMultiplier, &kKvReplication,   &kPadSourceHeads,
+            &kDataParallel, &kWeights,    &kOptimizerGroups, &kSourceOptimizerGroups};
   }
 
   fs::path rank_path(Format, RankId rank) const override {

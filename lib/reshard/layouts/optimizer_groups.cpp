@@ -13,7 +13,7 @@ namespace reshard {
 namespace {
 
 constexpr GroupRule kRules[] = {GroupRule::kNorms, GroupRule::kLayerNorms, GroupRule::kBias, GroupRule::kOne};
-static_assert(std::size(kGroupRules) == std::size(kRules) + 2);
+static_assert(std::size(kGroupRules) == std::size(kRules) + 1);
 
 const char* name(GroupRule rule) {
   return kGroupRules[static_cast<std::size_t>(rule) + 1];
@@ -142,7 +142,7 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
             ? "another `optimizer-groups` may fit"
             : "no rule of `optimizer-groups` fits: the optimizer is of another model, some parameters were frozen, or "
               "the training code grouped parameters by a rule of its own; where nothing but `dp` changes, "
-              "`from-optimizer-groups` ids goes without names");
+              "`from-optimizer-groups` ids needs no names");
   for (const Candidate& other : fitting)
     if (other.names != fitting.front().names)
       throw Error(
@@ -199,14 +199,14 @@ std::vector<OptimizerGroup> regrouped(std::span<const OptimizerGroup> groups, Gr
       const std::size_t own = is_in_second_group(rule, parameter, model_type) ? 1 : 0;
       OptimizerGroup& group = made[own];
       const std::size_t source = source_of[own].value_or(g);
-      if (groups[source].values != groups[g].values)
+      if (source != g && groups[source].values != groups[g].values)
         throw Error(
             ErrorKind::kUnsupported,
             fmt::format("by rule {} it is in one group with {}, but in the source it has the hyperparameters of "
                         "group {}, and that has those of group {}",
                         name(rule), printable(group.parameters.front()), g, source))
             .tensor(parameter)
-            .hint("take another `optimizer-groups`, or leave it out: the groups stay those of the source");
+            .hint("take another `optimizer-groups`, or leave it out to keep the source's groups");
       source_of[own] = source;
       group.parameters.push_back(parameter);
     }
@@ -219,7 +219,7 @@ std::vector<OptimizerGroup> regrouped(std::span<const OptimizerGroup> groups, Gr
 }
 
 std::optional<GroupRule> chosen_group_rule(const OptionValues& values) {
-  const std::string chosen = values.choice(kOptimizerGroups);
+  const std::string chosen = values.choice(kSourceOptimizerGroups);
   for (const GroupRule rule : kRules)
     if (chosen == name(rule)) return rule;
   return std::nullopt;

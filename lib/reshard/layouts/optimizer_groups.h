@@ -26,31 +26,31 @@ enum class GroupRule : std::uint8_t {
 };
 
 inline constexpr const char* kGroupsById = "ids";  // no rule: which parameters they are stays open (optimizer_ids.h)
-inline constexpr const char* kGroupRules[] = {"auto", "norms", "layernorms", "bias", "one", kGroupsById};
+inline constexpr const char* kGroupRules[] = {"auto", "norms", "layernorms", "bias", "one"};
+inline constexpr const char* kSourceGroupRules[] = {"auto", "norms", "layernorms", "bias", "one", kGroupsById};
 
-/// For sources, what `auto` cannot tell must be said. Targets have the source's groups, unless a rule is given.
+/// Of a checkpoint that is written: its groups are the source's, unless a rule is given.
 inline constexpr LayoutOption kOptimizerGroups{
     .name = "optimizer-groups",
     .type = LayoutOption::Type::kChoice,
     .help = "Rule by which the optimizer's parameters are grouped (default: as in the source)",
     .choices = kGroupRules,
     .default_value = "auto",
+    .of_states = true};
+
+/// Of one that is read: what `auto` cannot tell must be said.
+inline constexpr LayoutOption kSourceOptimizerGroups{
+    .name = kOptimizerGroups.name,
+    .type = LayoutOption::Type::kChoice,
+    .help = kOptimizerGroups.help,
+    .choices = kSourceGroupRules,
+    .default_value = "auto",
     .of_source = true,
     .source_help =
         "How training code grouped the optimizer's parameters: norms (biases and norms apart, as NxD's "
-        "examples), layernorms (as optimum-neuron), bias (biases apart), one, auto, which takes what fits, or ids, "
-        "where data-parallel ranks alone change and nobody needs to know",
-    .of_states = true};
-
-/// The same where `ranks` of a source are read, and never written.
-inline constexpr LayoutOption kSourceOptimizerGroups{.name = kOptimizerGroups.name,
-                                                     .type = LayoutOption::Type::kChoice,
-                                                     .help = kOptimizerGroups.help,
-                                                     .choices = kGroupRules,
-                                                     .default_value = "auto",
-                                                     .of_source = true,
-                                                     .source_help = kOptimizerGroups.source_help,
-                                                     .only_of_source = true};
+        "examples), layernorms (as optimum-neuron), bias (biases apart), one, auto, which takes what fits, "
+        "or ids, which leaves open which parameters they are, where only dp changes",
+    .only_of_source = true};
 
 /// The shape of an entry before data-parallel ranks shared it; nothing where the file does not say.
 std::optional<Dims> local_shape(const OptimizerFile& file, const OptimizerEntry& entry);
@@ -78,13 +78,13 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
 std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
                                                    const std::vector<std::vector<LocalParameter>>& parameters);
 
-/// `groups` made anew by `rule`. A group has the hyperparameters that its parameters had; one without parameters those of
+/// The parameters of `groups` in the groups that `rule` makes. A group has the hyperparameters that its parameters had; one without parameters those of
 /// the first that there is. `groups` are not empty.
 /// \throws Error kUnsupported, naming the parameter, where a group's parameters had different ones.
 std::vector<OptimizerGroup> regrouped(std::span<const OptimizerGroup> groups, GroupRule rule,
                                       std::string_view model_type);
 
-/// The value of kOptimizerGroups; nothing for auto.
+/// The rule that kOptimizerGroups or kSourceOptimizerGroups has as its value; nothing for auto and ids.
 std::optional<GroupRule> chosen_group_rule(const OptionValues& values);
 
 }  // namespace reshard

@@ -11,11 +11,12 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/rank_folder.h"
 
 namespace reshard {
 namespace {
+
+constexpr const char* kSayRule = "say by which rule parameters were grouped, if there is one: `optimizer-groups`";
 
 /// A part of a logical tensor in a local one: where it is of, and where it lies.
 struct Part {
@@ -56,34 +57,76 @@ Content content_of(const TensorMap& map) {
   return content;
 }
 
+/// Ids are enough for such an optimizer.
+void validate_kind(const OptimizerFiles& files) {
+  const auto fail = [&](const std::string& message, const std::string& hint) {
+    throw Error(ErrorKind::kUnsupported, message).in(files.folder).hint(hint);
+  };
+  if (files.ep > 1)
+    fail(fmt::format("the optimizer is one of {} expert-parallel ranks", files.ep),
+         "`optimizer-groups` ids is for dense models");
+  if (files.is_dcp) fail("the optimizer's files have names, and no ids", "do without `optimizer-groups` ids");
+  if (files.form() == OptimizerFile::Form::kWhole)
+    fail("the optimizer is not ZeRO-1's, and without names no master weights can be made", kSayRule);
+  if (files.lost_masters)
+    fail("NxD's converter, which made the files full_…, lost master weights, and without names none can be made",
+         kSayRule);
+}
+
+/// The file has no more ids of a shape than the model's file has parameters.
+void validate_shapes(const OptimizerFile& file, const std::vector<LocalParameter>& parameters, std::uint32_t pp_rank) {
+  std::map<std::vector<std::uint64_t>, std::size_t> in_model, in_optimizer;
+  for (const LocalParameter& parameter : parameters) ++in_model[as_vector(parameter.shape)];
+  std::vector<Dims> shapes;
+  for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
+    const auto shape = local_shape(file, file.entries[id]);
+    if (!shape)
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("has no state of {} that would say its shape", name_of_entry(file, id)))
+          .in(file.path)
+          .hint(kSayRule);
+    shapes.push_back(*shape);
+    ++in_optimizer[as_vector(*shape)];
+  }
+  for (std::uint32_t id = 0; id < shapes.size(); ++id) {
+    const std::size_t ids = in_optimizer[as_vector(shapes[id])], most = in_model[as_vector(shapes[id])];
+    if (ids <= most) continue;
+    throw Error(ErrorKind::kBadInput,
+                fmt::format("{} has the shape {}, as {} of its ids {}, but the model's files of pp rank {} have {} of "
+                            "that shape",
+                            name_of_entry(file, id), to_string(shapes[id]), ids, ids == 1 ? "has" : "have", pp_rank,
+                            most == 0 ? "no parameter" : fmt::format("{} parameter{}", most, most == 1 ? "" : "s")))
+        .in(file.path)
+        .hint("the optimizer is of another model, or of other ranks: take the files of one save");
+  }
+}
+
 }  // namespace
 
 bool keeps_ids(const OptionValues& values) {
-  return values.choice(kOptimizerGroups) == kGroupsById;
+  return values.choice(kSourceOptimizerGroups) == kGroupsById;
+}
+
+std::vector<std::vector<std::string>> names_by_id(const OptimizerFiles& files,
+                                                  const std::vector<std::vector<LocalParameter>>& parameters) {
+  validate_kind(files);
+  std::vector<std::vector<std::string>> all;
+  for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
+    validate_shapes(files.of(pp_rank, 0, 0), parameters[pp_rank], pp_rank);
+    std::vector<std::string>& names = all.emplace_back();
+    for (std::size_t id = 0; id < files.of(pp_rank, 0, 0).entries.size(); ++id) names.push_back(std::to_string(id));
+  }
+  return all;
 }
 
 TensorMap local_tensors_by_id(const OptimizerFiles& files) {
-  if (files.ep > 1)
-    throw Error(ErrorKind::kUnsupported, fmt::format("the optimizer is one of {} expert-parallel ranks", files.ep))
-        .in(files.folder)
-        .hint("`optimizer-groups` ids is for dense models");
-  if (files.is_dcp)
-    throw Error(ErrorKind::kUnsupported, "the optimizer's files have names, and no ids")
-        .in(files.folder)
-        .hint("do without `optimizer-groups`");
   TensorMap map;
   for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank)
     for (std::uint32_t tp_rank = 0; tp_rank < files.tp; ++tp_rank) {
       const OptimizerFile& file = files.of(pp_rank, tp_rank, 0);
       map.files.push_back({file.path, 0, tp_rank, pp_rank});
       for (std::uint32_t id = 0; id < file.entries.size(); ++id) {
-        const auto shape = local_shape(file, file.entries[id]);
-        if (!shape)
-          throw Error(ErrorKind::kUnsupported,
-                      fmt::format("has no state of {} that would say its shape", name_of_entry(file, id)))
-              .in(file.path)
-              .hint("say by which rule parameters were grouped: `optimizer-groups`");
-        StoredTensor stored{std::to_string(id), DType::kF32, *shape};
+        StoredTensor stored{std::to_string(id), DType::kF32, local_shape(file, file.entries[id]).value()};
         stored.file = static_cast<std::uint32_t>(map.files.size() - 1);
         map.stored.push_back(std::move(stored));
         map.add_whole(static_cast<std::uint32_t>(map.stored.size() - 1),
@@ -101,13 +144,13 @@ void validate_same_ranks(const TensorMap& source, const TensorMap& target) {
   if (a == before.end() && b == after.end()) return;
   const auto& place = a == before.end() || (b != after.end() && b->first < a->first) ? b->first : a->first;
   throw Error(ErrorKind::kUsage,
-              fmt::format("{} is not to hold it as it does in the source: ids of the optimizer, whose parameters are "
+              fmt::format("{} would hold it otherwise than in the source: ids of the optimizer, whose parameters are "
                           "not known, stay only where nothing but `dp` changes",
                           rank_name({std::get<1>(place), std::get<0>(place)}, false)))
       .tensor(std::get<2>(place))
       .hint(
-          "take the source's ranks, layout and order of heads, or say by which rule parameters were grouped: "
-          "`from-optimizer-groups`");
+          "take the source's ranks, layout, order of heads, `fuse-qkv` and `kv-size-multiplier`, or say by which rule "
+          "parameters were grouped: `from-optimizer-groups`");
 }
 
 }  // namespace reshard

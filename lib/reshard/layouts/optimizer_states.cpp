@@ -355,15 +355,6 @@ class StatesMaker {
   TrainingStates states_;
 };
 
-/// As local_tensors_by_id calls them.
-std::vector<std::vector<std::string>> names_by_id(const OptimizerFiles& files) {
-  std::vector<std::vector<std::string>> names(std::size_t{files.pp} * files.ep);
-  for (std::size_t i = 0; i < names.size(); ++i)
-    for (std::size_t id = 0; id < files.of(static_cast<std::uint32_t>(i / files.ep), 0, 0).entries.size(); ++id)
-      names[i].push_back(std::to_string(id));
-  return names;
-}
-
 /// Whether a stage before `pp_rank` holds the parameter.
 bool is_of_earlier_stage(const TensorMap& model, const std::string& name, std::uint32_t pp_rank) {
   return std::any_of(model.stored.begin(), model.stored.end(), [&](const StoredTensor& tensor) {
@@ -375,7 +366,6 @@ bool is_of_earlier_stage(const TensorMap& model, const std::string& name, std::u
 
 std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, const ShardedCheckpoint& shards,
                                                    const Checkpoint& checkpoint, const OptionValues& options) {
-  if (keeps_ids(options)) return names_by_id(files);
   std::vector<std::vector<LocalParameter>> parameters;
   for (std::uint32_t pp_rank = 0; pp_rank < shards.pp; ++pp_rank) {
     std::unordered_set<std::string> tied;
@@ -398,8 +388,10 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
       }
     }
   }
+  if (keeps_ids(options)) return names_by_id(files, parameters);
   if (files.is_dcp) return stored_names(files, parameters);
-  return names_of_entries(files, parameters, chosen_group_rule(options), checkpoint.model_type);
+  return names_of_entries(files, parameters, chosen_group_rule(options),
+                          checkpoint.model ? checkpoint.model->family->model_type : checkpoint.model_type);
 }
 
 ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,
@@ -435,10 +427,6 @@ TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap
 }
 
 TrainingStates states_by_id(const ShardedOptimizer& optimizer) {
-  if (optimizer.files.form() == OptimizerFile::Form::kWhole)
-    throw Error(ErrorKind::kUnsupported, "the optimizer is not ZeRO-1's, and without names no master weights are made")
-        .in(optimizer.files.folder)
-        .hint("say by which rule parameters were grouped: `from-optimizer-groups`");
   auto locals = std::make_shared<TensorMap>(local_tensors_by_id(optimizer.files));
   TrainingStates states = sharded_states(optimizer, *locals);
   states.locals = std::move(locals);

@@ -39,7 +39,7 @@ struct StatePart {
 };
 
 /// The names of the entries, as of names_of_entries: those of the files of the model, which `shards` and the map of
-/// `checkpoint` describe. `options` may say by which rule (kOptimizerGroups).
+/// `checkpoint` describe. `options` may say by which rule (kSourceOptimizerGroups).
 /// \throws Error as names_of_entries.
 std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, const ShardedCheckpoint& shards,
                                                    const Checkpoint& checkpoint, const OptionValues& options);
@@ -62,7 +62,7 @@ TrainingStates sharded_states(const ShardedOptimizer& optimizer, const TensorMap
 
 /// The states by id, called "optimizer.state.tp_rank_00_pp_rank_00.3.exp_avg", where the names of `optimizer` are its ids
 /// (keeps_ids).
-/// \throws Error as sharded_states and local_tensors_by_id.
+/// \throws Error as sharded_states.
 TrainingStates states_by_id(const ShardedOptimizer& optimizer);
 
 /// How the optimizer's master weights become the model's.

@@ -47,7 +47,7 @@ class OptimizerWriter {
  public:
   OptimizerWriter(TargetPlan& plan, const TrainingStates& states, const OptimizerTarget& target)
       : plan_(plan),
-        local_(states.locals ? *states.locals : plan.map),
+        local_(states.has_names() ? plan.map : *states.locals),
         states_(states),
         target_(target),
         parameters_(local_, states, target.groups) {}
@@ -138,7 +138,7 @@ class OptimizerWriter {
       shape_info.push_back({id, plain_list(local_.stored[s].file_shape())});
     }
     for (const NumberedParameter& parameter : parameters) {
-      if (states_.locals && !parameter.has_master) continue;  // nobody knows of which weights to make them
+      if (!states_.has_names() && !parameter.has_master) continue;  // nobody knows of which weights to make them
       master.push_back({std::int64_t{parameter.id}, add(parameter, by_name.at(parameter.stored_name),
                                                         fmt::format("{}.{}", kMastersKey, parameter.id), kMasterState,
                                                         parameter.master_dtype, nullptr)});
@@ -148,7 +148,7 @@ class OptimizerWriter {
     file.push_back({kGroupsKey, {PlainValue{param_groups(parameters)}}});
     file.push_back({kBaseStateKey, {std::move(base_state)}});
     file.push_back({kShapesKey, {std::move(shape_info)}});
-    if (!states_.locals || !master.empty()) file.push_back({kMastersKey, {std::move(master)}});
+    if (states_.has_names() || !master.empty()) file.push_back({kMastersKey, {std::move(master)}});
     content.structure = std::make_shared<const SavedValue>(SavedValue{std::move(file)});
     return content;
   }

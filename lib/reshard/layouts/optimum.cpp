@@ -47,7 +47,7 @@ class OptimumLayout final : public TrainingLayout {
   }
 
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv, &kKvSizeMultiplier, &kDataParallel, &kWeights, &kOptimizerGroups};
+    return {&kFuseQkv, &kKvSizeMultiplier, &kDataParallel, &kWeights, &kOptimizerGroups, &kSourceOptimizerGroups};
   }
 
   fs::path rank_path(Format, RankId rank) const override {

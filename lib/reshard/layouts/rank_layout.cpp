@@ -84,7 +84,7 @@ std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheck
                              const OptionValues& options, const Checkpoint& checkpoint) {
   try {
     name_entries(optimizer, shards, checkpoint, options);
-    return {};
+    return keeps_ids(options) ? "`optimizer-groups` ids leaves it open" : "";
   } catch (const Error& error) {
     return with_hint(error);
   }
@@ -132,7 +132,9 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   if (!masters && !context.with_optimizer) return;
   const bool by_id = keeps_ids(context.options);
   if (by_id && masters)
-    throw Error(ErrorKind::kUsage, "the optimizer's master weights cannot be the model's without names")
+    throw Error(ErrorKind::kUsage,
+                shards.lacks_weights ? "the model's weights are the optimizer's master weights, whose names are wanted"
+                                     : "the optimizer's master weights cannot be the model's without names")
         .in(shards.folder.path)
         .hint("say by which rule parameters were grouped: `optimizer-groups`");
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, *folder, shards, checkpoint, context.options);
@@ -140,8 +142,8 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   if (!shards.lacks_weights && !by_id) compare_masters(files, optimizer, checkpoint.map);
   if (by_id)
     checkpoint.notes.push_back(
-        "ids of the optimizer's parameters stay as they are, and nothing of it is compared with the model: files of "
-        "another save or of swapped ranks would go unnoticed");
+        "ids of the optimizer's parameters stay as they are, and only their shapes are compared with the model: files "
+        "of another save or of swapped ranks would go unnoticed");
   const bool unrecorded = !by_id && !optimizer.files.has_masters && shards.tp * shards.pp > 1;
   const bool lost = optimizer.files.lost_masters && !masters;
   if (!checkpoint.beside_model) checkpoint.beside_model.emplace();

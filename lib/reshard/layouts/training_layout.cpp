@@ -11,7 +11,6 @@
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/optimizer_groups.h"
-#include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/optimizer_target.h"
 #include "reshard/layouts/partition_notes.h"
 #include "reshard/layouts/sharded_map.h"
@@ -121,27 +120,19 @@ void note_idle_options(const TargetRequest& request, const Model& model, TargetP
                     model.heads, model.kv_heads));
 }
 
-}  // namespace
-
-namespace {
-
 /// The optimizer's groups: the source's, or those of the rule that the request asks for.
 std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const TargetContext& context, TargetPlan& plan) {
   const std::vector<OptimizerGroup>& own = context.states->groups;
   const auto rule = chosen_group_rule(request.options);
   if (own.empty()) return own;
-  if (keeps_ids(request.options))
-    throw Error(ErrorKind::kUsage, "`optimizer-groups` ids says how an optimizer is read, and not how it is written")
-        .hint("say it of the source: `from-optimizer-groups` ids");
-  if (rule && context.states->locals)
-    throw Error(ErrorKind::kUsage, "parameters cannot be grouped anew where ids of the optimizer stay as they are")
-        .hint("do without `optimizer-groups`, or say by which rule the source grouped them");
+  if (rule && !context.states->has_names())
+    throw Error(ErrorKind::kUsage, "without names, no rule can say in which group a parameter is")
+        .hint("do without `optimizer-groups`, or say by which rule the source grouped them: `from-optimizer-groups`");
   if (!rule) {
     if (context.states->grouped_by_values)
       plan.notes.push_back(
-          fmt::format("the source has the hyperparameters of each parameter by itself, so that parameters with the "
-                      "same ones are one "
-                      "group: {} in all; `optimizer-groups` groups them as the training code does",
+          fmt::format("the source has hyperparameters by parameter, and those with the same ones are one group: {} in "
+                      "all; `optimizer-groups` groups them as the training code does",
                       own.size()));
     return own;
   }
@@ -174,6 +165,11 @@ void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& reques
   const std::filesystem::path shards = rank_path(format_of(request), {}).parent_path().parent_path();
   const std::filesystem::path folder = optimizer_folder(shards).value();
   const std::vector<OptimizerGroup> groups = groups_of(request, context, plan);
+  if (!context.states->has_names() && !has_masters(*context.states))
+    plan.notes.push_back(
+        "as in the source, there are no master weights: NxD loads the optimizer before the model, and steps the "
+        "weights "
+        "that the model has until then");
   add_optimizer_files(plan, *context.states, stages, {folder, format_of(request), *plan.mesh.dp, groups});
   if (!lies_inside(folder, traits().folder)) plan.whole_folders.push_back(folder);
   for (const char* marker : {kCheckpointMarker, kDoneMarker}) {

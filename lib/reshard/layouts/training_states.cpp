@@ -75,6 +75,12 @@ TrainingStates training_states(std::vector<ChunkedTensor> tensors, std::vector<D
   return states;
 }
 
+bool has_masters(const TrainingStates& states) {
+  for (std::size_t i = 0; i < states.of.size(); ++i)
+    if (is_master(states, i)) return true;
+  return false;
+}
+
 std::string optimizer_state_name(std::string_view parameter, std::string_view state) {
   return fmt::format("{}{}.{}", kStatePrefix, parameter, state);
 }
@@ -91,7 +97,7 @@ bool lists_parameters(std::string_view name) {
 std::vector<std::string> follow_parameters(TrainingStates& states,
                                            const std::unordered_map<std::string_view, std::string_view>& new_names,
                                            const std::filesystem::path& where) {
-  if (states.locals && !new_names.empty())
+  if (!states.has_names() && !new_names.empty())
     throw Error(ErrorKind::kUnsupported, "names of the model change, but nobody knows which the optimizer's ids are of")
         .in(where)
         .hint("do without `rename`, `drop` and `keep`");

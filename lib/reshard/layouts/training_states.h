@@ -56,6 +56,8 @@ struct TrainingStates {
   /// Where the parameters are local tensors of ranks, whose names nobody knows (optimizer_ids.h): these.
   std::shared_ptr<const TensorMap> locals{};
 
+  /// Whether parameters have the model's names; else those of `locals`.
+  bool has_names() const { return locals == nullptr; }
   bool empty() const { return of.empty() && groups.empty() && numbers.empty(); }
   /// The name of the parameter that state `index` belongs to; empty for none.
   std::string_view parameter(std::size_t index) const;
@@ -77,6 +79,9 @@ inline constexpr const char* kMasterState = "master";
 
 /// Whether state `index` is such weights.
 bool is_master(const TrainingStates& states, std::size_t index);
+
+/// Whether any is.
+bool has_masters(const TrainingStates& states);
 
 /// No name has it.
 inline constexpr char kParameterMark = '\0';

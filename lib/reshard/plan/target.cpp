@@ -181,6 +181,11 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   job.layout = request.layout;
   job.options = request.options;
   job.format = format_of(request);
+  const bool has_ids = states != nullptr && !states->has_names();
+  if (has_ids && !traits.writes_groups)
+    throw Error(ErrorKind::kUsage, fmt::format("`optimizer-groups` ids: layout {} has names, and no ids", traits.name))
+        .in(job.model_directory)
+        .hint("say by which rule parameters were grouped, or take the source's own layout");
   TargetPlan plan;
   try {
     const TrainingStates* some = states == nullptr || states->empty() ? nullptr : states;
@@ -191,14 +196,7 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
       error.in(job.model_directory);
     throw;
   }
-  if (states != nullptr && states->locals) {
-    if (!traits.writes_groups)
-      throw Error(ErrorKind::kUsage,
-                  fmt::format("`optimizer-groups` ids: layout {} has names, and no ids", traits.name))
-          .in(job.model_directory)
-          .hint("say by which rule parameters were grouped, or take the source's own layout");
-    validate_same_ranks(job.source, plan.map);
-  }
+  if (has_ids) validate_same_ranks(job.source, plan.map);
   validate_alone(files, *request.layout, job.output_directory);
   request.layout->validate_beside(files, plan, job.output_directory);
   if (traits.has_ranks) job.mesh = plan.mesh;
@@ -297,9 +295,12 @@ namespace {
 /// What trainers save beside a step's model and optimizer, and read back: NxD's two, and that of optimum-neuron.
 constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt", kTrainerStateFile};
 
-/// Whether the checkpoint is one step of a run, and its config.json lies in the run's directory.
+/// Whether the checkpoint is one step of a run, and its config.json lies in the run's directory: its name says so, or it
+/// is a directory in which its layout would be written.
 bool is_step_of_run(Files& files, const Checkpoint& source) {
-  return !files.is_same(source.path, source.directory) && is_tag_name(own_name(files, source.path));
+  if (files.is_same(source.path, source.directory)) return false;
+  if (is_tag_name(own_name(files, source.path))) return true;
+  return source.has_ranks() && source.layout->default_output(files, source.found()) == source.path;
 }
 
 /// Takes the trainer's files along where the optimizer goes along. They are not opened. A step's own come first; those
