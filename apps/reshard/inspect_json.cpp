@@ -73,19 +73,28 @@ Document states_document(const std::vector<OptimizerSummary::State>& states) {
   return json;
 }
 
+Document groups_document(const std::vector<OptimizerSummary::Group>& groups) {
+  Document json = Document::array();
+  for (const OptimizerSummary::Group& group : groups)
+    json.push_back({{"parameters", group.parameters}, {"values", value_document({group.values})}});
+  return json;
+}
+
+Document step_document(const std::optional<double>& step) {
+  return step ? Document(*step) : Document(nullptr);
+}
+
 Document optimizer_document(const OptimizerSummary& optimizer) {
   Document json = {{"states", states_document(optimizer.states)},
-                   {"groups", Document::array()},
+                   {"groups", groups_document(optimizer.groups)},
                    {"sharded", optimizer.is_sharded},
                    {"data_parallel_ranks", optimizer.dp},
                    {"files", optimizer.files},
                    {"bytes", optimizer.bytes},
                    {"most_bytes_per_rank", optimizer.most_rank_bytes},
                    {"master_weights", optimizer.has_masters},
-                   {"step", optimizer.step ? Document(*optimizer.step) : Document(nullptr)},
+                   {"step", step_document(optimizer.step)},
                    {"complete", optimizer.incomplete.empty()}};
-  for (const OptimizerSummary::Group& group : optimizer.groups)
-    json["groups"].push_back({{"parameters", group.parameters}, {"values", value_document({group.values})}});
   if (!optimizer.incomplete.empty()) json["incomplete"] = optimizer.incomplete;
   if (!optimizer.incomplete.empty()) json["hint"] = with_options(optimizer.incomplete_hint);
   if (!optimizer.unnamed.empty()) json["unnamed"] = with_options(optimizer.unnamed);
@@ -145,7 +154,11 @@ Document inspect_document(const std::string& path, const Checkpoint& inspection,
     json["beside_model"] = {{"optimizer", {{"tensors", beside.optimizer.tensors}, {"bytes", beside.optimizer.bytes}}},
                             {"other", {{"tensors", beside.other.tensors}, {"bytes", beside.other.bytes}}},
                             {"unread_files", {{"files", beside.files}, {"bytes", beside.file_bytes}}}};
-    if (!beside.states.empty()) json["beside_model"]["optimizer_states"] = states_document(beside.states);
+    if (!beside.states.empty()) {
+      json["beside_model"]["optimizer_states"] = states_document(beside.states);
+      json["beside_model"]["optimizer_groups"] = groups_document(beside.groups);
+      json["beside_model"]["optimizer_step"] = step_document(beside.step);
+    }
     if (beside.summary) json["beside_model"]["training_states"] = optimizer_document(*beside.summary);
     if (!beside.unreadable.empty()) json["beside_model"]["unreadable"] = with_options(beside.unreadable);
   }

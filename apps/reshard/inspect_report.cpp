@@ -70,6 +70,28 @@ std::string states_text(const std::vector<OptimizerSummary::State>& all) {
   return "optimizer: " + (states.empty() ? std::string("no states yet") : join(states, ", "));
 }
 
+/// A line for each: "  group 0: 14 parameters; lr 0.001, weight_decay 0.1"
+std::string groups_text(const std::vector<OptimizerSummary::Group>& groups) {
+  std::string text;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    std::vector<std::string> values;
+    for (const auto& [key, value] : groups[g].values)
+      values.push_back(fmt::format("{} {}", printable(key), to_string(value)));
+    const std::uint64_t parameters = groups[g].parameters;
+    text += wrap(fmt::format("  group {}: {} parameter{}; {}", g, parameters, parameters == 1 ? "" : "s",
+                             join(values, ", ")),
+                 4) +
+            "\n";
+  }
+  return text;
+}
+
+/// What metadata says of the states, with the step and the groups.
+std::string metadata_text(const BesideModel& beside) {
+  const std::string step = beside.step ? fmt::format("; step {}", *beside.step) : "";
+  return wrap(states_text(beside.states) + step, 2) + "\n" + groups_text(beside.groups);
+}
+
 /// What the optimizer's files hold: states, ranks, step, groups with their hyperparameters.
 std::string optimizer_text(const OptimizerSummary& optimizer) {
   std::string text = states_text(optimizer.states);
@@ -80,15 +102,7 @@ std::string optimizer_text(const OptimizerSummary& optimizer) {
                       format_bytes(optimizer.most_rank_bytes));
   if (optimizer.step) text += fmt::format("; step {}", *optimizer.step);
   text += optimizer.has_masters ? "" : "; no master weights";
-  std::string all = wrap(text, 2) + "\n";
-  for (std::size_t g = 0; g < optimizer.groups.size(); ++g) {
-    std::vector<std::string> values;
-    for (const auto& [key, value] : optimizer.groups[g].values)
-      values.push_back(fmt::format("{} {}", printable(key), to_string(value)));
-    all +=
-        wrap(fmt::format("  group {}: {} parameters; {}", g, optimizer.groups[g].parameters, join(values, ", ")), 4) +
-        "\n";
-  }
+  std::string all = wrap(text, 2) + "\n" + groups_text(optimizer.groups);
   if (!optimizer.incomplete.empty())
     all += wrap(fmt::format("  the states cannot be restored: {}; {}", optimizer.incomplete,
                             with_options(optimizer.incomplete_hint)),
@@ -293,7 +307,7 @@ std::string inspect_text(const std::string& path, const Checkpoint& inspection, 
   if (inspection.beside_model && !inspection.beside_model->empty())
     text += wrap(beside_text(*inspection.beside_model), 2) + "\n";
   if (inspection.beside_model && !inspection.beside_model->states.empty())
-    text += wrap(states_text(inspection.beside_model->states), 2) + "\n";
+    text += metadata_text(*inspection.beside_model);
   if (inspection.beside_model && inspection.beside_model->summary)
     text += optimizer_text(*inspection.beside_model->summary);
   if (inspection.beside_model && !inspection.beside_model->unreadable.empty())

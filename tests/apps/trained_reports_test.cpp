@@ -27,13 +27,20 @@ TEST_CASE("inspect counts what lies beside a model") {
   CHECK_THAT(
       run_reshard({"inspect", path}).out,
       Says("\nbeside the model: 63 tensors of the optimizer, 197 kB\noptimizer: exp_avg F32 (98.6 kB), exp_avg_sq F32 "
-           "(98.6 kB), step F32 (84 B)\n"));
+           "(98.6 kB), step F32 (84 B); step 2\n  group 0: 21 parameters; lr 0.01, betas [0.9, 0.999], eps 1e-08, "));
   const json document = json::parse(run_reshard({"inspect", path, "--json"}).out);
   const json states = {{{"name", "exp_avg"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 98560}},
                        {{"name", "exp_avg_sq"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 98560}},
                        {{"name", "step"}, {"dtype", "F32"}, {"tensors", 21}, {"bytes", 84}}};
+  const json groups = document["beside_model"]["optimizer_groups"];
+  REQUIRE(groups.size() == 1);
+  CHECK(groups[0]["parameters"] == 21);
+  CHECK(groups[0]["values"]["lr"] == 0.01);
+  CHECK(groups[0]["values"]["foreach"] == nullptr);
   CHECK(document["beside_model"] == json({{"optimizer", {{"tensors", 63}, {"bytes", 197204}}},
                                           {"optimizer_states", states},
+                                          {"optimizer_groups", groups},
+                                          {"optimizer_step", 2.0},
                                           {"other", {{"tensors", 0}, {"bytes", 0}}},
                                           {"unread_files", {{"files", 0}, {"bytes", 0}}}}));
   const json others =
@@ -49,10 +56,10 @@ TEST_CASE("inspect says why an optimizer cannot be restored or read, and what to
   CHECK(states["complete"] == false);
   CHECK_THAT(states["incomplete"],
              Says("parts of ZeRO-1, each of some data-parallel rank, were saved as if they were all"));
-  CHECK_THAT(states["hint"], Says("do without --with-optimizer and --weights master; only where another program"));
+  CHECK_THAT(states["hint"], Says("do without the optimizer and its master weights; only where another program"));
   std::string text = run_reshard({"inspect", mixed}).out;
   std::replace(text.begin(), text.end(), '\n', ' ');
-  CHECK_THAT(text, Says("do without --with-optimizer and --weights master"));
+  CHECK_THAT(text, Says("do without the optimizer and its master weights"));
   CHECK_THAT(text, !Says("dp_rank_01"));
 
   const TempDir temp;
@@ -256,7 +263,14 @@ TEST_CASE("A run goes to another mesh by the command line, with a manifest, and 
   const auto idle = run_reshard({"verify", alone, config, "--with-optimizer"});
   CHECK(idle.exit_code == 2);
   CHECK_THAT(idle.err, Says("--with-optimizer has no effect: neither A nor B has states of an optimizer"));
-  CHECK(run_reshard({"convert", source, (temp / "hf").string(), "--with-optimizer"}).exit_code == 2);
+  CHECK(run_reshard({"convert", source, (temp / "hf").string(), "--to", "hf", "--with-optimizer"}).exit_code == 2);
+  const std::string same = (temp / "same").string();
+  const ProgramResult stays = run_reshard({"convert", out, same, "--with-optimizer"});  // in its layout
+  INFO(stays.err);
+  CHECK(stays.exit_code == 0);
+  CHECK_THAT(run_reshard({"verify", out, same, "--with-optimizer"}).out, Says("same: 86 tensors"));
+  CHECK_THAT(run_reshard({"inspect", same}).out, Says("(dcp, "));
+  CHECK(run_reshard({"convert", config, (temp / "hf").string(), "--with-optimizer"}).exit_code == 2);
 }
 
 }  // namespace

@@ -28,11 +28,14 @@ struct BesideModel {
   TensorCount optimizer;  // states, and master weights that are not taken
   /// Those of `optimizer` whose dtypes are known, where no file of it is opened: else they are in `summary`.
   std::vector<OptimizerSummary::State> states{};
+  std::vector<OptimizerSummary::Group> groups{};  // of those, as far as they are plain values
+  std::optional<double> step{};                   // the largest of those
   TensorCount other;
   std::uint64_t files = 0;  // of the optimizer and the trainer, which are not opened
   std::uint64_t file_bytes = 0;
-  std::optional<OptimizerSummary> summary{};  // of the optimizer, with ReadContext::looks_at_optimizer
-  std::string unreadable{};                   // why there is none, as a sentence, where there are files of it
+  /// Of the optimizer, with ReadContext::looks_at_optimizer, as `groups` and `step`.
+  std::optional<OptimizerSummary> summary{};
+  std::string unreadable{};  // why there is none, as a sentence, where there are files of it
 
   bool empty() const { return optimizer.tensors == 0 && other.tensors == 0 && files == 0; }
 };

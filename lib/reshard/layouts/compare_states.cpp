@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -13,8 +11,7 @@
 #include <utility>
 
 #include "reshard/base/strings.h"
-#include "reshard/layouts/opened_files.h"
-#include "reshard/tensor/numeric.h"
+#include "reshard/layouts/number_reader.h"
 
 namespace reshard {
 namespace {
@@ -121,28 +118,6 @@ class GroupComparison {
   std::vector<std::string>& lines_;
   std::set<std::pair<const OptimizerGroup*, const OptimizerGroup*>> compared_;
   std::set<std::pair<std::string, std::string>> told_;
-};
-
-/// Reads tensors of no dims, which are numbers.
-class NumberReader {
- public:
-  NumberReader(Files& files, std::span<const TensorFile> in_files) : opened_(files, in_files) {}
-
-  static bool can_read(const LogicalTensor& tensor) {
-    const DTypeClass kind = describe(tensor.dtype).kind;
-    return tensor.shape.empty() && !tensor.filler && bits(tensor.dtype) % 8 == 0 && kind != DTypeClass::kComplex;
-  }
-
-  PlainValue read(const StoredTensor& tensor) {
-    std::array<std::byte, sizeof(std::uint64_t)> buffer;
-    const auto bytes = std::span(buffer).first(bits(tensor.dtype) / 8);
-    opened_.at(tensor.file).read_at(tensor.offset_bytes, bytes);
-    const ValueSummary summary = summarize(tensor.dtype, bytes);
-    return PlainValue{summary.nan_count > 0 ? std::numeric_limits<double>::quiet_NaN() : summary.min};
-  }
-
- private:
-  OpenedFiles opened_;
 };
 
 /// Whether `number` is what a tensor of `dtype` has for `value`: float32 has no 0.1.

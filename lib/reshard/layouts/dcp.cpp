@@ -165,6 +165,8 @@ class DcpLayout final : public Layout {
       return chunked_map(std::move(source.files), std::move(source.tensors),
                          model ? tied_parameters(model) : std::vector<TiedParameter>{}, source.where);
     });
+    if (context.looks_at_optimizer && checkpoint.leaves_states && has_items)
+      look_at_optimizer(files, found.path, family.get(), optimizer, *checkpoint.beside_model);
     checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);
     checkpoint.states.prefix = std::move(source.prefix);
     if (context.with_groups)
@@ -213,6 +215,20 @@ class DcpLayout final : public Layout {
   }
 
  private:
+  /// Reads the groups and the steps, for who looks at the checkpoint; what is wrong with them is no error here.
+  static void look_at_optimizer(Files& files, const fs::path& directory, const Family* family,
+                                const fs::path& optimizer, BesideModel& beside) {
+    try {
+      DcpSource run = read_dcp_source(files, directory, family, DcpContent::kRun, optimizer);
+      TrainingStates states = training_states(std::move(run.states), std::move(run.paths), run.where);
+      beside.step = last_step(files, run.files, states);
+      try_dcp_groups(files, run.files, states);
+      beside.groups = groups_of(states);
+    } catch (const Error& error) {
+      beside.unreadable = error.hint().empty() ? error.what() : fmt::format("{}; {}", error.what(), error.hint());
+    }
+  }
+
   /// torch's optimizers step the model's own weights, so that master weights have no place beside these.
   static void leave_masters(const TrainingStates& states, std::span<const LogicalTensor> logical, TargetPlan& plan) {
     std::unordered_map<std::string_view, DType> dtypes;

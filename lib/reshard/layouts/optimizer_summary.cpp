@@ -8,6 +8,7 @@
 #include <span>
 
 #include "reshard/base/error.h"
+#include "reshard/layouts/number_reader.h"
 #include "reshard/layouts/opened_files.h"
 #include "reshard/layouts/optimizer_files.h"
 #include "reshard/layouts/optimizer_states.h"
@@ -17,6 +18,12 @@ namespace reshard {
 namespace {
 
 constexpr const char* kStep = "step";
+
+std::optional<double> real_of(const PlainValue& value) {
+  if (const auto* whole = std::get_if<std::int64_t>(&value.value)) return static_cast<double>(*whole);
+  if (const auto* real = std::get_if<double>(&value.value)) return *real;
+  return std::nullopt;
+}
 
 /// Reads the steps of an optimizer's entries; a file is opened once for those in it.
 class StepReader {
@@ -35,8 +42,7 @@ class StepReader {
   std::optional<double> step_of(const OptimizerFile& file, const OptimizerEntry& entry) {
     for (const auto& [name, value] : entry.numbers) {
       if (name != kStep) continue;
-      if (const auto* whole = std::get_if<std::int64_t>(&value.value)) return static_cast<double>(*whole);
-      if (const auto* real = std::get_if<double>(&value.value)) return *real;
+      if (const auto real = real_of(value)) return real;
     }
     for (const TensorEntry& tensor : entry.tensors) {
       std::array<std::byte, 16> bytes;
@@ -60,6 +66,26 @@ void StateCounts::add(const std::string& name, DType dtype, std::uint64_t bytes)
   OptimizerSummary::State& state = states_[found->second];
   ++state.tensors;
   state.bytes += bytes;
+}
+
+std::vector<OptimizerSummary::Group> groups_of(const TrainingStates& states) {
+  std::vector<OptimizerSummary::Group> groups;
+  for (const OptimizerGroup& group : states.groups) groups.push_back({group.values, group.parameters.size()});
+  return groups;
+}
+
+std::optional<double> last_step(Files& files, std::span<const TensorFile> in_files, const TrainingStates& states) {
+  std::optional<double> last;
+  const auto add = [&](const PlainValue& value) {
+    if (const auto step = real_of(value)) last = std::max(last.value_or(*step), *step);
+  };
+  for (const StateNumber& number : states.numbers)
+    if (number.state == kStep) add(number.value);
+  NumberReader reader(files, in_files);
+  for (std::size_t i = 0; i < states.of.size(); ++i)
+    if (states.state(i) == kStep && NumberReader::can_read(states.map.logical[i]) && !states.map.pieces[i].empty())
+      add(reader.read(states.map.stored[states.map.pieces[i].front().stored]));
+  return last;
 }
 
 OptimizerSummary summarize_optimizer(Files& files, const OptimizerFiles& optimizer) {

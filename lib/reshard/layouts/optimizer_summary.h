@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -10,11 +11,13 @@
 
 #include "reshard/formats/plain_value.h"
 #include "reshard/io/files.h"
+#include "reshard/layouts/tensor_map.h"
 #include "reshard/tensor/dtype.h"
 
 namespace reshard {
 
 struct OptimizerFiles;
+struct TrainingStates;
 
 /// What the optimizer's files of a training checkpoint hold, as their headers say it.
 struct OptimizerSummary {
@@ -54,6 +57,14 @@ class StateCounts {
   std::vector<OptimizerSummary::State> states_;
   std::unordered_map<std::string, std::size_t> by_name_;
 };
+
+/// The groups that `states` have as values.
+std::vector<OptimizerSummary::Group> groups_of(const TrainingStates& states);
+
+/// The largest step of a parameter, be it a number or a tensor of no dims; nothing where none has one. Reads those tensors,
+/// which lie in `in_files`.
+/// \throws Error kIo.
+std::optional<double> last_step(Files& files, std::span<const TensorFile> in_files, const TrainingStates& states);
 
 /// Reads the step; all else is in `optimizer`.
 /// \throws Error kIo.
