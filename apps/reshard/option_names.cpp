@@ -10,6 +10,9 @@
 namespace reshard::cli {
 namespace {
 
+/// Before the name of an option that says how the source was made, where a command has one of the target, too.
+constexpr std::string_view kOfSource = "from-";
+
 using Names = std::set<std::string, std::less<>>;
 
 /// Of all commands.
@@ -32,8 +35,11 @@ void add_names(const CLI::App& command, Names& names) {
 /// What the command that was parsed calls the option.
 std::string own_name(std::string_view name) {
   const Names& own = names_of_command();
-  const std::string of_source = "from-" + std::string(name);
-  return !own.contains(name) && own.contains(of_source) ? of_source : std::string(name);
+  if (own.contains(name)) return std::string(name);
+  const std::string of_source = std::string(kOfSource) + std::string(name);
+  if (own.contains(of_source)) return of_source;
+  const bool is_of_source = name.starts_with(kOfSource) && own.contains(name.substr(kOfSource.size()));
+  return std::string(is_of_source ? name.substr(kOfSource.size()) : name);
 }
 
 }  // namespace

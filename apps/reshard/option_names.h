@@ -17,8 +17,9 @@ void learn_command(const CLI::App& command);
 /// between the ranks of a run: threads, memory and the like, and what counts as rank 0 has it.
 std::map<std::string, std::string> given_options(const CLI::App& command);
 
-/// The library speaks of parameters, in backticks: `tp`. Those that are options of this program become "--tp"; "--from-tp"
-/// where the command that was parsed (learn_command) has that one alone.
+/// The library speaks of parameters, in backticks: `tp`, or `from-tp` for the source's. Those that are options of this
+/// program become "--tp"; "--from-tp" and "--tp" stand for each other where the command that was parsed (learn_command) has
+/// only the other one.
 std::string with_options(const std::string& text);
 std::vector<std::string> with_options(std::vector<std::string> texts);
 

@@ -40,7 +40,7 @@ TEST_CASE("Parameters get the names that the command which was parsed has for th
   learn_command(*change);
   CHECK(with_options("`part`, `both`, `from-both`") == "--from-part, --both, --from-both");
   learn_command(*read);
-  CHECK(with_options("`part`, `both`, `from-both`") == "--part, --both, --from-both");
+  CHECK(with_options("`part`, `both`, `from-part`") == "--part, --both, --part");
 }
 
 TEST_CASE("What a command was given are its options with their values, without those of one rank alone") {

@@ -257,7 +257,7 @@ TEST_CASE("Who looks at a checkpoint is told where nobody can tell which paramet
   fs::remove_all(trained.temp / "out/optim");
   fs::copy(other.temp / "out/optim", trained.temp / "out/optim");
   CHECK_THAT(unnamed(), Says("parameters, but by rule"));
-  CHECK_THAT(unnamed(), Says("no rule of `optimizer-groups` fits"));
+  CHECK_THAT(unnamed(), Says("no rule of `from-optimizer-groups` fits"));
 }
 
 }  // namespace

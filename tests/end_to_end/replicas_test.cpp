@@ -439,7 +439,7 @@ TEST_CASE("Without metadata, norms of tensor-parallel ranks may differ where tha
   const Error replica = error_of([&] { convert(request, options); });
   CHECK(replica.kind() == ErrorKind::kBadInput);
   CHECK(replica.tensor() == heads);
-  CHECK_THAT(replica.hint(), Says("`kv-replication`"));
+  CHECK_THAT(replica.hint(), Says("`from-kv-replication`"));
 }
 
 /// Shards in the layout optimum, with a second data-parallel rank that has saved the same.

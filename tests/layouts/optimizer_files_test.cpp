@@ -295,7 +295,7 @@ TEST_CASE("Numbers become names by the rule that fits the groups, and where seve
   CHECK(none.kind() == ErrorKind::kBadInput);
   CHECK(none.path() == "optim/file.pt");
   CHECK_THAT(none.what(), Says("its parameter group 0 has 1 parameters, but by rule norms the model's file has 0"));
-  CHECK_THAT(none.hint(), Says("no rule of `optimizer-groups` fits"));
+  CHECK_THAT(none.hint(), Says("no rule of `from-optimizer-groups` fits"));
 
   const std::vector<std::vector<LocalParameter>> two{{{"q_norm", {4}}, {"k.RMSNorm", {4}}}};
   const auto of_two = [&](std::optional<GroupRule> rule) { return names_of_entries(grouped({1, 1}), two, rule, ""); };
@@ -303,10 +303,10 @@ TEST_CASE("Numbers become names by the rule that fits the groups, and where seve
   CHECK(several.kind() == ErrorKind::kUsage);
   CHECK(several.path() == "optim");
   CHECK_THAT(several.what(), Says("the groups fit rule norms as well as rule layernorms"));
-  CHECK_THAT(several.hint(), Says("`optimizer-groups`"));
+  CHECK_THAT(several.hint(), Says("`from-optimizer-groups`"));
   CHECK(of_two(GroupRule::kNorms) == Names{{"k.RMSNorm", "q_norm"}});
   CHECK(of_two(GroupRule::kLayerNorms) == Names{{"q_norm", "k.RMSNorm"}});
-  CHECK_THAT(error_of([&] { of_two(GroupRule::kOne); }).hint(), Says("another `optimizer-groups` may fit"));
+  CHECK_THAT(error_of([&] { of_two(GroupRule::kOne); }).hint(), Says("another `from-optimizer-groups` may fit"));
 
   OptimizerFiles other = grouped({1, 2});
   other.all[0].entries[2].shape = Dims{5};

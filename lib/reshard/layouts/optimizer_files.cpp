@@ -248,13 +248,13 @@ void set_incomplete(OptimizerFiles& of, const OptimizerFile& file, std::uint32_t
         "the weights";
   else if (file.is_xser)
     of.incomplete_hint =
-        "the weights are complete: do without `with-optimizer` and `weights` master; only where "
+        "the weights are complete: do without the optimizer and its master weights; only where "
         "another program than optimum-neuron saved the run may there be files of other data-parallel "
         "ranks to copy here";
   else
     of.incomplete_hint =
         "if the run has saved files of other data-parallel ranks, such as dp_rank_01, copy them here; "
-        "else the weights are complete: do without `with-optimizer` and `weights` master";
+        "else the weights are complete: do without the optimizer and its master weights";
 }
 
 /// Every shard has the rows that it must have. Where one data-parallel rank has files, and all its shards have fewer,

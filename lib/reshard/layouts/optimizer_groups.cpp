@@ -138,11 +138,11 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
   }
   if (fitting.empty())
     throw closest_misfit->hint(
-        chosen
-            ? "another `optimizer-groups` may fit"
-            : "no rule of `optimizer-groups` fits: the optimizer is of another model, some parameters were frozen, or "
-              "the training code grouped parameters by a rule of its own; where nothing but `dp` changes, "
-              "`from-optimizer-groups` ids needs no names");
+        chosen ? "another `from-optimizer-groups` may fit"
+               : "no rule of `from-optimizer-groups` fits: the optimizer is of another model, some parameters were "
+                 "frozen, or "
+                 "the training code grouped parameters by a rule of its own; where nothing but `dp` changes, "
+                 "`from-optimizer-groups` ids needs no names");
   for (const Candidate& other : fitting)
     if (other.names != fitting.front().names)
       throw Error(
@@ -151,9 +151,7 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
                       "give parameters of equal shapes different states",
                       name(fitting.front().rule), name(other.rule)))
           .in(files.folder)
-          .hint(
-              "say with `optimizer-groups` how the training code grouped parameters (convert takes it with from- "
-              "before the name)");
+          .hint("say with `from-optimizer-groups` how the training code grouped parameters");
   return std::move(fitting.front().names);
 }
 

@@ -16,7 +16,7 @@
 namespace reshard {
 namespace {
 
-constexpr const char* kSayRule = "say by which rule parameters were grouped, if there is one: `optimizer-groups`";
+constexpr const char* kSayRule = "say by which rule parameters were grouped, if there is one: `from-optimizer-groups`";
 
 /// A part of a logical tensor in a local one: where it is of, and where it lies.
 struct Part {
@@ -64,8 +64,8 @@ void validate_kind(const OptimizerFiles& files) {
   };
   if (files.ep > 1)
     fail(fmt::format("the optimizer is one of {} expert-parallel ranks", files.ep),
-         "`optimizer-groups` ids is for dense models");
-  if (files.is_dcp) fail("the optimizer's files have names, and no ids", "do without `optimizer-groups` ids");
+         "`from-optimizer-groups` ids is for dense models");
+  if (files.is_dcp) fail("the optimizer's files have names, and no ids", "do without `from-optimizer-groups` ids");
   if (files.form() == OptimizerFile::Form::kWhole)
     fail("the optimizer is not ZeRO-1's, and without names no master weights can be made", kSayRule);
   if (files.lost_masters)

@@ -84,7 +84,7 @@ std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheck
                              const OptionValues& options, const Checkpoint& checkpoint) {
   try {
     name_entries(optimizer, shards, checkpoint, options);
-    return keeps_ids(options) ? "`optimizer-groups` ids leaves it open" : "";
+    return keeps_ids(options) ? "`from-optimizer-groups` ids leaves it open" : "";
   } catch (const Error& error) {
     return with_hint(error);
   }
@@ -136,7 +136,7 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
                 shards.lacks_weights ? "the model's weights are the optimizer's master weights, whose names are wanted"
                                      : "the optimizer's master weights cannot be the model's without names")
         .in(shards.folder.path)
-        .hint("say by which rule parameters were grouped: `optimizer-groups`");
+        .hint("say by which rule parameters were grouped: `from-optimizer-groups`");
   const ShardedOptimizer optimizer = read_sharded_optimizer(files, *folder, shards, checkpoint, context.options);
   validate_steps(files, optimizer.files);
   if (!shards.lacks_weights && !by_id) compare_masters(files, optimizer, checkpoint.map);
