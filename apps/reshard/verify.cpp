@@ -25,6 +25,7 @@
 #include "reshard/layouts/compare_states.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/tags.h"
+#include "reshard/plan/trainer_files.h"
 #include "run_job.h"
 
 namespace reshard::cli {
@@ -69,24 +70,39 @@ std::string names_text(const std::vector<std::string>& names, const std::string&
   return lines_text(names, what, printable);
 }
 
-std::string report_text(const Verification& result, const VerifyArguments& arguments) {
+/// What two checkpoints have in tensors, and as values of their optimizers.
+struct Comparison : Verification {
+  std::vector<std::string> other_values;  // "lr of model.norm.weight: 0.1 and 0.2"
+
+  bool same() const { return Verification::same() && other_values.empty(); }
+};
+
+/// "different: 3 of 40 tensors, 2 values"
+std::string summary_of(const Comparison& result) {
+  if (result.same())
+    return fmt::format("same: {} tensors, {}\n", result.compared_tensors, format_bytes(result.compared_bytes));
+  const std::size_t alone = result.only_a.size() + result.only_b.size() + result.other_form.size();
+  const std::size_t wrong = alone + result.different.size(), values = result.other_values.size();
+  std::string text = "different:";
+  if (wrong > 0) text += fmt::format(" {} of {} tensors", wrong, result.compared_tensors + alone);
+  if (values > 0)
+    text += fmt::format("{} {} value{} of the optimizer", wrong > 0 ? "," : "", values, values == 1 ? "" : "s");
+  return text + "\n";
+}
+
+std::string report_text(const Comparison& result, const VerifyArguments& arguments) {
   std::string text = names_text(result.only_a, "only in " + printable(arguments.a)) +
                      names_text(result.only_b, "only in " + printable(arguments.b)) +
                      names_text(result.other_form, "other shape or dtype");
   text += lines_text(result.different, "differs", [](const TensorDifference& d) {
-    return fmt::format("{}: {} of {} elements, first at {}: {} and {}; by {:.4g} at most", printable(d.name),
-                       d.differing, d.elems, to_string(d.first), d.a, d.b, d.max_abs);
+    const bool is_apart = d.max_abs > 0;  // and not a NaN beside a number
+    return fmt::format("{}: {} of {} elements, first at {}: {} and {}{}", printable(d.name), d.differing, d.elems,
+                       to_string(d.first), d.a, d.b, is_apart ? fmt::format("; by {:.4g} at most", d.max_abs) : "");
   });
-  if (result.same())
-    return text + fmt::format("same: {} tensors, {}\n", result.compared_tensors, format_bytes(result.compared_bytes));
-  const std::size_t wrong =
-      result.only_a.size() + result.only_b.size() + result.other_form.size() + result.different.size();
-  return text +
-         fmt::format("different: {} of {} tensors\n", wrong,
-                     result.compared_tensors + result.only_a.size() + result.only_b.size() + result.other_form.size());
+  return text + names_text(result.other_values, "differs") + summary_of(result);
 }
 
-Document document_of(const Verification& result, const VerifyArguments& arguments,
+Document document_of(const Comparison& result, const VerifyArguments& arguments,
                      const std::vector<Divergence>& divergent, const std::vector<std::string>& notes) {
   Document json;
   json["command"] = "verify";
@@ -98,6 +114,7 @@ Document document_of(const Verification& result, const VerifyArguments& argument
   json["only_in_a"] = result.only_a;
   json["only_in_b"] = result.only_b;
   json["other_shape_or_dtype"] = result.other_form;
+  json["different_values"] = result.other_values;
   json["different"] = Document::array();
   for (const TensorDifference& d : result.different)
     json["different"].push_back({{"name", d.name},
@@ -385,6 +402,14 @@ std::vector<std::string> compare_values(Checkpoint& a, Checkpoint& b) {
   return different_values(a.states, b.states);
 }
 
+/// Notes what lies beside the optimizer, and is not opened.
+void note_trainer_files(Checkpoint& side) {
+  if (side.states.empty()) return;
+  std::vector<std::string> names;
+  for (const CopiedFile& file : trainer_files(local_storage(), side)) names.push_back(file.path.string());
+  if (!names.empty()) side.notes.push_back("files of the trainer are not compared: " + list_names(names));
+}
+
 int run_verify(const VerifyArguments& arguments, Together& together) {
   validate_arguments(arguments);
   if (arguments.manifest) return run_verify_manifest(arguments, together);
@@ -396,12 +421,13 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
   RunOptions options = run_options(arguments, arguments.replicas);
   UsedOptions used;
   Checkpoint a, b;
-  std::vector<std::string> values;
+  Comparison result;
   Progress progress;
   together.step("plan", progress, [&] {
     a = read_side(arguments.a, arguments, true, used);
     b = read_side(arguments.b, arguments, true, used);
-    values = compare_values(a, b);
+    result.other_values = compare_values(a, b);
+    for (Checkpoint* side : {&a, &b}) note_trainer_files(*side);
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));
     validate_used(arguments, used, {&a, &b});
   });
@@ -410,15 +436,13 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
   options.progress = &progress;
   std::vector<Divergence> divergent;
   options.on_divergence = [&](Divergence one) { divergent.push_back(std::move(one)); };
-  Verification result;
   {
     std::uint64_t bytes = 0;
     for (const TensorMap* map : {&a.map, &b.map})
       for (const LogicalTensor& tensor : map->logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
     const ProgressBar bar(progress, bytes, !arguments.quiet);
-    result = verify(a.map, b.map, how, options, together);
+    static_cast<Verification&>(result) = verify(a.map, b.map, how, options, together);
   }
-  std::move(values.begin(), values.end(), std::back_inserter(result.other_form));
   if (arguments.json)
     print_output(to_text(document_of(result, arguments, divergent, notes)));
   else if (!arguments.quiet)

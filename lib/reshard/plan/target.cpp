@@ -15,7 +15,7 @@
 #include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/plan/companions.h"
-#include "reshard/plan/tags.h"
+#include "reshard/plan/trainer_files.h"
 #include "reshard/specs/model_config.h"
 
 namespace reshard {
@@ -214,8 +214,15 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   job.notes.insert(job.notes.end(), plan.notes.begin(), plan.notes.end());
   for (const std::uint32_t index : plan.map.transposed)  // which the source is read in another order for
     if (const auto source = job.source.find_logical(plan.map.logical[index].name)) job.source.transpose(*source);
-  for (const TargetPlan::Copy& copy : plan.copies)
-    job.source.add_copy(job.source.find_logical(copy.of).value(), copy.name, TensorRole::kState);
+  std::map<DType, std::size_t> narrow;  // copies, which are master weights
+  for (const TargetPlan::Copy& copy : plan.copies) {
+    const std::uint32_t source = job.source.find_logical(copy.of).value();
+    job.source.add_copy(source, copy.name, TensorRole::kState);
+    if (const DType dtype = job.source.logical[source].dtype; bits(dtype) < bits(DType::kF32)) ++narrow[dtype];
+  }
+  for (const auto& [dtype, count] : narrow)
+    job.notes.push_back(fmt::format("the source has no master weights: those of {} parameter{} are made of {} weights",
+                                    count, count == 1 ? "" : "s", name(dtype)));
   job.target = std::move(plan.map);
   job.target.text_files.clear();
   note_tied(job);
@@ -292,34 +299,22 @@ bool is_in_place(Files& files, const fs::path& config, const fs::path& output_di
 
 namespace {
 
-/// What trainers save beside a step's model and optimizer, and read back: NxD's two, and that of optimum-neuron.
-constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt", kTrainerStateFile};
-
-/// Whether the checkpoint is one step of a run, and its config.json lies in the run's directory: its name says so, or it
-/// is a directory in which its layout would be written.
-bool is_step_of_run(Files& files, const Checkpoint& source) {
-  if (files.is_same(source.path, source.directory)) return false;
-  if (is_tag_name(own_name(files, source.path))) return true;
-  return source.has_ranks() && source.layout->default_output(files, source.found()) == source.path;
+void replace_copy(std::vector<CopiedFile>& copies, CopiedFile file) {
+  std::erase_if(copies, [&](const CopiedFile& copied) { return copied.path == file.path; });
+  copies.push_back(std::move(file));
 }
 
-/// Takes the trainer's files along where the optimizer goes along. They are not opened. A step's own come first; those
-/// of the run's directory are of its latest step, and of none where the step is another.
-void carry_trainer_files(Files& files, Job& job, const Checkpoint& source) {
-  const bool is_step = is_step_of_run(files, source);
-  if (is_step)
-    std::erase_if(job.copied_files, [](const CopiedFile& copied) {
-      return std::any_of(std::begin(kTrainerFiles), std::end(kTrainerFiles),
-                         [&](const char* name) { return copied.path == name; });
-    });
-  if (source.states.empty() || !job.layout->traits().writes_states) return;
-  for (const char* name : kTrainerFiles)
-    for (const fs::path& directory : {source.path, source.directory}) {
-      if ((is_step && directory != source.path) || !files.is_file(directory / name)) continue;
-      std::erase_if(job.copied_files, [&](const CopiedFile& copied) { return copied.path == name; });
-      job.copied_files.push_back({directory / name, name, files.size_bytes(directory / name)});
-      break;
-    }
+/// The other files of the checkpoint's directory, and of a step of a run its own, too.
+Companions companions_of(Files& files, const Checkpoint& source, std::vector<fs::path> left_out) {
+  Companions found = companion_files(files, source.directory, left_out);
+  if (!is_step_of_run(files, source)) return found;
+  std::erase_if(found.files, [](const CopiedFile& copied) { return is_trainer_file(copied.path); });
+  left_out.push_back(source.directory);  // which may be a folder of the step
+  Companions own = companion_files(files, source.path, left_out);
+  for (CopiedFile& file : own.files)
+    if (!is_trainer_file(file.path)) replace_copy(found.files, std::move(file));
+  std::move(own.notes.begin(), own.notes.end(), std::back_inserter(found.notes));
+  return found;
 }
 
 }  // namespace
@@ -330,7 +325,7 @@ void carry_companions(Files& files, Job& job, const Checkpoint& source, const st
       files.resolve(job.output_directory) != files.resolve(source.directory)) {
     std::set<fs::path> sources(left_out.begin(), left_out.end());  // the checkpoint itself needs no note
     for (const TensorFile& file : job.source.files) sources.insert(file.path.parent_path());
-    Companions companions = companion_files(files, source.directory, {sources.begin(), sources.end()});
+    Companions companions = companions_of(files, source, {sources.begin(), sources.end()});
     job.copied_files = std::move(companions.files);
     job.notes.insert(job.notes.end(), companions.notes.begin(), companions.notes.end());
   }
@@ -339,7 +334,8 @@ void carry_companions(Files& files, Job& job, const Checkpoint& source, const st
     if (!is_in_place(files, source.config, job.output_directory))
       job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
   }
-  carry_trainer_files(files, job, source);
+  if (!source.states.empty() && job.layout->traits().writes_states)
+    for (CopiedFile& file : trainer_files(files, source)) replace_copy(job.copied_files, std::move(file));
   // What this job writes anew is not carried over from an older one.
   std::erase_if(job.copied_files, [&](const CopiedFile& copied) {
     return copied.path == kKeptIndexMetadataFile ||
