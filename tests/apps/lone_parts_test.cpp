@@ -58,6 +58,11 @@ TEST_CASE("NxD's folder of the optimizer is no checkpoint, and neither is one wi
   };
   check_both(step / "optim", {"step_3/optim: holds the optimizer of a checkpoint, and no model",
                               "try: give the directory above, which holds both: " + step.string() + "\n"});
+  check_refused({"inspect", (step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt").string()},
+                {"dp_rank_00_tp_rank_00_pp_rank_00.pt: is a file of an optimizer, and holds no tensors of a model",
+                 "try: give the directory that holds both: " + step.string() + "\n"});
+  fs::copy(step / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt", step / "optim/tp_rank_00_pp_rank_00.pt");
+  check_both(step / "optim", {"step_3/optim: holds the optimizer of a checkpoint, and no model"});  // two of one rank
   CHECK(run_reshard({"inspect", (step / "model").string(), "--config", config.string()}).exit_code == 0);
   fs::permissions(step, fs::perms::owner_all, fs::perm_options::add);
   fs::rename(step / "model", temp / "kept");
@@ -65,6 +70,18 @@ TEST_CASE("NxD's folder of the optimizer is no checkpoint, and neither is one wi
   fs::create_directory(temp / "run");
   fs::rename(step, temp / "run/shards");
   check_both(temp / "run", {"run/shards: holds an optimizer in optim/, but no model in model/"});
+}
+
+TEST_CASE("The optimizer's files show that the model lacks its last rank, where nothing else does") {
+  const TempDir temp;
+  const fs::path step = temp / "step_3", golden_case = testdata("golden/zero1/nxd-llama-tied-dp2-tp4-m2-fused");
+  fs::copy(golden_case / "checkpoint/step_3", step, fs::copy_options::recursive);
+  const std::vector<std::string> inspect{"inspect", step.string(), "--config", (golden_case / "original").string()};
+  CHECK(run_reshard(inspect).exit_code == 0);
+  fs::permissions(step / "model", fs::perms::owner_all, fs::perm_options::add);
+  fs::remove(step / "model/dp_rank_00_tp_rank_03_pp_rank_00.pt");
+  check_refused(inspect, {"1 of the 4 ranks (tp 4 × pp 1) is missing: dp_rank_00_tp_rank_03_pp_rank_00\n",
+                          "copy the missing ranks here"});
 }
 
 }  // namespace

@@ -62,6 +62,13 @@ TEST_CASE("Weights that a checkpoint has in its optimizer's files alone are read
   files.check_reads();
 }
 
+TEST_CASE("Such a checkpoint is xser, though the model's tensor files are missing") {
+  const fs::path golden_case = testdata("golden/zero1/nxd-llama-dp3-xser-weights-in-master");
+  ReadContext context;
+  context.config.path = golden_case / "original";
+  CHECK(read_checkpoint(golden_case / "checkpoint/step_3", context).format == Format::kXser);
+}
+
 TEST_CASE("Such a checkpoint cannot be read where nothing says the dtypes of its weights") {
   const WithoutWeights files;
   const fs::path info = files.rank.string() + ".info.pt";

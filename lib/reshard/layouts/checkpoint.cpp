@@ -158,7 +158,7 @@ Container read_lone_file(Files& files, const fs::path& path, Format format) {
   try {
     return read_container(files, path, format);
   } catch (Error& error) {
-    if (error.kind() == ErrorKind::kBadInput) refuse_part(files, path);
+    if (error.kind() != ErrorKind::kIo) refuse_part(files, path);
     const auto owns = [&](const Layout* layout) {
       return layout->traits().needs_no_mesh && layout->owns(files, path.parent_path(), path.filename().string());
     };

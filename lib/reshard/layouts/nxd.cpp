@@ -52,6 +52,16 @@ LayoutTraits nxd_traits() {
   return traits;
 }
 
+/// Whether files of an optimizer lie in `folder`; what is wrong with them is no error here.
+bool has_optimizer_files(Files& files, const fs::path& folder) {
+  try {
+    return !list_optimizer_files(files, folder).empty();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kBadInput) throw;
+    return true;
+  }
+}
+
 class NxdLayout final : public TrainingLayout {
  public:
   const LayoutTraits& traits() const override {
@@ -83,12 +93,17 @@ class NxdLayout final : public TrainingLayout {
   }
 
   std::optional<Error> explain_missing(Files& files, const fs::path& path) const override {
-    if (own_name(files, path) == kOptimizerFolder && !list_optimizer_files(files, path).empty())
+    if (own_name(files, path) == kOptimizerFolder && has_optimizer_files(files, path))
       return Error(ErrorKind::kBadInput, "holds the optimizer of a checkpoint, and no model")
           .in(path)
           .hint("give the directory above, which holds both: " + directory_above(files, path).string());
+    const fs::path above = directory_above(files, path);
+    if (own_name(files, above) == kOptimizerFolder && is_rank_name(path.filename()))
+      return Error(ErrorKind::kBadInput, "is a file of an optimizer, and holds no tensors of a model")
+          .in(path)
+          .hint("give the directory that holds both: " + directory_above(files, above).string());
     for (const fs::path& folder : {path, path / kSavedFolder})
-      if (!list_optimizer_files(files, folder / kOptimizerFolder).empty())
+      if (has_optimizer_files(files, folder / kOptimizerFolder))
         return Error(ErrorKind::kBadInput,
                      fmt::format("holds an optimizer in {}/, but no model in {}/", kOptimizerFolder, kModelFolder))
             .in(folder)
@@ -150,15 +165,16 @@ class NxdLayout final : public TrainingLayout {
   bool fits(const ShardedCheckpoint& shards) const override { return shards.metadata.empty(); }
 
   void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& values) const override {
-    checkpoint.notes.push_back(
-        "there are no metadata files, so the partition of the parameters is inferred from config.json");
+    if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
+      checkpoint.notes.push_back(
+          "there are no metadata files, so the partition of the parameters is inferred from config.json");
     infer_metadata(shards, *checkpoint.model, options_of(values));
   }
 
   std::string hint_for_replicas() const override {
     return "there is no metadata, and the ranks do not fit the inferred partition: files of ranks were swapped or "
-           "come from two checkpoints, or heads are placed in another way (`kv-replication`, `kv-size-multiplier`, "
-           "`pad-attn-heads`; convert takes them with from- before the name)";
+           "come from two checkpoints, or heads are placed in another way (`from-kv-replication`, "
+           "`from-kv-size-multiplier`, `from-pad-attn-heads`)";
   }
 };
 

@@ -17,6 +17,7 @@
 #include "reshard/formats/xser.h"
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/metadata_validation.h"
+#include "reshard/layouts/optimizer_files.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/rank_record.h"
@@ -310,6 +311,21 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
   }
 }
 
+/// Where nothing else says how many ranks there are, the optimizer has a file for each: the model lacks those that it does
+/// not have. What is wrong with the optimizer's files is no error here.
+void take_optimizer_mesh(Files& files, ShardedCheckpoint& checkpoint) {
+  const auto optimizer = ranks_of(checkpoint.folder).optimizer_folder(checkpoint.folder.path);
+  if (!optimizer || *optimizer == checkpoint.folder.path) return;
+  try {
+    for (const OptimizerFileName& name : list_optimizer_files(files, *optimizer)) {
+      checkpoint.tp = std::max(checkpoint.tp, name.rank.tp_rank + 1);
+      checkpoint.pp = std::max(checkpoint.pp, name.rank.pp_rank + 1);
+    }
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kBadInput) throw;
+  }
+}
+
 }  // namespace
 
 ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
@@ -326,7 +342,9 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
   }
   for (const auto& [pp_rank, path] : listing.metadata) checkpoint.pp = std::max(checkpoint.pp, pp_rank + 1);
   checkpoint.lacks_weights = lacks_weights(files, folder, listing);
+  if (checkpoint.lacks_weights) checkpoint.format = Format::kXser;
   std::optional<Container> first_file = take_recorded_mesh(files, listing, checkpoint);
+  if (!checkpoint.record && listing.metadata.empty()) take_optimizer_mesh(files, checkpoint);
   if (!listing.metadata.empty()) read_all_metadata(files, listing, checkpoint);
   validate_experts(checkpoint, listing);
   validate_all_ranks_present(folder, listing, checkpoint);
