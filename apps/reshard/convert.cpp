@@ -74,7 +74,8 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   validate_is_directory_name("DST", arguments.output_directory);
   ConvertRequest request;
   request.target = target_request(arguments.target, "--to", is_written);
-  if (!arguments.layout_given && !rank_option(request.target).empty()) request.target.layout = nullptr;
+  const bool goes_on = arguments.from.with_optimizer || !rank_option(request.target).empty();
+  if (!arguments.layout_given && goes_on) request.target.layout = nullptr;
   validate_options(arguments, request.target.layout);
   validate_source_options(arguments.source_options, "from-");
   request.source = {arguments.source,       arguments.from.tag,       config_of(arguments.from),
@@ -98,9 +99,11 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
       ->required();
   command.add_option("DST", arguments.output_directory, "Directory to write to")->required();
   command
-      .add_option("--to", arguments.target.layout,
-                  fmt::format("Layout to make: {} (default: {}, or with options of ranks that of a sharded SRC)",
-                              layout_names(is_written), whole_layout().traits().name))
+      .add_option(
+          "--to", arguments.target.layout,
+          fmt::format(
+              "Layout to make: {} (default: {}, or that of a sharded SRC with --with-optimizer or options of ranks)",
+              layout_names(is_written), whole_layout().traits().name))
       ->type_name("NAME");
   add_format(command, arguments.target, is_written);
   add_tag(command, arguments.from);

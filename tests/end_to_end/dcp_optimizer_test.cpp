@@ -509,6 +509,7 @@ TEST_CASE("with-optimizer is refused where there is none, and where it has no pl
   };
   ConvertRequest to_hf = run_request(temp / "in", temp / "out", 2);
   to_hf.target = {};
+  to_hf.target.layout = layout("hf");
   CHECK(error(to_hf).kind() == ErrorKind::kUsage);
   CHECK_THAT(error(to_hf).what(), Says("of layout hf have no place for the states"));
 

@@ -185,13 +185,15 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
   return plan_target(files, job, target, &model, selection.wanted, checkpoint.states_or_null());
 }
 
-/// Where no layout is asked for, but ranks are, those of a sharded source get another mesh. The optimizer is not read.
+/// Where no layout is asked for, but ranks are, those of a sharded source get another mesh; where the optimizer is to go
+/// along, it stays in its layout. The optimizer is not read.
 const Layout& layout_of_source(Files& files, const ConvertRequest& request, const fs::path& path) {
   const std::string option = rank_option(request.target);
-  if (option.empty()) return whole_layout();
   SourceRequest without_optimizer = request.source;
   without_optimizer.with_optimizer = false;
   const Checkpoint source = read_checkpoint(files, path, context_of(without_optimizer, ConfigUse::kLenient));
+  if (option.empty())
+    return source.layout != nullptr && source.layout->traits().writes_states ? *source.layout : whole_layout();
   if (source.has_mesh() && source.layout->traits().is_written()) return *source.layout;
   throw Error(ErrorKind::kUsage,
               fmt::format("`{}` is about ranks, but layout {} has whole tensors", option, whole_layout().traits().name))
@@ -201,7 +203,8 @@ const Layout& layout_of_source(Files& files, const ConvertRequest& request, cons
 }
 
 std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
-  const bool has_layout = request.target.layout != nullptr || rank_option(request.target).empty();
+  const bool is_model_alone = rank_option(request.target).empty() && !request.source.with_optimizer;
+  const bool has_layout = request.target.layout != nullptr || is_model_alone;
   if (request.target.layout == nullptr && has_layout) request.target.layout = &whole_layout();
   const auto validate = [&] {
     validate_request(request.target);
