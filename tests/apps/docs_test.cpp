@@ -86,7 +86,7 @@ std::string options_table() {
       if (option->of_source) of_source.insert(option->name);
       if (known == options.end())
         options.push_back({option, {layout->traits().name}});
-      else
+      else if (known->second.back() != layout->traits().name)  // which may have one for the source, too
         known->second.emplace_back(layout->traits().name);
     }
   std::string table = "| option | layouts | | |\n|---|---|---|---|\n";

@@ -139,8 +139,8 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
   std::vector<OptimizerGroup> groups = regrouped(own, *rule, context.model->family->model_type);
   if (groups.size() != own.size())
     plan.notes.push_back(
-        fmt::format("the optimizer has {} parameter group{} where the source has {}: a scheduler's state that is "
-                    "carried along, with a learning rate for each, does not fit it",
+        fmt::format("the optimizer has {} parameter group{} where the source has {}: the state of a scheduler, which "
+                    "has a learning rate for each, would not fit it",
                     groups.size(), groups.size() == 1 ? "" : "s", own.size()));
   return groups;
 }
