@@ -177,8 +177,17 @@ void mean_elements(DType dtype, const std::vector<std::span<const std::byte>>& t
 }
 
 void fill_elements(DType dtype, std::span<std::byte> out, std::uint64_t element_bits) {
+  if (element_bits == 0) {
+    std::fill(out.begin(), out.end(), std::byte{0});
+    return;
+  }
   const std::size_t bytes = std::max(1u, bits(dtype) / 8);
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::byte>(element_bits >> (i % bytes % 8 * 8));
+  std::size_t filled = std::min(bytes, out.size());
+  for (std::size_t i = 0; i < filled; ++i) out[i] = static_cast<std::byte>(element_bits >> (i % 8 * 8));
+  for (std::size_t more = 0; filled < out.size(); filled += more) {  // as much again each time
+    more = std::min(filled, out.size() - filled);
+    std::copy_n(out.begin(), more, out.begin() + static_cast<std::ptrdiff_t>(filled));
+  }
 }
 
 std::uint64_t lowest_bits(DType dtype) {
