@@ -119,6 +119,19 @@ TEST_CASE("Parameters with different states cannot be fused into one") {
                         "its state max_exp_avg_sq is not as that of the other parameters that are fused into");
 }
 
+TEST_CASE("Master weights of parameters that are fused into one have one dtype, and their parameters' shapes") {
+  Trained trained;
+  const Dims shape = trained.tensors.at(std::string("model.") + kQuery).shape;
+  trained.tensors[Trained::state(kQuery, "master")] = random_tensor(trained.random, DType::kF32, shape);
+  SECTION("another dtype") {
+    trained.tensors[Trained::state(kKey, "master")] = random_tensor(trained.random, DType::kF64, shape);
+  }
+  SECTION("a number") {
+    trained.tensors[Trained::state(kKey, "master")] = random_tensor(trained.random, DType::kF32, {});
+  }
+  trained.check_refused(ErrorKind::kUnsupported, Trained::state(kKey, "master"), "is no copy of its parameter");
+}
+
 TEST_CASE("Parameters with different steps cannot be fused into one, and nothing is left of the output") {
   Trained trained;
   trained.tensors[Trained::state(kKey, "step")].bytes = std::string("\0\0\x80\x40", 4);  // 4
@@ -145,6 +158,10 @@ TEST_CASE("Groups that do not fit the model or the states are refused") {
   SECTION("no group has a parameter that has states") {
     std::erase(trained.groups[0], std::string("model.norm.weight"));
     trained.check_refused(ErrorKind::kBadInput, "model.norm.weight", "but none of its groups has it");
+  }
+  SECTION("there are no states") {
+    std::erase_if(trained.tensors, [](const auto& tensor) { return tensor.first.starts_with(kState); });
+    trained.check_refused(ErrorKind::kBadInput, "", "holds no states of an optimizer that could be written");
   }
   SECTION("there are no groups") {
     trained.groups.clear();

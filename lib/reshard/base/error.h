@@ -72,6 +72,8 @@ class Error : public std::runtime_error {
   std::optional<std::uint64_t> offset_bytes() const { return offset_bytes_; }
   std::optional<std::uint64_t> line() const { return line_; }
   const std::string& hint() const { return hint_; }
+  /// what(), with the hint behind it: where an error becomes part of another text.
+  std::string with_hint() const { return hint_.empty() ? what_ : what_ + "; " + hint_; }
   /// What the operating system said; empty if it was not asked.
   std::error_code code() const { return code_; }
   const char* what() const noexcept override { return what_.c_str(); }

@@ -306,7 +306,13 @@ bool holds_optimizer(Files& files, const fs::path& path) {
 }
 
 OptimizerFile read_optimizer_file(Files& files, const fs::path& path) {
-  return OptimizerReader(files, path).read();
+  try {
+    return OptimizerReader(files, path).read();
+  } catch (Error& error) {
+    if (error.kind() == ErrorKind::kBadInput && error.hint().empty())
+      error.hint("the file is damaged, or no file of an optimizer: copy it again, or take another checkpoint");
+    throw;
+  }
 }
 
 }  // namespace reshard

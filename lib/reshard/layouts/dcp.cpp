@@ -225,7 +225,7 @@ class DcpLayout final : public Layout {
       try_dcp_groups(files, run.files, states);
       beside.groups = groups_of(states);
     } catch (const Error& error) {
-      beside.unreadable = error.hint().empty() ? error.what() : fmt::format("{}; {}", error.what(), error.hint());
+      beside.unreadable = error.with_hint();
     }
   }
 

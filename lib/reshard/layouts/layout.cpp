@@ -220,14 +220,17 @@ void validate_source_options(const OptionValues& values, const std::string& pref
 
 void validate_request(const TargetRequest& request) {
   const LayoutTraits& traits = request.layout->traits();
-  const auto refuse = [&](const char* what) {
-    throw Error(ErrorKind::kUsage, fmt::format("layout {} has no {}", traits.name, what));
+  const auto refuse = [&](const char* what, bool LayoutTraits::*has) {
+    throw Error(ErrorKind::kUsage, fmt::format("layout {} has no {}", traits.name, what))
+        .hint("layouts that have: " +
+              layout_names([&](const Layout& layout) { return layout.traits().*has && layout.traits().is_written(); }));
   };
   format_of(request);
   const bool stages = request.pp.value_or(1) != 1 || request.vpp != 1 || !request.pipeline_cuts.empty();
-  if (stages && !traits.has_stages) refuse("pipeline stages (`pp`, `vpp`, `pipeline-cuts`)");
-  if (request.ep.value_or(1) != 1 && !traits.has_experts) refuse("expert-parallel ranks (`ep`)");
-  if (request.tp && !traits.has_ranks) refuse("ranks (`tp`)");
+  if (stages && !traits.has_stages) refuse("pipeline stages (`pp`, `vpp`, `pipeline-cuts`)", &LayoutTraits::has_stages);
+  if (request.ep.value_or(1) != 1 && !traits.has_experts)
+    refuse("expert-parallel ranks (`ep`)", &LayoutTraits::has_experts);
+  if (request.tp && !traits.has_ranks) refuse("ranks (`tp`)", &LayoutTraits::has_ranks);
   validate_options(request);
 }
 

@@ -168,7 +168,8 @@ void NumberedParameters::take_states(NumberedParameter& parameter, const Parts& 
       if (one.number != nullptr || tensor.shape != part.shape || tensor.dtype != master.value_or(tensor.dtype))
         throw Error(ErrorKind::kUnsupported,
                     "is no copy of its parameter, or of another dtype than those it is fused with")
-            .tensor(one.number != nullptr ? part.name : tensor.name);
+            .tensor(one.number != nullptr ? part.name : tensor.name)
+            .hint("take a layout that fuses nothing, or do without `with-optimizer`");
       master = tensor.dtype;
       placed_[one.tensor] = true;
     }

@@ -52,16 +52,6 @@ LayoutTraits nxd_traits() {
   return traits;
 }
 
-/// Whether files of an optimizer lie in `folder`; what is wrong with them is no error here.
-bool has_optimizer_files(Files& files, const fs::path& folder) {
-  try {
-    return !list_optimizer_files(files, folder).empty();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kBadInput) throw;
-    return true;
-  }
-}
-
 class NxdLayout final : public TrainingLayout {
  public:
   const LayoutTraits& traits() const override {

@@ -269,7 +269,8 @@ void validate_rows(OptimizerFiles& of, bool lacks_weights) {
       if (file.form == OptimizerFile::Form::kZero1 && !entry.shape && !(entry.tensors.empty() && !entry.master))
         throw Error(ErrorKind::kBadInput,
                     fmt::format("{} has states, but no shape in shape_info", name_of_entry(file, e)))
-            .in(file.path);
+            .in(file.path)
+            .hint("the file is damaged: copy it again, or take another checkpoint");
       if (!entry.shape) continue;
       validate_moments(file, e);
       bool drops_master = false;
@@ -344,6 +345,15 @@ std::vector<OptimizerFileName> list_optimizer_files(Files& files, const fs::path
   if (names.empty()) return list_older_optimizer(files, folder);
   std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
   return names;
+}
+
+bool has_optimizer_files(Files& files, const fs::path& folder) {
+  try {
+    return !list_optimizer_files(files, folder).empty();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo) throw;
+    return true;
+  }
 }
 
 ShareOfRows share_of_rows(const OptimizerFiles& files, const OptimizerFile& file, std::uint32_t entry,

@@ -30,6 +30,10 @@ struct OptimizerFileName {
 /// \throws Error kBadInput for two of one rank, or in two forms.
 std::vector<OptimizerFileName> list_optimizer_files(Files& files, const std::filesystem::path& folder);
 
+/// Whether there are any; what is wrong with them is no error here.
+/// \throws Error kIo.
+bool has_optimizer_files(Files& files, const std::filesystem::path& folder);
+
 /// The files that were read, of every tensor- and pipeline-parallel rank and, of ZeRO-1, every data-parallel rank.
 /// Invariant: all have the same form, the same hyperparameters in the same groups, and those of one pipeline rank the
 /// same groups of parameters with the same states and numbers.

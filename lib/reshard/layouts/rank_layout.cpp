@@ -75,10 +75,6 @@ void validate_model(const Checkpoint& checkpoint, const ShardedCheckpoint& shard
       .hint(hint_for_model(checkpoint));
 }
 
-std::string with_hint(const Error& error) {
-  return error.hint().empty() ? error.what() : fmt::format("{}; {}", error.what(), error.hint());
-}
-
 /// Why the entries of the optimizer have no names; empty if they have.
 std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheckpoint& shards,
                              const OptionValues& options, const Checkpoint& checkpoint) {
@@ -86,19 +82,13 @@ std::string problem_of_names(const OptimizerFiles& optimizer, const ShardedCheck
     name_entries(optimizer, shards, checkpoint, options);
     return keeps_ids(options) ? "`from-optimizer-groups` ids leaves it open" : "";
   } catch (const Error& error) {
-    return with_hint(error);
+    return error.with_hint();
   }
 }
 
 /// Whether there is an optimizer in its folder; what is wrong with its files is no error here.
 bool has_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards) {
-  if (folder != shards.folder.path) return files.is_directory(folder);
-  try {
-    return !list_optimizer_files(files, folder).empty();
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kIo) throw;
-    return true;
-  }
+  return folder == shards.folder.path ? has_optimizer_files(files, folder) : files.is_directory(folder);
 }
 
 /// What the optimizer's files hold, for who looks at the checkpoint; what is wrong with them is no error here.
@@ -117,7 +107,7 @@ void look_at_optimizer(Files& files, const fs::path& folder, const ShardedCheckp
       beside.summary->unnamed = problem_of_names(*optimizer, shards, options, checkpoint);
   } catch (const Error& error) {
     if (!checkpoint.beside_model) checkpoint.beside_model.emplace();
-    checkpoint.beside_model->unreadable = with_hint(error);
+    checkpoint.beside_model->unreadable = error.with_hint();
   }
 }
 

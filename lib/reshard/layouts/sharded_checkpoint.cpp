@@ -240,6 +240,8 @@ Container read_rank_file(Files& files, const RankFile& rank, const FoundLayout& 
                       "(avoid_saving_lower_precision_weights), they are in {}, which is missing or holds no "
                       "optimizer: copy it here; else {}",
                       optimizer->string(), error.hint().empty() ? "copy the missing file here" : error.hint()));
+    else if (error.kind() == ErrorKind::kBadInput && error.hint().empty())
+      error.hint("the file is damaged, or no file of a rank: copy it again");
     throw;
   }
 }
