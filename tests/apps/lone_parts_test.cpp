@@ -81,7 +81,7 @@ TEST_CASE("The optimizer's files show that the model lacks its last rank, where 
   fs::permissions(step / "model", fs::perms::owner_all, fs::perm_options::add);
   fs::remove(step / "model/dp_rank_00_tp_rank_03_pp_rank_00.pt");
   check_refused(inspect, {"1 of the 4 ranks (tp 4 × pp 1) is missing: dp_rank_00_tp_rank_03_pp_rank_00\n",
-                          "copy the missing ranks here"});
+                          "if the optimizer's files, which have these ranks, are of the same save"});
 }
 
 }  // namespace

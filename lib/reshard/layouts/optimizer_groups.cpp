@@ -138,11 +138,11 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
   }
   if (fitting.empty())
     throw closest_misfit->hint(
-        chosen ? "another `from-optimizer-groups` may fit"
-               : "no rule of `from-optimizer-groups` fits: the optimizer is of another model, some parameters were "
-                 "frozen, or "
-                 "the training code grouped parameters by a rule of its own; where nothing but `dp` changes, "
-                 "`from-optimizer-groups` ids needs no names");
+        chosen
+            ? "another `from-optimizer-groups` may fit"
+            : "no rule of `from-optimizer-groups` fits: the optimizer is of another model, some parameters were "
+              "frozen, or the training code grouped parameters by a rule of its own; where nothing but `dp` changes, "
+              "`from-optimizer-groups` ids needs no names");
   for (const Candidate& other : fitting)
     if (other.names != fitting.front().names)
       throw Error(

@@ -78,8 +78,8 @@ std::vector<std::vector<std::string>> names_of_entries(const OptimizerFiles& fil
 std::vector<std::vector<std::string>> stored_names(const OptimizerFiles& files,
                                                    const std::vector<std::vector<LocalParameter>>& parameters);
 
-/// The parameters of `groups` in the groups that `rule` makes. A group has the hyperparameters that its parameters had; one without parameters those of
-/// the first that there is. `groups` are not empty.
+/// The parameters of `groups` in the groups that `rule` makes. A group has the hyperparameters that its parameters had; one
+/// without parameters those of the first that there is. `groups` are not empty.
 /// \throws Error kUnsupported, naming the parameter, where a group's parameters had different ones.
 std::vector<OptimizerGroup> regrouped(std::span<const OptimizerGroup> groups, GroupRule rule,
                                       std::string_view model_type);
