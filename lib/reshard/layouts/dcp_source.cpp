@@ -69,7 +69,7 @@ void note_states(DcpSource& source, const StateNames& names, const std::vector<s
   };
   const std::size_t objects = source.states.size() - tensors;
   source.notes.push_back(fmt::format(
-      "{}{}{} beside the model ({}) {} carried over: the optimizer and other state of the training run",
+      "{}{}{} beside the model ({}) {} read as well: the optimizer and other state of the training run",
       tensors > 0 ? counted(tensors, "tensor") : "", tensors > 0 && objects > 0 ? " and " : "",
       objects > 0 ? counted(objects, "object") : "", format_bytes(bytes), source.states.size() == 1 ? "is" : "are"));
   if (!strangers.empty())
