@@ -35,6 +35,26 @@ std::vector<std::string> subcommand_names(const CLI::App& app) {
   return names;
 }
 
+/// What to try in place of an option that `command` does not know; it knows `known`.
+std::string hint_for_option(const CLI::App& command, const std::string& name, const std::vector<std::string>& known) {
+  constexpr std::string_view kFrom = "--from-";
+  const std::string rest = name.substr(std::min<std::size_t>(2, name.size()));
+  const std::string of_source = std::string(kFrom) + rest;
+  const std::string alone = name.starts_with(kFrom) ? "--" + name.substr(kFrom.size()) : name;
+  for (const std::string& other : {of_source, alone})
+    if (std::find(known.begin(), known.end(), other) != known.end()) return "did you mean " + other + "?";
+  if (const CLI::App* app = command.get_parent())
+    for (const CLI::App* other : app->get_subcommands([](const CLI::App*) { return true; })) {
+      const std::vector<std::string> names = option_names(*other);
+      if (std::find(names.begin(), names.end(), name) != names.end())
+        return fmt::format("reshard {} has it; see reshard {} --help", other->get_name(), command.get_name());
+    }
+  const std::string guess = nearest(name, known);
+  if (!guess.empty()) return "did you mean " + guess + "?";
+  return command.get_name() == "reshard" ? "see reshard --help"
+                                         : fmt::format("see reshard {} --help", command.get_name());
+}
+
 /// The first argument that looks like an option and is none, or nothing.
 std::optional<Error> unknown_option(const CLI::App& command, const std::vector<std::string>& arguments) {
   const std::vector<std::string> known = option_names(command);
@@ -47,13 +67,7 @@ std::optional<Error> unknown_option(const CLI::App& command, const std::vector<s
         argument[1] != '-' && std::find(known.begin(), known.end(), argument.substr(0, 2)) != known.end();
     if (short_with_value) continue;
     Error error(ErrorKind::kUsage, fmt::format("{} does not know the option {}", command.get_name(), printable(name)));
-    const std::string of_source = "--from-" + name.substr(std::min<std::size_t>(2, name.size()));
-    const bool is_of_source = std::find(known.begin(), known.end(), of_source) != known.end();
-    const std::string guess = is_of_source ? of_source : nearest(name, known);
-    error.hint(guess.empty()
-                   ? (command.get_name() == "reshard" ? "see reshard --help"
-                                                      : fmt::format("see reshard {} --help", command.get_name()))
-                   : "did you mean " + guess + "?");
+    error.hint(hint_for_option(command, name, known));
     return error;
   }
   return std::nullopt;

@@ -23,6 +23,7 @@
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/compare_states.h"
+#include "reshard/layouts/weights_option.h"
 #include "reshard/local_files.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/trainer_files.h"
@@ -391,12 +392,13 @@ void validate_arguments(const VerifyArguments& arguments) {
 
 /// Compares what the optimizers have as values, and leaves the other states to be compared byte by byte.
 /// \returns lines that tell what differs.
-std::vector<std::string> compare_values(Checkpoint& a, Checkpoint& b) {
+std::vector<std::string> compare_values(Checkpoint& a, Checkpoint& b, const OptionValues& options) {
   name_states_alike(a.states, b.states);
   leave_group_objects(a.states, b.states);
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
     read_number_tensors(local_storage(), one->map.files, one->states, other->states);
-    if (const std::size_t masters = leave_lone_masters(one->states, other->states); masters > 0)
+    const std::size_t masters = leave_lone_masters(one->states, other->states);
+    if (masters > 0 && !wants_master_weights(options))  // else they are compared as the model's weights
       one->notes.push_back(fmt::format("{} master weights are not compared: the other optimizer has none", masters));
   }
   return different_values(a.states, b.states);
@@ -426,7 +428,7 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
   together.step("plan", progress, [&] {
     a = read_side(arguments.a, arguments, true, used);
     b = read_side(arguments.b, arguments, true, used);
-    result.other_values = compare_values(a, b);
+    result.other_values = compare_values(a, b, arguments.source_options);
     for (Checkpoint* side : {&a, &b}) note_trainer_files(*side);
     for (Checkpoint* side : {&a, &b}) add_states(side->map, std::move(side->states.map));
     validate_used(arguments, used, {&a, &b});

@@ -80,8 +80,9 @@ TEST_CASE("The optimizer's files show that the model lacks its last rank, where 
   CHECK(run_reshard(inspect).exit_code == 0);
   fs::permissions(step / "model", fs::perms::owner_all, fs::perm_options::add);
   fs::remove(step / "model/dp_rank_00_tp_rank_03_pp_rank_00.pt");
-  check_refused(inspect, {"1 of the 4 ranks (tp 4 × pp 1) is missing: dp_rank_00_tp_rank_03_pp_rank_00\n",
-                          "if the optimizer's files, which have these ranks, are of the same save"});
+  check_refused(inspect,
+                {"try: the model's files are of tp 3 × pp 1 ranks, but the optimizer's of tp 4 × pp 1: copy the "
+                 "model's other ranks here, too"});
 }
 
 }  // namespace

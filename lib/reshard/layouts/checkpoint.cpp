@@ -204,9 +204,18 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
                          [&](const LayoutOption* option) { return option->of_source && name == option->name; });
     };
     if (checkpoint.layout == nullptr || !has(*checkpoint.layout))
-      checkpoint.notes.push_back(fmt::format("`{}` has no effect on {}: it is for sources in layout {}", name,
+      checkpoint.notes.push_back(fmt::format("`from-{}` has no effect on {}: it is for sources in layout {}", name,
                                              checkpoint.path.string(), layout_names(has)));
   }
+}
+
+/// Of the two in one directory the Hugging Face weights were read.
+void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
+  fs::path other = shards.path;
+  if (other == checkpoint.path) other /= shards.layout->traits().folder;
+  checkpoint.notes.push_back(fmt::format(
+      "there is also a sharded checkpoint in {}; this is about the Hugging Face weights{}", shards.path.string(),
+      other.has_filename() ? fmt::format(", give {} to have the shards", other.string()) : ""));
 }
 
 /// Who reads leniently is not stopped by a config.json that somebody names and that is another model's, but told.
@@ -305,9 +314,7 @@ Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext
       if (files.exists(path / name)) return read_adapter_file(files, path, path / name, context);
   }
   Checkpoint checkpoint = read_whole(files, path, context);
-  if (shards && !shards->is_empty)
-    checkpoint.notes.push_back("there is also a sharded checkpoint in " + shards->path.string() +
-                               "; this is about the Hugging Face weights, give that folder to have the shards");
+  if (shards && !shards->is_empty) note_shards_beside(checkpoint, *shards);
   return checkpoint;
 }
 

@@ -290,15 +290,16 @@ class Cutter {
     const DcpEntry& entry = entries_[e];
     const Box all = whole(entry.shape);
     const bool is_cut = !entry.is_object && !entry.shape.empty() && volume(all) > 0;
-    const auto tp_dim = is_cut ? entry.tp_dim : std::nullopt;
+    const bool cuts_tp = is_cut && entry.tp_dim;
+    const std::size_t tp_dim = entry.tp_dim.value_or(0);
     for (std::uint32_t i = 0; i < (is_cut ? cut_.fsdp : 1); ++i) {
-      for (std::uint32_t j = 0; j < (tp_dim ? cut_.tp : 1); ++j) {
+      for (std::uint32_t j = 0; j < (cuts_tp ? cut_.tp : 1); ++j) {
         Box box = all;
-        if (tp_dim) cut_dim(box, *tp_dim, cut_.tp, j);
+        if (cuts_tp) cut_dim(box, tp_dim, cut_.tp, j);
         if (is_cut) cut_dim(box, 0, cut_.fsdp, i);
         if (is_cut && volume(box) == 0) continue;  // of ranks that have none
         const std::size_t first = is_cut ? std::size_t{i} * cut_.tp : 0;
-        add_chunk(e, std::move(box), tp_dim ? first + j : least_filled(first, is_cut ? cut_.tp : rank_bytes_.size()));
+        add_chunk(e, std::move(box), cuts_tp ? first + j : least_filled(first, is_cut ? cut_.tp : rank_bytes_.size()));
       }
     }
   }

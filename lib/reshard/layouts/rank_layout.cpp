@@ -13,6 +13,7 @@
 #include "reshard/layouts/compare_masters.h"
 #include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/misfits.h"
+#include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/optimizer_states.h"
 #include "reshard/layouts/other_stages.h"
@@ -119,7 +120,12 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   const bool masters = wants_master_weights(context.options) || shards.lacks_weights;
   checkpoint.leaves_states = !context.with_optimizer && has_optimizer(files, *folder, shards);
   if (context.looks_at_optimizer) look_at_optimizer(files, *folder, shards, context.options, checkpoint);
-  if (!masters && !context.with_optimizer) return;
+  if (!masters && !context.with_optimizer) {
+    if (context.options.has(kSourceOptimizerGroups.name) && !context.looks_at_optimizer)
+      checkpoint.notes.push_back(
+          fmt::format("`from-{}` has no effect: the optimizer is not read", kSourceOptimizerGroups.name));
+    return;
+  }
   const bool by_id = keeps_ids(context.options);
   if (by_id && masters)
     throw Error(ErrorKind::kUsage,
@@ -160,6 +166,39 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
   else if (others > 0)
     checkpoint.notes.push_back(fmt::format("{} tensor{} that the optimizer does not train {} the model's own", others,
                                            others == 1 ? "" : "s", others == 1 ? "is" : "are"));
+}
+
+/// Makes the model's map of the shards, whose partition is known.
+void read_map(ShardedCheckpoint& shards, const ReadContext& context, Checkpoint& checkpoint) {
+  validate_model(checkpoint, shards);
+  const std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
+  shards.other_stages += remove_other_stages(shards, tied);
+  if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
+  checkpoint.map = sharded_source_map(shards, tied);
+  if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
+    validate_heads(shards, *checkpoint.model);
+    validate_against_model(checkpoint.map, *checkpoint.model, shards.folder.path, kSameFamily);
+  }
+}
+
+/// Where the model's files do not fit its config.json: says so in `error` if the optimizer's files are of more ranks.
+void hint_at_lost_ranks(Files& files, const RankLayout& layout, const ShardedCheckpoint& shards, Error& error) {
+  const auto folder = layout.optimizer_folder(shards.folder.path);
+  if (!folder || *folder == shards.folder.path) return;
+  std::uint32_t tp = 0, pp = 0;
+  try {
+    for (const OptimizerFileName& name : list_optimizer_files(files, *folder)) {
+      tp = std::max(tp, name.rank.tp_rank + 1);
+      pp = std::max(pp, name.rank.pp_rank + 1);
+    }
+  } catch (const Error& other) {
+    if (other.kind() != ErrorKind::kBadInput) throw;
+  }
+  if (tp <= shards.tp && pp <= shards.pp) return;
+  error.hint(
+      fmt::format("the model's files are of tp {} × pp {} ranks, but the optimizer's of tp {} × pp {}: copy the "
+                  "model's other ranks here, too{}",
+                  shards.tp, shards.pp, tp, pp, error.hint().empty() ? "" : "; else " + error.hint()));
 }
 
 }  // namespace
@@ -283,17 +322,14 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
         "it nothing says how the parameters are laid out")
         .in(checkpoint.path)
         .hint(hint_for_model(checkpoint));
-  if (inferred) layout.explain(shards, checkpoint, context.options);
-  validate_model(checkpoint, shards);
-  const std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
-  shards.other_stages += remove_other_stages(shards, tied);
-  if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
-  checkpoint.map = sharded_source_map(shards, tied);
-  if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
-  if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
-    validate_heads(shards, *checkpoint.model);
-    validate_against_model(checkpoint.map, *checkpoint.model, found.path, kSameFamily);
+  try {
+    if (inferred) layout.explain(shards, checkpoint, context.options);
+    read_map(shards, context, checkpoint);
+  } catch (Error& error) {
+    if (inferred && error.kind() == ErrorKind::kBadInput) hint_at_lost_ranks(files, layout, shards, error);
+    throw;
   }
+  if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
   read_optimizer(files, layout, shards, context, checkpoint);
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);

@@ -17,7 +17,6 @@
 #include "reshard/formats/xser.h"
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/metadata_validation.h"
-#include "reshard/layouts/optimizer_files.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/rank_record.h"
@@ -68,9 +67,7 @@ Listing list_folder(Files& files, const FoundLayout& folder) {
   return listing;
 }
 
-/// \param by_optimizer  its files alone show that there are more ranks.
-void validate_all_ranks_present(const FoundLayout& folder, const Listing& listing, const ShardedCheckpoint& mesh,
-                                bool by_optimizer) {
+void validate_all_ranks_present(const FoundLayout& folder, const Listing& listing, const ShardedCheckpoint& mesh) {
   // Names of files alone make the mesh, so that most of a large one may be missing: the first few are named.
   constexpr std::size_t kNamed = 7;
   const std::uint64_t count = std::uint64_t{mesh.tp} * mesh.pp * mesh.ep - listing.ranks.size();
@@ -88,8 +85,7 @@ void validate_all_ranks_present(const FoundLayout& folder, const Listing& listin
               fmt::format("{} of the {} ranks{} {} missing: {}", count, std::uint64_t{mesh.tp} * mesh.pp * mesh.ep,
                           form, count == 1 ? "is" : "are", names))
       .in(folder.path)
-      .hint(std::string("copy the missing ranks here; a model cannot be consolidated without them") +
-            (by_optimizer ? ", if the optimizer's files, which have these ranks, are of the same save" : ""));
+      .hint("copy the missing ranks here; a model cannot be consolidated without them");
 }
 
 bool lacks_weights(Files& files, const FoundLayout& folder, const Listing& listing) {
@@ -316,23 +312,6 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
   }
 }
 
-/// Where nothing else says how many ranks there are, the optimizer has a file for each: the model lacks those that it does
-/// not have. What is wrong with the optimizer's files is no error here. \returns whether there are more.
-bool take_optimizer_mesh(Files& files, ShardedCheckpoint& checkpoint) {
-  const auto optimizer = ranks_of(checkpoint.folder).optimizer_folder(checkpoint.folder.path);
-  if (!optimizer || *optimizer == checkpoint.folder.path) return false;
-  const std::uint32_t tp = checkpoint.tp, pp = checkpoint.pp;
-  try {
-    for (const OptimizerFileName& name : list_optimizer_files(files, *optimizer)) {
-      checkpoint.tp = std::max(checkpoint.tp, name.rank.tp_rank + 1);
-      checkpoint.pp = std::max(checkpoint.pp, name.rank.pp_rank + 1);
-    }
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kBadInput) throw;
-  }
-  return checkpoint.tp > tp || checkpoint.pp > pp;
-}
-
 }  // namespace
 
 ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
@@ -351,10 +330,9 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
   checkpoint.lacks_weights = lacks_weights(files, folder, listing);
   if (checkpoint.lacks_weights) checkpoint.format = Format::kXser;
   std::optional<Container> first_file = take_recorded_mesh(files, listing, checkpoint);
-  const bool by_optimizer = !checkpoint.record && listing.metadata.empty() && take_optimizer_mesh(files, checkpoint);
   if (!listing.metadata.empty()) read_all_metadata(files, listing, checkpoint);
   validate_experts(checkpoint, listing);
-  validate_all_ranks_present(folder, listing, checkpoint, by_optimizer);
+  validate_all_ranks_present(folder, listing, checkpoint);
   read_all_files(files, listing, std::move(first_file), checkpoint);
   read_old_metadata(files, listing, checkpoint);
   checkpoint.other_stages = remove_other_stages(checkpoint);

@@ -183,7 +183,8 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   job.format = format_of(request);
   const bool has_ids = states != nullptr && !states->has_names();
   if (has_ids && !traits.writes_groups)
-    throw Error(ErrorKind::kUsage, fmt::format("`optimizer-groups` ids: layout {} has names, and no ids", traits.name))
+    throw Error(ErrorKind::kUsage,
+                fmt::format("`from-optimizer-groups` ids: layout {} has names, and no ids", traits.name))
         .in(job.model_directory)
         .hint("say by which rule parameters were grouped, or take the source's own layout");
   TargetPlan plan;
@@ -192,8 +193,9 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
     plan =
         request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file, some, job.mesh.dp});
   } catch (Error& error) {  // a layout knows the tensor, but not where it is
-    if (error.kind() == ErrorKind::kUnsupported && error.path().empty() && !error.tensor().empty())
-      error.in(job.model_directory);
+    const bool is_of_source =
+        error.kind() == ErrorKind::kBadInput || (error.kind() == ErrorKind::kUnsupported && !error.tensor().empty());
+    if (is_of_source && error.path().empty()) error.in(job.model_directory);
     throw;
   }
   if (has_ids) validate_same_ranks(job.source, plan.map);
