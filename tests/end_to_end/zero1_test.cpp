@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -320,7 +321,7 @@ TEST_CASE("States of every case are the same on another mesh") {
       json found = describe_states(checkpoint), expected = golden_of(golden_case).at("logical");
       const bool has_masters = expected.front().contains("master");
       const bool is_narrow = job->source.logical.front().dtype == DType::kBF16;
-      CHECK((join(job->notes, "\n").find("are made of BF16 weights") != std::string::npos) ==
+      CHECK((join(job->notes, "\n").find("they are made of BF16 weights") != std::string::npos) ==
             (!has_masters && is_narrow));
       if (!has_masters)
         for (json& states : found) CHECK(states.erase("master") == 1);
@@ -451,10 +452,66 @@ TEST_CASE("Weights that are float32 and hold what master weights are as bfloat16
   CHECK_NOTHROW(read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)));
   SavedTree tree = read_saved_tree(run.file("model", 0, 0));
   std::string& bytes = tree.tensors.at("model.norm.weight").bytes;
-  bytes[2] = static_cast<char>(bytes[2] ^ 1);  // a neighbour among bfloat16 values
+  bytes[2] = static_cast<char>(bytes[2] ^ 4);  // the fourth bfloat16 value from there
   write_saved_tree(run.file("model", 0, 0), tree);
   const Error error = error_of([&] { read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)); });
   CHECK(error.kind() == ErrorKind::kBadInput);
+}
+
+/// Moves the master weights of a file from what the weights are by this many 65536ths of the step between those.
+void move_masters(const fs::path& path, std::uint32_t by) {
+  SavedTree tree = read_saved_tree(path);
+  std::size_t moved = 0;
+  for (auto& [place, data] : tree.tensors) {
+    if (!place.starts_with("sharded_master_weights/")) continue;
+    REQUIRE(data.dtype == DType::kF32);
+    for (std::size_t at = 0; at < data.bytes.size(); at += 4, ++moved) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, data.bytes.data() + at, 4);
+      if (bits == 0) continue;  // padding
+      bits = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000) + by;
+      std::memcpy(data.bytes.data() + at, &bits, 4);
+    }
+  }
+  REQUIRE(moved > 0);
+  write_saved_tree(path, tree);
+}
+
+TEST_CASE("Weights that are rounded up or down from their master weights are of the same save") {
+  const auto read = [](std::uint32_t by) {
+    const Spoiled run("nxd-llama-dp2-tp2");
+    for (const std::uint32_t dp_rank : {0u, 1u})
+      for (const std::uint32_t tp_rank : {0u, 1u}) move_masters(run.file("optim", dp_rank, tp_rank), by);
+    read_checkpoint(run.temp / "run", with_optimizer(run.golden_case));
+  };
+  CHECK_NOTHROW(read(0x1000));
+  CHECK_NOTHROW(read(0xC000));  // which is nearer to the next weight
+  const Error error = error_of([&] { read(0x24000); });
+  CHECK_THAT(error.what(), Says("it is not what the model has for its parameter"));
+}
+
+TEST_CASE("Ranks at different steps are two saves, whatever is asked of replicas, and both steps are named") {
+  const Spoiled run("nxd-llama-dp2-tp2");
+  const fs::path path = run.file("optim", 0, 1);
+  SavedTree tree = read_saved_tree(path);
+  std::size_t changed = 0;
+  for (auto& [place, data] : tree.tensors)
+    if (place.ends_with("/step")) data.bytes = std::string("\0\0\x80\x40", 4), ++changed;  // 4
+  REQUIRE(changed > 0);
+  write_saved_tree(path, tree);
+  ConvertRequest request = optimizer_request(run.golden_case, run.temp / "out", "nxd");
+  request.source.path = run.temp / "run";
+  request.target.options.set_number("dp", 3);
+  for (const Replicas replicas : {Replicas::kExact, Replicas::kDrift, Replicas::kFirst}) {
+    RunOptions options = unsynced();
+    options.replicas = replicas;
+    const Error error = error_of([&] { convert(request, options); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK_THAT(error.what(),
+               Says("but differs from it; 3 there, 4 here") || Says("but differs from it; 4 there, 3 here"));
+    CHECK_THAT(error.hint(), Says("two saves"));
+    CHECK_FALSE(fs::exists(run.temp / "out"));
+  }
 }
 
 /// Adds one to all steps of a file.

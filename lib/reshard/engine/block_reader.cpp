@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "reshard/base/error.h"
 #include "reshard/engine/blocks.h"
+#include "reshard/tensor/format_element.h"
 #include "reshard/tensor/numeric.h"
 
 namespace reshard {
@@ -195,6 +197,7 @@ void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const R
     load(map, files, group, buffers_.other.make_room(block.size(), {place_read_from(map, {&group, 1}), {}}));
   }
   std::optional<std::uint64_t> differs_at;  // the first byte of the block that does
+  std::string values;                       // of a number: its own, and that of the replica
   for (const Runs& runs : group.runs)
     runs.for_each([&](std::uint64_t a, std::uint64_t b) {
       const std::byte* const copy = seen.empty() ? buffers_.other.data() + b : seen.data() + (a - group.begin_bytes);
@@ -202,14 +205,17 @@ void BlockReader::compare(const TensorMap& map, FilePool<Source>& files, const R
       std::uint64_t at = 0;
       while (at + 1 < runs.run_bytes && block[b + at] == copy[at]) ++at;
       differs_at = b + at;
+      if (tensor.shape.empty())
+        values = fmt::format("{} there, {} here", format_element(tensor.dtype, block, 0),
+                             format_element(tensor.dtype, {copy, runs.run_bytes}, 0));
     });
   if (differs_at)
-    differ(map, files, reading, group.stored, tensor, index_in(box, *differs_at * 8 / bits(tensor.dtype)));
+    differ(map, files, reading, group.stored, tensor, index_in(box, *differs_at * 8 / bits(tensor.dtype)), values);
 }
 
 /// Decides about the whole replica, whichever block showed that it differs.
 void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
-                         const LogicalTensor& tensor, const Dims& index) {
+                         const LogicalTensor& tensor, const Dims& index, std::string_view values) {
   windows_.validate_whole();  // else it is no difference, but a file that was cut
   const Check& check = *std::find_if(reading.checks.begin(), reading.checks.end(),
                                      [&](const Check& one) { return one.stored == stored; });
@@ -219,7 +225,7 @@ void BlockReader::differ(const TensorMap& map, FilePool<Source>& files, const Re
   const auto difference = [&](const Dims& at, std::string_view detail = {}) {
     return failed_check(map, reading.logical, reading.reads, check, at, detail);
   };
-  if (!drifts && !takes_first) throw difference(index);
+  if (!drifts && !takes_first) throw difference(index, values);
   {
     const std::lock_guard lock(shared_.failure_mutex);
     if (!shared_.divergent.emplace(&map, stored, reading.logical).second) return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "reshard/engine/group.h"
@@ -54,7 +55,7 @@ class BlockReader {
   void compare(const TensorMap& map, FilePool<Source>& files, const Reading& reading, const Group& group,
                std::size_t groups, const LogicalTensor& tensor, const Box& box, std::span<const std::byte> block);
   void differ(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
-              const LogicalTensor& tensor, const Dims& index);
+              const LogicalTensor& tensor, const Dims& index, std::string_view values);
   ReplicaDistance distance(const TensorMap& map, FilePool<Source>& files, const Reading& reading, std::uint32_t stored,
                            const LogicalTensor& tensor, Dims& first);
 

@@ -156,6 +156,8 @@ class OptimizerReader {
       ++next;
     }
     group.count = static_cast<std::uint32_t>(pickle_.items(params).size());
+    if (items.size() > kMaxHyperparameters)
+      throw bad(fmt::format("{} has {} hyperparameters, of at most {}", what, items.size(), kMaxHyperparameters));
     std::vector<PickleRef> keys;
     for (const auto& [key, value] : items) {
       if (pickle_.kind(key) != PickleKind::kString) throw bad(fmt::format("{} has a key that is no string", what));

@@ -15,5 +15,7 @@ inline constexpr const char* kMastersKey = "sharded_master_weights";
 
 /// No file may claim more groups of parameters; a run has two.
 inline constexpr std::size_t kMaxParameterGroups = 10'000;
+/// Nor more hyperparameters of one; torch's optimizers have a dozen.
+inline constexpr std::size_t kMaxHyperparameters = 1000;
 
 }  // namespace reshard

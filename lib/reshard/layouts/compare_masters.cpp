@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -44,8 +46,27 @@ bool is_comparable(DType dtype) {
   return describe(dtype).kind == DTypeClass::kFloat && bits(dtype) >= 16;
 }
 
-bool is_same(double a, double b) {
-  return a == b || (std::isnan(a) && std::isnan(b));
+/// The explicit bits of a significand.
+int significand_bits(DType dtype) {
+  if (dtype == DType::kBF16) return 7;
+  if (dtype == DType::kF16) return 10;
+  return dtype == DType::kF32 ? 23 : 52;
+}
+
+/// Whether `weight` is `master` rounded to `dtype`, up or down: Trainium rounds stochastically where it is told to
+/// (NEURON_RT_STOCHASTIC_ROUNDING_EN), and takes the smallest numbers for zero.
+bool is_rounded(double weight, double master, DType dtype) {
+  if (weight == master || (std::isnan(weight) && std::isnan(master))) return true;
+  if (!std::isfinite(master) || !std::isfinite(weight)) return false;
+  constexpr double kSmallest = std::numeric_limits<float>::min();
+  const double distance = std::abs(weight - master);
+  if (std::abs(master) < kSmallest) return distance <= kSmallest;
+  return distance < std::ldexp(1.0, std::ilogb(master) - significand_bits(dtype));
+}
+
+bool is_bf16(double value) {
+  const auto single = static_cast<float>(value);
+  return static_cast<double>(single) == value && (std::bit_cast<std::uint32_t>(single) & 0xFFFFu) == 0;
 }
 
 /// The files of a rank's weights and of its master weights.
@@ -70,15 +91,16 @@ bool compare(Opened& files, const StatePart& part, const TensorMap& model) {
   const Bytes own = read(files.masters, path, master.offset_bytes, count * master_size);
   const std::vector<double> weights =
       values(weight.dtype, read(files.model, model_path, weight.offset_bytes + begin * size, count * size));
+  const std::vector<double> masters = values(master.dtype, own);
   const std::vector<double> as_weights = values(weight.dtype, cast(master.dtype, own, weight.dtype));
-  // Under XLA_DOWNCAST_BF16 weights are float32 that hold bfloat16 values.
-  const std::vector<double> as_bf16 = values(DType::kBF16, cast(master.dtype, own, DType::kBF16));
   for (std::uint64_t i = 0; i < count; ++i) {
-    if (is_same(weights[i], as_weights[i]) || is_same(weights[i], as_bf16[i])) continue;
+    // Under XLA_DOWNCAST_BF16 weights are float32 that hold bfloat16 values.
+    if (weights[i] == as_weights[i] || is_rounded(weights[i], masters[i], weight.dtype) ||
+        (is_bf16(weights[i]) && is_rounded(weights[i], masters[i], DType::kBF16)))
+      continue;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("it is not what the model has for its parameter {} in {}: {} and {} at element {} of it",
-                            printable(weight.name.text()), model_path.string(), values(master.dtype, own)[i],
-                            weights[i], begin + i))
+                            printable(weight.name.text()), model_path.string(), masters[i], weights[i], begin + i))
         .in(path)
         .tensor(part.name.text())
         .hint(

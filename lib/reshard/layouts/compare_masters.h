@@ -6,7 +6,7 @@
 
 namespace reshard {
 
-/// After each step an optimizer's master weights, cast, are the model's weights. Neither the optimizer's files nor their
+/// After each step an optimizer's master weights, rounded up or down, are the model's weights. Neither the optimizer's files nor their
 /// names say of which save they are, or prove which rank's or parameter's: so the first elements of some master weights of
 /// each file, and of each local parameter on some data-parallel rank, are compared with those of the model's files in
 /// `model`.

@@ -225,6 +225,7 @@ class DcpLayout final : public Layout {
       try_dcp_groups(files, run.files, states);
       beside.groups = groups_of(states);
     } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kIo) throw;
       beside.unreadable = error.with_hint();
     }
   }

@@ -138,8 +138,13 @@ class GroupReader {
     const auto& pieces = states_.map.pieces[object];
     if (pieces.empty()) throw fail(object, ErrorKind::kBadInput, "no file holds it");
     const StoredTensor& stored = states_.map.stored[pieces.front().stored];
-    return read_dcp_object(opened_.at(stored.file), stored.offset_bytes, stored.size_bytes,
-                           states_.map.logical[object].name, what, opened_.described(stored.file).path);
+    PlainValue value = read_dcp_object(opened_.at(stored.file), stored.offset_bytes, stored.size_bytes,
+                                       states_.map.logical[object].name, what, opened_.described(stored.file).path);
+    values_ += num_values(value);
+    bytes_ += stored.size_bytes;
+    if (values_ > bytes_ + kMaxPlainValues)
+      throw fail(object, ErrorKind::kBadInput, "the hyperparameters hold the same values many times over");
+    return value;
   }
 
   Error fail(std::uint32_t object, ErrorKind kind, const std::string& message) const {
@@ -150,6 +155,7 @@ class GroupReader {
   }
 
   OpenedFiles opened_;
+  std::uint64_t values_ = 0, bytes_ = 0;  // of all objects: each may hold one large value under many names
   TrainingStates& states_;
   std::unordered_map<std::string, std::string_view> own_names_;  // of the model, by those of the optimizer
   std::map<std::uint64_t, Group> groups_;

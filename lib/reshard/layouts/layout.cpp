@@ -222,7 +222,7 @@ void validate_request(const TargetRequest& request) {
   const LayoutTraits& traits = request.layout->traits();
   const auto refuse = [&](const char* what, bool LayoutTraits::*has) {
     throw Error(ErrorKind::kUsage, fmt::format("layout {} has no {}", traits.name, what))
-        .hint("layouts that have: " +
+        .hint("layouts that have them: " +
               layout_names([&](const Layout& layout) { return layout.traits().*has && layout.traits().is_written(); }));
   };
   format_of(request);

@@ -119,12 +119,14 @@ class NxdLayout final : public TrainingLayout {
     throw Error(ErrorKind::kBadInput,
                 "is the optimizer of another save, whose master weights NxD would take for these weights")
         .in(output_directory / kOptimizerFolder)
-        .hint("move it away, or choose another output directory");
+        .hint("write the optimizer, too (`with-optimizer`), move it away, or choose another output directory");
   }
 
-  /// NxD has the ranks of a step in the step's folder, whose config.json may be one level up.
+  /// NxD has the ranks of a step in the step's folder itself: with weights of Hugging Face in it, it would be read as
+  /// these.
   std::optional<fs::path> default_output(Files& files, const FoundLayout& found) const override {
-    return own_name(files, found.path) == kSavedFolder ? found.directory : found.path;
+    if (own_name(files, found.path) == kSavedFolder) return found.directory;
+    return std::nullopt;
   }
 
   bool owns(Files& files, const fs::path& directory, const std::string& name) const override {

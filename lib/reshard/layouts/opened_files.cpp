@@ -7,6 +7,8 @@
 namespace reshard {
 
 const Source& OpenedFiles::at(std::uint32_t file) {
+  constexpr std::size_t kMaxOpen = 16;
+  if (sources_.size() >= kMaxOpen && !sources_.contains(file)) sources_.clear();
   std::unique_ptr<Source>& source = sources_[file];
   if (source) return *source;
   const TensorFile& described = in_files_[file];

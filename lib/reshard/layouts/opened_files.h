@@ -11,12 +11,13 @@
 
 namespace reshard {
 
-/// Files of a source map for small reads while planning: each is opened once, and decoded where it is compressed.
+/// Files of a source map for small reads while planning: a few stay open, decoded where they are compressed.
 class OpenedFiles {
  public:
   /// Both are borrowed.
   OpenedFiles(Files& files, std::span<const TensorFile> in_files) : files_(files), in_files_(in_files) {}
 
+  /// Valid until the next one.
   /// \param file  index into the files of the map.
   /// \throws Error kIo; kBadInput if it is gone.
   const Source& at(std::uint32_t file);

@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -174,17 +175,22 @@ std::uint64_t shards_of(const OptimizerFiles& of, const OptimizerFile& file, std
 
 /// Of how many ranks every shard of the file may be one: the first such number beyond those that are there.
 std::optional<std::uint64_t> likely_ranks(const OptimizerFiles& of, const OptimizerFile& file) {
-  for (std::uint64_t count = of.dp + of.ep; count <= 4096; count += of.ep) {
-    bool fits = true;
-    for (std::size_t e = 0; e < file.entries.size() && fits; ++e) {
-      const OptimizerEntry& entry = file.entries[e];
-      for_each_shared(entry, [&](const TensorEntry& tensor, bool) {
-        fits = fits && entry.shape && !entry.shape->empty() &&
-               tensor.shape[0] == rows_per_shard((*entry.shape)[0], shards_of(of, file, e, count));
-      });
-    }
-    if (fits) return count;
+  std::set<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> rows;  // of all, of a shard, ranks that share them
+  for (std::size_t e = 0; e < file.entries.size(); ++e) {
+    const OptimizerEntry& entry = file.entries[e];
+    bool has_rows = true;
+    for_each_shared(entry, [&](const TensorEntry& tensor, bool) {
+      has_rows = has_rows && entry.shape && !entry.shape->empty();
+      if (has_rows) rows.emplace((*entry.shape)[0], tensor.shape[0], file.is_expert(e) ? of.ep : 1);
+    });
+    if (!has_rows) return std::nullopt;
   }
+  for (std::uint64_t count = of.dp + of.ep; count <= 4096; count += of.ep)
+    if (std::all_of(rows.begin(), rows.end(), [&](const auto& one) {
+          const auto& [all, own, share] = one;
+          return own == rows_per_shard(all, count / share);
+        }))
+      return count;
   return std::nullopt;
 }
 

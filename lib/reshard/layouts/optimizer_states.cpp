@@ -390,8 +390,16 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
   }
   if (keeps_ids(options)) return names_by_id(files, parameters);
   if (files.is_dcp) return stored_names(files, parameters);
-  return names_of_entries(files, parameters, chosen_group_rule(options),
-                          checkpoint.model ? checkpoint.model->family->model_type : checkpoint.model_type);
+  try {
+    return names_of_entries(files, parameters, chosen_group_rule(options),
+                            checkpoint.model ? checkpoint.model->family->model_type : checkpoint.model_type);
+  } catch (Error& error) {
+    if (error.kind() == ErrorKind::kBadInput && !checkpoint.model && checkpoint.config.empty())
+      error.hint(
+          "say with `config` where the model's config.json is: without it, tied parameters and buffers are not "
+          "told from others");
+    throw;
+  }
 }
 
 ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, const ShardedCheckpoint& shards,

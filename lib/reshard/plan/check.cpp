@@ -50,15 +50,21 @@ std::string message_of(CheckReason reason, const TensorMap& map, const LogicalTe
                          *tensor.filler == 0 ? "zeros" : "the lowest of its dtype", to_string(index));
     case CheckReason::kTied:
     case CheckReason::kReplica:
-      return fmt::format("is a replica of {}{}, but differs from it, first at element {}", tensor.name,
-                         first_file(map, reads, index), to_string(index));
+      return fmt::format("is a replica of {}{}, but differs from it{}", tensor.name, first_file(map, reads, index),
+                         tensor.shape.empty() ? "" : ", first at element " + to_string(index));
   }
   return {};
 }
 
+/// Whether it counts what ranks do together: the step of an optimizer.
+bool is_count(const LogicalTensor& tensor) {
+  return tensor.role == TensorRole::kState && tensor.shape.empty();
+}
+
 /// Whether a caller may keep the first of two replicas that differ. Equal replicas confirm an inferred partition, but not
-/// those of a parameter that every rank has whole.
-bool may_differ(const TensorMap& map, const StoredTensor& stored) {
+/// those of a parameter that every rank has whole. Ranks at different steps are of two saves.
+bool may_differ(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
+  if (is_count(tensor)) return false;
   return map.inferred_partition_hint.empty() || (stored.replicated && stored.label == PartitionLabel::kReplicated);
 }
 
@@ -74,7 +80,8 @@ std::string hint_of(CheckReason reason, const TensorMap& map, const StoredTensor
     case CheckReason::kTied:
       return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
     case CheckReason::kReplica:
-      if (!may_differ(map, stored))
+      if (is_count(tensor)) return "the files come from two saves, or files of ranks were swapped";
+      if (!may_differ(map, stored, tensor))
         return is_state ? "the files come from two saves, or files of ranks were swapped, or the partition that was "
                           "inferred without metadata is another: `replicas` first has no effect"
                         : map.inferred_partition_hint;
@@ -92,8 +99,8 @@ Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<
   const LogicalTensor& tensor = map.logical[logical];
   Check check(piece, reason_of(stored, tensor));
   if (check.reason != CheckReason::kReplica) return check;
-  check.may_drift = is_trained_replica(map, stored, tensor, reads);
-  check.may_differ = may_differ(map, stored);
+  check.may_drift = !is_count(tensor) && is_trained_replica(map, stored, tensor, reads);
+  check.may_differ = may_differ(map, stored, tensor);
   return check;
 }
 

@@ -14,6 +14,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/rank_folder.h"
+#include "reshard/layouts/rank_layout.h"
 #include "reshard/plan/companions.h"
 #include "reshard/plan/trainer_files.h"
 #include "reshard/specs/model_config.h"
@@ -59,15 +60,26 @@ std::optional<DType> config_dtype(const ModelConfig& config) {
   return std::nullopt;
 }
 
+/// The folder that the files with weights of a found checkpoint lie in.
+fs::path weights_folder_of(const FoundLayout& found) {
+  const auto* const ranks = dynamic_cast<const RankLayout*>(found.layout);
+  return ranks == nullptr ? found.path : ranks->weights_folder(found.path);
+}
+
 /// Where ranks of another layout lie in the output directory itself, no path would stand for them alone any more.
-void validate_alone(Files& files, const Layout& target, const fs::path& output_directory) {
-  if (!target.traits().has_ranks || !files.is_directory(output_directory)) return;
+void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, const fs::path& output_directory) {
+  const auto replaces = [&](const fs::path& folder) {
+    return folder != output_directory &&
+           std::any_of(plan.map.files.begin(), plan.map.files.end(),
+                       [&](const TensorFile& file) { return lies_inside(output_directory / file.path, folder); });
+  };
+  if (!files.is_directory(output_directory)) return;
   try {
     for (const Layout* layout : layouts()) {
       const LayoutTraits& traits = layout->traits();
-      if (layout == &target || !traits.has_ranks || !std::string_view(traits.folder).empty()) continue;
+      if (layout == &target || !traits.has_ranks) continue;
       for (const FoundLayout& found : layout->recognise(files, output_directory))
-        if (found.path == output_directory && !found.is_empty)
+        if (found.path == output_directory && !found.is_empty && !replaces(weights_folder_of(found)))
           throw Error(ErrorKind::kBadInput, fmt::format("holds a sharded checkpoint in layout {}, which could not be "
                                                         "read with another beside it",
                                                         traits.name))
@@ -199,7 +211,7 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
     throw;
   }
   if (has_ids) validate_same_ranks(job.source, plan.map);
-  validate_alone(files, *request.layout, job.output_directory);
+  validate_alone(files, *request.layout, plan, job.output_directory);
   request.layout->validate_beside(files, plan, job.output_directory);
   if (traits.has_ranks) job.mesh = plan.mesh;
   job.partition = std::move(plan.partition);
@@ -223,7 +235,7 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
     if (const DType dtype = job.source.logical[source].dtype; bits(dtype) < bits(DType::kF32)) ++narrow[dtype];
   }
   for (const auto& [dtype, count] : narrow)
-    job.notes.push_back(fmt::format("the source has no master weights: those of {} parameter{} are made of {} weights",
+    job.notes.push_back(fmt::format("the source has no master weights of {} parameter{}: they are made of {} weights",
                                     count, count == 1 ? "" : "s", name(dtype)));
   job.target = std::move(plan.map);
   job.target.text_files.clear();
@@ -321,6 +333,26 @@ Companions companions_of(Files& files, const Checkpoint& source, std::vector<fs:
 
 }  // namespace
 
+namespace {
+
+/// A trainer that goes on with the output would read what another save has left there.
+void validate_no_trainer_files(Files& files, const Job& job) {
+  std::vector<std::string> left;
+  for (const char* name : kTrainerFiles)
+    if (files.exists(job.output_directory / name) &&
+        std::none_of(job.copied_files.begin(), job.copied_files.end(),
+                     [&](const CopiedFile& copied) { return copied.path == name; }))
+      left.emplace_back(name);
+  if (left.empty()) return;
+  throw Error(
+      ErrorKind::kBadInput,
+      fmt::format("holds {} of another save, which a trainer would read beside the new states", list_names(left)))
+      .in(job.output_directory)
+      .hint("move what it holds away, or choose another output directory");
+}
+
+}  // namespace
+
 void carry_companions(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
   if (files.exists(source.directory / kConfigFile) &&
@@ -338,6 +370,7 @@ void carry_companions(Files& files, Job& job, const Checkpoint& source, const st
   }
   if (!source.states.empty() && job.layout->traits().writes_states)
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(job.copied_files, std::move(file));
+  if (!source.states.empty() && job.layout->traits().writes_groups) validate_no_trainer_files(files, job);
   // What this job writes anew is not carried over from an older one.
   std::erase_if(job.copied_files, [&](const CopiedFile& copied) {
     return copied.path == kKeptIndexMetadataFile ||

@@ -3,19 +3,14 @@
 #include <algorithm>
 
 #include "reshard/layouts/rank_folder.h"
-#include "reshard/plan/tags.h"
 
 namespace reshard {
-namespace {
-
-constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt", kTrainerStateFile};
-
-}  // namespace
 
 bool is_step_of_run(Files& files, const Checkpoint& checkpoint) {
   if (files.is_same(checkpoint.path, checkpoint.directory)) return false;
   if (is_tag_name(own_name(files, checkpoint.path))) return true;
-  return checkpoint.has_ranks() && checkpoint.layout->default_output(files, checkpoint.found()) == checkpoint.path;
+  return checkpoint.has_ranks() && checkpoint.layout->traits().writes_groups &&
+         !checkpoint.layout->default_output(files, checkpoint.found());
 }
 
 std::vector<CopiedFile> trainer_files(Files& files, const Checkpoint& checkpoint) {

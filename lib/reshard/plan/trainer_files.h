@@ -7,11 +7,12 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/plan/job.h"
+#include "reshard/plan/tags.h"
 
 namespace reshard {
 
 /// Whether the checkpoint is one step of a run, and its config.json lies in the run's directory: its name says so, or it
-/// is a directory in which its layout would be written.
+/// is of a layout that trainers save optimizers in, and in no folder of its own.
 bool is_step_of_run(Files& files, const Checkpoint& checkpoint);
 
 /// scheduler.pt, user_content.pt (neuronx_distributed/trainer/checkpoint.py) and trainer_state.json (optimum-neuron), as
@@ -20,7 +21,8 @@ bool is_step_of_run(Files& files, const Checkpoint& checkpoint);
 /// \throws Error kIo.
 std::vector<CopiedFile> trainer_files(Files& files, const Checkpoint& checkpoint);
 
-/// Whether a file of this name is one of those.
+/// Their names.
+inline constexpr const char* kTrainerFiles[] = {"scheduler.pt", "user_content.pt", kTrainerStateFile};
 bool is_trainer_file(const std::filesystem::path& name);
 
 }  // namespace reshard
