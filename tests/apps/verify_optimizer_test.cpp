@@ -99,6 +99,26 @@ TEST_CASE("A migration of an optimizer with its master weights to dcp is the sam
   CHECK(cases == 6);
 }
 
+TEST_CASE("A migrated optimizer is what its own manifest says, with its groups and steps") {
+  for (const char* name : {"nxd-llama-dp2-tp2", "nxd-llama-dp4-tp2-pp2"})
+    for (const char* names : {"hf", "torchtitan-0.2"}) {
+      CAPTURE(name, names);
+      const TempDir temp;
+      const fs::path golden_case = testdata("golden/zero1") / name;
+      const std::string out = (temp / "out").string();
+      const ProgramResult converted = run_reshard({"convert", (golden_case / "checkpoint/step_3").string(), out,
+                                                   "--config", (golden_case / "original").string(), "--to", "dcp",
+                                                   "--fsdp", "2", "--names", names, "--with-optimizer", "--manifest"});
+      INFO(converted.err);
+      REQUIRE(converted.exit_code == 0);
+      const ProgramResult result =
+          run_reshard({"verify", out, "--manifest", out + "/reshard.manifest.json", "--with-optimizer"});
+      INFO(result.out << result.err);
+      CHECK(result.exit_code == 0);
+      CHECK_THAT(result.err, !Says("not compared"));
+    }
+}
+
 TEST_CASE("Master weights that one optimizer alone has are noted, where they are not the model") {
   Migrated run(testdata("golden/zero1/nxd-llama-dp2-tp2"));
   run.of_verify.resize(run.of_verify.size() - 2);  // --weights master

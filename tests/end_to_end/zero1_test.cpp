@@ -458,6 +458,79 @@ TEST_CASE("Weights that are float32 and hold what master weights are as bfloat16
   CHECK(error.kind() == ErrorKind::kBadInput);
 }
 
+TEST_CASE("States and master weights that some parameters lack are noted, and not taken for a model") {
+  const Spoiled run("nxd-llama-dp2-tp2");
+  const auto erase = [&](const std::string& dict, const std::string& key) {
+    for (const std::uint32_t dp_rank : {0u, 1u})
+      for (const std::uint32_t tp_rank : {0u, 1u}) {
+        const fs::path path = run.file("optim", dp_rank, tp_rank);
+        SavedTree tree = read_saved_tree(path);
+        auto& of = dict == "base_state" ? tree.structure[dict]["int 2"] : tree.structure[dict];
+        REQUIRE(of.erase(key) == 1);
+        std::erase_if(tree.tensors, [&](const auto& tensor) {
+          return tensor.first == (dict == "base_state" ? dict + "/2/" + key : dict + "/2");
+        });
+        write_saved_tree(path, tree);
+      }
+  };
+  const auto notes = [&] {
+    return join(read_checkpoint(run.temp / "run", with_optimizer(run.golden_case)).notes, "\n");
+  };
+  CHECK_THAT(notes(), !Says("not all parameters of a group have"));
+  erase("base_state", "exp_avg_sq");
+  CHECK_THAT(notes(),
+             Says("not all parameters of a group have exp_avg_sq: not id 2 in dp_rank_00_tp_rank_00_pp_rank_00.pt"));
+  erase("sharded_master_weights", "int 2");
+  ReadContext masters = with_optimizer(run.golden_case);
+  masters.with_optimizer = false;
+  masters.options.set("weights", "master");
+  const Error error = error_of([&] { read_checkpoint(run.temp / "run", masters); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK(error.path() == run.file("optim", 0, 0).string());
+  CHECK_THAT(error.what(), Says("has states of id 2, but no master weights, which others have"));
+}
+
+TEST_CASE("Without master weights, files of data-parallel ranks that were swapped would go unnoticed, which is noted") {
+  const Spoiled run("nxd-llama-dp2-tp2");
+  ConvertRequest request = optimizer_request(run.golden_case, run.temp / "one", "nxd");
+  request.target.tp = 1;
+  convert(request);
+  for (const std::uint32_t dp_rank : {0u, 1u}) {
+    const fs::path path = run.temp / "one/optim" / (rank_name({0, 0, dp_rank}, true) + ".pt");
+    SavedTree tree = read_saved_tree(path);
+    tree.structure.erase("sharded_master_weights");
+    std::erase_if(tree.tensors, [](const auto& tensor) { return tensor.first.starts_with("sharded_master_weights/"); });
+    write_saved_tree(path, tree);
+  }
+  const Checkpoint checkpoint = read_checkpoint(run.temp / "one", with_optimizer(run.golden_case));
+  CHECK_THAT(join(checkpoint.notes, "\n"), Says("files that were swapped between ranks would go unnoticed"));
+}
+
+TEST_CASE(
+    "An optimizer is not written where a trainer would read another save's files, nor into another layout's ranks") {
+  const Spoiled run("nxd-llama-dp2-tp2");
+  fs::remove(run.temp / "run/scheduler.pt");
+  ConvertRequest request = optimizer_request(run.golden_case, run.temp / "out", "nxd");
+  request.source.path = run.temp / "run";
+  write_file(run.temp / "out/scheduler.pt", "of another save");
+  const Error stale = error_of([&] { convert(request); });
+  CHECK(stale.kind() == ErrorKind::kBadInput);
+  CHECK(stale.path() == (run.temp / "out").string());
+  CHECK_THAT(stale.what(), Says("holds scheduler.pt of another save"));
+  fs::remove(run.temp / "out/scheduler.pt");
+  convert(request);
+  request.force = true;
+  convert(request);
+  request.target.layout = layout_named("optimum");
+  const Error mixed = error_of([&] { convert(request); });
+  CHECK(mixed.kind() == ErrorKind::kBadInput);
+  CHECK(mixed.path() == (run.temp / "out").string());
+  CHECK_THAT(mixed.what(), Says("holds a sharded checkpoint in layout nxd"));
+  request.target.layout = layout_named("hf");
+  request.source.with_optimizer = false;
+  CHECK_THAT(error_of([&] { convert(request); }).what(), Says("holds a sharded checkpoint in layout"));
+}
+
 /// Moves the master weights of a file from what the weights are by this many 65536ths of the step between those.
 void move_masters(const fs::path& path, std::uint32_t by) {
   SavedTree tree = read_saved_tree(path);

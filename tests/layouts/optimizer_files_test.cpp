@@ -201,6 +201,14 @@ TEST_CASE("Groups and names of states without end are refused, however small the
   CHECK(optimizer.read().all[0].entries[1].tensors.size() == 32);
 }
 
+TEST_CASE("Hyperparameters of a group without end are refused") {
+  const Optimizer optimizer;
+  Items values{{"params", numbers({0, 1})}};
+  for (int key = 0; key < 1000; ++key) values.emplace_back(fmt::format("k{}", key), number(1));
+  optimizer.write(optimizer.file(0), with("param_groups", list({dict(values)})));
+  optimizer.check_refused(optimizer.file(0), "group 0 has 1001 hyperparameters, of at most 1000");
+}
+
 TEST_CASE("A hyperparameter is read though it is the very list of parameters") {
   const Optimizer optimizer;
   const std::string shared = dict({{"params", numbers({0, 1}) + "q\x01"}, {"same", "h\x01"}});

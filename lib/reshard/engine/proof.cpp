@@ -9,6 +9,7 @@
 #include "reshard/engine/leaf_digests.h"
 #include "reshard/plan/fingerprint.h"
 #include "reshard/plan/job_manifest.h"
+#include "reshard/tensor/numeric.h"
 
 namespace reshard {
 
@@ -23,9 +24,42 @@ std::vector<Manifest::File> proved_files(const Job& job) {
   return files;
 }
 
+namespace {
+
+TensorDigest digest_of(DType dtype, const Dims& shape, std::span<const std::byte> bytes) {
+  LeafDigests leaves(dtype, shape);
+  std::uint64_t begin = 0;
+  for (std::size_t leaf = 0; leaf < leaves.leaves(); ++leaf) {
+    const std::uint64_t size = num_bytes(dtype, leaf_of(dtype, shape, leaf).size).value();
+    leaves.set(leaf, sha256(bytes.subspan(begin, size)));
+    begin += size;
+  }
+  return leaves.digest();
+}
+
+/// What the target makes, of no tensor of the source, and a reader finds as a state: objects and numbers.
+void add_made(const TensorMap& target, std::vector<Manifest::Tensor>& tensors) {
+  for (const auto& [name, bytes] : target.made_objects) {
+    const Dims shape{bytes.size()};
+    tensors.push_back(
+        {name, DType::kU8, shape, digest_of(DType::kU8, shape, std::as_bytes(std::span(bytes))), TensorRole::kObject});
+  }
+  for (const LogicalTensor& tensor : target.logical) {
+    if (tensor.role != TensorRole::kState || tensor.filler.fill() != Filler::Fill::kConstant) continue;
+    std::vector<std::byte> bytes(num_bytes(tensor.dtype, tensor.shape).value());
+    fill_elements(tensor.dtype, bytes, *tensor.filler);
+    tensors.push_back(
+        {tensor.name, tensor.dtype, tensor.shape, digest_of(tensor.dtype, tensor.shape, bytes), TensorRole::kState});
+  }
+  std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+}
+
+}  // namespace
+
 Proof proof_of(const Job& job, std::string fingerprint, const std::vector<TensorDigest>& digests,
                std::vector<Manifest::File> files) {
-  const Manifest manifest = manifest_of(job, std::move(fingerprint), digests, std::move(files));
+  Manifest manifest = manifest_of(job, std::move(fingerprint), digests, std::move(files));
+  add_made(job.target, manifest.tensors);
   Proof proof;
   proof.manifest = manifest_text(manifest);
   std::vector<FileDigest> lines{{kManifestFile, sha256(std::as_bytes(std::span(proof.manifest)))}};

@@ -218,15 +218,16 @@ std::vector<DcpGroupObject> dcp_group_objects(std::span<const OptimizerGroup> gr
       if (flat)
         for (const auto& [key, value] : groups[g].values)
           objects.push_back({fmt::format("{}.{}.{}.{}", kOptimizer, kList, name, key),
+                             fmt::format("{}.{}.{}.{}", kOptimizer, kList, parameter, key),
                              {kOptimizer, fmt::format("{}.{}.{}", kList, name, key)},
                              plain_value_file(kItemArchive, value)});
       names.push_back({std::move(name)});
     }
     if (flat) continue;
     const auto add = [&](const std::string& key, const PlainValue& value) {
-      objects.push_back({fmt::format("{}.{}.{}.{}", kOptimizer, kList, g, key),
-                         {kOptimizer, kList, static_cast<std::int64_t>(g), key},
-                         plain_value_file(kItemArchive, value)});
+      const std::string name = fmt::format("{}.{}.{}.{}", kOptimizer, kList, g, key);
+      objects.push_back(
+          {name, name, {kOptimizer, kList, static_cast<std::int64_t>(g), key}, plain_value_file(kItemArchive, value)});
     };
     for (const auto& [key, value] : groups[g].values) add(key, value);
     add(kGroupParametersKey, {std::move(names)});

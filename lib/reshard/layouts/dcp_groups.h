@@ -36,6 +36,7 @@ PlainValue read_dcp_object(const Source& source, std::uint64_t offset_bytes, std
 /// An object of a checkpoint: what torch.save makes of a plain value.
 struct DcpGroupObject {
   std::string name;
+  std::string own_name;  // with the model's name for its parameter
   DcpPath path;
   std::string bytes;
 };

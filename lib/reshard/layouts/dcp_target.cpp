@@ -206,8 +206,12 @@ class Cutter {
     std::uint32_t bits = 0;
     std::memcpy(&bits, &value, sizeof(bits));
     WrittenNames::Place place = names_ ? names_->of(number.parameter) : WrittenNames::Place{number.parameter};
-    const LogicalTensor tensor{
-        optimizer_state_name(number.parameter, number.state), DType::kF32, {}, Filler(bits, Filler::Fill::kConstant)};
+    const LogicalTensor tensor{optimizer_state_name(number.parameter, number.state),
+                               DType::kF32,
+                               {},
+                               Filler(bits, Filler::Fill::kConstant),
+                               {},
+                               TensorRole::kState};
     DcpPath path = nested_or_flat({"optimizer", "state", place.entry, number.state});
     place.entry = optimizer_state_name(place.entry, number.state);
     const auto [known, is_new] = numbers_.emplace(place.entry, &number);
@@ -339,7 +343,10 @@ class Cutter {
     container.path = fmt::format("__{}_0.distcp", chunks.front().rank);
     container.tp_rank = chunks.front().rank;
     if (metadata_.files.empty())
-      for (DcpGroupObject& object : objects_) container.objects.push_back(std::move(object.bytes));
+      for (DcpGroupObject& object : objects_) {
+        map_.made_objects.emplace_back(std::move(object.own_name), object.bytes);
+        container.objects.push_back(std::move(object.bytes));
+      }
     std::vector<TensorEntry> items;
     items.reserve(chunks.size());
     container.tensors.reserve(chunks.size());

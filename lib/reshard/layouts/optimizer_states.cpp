@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -239,6 +240,48 @@ void refuse_incomplete(const OptimizerFiles& files) {
       .hint(files.incomplete_hint);
 }
 
+/// Of what is trained all master weights are there, or none.
+void refuse_partial_masters(const OptimizerFiles& files) {
+  for (const OptimizerFile& file : files.all)
+    for (std::uint32_t e = 0; e < file.entries.size(); ++e) {
+      const OptimizerEntry& entry = file.entries[e];
+      if (entry.master || (entry.tensors.empty() && entry.numbers.empty())) continue;
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("has states of {}, but no master weights, which others have", name_of_entry(file, e)))
+          .in(file.path)
+          .hint("the file is damaged, or of a run that saved some master weights alone: take the model's own weights");
+    }
+}
+
+/// What parameters of one group have no state of, and others of it have: as a note.
+void note_missing_states(const OptimizerFiles& files, std::vector<std::string>& notes) {
+  if (files.is_dcp) return;       // where a file has what others share, and those have not
+  std::set<std::string> missing;  // states
+  std::vector<std::string> ids;
+  for (std::uint32_t pp_rank = 0; pp_rank < files.pp; ++pp_rank) {
+    const OptimizerFile& file = files.of(pp_rank, 0, 0);
+    for (const OptimizerFileGroup& group : file.groups) {
+      std::set<std::string> names;
+      const auto names_of = [](const OptimizerEntry& entry) {
+        std::set<std::string> own;
+        for (const TensorEntry& tensor : entry.tensors) own.insert(tensor.name);
+        for (const auto& [name, value] : entry.numbers) own.insert(name);
+        return own;
+      };
+      for (std::uint32_t e = group.first; e < group.first + group.count; ++e) names.merge(names_of(file.entries[e]));
+      for (std::uint32_t e = group.first; e < group.first + group.count; ++e) {
+        const std::set<std::string> own = names_of(file.entries[e]);
+        if (own.size() == names.size()) continue;
+        ids.push_back(fmt::format("{} in {}", name_of_entry(file, e), file.path.filename().string()));
+        std::set_difference(names.begin(), names.end(), own.begin(), own.end(), std::inserter(missing, missing.end()));
+      }
+    }
+  }
+  if (ids.empty()) return;
+  notes.push_back(fmt::format("not all parameters of a group have {}: not {}",
+                              list_names(std::vector(missing.begin(), missing.end())), list_names(ids)));
+}
+
 /// Makes states of an optimizer.
 class StatesMaker {
  public:
@@ -418,6 +461,7 @@ ShardedOptimizer read_sharded_optimizer(Files& files, const fs::path& folder, co
         fmt::format("the optimizer's files hold more than states, groups and master weights, "
                     "which is left out: {}",
                     list_names(std::vector(others.begin(), others.end()))));
+  note_missing_states(optimizer.files, checkpoint.notes);
   optimizer.names = name_entries(optimizer.files, shards, checkpoint, options);
   optimizer.first_files = join_files(checkpoint.map, optimizer.files);
   return optimizer;
@@ -447,6 +491,7 @@ std::size_t take_master_weights(const ShardedOptimizer& optimizer, TensorMap& mo
     throw Error(ErrorKind::kBadInput, "holds no master weights")
         .in(optimizer.files.folder)
         .hint("take the model's own weights: `weights` model");
+  refuse_partial_masters(optimizer.files);
   const TensorMap local = model;
   const LocalTensors locals(local, optimizer.files);
   std::vector<StatePart> parts = StateParts(optimizer, locals).collect(kMastersKey, "", master_of);

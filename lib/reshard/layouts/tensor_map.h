@@ -137,6 +137,8 @@ class TensorMap {
   std::vector<std::uint32_t> transposed;            // of a target: logical tensors with the last two dims swapped
   /// Of a target: states of the source that have to be the same as another one, which stands for both here.
   std::vector<std::pair<std::string, std::string>> same;
+  /// Of a target: objects that are made, and not of its tensors, by the name that a reader gives them; what is saved.
+  std::vector<std::pair<std::string, std::string>> made_objects;
   std::vector<TextFile> text_files;  // of a target: files without tensors that belong to its containers
   /// What to try where replicas differ, for a source whose partition was inferred without metadata: identical replicas
   /// alone confirm it. Else empty.
