@@ -529,6 +529,10 @@ TEST_CASE(
   request.target.layout = layout_named("hf");
   request.source.with_optimizer = false;
   CHECK_THAT(error_of([&] { convert(request); }).what(), Says("holds a sharded checkpoint in layout"));
+  fs::remove_all(run.temp / "out/optim");
+  fs::remove(run.temp / "out/scheduler.pt");
+  convert(request);  // beside the ranks of the model alone
+  CHECK(fs::exists(run.temp / "out/model.safetensors"));
 }
 
 /// Moves the master weights of a file from what the weights are by this many 65536ths of the step between those.

@@ -60,13 +60,22 @@ std::optional<DType> config_dtype(const ModelConfig& config) {
   return std::nullopt;
 }
 
+/// Whether a found checkpoint of ranks has no optimizer beside its weights, so that these alone can be hidden.
+bool is_model_alone(Files& files, const FoundLayout& found) {
+  const auto* const ranks = dynamic_cast<const RankLayout*>(found.layout);
+  if (ranks == nullptr) return false;
+  const auto optimizer = ranks->optimizer_folder(found.path);
+  return !optimizer || *optimizer == found.path || !files.exists(*optimizer);
+}
+
 /// The folder that the files with weights of a found checkpoint lie in.
 fs::path weights_folder_of(const FoundLayout& found) {
   const auto* const ranks = dynamic_cast<const RankLayout*>(found.layout);
   return ranks == nullptr ? found.path : ranks->weights_folder(found.path);
 }
 
-/// Where ranks of another layout lie in the output directory itself, no path would stand for them alone any more.
+/// Where ranks of another layout lie in the output directory itself, no path would stand for them alone any more. Whole
+/// weights may join a model's ranks, which they are.
 void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, const fs::path& output_directory) {
   const auto replaces = [&](const fs::path& folder) {
     return folder != output_directory &&
@@ -79,7 +88,8 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
       const LayoutTraits& traits = layout->traits();
       if (layout == &target || !traits.has_ranks) continue;
       for (const FoundLayout& found : layout->recognise(files, output_directory))
-        if (found.path == output_directory && !found.is_empty && !replaces(weights_folder_of(found)))
+        if (found.path == output_directory && !found.is_empty && !replaces(weights_folder_of(found)) &&
+            (target.traits().has_ranks || !is_model_alone(files, found)))
           throw Error(ErrorKind::kBadInput, fmt::format("holds a sharded checkpoint in layout {}, which could not be "
                                                         "read with another beside it",
                                                         traits.name))
