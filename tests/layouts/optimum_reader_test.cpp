@@ -101,7 +101,7 @@ TEST_CASE("Expert-parallel ranks are unsupported by file, whichever number they 
     CHECK(error.kind() == ErrorKind::kUnsupported);
     CHECK(error.path() == (optimum.shards / "model" / name).string());
     CHECK_THAT(error.what(), Says("expert-parallel"));
-    CHECK_THAT(error.hint(), Says("expert parallelism"));
+    CHECK_THAT(error.hint(), Says("Hugging Face model"));
   }
 }
 
@@ -118,7 +118,7 @@ TEST_CASE("A tensor that xser says is split over experts is unsupported, by file
   CHECK(error.path() == optimum.rank(0, 0).string());
   CHECK_FALSE(error.tensor().empty());
   CHECK_THAT(error.what(), Says("expert-parallel"));
-  CHECK_THAT(error.hint(), Says("expert parallelism"));
+  CHECK_THAT(error.hint(), Says("Hugging Face model"));
 }
 
 TEST_CASE("Two checkpoints in one directory are refused, but either folder can be given") {

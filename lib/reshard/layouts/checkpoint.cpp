@@ -14,6 +14,7 @@
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_adapter.h"
+#include "reshard/layouts/strangers.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/model_config.h"
 
@@ -147,10 +148,16 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
 
 namespace {
 
+/// \throws Error kUnsupported if files in `path` show that another system wrote them.
+void refuse_strange_files(Files& files, const fs::path& path) {
+  if (const auto stranger = stranger_in(files, path)) throw Error(*stranger);
+}
+
 /// \throws Error where a layout can say why `path` is none of its checkpoints.
 void refuse_part(Files& files, const fs::path& path) {
   for (const Layout* layout : layouts())
     if (const auto error = layout->explain_missing(files, path)) throw Error(*error);
+  refuse_strange_files(files, path);
 }
 
 /// Reads a file that is given alone, though it may be only a part of a checkpoint.
@@ -228,12 +235,36 @@ void note_misfits(Checkpoint& checkpoint) {
           fmt::format("{} does not explain these tensors: {}", checkpoint.config.string(), list_names(besides)));
   } catch (const Error& error) {
     checkpoint.notes.push_back(
-        fmt::format("{} seems to be of another model: {}", checkpoint.config.string(), error.what()));
+        error.kind() == ErrorKind::kUnsupported
+            ? error.what()
+            : fmt::format("{} seems to be of another model: {}", checkpoint.config.string(), error.what()));
+  }
+}
+
+/// Tensors that were read as they are called, without a model that would explain them.
+void note_strangers(Checkpoint& checkpoint) {
+  if (checkpoint.model || checkpoint.has_mesh()) return;
+  std::vector<std::string_view> names;
+  names.reserve(checkpoint.map.logical.size());
+  for (const LogicalTensor& tensor : checkpoint.map.logical) names.push_back(tensor.name);
+  if (const auto stranger = stranger_among(names, nullptr))
+    checkpoint.notes.push_back(
+        fmt::format("{}, so names and shapes stay as they are; {}", stranger->what(), stranger->hint()));
+}
+
+/// \throws Error kUnsupported, in place of one that only says what is missing, if files in it show what else it is.
+Checkpoint read_found(Files& files, const FoundLayout& found, const ReadContext& context) {
+  try {
+    return found.layout->read(files, found, context);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kBadInput || error.kind() == ErrorKind::kIo) refuse_strange_files(files, found.path);
+    throw;
   }
 }
 
 Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) {
-  Checkpoint checkpoint = found.layout->read(files, found, context);
+  Checkpoint checkpoint = read_found(files, found, context);
+  note_strangers(checkpoint);
   if (context.use == ConfigUse::kLenient) note_misfits(checkpoint);
   note_idle_options(checkpoint, context.options);
   return checkpoint;
@@ -270,10 +301,12 @@ Error no_directory(Files& files, const fs::path& path) {
 Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& context) {
   if (!files.is_directory(path)) throw no_directory(files, path);
   if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
-  if (find_whole(files, path))
+  if (find_whole(files, path)) {
+    refuse_strange_files(files, path);
     throw Error(ErrorKind::kBadInput, "holds whole tensors, and no ranks to consolidate")
         .in(path)
         .hint("it is a Hugging Face checkpoint already");
+  }
   refuse_part(files, path);
   throw Error(ErrorKind::kBadInput, fmt::format("holds neither {} nor files of ranks", shards_folders()))
       .in(path)
@@ -288,10 +321,12 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
   const bool is_whole = find_whole(files, directory).has_value();
   const auto shards = is_whole ? std::nullopt : find_shards(files, directory);
   if (shards && shards->layout->traits().needs_no_mesh) return read(files, *shards, context);
-  if (shards)
+  if (shards) {
+    refuse_strange_files(files, directory);
     throw Error(ErrorKind::kBadInput, "is a sharded checkpoint, and holds no whole tensors")
         .in(directory)
         .hint("convert reads it, or consolidate it first");
+  }
   if (!is_whole) refuse_part(files, directory);
   return read(files, {&whole_layout(), directory, directory}, context);
 }

@@ -10,6 +10,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/strangers.h"
 #include "reshard/specs/language_model.h"
 #include "reshard/specs/quantization.h"
 
@@ -237,9 +238,20 @@ Misfits find_misfits(const TensorMap& map, const Model& model) {
 
 namespace {
 
+/// \throws Error kUnsupported if a name shows that another system wrote the tensors.
+void refuse_strangers(const TensorMap& map, const Model& model, const std::filesystem::path& where) {
+  std::vector<std::string_view> names;
+  names.reserve(map.logical.size());
+  for (const LogicalTensor& tensor : map.logical)
+    if (!tensor.filler) names.push_back(tensor.name);
+  if (auto stranger = stranger_among(names, &model)) throw stranger->in(where);
+}
+
 /// \param trained  it may have more than the model.
 void validate(TensorMap& map, const Model& model, const Misfits& misfits, bool trained,
               const std::filesystem::path& where, const std::string& hint) {
+  const bool fits = misfits.shapes.empty() && misfits.missing.empty() && (trained || misfits.unlisted.empty());
+  if (!fits || model.by_config_plan) refuse_strangers(map, model, where);
   if (model.by_config_plan) validate_layers(model, where);
   if (model.quantization_problem && (!misfits.shapes.empty() || !misfits.unlisted.empty())) {
     const std::string& name =
@@ -254,7 +266,6 @@ void validate(TensorMap& map, const Model& model, const Misfits& misfits, bool t
         .in(where)
         .hint(misfits.missing.empty() ? "mend config.json, or take the one that came with the weights"
                                       : "files are missing, or config.json belongs to another model");
-  const bool fits = misfits.shapes.empty() && misfits.missing.empty() && (trained || misfits.unlisted.empty());
   if (!fits) {
     const bool chosen = model.family_from != FamilyFrom::kConfig;
     const char* const by = model.family_from == FamilyFrom::kSpec ? "that `spec` describes as" : "of the family";

@@ -19,6 +19,7 @@
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/sharded_map.h"
+#include "reshard/layouts/strangers.h"
 #include "reshard/layouts/weights_option.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/metadata.h"
@@ -181,6 +182,15 @@ void read_map(ShardedCheckpoint& shards, const ReadContext& context, Checkpoint&
   }
 }
 
+/// \throws Error kUnsupported if a name in the files shows that another system wrote them.
+void refuse_strangers_in(const ShardedCheckpoint& shards, const std::optional<Model>& model) {
+  for (const auto& of_stage : shards.files) {
+    std::vector<std::string_view> names;
+    for (const TensorEntry& tensor : of_stage.front().tensors) names.push_back(tensor.name);
+    if (auto stranger = stranger_among(names, model ? &*model : nullptr)) throw stranger->in(of_stage.front().path);
+  }
+}
+
 /// Where the model's files do not fit its config.json: says so in `error` if the optimizer's files are of more ranks.
 void hint_at_lost_ranks(Files& files, const RankLayout& layout, const ShardedCheckpoint& shards, Error& error) {
   const auto folder = layout.optimizer_folder(shards.folder.path);
@@ -314,6 +324,8 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     return planned_model(config, shards, notes);
   });
   const bool inferred = shards.metadata.empty();
+  if (inferred && (!checkpoint.model || checkpoint.model->by_config_plan))
+    refuse_strangers_in(shards, checkpoint.model);
   if (inferred && !checkpoint.model)
     throw Error(
         ErrorKind::kBadInput,
@@ -325,6 +337,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     if (inferred) layout.explain(shards, checkpoint, context.options);
     read_map(shards, context, checkpoint);
   } catch (Error& error) {
+    if (error.kind() == ErrorKind::kBadInput) refuse_strangers_in(shards, checkpoint.model);
     if (inferred && error.kind() == ErrorKind::kBadInput) hint_at_lost_ranks(files, layout, shards, error);
     throw;
   }

@@ -21,6 +21,7 @@
 #include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/record_validation.h"
+#include "reshard/layouts/strangers.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/torch_metadata.h"
@@ -48,7 +49,7 @@ struct Listing {
 Error expert_parallel(const fs::path& path, const char* what) {
   return Error(ErrorKind::kUnsupported, std::string(what) + ", and no metadata says how its experts are spread")
       .in(path)
-      .hint("save the checkpoint without expert parallelism (one expert-parallel rank)");
+      .hint(kHintForExperts);
 }
 
 Listing list_folder(Files& files, const FoundLayout& folder) {

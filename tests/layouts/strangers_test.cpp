@@ -1,0 +1,182 @@
+// Checkpoints of systems that are not read: names and files that only they have.
+
+#include "reshard/layouts/strangers.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/io/memory_files.h"
+#include "reshard/layouts/checkpoint.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/local_files.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Names = std::vector<std::string_view>;
+
+TEST_CASE("A tensor's name that only one system has names the system and what to do") {
+  struct Case {
+    Names names;
+    const char* tensor;
+    const char* system;
+    const char* hint;
+  };
+  const std::vector<Case> cases{
+      {{"language_model.encoder.layers.0.mlp.dense_h_to_4h.weight"},
+       "language_model.encoder.layers.0.mlp.dense_h_to_4h.weight",
+       "NxD Training's megatron style",
+       "model_source: hf"},
+      {{"rank_util.rank", "draft_model.norm.weight"},
+       "draft_model.norm.weight",
+       "fused speculation",
+       "two Hugging Face models"},
+      {{"norm.weight", "medusa_head_0.1.weight"}, "medusa_head_0.1.weight", "heads of Medusa", "without them"},
+      {{"layers.0.q_proj.base_layer.weight", "layers.0.q_proj.lora_A.weight_active"},
+       "layers.0.q_proj.lora_A.weight_active",
+       "multi-LoRA serving",
+       "the adapters"},
+      {{"model.layers.0.mlp.down_proj.base_layer.weight"},
+       "model.layers.0.mlp.down_proj.base_layer.weight",
+       "LoRA adapter that is not merged",
+       "merge_lora"},
+      {{"model.layers.0.self_attn.qkv_proj.lora_B.weight_q"},
+       "model.layers.0.self_attn.qkv_proj.lora_B.weight_q",
+       "LoRA adapter that is not merged",
+       "merge_and_unload"},
+      {{"layers.0.self_attn.tkg_o_proj.o_proj.weight"},
+       "layers.0.self_attn.tkg_o_proj.o_proj.weight",
+       "context encoding",
+       "Hugging Face model"},
+      {{"layers.0.cte_mlp.up_proj.weight"}, "layers.0.cte_mlp.up_proj.weight", "mlp_cp_degree", "Hugging Face model"},
+      {{"transformer.blocks.0.ffn.expert_mlps.mlp_op.down_proj.weight"},
+       "transformer.blocks.0.ffn.expert_mlps.mlp_op.down_proj.weight",
+       "mixtures of experts",
+       "Hugging Face model"},
+      {{"model.layers.0.mlp.router.linear_router.weight"},
+       "model.layers.0.mlp.router.linear_router.weight",
+       "mixtures of experts",
+       "Hugging Face's names"},
+      {{"decoder.layers.self_attention.linear_qkv.weight"},
+       "decoder.layers.self_attention.linear_qkv.weight",
+       "Megatron-LM",
+       "export"},
+      {{"embedding.weight", "decoder.layers.3.mlp.linear_fc1.weight"},
+       "decoder.layers.3.mlp.linear_fc1.weight",
+       "Megatron-LM",
+       "export"},
+      {{"layers.0.mlp.up_proj.weight", "fc.weight"}, "fc.weight", "draft model of EAGLE", "no model by itself"},
+      {{"layers.0.hidden_norm.weight", "layers.0.mlp.up_proj.weight"},
+       "layers.0.hidden_norm.weight",
+       "draft model of EAGLE",
+       "no model by itself"},
+      {{"layers.0.mlp.up_proj.weight", "layers.0.mlp.up_proj.scale"},
+       "layers.0.mlp.up_proj.scale",
+       "NxD's own quantisation",
+       "quantization_config"},
+  };
+  for (const Case& each : cases) {
+    INFO(each.tensor);
+    const std::optional<Error> error = stranger_among(each.names, nullptr);
+    REQUIRE(error);
+    CHECK(error->kind() == ErrorKind::kUnsupported);
+    CHECK(error->tensor() == each.tensor);
+    CHECK_THAT(error->message(), Says(each.system) && Says("not supported"));
+    CHECK_THAT(error->hint(), Says(each.hint));
+  }
+}
+
+TEST_CASE("Names that a model has are no stranger's") {
+  const Names names{"model.layers.0.mlp.router.linear_router.weight"};
+  Model model;
+  CHECK(stranger_among(names, &model));
+  model.parameters.push_back({});
+  model.parameters.back().name = names.front();
+  CHECK_FALSE(stranger_among(names, &model));
+  model.by_config_plan = true;  // every tensor is such a model's
+  CHECK(stranger_among(names, &model));
+
+  // What other models may be called, too, gives nobody away.
+  for (const Names& others : std::vector<Names>{{"fc.weight", "layers.0.up.weight", "layers.1.up.weight"},
+                                                {"norm.scale"},
+                                                {"visual.blocks.0.mlp.linear_fc1.weight"},
+                                                {"language_model.model.layers.0.mlp.up_proj.weight"}})
+    CHECK_FALSE(stranger_among(others, nullptr));
+  CHECK_FALSE(stranger_among({"fc.weight", "layers.0.up.weight"}, &model));
+}
+
+TEST_CASE("Files that only one system writes name the system") {
+  struct Case {
+    fs::path file;
+    const char* system;
+  };
+  for (const Case& each : std::vector<Case>{
+           {"mp_rank_00_001/model_optim_rng.pt", "Megatron-LM"},
+           {"model_optim_rng.pt", "Megatron-LM"},
+           {"latest_checkpointed_iteration.txt", "Megatron-LM"},
+           {"tp_rank_00_pp_rank_000/model_optim_rng.ckpt", "neuronx-nemo-megatron"},
+           {"pytorch_model.bin/key_to_filename.json", "transformers-neuronx"},
+           {"key_to_filename.json", "transformers-neuronx"},
+       }) {
+    INFO(each.file);
+    MemoryFiles files;
+    files.write("run" / each.file, "{}");
+    for (const auto read : {read_checkpoint, read_sharded, read_whole}) {
+      const Error error = error_of([&] { read(files, "run", {}); });
+      CHECK(error.kind() == ErrorKind::kUnsupported);
+      CHECK(error.path() == ("run" / each.file).string());
+      CHECK_THAT(error.message(), Says(each.system));
+    }
+  }
+}
+
+TEST_CASE("Golden: checkpoints that are not read say what they are, with a config.json and without") {
+  struct Case {
+    const char* name;
+    const char* checkpoint;
+    const char* system;
+  };
+  for (const Case& each : std::vector<Case>{
+           {"megatron-mha-tp2", "checkpoint/megatron_llama--step=5-consumed_samples=160.0.ckpt", "megatron style"},
+           {"mixtral-tp2", "checkpoint/step_3", "mixtures of experts"},
+           {"mixtral-tp2-ep2", "checkpoint/step_3", "is of an expert-parallel rank"},
+           {"lora-adapter-tp2", "lora_adapter/lora", "LoRA adapter that is not merged"},
+           {"spec-fused-llama-tp2", "weights", "fused speculation"},
+           {"quant-int8-per_channel-llama-tp2", "weights", "NxD's own quantisation"},
+           {"llama-legacy-tp2-pp2", "checkpoint/iter_0000005", "Megatron-LM"},
+       }) {
+    INFO(each.name);
+    const fs::path golden = testdata("golden/strangers") / each.name;
+    MemoryFiles files;
+    load(files, golden);
+    for (const bool has_config : {false, true}) {
+      ReadContext context;
+      context.use = has_config ? ConfigUse::kStrict : ConfigUse::kLenient;
+      if (has_config) context.config.path = golden / "original";
+      const Error error = error_of([&] { read_checkpoint(files, golden / each.checkpoint, context); });
+      CHECK(error.kind() == ErrorKind::kUnsupported);
+      CHECK_THAT(error.path(), Says((golden / each.checkpoint).string()));
+      CHECK_THAT(error.what(), Says(each.system));
+      CHECK_FALSE(error.hint().empty());
+      CHECK_THAT(error.hint(), !Says("another model") && !Says("expert parallelism"));
+    }
+  }
+}
+
+TEST_CASE("Whole tensors of another system are read by their names, with a note") {
+  MemoryFiles files;
+  files.write("model/model.safetensors",
+              safetensors_bytes({{"decoder.layers.mlp.linear_fc1.weight", {DType::kU8, {2}, "ab"}}}));
+  const Checkpoint checkpoint = read_checkpoint(files, "model", {});
+  REQUIRE(checkpoint.notes.size() == 1);
+  CHECK_THAT(checkpoint.notes.front(), Says("belongs to a checkpoint of Megatron-LM") && Says("stay as they are"));
+}
+
+}  // namespace
+}  // namespace reshard::test
