@@ -39,10 +39,12 @@ TEST_CASE("Every case of NxD Inference is made tensor by tensor, and consolidate
       for (const auto& [file, tensors] : read_weights(temp / "out")) found[file] = describe_tensors(tensors);
       CHECK(found == golden.at("files"));
 
-      // What the reference itself has saved, with config.json beside it as its users have it.
+      // What the reference itself has saved, with config.json beside it as its users have it, and the compiled model's
+      // neuron_config.json, without which a square matrix might be transposed.
       fs::create_directory(temp / "reference");
       fs::copy(golden_case / "weights", temp / "reference/weights");
       fs::copy_file(golden_case / "original/config.json", temp / "reference/config.json");
+      write_file(temp / "reference/neuron_config.json", json{{"fused_qkv", options.at("fused_qkv")}}.dump());
       CHECK((consolidated(temp / "reference", temp / "whole") == read_model(golden_case / "original")));
       const Checkpoint a = read_checkpoint(golden_case / "original", {ConfigUse::kStrict});
       const Checkpoint b = read_checkpoint(temp / "reference", {ConfigUse::kStrict});

@@ -120,7 +120,9 @@ void InferenceLayout::validate_beside(Files& files, const TargetPlan& plan, cons
                     [&](const TensorFile& file) { return file.path == relative; }))
       continue;
     const auto record = read_record(read_container(files, folder / name, Format::kSafetensors));
-    if (!record || record->tp_degree != plan.mesh.tp || *record->originals != *own.originals) others.push_back(name);
+    if (!record || record->tp_degree != plan.mesh.tp || *record->originals != *own.originals ||
+        record->transposed != own.transposed)
+      others.push_back(name);
   }
   const auto refuse = [&](const std::string& what, std::vector<std::string>& names) {
     if (names.empty()) return;

@@ -8,6 +8,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/inference_kernels.h"
 #include "reshard/layouts/inference_layout.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
@@ -16,13 +17,13 @@
 namespace reshard {
 namespace {
 
+namespace fs = std::filesystem;
 using Table = std::shared_ptr<const Placement>;
 
 constexpr std::string_view kBasePrefix = "model.";
 constexpr std::string_view kLayers = "layers.";  // which other checkpoints have a prefix of
 constexpr const char* kRankName = "rank_util.rank";
 constexpr const char* kVocabularyRankName = "embed_tokens.rank_util.rank";
-constexpr const char* kFusedName = "qkv_proj.Wqkv";
 
 constexpr Format kNxdiFormats[] = {Format::kSafetensors};
 constexpr LayoutOption kVocabParallel{"vocab-parallel", LayoutOption::Type::kFlag,
@@ -45,7 +46,16 @@ std::vector<std::string> inference_families() {
 struct Form {
   bool fuse_qkv = false;        // one projection for q, k and v
   bool vocab_parallel = false;  // the embedding is split along the vocabulary, else along its columns
+
+  void add(std::string_view name) {
+    if (name.find(kFusedQkvName) != std::string_view::npos) fuse_qkv = true;
+    if (name == kVocabularyRankName) vocab_parallel = true;
+  }
 };
+
+std::string with_or_without(bool with, const LayoutOption& option) {
+  return fmt::format("{} `{}`", with ? "with" : "without", option.name);
+}
 
 /// The form of tensors that have NxD Inference's names; nothing for other names.
 std::optional<Form> form_of(const std::vector<TensorEntry>& tensors) {
@@ -54,11 +64,25 @@ std::optional<Form> form_of(const std::vector<TensorEntry>& tensors) {
   for (const TensorEntry& tensor : tensors) {
     const std::string& name = tensor.name;
     if (name == kRankName || (name.starts_with(kLayers) && name.find(".qkv_proj.") != std::string::npos)) own = true;
-    if (name.find(kFusedName) != std::string::npos) form.fuse_qkv = true;
-    if (name == kVocabularyRankName) form.vocab_parallel = true;
+    form.add(name);
   }
   if (!own) return std::nullopt;
   return form;
+}
+
+/// With context or attention data parallelism, NxD Inference stores two sets of matrices, for prompts and for tokens.
+void validate_one_set(const Container& file) {
+  for (const TensorEntry& tensor : file.tensors) {
+    const std::string& name = tensor.name;
+    if (name.find(".cte_") == std::string::npos && name.find(".tkg_") == std::string::npos) continue;
+    const bool is_mlp = name.find("_mlp.") != std::string::npos;
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("is one of two sets of matrices, which a model that is compiled with {} has",
+                            is_mlp ? "mlp_cp_degree" : "cp_degree or attention_dp_degree"))
+        .in(file.path)
+        .tensor(name)
+        .hint("two sets are not supported yet: take the model that it was compiled from");
+  }
 }
 
 /// That NxD Inference's names for the model are known.
@@ -137,7 +161,7 @@ class Rules {
         rules_.add_placed(prefix + "qkv_proj." + linear + leaf, PartitionLabel::kGroupedQuery, 0,
                           {{parameter.name, is_query ? query_ : key_value_}});
       else if (is_query)
-        rules_.add_placed(prefix + kFusedName + leaf, PartitionLabel::kGroupedQuery, 0,
+        rules_.add_placed(prefix + kFusedQkvName + leaf, PartitionLabel::kGroupedQuery, 0,
                           {{parameter.name, query_},
                            {module + "." + names.key + leaf, key_value_},
                            {module + "." + names.value + leaf, key_value_}});
@@ -174,11 +198,38 @@ class NxdiLayout final : public InferenceLayout {
     std::vector<const LayoutOption*> options = InferenceLayout::options();
     options.push_back(&kFuseQkv);
     options.push_back(&kVocabParallel);
+    options.push_back(&kKernels);
     options.push_back(&kPad);
     options.push_back(&kPadHeads);
     return options;
   }
   bool keeps_names() const override { return false; }
+
+  /// The form that the compiled model in the output directory loads is the one that is written.
+  void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
+    InferenceLayout::validate_beside(files, plan, output_directory);
+    const auto compiled = read_compiled_form(files, output_directory);
+    if (!compiled) return;
+    Kernels kernels;
+    for (const std::uint32_t index : plan.map.transposed) {
+      const StoredTensor& stored = plan.map.stored[plan.map.pieces[index].front().stored];
+      kernels.insert(kernel_of(stored.name.text(), stored.label));
+    }
+    Form form;
+    for (const StoredTensor& stored : plan.map.stored) form.add(stored.name.text());
+    std::vector<std::string> needed;
+    if (compiled->fuse_qkv != form.fuse_qkv) needed.push_back(with_or_without(compiled->fuse_qkv, kFuseQkv));
+    if (compiled->vocab_parallel != form.vocab_parallel)
+      needed.push_back(with_or_without(compiled->vocab_parallel, kVocabParallel));
+    if (compiled->kernels != kernels)
+      needed.push_back(compiled->kernels.empty()
+                           ? with_or_without(false, kKernels)
+                           : fmt::format("with `{}` {}", kKernels.name, fmt::join(compiled->kernels, ",")));
+    if (needed.empty()) return;
+    throw Error(ErrorKind::kBadInput, "is of a model that was compiled for weights in another form")
+        .in(compiled->file)
+        .hint(fmt::format("write them {}, or choose another output directory", join(needed, " and ")));
+  }
 
  protected:
   bool pads(const OptionValues&) const override { return true; }
@@ -194,7 +245,13 @@ class NxdiLayout final : public InferenceLayout {
       if (parameter.any_shape && holds(parameter.name)) plan.without_place.push_back(parameter.name);
     if (!plan.without_place.empty())
       plan.notes.push_back("left out, as NxD Inference computes them: " + list_names(plan.without_place));
-    plan.map = sharded_target_map(Rules(model, tp, form).run(holds), tp, context.logical, target);
+    const Kernels kernels = kernels_of(values).value_or(Kernels{});
+    if (kernels.count("qkv") && !form.fuse_qkv)
+      throw Error(ErrorKind::kUsage, fmt::format("`{}` qkv is for the fused projection alone", kKernels.name))
+          .hint(fmt::format("add `{}`, or leave out qkv: NxD Inference stores the others as they are", kFuseQkv.name));
+    std::vector<PartitionRule> rules = Rules(model, tp, form).run(holds);
+    transpose_rules(rules, kernels);
+    plan.map = sharded_target_map(rules, tp, context.logical, target);
     PartitionOptions options;
     options.fuse_qkv = form.fuse_qkv;
     plan.attention = inference_report(model, tp, options);
@@ -207,7 +264,20 @@ class NxdiLayout final : public InferenceLayout {
     return form_of(shards.files.front().front().tensors).has_value();
   }
 
-  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues&) const override {
+  /// neuron_config.json is one level above the weights; with optimum-neuron, two, next to config.json.
+  OptionValues declared_options(Files& files, const Checkpoint& checkpoint, OptionValues given) const override {
+    if (given.has(kKernels.name)) return given;
+    const fs::path above = directory_above(files, checkpoint.path);
+    for (const fs::path& directory : {above, checkpoint.directory, directory_above(files, above)})
+      if (const auto form = read_compiled_form(files, directory)) {
+        given.set(kKernels.name, form->kernels.empty() ? "none" : fmt::format("{}", fmt::join(form->kernels, ",")));
+        break;
+      }
+    return given;
+  }
+
+  void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& values) const override {
+    validate_one_set(shards.files.front().front());
     validate_padded_split(shards, checkpoint);
     const std::vector<TensorEntry>& tensors = shards.files.front().front().tensors;
     std::set<std::string_view> held;
@@ -216,6 +286,13 @@ class NxdiLayout final : public InferenceLayout {
         Rules(*checkpoint.model, shards.tp, form_of(tensors).value_or(Form{})).run([&](const std::string& name) {
           return held.count(name) > 0;
         });
+    const std::optional<Kernels> given = kernels_of(values, "from-");
+    const Kernels kernels = kernels_in_files(shards, shards.rules, *checkpoint.model, given);
+    if (!kernels.empty() && !given && !shards.record)
+      checkpoint.notes.push_back(
+          "the weights are transposed for NxD Inference's kernels; without neuron_config.json it is not known whether "
+          "fused_rmsnorm_skip_gamma changed their values");
+    transpose_rules(shards.rules, kernels);
   }
 };
 

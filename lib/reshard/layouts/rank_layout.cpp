@@ -334,7 +334,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
         .in(checkpoint.path)
         .hint(hint_for_model(checkpoint));
   try {
-    if (inferred) layout.explain(shards, checkpoint, context.options);
+    if (inferred) layout.explain(shards, checkpoint, layout.declared_options(files, checkpoint, context.options));
     read_map(shards, context, checkpoint);
   } catch (Error& error) {
     if (error.kind() == ErrorKind::kBadInput) refuse_strangers_in(shards, checkpoint.model);

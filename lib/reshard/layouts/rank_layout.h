@@ -61,6 +61,11 @@ class RankLayout : public Layout {
   // What explains a checkpoint, once its headers and metadata are read.
   /// Whether it is of this layout and not of another with the same names.
   virtual bool fits(const ShardedCheckpoint&) const { return true; }
+  /// `given`, and the source's options that files next to the weights declare; those given take precedence.
+  /// \throws Error kBadInput or kUnsupported.
+  virtual OptionValues declared_options(Files& /*files*/, const Checkpoint& /*checkpoint*/, OptionValues given) const {
+    return given;
+  }
   /// Explains shards without metadata by `checkpoint.model`: fills `shards.metadata` or `shards.rules`.
   /// \throws Error kBadInput if the model does not explain them.
   virtual void explain(ShardedCheckpoint& shards, Checkpoint& checkpoint, const OptionValues& options) const;

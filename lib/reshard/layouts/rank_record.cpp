@@ -28,6 +28,7 @@ constexpr RankKeys kRankKeys[] = {
     {"expert-parallel", "reshard.ep_rank", "reshard.ep_degree", &RankRecord::ep_rank, &RankRecord::ep_degree, false},
 };
 constexpr std::string_view kOriginalsKey = "reshard.original_shapes";  // JSON: {"lm_head.weight": [509, 64]}
+constexpr std::string_view kTransposedKey = "reshard.transposed";      // JSON: ["layers.*.mlp.up_proj.weight"]
 constexpr std::size_t kMaxDims = 64;
 constexpr const char* kHint = "the file is damaged or was changed; shard it again";
 
@@ -39,13 +40,27 @@ Error bad(const Container& file, std::string_view key, const std::string& value,
       .hint(kHint);
 }
 
-OriginalShapes parse_originals(const Container& file, const std::string& text) {
-  Json json;
+/// Null if the text is not JSON: its places are those of this text, not of the file, so the caller reports it.
+Json parse_value(const Container& file, const std::string& text) {
   try {
-    json = parse_json(text, file.path);
+    return parse_json(text, file.path);
   } catch (const Error&) {
-    // Its places are those of this text, not of the file: what is wrong is said below.
+    return {};
   }
+}
+
+std::set<std::string> parse_transposed(const Container& file, const std::string& text) {
+  const Json json = parse_value(file, text);
+  std::set<std::string> names;
+  const bool fits =
+      json.is_array() && std::all_of(json.begin(), json.end(), [](const Json& name) { return name.is_string(); });
+  if (!fits) throw bad(file, kTransposedKey, text, "a list of names");
+  for (const Json& name : json) names.insert(name.get<std::string>());
+  return names;
+}
+
+OriginalShapes parse_originals(const Container& file, const std::string& text) {
+  const Json json = parse_value(file, text);
   OriginalShapes originals;
   bool fits = json.is_object();
   if (fits)
@@ -69,11 +84,11 @@ FileMetadata record_metadata(const RankRecord& record) {
     metadata.emplace_back(keys.rank_key, std::to_string(record.*keys.rank));
     metadata.emplace_back(keys.degree_key, std::to_string(record.*keys.degree));
   }
-  if (record.originals->empty()) return metadata;
-  Json originals = Json::object();
-  for (const auto& [name, shape] : *record.originals) originals[name] = std::vector(shape.begin(), shape.end());
   try {
-    metadata.emplace_back(kOriginalsKey, originals.dump());
+    Json originals = Json::object();
+    for (const auto& [name, shape] : *record.originals) originals[name] = std::vector(shape.begin(), shape.end());
+    if (!originals.empty()) metadata.emplace_back(kOriginalsKey, originals.dump());
+    if (!record.transposed.empty()) metadata.emplace_back(kTransposedKey, Json(record.transposed).dump());
   } catch (const Json::exception&) {
     throw Error(ErrorKind::kUnsupported, "a tensor has a name that is not UTF-8, which safetensors cannot hold");
   }
@@ -89,6 +104,7 @@ std::optional<RankRecord> read_record(const Container& file) {
       originals = parse_originals(file, value);
       any = true;
     }
+    if (key == kTransposedKey) record.transposed = parse_transposed(file, value);
     for (const RankKeys& keys : kRankKeys) {
       const bool is_rank = key == keys.rank_key;
       if (!is_rank && key != keys.degree_key) continue;

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "reshard/formats/archive_metadata.h"
@@ -26,6 +27,7 @@ struct RankRecord {
   std::uint32_t ep_rank = 0;
   std::uint32_t ep_degree = 1;
   std::shared_ptr<const OriginalShapes> originals;  // never null; ranks share it
+  std::set<std::string> transposed{};  // stored tensors with the last two dims swapped; "*" for the number of a layer
 };
 
 /// The record as keys and values of a file's metadata.

@@ -55,6 +55,10 @@ void validate_same_checkpoint(const Container& file, const std::optional<RankRec
                                                   first.path.string(), record ? "does not" : "does"))
         .in(file.path)
         .hint(kMixed);
+  if (record && record->transposed != of_first->transposed)
+    throw Error(ErrorKind::kBadInput, "its metadata says that other tensors are transposed than " + first.path.string())
+        .in(file.path)
+        .hint("the ranks come from different checkpoints");
   if (record && *record->originals != *of_first->originals)
     throw Error(ErrorKind::kBadInput,
                 "its metadata has other shapes of the original tensors than " + first.path.string())

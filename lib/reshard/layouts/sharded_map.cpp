@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <unordered_map>
 
 #include "reshard/base/error.h"
@@ -45,15 +46,27 @@ std::vector<NamedRule> named_rules(const std::vector<PartitionRule>& rules, cons
 /// The originals of which the ranks together have more than they are: replicated heads, and padding.
 OriginalShapes enlarged_originals(const std::vector<PartitionRule>& rules, const TensorMap& map) {
   OriginalShapes found;
+  const std::set<std::uint32_t> transposed(map.transposed.begin(), map.transposed.end());
   for (const PartitionRule& rule : rules)
     for (const PartitionRule::Part& part : rule.parts) {
       if (!rule.records_originals || !part.placement) continue;
       std::uint64_t chunks = 0;
       for (const std::vector<std::uint32_t>& taken : part.placement->taken) chunks += taken.size();
       const auto logical = chunks == part.placement->units ? std::nullopt : map.find_logical(part.logical_name);
-      if (logical) found.emplace(part.logical_name, map.logical[*logical].shape);
+      if (!logical) continue;
+      Dims shape = map.logical[*logical].shape;
+      if (transposed.count(*logical)) std::swap(shape[shape.size() - 2], shape[shape.size() - 1]);
+      found.emplace(part.logical_name, std::move(shape));
     }
   return found;
+}
+
+/// The tensors that a record says are stored transposed, in all layers.
+std::set<std::string> transposed_names(const std::vector<PartitionRule>& rules) {
+  std::set<std::string> names;
+  for (const PartitionRule& rule : rules)
+    if (rule.transposed) names.insert(with_stars(rule.stored_name));
+  return names;
 }
 
 /// The originals that are stored with their last two dims the other way round.
@@ -228,6 +241,7 @@ void add_stage(TensorMap& map, const std::vector<PartitionRule>& rules, const st
   record.pp_degree = mesh.pp;
   record.ep_degree = mesh.ep;
   record.originals = std::make_shared<const OriginalShapes>(enlarged_originals(rules, map));
+  record.transposed = transposed_names(rules);
   for (std::uint32_t ep_rank = 0; ep_rank < mesh.ep; ++ep_rank) {
     record.ep_rank = ep_rank;
     std::vector<NamedRule> stored_rules;
@@ -266,10 +280,8 @@ TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
   TensorMap map;
   map.reserve_logical(logical.size());
   for (const LogicalTensor& tensor : logical) map.add_logical(tensor, {});
-  for (const std::uint32_t index : transposed_logical(rules, map)) {
-    map.transpose(index);
-    map.transposed.push_back(index);
-  }
+  map.transposed = transposed_logical(rules, map);
+  map.transpose(map.transposed);
   add_stage(map, rules, {}, {tp, 1, 1, 1}, 0, target);
   return map;
 }
@@ -392,7 +404,7 @@ TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vec
     for (const ShardedCheckpoint::Copy& copy : checkpoint.copies)
       if (copy.rank.pp_rank == pp_rank) add_source_rank(map, copy.file, copy.rank, checkpoint, by_name);
   }
-  for (const std::uint32_t index : transposed_logical(checkpoint.rules, map)) map.transpose(index);
+  map.transpose(transposed_logical(checkpoint.rules, map));
   if (checkpoint.record) validate_originals(checkpoint, enlarged_originals(checkpoint.rules, map));
   return map;
 }

@@ -353,21 +353,33 @@ void TensorMap::append(TensorMap other, const std::string& logical_prefix) {
   for (TextFile& file : other.text_files) text_files.push_back(std::move(file));
 }
 
-void TensorMap::transpose(std::uint32_t index) {
+void TensorMap::transpose(std::span<const std::uint32_t> indices) {
   const auto swap_last = [](Dims& dims) { std::swap(dims[dims.size() - 2], dims[dims.size() - 1]); };
-  swap_last(logical[index].shape);
-  std::set<std::uint32_t> seen;  // a stored tensor may hold several pieces
-  for (Piece& piece : pieces[index]) {
-    swap_last(piece.box.begin);
-    swap_last(piece.box.size);
-    swap_last(piece.stored_begin);
-    if (!seen.insert(piece.stored).second) continue;
-    Dims& shape = stored[piece.stored].shape;
-    const Dims in_order = c_strides(shape);
-    Dims& steps = strides.try_emplace(piece.stored, in_order).first->second;
+  std::vector<bool> turned_logical(logical.size()), turned_stored(stored.size());
+  for (const std::uint32_t index : indices) {
+    turned_logical[index] = true;
+    for (const Piece& piece : pieces[index]) turned_stored[piece.stored] = true;
+  }
+  for (std::uint32_t l = 0; l < logical.size(); ++l) {
+    const auto is_turned = [&](const Piece& piece) { return turned_stored[piece.stored]; };
+    const bool has_part = std::any_of(pieces[l].begin(), pieces[l].end(), is_turned);
+    if (!has_part && !turned_logical[l]) continue;
+    if (!std::all_of(pieces[l].begin(), pieces[l].end(), is_turned) || (!logical[l].filler && !turned_logical[l]))
+      throw Error(ErrorKind::kInternal, "shares a stored tensor with one that is transposed").tensor(logical[l].name);
+    swap_last(logical[l].shape);
+    for (Piece& piece : pieces[l]) {
+      swap_last(piece.box.begin);
+      swap_last(piece.box.size);
+      swap_last(piece.stored_begin);
+    }
+  }
+  for (std::uint32_t s = 0; s < stored.size(); ++s) {
+    if (!turned_stored[s]) continue;
+    Dims& shape = stored[s].shape;
+    Dims& steps = strides.try_emplace(s, c_strides(shape)).first->second;
     swap_last(shape);
     swap_last(steps);
-    if (steps == c_strides(shape)) strides.erase(piece.stored);
+    if (steps == c_strides(shape)) strides.erase(s);
   }
 }
 

@@ -189,9 +189,9 @@ class TensorMap {
   /// \throws Error kBadInput as add_logical does.
   void append(TensorMap other, const std::string& logical_prefix);
 
-  /// Sees a logical tensor, and all that is stored of it, with its last two dims the other way round. No other tensor
-  /// has a part in what is stored.
-  void transpose(std::uint32_t logical);
+  /// Transposes the last two dims of logical tensors, of the stored tensors that hold them, and of the padding in
+  /// these. Every other logical tensor in such a stored tensor must be among `indices`, as all linears of a fused one.
+  void transpose(std::span<const std::uint32_t> indices);
 
   /// Gives the logical tensors new names, one each, all different.
   void rename_logical(const std::vector<std::string>& names);

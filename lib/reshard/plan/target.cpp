@@ -236,8 +236,10 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   for (fs::path& folder : plan.whole_folders) job.whole_folders.push_back(std::move(folder));
   job.shares_directory = plan.is_partial;
   job.notes.insert(job.notes.end(), plan.notes.begin(), plan.notes.end());
-  for (const std::uint32_t index : plan.map.transposed)  // which the source is read in another order for
-    if (const auto source = job.source.find_logical(plan.map.logical[index].name)) job.source.transpose(*source);
+  std::vector<std::uint32_t> transposed;  // which the source is read in another order for
+  for (const std::uint32_t index : plan.map.transposed)
+    if (const auto source = job.source.find_logical(plan.map.logical[index].name)) transposed.push_back(*source);
+  job.source.transpose(transposed);
   std::map<DType, std::size_t> narrow;  // copies, which are master weights
   for (const TargetPlan::Copy& copy : plan.copies) {
     const std::uint32_t source = job.source.find_logical(copy.of).value();
