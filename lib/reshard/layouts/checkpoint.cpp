@@ -9,6 +9,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/misfits.h"
@@ -59,7 +60,8 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
                 const std::unordered_set<std::string_view>& names, const PlannedModel& planned) {
   const FamilySpec& spec = context.family;
   const ConfigUse use = context.use;
-  if (use != ConfigUse::kNeeded && checkpoint.config.empty()) {
+  const bool is_described = checkpoint.config.empty() && describes_model(spec);
+  if (use != ConfigUse::kNeeded && checkpoint.config.empty() && !is_described) {
     if (use == ConfigUse::kStrict && checkpoint.has_ranks())
       checkpoint.notes.push_back(
           "there is no config.json in " + checkpoint.directory.string() +
@@ -68,8 +70,9 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     return;
   }
   try {
-    const ModelConfig config = checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
-                                                         : read_model_config_file(files, checkpoint.config);
+    const ModelConfig config = is_described                ? empty_model_config(spec->model_type)
+                               : checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
+                                                           : read_model_config_file(files, checkpoint.config);
     checkpoint.model_type = config.model_type;
     checkpoint.language_model = find_language_model(config, spec);
     const LanguageModel& found = checkpoint.language_model;
@@ -100,8 +103,9 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
     if (spec && error.hint().empty())
       error.hint(spec == builtin_family(spec->model_type)
                      ? "config.json lacks what this family needs: take another `family`, or mend config.json"
-                     : "`spec` and config.json have to fit: mend one of the two");
-    if (use != ConfigUse::kLenient || checkpoint.config_given) throw;
+                 : is_described ? "correct the description, or say with `config` where the model's config.json is"
+                                : "`spec` and config.json have to fit: mend one of the two");
+    if (use != ConfigUse::kLenient || checkpoint.config_given || is_described) throw;
     checkpoint.notes.push_back(error.what());
   }
 }
@@ -181,15 +185,20 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
   checkpoint.directory = files.absolute(path).parent_path();
   find_config(files, checkpoint, context.config);
   checkpoint.format = format_of_file(files, path);
+  return read_whole_files(files, std::move(checkpoint), {read_lone_file(files, path, checkpoint.format)}, context);
+}
+
+/// A file that need not be a model.
+Checkpoint read_any_file(Files& files, const fs::path& path, const ReadContext& context) {
   ReadContext lenient = context;
   lenient.use = ConfigUse::kLenient;
-  return read_whole_files(files, std::move(checkpoint), {read_lone_file(files, path, checkpoint.format)}, lenient);
+  return read_file(files, path, lenient);
 }
 
 /// PEFT saves further adapters in folders beside the first.
 Checkpoint read_adapter_file(Files& files, const fs::path& directory, const fs::path& file,
                              const ReadContext& context) {
-  Checkpoint checkpoint = read_file(files, file, context);
+  Checkpoint checkpoint = read_any_file(files, file, context);
   std::vector<std::string> others;
   for (const DirectoryEntry& entry : files.list(directory))
     for (const char* name : {kAdapterSafetensorsFile, kAdapterPytorchFile})
@@ -214,6 +223,19 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
       checkpoint.notes.push_back(fmt::format("`from-{}` has no effect on {}: it is for sources in layout {}", name,
                                              checkpoint.path.string(), layout_names(has)));
   }
+}
+
+/// A file that has to contain a whole model, as somebody saved its state dict.
+Checkpoint read_model_file(Files& files, const fs::path& path, const ReadContext& context) {
+  if (is_hf_weights_name(path.filename().string()) && path.filename().string().find("-of-") != std::string::npos)
+    throw Error(ErrorKind::kBadInput, "is one of several weight files of a model")
+        .in(path)
+        .hint("give the directory that contains all of them");
+  Checkpoint checkpoint = read_file(files, path, context);
+  if (context.use == ConfigUse::kNeeded && !checkpoint.model)
+    throw unknown_model_type(read_model_config_file(files, checkpoint.config));
+  note_idle_options(checkpoint, context.options);
+  return checkpoint;
 }
 
 /// Of the two in one directory the Hugging Face weights were read.
@@ -314,10 +336,11 @@ Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& c
 }
 
 Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext& context) {
-  if (!files.is_directory(directory))
-    throw Error(ErrorKind::kBadInput, files.exists(directory) ? "is not a directory" : "no such directory")
+  if (!files.exists(directory))
+    throw Error(ErrorKind::kBadInput, "no such file or directory")
         .in(directory)
-        .hint("give the directory that holds config.json and the weights");
+        .hint("give the directory that contains config.json and the weights, or a file with a state dict");
+  if (!files.is_directory(directory)) return read_model_file(files, directory, context);
   const bool is_whole = find_whole(files, directory).has_value();
   const auto shards = is_whole ? std::nullopt : find_shards(files, directory);
   if (shards && shards->layout->traits().needs_no_mesh) return read(files, *shards, context);
@@ -334,7 +357,7 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
 Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
   if (!files.exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
   if (!files.is_directory(path)) {
-    Checkpoint checkpoint = read_file(files, path, context);
+    Checkpoint checkpoint = read_any_file(files, path, context);
     note_idle_options(checkpoint, context.options);
     return checkpoint;
   }

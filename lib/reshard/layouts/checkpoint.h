@@ -82,7 +82,8 @@ struct Checkpoint {
 Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
 /// The same for a path that must be a sharded checkpoint.
 Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const ReadContext& context);
-/// The same for a path that must be a directory of whole tensors, or of shards that are read as such.
+/// The same for a path that must be a directory of whole tensors, or of shards that are read as such, or a file with the
+/// state dict of a whole model.
 Checkpoint read_whole(Files& files, const std::filesystem::path& directory, const ReadContext& context);
 
 // What layouts read a checkpoint with.

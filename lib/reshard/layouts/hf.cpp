@@ -136,8 +136,19 @@ std::vector<std::string> fitting_families(Files& files, const fs::path& director
   }
 }
 
+/// The only file of tensors in a directory without Hugging Face's names: a state dict under a name of its own.
+std::optional<fs::path> lone_weights(Files& files, const fs::path& directory) {
+  std::vector<fs::path> found;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kFile)
+      for (const char* extension : {".safetensors", ".pt", ".pth", ".bin"})
+        if (entry.name.ends_with(extension)) found.push_back(directory / entry.name);
+  return found.size() == 1 ? std::optional(found.front()) : std::nullopt;
+}
+
 /// That somebody knows the model of config.json.
 void validate_known(Files& files, const fs::path& directory, const ReadContext& context) {
+  if (describes_model(context.family)) return;
   const ModelConfig config = read_model_config(files, directory);
   if (has_config_plan(config) || find_language_model(config, context.family).family) return;
   throw unknown_model_type(config, fitting_families(files, directory, config));
@@ -182,9 +193,12 @@ class HfLayout final : public Layout {
     find_config(files, checkpoint, context.config);
     if (context.use == ConfigUse::kNeeded)
       validate_known(files, found.path, context);  // the first thing that is missed
-    checkpoint.format = hf_format(files, found.path).value_or(Format::kSafetensors);
+    const auto format = hf_format(files, found.path);
+    const auto lone = format || !describes_model(context.family) ? std::nullopt : lone_weights(files, found.path);
+    checkpoint.format = lone ? format_of_file(files, *lone) : format.value_or(Format::kSafetensors);
     HfIndexReport report;
-    const std::vector<Container> containers = read_hf_checkpoint(files, found.path, &report);
+    const std::vector<Container> containers = lone ? std::vector{read_container(files, *lone, checkpoint.format)}
+                                                   : read_hf_checkpoint(files, found.path, &report);
     checkpoint.index_metadata = std::move(report.metadata);
     std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
     if (!checkpoint.index_metadata.empty())

@@ -272,7 +272,7 @@ void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical) {
 
 void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::path& config_file,
                        std::vector<LogicalTensor>& logical) {
-  if (!layout.traits().casts_to_config_dtype) return;
+  if (!layout.traits().casts_to_config_dtype || config_file.empty()) return;
   const std::optional<DType> wanted = config_dtype(read_model_config_file(files, config_file));
   if (!wanted) return;
   const auto is_plain = [](DType dtype) {

@@ -131,6 +131,9 @@ void ConfigPlan::find_layers(const std::vector<std::string>& names) {
         planned[name.substr(0, at)] += lookup(std::string_view(name).substr(at)) != nullptr ? 1 : 0;
     }
   }
+  const bool names_layers = std::any_of(plans_.begin(), plans_.end(),
+                                        [](const auto& entry) { return entry.first.find(".*") != std::string::npos; });
+  if (planned.empty() && !names_layers) return find_base(names);
   if (planned.empty())
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} speaks of {}.*, but no tensor is called {}.0.…", kPlanKey, layers_, layers_))
@@ -138,6 +141,29 @@ void ConfigPlan::find_layers(const std::vector<std::string>& names) {
         .hint("keys are the modules' names without the base model's prefix; describe other models with `spec`");
   base_prefix_ = std::max_element(planned.begin(), planned.end(), [](const auto& a, const auto& b) {
                    return a.second < b.second;
+                 })->first;
+}
+
+/// For a model without a stack of layers: the prefix under which the plan names most tensors, the shortest of several.
+void ConfigPlan::find_base(const std::vector<std::string>& names) {
+  layers_.clear();
+  constexpr int kMaxTried = 8;
+  std::map<std::string, std::uint64_t> planned;
+  for (const std::string& name : names) {
+    std::size_t at = 0;
+    for (int tried = 0; tried < kMaxTried; ++tried) {
+      if (lookup(std::string_view(name).substr(at)) != nullptr) ++planned[name.substr(0, at)];
+      const std::size_t dot = name.find('.', at);
+      if (dot == std::string::npos) break;
+      at = dot + 1;
+    }
+  }
+  if (planned.empty())
+    throw Error(ErrorKind::kBadInput, fmt::format("{} names no tensor of this checkpoint", kPlanKey))
+        .in(config_.path)
+        .hint("keys are the modules' names without the base model's prefix; describe other models with `spec`");
+  base_prefix_ = std::max_element(planned.begin(), planned.end(), [](const auto& a, const auto& b) {
+                   return a.second != b.second ? a.second < b.second : a.first.size() > b.first.size();
                  })->first;
 }
 
@@ -176,6 +202,7 @@ Dims ConfigPlan::whole_shape(const std::string& name, const Dims& part, std::uin
 }
 
 std::optional<std::uint64_t> ConfigPlan::layer_of(std::string_view name) const {
+  if (layers_.empty()) return std::nullopt;
   const std::string prefix = base_prefix_ + layers_ + ".";
   if (!name.starts_with(prefix)) return std::nullopt;
   name.remove_prefix(prefix.size());
@@ -291,8 +318,10 @@ Model ConfigPlan::model(std::vector<WholeTensor> tensors) const {
   const auto quantization = config_.json->find("quantization_config");
   Family family;
   family.model_type = config_.model_type;
-  family.layers = base_prefix_ + layers_;
-  family.num_layers = Expression::parse("num_hidden_layers");
+  if (!layers_.empty()) {
+    family.layers = base_prefix_ + layers_;
+    family.num_layers = Expression::parse("num_hidden_layers");
+  }
   family.defaults = std::make_shared<const Json>(Json::object());
 
   Model model;
@@ -301,7 +330,7 @@ Model ConfigPlan::model(std::vector<WholeTensor> tensors) const {
   model.quantized = quantization != config_.json->end() && !quantization->is_null();
   model.heads = number("num_attention_heads", kMaxHeads).value_or(0);
   model.kv_heads = number("num_key_value_heads", kMaxHeads).value_or(model.heads);
-  model.layers = number("num_hidden_layers", kMaxLayers).value_or(0);
+  if (!layers_.empty()) model.layers = number("num_hidden_layers", kMaxLayers).value_or(0);
   std::set<std::string> seen;
   for (WholeTensor& tensor : tensors) {
     if (!seen.insert(tensor.name).second) continue;

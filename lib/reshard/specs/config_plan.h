@@ -39,8 +39,8 @@ bool has_config_plan(const ModelConfig& config);
 class ConfigPlan {
  public:
   /// `names` are those of all tensors: they show the base model's prefix. Nothing is borrowed.
-  /// \throws Error kBadInput, naming config.json and the key, for a plan that is not an object of known words, and for
-  /// names without any layer.
+  /// \throws Error kBadInput, naming config.json and the key, for a plan that is not an object of known words, for a plan
+  /// of layers that are not there, and for one of a model without layers that names none of its tensors.
   ConfigPlan(const ModelConfig& config, const std::vector<std::string>& names);
 
   /// The shape of the whole tensor of which each of `tp` ranks has one of shape `part`.
@@ -61,6 +61,7 @@ class ConfigPlan {
   void read_plan(const char* key);
   void read_stages();
   void find_layers(const std::vector<std::string>& names);
+  void find_base(const std::vector<std::string>& names);
   const std::pair<const std::string, TensorParallelPlan>* entry_of(std::string_view name) const;
   const std::pair<const std::string, TensorParallelPlan>* lookup(std::string_view name) const;
   std::optional<std::uint32_t> split_dim(const std::string& name, std::size_t ndim) const;
@@ -75,8 +76,8 @@ class ConfigPlan {
   ModelConfig config_;
   std::map<std::string, TensorParallelPlan, std::less<>> plans_;  // by key
   std::string base_prefix_;                                       // "model."
-  std::string layers_ = "layers";                                 // without the base model's prefix
-  std::map<std::string, bool> behind_layers_;                     // of the keys of base_model_pp_plan
+  std::string layers_ = "layers";              // without the base model's prefix; empty: no stack of layers
+  std::map<std::string, bool> behind_layers_;  // of the keys of base_model_pp_plan
   std::vector<std::string> idle_keys_;
   std::vector<std::string> idle_stage_keys_;
 };

@@ -386,6 +386,8 @@ std::vector<std::string> Expression::keys() const {
 std::uint64_t Expression::size(const Lookup& lookup) const {
   const ConfigValue value = Evaluator(text_, lookup, true).value(*root_);
   const std::uint64_t* number = std::get_if<std::uint64_t>(&value);
+  if (number && (*number == 0 || *number > kMaxSize) && root_->kind == Kind::kLiteral)
+    throw Error(ErrorKind::kBadInput, text_ + " is no size: expected a whole number from 1 to 2^40");
   if (!number || *number == 0 || *number > kMaxSize)
     throw not_a_size(root_->kind == Kind::kKey ? "\"" + text_ + "\"" : text_, value);
   return *number;

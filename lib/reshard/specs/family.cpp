@@ -80,6 +80,10 @@ std::map<std::string, std::size_t> families_like() {
   return counts;
 }
 
+bool describes_model(const std::shared_ptr<const Family>& spec) {
+  return spec && !spec->file.empty() && !spec->modules.empty();
+}
+
 std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
   std::string name(pattern);
   if (const auto star = name.find('*'); star != std::string::npos) name.replace(star, 1, std::to_string(layer));

@@ -144,8 +144,8 @@ struct Family {
   /// Set for larger models (multimodal) alone, with nothing else: the model_type of the language model if config.json's
   /// text_config has none.
   std::string language_model;
-  std::string layers;                    // the prefix of a layer's name: "model.layers"
-  Expression num_layers;                 // how many there are
+  std::string layers;                    // prefix of a layer's name: "model.layers"; empty: no stack of layers
+  Expression num_layers;                 // how many there are; none without `layers`
   std::shared_ptr<const Json> defaults;  // an object, for keys that config.json lacks or has as null
   /// The same for keys that only a part of config.json may lack, such as text_config: Transformers leaves out there
   /// what its configuration class has. Null: none.
@@ -165,6 +165,9 @@ struct Family {
   std::filesystem::path file;     // where somebody wrote it, for errors; empty for the built-in ones
   std::uint64_t layers_line = 0;  // of num_layers in `file`; 0: not known
 };
+
+/// Whether somebody wrote down all modules of a model, so that config.json is needed only for the keys they name.
+bool describes_model(const std::shared_ptr<const Family>& spec);
 
 /// The built-in family of a name; null where there is none. It is the same at each call, and lives as long as the
 /// program.

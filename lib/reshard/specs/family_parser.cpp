@@ -83,7 +83,16 @@ class SpecObject {
     return strings;
   }
 
-  Expression expression_at(const std::string& key) const { return expression(string_at(key), pointer_to(key), key); }
+  Expression expression_at(const std::string& key) const { return expression_of(at(key), pointer_to(key), key); }
+
+  /// A size or a condition at `pointer` under `key`: an expression, or the plain value.
+  Expression expression_of(const Json& value, const std::string& pointer, const std::string& key) const {
+    if (value.is_string()) return expression(value.get_ref<const std::string&>(), pointer, key);
+    if (value.is_boolean()) return Expression::parse(value.get<bool>() ? "true" : "false");
+    if (value.is_number_unsigned()) return Expression::parse(std::to_string(value.get<std::uint64_t>()));
+    throw file_.error(pointer, fmt::format("{}\"{}\" has {}, expected a whole number, or an expression in a string",
+                                           prefix(), printable(key), brief(value)));
+  }
 
   /// The expression `text`, which stands at `pointer` under `key`.
   Expression expression(const std::string& text, const std::string& pointer, const std::string& key) const {
@@ -116,8 +125,8 @@ std::vector<Family::Packed> packed_at(const SpecObject& module) {
   std::size_t i = 0;
   for (const Json& item : module.array_at("packed")) {
     const std::string pointer = module.pointer_to("packed") + "/" + std::to_string(i++);
-    if (item.is_string()) {
-      packed.push_back({module.expression(item.get<std::string>(), pointer, "packed"), {}, false});
+    if (!item.is_object()) {
+      packed.push_back({module.expression_of(item, pointer, "packed"), {}, false});
       continue;
     }
     const SpecObject part(item, module.file(), pointer, "packed");
@@ -140,10 +149,10 @@ Family::Module parse_module(const SpecObject& object) {
   module.any_shape = !object.has("shape") && object.has("optional") && object.bool_at("optional") &&
                      module.plan == TensorParallelPlan::kReplicate;
   if (!module.any_shape)
-    for (const std::string& size : object.strings_at("shape"))
-      module.shape.push_back(object.expression(size, object.pointer_to("shape"), "shape"));
+    for (const Json& size : object.array_at("shape"))
+      module.shape.push_back(object.expression_of(size, object.pointer_to("shape"), "shape"));
   if (object.has("bias")) {
-    const bool always = object.string_at("bias") == "always";
+    const bool always = object.at("bias") == "always";
     module.bias = always ? Expression::parse("true") : object.expression_at("bias");
   }
   if (object.has("when")) module.when = object.expression_at("when");
@@ -370,6 +379,12 @@ void validate_names(const Family& family, const DescriptionFile& file) {
                                                      ", which is in the layers, or not in every checkpoint");
     }
     const bool layered = module.name.find('*') != std::string::npos;
+    if (layered && family.layers.empty())
+      throw file
+          .error(pointer + "/name", fmt::format("\"name\" {} has a star for a layer's number, but \"layers\" is "
+                                                "missing",
+                                                printable(module.name)))
+          .hint("\"layers\" is the prefix of a layer's names: \"model.layers\"");
     if (layered && !module.name.starts_with(family.layers + ".*."))
       throw file.error(pointer + "/name", fmt::format("\"name\" {} does not begin with \"layers\", {}.*.",
                                                       printable(module.name), printable(family.layers)));
@@ -476,9 +491,14 @@ Family parse(const Json& json, const DescriptionFile& file) {
   for (const FamilyKey& key : family_keys()) known.emplace_back(key.name);
   object.validate_keys(known);
   family.model_type = object.string_at("model_type");
-  family.layers = object.string_at("layers");
-  family.num_layers =
-      object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
+  if (object.has("layers")) {
+    family.layers = object.string_at("layers");
+    if (family.layers.empty()) object.fail("layers", "the prefix of a layer's names, or no such key");
+    family.num_layers =
+        object.has("num_layers") ? object.expression_at("num_layers") : Expression::parse("num_hidden_layers");
+  } else if (object.has("num_layers")) {
+    object.fail("num_layers", "\"layers\" next to it, the prefix of a layer's names");
+  }
   family.layers_line = file.line("/num_layers");
   family.defaults = std::make_shared<const Json>(object.has("defaults") ? object.at("defaults") : Json::object());
   const SpecObject defaults(*family.defaults, file, "/defaults", "defaults");

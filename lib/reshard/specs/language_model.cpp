@@ -173,7 +173,7 @@ bool is_cache_scale(std::string_view name) {
 /// what lies in a module of Family::whole, on the last stage; with `other_parts`, on the first stage, all else that is
 /// outside the layers.
 void add_unlisted(Model& model, const std::unordered_set<std::string_view>& names, bool other_parts) {
-  const std::string layers = model.family->layers + ".";
+  const std::string layers = model.family->layers + ".";  // "." if there are none: no name begins with it
   const std::string base = base_of(model.family->layers);
   const bool own_base = std::count(base.begin(), base.end(), '.') > 1;  // only the language model has that prefix
   const auto is_whole = [&](std::string_view name) {
@@ -316,6 +316,7 @@ Error unknown_model_type(const ModelConfig& config, const std::vector<std::strin
 
 std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> family,
                                                const std::unordered_set<std::string_view>& names) {
+  if (family->layers.empty()) return family;  // every name is written out
   const std::string base = base_of(family->layers);
   const auto embedding =
       std::find_if(family->modules.begin(), family->modules.end(), [&](const Family::Module& module) {

@@ -31,7 +31,12 @@ std::vector<std::uint64_t> PipelinePartition::cuts() const {
 
 PipelinePartition partition_evenly(std::uint64_t layers, const Mesh& mesh) {
   const std::uint64_t stages = mesh.stages();
-  if (stages > layers)
+  if (layers == 0 && stages > 1)
+    throw Error(ErrorKind::kUsage, fmt::format("the model has no stack of layers to spread over {} pipeline stages "
+                                               "(`pp` {} × `vpp` {})",
+                                               stages, mesh.pp, mesh.vpp))
+        .hint("leave out `pp` and `vpp`, or describe the model with `spec` and \"layers\"");
+  if (stages > std::max<std::uint64_t>(layers, 1))
     throw Error(ErrorKind::kUsage, fmt::format("the model has {} layers, fewer than the {} pipeline stages asked for "
                                                "(`pp` {} × `vpp` {})",
                                                layers, stages, mesh.pp, mesh.vpp))
@@ -52,6 +57,9 @@ PipelinePartition partition_by_cuts(std::uint64_t layers, const Mesh& mesh, cons
     throw fail(fmt::format("{} cuts make {} stages, but `pp` {} × `vpp` {} asks for {}", cuts.size(), cuts.size() + 1,
                            mesh.pp, mesh.vpp, mesh.stages()),
                fmt::format("give {} cuts", mesh.stages() - 1));
+  if (layers == 0)
+    throw fail("the model has no stack of layers to cut",
+               "leave it out, or describe the model with `spec` and \"layers\"");
   PipelinePartition partition{mesh.pp, {0}};
   for (const std::string& cut : cuts) {
     const bool prefixed = cut.size() > layer_prefix.size() + 1 && cut.starts_with(layer_prefix + ".");

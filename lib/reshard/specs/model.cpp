@@ -83,13 +83,16 @@ class ConfigValues {
     try {
       return action();
     } catch (const Error& error) {
-      Error described(error.kind(),
-                      fmt::format("{}{}\"{}\" does not fit {}: {}", printable(module), module.empty() ? "" : ": ", key,
-                                  config_.path.string(), error.message()));
+      const std::string fit = config_.path.empty() ? "" : " does not fit " + config_.path.string();
+      Error described(error.kind(), fmt::format("{}{}\"{}\"{}: {}", printable(module), module.empty() ? "" : ": ", key,
+                                                fit, error.message()));
       described.in(family_.file);
       if (line != 0) described.at_line(line);
-      if (const std::string guess = nearest(missing_, known_keys()); !guess.empty())
+      const std::string guess = missing_.empty() ? std::string() : nearest(missing_, known_keys());
+      if (!guess.empty())
         described.hint("did you mean \"" + guess + "\"?");
+      else if (!missing_.empty() && config_.path.empty())
+        described.hint("write the number, add the key to \"defaults\", or give the model's config.json");
       throw described;
     }
   }
@@ -139,7 +142,8 @@ class ConfigValues {
     const auto fallback = family_.defaults->find(key);
     if (fallback == family_.defaults->end()) {
       missing_ = given ? std::string() : key;
-      fail("\"" + key + (given ? "\" is null, expected a value" : "\" is missing"));
+      const char* const absent = config_.path.empty() ? "\" is missing, as there is no config.json" : "\" is missing";
+      fail("\"" + key + (given ? "\" is null, expected a value" : absent));
     }
     if (!fallback->is_object()) return {&*fallback, true};
     return {&fallback->at(given ? "null" : "absent"), true};
@@ -355,6 +359,14 @@ bool is_layered(const Family::Module& module) {
   return module.name.find('*') != std::string::npos;
 }
 
+/// Whether modules that may share a weight with another do.
+bool is_tied(const Family& family, const ConfigValues& values) {
+  const auto tied = std::find_if(family.modules.begin(), family.modules.end(),
+                                 [](const Family::Module& module) { return !module.tied_to.empty(); });
+  if (tied == family.modules.end()) return false;
+  return values.in_description(tied->name, "tied_to", tied->line, [&] { return values.flag("tie_word_embeddings"); });
+}
+
 /// Whether heads can be repeated and put in another order by the numbers of heads and their size.
 bool has_plain_heads(const Model& model) {
   if (!model.family->attention) return true;
@@ -437,17 +449,20 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
   model.parameters.reserve(usual);
   model.family = std::move(the_family);
   model.config = config.json;
-  model.layers =
-      values.in_description("", "num_layers", family.layers_line, [&] { return values.size(family.num_layers); });
+  if (!family.layers.empty())
+    model.layers =
+        values.in_description("", "num_layers", family.layers_line, [&] { return values.size(family.num_layers); });
   if (model.layers > kMaxLayers)
     throw Error(ErrorKind::kBadInput,
                 fmt::format("\"{}\" is {}, more than any model has", family.num_layers.text(), model.layers))
         .in(config.path);
-  const bool tied = values.flag("tie_word_embeddings");
+  const bool tied = is_tied(family, values);
   if (family.attention) {
-    model.heads = values.number("num_attention_heads");
-    model.kv_heads = values.number("num_key_value_heads");
-    model.head_dim = values.number("head_dim");
+    values.in_description("", "attention", 0, [&] {
+      model.heads = values.number("num_attention_heads");
+      model.kv_heads = values.number("num_key_value_heads");
+      model.head_dim = values.number("head_dim");
+    });
     if (model.heads > kMaxHeads || model.kv_heads > kMaxHeads)
       throw Error(ErrorKind::kBadInput, fmt::format("{} attention and {} key/value heads are more than any model has",
                                                     model.heads, model.kv_heads))

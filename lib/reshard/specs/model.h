@@ -63,7 +63,7 @@ enum class FamilyFrom : std::uint8_t {
 /// A family with config.json's numbers: every parameter the checkpoint has, in state-dict order.
 struct Model {
   std::shared_ptr<const Family> family;
-  std::uint64_t layers = 0;
+  std::uint64_t layers = 0;    // 0 if the family has no stack of layers
   std::uint64_t heads = 0;     // query heads; 0 where the family has no attention
   std::uint64_t kv_heads = 0;  // key/value heads
   std::uint64_t head_dim = 0;

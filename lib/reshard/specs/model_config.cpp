@@ -48,6 +48,10 @@ ModelConfig read_model_config(Files& files, const std::filesystem::path& directo
   return read_model_config_file(files, directory / kConfigFile);
 }
 
+ModelConfig empty_model_config(std::string model_type) {
+  return {{}, std::make_shared<const Json>(Json::object()), std::move(model_type)};
+}
+
 ModelConfig read_model_config_file(Files& files, const std::filesystem::path& file) {
   ModelConfig config;
   config.path = file;

@@ -24,6 +24,9 @@ struct ModelConfig {
 /// \throws Error kBadInput if the file is missing, is no JSON object, or has a model_type that is no text.
 ModelConfig read_model_config(Files& files, const std::filesystem::path& directory);
 
+/// That of a model without config.json: no keys, no path.
+ModelConfig empty_model_config(std::string model_type);
+
 /// The same of a file of any name.
 ModelConfig read_model_config_file(Files& files, const std::filesystem::path& file);
 
