@@ -10,16 +10,20 @@
 #include "reshard/base/crc32.h"
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
+#include "reshard/base/sha256.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/proof.h"
 #include "reshard/formats/manifest.h"
-#include "reshard/layouts/layout.h"
+#include "reshard/io/text_file.h"
+#include "reshard/layouts/own_files.h"
 #include "reshard/plan/job_manifest.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;  // of a file that is read from end to end
 
 fs::path nearest_existing(Files& files, fs::path path) {
   while (!files.exists(path) && path != path.parent_path()) path = path.parent_path();
@@ -37,7 +41,6 @@ bool is_plain_file(Storage& storage, const fs::path& path) {
 
 /// Whether the files hold the same bytes.
 bool same_content(Files& files, const fs::path& a, const fs::path& b) {
-  constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;
   const auto first = files.open(a), second = files.open(b);
   if (first->size_bytes() != second->size_bytes()) return false;
   std::vector<std::byte> of_a(std::min(kBlockBytes, first->size_bytes())), of_b(of_a.size());
@@ -75,6 +78,44 @@ class Inputs {
   std::multimap<FileStamp, fs::path> by_stamp_;
 };
 
+/// The files that a manifest lists, and that have not been written since.
+class ListedFiles {
+ public:
+  ListedFiles(Files& files, fs::path directory) : files_(files), directory_(std::move(directory)) {
+    const fs::path path = directory_ / kManifestFile;
+    if (!files_.is_file(path)) return;
+    try {
+      for (Manifest::File& file : parse_manifest(read_text_file(files_, path, kMaxManifestBytes), path).files)
+        listed_.emplace(file.path, std::move(file));
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kIo) throw;  // else it proves nothing
+    }
+  }
+
+  bool prove(const fs::path& relative) const {
+    const auto found = listed_.find(relative.generic_string());
+    if (found == listed_.end() || !found->second.digest) return false;
+    const auto source = files_.open(directory_ / relative);
+    return source->size_bytes() == found->second.size_bytes && digest_of(*source) == *found->second.digest;
+  }
+
+ private:
+  static Sha256Digest digest_of(const Source& source) {
+    Sha256 hash;
+    std::vector<std::byte> block(std::min(kBlockBytes, source.size_bytes()));
+    for (std::uint64_t at = 0; at < source.size_bytes(); at += block.size()) {
+      const auto bytes = std::span(block).first(std::min<std::uint64_t>(block.size(), source.size_bytes() - at));
+      source.read_at(at, bytes);
+      hash.update(bytes);
+    }
+    return hash.finish();
+  }
+
+  Files& files_;
+  fs::path directory_;
+  std::map<std::string, Manifest::File> listed_;
+};
+
 /// A folder that is replaced as a whole holds none of the inputs.
 void validate_no_input_inside(Files& files, const Job& job, const fs::path& folder) {
   const fs::path resolved = files.resolve(folder);
@@ -109,13 +150,19 @@ std::vector<fs::path> output_files(const Job& job) {
   return files;
 }
 
-void validate_only_ours(Files& files, const Layout& layout, const fs::path& folder, const fs::path& shown_as) {
-  const std::vector<std::string> foreign = layout.foreign_entries(files, folder);
-  if (!foreign.empty())
-    throw Error(ErrorKind::kBadInput,
-                "would be replaced as a whole, but holds what this program did not write: " + list_names(foreign))
-        .in(shown_as)
-        .hint("move these away or choose another output directory; nothing foreign is ever deleted");
+void validate_only_ours(Files& files, const Job& job, const fs::path& folder, const fs::path& old_outputs) {
+  std::set<fs::path> replaced;
+  for (const fs::path& relative : output_files(job))
+    if (lies_inside(relative, folder)) replaced.insert(relative.lexically_relative(folder));
+  const ListedFiles listed(files, old_outputs);
+  const std::vector<std::string> unproven = unproven_entries(
+      files, old_outputs / folder, replaced, [&](const fs::path& path) { return listed.prove(folder / path); });
+  if (unproven.empty()) return;
+  throw Error(ErrorKind::kBadInput,
+              "would be replaced as a whole, but contains entries that nothing shows to be this program's: " +
+                  list_names(unproven))
+      .in(files.resolve(job.output_directory) / folder)
+      .hint("move them away or choose another output directory; files of others are never deleted");
 }
 
 void validate_output(Storage& storage, const Job& job) {
@@ -156,7 +203,7 @@ void validate_output(Storage& storage, const Job& job) {
       throw Error(ErrorKind::kBadInput, "is not a folder that this program made").in(directory / folder);
     validate_no_input_inside(storage, job, directory / folder);
     present.push_back(folder.string() + "/");
-    if (job.force) validate_only_ours(storage, *job.layout, directory / folder, directory / folder);
+    if (job.force) validate_only_ours(storage, job, folder, directory);
   }
   if (!present.empty() && !job.force)
     throw Error(ErrorKind::kBadInput,

@@ -22,11 +22,12 @@ bool is_left_alone(Storage& storage, const Job& job, const std::filesystem::path
 /// Whether an output is one of the folders that are replaced as a whole, or lies in one.
 bool in_whole_folder(const Job& job, const std::filesystem::path& relative);
 
-/// Validates that everything in a shards folder has a name that this program writes. `shown_as` is the folder's name
-/// for errors.
-/// \throws Error kBadInput.
-void validate_only_ours(Files& files, const Layout& layout, const std::filesystem::path& folder,
-                        const std::filesystem::path& shown_as);
+/// Validates that replacing `folder`, one of the job's whole folders, loses no file that others wrote: every entry has
+/// the name of an output or is proven to be this program's (unproven_entries), also by a manifest.
+/// \param old_outputs  the directory that now contains the folder and the manifest of earlier outputs.
+/// \throws Error kBadInput that names the entries; kIo.
+void validate_only_ours(Files& files, const Job& job, const std::filesystem::path& folder,
+                        const std::filesystem::path& old_outputs);
 
 /// Room for a job's outputs, as far as the file system says.
 struct OutputSpace {

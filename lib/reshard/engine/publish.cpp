@@ -209,7 +209,7 @@ void Staging::publish_entry(const fs::path& relative) {
   step.replaced = true;
   exchange(step.staged, step.final);
   steps_.push_back(step);
-  if (in_whole_folder(job_, relative)) validate_only_ours(storage_, *job_.layout, step.staged, step.final);
+  if (in_whole_folder(job_, relative)) validate_only_ours(storage_, job_, relative, root_);  // others may have written
 }
 
 /// Takes every step back. What cannot be taken back keeps the staging directory, which then holds the only copy.

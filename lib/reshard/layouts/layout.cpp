@@ -99,12 +99,6 @@ std::string OptionValues::choice(const LayoutOption& option, const std::string& 
 
 void Layout::validate_beside(Files&, const TargetPlan&, const fs::path&) const {}
 
-std::vector<std::string> Layout::foreign_entries(Files& files, const fs::path& folder) const {
-  std::vector<std::string> names;
-  for (const DirectoryEntry& entry : files.list(folder)) names.push_back(entry.name);
-  return names;
-}
-
 std::optional<fs::path> Layout::default_output(Files&, const FoundLayout& found) const {
   if (*traits().folder == '\0') return std::nullopt;
   return found.directory;

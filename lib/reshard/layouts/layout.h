@@ -207,8 +207,6 @@ class Layout {
   /// \throws Error kBadInput.
   virtual void validate_beside(Files& files, const TargetPlan& plan,
                                const std::filesystem::path& output_directory) const;
-  /// What its folder in the output directory holds that this program does not write, sorted; names relative to it.
-  virtual std::vector<std::string> foreign_entries(Files& files, const std::filesystem::path& folder) const;
   /// Where what is made of a checkpoint goes by default; nothing if the layout has no place beside the checkpoint.
   virtual std::optional<std::filesystem::path> default_output(Files& files, const FoundLayout& found) const;
 

@@ -104,13 +104,6 @@ class NxdLayout final : public TrainingLayout {
 
   std::vector<TextFile> stage_files(const std::vector<StagePlan>&) const override { return {}; }
 
-  std::vector<std::string> foreign_entries(Files& files, const fs::path& folder) const override {
-    std::vector<std::string> foreign;
-    list_foreign_ranks(files, folder, "", ".pt", {}, foreign, own_name(files, folder) == kOptimizerFolder);
-    std::sort(foreign.begin(), foreign.end());
-    return foreign;
-  }
-
   /// NxD resumes with the master weights of whatever optimizer lies beside the model.
   void validate_beside(Files& files, const TargetPlan& plan, const fs::path& output_directory) const override {
     const bool has_own = std::find(plan.whole_folders.begin(), plan.whole_folders.end(), fs::path(kOptimizerFolder)) !=

@@ -1,6 +1,5 @@
 // What optimum-neuron writes today: shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, with metadata and marker files in
 // shards/ and trn_config.json in the checkpoint's directory.
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "reshard/layouts/master_weights.h"
@@ -76,23 +75,6 @@ class OptimumLayout final : public TrainingLayout {
 
   std::vector<TextFile> description_files(const TargetRequest& request, const TargetPlan& plan) const override {
     return {{kTrainingConfigFile, training_config_text(plan.mesh, request)}};
-  }
-
-  std::vector<std::string> foreign_entries(Files& files, const fs::path& folder) const override {
-    if (!files.is_directory(folder / kOptimumFolder)) return Layout::foreign_entries(files, folder);
-    std::vector<std::string> foreign;
-    list_foreign_ranks(files, folder / kOptimumFolder, std::string(kOptimumFolder) + "/", ".pt", {}, foreign);
-    if (files.is_directory(folder / kOptimizerFolder))
-      list_foreign_ranks(files, folder / kOptimizerFolder, std::string(kOptimizerFolder) + "/", ".pt", {}, foreign,
-                         true);
-    for (const auto& [name, kind, is_link] : files.list(folder)) {
-      const bool is_folder = kind == FileKind::kDirectory && !is_link;
-      if (is_folder && name == kOptimizerFolder) continue;
-      const bool ours = name == kCheckpointMarker || name == kDoneMarker || is_our_metadata(name);
-      if (name != kOptimumFolder && !(ours && kind == FileKind::kFile)) foreign.push_back(name);
-    }
-    std::sort(foreign.begin(), foreign.end());
-    return foreign;
   }
 
   bool owns_folder_name(std::string_view name) const override { return name == traits().folder; }

@@ -8,34 +8,10 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/xser.h"
 #include "reshard/specs/mesh.h"
-#include "reshard/specs/metadata.h"
 
 namespace reshard {
-namespace {
 
 namespace fs = std::filesystem;
-
-/// What is in one rank's folder and none of `known` joins `foreign`.
-void look_into_rank(Files& files, const fs::path& path, const std::string& shown_as,
-                    const std::vector<std::string>& known, std::vector<std::string>& foreign) {
-  for (const auto& [name, kind, is_link] : files.list(path))
-    if (kind != FileKind::kFile || is_link || std::find(known.begin(), known.end(), name) == known.end())
-      foreign.push_back(shown_as + "/" + name);
-}
-
-void look_into_tensors(Files& files, const fs::path& path, const std::string& shown_as,
-                       std::vector<std::string>& foreign) {
-  for (const auto& [name, kind, is_link] : files.list(path))
-    if (kind != FileKind::kFile || !is_xser_tensor_name(name)) foreign.push_back(shown_as + "/" + name);
-}
-
-/// Of a model's ranks, this program writes those of the first data-parallel replica.
-bool is_our_rank(const std::string& name, bool any_dp) {
-  const auto rank = rank_of_name(name);
-  return rank && (any_dp || rank->dp_rank == 0);
-}
-
-}  // namespace
 
 std::string rank_name(RankId rank, bool dp) {
   return fmt::format("{}{}tp_rank_{:02}_pp_rank_{:02}", dp ? fmt::format("dp_rank_{:02}_", rank.dp_rank) : "",
@@ -75,32 +51,6 @@ fs::path directory_above(Files& files, const fs::path& path) {
 
 std::string own_name(Files& files, const fs::path& path) {
   return files.absolute(path / "").lexically_normal().parent_path().filename().string();
-}
-
-bool is_our_metadata(const std::string& name) {
-  return metadata_pp_rank(name) && name.ends_with(".json");
-}
-
-void list_foreign_ranks(Files& files, const fs::path& folder, const std::string& shown_as, std::string_view ending,
-                        const std::vector<std::string>& in_rank, std::vector<std::string>& foreign, bool any_dp) {
-  for (const DirectoryEntry& entry : files.list(folder)) {
-    const bool is_folder = entry.kind == FileKind::kDirectory;
-    std::string name = entry.name;
-    const std::string shown = shown_as + name;
-    const bool tensors = name.ends_with(kXserTensorsSuffix);
-    if (tensors) name.resize(name.size() - kXserTensorsSuffix.size());
-    const bool info = !tensors && name.ends_with(kXserInfoSuffix);
-    if (info) name.resize(name.size() - kXserInfoSuffix.size());
-    const bool ended = name.ends_with(ending);
-    if (ended) name.resize(name.size() - ending.size());
-    const bool rank = ended && is_our_rank(name, any_dp) && !entry.is_link;
-    if (rank && tensors && is_folder)
-      look_into_tensors(files, folder / entry.name, shown, foreign);
-    else if (rank && !tensors && !info && ending.empty() && is_folder)
-      look_into_rank(files, folder / entry.name, shown, in_rank, foreign);
-    else if (!rank || tensors || entry.kind != FileKind::kFile)
-      foreign.push_back(shown);
-  }
 }
 
 }  // namespace reshard

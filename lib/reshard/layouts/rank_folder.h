@@ -54,16 +54,4 @@ std::filesystem::path directory_above(Files& files, const std::filesystem::path&
 /// The last part of `path`, whichever way that is written.
 std::string own_name(Files& files, const std::filesystem::path& path);
 
-/// Metadata as this program writes it; older ones it only reads.
-bool is_our_metadata(const std::string& name);
-
-/// Adds to `foreign` what stands in `folder` and is no rank's as this program writes it, with xser's files beside it.
-/// \param shown_as  What stands before the names in `foreign`.
-/// \param ending    What a rank's file has after its numbers; empty if each rank has a folder.
-/// \param in_rank   The names of files in a rank's folder.
-/// \param any_dp    Files of all data-parallel ranks are this program's, and not those of the first alone.
-void list_foreign_ranks(Files& files, const std::filesystem::path& folder, const std::string& shown_as,
-                        std::string_view ending, const std::vector<std::string>& in_rank,
-                        std::vector<std::string>& foreign, bool any_dp = false);
-
 }  // namespace reshard

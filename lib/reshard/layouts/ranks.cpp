@@ -1,7 +1,6 @@
 // NeuronX Distributed's first form, as optimum-neuron wrote it: tensor_parallel_shards/tp_rank_XX_pp_rank_YY/… with
 // mp_metadata_pp_rank_Y.json beside the ranks. Trainers of that time have the optimizer beside the weights, in each rank's
 // file or in the same folder; this program reads it there and does not write it.
-#include <algorithm>
 
 #include "reshard/base/error.h"
 #include "reshard/formats/hf_index.h"
@@ -74,15 +73,6 @@ class RanksLayout final : public TrainingLayout {
 
   std::vector<TextFile> stage_files(const std::vector<StagePlan>& plans) const override {
     return metadata_files(traits().folder, plans);
-  }
-
-  std::vector<std::string> foreign_entries(Files& files, const fs::path& folder) const override {
-    std::vector<std::string> foreign;
-    list_foreign_ranks(files, folder, "", "", {kSafetensorsFile, kRankCheckpointFile}, foreign);
-    std::erase_if(foreign,
-                  [&](const std::string& name) { return is_our_metadata(name) && files.is_file(folder / name); });
-    std::sort(foreign.begin(), foreign.end());
-    return foreign;
   }
 
   bool owns_folder_name(std::string_view name) const override { return name == traits().folder; }

@@ -1,0 +1,177 @@
+// With force, a run replaces files under the names that it writes. Files that others wrote are never deleted.
+
+#include <filesystem>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/layouts.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/temp_dir.h"
+#include "support/test_directories.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A small model in `temp`, and requests that write it to `temp`/out.
+class Forced {
+ public:
+  Forced() {
+    Random random(8);
+    write_model(temp / "model", {}, random_tensors({}, random));
+  }
+  ConvertRequest request(const Layout* to, Format format, std::uint32_t tp, std::uint32_t pp = 1) const {
+    ConvertRequest request = convert_request(temp / "model", temp / "out");
+    request.target.layout = to;
+    request.target.format = format;
+    if (to->traits().has_ranks && !to->traits().needs_no_mesh) request.target.tp = tp;
+    if (pp > 1) request.target.pp = pp;
+    request.force = true;
+    return request;
+  }
+  ConvertRequest request(const char* name, Format format, std::uint32_t tp, std::uint32_t pp = 1) const {
+    return request(layout(name), format, tp, pp);
+  }
+  /// The error of a run that must not change anything.
+  Error refused(const ConvertRequest& request) const {
+    const auto before = snapshot(temp.path());
+    const Error error = error_of([&] { convert(request); });
+    CHECK((snapshot(temp.path()) == before));
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    return error;
+  }
+  TempDir temp;
+};
+
+TEST_CASE("The same run again replaces its own outputs, in every layout and format") {
+  for (const Layout* to : layouts())
+    for (const Format format : to->traits().formats) DYNAMIC_SECTION(to->traits().name << ' ' << name(format)) {
+        const Forced forced;
+        convert(forced.request(to, format, 2));
+        const auto first = snapshot(forced.temp.path());
+        convert(forced.request(to, format, 2));
+        CHECK((snapshot(forced.temp.path()) == first));
+      }
+}
+
+TEST_CASE("The same run with an optimizer replaces its own outputs, and one without leaves the optimizer alone") {
+  const Forced forced;
+  const bool xser = GENERATE(false, true);
+  const std::string to = GENERATE("nxd", "optimum");
+  CAPTURE(xser, to);
+  ConvertRequest request = forced.request(to.c_str(), xser ? Format::kXser : Format::kPytorch, 2);
+  const fs::path golden_case = testdata("golden/zero1") / "nxd-llama-dp2-tp2";
+  request.source.path = golden_case / "checkpoint/step_3";
+  request.source.config = golden_case / "original";
+  request.source.with_optimizer = true;
+  convert(request);
+  const auto first = snapshot(forced.temp.path());
+  convert(request);
+  CHECK((snapshot(forced.temp.path()) == first));
+  request.source.with_optimizer = false;
+  const Error error = forced.refused(request);
+  CHECK((error.path() + error.what()).find("optim") != std::string::npos);
+}
+
+TEST_CASE("An optim folder is never deleted, whoever wrote it") {
+  const Forced forced;
+  for (const char* to : {"ranks", "optimum"}) {
+    CAPTURE(to);
+    const ConvertRequest request = forced.request(to, Format::kPytorch, 2);
+    convert(request);
+    const fs::path folder = forced.temp / "out" / layout(to)->traits().folder;
+    write_file(folder / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt", "states");
+    const Error error = forced.refused(request);
+    CHECK(error.path() == folder.string());
+    CHECK_THAT(error.what(), Says("optim/"));
+    CHECK_THAT(error.hint(), Says("never deleted"));
+    fs::remove_all(forced.temp / "out");
+  }
+}
+
+TEST_CASE("Rank files of a training program are not deleted where this run writes other names") {
+  const Forced forced;
+  const fs::path shards = forced.temp / "out/tensor_parallel_shards";
+  write_file(shards / "tp_rank_00_pp_rank_00/model.safetensors", "mine");
+  write_file(shards / "tp_rank_00_pp_rank_00/checkpoint.pt", "mine");
+  const Error error = forced.refused(forced.request("ranks", Format::kSafetensors, 1));
+  CHECK(error.path() == shards.string());
+  CHECK_THAT(error.what(), Says("tp_rank_00_pp_rank_00/checkpoint.pt"));
+  fs::rename(shards / "tp_rank_00_pp_rank_00", shards / "tp_rank_01_pp_rank_00");
+  const Error whole = forced.refused(forced.request("ranks", Format::kSafetensors, 1));
+  CHECK_THAT(whole.what(), Says(": tp_rank_01_pp_rank_00/"));
+
+  fs::remove_all(shards);
+  convert(forced.request("ranks", Format::kSafetensors, 4));
+  const fs::path last = shards / "tp_rank_03_pp_rank_00/model.safetensors";
+  TensorMap saved = read_tensors(last);
+  write_safetensors(last, saved);  // by a trainer: without the record of the rank
+  const Error left = forced.refused(forced.request("ranks", Format::kSafetensors, 2));
+  CHECK_THAT(left.what(), Says(": tp_rank_03_pp_rank_00/"));
+  CHECK_NOTHROW(convert(forced.request("ranks", Format::kSafetensors, 4)));  // of its own name
+}
+
+TEST_CASE("Fewer ranks and stages replace files that a record proves to be this program's") {
+  for (const char* to : {"ranks", "optimum", "nxd"})
+    for (const Format format : layout(to)->traits().formats) {
+      // The trainer's form of these has no record.
+      if (std::string(to) == "ranks" && format != Format::kSafetensors) continue;
+      DYNAMIC_SECTION(to << ' ' << name(format)) {
+        const Forced forced;
+        convert(forced.request(to, format, 2));
+        const auto small = snapshot(forced.temp.path());
+        fs::remove_all(forced.temp / "out");
+        convert(forced.request(to, format, 4, 2));
+        convert(forced.request(to, format, 2));
+        CHECK((snapshot(forced.temp.path()) == small));
+      }
+    }
+}
+
+TEST_CASE("A manifest proves the files that it lists, until others write them") {
+  const Forced forced;
+  const auto run = [&](std::uint32_t tp) {
+    const auto job = plan_convert(local_storage(), forced.request("ranks", Format::kSafetensors, tp));
+    job->manifest = true;
+    execute(*job, unsynced());
+  };
+  run(2);
+  const fs::path last = forced.temp / "out/tensor_parallel_shards/tp_rank_01_pp_rank_00/model.safetensors";
+  std::string text = read_file(last);
+  text.back() ^= 1;  // as large as before
+  write_file(last, text);
+  CHECK_NOTHROW(run(1));  // the record is still there
+
+  run(2);
+  TensorMap saved = read_tensors(last);
+  write_safetensors(last, saved);
+  CHECK(error_of([&] { run(1); }).kind() == ErrorKind::kBadInput);
+}
+
+TEST_CASE("What others write into the folder while the run goes on is put back") {
+  const Forced forced;
+  convert(forced.request("ranks", Format::kSafetensors, 2));
+  const auto before = snapshot(forced.temp / "out");
+  const auto job = plan_convert(local_storage(), forced.request("ranks", Format::kSafetensors, 1));
+  const fs::path late = forced.temp / "out/tensor_parallel_shards/tp_rank_02_pp_rank_00/model.safetensors";
+  TestStorage test(GENERATE(true, false));
+  bool is_written = false;
+  test.directories.before = [&](const char* step, const fs::path&) {
+    if (step != std::string("rename") || is_written) return;
+    is_written = true;
+    write_file(late, "mine");
+  };
+  RunOptions options = unsynced();
+  options.storage = &test.storage;
+  const Error error = error_of([&] { execute(*job, options); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(read_file(late) == "mine");
+  fs::remove_all(late.parent_path());
+  CHECK((snapshot(forced.temp / "out") == before));
+}
+
+}  // namespace
+}  // namespace reshard::test
