@@ -103,7 +103,7 @@ std::string heads_text(const Job& job) {
       fmt::format("{} query, {} key/value, of {} elements: ", report.heads, report.kv_heads, report.head_dim);
   const std::string share = fmt::format("a rank has {} query and {} key/value heads", report.heads / job.mesh.tp,
                                         std::max<std::uint64_t>(1, report.kv_heads / job.mesh.tp));
-  const std::string fused = report.fused ? "q, k and v fused" : "q, k and v separate";
+  const std::string fused = is_fused(report.form) ? "q, k and v fused" : "q, k and v separate";
   if (report.ranks.empty()) return line("heads", counts + fused + ", " + share);
   std::string text =
       line("heads", fmt::format("{}grouped query, each key/value head {}, {}", counts,

@@ -16,7 +16,8 @@ const char* form_name(AttentionForm form) {
   switch (form) {
     case AttentionForm::kSeparate: return "separate";
     case AttentionForm::kFused: return "fused";
-    case AttentionForm::kGroupedQuery: return "grouped query";
+    case AttentionForm::kGroupedQuery:
+    case AttentionForm::kFusedGroupedQuery: return "grouped query";
   }
   return "";
 }
@@ -27,7 +28,7 @@ Document attention_document(const AttentionReport& report) {
   json["num_attention_heads"] = report.heads;
   json["num_key_value_heads"] = report.kv_heads;
   json["head_dim"] = report.head_dim;
-  json["fuse_qkv"] = report.fused;
+  json["fuse_qkv"] = is_fused(report.form);
   if (report.ranks.empty()) return json;
   json["kv_size_multiplier"] = report.copies;
   json["ranks"] = Document::array();

@@ -284,7 +284,7 @@ TEST_CASE("That projections are fused is no option without effect") {
   request.target.options.set_flag("fuse-qkv", true);
   const auto job = plan_shard(request);
   REQUIRE(job->attention);
-  CHECK(job->attention->fused);
+  CHECK(job->attention->form == AttentionForm::kFused);
   CHECK(job->notes.empty());
 }
 

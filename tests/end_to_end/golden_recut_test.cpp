@@ -31,6 +31,7 @@ ConvertRequest request_of(const fs::path& source, const fs::path& config, const 
   request.target.options.set_number("dp", mesh.at("dp"));
   if (mesh.at("xser")) request.target.format = Format::kXser;
   request.target.options.set_flag("fuse-qkv", mesh.at("fuse_qkv"));
+  if (mesh.at("form") == "nxd") request.target.options.set("qkv-linear", mesh.at("qkv_linear") ? "on" : "off");
   if (mesh.at("kv_size_multiplier") != 1)
     request.target.options.set_number("kv-size-multiplier", mesh.at("kv_size_multiplier"));
   return request;

@@ -71,7 +71,8 @@ TEST_CASE("An optimizer that NxD saved through torch.distributed.checkpoint goes
     CAPTURE(seed);
     Random random(seed);
     const TrainingRun run = one_group(random, random_model(random));
-    const OracleOptions first = legal_options(random, run.model), second = legal_options(random, run.model);
+    OracleOptions first = legal_options(random, run.model), second = legal_options(random, run.model);
+    for (OracleOptions* mesh : {&first, &second}) choose_qkv_linear(random, run.model, *mesh);
     NxdDcpForm form{pick(random, 1, 4), random() % 2 == 0, random() % 2 == 0, false};
     const std::uint64_t dp = pick(random, 1, 5);
     CAPTURE(first.tp, first.pp, first.vpp, form.dp, form.dedup, form.flat, second.tp, second.pp, second.vpp, dp);

@@ -74,6 +74,7 @@ Trees without(const Trees& whole, const std::set<std::size_t>& frozen, bool has_
 struct Unnamed {
   explicit Unnamed(std::uint64_t seed) : random(seed), run(random_training(random, random_model(random))) {
     mesh = legal_options(random, run.model);
+    choose_qkv_linear(random, run.model, mesh);
     dp = pick(random, 1, 4);
     format = random() % 3 == 0 ? Format::kXser : Format::kPytorch;
     frozen = {0, static_cast<std::size_t>(pick(random, 1, 3))};

@@ -30,6 +30,7 @@ Target random_target(Random& random, const TinyModel& model) {
   target.layout = random() % 2 ? "nxd" : "optimum";
   target.format = random() % 3 == 0 ? Format::kXser : Format::kPytorch;
   target.mesh = legal_options(random, model);
+  if (target.layout == std::string("nxd")) choose_qkv_linear(random, model, target.mesh);
   target.dp = pick(random, 1, 5);
   return target;
 }

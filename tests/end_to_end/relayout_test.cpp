@@ -53,7 +53,7 @@ void relayout(const fs::path& from, const fs::path& to, const OracleOptions& opt
   validate_against_model(job.source, model, from);
   const Mesh mesh{static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp),
                   static_cast<std::uint32_t>(options.vpp)};
-  PartitionOptions attention{options.fuse_qkv, {}};
+  PartitionOptions attention{attention_form_of(false, options.fuse_qkv), {}};
   if (options.kv_size_multiplier) attention.kv_size_multiplier = options.kv_size_multiplier;
   const auto plans = plan_stages(model, mesh.tp, partition_evenly(model.layers, mesh), attention,
                                  [&](const std::string& name) { return job.source.find_logical(name).has_value(); });

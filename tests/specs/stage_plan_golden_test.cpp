@@ -28,7 +28,7 @@ struct GoldenCase {
     model = instantiate(config);
     const Json& given = json["case"];
     mesh = {given["tp"].get<std::uint32_t>(), given["pp"].get<std::uint32_t>(), given["vpp"].get<std::uint32_t>()};
-    options.fuse_qkv = given["fuse_qkv"].get<bool>();
+    options.attention = attention_form_of(false, given["fuse_qkv"].get<bool>());
     if (!given["kv_multiplier"].is_null()) options.kv_size_multiplier = given["kv_multiplier"].get<std::uint64_t>();
   }
 

@@ -59,8 +59,13 @@ const ParallelParameter& parameter(const StagePlan& stage, const std::string& na
 bool may_split(const Sizes& s, std::uint64_t tp, std::optional<std::uint64_t> multiplier) {
   if (s.vocab % tp || s.intermediate % tp || s.heads * s.head_dim % tp) return false;
   if (s.kv_heads >= tp && s.kv_heads % tp == 0) return true;
-  const std::uint64_t m = multiplier.value_or(std::max<std::uint64_t>(1, tp / s.kv_heads));
-  return m > 0 && tp % m == 0 && s.kv_heads * m % tp == 0 && s.heads / s.kv_heads % m == 0;
+  const auto works = [&](std::uint64_t m) {
+    return m > 0 && tp % m == 0 && s.kv_heads * m % tp == 0 && s.heads / s.kv_heads % m == 0;
+  };
+  if (multiplier) return works(*multiplier);
+  for (std::uint64_t m = 1; m <= tp; ++m)
+    if (works(m)) return true;
+  return false;
 }
 
 TEST_CASE("Where sizes are padded, the degrees that work are those that leave nothing else in the way") {
@@ -76,19 +81,24 @@ TEST_CASE("Where sizes are padded, the degrees that work are those that leave no
   CHECK_FALSE(tensor_parallel_problem(model, 509, options));
 }
 
-TEST_CASE("Attention takes the form that heads, ranks and the choice to fuse call for") {
+constexpr PartitionOptions kFusing{AttentionForm::kFused, {}};
+
+TEST_CASE("Attention takes the form that heads, ranks and the form asked for call for") {
   const Model grouped = model_of({});
   CHECK(attention_form(grouped, 1, {}) == AttentionForm::kSeparate);
-  CHECK(attention_form(grouped, 4, {true, {}}) == AttentionForm::kSeparate);
+  CHECK(attention_form(grouped, 4, kFusing) == AttentionForm::kSeparate);
   CHECK(attention_form(grouped, 8, {}) == AttentionForm::kGroupedQuery);
-  CHECK(attention_form(grouped, 8, {true, {}}) == AttentionForm::kGroupedQuery);
+  CHECK(attention_form(grouped, 8, kFusing) == AttentionForm::kFusedGroupedQuery);
   CHECK(attention_form(grouped, 3, {}) == AttentionForm::kGroupedQuery);
   Sizes sizes;
   sizes.kv_heads = 8;
   const Model all_heads = model_of(sizes);
   CHECK(attention_form(all_heads, 4, {}) == AttentionForm::kSeparate);
-  CHECK(attention_form(all_heads, 4, {true, {}}) == AttentionForm::kFused);
-  CHECK(attention_form(all_heads, 16, {true, {}}) == AttentionForm::kGroupedQuery);
+  CHECK(attention_form(all_heads, 4, kFusing) == AttentionForm::kFused);
+  CHECK(attention_form(all_heads, 16, kFusing) == AttentionForm::kFusedGroupedQuery);
+  for (const AttentionForm form : {AttentionForm::kGroupedQuery, AttentionForm::kFusedGroupedQuery})
+    for (const Model& model : {grouped, all_heads})
+      for (const std::uint64_t tp : {1, 2, 8}) CHECK(attention_form(model, tp, {form, {}}) == form);
 }
 
 TEST_CASE("The legal degrees are those that divide every size, for random models") {
@@ -103,7 +113,7 @@ TEST_CASE("The legal degrees are those that divide every size, for random models
   s.kv_heads = pick({1, 2, 3, 4, 8});
   s.heads = s.kv_heads * pick({1, 2, 3, 4, 8});
   s.head_dim = pick({2, 6, 8, 64});
-  PartitionOptions options{random() % 2 == 0, {}};
+  PartitionOptions options{attention_form_of(false, random() % 2 == 0), {}};
   if (random() % 2) options.kv_size_multiplier = pick({0, 1, 2, 3, 4, 8});
   const Model model = model_of(s);
   std::vector<std::uint64_t> expected;
@@ -141,18 +151,52 @@ TEST_CASE("Heads that cannot be placed are named with the multipliers that would
   sizes.heads = 24;
   sizes.kv_heads = 4;
   sizes.vocab = sizes.intermediate = 96;
-  const auto error = tensor_parallel_problem(model_of(sizes), 6, {});
+  const auto with = [](std::uint64_t multiplier) { return PartitionOptions{AttentionForm::kSeparate, multiplier}; };
+  const auto error = tensor_parallel_problem(model_of(sizes), 6, with(1));
   REQUIRE(error);
   CHECK(error->kind() == ErrorKind::kUsage);
   CHECK_THAT(error->what(),
              Says("(24 query, 4 key/value) cannot be placed on 6 ranks with a key/value multiplier of 1"));
   CHECK(error->hint() == "multipliers that work for `tp` 6: 3, 6");
-  CHECK_FALSE(tensor_parallel_problem(model_of(sizes), 6, {false, 3}));
+  CHECK_FALSE(tensor_parallel_problem(model_of(sizes), 6, with(3)));
   for (const std::uint64_t multiplier : {std::uint64_t{0}, std::uint64_t{5}, UINT64_MAX}) {
-    const auto bad = tensor_parallel_problem(model_of(sizes), 6, {false, multiplier});
+    const auto bad = tensor_parallel_problem(model_of(sizes), 6, with(multiplier));
     REQUIRE(bad);
     CHECK_THAT(bad->what(), Says("multiplier of " + std::to_string(multiplier)));
   }
+}
+
+TEST_CASE("The smallest multiplier that places whole heads is chosen, also where the usual one does not") {
+  Sizes sizes;
+  sizes.heads = 12;
+  sizes.kv_heads = 6;
+  CHECK_FALSE(tensor_parallel_problem(model_of(sizes), 4, {}));
+  CHECK(gqa_spec(model_of(sizes), 4, {}).kv_size_multiplier == 2);
+  sizes.kv_heads = 2;
+  CHECK(gqa_spec(model_of(sizes), 4, {}).kv_size_multiplier == 2);  // the usual one
+  sizes.kv_heads = 12;
+  const auto error = tensor_parallel_problem(model_of(sizes), 8, {});  // none works
+  REQUIRE(error);
+  CHECK_THAT(error->what(), Says("(12 query, 12 key/value) cannot be placed on 8 ranks"));
+}
+
+TEST_CASE("The options of stages are read back from their specs") {
+  Sizes sizes;
+  for (const std::uint64_t kv_heads : {2, 8})
+    for (const AttentionForm form : {AttentionForm::kSeparate, AttentionForm::kFused, AttentionForm::kGroupedQuery,
+                                     AttentionForm::kFusedGroupedQuery})
+      for (const std::uint32_t tp : {2u, 4u}) {
+        sizes.kv_heads = kv_heads;
+        const Model model = model_of(sizes);
+        const PartitionOptions options{form, {}};
+        std::vector<StageMetadata> metadata;
+        for (StagePlan& stage : plan(sizes, tp, {}, options)) metadata.push_back(std::move(stage.metadata));
+        const PartitionOptions recorded = recorded_options(metadata, model);
+        CAPTURE(kv_heads, tp);
+        CHECK(recorded.attention == attention_form(model, tp, options));
+        CHECK(recorded.kv_size_multiplier.has_value() == is_grouped_query(recorded.attention));
+        if (recorded.kv_size_multiplier) CHECK(*recorded.kv_size_multiplier == usual_multiplier(kv_heads, tp));
+      }
 }
 
 TEST_CASE("Planning for an illegal degree is refused with the degrees that work") {
@@ -167,12 +211,12 @@ TEST_CASE("Planning for an illegal degree is refused with the degrees that work"
 }
 
 TEST_CASE("A grouped-query spec has the sizes of one rank") {
-  const auto spec = gqa_spec(model_of({}), 8, {true, {}});
+  const auto spec = gqa_spec(model_of({}), 8, kFusing);
   CHECK(spec == GQAQKVColumnParallelLinearSpec{"qkv_proj", "q_proj", "k_proj", "v_proj", "o_proj", 8, 4, 2, 8, 8, true,
                                                false, 8});
   Sizes sizes;
   sizes.kv_heads = 2;
-  const auto more = gqa_spec(model_of(sizes), 4, {false, 4});
+  const auto more = gqa_spec(model_of(sizes), 4, {AttentionForm::kSeparate, 4});
   CHECK(more.kv_size_multiplier == 4);
   CHECK(more.q_output_size_per_partition == 16);
   CHECK(more.kv_output_size_per_partition == 16);
@@ -197,7 +241,7 @@ TEST_CASE("One rank holds the state dict in its order, gate and up as one") {
 }
 
 TEST_CASE("Biases follow their weights, but those of row-parallel layers are whole") {
-  const auto stages = plan({.layers = 1, .kv_heads = 8, .attention_bias = true, .mlp_bias = true}, 2, {}, {true, {}});
+  const auto stages = plan({.layers = 1, .kv_heads = 8, .attention_bias = true, .mlp_bias = true}, 2, {}, kFusing);
   const std::string layer = "model.layers.0.";
   const StagePlan& stage = stages.at(0);
   CHECK(parameter(stage, layer + "self_attn.qkv_proj.bias") ==
@@ -223,7 +267,7 @@ TEST_CASE("Grouped queries give weight and bias a letter each, or one name for a
   for (const char* name : {"weight_q", "weight_k", "weight_v", "bias_q", "bias_k", "bias_v"})
     CHECK(parameter(apart.at(0), module + name) == ParallelParameter{module + name, true, 0, 1, 8});
   CHECK(count(apart.at(0)) == 6);
-  const auto fused = plan(sizes, 8, {}, {true, {}});
+  const auto fused = plan(sizes, 8, {}, kFusing);
   for (const char* name : {"weight_qkv", "bias_qkv"})
     CHECK_FALSE(parameter(fused.at(0), module + name).tensor_model_parallel);
   CHECK(count(fused.at(0)) == 2);

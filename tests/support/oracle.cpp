@@ -35,6 +35,16 @@ Elems columns(const Elems& elems, std::uint64_t begin, std::uint64_t end) {
   return part;
 }
 
+/// Whether attention is GQAQKVColumnParallelLinear.
+bool has_module(const TinyModel& model, const OracleOptions& options) {
+  return options.qkv_linear == "on" || model.kv_heads < options.tp || model.kv_heads % options.tp != 0;
+}
+
+/// Whether `m` replicas of each key/value head give every rank whole heads.
+bool works(const TinyModel& model, std::uint64_t tp, std::uint64_t m) {
+  return tp % m == 0 && model.kv_heads * m % tp == 0 && model.heads / model.kv_heads % m == 0;
+}
+
 class Oracle {
  public:
   Oracle(const TinyModel& model, const TensorMap& originals, const OracleOptions& options)
@@ -100,10 +110,12 @@ class Oracle {
       if (elems_.count(prefix + whole)) put(prefix + whole, elems_.at(prefix + whole));
   }
 
-  bool is_gqa() const { return model_.kv_heads < options_.tp || model_.kv_heads % options_.tp != 0; }
+  bool is_gqa() const { return has_module(model_, options_); }
   std::uint64_t multiplier() const {
     if (options_.kv_size_multiplier != 0) return options_.kv_size_multiplier;
-    return std::max<std::uint64_t>(1, options_.tp / model_.kv_heads);
+    std::uint64_t m = 1;
+    while (!works(model_, options_.tp, m)) ++m;
+    return m;
   }
 
   /// The query heads of the rank, slot after slot.
@@ -219,10 +231,11 @@ bool is_legal(const TinyModel& model, const OracleOptions& options) {
   }
   if (model.vocab % tp != 0 || model.intermediate % tp != 0 || model.heads * model.head_dim % tp != 0) return false;
   if (model.heads % model.kv_heads != 0) return false;
-  if (model.kv_heads >= tp && model.kv_heads % tp == 0) return true;
-  const std::uint64_t m =
-      options.kv_size_multiplier ? options.kv_size_multiplier : std::max<std::uint64_t>(1, tp / model.kv_heads);
-  return tp % m == 0 && model.kv_heads * m % tp == 0 && model.heads / model.kv_heads % m == 0;
+  if (!has_module(model, options)) return true;
+  if (options.kv_size_multiplier) return works(model, tp, options.kv_size_multiplier);
+  for (std::uint64_t m = 1; m <= tp; ++m)
+    if (works(model, tp, m)) return true;
+  return false;
 }
 
 }  // namespace reshard::test

@@ -14,7 +14,8 @@ struct OracleOptions {
   std::uint64_t vpp = 1;
   std::vector<std::uint64_t> cuts;  // the last layer of every stage but the last; empty: dealt evenly
   bool fuse_qkv = false;
-  std::uint64_t kv_size_multiplier = 0;  // 0: the default
+  std::uint64_t kv_size_multiplier = 0;  // 0: the smallest that works
+  std::string qkv_linear;                // of layout nxd: "on", "off", or empty for its default
 };
 
 /// What every rank must hold, worked out from the formulae of the reference systems with numeric views: folder name →

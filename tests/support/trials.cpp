@@ -47,12 +47,19 @@ OracleOptions legal_options(Random& random, const TinyModel& model) {
   return {};
 }
 
+void choose_qkv_linear(Random& random, const TinyModel& model, OracleOptions& options) {
+  options.qkv_linear = "on";
+  if (random() % 2 && is_legal(model, options)) return;
+  options.qkv_linear = model.kv_heads % options.tp == 0 ? "off" : "";
+}
+
 void set_target(TargetRequest& request, const OracleOptions& options) {
   request.tp = static_cast<std::uint32_t>(options.tp);
   request.pp = static_cast<std::uint32_t>(options.pp);
   request.vpp = static_cast<std::uint32_t>(options.vpp);
   request.options.set_flag("fuse-qkv", options.fuse_qkv);
   if (options.kv_size_multiplier) request.options.set_number("kv-size-multiplier", options.kv_size_multiplier);
+  if (!options.qkv_linear.empty()) request.options.set("qkv-linear", options.qkv_linear);
   for (const std::uint64_t cut : options.cuts) request.pipeline_cuts.push_back("model.layers." + std::to_string(cut));
 }
 

@@ -19,6 +19,9 @@ OracleOptions random_options(Random& random, const TinyModel& model);
 /// A mesh that the model fits.
 OracleOptions legal_options(Random& random, const TinyModel& model);
 
+/// Chooses whether layout nxd has GQAQKVColumnParallelLinear, whatever the source has.
+void choose_qkv_linear(Random& random, const TinyModel& model, OracleOptions& options);
+
 /// The request for a mesh, of no form yet.
 void set_target(TargetRequest& request, const OracleOptions& options);
 

@@ -32,7 +32,7 @@ void validate_adapter_request(const TargetRequest& request) {
 AdapterBase plan_adapter_base(const TargetRequest& request, const Model& model) {
   AdapterBase base;
   plan_mesh(base.mesh, request, model);
-  base.stages = plan_stages(model, base.mesh.mesh.tp, *base.mesh.partition, layout().options_of(request.options),
+  base.stages = plan_stages(model, base.mesh.mesh.tp, *base.mesh.partition, layout().options_of(request.options, {}),
                             [](const std::string&) { return false; });
   return base;
 }

@@ -187,13 +187,13 @@ class Derivation {
                         : rows == q && (rows_held(prefix + "k") == kv || held_.count(prefix + "k") == 0);
     };
     PartitionOptions options = heads_;
-    options.fuse_qkv = one_weight;
+    options.attention = attention_form_of(true, one_weight);
     for (const bool pad : {false, true}) {
       if (heads_.pad_heads && !pad) continue;
       options.pad_heads = pad;
       std::vector<std::uint64_t> multipliers = legal_multipliers(model_.heads, model_.kv_heads, tp_, pad);
       // The usual one before others that would make as many rows.
-      multipliers.insert(multipliers.begin(), std::max<std::uint64_t>(1, tp_ / model_.kv_heads));
+      multipliers.insert(multipliers.begin(), usual_multiplier(model_.kv_heads, tp_));
       if (heads_.kv_size_multiplier) multipliers = {*heads_.kv_size_multiplier};
       for (const std::uint64_t multiplier : multipliers) {
         if (!multiplier_problem(model_.heads, model_.kv_heads, tp_, multiplier, pad).empty()) continue;

@@ -160,6 +160,9 @@ struct TargetContext {
   std::filesystem::path index_metadata_file;  // where it stands; empty if it is empty
   const TrainingStates* states = nullptr;    // borrowed; null where there are none, as for all that does not write them
   std::optional<std::uint32_t> source_dp{};  // data-parallel ranks that the source's states are spread over
+  /// How the source's ranks are partitioned; the defaults if it has whole tensors. Layouts of training keep it as far as
+  /// their trainers can load it and no option says otherwise.
+  PartitionOptions source_partition{};
 };
 
 /// A checkpoint to be written.

@@ -37,6 +37,12 @@ constexpr LayoutOption kMultiplier{kKvSizeMultiplier.name,
                                    "",
                                    true,
                                    "Replicas of each key/value head (default: inferred from the shapes)"};
+constexpr const char* kQkvLinears[] = {"auto", "on", "off"};
+constexpr LayoutOption kQkvLinear{
+    "qkv-linear", LayoutOption::Type::kChoice,
+    "The trainer's qkv_linear that attention is stored for: auto (as in the source; on with kv-size-multiplier), "
+    "on or off",
+    kQkvLinears};
 constexpr LayoutOption kPadSourceHeads{kPadHeads.name,
                                        LayoutOption::Type::kFlag,
                                        kPadHeads.help,
@@ -59,8 +65,8 @@ class NxdLayout final : public TrainingLayout {
     return kTraits;
   }
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv,      &kMultiplier, &kKvReplication,   &kPadSourceHeads,
-            &kDataParallel, &kWeights,    &kOptimizerGroups, &kSourceOptimizerGroups};
+    return {&kFuseQkv,      &kQkvLinear, &kMultiplier,      &kKvReplication,        &kPadSourceHeads,
+            &kDataParallel, &kWeights,   &kOptimizerGroups, &kSourceOptimizerGroups};
   }
 
   fs::path rank_path(Format, RankId rank) const override {
@@ -133,14 +139,40 @@ class NxdLayout final : public TrainingLayout {
     return (model && optimizer) || (marker && (model || optimizer));
   }
 
-  PartitionOptions options_of(const OptionValues& values) const override {
-    PartitionOptions options = partition_options(values);
-    if (values.choice(kKvReplication) == "adjacent") options.replication = KvReplication::kAdjacent;
-    options.pad_heads = values.flag(kPadHeads.name);
+  PartitionOptions options_of(const OptionValues& values, const PartitionOptions& source) const override {
+    PartitionOptions kept = source;
+    const std::string qkv_linear = values.choice(kQkvLinear);
+    const bool is_auto = qkv_linear == kQkvLinears[0];
+    if (!is_auto) kept.attention = AttentionForm::kSeparate;
+    PartitionOptions options = TrainingLayout::options_of(values, kept);
+    const bool grouped =
+        is_auto ? is_grouped_query(kept.attention) || values.has(kMultiplier.name) : qkv_linear == "on";
+    options.attention = attention_form_of(grouped, is_fused(options.attention));
+    options.replication = kept.replication;
+    if (values.has(kKvReplication.name))
+      options.replication =
+          values.choice(kKvReplication) == "adjacent" ? KvReplication::kAdjacent : KvReplication::kTiled;
+    options.pad_heads = values.flag(kPadHeads.name) || kept.pad_heads;
     return options;
   }
 
  protected:
+  void validate_model(const Model& model, std::uint32_t tp, const OptionValues& values) const override {
+    if (values.choice(kQkvLinear) == "off" && model.family->attention && needs_gqa_qkv(model.kv_heads, tp))
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("`qkv-linear` off: {} ranks do not divide {} key/value heads, which then have to be "
+                              "replicated",
+                              tp, model.kv_heads))
+          .hint("leave out `qkv-linear`, or choose a `tp` that divides the key/value heads");
+  }
+
+  std::string attention_settings(const AttentionReport& attention, std::uint32_t) const override {
+    if (is_grouped_query(attention.form))
+      return fmt::format("qkv_linear=1, fuse_qkv={:d}, kv_replicator={}", is_fused(attention.form), attention.copies);
+    if (attention.heads != attention.kv_heads) return "qkv_linear=0";
+    return fmt::format("qkv_linear=0, fuse_qkv={:d}", is_fused(attention.form));
+  }
+
   const LayoutOption* padding_option() const override { return &kPadHeads; }
   PartitionOptions padded(PartitionOptions options) const override {
     options.pad_heads = true;
@@ -153,7 +185,7 @@ class NxdLayout final : public TrainingLayout {
     if (checkpoint.path.filename() == kSavedFolder)  // NxD has no metadata files, but optimum-neuron saves them
       checkpoint.notes.push_back(
           "there are no metadata files, so the partition of the parameters is inferred from config.json");
-    infer_metadata(shards, *checkpoint.model, options_of(values));
+    infer_metadata(shards, *checkpoint.model, options_of(values, {}));
   }
 
   std::string hint_for_replicas() const override {

@@ -252,9 +252,7 @@ class NxdiLayout final : public InferenceLayout {
     std::vector<PartitionRule> rules = Rules(model, tp, form).run(holds);
     transpose_rules(rules, kernels);
     plan.map = sharded_target_map(rules, tp, context.logical, target);
-    PartitionOptions options;
-    options.fuse_qkv = form.fuse_qkv;
-    plan.attention = inference_report(model, tp, options);
+    plan.attention = inference_report(model, tp, form.fuse_qkv);
     for (const LayoutOption* option : {&kPad, &kPadHeads})
       if (values.has(option->name))
         plan.notes.push_back(fmt::format("`{}` has no effect: layout {} always pads", option->name, traits().name));

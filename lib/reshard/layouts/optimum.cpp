@@ -25,14 +25,20 @@ LayoutTraits optimum_traits() {
 
 /// `trn_config.json`, as optimum-neuron saves it beside its shards (TrainingNeuronConfig, which has no word for
 /// expert-parallel ranks).
-std::string training_config_text(const Mesh& mesh, const TargetRequest& request) {
+std::string training_config_text(const TargetPlan& plan, const TargetRequest& request) {
+  const Mesh& mesh = plan.mesh;
+  const auto& attention = plan.attention;
   nlohmann::ordered_json json;
   json["tensor_parallel_size"] = mesh.tp;
   json["pipeline_parallel_size"] = mesh.pp;
   json["virtual_pipeline_parallel_size"] = mesh.vpp;
   json["kv_size_multiplier"] = nullptr;
-  if (const auto multiplier = request.options.number(kKvSizeMultiplier)) json["kv_size_multiplier"] = *multiplier;
-  json["fuse_qkv"] = request.options.flag(kFuseQkv.name);
+  if (const auto multiplier = request.options.number(kKvSizeMultiplier))
+    json["kv_size_multiplier"] = *multiplier;
+  else if (attention && is_grouped_query(attention->form) &&
+           attention->copies != usual_multiplier(attention->kv_heads, mesh.tp))
+    json["kv_size_multiplier"] = attention->copies;
+  json["fuse_qkv"] = request.options.flag(kFuseQkv.name) || (attention && is_fused(attention->form));
   json["use_xser"] = format_of(request) == Format::kXser;
   json["sequence_parallel_enabled"] = false;
   return json.dump(4);
@@ -74,10 +80,17 @@ class OptimumLayout final : public TrainingLayout {
   }
 
   std::vector<TextFile> description_files(const TargetRequest& request, const TargetPlan& plan) const override {
-    return {{kTrainingConfigFile, training_config_text(plan.mesh, request)}};
+    return {{kTrainingConfigFile, training_config_text(plan, request)}};
   }
 
   bool owns_folder_name(std::string_view name) const override { return name == traits().folder; }
+
+  /// The trainer has GQAQKVColumnParallelLinear only where the ranks do not divide the heads.
+  PartitionOptions options_of(const OptionValues& values, const PartitionOptions& source) const override {
+    PartitionOptions options = TrainingLayout::options_of(values, source);
+    options.attention = attention_form_of(false, is_fused(options.attention));
+    return options;
+  }
   bool owns(Files&, const fs::path&, const std::string& name) const override { return name == kTrainingConfigFile; }
 
  protected:

@@ -341,6 +341,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     if (inferred && error.kind() == ErrorKind::kBadInput) hint_at_lost_ranks(files, layout, shards, error);
     throw;
   }
+  if (checkpoint.model) checkpoint.partition = recorded_options(shards.metadata, *checkpoint.model);
   if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
   read_optimizer(files, layout, shards, context, checkpoint);
   order_tensors(checkpoint);

@@ -99,25 +99,56 @@ std::vector<TextFile> metadata_files(const std::filesystem::path& folder, const 
 
 namespace {
 
+/// Whether the model's query, key and value projections have several forms; else they stay as they are.
+bool chooses_attention(const Model& model) {
+  return model.family->attention && !model.quantized && model.plain_heads;
+}
+
 /// Options that were given and change nothing.
 void note_idle_options(const TargetRequest& request, const Model& model, TargetPlan& plan) {
   const bool fuse = request.options.has(kFuseQkv.name), multiplier = request.options.has(kKvSizeMultiplier.name);
-  if (!plan.attention) {
+  if (!chooses_attention(model)) {
     for (const auto& [option, given] : {std::pair(&kFuseQkv, fuse), {&kKvSizeMultiplier, multiplier}})
       if (given)
         plan.notes.push_back(fmt::format("`{}` has no effect: models of {} keep their projections as they are",
                                          option->name, model.family->model_type));
     return;
   }
-  if (multiplier && plan.attention->form != AttentionForm::kGroupedQuery)
+  if (multiplier && !is_grouped_query(plan.attention->form))
     plan.notes.push_back(
         fmt::format("`kv-size-multiplier` has no effect: {} key/value heads divide over {} ranks as they are",
                     model.kv_heads, plan.mesh.tp));
-  if (fuse && !plan.attention->fused)
+  if (fuse && !is_fused(plan.attention->form))
     plan.notes.push_back(
         fmt::format("`fuse-qkv` has no effect: {} query and {} key/value heads are fused only where they "
                     "are as many, or do not divide over the ranks",
                     model.heads, model.kv_heads));
+}
+
+/// The names under which attention's projections are stored, without their module.
+std::string projection_names(const Family::Attention& names, AttentionForm form) {
+  switch (form) {
+    case AttentionForm::kSeparate: return fmt::format("{}, {}, {}", names.query, names.key, names.value);
+    case AttentionForm::kFused: return names.fused + ".weight";
+    case AttentionForm::kGroupedQuery: return fmt::format("{0}.weight_q, {0}.weight_k, {0}.weight_v", names.fused);
+    case AttentionForm::kFusedGroupedQuery: return names.fused + ".weight_qkv";
+  }
+  return {};
+}
+
+/// How attention is stored, where the trainer has to be told.
+void note_attention(const Model& model, const PartitionOptions& options, const std::string& settings,
+                    TargetPlan& plan) {
+  const AttentionReport& attention = *plan.attention;
+  const std::uint32_t tp = plan.mesh.tp;
+  if (is_grouped_query(attention.form) && !options.kv_size_multiplier &&
+      attention.copies != usual_multiplier(model.kv_heads, tp))
+    plan.notes.push_back(fmt::format(
+        "`kv-size-multiplier` {}: the fewest replicas of each key/value head that give {} ranks whole heads",
+        attention.copies, tp));
+  if (!settings.empty())
+    plan.notes.push_back(fmt::format("attention is stored as {}: the trainer loads it with {}",
+                                     projection_names(*model.family->attention, attention.form), settings));
 }
 
 /// The optimizer's groups: the source's, or those of the rule that the request asks for.
@@ -147,11 +178,23 @@ std::vector<OptimizerGroup> groups_of(const TargetRequest& request, const Target
 
 }  // namespace
 
-PartitionOptions TrainingLayout::partition_options(const OptionValues& values) {
+PartitionOptions TrainingLayout::options_of(const OptionValues& values, const PartitionOptions& source) const {
   PartitionOptions options;
-  options.fuse_qkv = values.flag(kFuseQkv.name);
+  options.attention =
+      attention_form_of(is_grouped_query(source.attention), values.flag(kFuseQkv.name) || is_fused(source.attention));
   options.kv_size_multiplier = values.number(kKvSizeMultiplier);
+  if (!options.kv_size_multiplier) options.kv_size_multiplier = source.kv_size_multiplier;
   return options;
+}
+
+std::string TrainingLayout::attention_settings(const AttentionReport& attention, std::uint32_t tp) const {
+  std::vector<std::string> settings;
+  const bool grouped = is_grouped_query(attention.form);
+  if (grouped && !needs_gqa_qkv(attention.kv_heads, tp)) settings.emplace_back("qkv_linear=True");
+  if (is_fused(attention.form)) settings.emplace_back("fuse_qkv=True");
+  if (grouped && attention.copies != usual_multiplier(attention.kv_heads, tp))
+    settings.push_back(fmt::format("kv_size_multiplier={}", attention.copies));
+  return join(settings, ", ");
 }
 
 void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& request, const TargetContext& context,
@@ -186,7 +229,12 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
   const Model& model = *context.model;
   TargetPlan plan;
   plan_mesh(plan, request, model);
-  const PartitionOptions options = options_of(request.options);
+  validate_model(model, plan.mesh.tp, request.options);
+  PartitionOptions options = options_of(request.options, context.source_partition);
+  if (!request.options.has(kKvSizeMultiplier.name) && options.kv_size_multiplier &&
+      !multiplier_problem(model.heads, model.kv_heads, plan.mesh.tp, *options.kv_size_multiplier, options.pad_heads)
+           .empty())
+    options.kv_size_multiplier.reset();  // the source's, which only its padding heads allow
   validate_split(model, plan.mesh.tp, options, padded(options), padding_option());
   validate_whole_bytes(model, plan.mesh.tp, options, context.logical);
   const auto stages =
@@ -196,6 +244,7 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
   plan.text_files = stage_files(stages);
   for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
   if (context.states != nullptr) add_optimizer(plan, request, context, stages);
+  if (chooses_attention(model)) note_attention(model, options, attention_settings(*plan.attention, plan.mesh.tp), plan);
   note_idle_options(request, model, plan);
   for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));

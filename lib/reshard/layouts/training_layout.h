@@ -35,16 +35,20 @@ class TrainingLayout : public RankLayout {
   virtual std::vector<TextFile> stage_files(const std::vector<StagePlan>& plans) const = 0;
   /// Files in the output directory that say how the shards were made.
   virtual std::vector<TextFile> description_files(const TargetRequest&, const TargetPlan&) const { return {}; }
-  /// How parameters are partitioned, as `values` say.
-  virtual PartitionOptions options_of(const OptionValues& values) const { return partition_options(values); }
+  /// How parameters are partitioned: as `values` say, else as the ranks that they come from (the defaults if they come
+  /// from whole tensors), as far as the layout's trainer can load that.
+  virtual PartitionOptions options_of(const OptionValues& values, const PartitionOptions& source) const;
 
  protected:
   /// The option that pads, where the layout has one, and `options` with it.
   virtual const LayoutOption* padding_option() const { return nullptr; }
   virtual PartitionOptions padded(PartitionOptions options) const { return options; }
 
-  /// What the options that all training layouts have say.
-  static PartitionOptions partition_options(const OptionValues& values);
+  /// Refuses a model that the layout's trainer has other names for, and options that cannot be had for it.
+  virtual void validate_model(const Model&, std::uint32_t /*tp*/, const OptionValues&) const {}
+  /// The trainer's settings that load the attention as it is stored, such as "fuse_qkv=True"; empty if the trainer comes
+  /// to it by itself.
+  virtual std::string attention_settings(const AttentionReport& attention, std::uint32_t tp) const;
 
  private:
   void add_optimizer(TargetPlan& plan, const TargetRequest& request, const TargetContext& context,

@@ -36,6 +36,7 @@ struct Job {
   bool force = false;
   std::string family;  // model_type; empty if unknown
   Mesh mesh;
+  PartitionOptions source_partition;  // as of Checkpoint::partition
   std::optional<PipelinePartition> partition;
   std::vector<std::string> cut_names;  // "model.layers.3"
   std::optional<AttentionReport> attention;

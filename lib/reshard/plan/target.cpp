@@ -101,6 +101,15 @@ void validate_alone(Files& files, const Layout& target, const TargetPlan& plan, 
   }
 }
 
+/// What a target keeps of the source's partition. Replicas and padding of heads belong to one number of ranks.
+PartitionOptions kept_partition(const Job& job, const TargetRequest& request) {
+  PartitionOptions kept = job.source_partition;
+  if (request.tp.value_or(1) == job.mesh.tp) return kept;
+  kept.kv_size_multiplier.reset();
+  kept.pad_heads = false;
+  return kept;
+}
+
 }  // namespace
 
 ReadContext context_of(const SourceRequest& request, ConfigUse use, const Layout* target) {
@@ -118,6 +127,7 @@ std::unique_ptr<Job> start_job(std::string command, Checkpoint& checkpoint, fs::
   job->force = force;
   job->family = checkpoint.model_type;
   job->mesh = checkpoint.mesh;
+  job->source_partition = checkpoint.partition;
   job->notes = std::move(checkpoint.notes);
   job->index_metadata = std::move(checkpoint.index_metadata);
   job->index_metadata_file = std::move(checkpoint.index_metadata_file);
@@ -212,8 +222,8 @@ std::vector<std::string> plan_target(Files& files, Job& job, const TargetRequest
   TargetPlan plan;
   try {
     const TrainingStates* some = states == nullptr || states->empty() ? nullptr : states;
-    plan =
-        request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file, some, job.mesh.dp});
+    plan = request.layout->plan(request, {model, logical, job.index_metadata, job.index_metadata_file, some,
+                                          job.mesh.dp, kept_partition(job, request)});
   } catch (Error& error) {  // a layout knows the tensor, but not where it is
     const bool is_of_source =
         error.kind() == ErrorKind::kBadInput || (error.kind() == ErrorKind::kUnsupported && !error.tensor().empty());

@@ -14,8 +14,13 @@ namespace {
 
 constexpr std::uint64_t kMaxTriedDegree = 512;
 
+/// The multiplier asked for, else the usual one, or the smallest other one that places whole heads.
 std::uint64_t multiplier_for(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
-  return options.kv_size_multiplier.value_or(std::max<std::uint64_t>(1, tp / model.kv_heads));
+  if (options.kv_size_multiplier) return *options.kv_size_multiplier;
+  const std::uint64_t usual = usual_multiplier(model.kv_heads, tp);
+  if (multiplier_problem(model.heads, model.kv_heads, tp, usual, options.pad_heads).empty()) return usual;
+  const std::vector<std::uint64_t> legal = legal_multipliers(model.heads, model.kv_heads, tp, options.pad_heads);
+  return legal.empty() ? usual : legal.front();
 }
 
 PartitionOptions with_multiplier(PartitionOptions options, std::uint64_t multiplier) {
@@ -49,7 +54,7 @@ class StageBuilder {
       const auto& a = *family.attention;
       fused_.push_back({a.module, a.fused, {a.query, a.key, a.value}});
     }
-    if (form_ == AttentionForm::kGroupedQuery) gqa_ = gqa_spec(model, tp, options);
+    if (is_grouped_query(form_)) gqa_ = gqa_spec(model, tp, options);
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
   }
 
@@ -294,8 +299,9 @@ std::uint64_t padded_size(const Model& model, const ModelParameter& parameter, s
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
   if (!model.family->attention || model.quantized || options.separate || !model.plain_heads)
     return AttentionForm::kSeparate;
-  if (needs_gqa_qkv(model.kv_heads, tp)) return AttentionForm::kGroupedQuery;
-  return options.fuse_qkv && model.heads == model.kv_heads ? AttentionForm::kFused : AttentionForm::kSeparate;
+  const bool fused = is_fused(options.attention);
+  if (is_grouped_query(options.attention) || needs_gqa_qkv(model.kv_heads, tp)) return attention_form_of(true, fused);
+  return attention_form_of(false, fused && model.heads == model.kv_heads);
 }
 
 GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
@@ -313,13 +319,33 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
   spec.pad_heads = options.pad_heads;
   spec.q_output_size_per_partition = std::uint64_t{spec.slots_per_rank()} * spec.heads_per_slot() * model.head_dim;
   spec.kv_output_size_per_partition = spec.slots_per_rank() * model.head_dim;
-  spec.fuse_qkv = options.fuse_qkv;
+  spec.fuse_qkv = is_fused(options.attention);
   spec.replication = options.replication;
   return spec;
 }
 
+PartitionOptions recorded_options(const std::vector<StageMetadata>& stages, const Model& model) {
+  PartitionOptions options;
+  if (!model.family->attention) return options;
+  const Family::Attention& names = *model.family->attention;
+  for (const StageMetadata& stage : stages)
+    for (const ModuleSpecs& module : stage.modules)
+      for (const TransformationSpec& spec : module.specs) {
+        if (const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec)) {
+          options.attention = attention_form_of(true, gqa->fuse_qkv);
+          options.kv_size_multiplier = gqa->kv_size_multiplier;
+          options.replication = gqa->replication;
+          options.pad_heads = gqa->pad_heads;
+          return options;
+        }
+        if (std::get<FusedLinearsSpec>(spec).linear_names == std::vector{names.query, names.key, names.value})
+          options.attention = AttentionForm::kFused;
+      }
+  return options;
+}
+
 std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
-  if (attention_form(model, tp, options) == AttentionForm::kGroupedQuery) {
+  if (is_grouped_query(attention_form(model, tp, options))) {
     const std::string problem =
         multiplier_problem(model.heads, model.kv_heads, tp, multiplier_for(model, tp, options), options.pad_heads);
     if (!problem.empty()) return attention_error(model, tp, options, problem);
@@ -334,7 +360,7 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
                 "the model is quantised, and the plan in its config.json does not say how scales are split");
     return error.hint("describe the model in a file and give it with `spec`");
   }
-  const bool gqa = attention_form(model, tp, options) == AttentionForm::kGroupedQuery;
+  const bool gqa = is_grouped_query(attention_form(model, tp, options));
   for (const ModelParameter& parameter : model.parameters) {
     auto problem = split_problem(parameter, tp, !options.separate);
     if (options.pad && can_pad(parameter)) {

@@ -12,10 +12,31 @@
 
 namespace reshard {
 
+/// How the query, key and value projections are stored.
+enum class AttentionForm : std::uint8_t {
+  kSeparate,           // three column-parallel linears
+  kFused,              // one column-parallel linear; only with as many key/value heads as query heads
+  kGroupedQuery,       // GQAQKVColumnParallelLinear: weight_q, weight_k, weight_v
+  kFusedGroupedQuery,  // the same with fuse_qkv: weight_qkv
+};
+
+constexpr bool is_grouped_query(AttentionForm form) {
+  return form == AttentionForm::kGroupedQuery || form == AttentionForm::kFusedGroupedQuery;
+}
+
+constexpr bool is_fused(AttentionForm form) {
+  return form == AttentionForm::kFused || form == AttentionForm::kFusedGroupedQuery;
+}
+
+constexpr AttentionForm attention_form_of(bool grouped_query, bool fused) {
+  if (grouped_query) return fused ? AttentionForm::kFusedGroupedQuery : AttentionForm::kGroupedQuery;
+  return fused ? AttentionForm::kFused : AttentionForm::kSeparate;
+}
+
 /// How a model's parameters are partitioned, as far as that is a choice.
 struct PartitionOptions {
-  bool fuse_qkv = false;                            // one projection for q, k and v
-  std::optional<std::uint64_t> kv_size_multiplier;  // default: max(1, T / key-value heads)
+  AttentionForm attention = AttentionForm::kSeparate;  // asked for; attention_form() says which one it becomes
+  std::optional<std::uint64_t> kv_size_multiplier;     // default: the smallest that places whole heads
   bool separate = false;  // nothing is fused, no heads are replicated or kept whole: for inference
   bool pad = false;       // with `separate`: sizes that the ranks do not divide are padded where that can be
   KvReplication replication = KvReplication::kTiled;
@@ -34,19 +55,18 @@ struct StagePlan {
   std::vector<TiedParameter> tied;
 };
 
-/// How attention is laid out for one TP degree.
-enum class AttentionForm {
-  kSeparate,      // q, k, v as they are, split along their heads
-  kFused,         // one projection, as many key/value heads as query heads
-  kGroupedQuery,  // GQAQKVColumnParallelLinear
-};
-
-/// The form that the reference's model classes take for these options.
+/// The form that attention gets on `tp` ranks. Grouped query is taken if it is asked for or if the ranks do not divide
+/// the key/value heads; fusing is dropped if three linears are stored and there are fewer key/value heads than query
+/// heads. Always kSeparate for models whose projections stay as they are: quantised ones, and those for inference.
 AttentionForm attention_form(const Model& model, std::uint64_t tp, const PartitionOptions& options);
 
-/// The spec of a GQA attention module. Call only if attention_form says kGroupedQuery and tensor_parallel_problem
+/// The spec of a GQA attention module. Call only if attention_form says grouped query and tensor_parallel_problem
 /// nothing.
 GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const PartitionOptions& options);
+
+/// The options with which the stages of a sharded checkpoint of `model` were partitioned, as far as the transformation
+/// specs in their metadata record them. The defaults if the family has no attention.
+PartitionOptions recorded_options(const std::vector<StageMetadata>& stages, const Model& model);
 
 /// What metadata says of a parameter that is split over `tp` ranks, and experts over `ep`, stored under its own name.
 ParallelParameter own_parameter(const ModelParameter& parameter, std::uint32_t tp, std::uint32_t ep = 1);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -66,7 +67,7 @@ enum class KvReplication : std::uint8_t {
 /// More heads than any model has, by far; it bounds the lists of them.
 inline constexpr std::uint32_t kMaxHeads = 1 << 14;
 
-/// Attention whose key/value heads do not divide over the ranks: they are repeated `kv_size_multiplier` times, and the
+/// Attention whose key/value heads may not divide over the ranks: they are repeated `kv_size_multiplier` times, and the
 /// query heads (and the output projection's columns) are put in the order that belongs to it.
 struct GQAQKVColumnParallelLinearSpec {
   std::string gqa_qkv_projection_name;
@@ -128,6 +129,12 @@ std::string multiplier_problem(std::uint64_t heads, std::uint64_t kv_heads, std:
 /// The multipliers that can be used, ascending.
 std::vector<std::uint64_t> legal_multipliers(std::uint64_t heads, std::uint64_t kv_heads, std::uint64_t tp,
                                              bool pad_heads = false);
+
+/// The multiplier that the reference's model classes take by themselves: max(1, T / G). They do not ask whether it
+/// places whole heads.
+inline std::uint64_t usual_multiplier(std::uint64_t kv_heads, std::uint64_t tp) {
+  return std::max<std::uint64_t>(1, tp / kv_heads);
+}
 
 /// Whether attention needs GQAQKVColumnParallelLinear: key/value heads that do not divide over the ranks.
 inline bool needs_gqa_qkv(std::uint64_t kv_heads, std::uint64_t tp) {
