@@ -40,6 +40,39 @@ std::vector<ShardsOf> targets_of(std::size_t architecture) {
   return share;
 }
 
+/// Whether a name is that of an expert or of a module of experts.
+bool has_experts(const TensorMap& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
+    const std::string& name = tensor.first;
+    return name.find("expert") != name.npos || name.find("moe.") != name.npos;
+  });
+}
+
+TEST_CASE("NxD's training layout is written for every architecture without experts, and refused for all others") {
+  std::size_t refused = 0;
+  for (const std::string& name : architecture_names()) {
+    CAPTURE(name);
+    const TempDir temp;
+    const Architecture of = architecture(name);
+    const TensorMap tensors = write_architecture(of, temp / "model");
+    ShardRequest request = shard_request(temp / "model", temp / "out");
+    request.target.layout = layout("nxd");
+    if (!has_experts(tensors)) {
+      plan_shard(request);
+      continue;
+    }
+    ++refused;
+    const Error error = error_of([&] { plan_shard(request); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK(error.path() == (temp / "model").string());
+    CHECK(tensors.count(error.tensor()) == 1);
+    CHECK_THAT(error.what(), Says("NxD's names and shapes for the experts of "));
+    CHECK_THAT(error.hint(), Says("ranks, optimum"));
+    CHECK_FALSE(fs::exists(temp / "out"));
+  }
+  CHECK(refused > 30);
+}
+
 TEST_CASE("Checkpoints of every architecture are sharded over meshes and consolidated to the same bytes") {
   const std::vector<std::string> names = architecture_names();
   REQUIRE(names.size() > 100);
@@ -49,6 +82,7 @@ TEST_CASE("Checkpoints of every architecture are sharded over meshes and consoli
       const TempDir temp;
       const Architecture of = architecture(names[index]);
       const TensorMap tensors = write_architecture(of, temp / "model");
+      if (target.layout == std::string("nxd") && has_experts(tensors)) return;  // refused
       if (!shard_to(temp / "model", temp / "out", target, largest_tp(of))) return;
       ConsolidateRequest back;
       back.source.path = temp / "out";

@@ -7,6 +7,7 @@
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
+#include "support/families.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
@@ -248,6 +249,35 @@ TEST_CASE("Replicas and the order of heads are kept with the ranks") {
     convert(conversion);
     CHECK((read_shards(conversion.output_directory) == read_shards(made)));
   }
+}
+
+TEST_CASE("A conversion of ranks with experts to NxD's training layout is refused") {
+  for (const char* family : kExpertFamilies) {
+    CAPTURE(family);
+    const TempDir temp;
+    write_case(family_case(family), temp / "model");
+    shard(shard_request(temp / "model", temp / "ranks"));
+    ConvertRequest request = convert_request(temp / "ranks", temp / "out");
+    request.target.layout = layout("nxd");
+    const Error error = error_of([&] { plan_convert(request); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.what(), Says("NxD's names and shapes for the experts of "));
+    CHECK_THAT(error.tensor(), Says("expert"));
+  }
+  // Of a family that only the plan in config.json describes.
+  const TempDir temp;
+  Random random(7);
+  write_safetensors(temp / "model/model.safetensors",
+                    {{"model.layers.0.mlp.experts.0.up_proj.weight", random_tensor(random, DType::kBF16, {4, 2})},
+                     {"model.layers.0.mlp.experts.0.down_proj.weight", random_tensor(random, DType::kBF16, {2, 4})}});
+  write_file(temp / "model/config.json",
+             json{{"model_type", "your_model"},
+                  {"base_model_tp_plan",
+                   {{"layers.*.mlp.experts.*.up_proj", "colwise"}, {"layers.*.mlp.experts.*.down_proj", "rowwise"}}}}
+                 .dump());
+  ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+  request.target.layout = layout("nxd");
+  CHECK_THAT(error_of([&] { plan_shard(request); }).what(), Says("experts of your_model are unknown"));
 }
 
 TEST_CASE("The fewest replicas that give ranks whole heads are chosen and noted, and every layout is read back") {

@@ -58,6 +58,20 @@ LayoutTraits nxd_traits() {
   return traits;
 }
 
+/// NxD has modules of its own for experts, whose names and shapes are not those of Hugging Face.
+void validate_no_experts(const Model& model) {
+  const auto expert = std::find_if(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& p) {
+    // A plan in config.json does not count experts, but names their module as Hugging Face does.
+    return p.experts != 0 || (model.by_config_plan && p.name.find(".experts.") != std::string::npos);
+  });
+  if (expert == model.parameters.end()) return;
+  throw Error(ErrorKind::kUnsupported,
+              fmt::format("NxD's names and shapes for the experts of {} are unknown", model.family->model_type))
+      .tensor(expert->name)
+      .hint("known are models without experts; layouts that keep the names of the checkpoint: " +
+            layout_names([](const Layout& layout) { return layout.traits().has_experts; }));
+}
+
 class NxdLayout final : public TrainingLayout {
  public:
   const LayoutTraits& traits() const override {
@@ -158,6 +172,7 @@ class NxdLayout final : public TrainingLayout {
 
  protected:
   void validate_model(const Model& model, std::uint32_t tp, const OptionValues& values) const override {
+    validate_no_experts(model);
     if (values.choice(kQkvLinear) == "off" && model.family->attention && needs_gqa_qkv(model.kv_heads, tp))
       throw Error(ErrorKind::kUsage,
                   fmt::format("`qkv-linear` off: {} ranks do not divide {} key/value heads, which then have to be "
