@@ -224,36 +224,50 @@ TEST_CASE("Files of another save beside a new one are refused") {
   convert(again);  // over its own
 }
 
-TEST_CASE("A prefix under which the model would not be read as one is refused, with its optimizer and without") {
+TEST_CASE("A prefix from under which the model would not come back is refused, with its optimizer and without") {
+  const std::string kBeside = "as an entry beside the model";
   Random random(8);
   const TempDir temp;
   const TinyModel tiny;
   write_model(temp / "known", tiny, random_tensors(tiny, random));
   write_safetensors(temp / "unknown/model.safetensors", {{"part.weight", random_tensor(random, DType::kF32, {3, 2})}});
   small_run(random).write(temp / "run");
-  const auto check = [&](ConvertRequest request, const std::string& prefix, bool is_refused) {
+  const auto check = [&](ConvertRequest request, const std::string& prefix, const std::string& as) {
     CAPTURE(request.source.path, prefix);
     request.target.options.set("prefix", prefix);
-    if (!is_refused) {
+    if (as.empty()) {
       CHECK_NOTHROW(plan_convert(local_storage(), request));
       return;
     }
     const Error error = error_of([&] { convert(request); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_FALSE(error.tensor().empty());
-    CHECK_THAT(error.what(), Says("`prefix` " + prefix + ".: " + prefix + "." + error.tensor() + " would be read as"));
+    CHECK_THAT(error.what(),
+               Says("`prefix` " + prefix + ".: " + prefix + "." + error.tensor() + " would be read " + as));
     CHECK(error.hint() == "choose another prefix, such as model");
     CHECK_FALSE(fs::exists(temp / "out"));
   };
-  const auto check_all = [&](const std::string& prefix, bool is_refused) {
-    for (const char* source : {"known", "unknown", "run"})
-      check(to_dcp(temp / source, temp / "out", 2, std::nullopt), prefix, is_refused);
-    check(run_request(temp / "run", temp / "out", 2), prefix, is_refused);
-  };
-  for (const char* prefix : {"optim", "optimizer.model", "lr_scheduler", "train_state", "dataloader", "a.param_groups"})
-    check_all(prefix, true);
-  for (const char* prefix : {"model", "module", "state_dict.model", "app.model", "state", "ema", "a.optim", "llm"})
-    check_all(prefix, false);
+  const auto request_of = [&](const char* source) { return to_dcp(temp / source, temp / "out", 2, std::nullopt); };
+  for (const std::string prefix :
+       {"optim", "optimizer.model", "lr_scheduler", "train_state", "dataloader", "a.param_groups"}) {
+    for (const char* source : {"known", "unknown", "run"}) check(request_of(source), prefix, kBeside);
+    check(run_request(temp / "run", temp / "out", 2), prefix, kBeside);
+  }
+  for (const std::string prefix :
+       {"model", "module", "state_dict.model", "app.model", "state", "ema", "a.optim", "llm"}) {
+    // As a part of a larger model, the name stays.
+    check(request_of("known"), prefix, prefix == "llm" ? "under the name llm." : "");
+    // Nothing tells the prefix from the names, but for an optimizer that has them.
+    for (const char* source : {"unknown", "run"}) {
+      ConvertRequest request = request_of(source);
+      request.target.options.set("prefix", prefix);
+      const std::vector<std::string> notes = plan_convert(local_storage(), request)->notes;
+      CHECK(std::any_of(notes.begin(), notes.end(), [&](const std::string& note) {
+        return note.find("nothing tells `prefix` " + prefix + ". from its names: they keep it") != note.npos;
+      }));
+    }
+    check(run_request(temp / "run", temp / "out", 2), prefix, "");
+  }
 }
 
 TEST_CASE("Names that would be read back as entries beside the model need a prefix") {

@@ -75,6 +75,8 @@ TEST_CASE("Larger models keep all of their parts, under any prefix of a training
       {"model.language_model.layers.0.self_attn.q_proj.weight", "model.visual.blocks.0.attn.proj.weight"},
       {"language_model.model.layers.0.self_attn.q_proj.weight", "language_model.lm_head.weight",
        "vision_tower.encoder.weight"},
+      {"language.model.layers.0.self_attn.q_proj.weight", "language.lm_head.weight", "vision.norm.weight", "newline"},
+      {"thinker.model.layers.0.self_attn.q_proj.weight", "thinker.lm_head.weight", "code2wav.codes"},
       {"model.layers.0.self_attn.q_proj.weight", "visual.blocks.0.attn.proj.weight", "lm_head.weight"}};
   for (const std::vector<std::string>& model : models)
     for (const char* prefix : {"", "model.", "module.", "state_dict.model."})
@@ -82,6 +84,18 @@ TEST_CASE("Larger models keep all of their parts, under any prefix of a training
         CAPTURE(model.front(), prefix, family != nullptr);
         CHECK(find_state_names(with_prefix(prefix, model), family).names == model);
       }
+}
+
+TEST_CASE("A model of which config.json says that it has several parts keeps all of them, whatever they are called") {
+  const std::vector<std::string> model{"speaker.model.layers.0.self_attn.q_proj.weight", "ear.conv.weight"};
+  const auto family = builtin_family("qwen3");
+  for (const char* prefix : {"", "model.", "state_dict.model."})
+    CHECK(find_state_names(with_prefix(prefix, model), {family.get(), true}).names == model);
+  CHECK(find_state_names(model, family.get()).names[1].empty());
+
+  std::vector<std::string> entries = with_prefix("app.model.");
+  entries.emplace_back("app.seen_tokens");  // of the trainer
+  CHECK(find_state_names(entries, {family.get(), true}).prefix == "app.model.");
 }
 
 TEST_CASE("Of a model and its average, the model is taken") {

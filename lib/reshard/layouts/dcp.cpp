@@ -138,12 +138,13 @@ class DcpLayout final : public Layout {
     checkpoint.path = found.path;
     checkpoint.directory = found.directory;
     find_config(files, checkpoint, context.config);
-    const auto family = trained_family(files, checkpoint, context);
+    const LanguageModel described = trained_language_model(files, checkpoint, context);
+    const KnownModel known(described.family.get(), described.is_part);
     const auto content = context.with_optimizer ? DcpContent::kRun : DcpContent::kModel;
     const fs::path optimizer = optimizer_beside(files, found.path);
     const bool has_items = found.is_empty || holds_dcp_metadata(files, found.path);
-    DcpSource source = has_items ? read_dcp_source(files, found.path, family.get(), content, optimizer)
-                                 : read_dcp_shards(files, found.path, family.get());
+    DcpSource source = has_items ? read_dcp_source(files, found.path, known, content, optimizer)
+                                 : read_dcp_shards(files, found.path, known);
     checkpoint.model_elsewhere = model_of_optimizer(files, found.path);
     checkpoint.leaves_states = !context.with_optimizer && (source.beside.optimizer.tensors > 0 || !optimizer.empty());
     checkpoint.format = source.format;
@@ -166,7 +167,7 @@ class DcpLayout final : public Layout {
                          model ? tied_parameters(model) : std::vector<TiedParameter>{}, source.where);
     });
     if (context.looks_at_optimizer && checkpoint.leaves_states && has_items)
-      look_at_optimizer(files, found.path, family.get(), optimizer, *checkpoint.beside_model);
+      look_at_optimizer(files, found.path, known, optimizer, *checkpoint.beside_model);
     checkpoint.states = training_states(std::move(source.states), std::move(source.paths), source.where);
     checkpoint.states.prefix = std::move(source.prefix);
     if (context.with_groups)
@@ -185,7 +186,7 @@ class DcpLayout final : public Layout {
     plan.mesh.fsdp = fsdp;
     DcpCut cut{fsdp, plan.mesh.tp, prefix_of(request.options.text(kPrefix)), request.options.text(kNames)};
     if (cut.names == whole_layout().traits().name) cut.names.clear();  // the model's own
-    plan.map = dcp_target_map(context.logical, context.states, context.model, cut);
+    plan.map = dcp_target_map(context.logical, context.states, context.model, cut, &plan.notes);
     plan.text_files = std::move(plan.map.text_files);
     if (context.states != nullptr) leave_masters(*context.states, context.logical, plan);
     if (context.states != nullptr && !context.states->prefix.empty() && !request.options.has(kPrefix.name))
@@ -216,10 +217,10 @@ class DcpLayout final : public Layout {
 
  private:
   /// Reads the groups and the steps, for who looks at the checkpoint; what is wrong with them is no error here.
-  static void look_at_optimizer(Files& files, const fs::path& directory, const Family* family,
+  static void look_at_optimizer(Files& files, const fs::path& directory, const KnownModel& model,
                                 const fs::path& optimizer, BesideModel& beside) {
     try {
-      DcpSource run = read_dcp_source(files, directory, family, DcpContent::kRun, optimizer);
+      DcpSource run = read_dcp_source(files, directory, model, DcpContent::kRun, optimizer);
       TrainingStates states = training_states(std::move(run.states), std::move(run.paths), run.where);
       beside.step = last_step(files, run.files, states);
       try_dcp_groups(files, run.files, states);

@@ -172,7 +172,7 @@ void validate_parts(const fs::path& directory, const std::vector<TensorFile>& fi
 
 }  // namespace
 
-DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family* family, DcpContent content,
+DcpSource read_dcp_source(Files& files, const fs::path& directory, const KnownModel& model, DcpContent content,
                           const fs::path& optimizer_directory) {
   DcpSource source;
   const DcpDirectory read = read_dcp_directory(files, directory, paths_of(content), source.notes);
@@ -184,7 +184,7 @@ DcpSource read_dcp_source(Files& files, const fs::path& directory, const Family*
   for (const DcpBytes& object : metadata.bytes) beside.push_back(object.name);
   for (const DcpTensor& tensor : optimizer.all.tensors) beside.push_back(tensor.name);
   for (const DcpBytes& object : optimizer.all.bytes) beside.push_back(object.name);
-  const StateNames names = names_in_model(entries, family, beside, source.where, source.notes);
+  const StateNames names = names_in_model(entries, model, beside, source.where, source.notes);
   if (names.others.empty()) source.program = names.program;
   DcpChunkFinder finder(files, directory, read, source.files, source.notes);
   for (std::uint32_t t = 0; t < names.names.size(); ++t)
@@ -223,7 +223,7 @@ bool holds_dcp_shards(Files& files, const fs::path& directory) {
   });
 }
 
-DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family* family) {
+DcpSource read_dcp_shards(Files& files, const fs::path& directory, const KnownModel& model) {
   DcpSource source;
   source.format = Format::kSafetensors;
   source.where = directory;
@@ -233,7 +233,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
     const Container file = read_container(files, directory / entry.name, Format::kSafetensors);
     add_shard(file, read_saved_offsets(file), source, by_name);
   }
-  if (family == nullptr) validate_parts(directory, source.files);
+  if (model.family == nullptr) validate_parts(directory, source.files);
   std::vector<StateEntry> entries;
   for (ChunkedTensor& tensor : source.tensors) {
     const auto bytes = num_bytes(tensor.dtype, tensor.shape);
@@ -243,7 +243,7 @@ DcpSource read_dcp_shards(Files& files, const fs::path& directory, const Family*
           .tensor(tensor.entry);
     entries.push_back({tensor.entry, *bytes, tensor.dtype});
   }
-  StateNames names = names_in_model(entries, family, {}, source.where, source.notes);
+  StateNames names = names_in_model(entries, model, {}, source.where, source.notes);
   if (names.others.empty()) source.program = names.program;
   leave_out_others(entries, names, source.beside, source.notes);
   for (std::size_t i = 0; i < entries.size(); ++i) {

@@ -8,8 +8,8 @@
 #include "reshard/io/files.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/chunked_map.h"
+#include "reshard/layouts/state_names.h"
 #include "reshard/layouts/tensor_map.h"
-#include "reshard/specs/family.h"
 
 namespace reshard {
 
@@ -31,12 +31,11 @@ struct DcpSource {
 /// What is read of a training run's checkpoint.
 enum class DcpContent : std::uint8_t { kModel, kRun };
 
-/// Reads a directory of these. `family` is the model's, or null where it is not known (find_state_names).
-/// With kModel nothing is read of what is no tensor of the model. All in `optimizer_directory`, if it is not empty,
+/// Reads a directory of these; `model` is the one whose tensors they are (find_state_names). With kModel nothing is read of what is no tensor of the model. All in `optimizer_directory`, if it is not empty,
 /// belongs to the model: it is read for kRun, and counted for kModel, by its metadata alone.
 /// \throws Error kBadInput if there is no metadata, or a file is missing, damaged, or newer than the `.metadata` of its
 /// save; kUnsupported; kIo.
-DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const Family* family,
+DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const KnownModel& model,
                           DcpContent content = DcpContent::kModel,
                           const std::filesystem::path& optimizer_directory = {});
 
@@ -44,8 +43,8 @@ DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, 
 bool holds_dcp_shards(Files& files, const std::filesystem::path& directory);
 
 /// Reads these. Nothing in them says how large the whole tensors are: as large as their chunks together.
-/// \throws Error kBadInput, also where the files of a part of the model are missing and no `family` says which tensors
-/// there are; kIo.
-DcpSource read_dcp_shards(Files& files, const std::filesystem::path& directory, const Family* family);
+/// \throws Error kBadInput, also where the files of a part of the model are missing and `model` has no family that says which
+/// tensors there are; kIo.
+DcpSource read_dcp_shards(Files& files, const std::filesystem::path& directory, const KnownModel& model);
 
 }  // namespace reshard

@@ -56,7 +56,9 @@ class Cutter {
           .hint("give the model's config.json (`config`), or leave out `names`");
     if (!cut.names.empty()) names_.emplace(*model, cut.names);
     if (model == nullptr) return;
-    family_ = model->family.get();
+    // A family that was changed after the tensors of this checkpoint, or made of them, is none that a reader has.
+    if (model->renamed) builtin_ = builtin_family(model->family->model_type);
+    if (!model->by_config_plan) known_ = {model->renamed ? builtin_.get() : model->family.get(), model->is_part};
     head_dim_ = model->head_dim;
     for (const ModelParameter& parameter : model->parameters) parameters_.emplace(parameter.name, &parameter);
   }
@@ -88,6 +90,9 @@ class Cutter {
     map_.text_files.push_back({kDcpMetadataFile, dcp_metadata_file(metadata_), {}, true});
     return std::move(map_);
   }
+
+  /// Whether the model's names will be read with the prefix, as nobody knows them.
+  bool keeps_prefix() const { return keeps_prefix_; }
 
  private:
   /// Where a parameter is written.
@@ -271,22 +276,37 @@ class Cutter {
     }
   }
 
+  /// Maps the entries' names by the rule of the reader, who knows the model by its config.json.
   /// \param of_model  how many of the entries are the model's: the first ones.
-  /// \throws Error kUsage if a reader would not take them for the model's.
-  void validate_read_back(std::size_t of_model) const {
+  /// \throws Error kUsage if one of these would not get its name back. Only names that nobody knows keep the prefix, as
+  /// it may be a part of them.
+  void validate_read_back(std::size_t of_model) {
     std::vector<std::string> tensors, objects;
     for (const DcpEntry& entry : entries_) (entry.is_object ? objects : tensors).push_back(entry.name);
     for (const DcpGroupObject& object : objects_) objects.push_back(object.name);
-    const std::vector<std::string> read = find_state_names(tensors, family_, objects).names;
-    const auto end = read.begin() + static_cast<std::ptrdiff_t>(of_model);
-    const auto other = std::find(read.begin(), end, "");
-    if (other == end) return;
-    const DcpEntry& entry = entries_[static_cast<std::size_t>(other - read.begin())];
-    throw Error(
-        ErrorKind::kUsage,
-        fmt::format("{}{} would be read as an entry beside the model, such as an optimizer's",
-                    cut_.prefix.empty() ? "" : "`prefix` " + printable(cut_.prefix) + ": ", printable(entry.name)))
-        .tensor(map_.logical[entry.logical.front()].name)
+    const StateNames found = find_state_names(tensors, known_, objects);
+    const bool is_unknown = !found.fits && !cut_.prefix.empty();
+    for (std::size_t e = 0; e < of_model; ++e)
+      if (is_unknown && found.names[e] == entries_[e].name)
+        keeps_prefix_ = true;
+      else
+        validate_read_back(entries_[e], found.names[e]);
+  }
+
+  /// \param read  the name that a reader gives the entry, with a star for the number of experts in a stack.
+  void validate_read_back(const DcpEntry& entry, const std::string& read) const {
+    const auto first = std::find_if(entry.logical.begin(), entry.logical.end(),
+                                    [&](std::uint32_t index) { return index < map_.logical.size(); });
+    std::string name = read;
+    if (const std::size_t star = name.find('*'); entry.stacked && star != name.npos)
+      name.replace(star, 1, std::to_string(first - entry.logical.begin()));
+    const std::string& expected = map_.logical[*first].name;
+    if (name == expected) return;
+    const std::string given = cut_.prefix.empty() ? "" : "`prefix` " + printable(cut_.prefix) + ": ";
+    throw Error(ErrorKind::kUsage, fmt::format("{}{} would be read {}", given, printable(entry.name),
+                                               name.empty() ? "as an entry beside the model, such as an optimizer's"
+                                                            : fmt::format("under the name {}", printable(name))))
+        .tensor(expected)
         .hint(cut_.prefix.empty() ? "choose a `prefix`, such as model" : "choose another prefix, such as model");
   }
 
@@ -426,7 +446,9 @@ class Cutter {
   const TrainingStates* states_;  // or null
   const DcpCut& cut_;
   std::optional<WrittenNames> names_;  // of another program
-  const Family* family_ = nullptr;     // of the model; null where it is not known
+  bool keeps_prefix_ = false;          // when the checkpoint is read
+  std::shared_ptr<const Family> builtin_;
+  KnownModel known_{nullptr};  // as a reader of the checkpoint knows it
   std::uint64_t head_dim_ = 0;
   std::unordered_map<std::string_view, const ModelParameter*> parameters_;
   std::vector<DcpEntry> entries_;
@@ -444,8 +466,15 @@ class Cutter {
 }  // namespace
 
 TensorMap dcp_target_map(std::span<const LogicalTensor> logical, const TrainingStates* states, const Model* model,
-                         const DcpCut& cut) {
-  return Cutter(logical, states, model, cut).run();
+                         const DcpCut& cut, std::vector<std::string>* notes) {
+  Cutter cutter(logical, states, model, cut);
+  TensorMap map = cutter.run();
+  if (notes != nullptr && cutter.keeps_prefix())
+    notes->push_back(
+        fmt::format("the family of the model is not known, so that nothing tells `prefix` {} from its names: "
+                    "they keep it when the checkpoint is read",
+                    printable(cut.prefix)));
+  return map;
 }
 
 }  // namespace reshard

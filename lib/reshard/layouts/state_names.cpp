@@ -25,10 +25,9 @@ constexpr std::string_view kModelPrefix = "model.";
 /// Under which training programs put the model's state dict.
 constexpr std::string_view kUsualPrefixes[] = {kModelPrefix, "module.", "state_dict.", "app."};
 /// Language models in larger ones, whose other parts have names of their own.
-constexpr std::string_view kPartsOfLarger[] = {"language_model", "text_model", "thinker", "talker", "llm"};
-/// What names begin with behind a prefix, and not inside "model." of a model.
-constexpr std::string_view kStartsOfWhole[] = {"model.", "lm_head.", "language_model.model.",
-                                               "language_model.lm_head."};
+constexpr std::string_view kPartsOfLarger[] = {"language", "language_model", "text_model", "thinker", "talker", "llm"};
+/// What names of a whole model, or of a part of a larger one, begin with, and not those inside "model." of a model.
+constexpr std::string_view kStartsOfWhole[] = {"model.", "lm_head."};
 
 /// Under which they put what is neither the model's nor the optimizer's.
 constexpr std::string_view kOtherRoots[] = {"lr_scheduler", "lr_schedulers", "scheduler", "schedulers",
@@ -145,30 +144,45 @@ bool has_part_of_larger(std::string_view prefix) {
                      [](const std::string& part) { return is_one_of(part, kPartsOfLarger); });
 }
 
+/// Whether training programs put all of it in front of a model's names.
+bool is_usual_prefix(std::string_view prefix) {
+  const std::vector<std::string> parts = split(prefix.substr(0, prefix.find_last_of('.')), '.');
+  return std::all_of(parts.begin(), parts.end(),
+                     [](const std::string& part) { return is_one_of(part + ".", kUsualPrefixes); });
+}
+
 /// Whether all names that are not empty begin with it.
 bool have_prefix(const std::vector<std::string>& names, std::string_view prefix) {
   return std::all_of(names.begin(), names.end(),
                      [&](const std::string& name) { return name.empty() || name.starts_with(prefix); });
 }
 
-/// What stands before all names and is no part of the model: of "model." that is so where names behind it begin with
-/// what only whole models begin with.
-std::string container_prefix(const std::vector<std::string>& names) {
+/// Whether only names of whole models begin like `name`: "model.layers", "language_model.lm_head".
+bool starts_like_whole(std::string_view name) {
+  for (std::size_t dot = 0; (dot = name.find('.')) != name.npos && is_one_of(name.substr(0, dot), kPartsOfLarger);)
+    name.remove_prefix(dot + 1);
+  return std::any_of(std::begin(kStartsOfWhole), std::end(kStartsOfWhole),
+                     [&](std::string_view start) { return name.starts_with(start); });
+}
+
+/// Returns what stands before all names and is no part of the model. Of "model." that is so if names behind it, or
+/// behind a part of the model, begin with what only whole models begin with.
+/// \param part_prefix  what stands before most names of the language model.
+std::string container_prefix(const std::vector<std::string>& names, std::string_view part_prefix) {
   const auto first = std::find_if(names.begin(), names.end(), [](const std::string& name) { return !name.empty(); });
   std::string prefix;
   while (first != names.end()) {
     const std::size_t dot = first->find('.', prefix.size());
     if (dot == first->npos) return prefix;
     const std::string longer = first->substr(0, dot + 1);
-    const std::string part = longer.substr(prefix.size());
-    if (!is_one_of(part, kUsualPrefixes) || !have_prefix(names, longer)) return prefix;
-    const bool goes_on =
-        part != kModelPrefix || std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-          return std::any_of(std::begin(kStartsOfWhole), std::end(kStartsOfWhole), [&](std::string_view start) {
-            return name.size() > longer.size() && name.compare(longer.size(), start.size(), start) == 0;
-          });
-        });
-    if (!goes_on) return prefix;
+    const std::string word = longer.substr(prefix.size());
+    if (!is_one_of(word, kUsualPrefixes) || !have_prefix(names, longer)) return prefix;
+    const bool part_is_inside = part_prefix.starts_with(longer);
+    const auto shows_whole = [&](std::string_view name) {
+      return starts_like_whole(name.substr(std::min(longer.size(), name.size()))) ||
+             (part_is_inside && name.starts_with(part_prefix) && starts_like_whole(name.substr(part_prefix.size())));
+    };
+    if (word == kModelPrefix && std::none_of(names.begin(), names.end(), shows_whole)) return prefix;
     prefix = longer;
   }
   return prefix;
@@ -243,8 +257,9 @@ std::string without_wrappers(std::string_view name, const StateNames& names) {
   });
 }
 
-StateNames find_state_names(std::span<const std::string> entries, const Family* family,
+StateNames find_state_names(std::span<const std::string> entries, const KnownModel& model,
                             std::span<const std::string> beside) {
+  const Family* family = model.family;
   StateNames found;
   found.optimizer = OptimizerEntries(entries, beside);
   std::vector<std::string> bare(entries.size());  // without wrappers; empty for training states
@@ -289,8 +304,10 @@ StateNames find_state_names(std::span<const std::string> entries, const Family* 
     }
   found.fits = !votes.empty();
   found.prefix = chosen_prefix(votes);
-  const bool is_part = has_part_of_larger(found.prefix) || (is_base && !have_prefix(bare, found.prefix));
-  if (is_part) found.prefix = container_prefix(bare);
+  const bool is_part =
+      has_part_of_larger(found.prefix) ||
+      ((is_base || (model.is_part && !is_usual_prefix(found.prefix))) && !have_prefix(bare, found.prefix));
+  if (is_part) found.prefix = container_prefix(bare, found.prefix);
   found.wrappers.assign(wrappers.begin(), wrappers.end());
   if (!found.fits) infer_prefix_from_optimizer(entries, beside, bare, found);
   found.names.resize(entries.size());

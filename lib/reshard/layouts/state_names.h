@@ -26,14 +26,23 @@ struct StateNames {
   OptimizerEntries optimizer;         // what is not the model's, but an optimizer's
 };
 
-/// Finds the prefix under which most entries have the names of `family`, its own or those of another program, or of any
-/// built-in one where it is null; then other programs' names stay. Where no entry has such a name, the optimizer says
-/// what is the model's: what it has moments of, and all else under the same prefix. Without an optimizer, that is all but
-/// training states, under their own names. `family` is borrowed.
+/// What is known of the model whose tensors the entries are. Borrows the family.
+struct KnownModel {
+  const Family* family = nullptr;  // of the language model; null: not known
+  bool is_part = false;            // the model has other tensors next to those of the family
+
+  KnownModel(const Family* family, bool is_part = false) : family(family), is_part(is_part) {}
+};
+
+/// Finds the prefix under which most entries have the names of the model's family, its own or those of another program,
+/// or of any built-in one where it is not known; then other programs' names stay. If a part of a larger model has these
+/// names, only the words that training programs put in front of all names are a prefix. Where no entry has such a name,
+/// the optimizer says what is the model's: what it has moments of, and all else under the same prefix. Without an
+/// optimizer, that is all but training states, under their own names.
 /// \param beside  names of what is no tensor, or lies elsewhere: they tell where the optimizers are.
 /// \throws Error kBadInput, naming the entry, if two entries would have one name.
 /// O(n log n) in the entries.
-StateNames find_state_names(std::span<const std::string> entries, const Family* family,
+StateNames find_state_names(std::span<const std::string> entries, const KnownModel& model,
                             std::span<const std::string> beside = {});
 
 /// `name` without the parts that wrappers of modules leave in it, as the entries of `names` were read.

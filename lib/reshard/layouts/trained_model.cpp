@@ -35,16 +35,21 @@ fs::path trained_directory(Files& files, const fs::path& folder) {
   return folder;
 }
 
-FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
-  if (checkpoint.config.empty()) return context.family;
-  try {
-    return find_language_model(read_model_config_file(files, checkpoint.config), context.family).family;
-  } catch (const Error&) {
-    return nullptr;
+LanguageModel trained_language_model(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
+  LanguageModel model;
+  if (checkpoint.config.empty()) {
+    model.family = context.family;
+    return model;
   }
+  try {
+    model = find_language_model(read_model_config_file(files, checkpoint.config), context.family);
+  } catch (const Error&) {
+    model.family.reset();
+  }
+  return model;
 }
 
-StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* family,
+StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
                           const std::vector<std::string>& beside, const fs::path& where,
                           std::vector<std::string>& notes) {
   std::vector<std::string> names;
@@ -52,7 +57,7 @@ StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* 
   for (const StateEntry& entry : entries) names.push_back(entry.name);
   StateNames found;
   try {
-    found = find_state_names(names, family, beside);
+    found = find_state_names(names, model, beside);
   } catch (Error& error) {
     throw error.in(where);
   }
@@ -83,10 +88,10 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
   if (!others.empty()) notes.push_back(left_out_text(others.size(), "beside the model") + ": " + list_names(others));
 }
 
-std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const Family* family,
+std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
                                             const fs::path& where, BesideModel& beside,
                                             std::vector<std::string>& notes) {
-  StateNames found = names_in_model(entries, family, {}, where, notes);
+  StateNames found = names_in_model(entries, model, {}, where, notes);
   if (!found.program.empty())
     throw Error(ErrorKind::kUnsupported, "its tensors have the names of " + found.program +
                                              ", which are read from torch.distributed.checkpoint alone")

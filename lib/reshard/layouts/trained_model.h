@@ -10,7 +10,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/state_names.h"
-#include "reshard/specs/family.h"
+#include "reshard/specs/language_model.h"
 
 namespace reshard {
 
@@ -21,8 +21,9 @@ namespace reshard {
 /// as trainers put it there; else `folder`.
 std::filesystem::path trained_directory(Files& files, const std::filesystem::path& folder);
 
-/// The family of the model whose config.json is found, or null: what is wrong with it read_model says.
-FamilySpec trained_family(Files& files, const Checkpoint& checkpoint, const ReadContext& context);
+/// Returns the language model of the config.json that is found; without a family if there is none, or if config.json
+/// makes no sense, which read_model reports.
+LanguageModel trained_language_model(Files& files, const Checkpoint& checkpoint, const ReadContext& context);
 
 /// A tensor of a trainer's checkpoint.
 struct StateEntry {
@@ -31,10 +32,10 @@ struct StateEntry {
   std::optional<DType> dtype{};  // nothing for one that safetensors does not have
 };
 
-/// What a model of `family`, or null, calls the entries (find_state_names). What to know of that joins `notes`.
+/// What `model` calls the entries (find_state_names). What to know of that joins `notes`.
 /// \param beside  names of entries that are no tensors, or are the optimizer's and lie elsewhere.
 /// \throws Error kBadInput, in `where`, if two entries would have one name.
-StateNames names_in_model(const std::vector<StateEntry>& entries, const Family* family,
+StateNames names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
                           const std::vector<std::string>& beside, const std::filesystem::path& where,
                           std::vector<std::string>& notes);
 
@@ -45,7 +46,7 @@ void leave_out_others(const std::vector<StateEntry>& entries, const StateNames& 
 
 /// Both, for a layout that no other program's names are read from.
 /// \throws Error kUnsupported, in `where`, for such names.
-std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const Family* family,
+std::vector<std::string> own_names_in_model(const std::vector<StateEntry>& entries, const KnownModel& model,
                                             const std::filesystem::path& where, BesideModel& beside,
                                             std::vector<std::string>& notes);
 
