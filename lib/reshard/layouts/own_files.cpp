@@ -13,6 +13,7 @@
 #include "reshard/formats/torch_file.h"
 #include "reshard/formats/xser.h"
 #include "reshard/layouts/master_weights.h"
+#include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/specs/metadata.h"
 
@@ -36,6 +37,20 @@ std::optional<RankRecord> record_of(Files& files, const fs::path& path) {
     if (error.kind() != ErrorKind::kBadInput && error.kind() != ErrorKind::kUnsupported) throw;
     return std::nullopt;
   }
+}
+
+/// The rank that the name of a file or of its folder says, in the forms that this program writes: the weights of the
+/// first data-parallel rank.
+std::optional<RankId> rank_by_name(const fs::path& path) {
+  for (const fs::path& name : {path.stem(), path.filename(), path.parent_path().filename()})
+    if (const auto rank = rank_of_name(name.string())) return rank;
+  return std::nullopt;
+}
+
+/// Whether the file still has the name that it was written under: a copy under another name is somebody else's.
+bool is_of_rank(const RankRecord& record, const RankId& rank) {
+  return rank.dp_rank == 0 && rank.tp_rank == record.tp_rank && rank.pp_rank == record.pp_rank &&
+         rank.ep_rank == record.ep_rank;
 }
 
 /// The rank file that a file of xser belongs to; empty for other files.
@@ -95,7 +110,9 @@ class Walk {
     if (path.empty()) return false;
     const auto [known, is_new] = recorded_.emplace(path, false);
     if (!is_new) return known->second;
-    const auto record = record_of(files_, folder_ / path);
+    const auto rank = rank_by_name(path);
+    auto record = rank ? record_of(files_, folder_ / path) : std::nullopt;
+    if (record && !is_of_rank(*record, *rank)) record.reset();
     if (record) stages_ = std::max(stages_, record->pp_degree);
     return known->second = record.has_value();
   }
