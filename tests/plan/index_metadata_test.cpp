@@ -62,8 +62,8 @@ const std::string kCount = "    \"total_parameters\": COUNT,\n";
 
 TEST_CASE("What an index says beside the size comes back with the files, byte for byte, by way of any layout") {
   const IndexedModel model(kCount);
-  for (const Layout* const kind :
-       {layout("ranks"), layout("optimum"), layout("presharded"), layout("nxdi"), layout("nxd")}) {
+  for (const Layout* const kind : {layout("ranks"), layout("optimum"), layout("presharded"), layout("nxdi"),
+                                   layout("nxd"), layout("vllm"), layout("dcp")}) {
     const std::string layout = kind->traits().name;
     INFO(layout);
     model.to_shards("model", layout, kind);

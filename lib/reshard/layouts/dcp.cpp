@@ -11,6 +11,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/dcp_shards.h"
+#include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/tensor_names.h"
 #include "reshard/layouts/checkpoint.h"
@@ -138,6 +139,9 @@ class DcpLayout final : public Layout {
     checkpoint.path = found.path;
     checkpoint.directory = found.directory;
     find_config(files, checkpoint, context.config);
+    checkpoint.index_metadata = read_kept_index_metadata(files, checkpoint.directory);
+    if (!checkpoint.index_metadata.empty())
+      checkpoint.index_metadata_file = checkpoint.directory / kKeptIndexMetadataFile;
     const LanguageModel described = trained_language_model(files, checkpoint, context);
     const KnownModel known(described.family.get(), described.is_part);
     const auto content = context.with_optimizer ? DcpContent::kRun : DcpContent::kModel;
