@@ -24,6 +24,7 @@ struct ConvertArguments : CommonArguments {
   SourceArguments from;
   CastArguments cast;
   bool cast_all = false;
+  bool allow_missing = false;
   std::vector<std::string> renames;
   std::vector<std::string> drop;
   std::vector<std::string> keep;
@@ -87,6 +88,7 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   for (const std::string& text : arguments.drop) request.names.drop.emplace_back("drop", text);
   for (const std::string& text : arguments.keep) request.names.keep.emplace_back("keep", text);
   if (arguments.lora_fuse_given) request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
+  request.allow_missing = arguments.allow_missing;
   request.check_replicas = !arguments.replicas.no_check;
   request.force = arguments.force;
   return request;
@@ -125,6 +127,8 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   command.add_option("--keep", arguments.keep, "Take only tensors whose name matches")
       ->type_name("REGEX")
       ->allow_extra_args(false);
+  command.add_flag("--allow-missing", arguments.allow_missing,
+                   "Write a model that lacks tensors which config.json asks for, and list them in a note");
   add_lora_fuse(command, arguments.lora_fuse);
   command.get_option("--lora-fuse")
       ->description("lora_A of fused linears, where an adapter is sharded for the model of --config: mean or exact");

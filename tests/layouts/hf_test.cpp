@@ -226,15 +226,14 @@ TEST_CASE("A wrong total size is a warning with both numbers") {
   CHECK(report.notes[0] == "model.safetensors.index.json says total_size 16, but the tensors have 15 bytes");
 }
 
-TEST_CASE("A weight file that the index does not name is noted") {
+TEST_CASE("A weight file that the index does not name is reported") {
   const Directory dir;
   write_checkpoint(dir);
   dir.files.write(dir / "model-00003-of-00003.safetensors", test::safetensors_bytes({{"d", {DType::kU8, {1}, "d"}}}));
   HfIndexReport report;
   CHECK(read_hf_checkpoint(dir.files, dir.path(), &report).size() == 2);
-  REQUIRE(report.notes.size() == 1);
-  CHECK(report.notes[0] ==
-        "left out, as model.safetensors.index.json does not name them: model-00003-of-00003.safetensors");
+  CHECK(report.notes.empty());
+  CHECK(report.unlisted == std::vector<std::string>{"model-00003-of-00003.safetensors"});
 }
 
 TEST_CASE("A total size that is absent or no whole number is passed over") {

@@ -37,9 +37,10 @@ TEST_CASE("Everything that belongs to the model comes along, in sorted order, fo
 TEST_CASE("Weights of any format and indexes of weights stay behind") {
   MemoryFiles files;
   const fs::path temp = "m";
-  for (const char* name : {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
-                           "pytorch_model.bin", "pytorch_model.bin.index.json", "x.pt", "x.pth", "x.ckpt",
-                           "tf_model.h5", "flax_model.msgpack", "x.gguf", "onnx/model.onnx"})
+  for (const char* name :
+       {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+        "pytorch_model.bin.index.json", "x.pt", "x.pth", "x.ckpt", "tf_model.h5", "flax_model.msgpack", "x.gguf",
+        "weights.npz", "rust_model.ot", "onnx/model.onnx"})
     files.write(temp / name, name);
   CHECK(companions(files, temp).empty());
 }

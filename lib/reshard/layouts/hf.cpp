@@ -100,8 +100,7 @@ std::vector<Container> read_indexed(Files& files, const fs::path& directory, con
   if (!containers.empty() && index.total_size_bytes != 0 && index.total_size_bytes != total_bytes)
     report.notes.push_back(fmt::format("{} says total_size {}, but the tensors have {} bytes", index_name,
                                        index.total_size_bytes, total_bytes));
-  if (const auto unlisted = unlisted_files(files, directory, format, names_by_file); !unlisted.empty())
-    report.notes.push_back(fmt::format("left out, as {} does not name them: {}", index_name, list_names(unlisted)));
+  report.unlisted = unlisted_files(files, directory, format, names_by_file);
   return containers;
 }
 
@@ -201,6 +200,10 @@ class HfLayout final : public Layout {
                                                    : read_hf_checkpoint(files, found.path, &report);
     checkpoint.index_metadata = std::move(report.metadata);
     std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
+    // Where other files are copied, the note on those that are not names these, too.
+    if (context.use == ConfigUse::kLenient && !report.unlisted.empty())
+      checkpoint.notes.push_back(fmt::format("left out, as {} does not name them: {}", hf_index_name(checkpoint.format),
+                                             list_names(report.unlisted)));
     if (!checkpoint.index_metadata.empty())
       checkpoint.index_metadata_file = found.path / hf_index_name(checkpoint.format);
     return read_of_family(files, std::move(checkpoint), containers, context);

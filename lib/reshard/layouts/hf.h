@@ -22,8 +22,9 @@ std::optional<Format> hf_format(Files& files, const std::filesystem::path& direc
 
 /// What an index says beside the places of tensors.
 struct HfIndexReport {
-  std::string metadata;            // HfIndex::metadata
-  std::vector<std::string> notes;  // what is odd but harmless, whole sentences
+  std::string metadata;               // HfIndex::metadata
+  std::vector<std::string> notes;     // what is odd but harmless, whole sentences
+  std::vector<std::string> unlisted;  // files with names of weights that it does not list
 };
 
 /// The files of the Hugging Face checkpoint in `directory`, each read and validated, and together held against the

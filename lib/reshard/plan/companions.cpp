@@ -27,7 +27,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // Those of tensors; a config.json beside some makes a checkpoint.
-constexpr std::array kTensorExtensions = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf"};
+constexpr std::array kTensorExtensions = {".safetensors", ".bin",     ".pt",   ".pth", ".ckpt",
+                                          ".h5",          ".msgpack", ".gguf", ".npz", ".ot"};
 constexpr std::string_view kGraphExtension = ".onnx";
 constexpr std::string_view kIndexEnding = ".index.json";
 
@@ -36,6 +37,17 @@ bool holds_tensors(const std::string& file_name) {
   return file_name != "training_args.bin" &&
          std::any_of(kTensorExtensions.begin(), kTensorExtensions.end(),
                      [&](const char* extension) { return file_name.ends_with(extension); });
+}
+
+/// Those of a tokenizer and of what goes with it: its vocabulary, its chat template, the defaults of generation.
+constexpr std::array kTokenizerStarts = {"tokenizer",      "vocab.",        "merges.",           "special_tokens_map.",
+                                         "added_tokens.",  "spiece.",       "sentencepiece.",    "chat_template",
+                                         "processor_conf", "preprocessor_", "generation_config."};
+
+bool is_tokenizer(const std::string& file_name) {
+  return file_name.ends_with(".tiktoken") ||
+         std::any_of(kTokenizerStarts.begin(), kTokenizerStarts.end(),
+                     [&](const char* start) { return file_name.starts_with(start); });
 }
 
 bool is_tensor_index(const std::string& file_name) {
@@ -145,6 +157,8 @@ class Collector {
       if (kind == FileKind::kDirectory) {
         // A linked folder may lead anywhere, even back here.
         if (!is_link) try_folder(directory / name, relative / name);
+      } else if (kind == FileKind::kFile && has_weights_ending(name) && is_weights(name)) {
+        found_.weights.push_back(directory / name);
       } else if (kind == FileKind::kFile && !is_weights(name) && !is_proof(name)) {
         add(directory / name, relative / name);
       } else if (kind == FileKind::kBrokenLink && !is_weights(name)) {
@@ -177,11 +191,13 @@ class Collector {
   /// A folder that is denied half-way is left out as a whole.
   void try_folder(const fs::path& folder, const fs::path& relative) {
     const auto files = found_.files.size(), checkpoints = checkpoints_.size(), denied = denied_.size();
+    const auto weights = found_.weights.size();
     try {
       look_into(folder, relative);
     } catch (const Error& error) {
       if (!is_denied(error)) throw;
       found_.files.resize(files);
+      found_.weights.resize(weights);
       checkpoints_.resize(checkpoints);
       denied_.resize(denied);
       denied_.push_back(relative.string());
@@ -218,6 +234,35 @@ Companions companion_files(Files& files, const fs::path& directory, const std::v
   Collector collector(files, left_out);
   collector.collect(directory, {}, files.list(directory));
   return std::move(collector).take();
+}
+
+namespace {
+
+Entries list_if_allowed(Files& files, const fs::path& directory) {
+  try {
+    return files.list(directory);
+  } catch (const Error& error) {
+    if (!is_denied(error)) throw;
+    return {};
+  }
+}
+
+}  // namespace
+
+std::vector<fs::path> weights_in(Files& files, const fs::path& directory) {
+  std::vector<fs::path> found;
+  for (const auto& [name, kind, is_link] : list_if_allowed(files, directory))
+    if (kind == FileKind::kFile && !name.starts_with(".") && has_weights_ending(name) && is_weights(name))
+      found.push_back(directory / name);
+  return found;
+}
+
+std::vector<CopiedFile> tokenizer_files(Files& files, const fs::path& directory) {
+  std::vector<CopiedFile> found;
+  for (const auto& [name, kind, is_link] : list_if_allowed(files, directory))
+    if (kind == FileKind::kFile && is_tokenizer(name) && !is_weights(name))
+      found.push_back({directory / name, name, files.size_bytes(directory / name)});
+  return found;
 }
 
 }  // namespace reshard

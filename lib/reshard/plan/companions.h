@@ -16,7 +16,8 @@ bool has_weights_ending(std::string_view file_name);
 /// The files beside a checkpoint's weights that belong to the model, in sorted order.
 struct Companions {
   std::vector<CopiedFile> files;
-  std::vector<std::string> notes;  // folders that were left out, whole sentences
+  std::vector<std::string> notes;                // folders that were left out, whole sentences
+  std::vector<std::filesystem::path> weights{};  // files that stay behind because their names are those of weights
 };
 
 /// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about its shards, nor
@@ -26,5 +27,12 @@ struct Companions {
 /// \throws Error kIo if `directory` itself cannot be read.
 Companions companion_files(Files& files, const std::filesystem::path& directory,
                            const std::vector<std::filesystem::path>& left_out = {});
+
+/// The files directly in `directory` whose names are those of weights, sorted; empty if it may not be read.
+std::vector<std::filesystem::path> weights_in(Files& files, const std::filesystem::path& directory);
+
+/// The files directly in `directory` whose names are those of a tokenizer or its settings, sorted; empty if it may not
+/// be read.
+std::vector<CopiedFile> tokenizer_files(Files& files, const std::filesystem::path& directory);
 
 }  // namespace reshard

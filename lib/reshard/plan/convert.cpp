@@ -82,6 +82,60 @@ void rename(TensorMap& source, const NameRules& rules, Job& job) {
   source.rename_logical(new_names);
 }
 
+/// Whether the target has whole tensors, or chunks of them: for a mesh, validated_model holds the model against
+/// config.json.
+bool is_whole(const LayoutTraits& traits) {
+  return !traits.has_ranks || traits.needs_no_mesh;
+}
+
+/// Returns the tensors that config.json asks for and that neither the source nor, with name rules, what they make of it
+/// has. Notes how many the rules drop. Empty if nobody knows the model's tensors.
+/// \throws Error kUsage if the request allows missing tensors in a layout that needs them.
+std::vector<std::string> missing_tensors(const Checkpoint& checkpoint, const ConvertRequest& request, Job& job) {
+  if (!is_whole(request.target.layout->traits())) {
+    if (request.allow_missing)
+      throw Error(ErrorKind::kUsage, fmt::format("`allow-missing`: layout {} needs every tensor of the model",
+                                                 request.target.layout->traits().name))
+          .hint("it is for layouts " + layout_names([](const Layout& layout) {
+                  return layout.traits().is_written() && is_whole(layout.traits());
+                }));
+    return {};
+  }
+  if (checkpoint.adapter || !checkpoint.model || checkpoint.model->quantization_problem) return {};
+  std::vector<std::string> missing = find_misfits(job.source, *checkpoint.model).missing;
+  std::erase_if(missing, [&](const std::string& name) { return is_dropped(request.names, name); });
+  const std::vector<ModelParameter>& parameters = checkpoint.model->parameters;
+  const auto dropped = std::count_if(parameters.begin(), parameters.end(), [&](const ModelParameter& parameter) {
+    return !parameter.optional && job.source.find_logical(parameter.name) && is_dropped(request.names, parameter.name);
+  });
+  if (dropped > 0)
+    job.notes.push_back(fmt::format("{} of the tensors that config.json asks for {} left out by `drop` or `keep`",
+                                    dropped, dropped == 1 ? "is" : "are"));
+  if (missing.empty() || request.names.renames.empty() || !checkpoint.language_model.family) return missing;
+  TensorMap renamed = job.source;
+  Job unused;
+  rename(renamed, request.names, unused);
+  std::unordered_set<std::string_view> names;
+  for (const LogicalTensor& tensor : renamed.logical) names.insert(tensor.name);
+  std::vector<std::string> still = find_misfits(renamed, instantiate(checkpoint.language_model, names)).missing;
+  return still.size() < missing.size() ? still : missing;
+}
+
+/// \throws Error kBadInput if tensors are missing and the request does not allow it.
+void validate_complete(const Checkpoint& checkpoint, const ConvertRequest& request, Job& job) {
+  const std::vector<std::string> missing = missing_tensors(checkpoint, request, job);
+  if (missing.empty()) return;
+  const std::string what = missing.size() == 1
+                               ? "1 tensor that config.json asks for is missing"
+                               : fmt::format("{} tensors that config.json asks for are missing", missing.size());
+  if (request.allow_missing) return job.notes.push_back(fmt::format("{}: {}", what, list_names(missing, SIZE_MAX)));
+  throw Error(ErrorKind::kBadInput, fmt::format("{}: {}", what, list_names(missing)))
+      .in(checkpoint.path)
+      .hint(
+          "the checkpoint is incomplete, or config.json belongs to another model; `allow-missing` writes what is "
+          "there");
+}
+
 /// The elements of all tensors of a state dict.
 std::uint64_t elems_of(const std::vector<LogicalTensor>& tensors) {
   std::uint64_t elems = 0;
@@ -232,6 +286,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   const std::vector<std::string> old_names =
       checkpoint.states.empty() ? std::vector<std::string>{} : names_of(job->source);
+  validate_complete(checkpoint, request, *job);
   Selection selection = select(job->source, request, *job);
   if (request.dtype) cast_tensors(*job, selection.wanted, {*request.dtype, request.cast_all}, config);
   std::vector<std::string> states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);

@@ -21,6 +21,7 @@ struct ConvertRequest {
   /// What becomes of the lora_A of fused linears where an adapter is sharded for the model of a config.json; the
   /// default is the mean.
   std::optional<LoraFuse> lora_fuse;
+  bool allow_missing = false;  // whole tensors may lack some that config.json asks for, which a note lists
   bool check_replicas = true;
   bool force = false;
 };

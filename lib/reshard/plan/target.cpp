@@ -350,7 +350,47 @@ Companions companions_of(Files& files, const Checkpoint& source, std::vector<fs:
   for (CopiedFile& file : own.files)
     if (!is_trainer_file(file.path)) replace_copy(found.files, std::move(file));
   std::move(own.notes.begin(), own.notes.end(), std::back_inserter(found.notes));
+  std::move(own.weights.begin(), own.weights.end(), std::back_inserter(found.weights));
   return found;
+}
+
+/// Names every file with weights that is neither read nor copied.
+void note_weights_left(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& weights) {
+  const auto plain = [&](const fs::path& path) { return files.absolute(path).lexically_normal(); };
+  std::set<fs::path> read;
+  if (!weights.empty())
+    for (const TensorFile& file : job.source.files) read.insert(plain(file.path));
+  std::vector<std::string> left;
+  for (const fs::path& path : weights)
+    if (read.count(plain(path)) == 0) left.push_back(path.lexically_relative(source.directory).string());
+  if (!left.empty())
+    job.notes.push_back(fmt::format("left out, as {} not among the model's weights: {}",
+                                    left.size() == 1 ? "it is" : "they are", list_names(left, SIZE_MAX)));
+}
+
+/// Where no tokenizer comes along, takes that beside the config.json that somebody names, else the checkpoint's own.
+void carry_tokenizer(Files& files, Job& job, const Checkpoint& source) {
+  std::vector<fs::path> directories;
+  if (source.config_given)
+    directories.push_back(source.config.has_parent_path() ? source.config.parent_path() : fs::path("."));
+  if (source.layout != nullptr) directories.push_back(source.directory);
+  const fs::path output = files.resolve(job.output_directory);
+  fs::path taken;  // the directory whose tokenizer the output has
+  if (std::any_of(job.copied_files.begin(), job.copied_files.end(),
+                  [](const CopiedFile& file) { return file.path.string().starts_with("tokenizer"); }))
+    taken = source.directory;
+  for (const fs::path& directory : directories) {
+    std::vector<CopiedFile> found = tokenizer_files(files, directory);
+    if (found.empty() || files.is_same(directory, taken)) continue;
+    if (taken.empty()) {
+      taken = directory;
+      if (files.resolve(directory) == output) continue;  // it is there
+      for (CopiedFile& file : found) replace_copy(job.copied_files, std::move(file));
+    } else {
+      job.notes.push_back(fmt::format("the tokenizer is that of {}, and the one in {} is left out", taken.string(),
+                                      directory.string()));
+    }
+  }
 }
 
 }  // namespace
@@ -377,19 +417,24 @@ void validate_no_trainer_files(Files& files, const Job& job) {
 
 void carry_companions(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
-  if (files.exists(source.directory / kConfigFile) &&
-      files.resolve(job.output_directory) != files.resolve(source.directory)) {
+  const bool is_models = files.exists(source.directory / kConfigFile);
+  const bool in_place = files.resolve(job.output_directory) == files.resolve(source.directory);
+  if (is_models && !in_place) {
     std::set<fs::path> sources(left_out.begin(), left_out.end());  // the checkpoint itself needs no note
     for (const TensorFile& file : job.source.files) sources.insert(file.path.parent_path());
     Companions companions = companions_of(files, source, {sources.begin(), sources.end()});
     job.copied_files = std::move(companions.files);
     job.notes.insert(job.notes.end(), companions.notes.begin(), companions.notes.end());
+    note_weights_left(files, job, source, companions.weights);
+  } else if (!in_place && source.layout != nullptr) {
+    note_weights_left(files, job, source, weights_in(files, source.directory));
   }
   if (source.config_given) {
     std::erase_if(job.copied_files, [](const CopiedFile& copied) { return copied.path == kConfigFile; });
     if (!is_in_place(files, source.config, job.output_directory))
       job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
   }
+  carry_tokenizer(files, job, source);
   if (!source.states.empty() && job.layout->traits().writes_states)
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(job.copied_files, std::move(file));
   if (!source.states.empty() && job.layout->traits().writes_groups) validate_no_trainer_files(files, job);

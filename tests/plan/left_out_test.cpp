@@ -1,0 +1,187 @@
+// What of a model's directory does not come along is named: tensors that config.json asks for, files of weights, a
+// tokenizer.
+
+#include <algorithm>
+
+#include "reshard/io/memory_files.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/layouts.h"
+#include "support/models.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A small model in memory, in /m, of as many files of weights.
+struct Model {
+  explicit Model(std::size_t count = 1, const std::string& lacks = {}) {
+    Random random(8);
+    TensorMap tensors = random_tensors({}, random);
+    std::erase_if(tensors, [&](const auto& one) { return !lacks.empty() && one.first.find(lacks) != one.first.npos; });
+    write_model(files, "/m", {}, tensors, count);
+  }
+  ConvertRequest request(const char* to) const {
+    ConvertRequest request = convert_request("/m", "/out");
+    request.target.layout = layout(to);
+    if (request.target.layout->traits().has_ranks && !request.target.layout->traits().needs_no_mesh)
+      request.target.tp = 2;
+    return request;
+  }
+  MemoryFiles files;
+};
+
+/// The notes that contain `part`.
+std::vector<std::string> notes_with(const Job& job, const std::string& part) {
+  std::vector<std::string> notes = job.notes;
+  std::erase_if(notes, [&](const std::string& note) { return note.find(part) == note.npos; });
+  return notes;
+}
+
+bool copies(const Job& job, const fs::path& source, const fs::path& path) {
+  return std::any_of(job.copied_files.begin(), job.copied_files.end(),
+                     [&](const CopiedFile& file) { return file.source == source && file.path == path; });
+}
+
+TEST_CASE("A tensor that config.json asks for and that is missing is an error in layouts of whole tensors") {
+  for (const char* to : {"hf", "dcp"}) {
+    CAPTURE(to);
+    Model model(1, "mlp.up_proj");
+    ConvertRequest request = model.request(to);
+    const Error error = error_of([&] { plan_convert(model.files, request); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == "/m");
+    CHECK_THAT(error.what(), Says("2 tensors that config.json asks for are missing: "
+                                  "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight"));
+    CHECK_THAT(error.hint(), Says("`allow-missing`"));
+    request.allow_missing = true;
+    const auto job = plan_convert(model.files, request);
+    CHECK(notes_with(*job, "model.layers.1.mlp.up_proj.weight").size() == 1);
+  }
+}
+
+TEST_CASE("A layout that needs every tensor does not take the option that allows missing ones") {
+  Model model(1, "layers.1.mlp.up_proj");
+  ConvertRequest request = model.request("ranks");
+  request.allow_missing = true;
+  const Error error = error_of([&] { plan_convert(model.files, request); });
+  CHECK(error.kind() == ErrorKind::kUsage);
+  CHECK_THAT(error.what(), Says("`allow-missing`: layout ranks needs every tensor of the model"));
+  CHECK_THAT(error.hint(), Says("hf, dcp"));
+}
+
+TEST_CASE("Tensors that rules drop are counted, where config.json asks for them") {
+  Model model;
+  ConvertRequest request = model.request("hf");
+  request.names.drop.emplace_back("drop", "norm");
+  CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for") ==
+        std::vector<std::string>{"5 of the tensors that config.json asks for are left out by `drop` or `keep`"});
+  request.names.drop.clear();
+  request.names.keep.emplace_back("keep", "lm_head|layers|embed_tokens");
+  CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for") ==
+        std::vector<std::string>{"1 of the tensors that config.json asks for is left out by `drop` or `keep`"});
+  request.names.keep.clear();
+  CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for").empty());
+}
+
+TEST_CASE(
+    "Renaming tensors away from the model's names takes nothing from it, and renaming them to these completes it") {
+  Model model;
+  ConvertRequest request = model.request("hf");
+  request.names.renames.push_back(parse_rename("rename", "self_attn=attention"));
+  CHECK(notes_with(*plan_convert(model.files, request), "missing").empty());
+
+  TensorMap tensors;
+  for (const TinyParameter& parameter : parameters_of({})) {
+    std::string name = parameter.name;
+    if (const std::size_t at = name.find("self_attn"); at != name.npos) name.replace(at, 9, "attention");
+    tensors[name] = {DType::kBF16, parameter.shape, std::string(num_bytes(DType::kBF16, parameter.shape).value(), 'x')};
+  }
+  model.files.write("/m/model.safetensors", safetensors_bytes(tensors));
+  CHECK_THAT(error_of([&] { plan_convert(model.files, request); }).what(), Says("8 tensors that config.json asks for"));
+  request.names.renames = {parse_rename("rename", "\\.attention\\.=.self_attn.")};
+  CHECK(notes_with(*plan_convert(model.files, request), "missing").empty());
+}
+
+TEST_CASE("Every file of weights that is not read is named in one note, with an index and without, in every layout") {
+  const std::vector<std::string> strangers{"adapter_model.safetensors",
+                                           "extra.safetensors",
+                                           "flax_model.msgpack",
+                                           "medusa_heads.pt",
+                                           "mm_projector.bin",
+                                           "model-extra.safetensors",
+                                           "rust_model.ot",
+                                           "sub/more.safetensors",
+                                           "tf_model.h5",
+                                           "value_head.pth",
+                                           "weights.npz",
+                                           "x.ckpt",
+                                           "x.gguf"};
+  std::string list;
+  for (const std::string& name : strangers) list += (list.empty() ? "" : ", ") + name;
+  for (const std::size_t count : {1, 3})
+    for (const char* to : {"hf", "dcp", "ranks", "nxd"}) {
+      CAPTURE(count, to);
+      Model model(count);
+      for (const std::string& name : strangers) model.files.write(fs::path("/m") / name, "x");
+      const auto job = plan_convert(model.files, model.request(to));
+      CHECK(notes_with(*job, "extra.safetensors") ==
+            std::vector<std::string>{"left out, as they are not among the model's weights: " + list});
+    }
+}
+
+TEST_CASE("Weights that are read, their index and hidden files are no strangers") {
+  Model model(3);
+  model.files.write("/m/.cache/x.safetensors", "x");
+  model.files.write("/m/training_args.bin", "x");
+  const auto job = plan_convert(model.files, model.request("hf"));
+  CHECK(notes_with(*job, "left out").empty());
+  CHECK(copies(*job, "/m/training_args.bin", "training_args.bin"));
+}
+
+TEST_CASE("Strangers are named where no config.json makes the directory a model's") {
+  Model model;
+  model.files.remove("/m/config.json");
+  model.files.write("/m/extra.safetensors", "x");
+  CHECK(notes_with(*plan_convert(model.files, model.request("hf")), "left out") ==
+        std::vector<std::string>{"left out, as it is not among the model's weights: extra.safetensors"});
+}
+
+TEST_CASE("With config.json from elsewhere, the tokenizer beside it comes along, else the checkpoint's own") {
+  Model model;
+  model.files.write("/cfg/config.json", TinyModel().config().dump());
+  model.files.remove("/m/config.json");
+  ConvertRequest request = model.request("hf");
+  request.source.config = "/cfg";
+  model.files.write("/m/tokenizer.json", "own");
+  CHECK(copies(*plan_convert(model.files, request), "/m/tokenizer.json", "tokenizer.json"));
+
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json"})
+    model.files.write(fs::path("/cfg") / name, "theirs");
+  model.files.write("/cfg/notes.txt", "private");
+  const auto job = plan_convert(model.files, request);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json"})
+    CHECK(copies(*job, fs::path("/cfg") / name, name));
+  CHECK(job->copied_files.size() == 5);  // with config.json
+  CHECK(notes_with(*job, "tokenizer") ==
+        std::vector<std::string>{"the tokenizer is that of /cfg, and the one in /m is left out"});
+}
+
+TEST_CASE("The tokenizer of a model's own directory goes before that beside another config.json") {
+  Model model;
+  model.files.write("/cfg/config.json", TinyModel().config().dump());
+  model.files.write("/cfg/tokenizer.json", "theirs");
+  ConvertRequest request = model.request("hf");
+  request.source.config = "/cfg/config.json";
+  CHECK(copies(*plan_convert(model.files, request), "/cfg/tokenizer.json", "tokenizer.json"));
+  model.files.write("/m/tokenizer.json", "own");
+  const auto job = plan_convert(model.files, request);
+  CHECK(copies(*job, "/m/tokenizer.json", "tokenizer.json"));
+  CHECK(notes_with(*job, "tokenizer") ==
+        std::vector<std::string>{"the tokenizer is that of /m, and the one in /cfg is left out"});
+}
+
+}  // namespace
+}  // namespace reshard::test
