@@ -385,11 +385,33 @@ std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, s
   }
 }
 
+namespace {
+
+/// A stage may list a tied parameter in its own right, as NxD's last stage does, which has a copy of the first one's
+/// embedding. It is compared with its source, and not a tensor of its own.
+void tie_to_other_stages(std::vector<std::vector<PartitionRule>>& rules, const std::vector<TiedParameter>& tied) {
+  for (const TiedParameter& parameter : tied) {
+    const bool has_source = std::any_of(rules.begin(), rules.end(), [&](const std::vector<PartitionRule>& stage) {
+      return find_rule(stage, parameter.source) != nullptr;
+    });
+    if (!has_source) continue;
+    for (std::vector<PartitionRule>& stage : rules)
+      for (PartitionRule& rule : stage) {
+        if (rule.stored_name != parameter.name || rule.parts.size() != 1) continue;
+        rule.parts.front().logical_name = parameter.source;
+        rule.tied = true;
+      }
+  }
+}
+
+}  // namespace
+
 TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied) {
   TensorMap map;
   std::vector<std::vector<PartitionRule>> rules;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
     rules.push_back(rules_of_stage(checkpoint, pp_rank));
+  tie_to_other_stages(rules, tied);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     std::unordered_map<std::string, NamedRule> by_name;
     for (const NamedRule& rule : named_rules(rules[pp_rank], tied)) by_name.emplace(rule.stored_name, rule);
