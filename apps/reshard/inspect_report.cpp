@@ -10,6 +10,7 @@
 #include "fold.h"
 #include "option_names.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/record_validation.h"
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "table.h"
@@ -35,6 +36,10 @@ std::string what_text(const Checkpoint& inspection) {
   const std::size_t files = paths.size();
   const std::string_view format = name(inspection.format);
   const std::string model = inspection.model_type.empty() ? "" : " of a " + printable(inspection.model_type) + " model";
+  for (const TensorFile& file : inspection.map.files)
+    if (file.record && !inspection.has_ranks())
+      return fmt::format("{} of a sharded checkpoint{}, {} {} file{}", describe_rank(*file.record), model, files,
+                         format, files == 1 ? "" : "s");
   if (inspection.layout == nullptr) return fmt::format("{} file", format);
   if (!inspection.has_ranks())
     return fmt::format("Hugging Face checkpoint{}, {} {} file{}", model, files, format, files == 1 ? "" : "s");

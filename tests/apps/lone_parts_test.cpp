@@ -85,5 +85,43 @@ TEST_CASE("The optimizer's files show that the model lacks its last rank, where 
                  "model's other ranks here, too"});
 }
 
+TEST_CASE("one rank's folder or file is no model, and inspect says which rank it is") {
+  const TempDir temp;
+  const std::string model = testdata("golden/optimum/llama-tp2-pp2/original").string();
+  const auto shard_to = [&](const char* name, const std::vector<std::string>& options) {
+    std::vector<std::string> arguments{"shard", model, (temp / name).string(), "--quiet"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    REQUIRE(run_reshard(arguments).exit_code == 0);
+  };
+  shard_to("staged", {"--tp", "2", "--pp", "2", "--layout", "ranks", "--format", "safetensors"});
+  shard_to("served", {"--tp", "2", "--layout", "presharded"});
+  const fs::path all = temp / "staged/tensor_parallel_shards", folder = all / "tp_rank_01_pp_rank_00";
+  const fs::path file = temp / "served/weights/tp0_sharded_checkpoint.safetensors";
+  const std::string rank = "tensor-parallel rank 1 of 2, pipeline rank 0 of 2", out = (temp / "out").string();
+  const std::vector<std::string> says{"records that it is " + rank + " of a sharded checkpoint, and so no whole model",
+                                      "try: give the directory that holds all ranks: " + all.string() + "\n"};
+  check_refused({"convert", folder.string(), out}, says);
+  check_refused({"convert", folder.string(), out, "--config", model}, says);
+  check_refused({"convert", folder.string(), out, "--to", "dcp"}, says);
+  check_refused({"convert", (folder / "model.safetensors").string(), out}, says);
+  check_refused({"consolidate", folder.string(), out}, says);
+  fs::copy(fs::path(model) / "config.json", folder / "config.json");
+  check_refused({"shard", folder.string(), out, "--tp", "2"}, says);
+  fs::remove(folder / "config.json");
+  check_refused({"convert", file.string(), out},
+                {"records that it is tensor-parallel rank 0 of 2 of a sharded checkpoint"});
+  CHECK_FALSE(fs::exists(out));
+
+  const ProgramResult inspected = run_reshard({"inspect", folder.string()});
+  CHECK(inspected.exit_code == 0);
+  CHECK_THAT(inspected.out, Says(rank + " of a sharded checkpoint, 1 safetensors file\n"));
+  CHECK_THAT(run_reshard({"inspect", file.string()}).out, Says("tensor-parallel rank 0 of 2 of a sharded checkpoint"));
+  CHECK_THAT(run_reshard({"inspect", folder.string(), "--json"}).out,
+             Says("this is one rank's part of a sharded checkpoint, and no whole model: " + rank));
+  shard_to("one", {"--tp", "1", "--layout", "ranks", "--format", "safetensors"});
+  const std::string only = (temp / "one/tensor_parallel_shards/tp_rank_00_pp_rank_00").string();
+  CHECK(run_reshard({"convert", only, out, "--config", model}).exit_code == 0);
+}
+
 }  // namespace
 }  // namespace reshard::test

@@ -162,6 +162,7 @@ TEST_CASE("A shards folder is not replaced by what is read from it") {
 TEST_CASE("A file inside a shards folder that would be replaced is an input, too") {
   const Checkpoints all;
   const fs::path file = all.temp / "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00/model.safetensors";
+  write_safetensors(file, read_tensors(file));  // which no longer says that it is one of several ranks
   // Only a model may be made shards of, so the folder that is to go is not the file's to replace.
   ConvertRequest request = convert_request(file, all.temp / "ranks/tensor_parallel_shards/tp_rank_00_pp_rank_00");
   request.force = true;
@@ -219,10 +220,11 @@ TEST_CASE("One file is converted by itself, whatever its format") {
     request.target.format = Format::kPytorch;
     if (!fs::exists(all.temp / "bin")) convert(request);
   }
-  const ConvertRequest rank =
-      convert_request(all.temp / "optimum/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt", all.temp / "rank");
-  convert(rank);
-  CHECK(read_model(all.temp / "rank").count("model.layers.0.mlp.gate_up_proj.weight") == 1);
+  const fs::path rank = all.temp / "optimum/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
+  const Error error = refused(convert_request(rank, all.temp / "rank"), all.temp.path());
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == rank.string());
+  CHECK_THAT(error.what(), Says("records that it is tensor-parallel rank 0 of "));
 }
 
 TEST_CASE("One file is split if its config.json is beside it, and not without") {

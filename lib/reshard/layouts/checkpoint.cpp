@@ -14,6 +14,7 @@
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/planned_model.h"
+#include "reshard/layouts/record_validation.h"
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/whole_map.h"
@@ -37,6 +38,45 @@ void add_names(const Container& file, std::unordered_set<std::string_view>& name
 
 void note_warnings(const Container& file, std::vector<std::string>& notes) {
   for (const std::string& warning : file.warnings) notes.push_back(file.path.filename().string() + ": " + warning);
+}
+
+/// Records in the map which rank its files are of, where they say that there are others.
+void take_records(const std::vector<Container>& containers, Checkpoint& checkpoint) {
+  std::size_t first_file = 0;
+  std::string rank;
+  for (const Container& file : containers) {
+    const auto record = read_record(file);
+    if (record && rank.empty()) rank = describe_rank(*record);
+    if (record && !describe_rank(*record).empty()) checkpoint.map.files[first_file].record = record;
+    first_file += file.files.size();
+  }
+  if (!rank.empty())
+    checkpoint.notes.push_back("this is one rank's part of a sharded checkpoint, and no whole model: " + rank);
+}
+
+/// What to give instead of one rank's folder, or its file in that.
+std::string hint_for_one_rank(Files& files, const fs::path& path) {
+  fs::path above = path;
+  for (int level = 0; level < 2; ++level) {
+    above = directory_above(files, above);
+    try {
+      if (find_shards(files, above)) return "give the directory that holds all ranks: " + above.string();
+    } catch (const Error&) {  // it cannot be listed, or holds several checkpoints
+    }
+  }
+  return "give the directory that holds all ranks";
+}
+
+/// A file of tensors that records itself as one rank of several is no model. Who reads leniently is told by a note.
+void validate_no_rank(Files& files, const Checkpoint& checkpoint, ConfigUse use) {
+  if (use == ConfigUse::kLenient) return;
+  for (const TensorFile& file : checkpoint.map.files)
+    if (file.record)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("records that it is {} of a sharded checkpoint, and so no whole model",
+                              describe_rank(*file.record)))
+          .in(file.path)
+          .hint(hint_for_one_rank(files, checkpoint.path));
 }
 
 }  // namespace
@@ -144,6 +184,7 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
   });
   const std::optional<Model>& model = checkpoint.model;
   checkpoint.map = whole_map(containers, model ? tied_parameters(model) : std::vector<TiedParameter>{});
+  take_records(containers, checkpoint);
   if (containers.size() == 1) checkpoint.file_metadata = containers.front().metadata;
   for (const Container& file : containers) note_warnings(file, checkpoint.notes);
   order_tensors(checkpoint);
@@ -192,7 +233,9 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
 Checkpoint read_any_file(Files& files, const fs::path& path, const ReadContext& context) {
   ReadContext lenient = context;
   lenient.use = ConfigUse::kLenient;
-  return read_file(files, path, lenient);
+  Checkpoint checkpoint = read_file(files, path, lenient);
+  validate_no_rank(files, checkpoint, context.use);
+  return checkpoint;
 }
 
 /// PEFT saves further adapters in folders beside the first.
@@ -232,6 +275,7 @@ Checkpoint read_model_file(Files& files, const fs::path& path, const ReadContext
         .in(path)
         .hint("give the directory that contains all of them");
   Checkpoint checkpoint = read_file(files, path, context);
+  validate_no_rank(files, checkpoint, context.use);
   if (context.use == ConfigUse::kNeeded && !checkpoint.model)
     throw unknown_model_type(read_model_config_file(files, checkpoint.config));
   note_idle_options(checkpoint, context.options);
@@ -286,6 +330,7 @@ Checkpoint read_found(Files& files, const FoundLayout& found, const ReadContext&
 
 Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) {
   Checkpoint checkpoint = read_found(files, found, context);
+  validate_no_rank(files, checkpoint, context.use);
   note_strangers(checkpoint);
   if (context.use == ConfigUse::kLenient) note_misfits(checkpoint);
   note_idle_options(checkpoint, context.options);
@@ -325,6 +370,7 @@ Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& c
   if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
   if (find_whole(files, path)) {
     refuse_strange_files(files, path);
+    validate_no_rank(files, read(files, {&whole_layout(), path, path}, {.use = ConfigUse::kLenient}), context.use);
     throw Error(ErrorKind::kBadInput, "holds whole tensors, and no ranks to consolidate")
         .in(path)
         .hint("it is a Hugging Face checkpoint already");

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+
+#include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 
 namespace reshard {
@@ -13,5 +16,9 @@ void validate_record(const Container& file, RankId rank, ShardedCheckpoint& chec
 /// Holds what a further file of a rank says of itself against the rank's first file: both say the same, or nothing.
 /// \throws Error kBadInput as validate_record.
 void validate_part_record(const Container& part, const Container& first);
+
+/// "tensor-parallel rank 0 of 2, pipeline rank 1 of 2": the ranks that a file records, of the kinds of which there are
+/// several. Empty for the only rank of a checkpoint.
+std::string describe_rank(const RankRecord& record);
 
 }  // namespace reshard

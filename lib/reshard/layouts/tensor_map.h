@@ -68,7 +68,7 @@ struct TensorFile {
   std::vector<TensorAlias> aliases;
   std::shared_ptr<const SavedValue> structure;  // of a target: what its tensors lie in; null for a state dict
   std::vector<std::string> objects;             // of a target of items: what comes after its tensors
-  std::optional<RankRecord> record;             // of a target that is a rank's: what it says of itself
+  std::optional<RankRecord> record;             // which rank it is of: of a target; of a source read as a whole one
   std::optional<FileStamp> stamp;               // of a source: the state of it that the map is about
   /// Of a source: this range of the file is compressed; all offsets and `size_bytes` are in what it decodes to.
   std::optional<ZstdFrame> frame;
