@@ -91,6 +91,14 @@ TEST_CASE("A replica that its rule keeps whole may differ without metadata, and 
   CHECK(failure_of(map).hint() == "try another number of heads");
 }
 
+TEST_CASE("A replica that nothing declares whole may not differ, and says why") {
+  TensorMap map = replicated(DType::kBF16);
+  map.logical[0].unconfirmed_hint = "nothing names it";
+  CHECK_FALSE(check_of(map).may_differ);
+  CHECK(check_of(map).may_drift);
+  CHECK(failure_of(map).hint() == "nothing names it");
+}
+
 TEST_CASE("The hint for a state that differs is about its files, not about the model's") {
   TensorMap state = two_ranks(DType::kF32);
   state.logical[0].role = TensorRole::kState;

@@ -19,6 +19,7 @@
 #include "reshard/layouts/trained_model.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/model_config.h"
+#include "reshard/specs/planned_sizes.h"
 
 namespace reshard {
 namespace {
@@ -121,15 +122,21 @@ Listing list_ranks(Files& files, const fs::path& folder) {
   return listing;
 }
 
+/// Of plain tensors, where no family says their shapes.
+constexpr std::string_view kPlainHint =
+    "a plain tensor does not record which part of the whole it is, and nothing else says that each rank has all of it "
+    "(`replicas` first has no effect): describe the model with `family` or `spec`, or take the ranks of one save";
+
 /// Makes the tensor map. Parts that several ranks have are replicas, which are compared.
 class RankMapper {
  public:
   RankMapper(const std::vector<RankTensors>& ranks, const std::unordered_map<std::string, std::string>& names,
-             const std::vector<TiedParameter>& tied)
-      : ranks_(ranks), names_(names) {
+             const std::optional<Model>& model)
+      : ranks_(ranks), names_(names), knows_shapes_(model && !model->by_config_plan) {
     std::unordered_set<std::string_view> held;
     for (const auto& [entry, name] : names) held.insert(name);
-    for (const TiedParameter& one : tied)
+    if (!model) return;
+    for (const TiedParameter& one : tied_parameters(model))
       if (held.count(one.name) && held.count(one.source)) tied_.emplace(one.name, one.source);
   }
 
@@ -151,6 +158,8 @@ class RankMapper {
     const std::string& logical_name = tied == tied_.end() ? name : tied->second;
     const fs::path& path = ranks_[rank].file.path;
     const std::uint32_t logical = map_.add_logical({logical_name, tensor.dtype, tensor.shape, {}}, path);
+    if (tensor.kind == DistributedTensor::Kind::kWhole && !knows_shapes_)
+      map_.logical[logical].unconfirmed_hint = kPlainHint;
     const bool is_tied = tied != tied_.end();
     switch (tensor.kind) {
       case DistributedTensor::Kind::kWhole:
@@ -197,6 +206,7 @@ class RankMapper {
 
   const std::vector<RankTensors>& ranks_;
   const std::unordered_map<std::string, std::string>& names_;  // of entries that are the model's
+  bool knows_shapes_;                                          // of the whole tensors, as the model's family has them
   std::unordered_map<std::string, std::string> tied_;          // both of which the checkpoint has
   TensorMap map_;
 };
@@ -266,9 +276,11 @@ Checkpoint FsdpRanksLayout::read(Files& files, const FoundLayout& found, const R
     whole_tensors.tensors[i].name = in_model[i];
   }
   std::erase_if(whole_tensors.tensors, [](const TensorEntry& tensor) { return tensor.name.empty(); });
-  read_trained_model(files, checkpoint, context, whole_tensors, [&](const std::optional<Model>& model) {
-    return RankMapper(ranks, names, model ? tied_parameters(model) : std::vector<TiedParameter>{}).map();
-  });
+  read_trained_model(files, checkpoint, context, whole_tensors,
+                     [&](const std::optional<Model>& model) { return RankMapper(ranks, names, model).map(); });
+  if (checkpoint.model && checkpoint.model->by_config_plan)
+    validate_planned_sizes(*checkpoint.model, checkpoint.language_model.config,
+                           read_model_config_file(files, checkpoint.config), 1, found.path);
   beside.files = listing.others;
   beside.file_bytes = listing.other_bytes;
   if (listing.others > 0)

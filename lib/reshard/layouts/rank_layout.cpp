@@ -11,6 +11,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/compare_masters.h"
+#include "reshard/layouts/equal_pieces.h"
 #include "reshard/layouts/inferred_metadata.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/optimizer_groups.h"
@@ -24,6 +25,7 @@
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/metadata.h"
 #include "reshard/specs/model_config.h"
+#include "reshard/specs/planned_sizes.h"
 
 namespace reshard {
 namespace {
@@ -191,6 +193,21 @@ void refuse_strangers_in(const ShardedCheckpoint& shards, const std::optional<Mo
   }
 }
 
+/// Of tensors that are whole only because the plan does not name them.
+constexpr std::string_view kUnplannedHint =
+    "the plan in config.json does not name it, so each rank's tensor was taken for all of it; if it is a part, name "
+    "its module in base_model_tp_plan (_tp_plan for a head), as \"colwise\" or \"rowwise\"; else the ranks come from "
+    "different checkpoints (`replicas` first has no effect: \"replicate\" in the plan confirms that every rank has "
+    "all)";
+
+/// Holds what a plan alone makes of the ranks' tensors against config.json's sizes.
+void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  validate_planned_sizes(*checkpoint.model, checkpoint.language_model.config,
+                         read_model_config_file(files, checkpoint.config), shards.tp, shards.folder.path);
+  for (LogicalTensor& tensor : checkpoint.map.logical)
+    if (checkpoint.model->assumed_whole.count(tensor.name)) tensor.unconfirmed_hint = kUnplannedHint;
+}
+
 /// Where the model's files do not fit its config.json: says so in `error` if the optimizer's files are of more ranks.
 void hint_at_lost_ranks(Files& files, const RankLayout& layout, const ShardedCheckpoint& shards, Error& error) {
   const auto folder = layout.optimizer_folder(shards.folder.path);
@@ -324,6 +341,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     return planned_model(config, shards, notes);
   });
   const bool inferred = shards.metadata.empty();
+  const bool planned = inferred && checkpoint.model && checkpoint.model->by_config_plan;
   if (inferred && (!checkpoint.model || checkpoint.model->by_config_plan))
     refuse_strangers_in(shards, checkpoint.model);
   if (inferred && !checkpoint.model)
@@ -336,6 +354,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
   try {
     if (inferred) layout.explain(shards, checkpoint, layout.declared_options(files, checkpoint, context.options));
     read_map(shards, context, checkpoint);
+    if (planned) validate_plan(files, shards, checkpoint);
   } catch (Error& error) {
     if (error.kind() == ErrorKind::kBadInput) refuse_strangers_in(shards, checkpoint.model);
     if (inferred && error.kind() == ErrorKind::kBadInput) hint_at_lost_ranks(files, layout, shards, error);
@@ -344,6 +363,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
   if (checkpoint.model) checkpoint.partition = recorded_options(shards.metadata, *checkpoint.model);
   if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
   read_optimizer(files, layout, shards, context, checkpoint);
+  if (planned) validate_pieces_differ(files, checkpoint.map);
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);
   return checkpoint;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -49,6 +50,9 @@ struct LogicalTensor {
   /// for another.
   std::optional<DType> model_dtype{};
   TensorRole role = TensorRole::kParameter;
+  /// Source only: what to try if replicas differ, where each rank's tensor was taken for the whole one only because
+  /// nothing says otherwise. Equal replicas alone confirm it. A literal; else empty.
+  std::string_view unconfirmed_hint{};
 };
 
 /// One file of a tensor map. Of a source it exists at `path`; of a target it is to be made, and `path` is relative to

@@ -62,9 +62,9 @@ bool is_count(const LogicalTensor& tensor) {
 }
 
 /// Whether a caller may keep the first of two replicas that differ. Equal replicas confirm an inferred partition, but not
-/// those of a parameter that every rank has whole. Ranks at different steps are of two saves.
+/// those of a parameter that every rank is known to have whole. Ranks at different steps are of two saves.
 bool may_differ(const TensorMap& map, const StoredTensor& stored, const LogicalTensor& tensor) {
-  if (is_count(tensor)) return false;
+  if (is_count(tensor) || !tensor.unconfirmed_hint.empty()) return false;
   return map.inferred_partition_hint.empty() || (stored.replicated && stored.label == PartitionLabel::kReplicated);
 }
 
@@ -81,6 +81,7 @@ std::string hint_of(CheckReason reason, const TensorMap& map, const StoredTensor
       return "if the two are meant to differ, config.json must say \"tie_word_embeddings\": false";
     case CheckReason::kReplica:
       if (is_count(tensor)) return "the files come from two saves, or files of ranks were swapped";
+      if (!tensor.unconfirmed_hint.empty()) return std::string(tensor.unconfirmed_hint);
       if (!may_differ(map, stored, tensor))
         return is_state ? "the files come from two saves, or files of ranks were swapped, or the partition that was "
                           "inferred without metadata is another: `replicas` first has no effect"

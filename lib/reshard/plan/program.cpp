@@ -118,6 +118,11 @@ void count(Program& program, const ProgramMaps& maps, const Transfer& transfer) 
     program.write_bytes += bytes_of_all(transfer.writes(maps), maps.target->logical[*transfer.target].dtype);
 }
 
+/// Whether nothing but equal replicas shows that the tensor is what it was taken for.
+bool needs_replicas(const TensorMap& source, std::uint32_t logical) {
+  return !source.inferred_partition_hint.empty() || !source.logical[logical].unconfirmed_hint.empty();
+}
+
 /// Takes replicas out of the reading, but for tied parameters.
 void skip_replicas(Program& program, Reading& reading, DType dtype) {
   std::erase_if(reading.checks, [&](const Check& check) {
@@ -157,7 +162,7 @@ class ProgramMaker {
  private:
   Reading read(std::uint32_t index) {
     Reading reading = read_logical(source_, index);
-    if (!options_.check_replicas && source_.inferred_partition_hint.empty())
+    if (!options_.check_replicas && !needs_replicas(source_, index))
       skip_replicas(program_, reading, source_.logical[index].dtype);
     return reading;
   }
@@ -324,7 +329,7 @@ Program make_reading_program(const TensorMap& source, bool check_replicas) {
   for (std::uint32_t i = 0; i < source.logical.size(); ++i) {
     Transfer transfer;
     transfer.source = read_logical(source, i);
-    if (!check_replicas && source.inferred_partition_hint.empty()) transfer.source->checks.clear();
+    if (!check_replicas && !needs_replicas(source, i)) transfer.source->checks.clear();
     count(program, maps, transfer);
     program.transfers.push_back(std::move(transfer));
   }

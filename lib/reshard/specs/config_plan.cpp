@@ -334,6 +334,7 @@ Model ConfigPlan::model(std::vector<WholeTensor> tensors) const {
   std::set<std::string> seen;
   for (WholeTensor& tensor : tensors) {
     if (!seen.insert(tensor.name).second) continue;
+    if (entry_of(tensor.name) == nullptr) model.assumed_whole.insert(tensor.name);
     model.parameters.push_back(parameter(std::move(tensor)));
     if (const auto layer = model.parameters.back().layer) model.layers = std::max(model.layers, *layer + 1);
   }

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,8 +79,9 @@ struct Model {
   bool renamed = false;  // its names have another prefix than the family's, or it has another head
   bool is_part = false;  // of a larger one, whose other tensors are among the parameters
   FamilyFrom family_from = FamilyFrom::kConfig;
-  bool by_config_plan = false;         // of a ConfigPlan: it has the tensors that the files have
-  std::shared_ptr<const Json> config;  // whose numbers they are; null for a ConfigPlan's
+  bool by_config_plan = false;          // of a ConfigPlan: it has the tensors that the files have
+  std::set<std::string> assumed_whole;  // of a ConfigPlan: parameters that it does not name
+  std::shared_ptr<const Json> config;   // whose numbers they are; null for a ConfigPlan's
   /// Finds built-in families that explain every tensor, for where this one does not: reads all headers again. Null where
   /// none is to be proposed.
   std::function<std::vector<std::string>()> find_other_families;
