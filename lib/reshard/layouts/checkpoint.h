@@ -59,7 +59,7 @@ struct Checkpoint {
   /// where they have these.
   std::string names_of;
   Mesh mesh;
-  PartitionOptions partition;  // of ranks, as far as their metadata records it (recorded_options)
+  PartitionOptions partition;  // of ranks, as far as it shows and was a choice
   std::filesystem::path
       model_elsewhere;  // of an optimizer that was given alone: the folder of its model, if it is known
   std::optional<BesideModel> beside_model;                         // of layouts that training programs write

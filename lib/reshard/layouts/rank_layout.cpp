@@ -208,6 +208,15 @@ void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& ch
     if (checkpoint.model->assumed_whole.count(tensor.name)) tensor.unconfirmed_hint = kUnplannedHint;
 }
 
+/// How the ranks are partitioned, as far as that was a choice. Optimum-neuron, which saves metadata, has grouped query
+/// only for heads that the ranks do not divide; NxD, which saves none, has a setting for it.
+PartitionOptions chosen_partition(const ShardedCheckpoint& shards, const Model& model, bool inferred) {
+  PartitionOptions options = recorded_options(shards.metadata, model);
+  if (!inferred && is_grouped_query(options.attention) && needs_gqa_qkv(model.kv_heads, shards.tp))
+    options.attention = attention_form_of(false, is_fused(options.attention));
+  return options;
+}
+
 /// Where the model's files do not fit its config.json: says so in `error` if the optimizer's files are of more ranks.
 void hint_at_lost_ranks(Files& files, const RankLayout& layout, const ShardedCheckpoint& shards, Error& error) {
   const auto folder = layout.optimizer_folder(shards.folder.path);
@@ -360,7 +369,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     if (inferred && error.kind() == ErrorKind::kBadInput) hint_at_lost_ranks(files, layout, shards, error);
     throw;
   }
-  if (checkpoint.model) checkpoint.partition = recorded_options(shards.metadata, *checkpoint.model);
+  if (checkpoint.model) checkpoint.partition = chosen_partition(shards, *checkpoint.model, inferred);
   if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
   read_optimizer(files, layout, shards, context, checkpoint);
   if (planned) validate_pieces_differ(files, checkpoint.map);
