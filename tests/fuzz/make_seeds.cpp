@@ -88,6 +88,17 @@ void seed_ranks_by_hand(const fs::path& out) {
                                   {"base_optimizer_state", state},
                                   {"param_slice_mappings", list({dict({{"w", slice}})})}});
   write_file(out / "rank_files/optim_states", stream(dict({{"optimizer_state_dict", optim}})));
+  const std::string split = dict({{"kind", text("sharded")}, {"partition_dim", number(0)}});
+  const std::string attention = dict({{"original_names_to_gqa_qkv_names", dict({{"a.q.weight", text("a.p.weight_q")},
+                                                                                {"a.k.weight", text("a.p.weight_k")},
+                                                                                {"a.v.weight", text("a.p.weight_v")}})},
+                                      {"output_projections_names", list({text("a.o.weight")})},
+                                      {"num_attention_heads", number(8)},
+                                      {"num_key_value_heads", number(2)},
+                                      {"kv_size_multiplier", number(2)}});
+  write_file(out / "rank_files/described", stream(dict({{"model", dict({{"w", tensor()}})},
+                                                        {"sharded_metadata", dict({{"w", split}})},
+                                                        {"gqa_qkv_metadata", attention}})));
   write_file(out / "rank_files/universal", stream(dict({{"cat_dim", number(0)}, {"param", flat}})));
 }
 

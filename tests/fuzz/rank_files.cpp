@@ -1,5 +1,5 @@
 // Files of ranks: what ZeRO saves, and DTensors and ShardedTensors. An input is the pickle of an archive with two
-// storages, which each of the readers gets.
+// storages, which each of the readers gets. So does the reader of metadata that torch saved.
 
 #include <cstdlib>
 #include <string>
@@ -7,6 +7,7 @@
 #include "reshard/formats/distributed_tensor.h"
 #include "reshard/formats/zero_files.h"
 #include "reshard/io/memory_files.h"
+#include "reshard/specs/torch_metadata.h"
 #include "support/zips.h"
 
 namespace reshard {
@@ -52,6 +53,12 @@ void read_all(Files& files) {
     const RankTensors rank = read_rank_tensors(files, kPath, 1);
     for (const DistributedTensor& tensor : rank.tensors)
       for (const TensorEntry& local : tensor.local) check_bounds(local, rank.file);
+  });
+  expect_no_crash([&] {
+    read_torch_metadata(files, kPath, 4, [](const std::string& name) -> std::optional<Dims> {
+      if (name.ends_with("_q")) return Dims{8, 4};
+      return std::nullopt;
+    });
   });
 }
 

@@ -73,6 +73,7 @@ class Finder {
 
   Pairs top_mapping() const;
   PickleRef wrapped(const Pairs& top);
+  bool add_description(std::string_view key);
   void refuse_deeper(const Pairs& pairs);
   bool holds_values(PickleRef node);
   void refuse_twin_names(const Pairs& pairs) const;
@@ -111,12 +112,23 @@ PickleRef Finder::wrapped(const Pairs& top) {
       if (is_value(other) && label(other.first).substr(0, kMaxTensorNameBytes).find('.') != std::string_view::npos)
         throw unsupported(fmt::format(
             "holds tensors, and a mapping of more tensors under \"{}\": which is the state dict?", wrapper));
-      aside_.add(label(other.first));
+      if (!add_description(label(other.first))) aside_.add(label(other.first));
     }
-    result_.warnings.push_back(fmt::format("took the state dict under \"{}\"", wrapper));
+    // With a description beside it, this is where the state dict is expected.
+    if (result_.descriptions.empty())
+      result_.warnings.push_back(fmt::format("took the state dict under \"{}\"", wrapper));
     return found->second;
   }
   return kNoNode;
+}
+
+/// \returns whether `key` describes the state dict next to it.
+bool Finder::add_description(std::string_view key) {
+  if (key != kShardedMetadataKey && key != kGqaQkvMetadataKey) return false;
+  const std::pair<std::string, std::string> entry(key, "");
+  FileMetadata& known = result_.descriptions;
+  if (std::find(known.begin(), known.end(), entry) == known.end()) known.push_back(entry);
+  return true;
 }
 
 /// Weights deeper down must not be lost without a word.
@@ -208,6 +220,7 @@ Container read_torch(const Source& source, const std::filesystem::path& path) {
       find_state_dict(file, [&](PickleRef node) { return file.is_tensor(node) || is_xser_reference(pickle, node); });
   Container container{
       path, file.size_bytes(), {}, file.metadata(), std::move(state_dict.warnings), {{path, file.size_bytes()}}};
+  for (auto& entry : state_dict.descriptions) container.metadata.push_back(std::move(entry));
   StorageUse use;
   for (auto& [name, node] : state_dict.values) {
     if (is_xser_reference(pickle, node))

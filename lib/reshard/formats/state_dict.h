@@ -3,6 +3,7 @@
 #include <compare>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,9 +11,15 @@
 
 namespace reshard {
 
+/// Keys next to a state dict that describe how it is split (optimum-neuron 0.0.15 to 0.0.21). A container whose file has
+/// them lists each in Container::metadata, with an empty value; specs/torch_metadata.h reads them.
+inline constexpr std::string_view kShardedMetadataKey = "sharded_metadata";
+inline constexpr std::string_view kGqaQkvMetadataKey = "gqa_qkv_metadata";
+
 /// The named values of a state dict, in its order. Invariant: names are unique, UTF-8, and free of control characters.
 struct StateDict {
   std::vector<std::pair<std::string, PickleRef>> values;
+  FileMetadata descriptions;          // those of the keys above that the file has, with empty values
   std::vector<std::string> warnings;  // whole sentences, without the path
 };
 

@@ -35,6 +35,7 @@ Container read_container_of(Files& files, const fs::path& path, Reading reading)
   container.path = path;
   container.metadata = file.metadata();
   container.warnings = std::move(state_dict.warnings);
+  for (auto& entry : state_dict.descriptions) container.metadata.push_back(std::move(entry));
   XserTensors tensors(files, file, {path, file.size_bytes(), stamp});
   for (const auto& [name, node] : state_dict.values) {
     if (!is_xser_reference(pickle, node)) {  // what was not on the device is in the reference file itself

@@ -56,7 +56,7 @@ void validate_stages_in_order(const ShardedCheckpoint& checkpoint) {
       throw Error(
           ErrorKind::kBadInput,
           fmt::format("its first layer is {}, but a pipeline rank before it begins with layer {}", *first, *before))
-          .in(checkpoint.folder.path / metadata_file_name(pp_rank))
+          .in(metadata_path(checkpoint, pp_rank))
           .hint(kSwapped);
     before = first;
   }
@@ -88,7 +88,7 @@ std::uint64_t remove_other_stages(ShardedCheckpoint& checkpoint) {
     for (const Container& file : checkpoint.files[pp_rank])
       if (file.tensors.empty())
         throw Error(ErrorKind::kBadInput, fmt::format("holds no tensor that {} lists, only those of other stages",
-                                                      metadata_file_name(pp_rank)))
+                                                      metadata_path(checkpoint, pp_rank).filename().string()))
             .in(file.path)
             .hint(kSwapped);
   validate_stages_in_order(checkpoint);

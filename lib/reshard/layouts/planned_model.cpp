@@ -18,13 +18,17 @@ std::vector<std::string> names_of(const std::vector<WholeTensor>& tensors) {
   return names;
 }
 
-ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& tensors,
+constexpr const char* kByPlan =
+    "the plan in config.json (base_model_tp_plan) says how its tensors are split, and what it does not name every rank "
+    "has all of";
+constexpr const char* kByMetadata =
+    "the metadata says how its tensors are split here, and the plan in config.json (base_model_tp_plan) how they are "
+    "split elsewhere";
+
+ConfigPlan plan_for(const ModelConfig& config, const std::vector<WholeTensor>& tensors, const char* who_says,
                     std::vector<std::string>& notes) {
   ConfigPlan plan(config, names_of(tensors));
-  notes.push_back(
-      fmt::format("{}; the plan in config.json (base_model_tp_plan) says how its "
-                  "tensors are split, and what it does not name every rank has all of",
-                  describe_unknown_type(config)));
+  notes.push_back(fmt::format("{}; {}", describe_unknown_type(config), who_says));
   const auto note_idle = [&](const char* what, const std::vector<std::string>& keys) {
     if (!keys.empty())
       notes.push_back(fmt::format("{} in config.json names modules that are not there: {}", what, list_names(keys)));
@@ -59,7 +63,7 @@ Model planned_model(const ModelConfig& config, const std::vector<Container>& fil
   std::vector<WholeTensor> tensors;
   for (const Container& file : files)
     for (const TensorEntry& tensor : file.tensors) tensors.push_back({tensor.name, tensor.shape});
-  return plan_for(config, tensors, notes).model(tensors);
+  return plan_for(config, tensors, kByPlan, notes).model(tensors);
 }
 
 Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, std::vector<std::string>& notes) {
@@ -72,7 +76,7 @@ Model planned_model(const ModelConfig& config, const ShardedCheckpoint& shards, 
       for (const TensorEntry& tensor : shards.files[pp_rank].front().tensors)
         tensors.push_back({tensor.name, tensor.shape});
   }
-  const ConfigPlan plan = plan_for(config, tensors, notes);
+  const ConfigPlan plan = plan_for(config, tensors, has_metadata ? kByMetadata : kByPlan, notes);
   const OriginalShapes recorded = shards.record ? *shards.record->originals : OriginalShapes{};
   if (!has_metadata)
     for (WholeTensor& tensor : tensors) {

@@ -19,6 +19,7 @@
 #include "reshard/layouts/optimizer_states.h"
 #include "reshard/layouts/other_stages.h"
 #include "reshard/layouts/planned_model.h"
+#include "reshard/layouts/saved_metadata.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/weights_option.h"
@@ -57,7 +58,7 @@ void validate_heads(const ShardedCheckpoint& checkpoint, const Model& model) {
                         "and {}",
                         printable(module.module_fully_qualified_name), gqa->num_attention_heads,
                         gqa->num_key_value_heads, model.heads, model.kv_heads))
-            .in(checkpoint.folder.path / metadata_file_name(pp_rank));
+            .in(metadata_path(checkpoint, pp_rank));
       }
 }
 
@@ -69,14 +70,16 @@ void note_left_out(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
                                          list_names(shards.not_saved)));
 }
 
-/// Metadata that torch saved is enough only beside a known model.
-void validate_model(const Checkpoint& checkpoint, const ShardedCheckpoint& shards) {
-  if (!shards.has_old_metadata || checkpoint.model) return;
-  throw Error(ErrorKind::kBadInput,
-              "has metadata that torch saved, which does not say how many ranks there were; without a config.json of a "
-              "known family beside it nobody can tell whether one is missing")
-      .in(checkpoint.path)
-      .hint(hint_for_model(checkpoint));
+/// Metadata that torch saved states no number of ranks: config.json shows whether the last ones are missing.
+void validate_all_ranks_are_there(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  const bool known_family = checkpoint.model && !checkpoint.model->by_config_plan;
+  if (!shards.has_old_metadata || shards.record || known_family) return;
+  const ModelConfig& config = checkpoint.language_model.config;
+  if (config.json) return validate_stated_sizes(checkpoint.map, config, shards.folder.path);
+  checkpoint.notes.push_back(fmt::format(
+      "neither the rank files nor a config.json state the number of tensor-parallel ranks: there are {}, and "
+      "missing last ranks would go unnoticed",
+      shards.tp));
 }
 
 /// Why the entries of the optimizer have no names; empty if they have.
@@ -172,16 +175,17 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
 }
 
 /// Makes the model's map of the shards, whose partition is known.
-void read_map(ShardedCheckpoint& shards, const ReadContext& context, Checkpoint& checkpoint) {
-  validate_model(checkpoint, shards);
-  const std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
+void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& context, Checkpoint& checkpoint) {
+  std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
   shards.other_stages += remove_other_stages(shards, tied);
+  for (TiedParameter& second : list_omitted_tensors(files, shards, tied)) tied.push_back(std::move(second));
   if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
   checkpoint.map = sharded_source_map(shards, tied);
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);
     validate_against_model(checkpoint.map, *checkpoint.model, shards.folder.path, kSameFamily);
   }
+  validate_all_ranks_are_there(shards, checkpoint);
 }
 
 /// \throws Error kUnsupported if a name in the files shows that another system wrote them.
@@ -362,7 +366,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
         .hint(hint_for_model(checkpoint));
   try {
     if (inferred) layout.explain(shards, checkpoint, layout.declared_options(files, checkpoint, context.options));
-    read_map(shards, context, checkpoint);
+    read_map(files, shards, context, checkpoint);
     if (planned) validate_plan(files, shards, checkpoint);
   } catch (Error& error) {
     if (error.kind() == ErrorKind::kBadInput) refuse_strangers_in(shards, checkpoint.model);

@@ -21,6 +21,7 @@
 #include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/record_validation.h"
+#include "reshard/layouts/saved_metadata.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
@@ -172,10 +173,6 @@ void refuse_adapters(const StageMetadata& metadata, const fs::path& path) {
             .hint("give the folder adapter_NAME that holds them, in a folder called adapter_shards");
 }
 
-bool is_old(const fs::path& metadata) {
-  return metadata.extension() == ".pt";
-}
-
 /// The metadata of every stage; older files leave much to the weights, and are read after those.
 void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
@@ -186,7 +183,8 @@ void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& 
                               metadata_file_name(pp_rank), pp_rank))
           .in(checkpoint.folder.path);
     checkpoint.metadata.emplace_back();
-    if (is_old(found->second)) continue;
+    checkpoint.described_in.push_back(found->second);
+    if (is_torch_metadata(found->second)) continue;
     checkpoint.metadata.back() = read_metadata(files, found->second);
     if (checkpoint.adapter)
       checkpoint.metadata.back() = adapter_metadata(checkpoint.metadata.back(), *checkpoint.adapter);
@@ -196,27 +194,30 @@ void read_all_metadata(Files& files, const Listing& listing, ShardedCheckpoint& 
   }
 }
 
-void read_old_metadata(Files& files, const Listing& listing, ShardedCheckpoint& checkpoint) {
-  for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
-    const fs::path& path = listing.metadata.at(pp_rank);
-    if (!is_old(path)) continue;
-    checkpoint.has_old_metadata = true;
-    std::unordered_map<std::string, const TensorEntry*> held;
-    for (const TensorEntry& tensor : checkpoint.files[pp_rank].front().tensors) held.emplace(tensor.name, &tensor);
-    const auto shape = [&](const std::string& tensor_name) -> std::optional<Dims> {
-      const auto found = held.find(tensor_name);
-      if (found == held.end()) return std::nullopt;
-      return found->second->shape;
-    };
-    checkpoint.metadata[pp_rank] = read_torch_metadata(files, path, checkpoint.tp, shape);
-    checkpoint.tp = validate_metadata(checkpoint.metadata[pp_rank], path, checkpoint.tp);
-  }
-}
-
-void note_warnings(const Container& file, std::vector<std::string>& warnings) {
-  for (const std::string& warning : file.warnings)
-    warnings.push_back(file.path.parent_path().filename().string() + "/" + file.path.filename().string() + ": " +
-                       warning);
+/// Adds the warnings of `ranks`, once for all of them that have the same.
+void note_warnings(const std::vector<std::vector<Container>>& ranks, std::vector<std::string>& warnings) {
+  struct Noted {
+    std::string warning;
+    std::string first;
+    std::size_t others = 0;
+  };
+  std::vector<Noted> all;
+  for (const auto& stage : ranks)
+    for (const Container& file : stage) {
+      if (file.warnings.empty()) continue;
+      const std::string warning = join(file.warnings, "; ");
+      const auto known =
+          std::find_if(all.begin(), all.end(), [&](const Noted& noted) { return noted.warning == warning; });
+      if (known != all.end())
+        ++known->others;
+      else
+        all.push_back({warning, (file.path.parent_path().filename() / file.path.filename()).string()});
+    }
+  for (const Noted& noted : all)
+    warnings.push_back(fmt::format(
+        "{}{}: {}", noted.first,
+        noted.others == 0 ? "" : fmt::format(" and {} other rank file{}", noted.others, noted.others == 1 ? "" : "s"),
+        noted.warning));
 }
 
 /// xser says which tensors are split over expert-parallel ranks, even where the names of the files do not.
@@ -302,9 +303,9 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
       validate_record(of_stage.back(), rank.rank, checkpoint);
       if (i % checkpoint.tp > 0)
         validate_ranks_agree(of_stage[i / checkpoint.tp * checkpoint.tp], of_stage.back(), alike);
-      note_warnings(of_stage.back(), checkpoint.warnings);
     }
   }
+  note_warnings(checkpoint.files, checkpoint.warnings);
   for (const RankFile& copy : listing.copies) {
     checkpoint.copies.push_back({copy.rank, read_rank(files, copy, checkpoint)});
     validate_record(checkpoint.copies.back().file, copy.rank, checkpoint);
@@ -314,6 +315,11 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
 }
 
 }  // namespace
+
+fs::path metadata_path(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank) {
+  return pp_rank < checkpoint.described_in.size() ? checkpoint.described_in[pp_rank]
+                                                  : checkpoint.folder.path / metadata_file_name(pp_rank);
+}
 
 ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folder,
                                           const std::optional<std::string>& adapter) {
@@ -335,12 +341,13 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
   validate_experts(checkpoint, listing);
   validate_all_ranks_present(folder, listing, checkpoint);
   read_all_files(files, listing, std::move(first_file), checkpoint);
-  read_old_metadata(files, listing, checkpoint);
+  read_old_metadata(files, checkpoint);
+  if (checkpoint.metadata.empty()) read_metadata_of_ranks(files, checkpoint);
   checkpoint.other_stages = remove_other_stages(checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const Container& of_stage = checkpoint.files[pp_rank].front();
     note_not_saved(checkpoint.metadata[pp_rank], checkpoint, checkpoint.files[pp_rank], checkpoint.not_saved);
-    validate_spec_sizes(checkpoint.metadata[pp_rank], listing.metadata.at(pp_rank), of_stage);
+    validate_spec_sizes(checkpoint.metadata[pp_rank], checkpoint.described_in[pp_rank], of_stage);
   }
   if (!checkpoint.metadata.empty()) validate_all_stages_present(checkpoint);
   if (files.exists(folder.path / kCheckpointMarker) && !files.exists(folder.path / kDoneMarker))

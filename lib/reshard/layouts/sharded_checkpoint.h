@@ -28,9 +28,10 @@ struct ShardedCheckpoint {
   std::uint32_t tp = 0;
   std::uint32_t pp = 0;
   std::uint32_t ep = 1;
-  std::vector<StageMetadata> metadata;        // [pp_rank]; empty where the folder has none
-  std::vector<PartitionRule> rules;           // of its one stage, where these say it and no metadata
-  std::optional<RankRecord> record;           // of its first file, if that has one
+  std::vector<StageMetadata> metadata;              // [pp_rank]; empty where the folder has none
+  std::vector<std::filesystem::path> described_in;  // [pp_rank], the files that contain it; empty if it is inferred
+  std::vector<PartitionRule> rules;                 // of its one stage, where these say it and no metadata
+  std::optional<RankRecord> record;                 // of its first file, if that has one
   std::vector<std::vector<Container>> files;  // [pp_rank][ep_rank × tp + tp_rank], of the first data-parallel rank
   std::vector<Copy> copies;                   // the same weights as other data-parallel ranks have saved them
   bool has_old_metadata = false;              // of torch_metadata.h: it does not say how many ranks there were
@@ -39,6 +40,9 @@ struct ShardedCheckpoint {
   std::uint64_t other_stages = 0;             // tensors that were ignored (remove_other_stages), over all files
   std::vector<std::string> warnings;          // whole sentences
 };
+
+/// The file that contains the metadata of a pipeline rank; where it would be if the metadata is inferred.
+std::filesystem::path metadata_path(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank);
 
 /// Reads all headers and metadata and validates that every rank is there, that the ranks of a stage agree in names,
 /// shapes and dtypes, and that the metadata, where there is any, is about these files. With `adapter`, the shards are

@@ -311,14 +311,15 @@ void add_source_rank(TensorMap& map, const Container& file, RankId rank, const S
     if (found != rules.end() && !found->second.rule->is_on(rank.ep_rank))
       throw Error(ErrorKind::kBadInput,
                   fmt::format("the file is of expert-parallel rank {}, but {} says the tensor is another's",
-                              rank.ep_rank, metadata_file_name(rank.pp_rank)))
+                              rank.ep_rank, metadata_path(checkpoint, rank.pp_rank).filename().string()))
           .in(file.path)
           .tensor(tensor.name)
           .hint("the ranks are mixed up, or come from different checkpoints");
     if (found == rules.end())
       throw Error(ErrorKind::kBadInput,
                   checkpoint.rules.empty()
-                      ? "the file holds it, but " + metadata_file_name(rank.pp_rank) + " does not list it"
+                      ? "the file holds it, but " + metadata_path(checkpoint, rank.pp_rank).filename().string() +
+                            " does not list it"
                       : "the file holds it, but the model that config.json describes has no such tensor")
           .in(file.path)
           .tensor(tensor.name)
@@ -381,7 +382,7 @@ std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, s
   try {
     return partition_rules(checkpoint.metadata[pp_rank], checkpoint.tp, checkpoint.ep);
   } catch (Error& error) {
-    throw error.in(checkpoint.folder.path / metadata_file_name(pp_rank));
+    throw error.in(metadata_path(checkpoint, pp_rank));
   }
 }
 

@@ -29,22 +29,20 @@ bool is_tied_once(const Job& job, const StoredTensor& tensor) {
   return tensor.tied && job.source.files[tensor.file].tp_rank == 0 && job.source.files[tensor.file].ep_rank == 0;
 }
 
-/// A second name of the embedding in the source's files is compared with it. Hugging Face's files do not have it.
+/// A second name of a tensor in the source's files is compared with it. Hugging Face's files do not have it.
 void note_tied(Job& job) {
   std::set<std::string> noted;  // it may be stored in many chunks
-  for (const StoredTensor& tensor : job.source.stored) {
-    if (!is_tied_once(job, tensor)) continue;
-    const std::string name = printable(tensor.name.text());
-    if (!noted.insert(name).second) continue;
-    if (job.layout->traits().has_ranks)
-      job.notes.push_back("config.json ties " + name +
-                          " to the embedding: the two are compared, and the replica "
-                          "in the files is left out when they are consolidated");
-    else
-      job.notes.push_back(name +
-                          " is tied to the embedding: the two are compared, and it is left out, as Hugging Face's "
-                          "file has it once");
-  }
+  for (std::size_t l = 0; l < job.source.pieces.size(); ++l)
+    for (const Piece& piece : job.source.pieces[l]) {
+      const StoredTensor& tensor = job.source.stored[piece.stored];
+      if (!is_tied_once(job, tensor)) continue;
+      const std::string name = printable(tensor.name.text());
+      if (!noted.insert(name).second) continue;
+      job.notes.push_back(
+          fmt::format("{} is tied to {}: the two are compared, and {}", name, printable(job.source.logical[l].name),
+                      job.layout->traits().has_ranks ? "the replica in the files is left out when they are consolidated"
+                                                     : "it is left out, as Hugging Face's file has it once"));
+    }
 }
 
 /// The dtype that config.json names, if it names one. Of both keys Transformers takes `dtype`.

@@ -1,0 +1,324 @@
+// Rank files that describe themselves, as optimum-neuron 0.0.15 to 0.0.21 saved them: "sharded_metadata", and in 0.0.21
+// "gqa_qkv_metadata", next to "model" in checkpoint.pt or the xser file.
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <map>
+
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/saved_trees.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+/// Part `part` of `parts` along `dim` of a tensor of one or two dims.
+TensorData slice(const TensorData& whole, std::size_t dim, std::uint64_t part, std::uint64_t parts) {
+  const std::uint64_t rows = whole.shape[0], row_bytes = whole.bytes.size() / rows;
+  TensorData result{whole.dtype, whole.shape, {}};
+  result.shape[dim] /= parts;
+  if (dim == 0) {
+    result.bytes = whole.bytes.substr(part * (rows / parts) * row_bytes, rows / parts * row_bytes);
+    return result;
+  }
+  for (std::uint64_t row = 0; row < rows; ++row)
+    result.bytes += whole.bytes.substr(row * row_bytes + part * (row_bytes / parts), row_bytes / parts);
+  return result;
+}
+
+Json kind_of(std::optional<std::size_t> dim) {
+  if (!dim) return {{"kind", "tied"}, {"partition_dim", nullptr}};
+  return {{"kind", "sharded"}, {"partition_dim", *dim}};
+}
+
+/// One rank file that is being made.
+SavedTree rank_tree(const TensorMap& held, const Json& sharded_metadata) {
+  SavedTree tree;
+  tree.structure = {{"model", Json::object()}, {"sharded_metadata", sharded_metadata}};
+  for (const auto& [name, data] : held) {
+    tree.structure["model"][name] = {{"tensor", reshard::name(data.dtype)}, {"shape", data.shape}};
+    tree.tensors["model/" + name] = data;
+  }
+  return tree;
+}
+
+void write_rank(const fs::path& checkpoint, std::uint32_t tp_rank, std::uint32_t pp_rank, const SavedTree& tree,
+                bool xser = false) {
+  const fs::path path =
+      checkpoint / "tensor_parallel_shards" / fmt::format("tp_rank_{:02}_pp_rank_{:02}", tp_rank, pp_rank);
+  write_saved_tree(xser ? path : path / "checkpoint.pt", tree, xser);
+}
+
+/// A model that no family describes, over two ranks.
+struct Custom {
+  TensorMap whole;
+  std::map<std::string, std::optional<std::size_t>> dims;
+
+  Custom() {
+    Random random(5);
+    const auto add = [&](const std::string& name, const Dims& shape, std::optional<std::size_t> dim) {
+      whole[name] = random_tensor(random, DType::kF32, shape);
+      dims[name] = dim;
+    };
+    add("model.embed_tokens.weight", {64, 32}, 0);
+    add("model.layers.0.up.weight", {48, 32}, 0);
+    add("model.layers.0.down.weight", {32, 48}, 1);
+    add("model.norm.weight", {32}, std::nullopt);
+  }
+
+  TensorMap held_by(std::uint32_t rank) const {
+    TensorMap held;
+    for (const auto& [name, data] : whole) held[name] = dims.at(name) ? slice(data, *dims.at(name), rank, 2) : data;
+    return held;
+  }
+  Json metadata() const {
+    Json json = Json::object();
+    for (const auto& [name, dim] : dims) json[name] = kind_of(dim);
+    return json;
+  }
+  SavedTree tree(std::uint32_t rank) const { return rank_tree(held_by(rank), metadata()); }
+  void write(const fs::path& checkpoint, bool xser = false) const {
+    for (std::uint32_t rank = 0; rank < 2; ++rank) write_rank(checkpoint, rank, 0, tree(rank), xser);
+  }
+};
+
+void write_config(const fs::path& checkpoint, const Json& plan = nullptr) {
+  Json config = {{"model_type", "your_model"}, {"vocab_size", 64}, {"hidden_size", 32}, {"num_hidden_layers", 1}};
+  if (!plan.is_null()) config["base_model_tp_plan"] = plan;
+  write_file(checkpoint / "config.json", config.dump());
+}
+
+ConsolidateRequest request_for(const TempDir& temp) {
+  ConsolidateRequest request;
+  request.source.path = temp / "run";
+  request.output_directory = temp / "whole";
+  return request;
+}
+
+std::vector<std::string> notes_of(const TempDir& temp) {
+  return plan_consolidate(local_storage(), request_for(temp))->notes;
+}
+
+Error refused(const TempDir& temp) {
+  return error_of([&] { consolidate(request_for(temp)); });
+}
+
+TEST_CASE("Metadata inside rank files describes a model of any type, with a config.json and without") {
+  const Custom custom;
+  for (const bool xser : {false, true})
+    for (const bool config : {false, true}) {
+      const TempDir temp;
+      custom.write(temp / "run", xser);
+      if (config) write_config(temp / "run");
+      CHECK((consolidated(temp / "run", temp / "whole") == custom.whole));
+    }
+}
+
+TEST_CASE("Rank files that describe themselves get no note per rank") {
+  const TempDir temp;
+  Custom().write(temp / "run");
+  const std::vector<std::string> notes = notes_of(temp);
+  for (const std::string& note : notes) CHECK_THAT(note, !Says("took the state dict") && !Says("skipped"));
+  REQUIRE(notes.size() == 2);
+  CHECK_THAT(notes[0], Says("there is no config.json"));
+  CHECK_THAT(notes[1], Says("missing last ranks would go unnoticed"));
+}
+
+TEST_CASE("What else rank files contain is one note for all of them") {
+  const Custom custom;
+  const TempDir temp;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    SavedTree tree = custom.tree(rank);
+    tree.structure["epoch"] = 3;
+    write_rank(temp / "run", rank, 0, tree);
+  }
+  write_config(temp / "run");
+  const std::vector<std::string> notes = notes_of(temp);
+  REQUIRE(notes.size() == 2);
+  CHECK_THAT(notes[0], Says("tp_rank_00_pp_rank_00/checkpoint.pt and 1 other rank file: skipped") && Says(": epoch"));
+  CHECK_THAT(notes[1], Says("the metadata alone says what the tensors are"));
+}
+
+TEST_CASE("Metadata inside rank files decides over a plan in config.json") {
+  const Json right = {{"embed_tokens", "embedding_rowwise"}, {"layers.*.up", "colwise"}, {"layers.*.down", "rowwise"}};
+  // Whole on each rank, though the plan splits it.
+  Custom custom;
+  custom.dims["model.embed_tokens.weight"] = std::nullopt;
+  {
+    const TempDir temp;
+    custom.write(temp / "run");
+    write_config(temp / "run", right);
+    CHECK((consolidated(temp / "run", temp / "whole") == custom.whole));
+  }
+  // Split, though the plan does not name it, or along the other dim.
+  for (const char* down : {"rowwise", "colwise"}) {
+    const TempDir temp;
+    Custom().write(temp / "run");
+    write_config(temp / "run", {{"layers.*.up", "colwise"}, {"layers.*.down", down}});
+    CHECK((consolidated(temp / "run", temp / "whole") == Custom().whole));
+  }
+}
+
+TEST_CASE("A last rank that is missing shows in the sizes that config.json states") {
+  for (const bool planned : {false, true}) {
+    const TempDir temp;
+    Custom().write(temp / "run");
+    fs::remove_all(temp / "run/tensor_parallel_shards/tp_rank_01_pp_rank_00");
+    write_config(temp / "run",
+                 planned ? Json{{"layers.*.up", "colwise"}, {"layers.*.down", "rowwise"}} : Json(nullptr));
+    const Error error = refused(temp);
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "run/tensor_parallel_shards").string());
+    CHECK_THAT(error.what(), Says("\"vocab_size\": 64"));
+    CHECK_THAT(error.hint(), Says("the last ranks are missing"));
+  }
+}
+
+TEST_CASE("Ranks whose metadata differs are refused") {
+  const Custom custom;
+  const auto refused_with = [&](const std::function<void(SavedTree&)>& change) {
+    const TempDir temp;
+    custom.write(temp / "run");
+    SavedTree tree = custom.tree(1);
+    change(tree);
+    write_rank(temp / "run", 1, 0, tree);
+    const Error error = refused(temp);
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.path() == (temp / "run/tensor_parallel_shards/tp_rank_01_pp_rank_00/checkpoint.pt").string());
+    return error;
+  };
+  const Error dim = refused_with(
+      [](SavedTree& tree) { tree.structure["sharded_metadata"]["model.layers.0.up.weight"] = kind_of(1); });
+  CHECK(dim.tensor() == "model.layers.0.up.weight");
+  CHECK_THAT(dim.what(), Says("contradicts that of"));
+  CHECK_THAT(refused_with([](SavedTree& tree) { tree.structure.erase("sharded_metadata"); }).what(),
+             Says("contains no sharded_metadata"));
+  CHECK_THAT(refused_with([](SavedTree& tree) { tree.structure["sharded_metadata"] = Json::array({1}); }).what(),
+             Says("no \"sharded_metadata\""));
+  const Error lost =
+      refused_with([](SavedTree& tree) { tree.structure["sharded_metadata"].erase("model.norm.weight"); });
+  CHECK_THAT(lost.what(), Says("contradicts that of"));
+}
+
+TEST_CASE("Second names of parameters and buffers need not be listed") {
+  Custom custom;
+  Random random(6);
+  TensorMap expected = custom.whole;
+  expected["model.position_ids"] = random_tensor(random, DType::kF32, {1, 8});
+  const auto write = [&](const fs::path& checkpoint, std::uint32_t damaged_rank) {
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      TensorMap held = custom.held_by(rank);
+      held["lm_head.weight"] = held["decoder.embed.weight"] = held["model.embed_tokens.weight"];
+      held["model.position_ids"] = expected["model.position_ids"];
+      if (rank == damaged_rank) held["decoder.embed.weight"].bytes[5] ^= 1;
+      write_rank(checkpoint, rank, 0, rank_tree(held, custom.metadata()));
+    }
+  };
+  const TempDir temp;
+  write(temp / "run", 2);
+  CHECK((consolidated(temp / "run", temp / "whole") == expected));
+  std::string notes;
+  for (const std::string& note : notes_of(temp)) notes += note + "\n";
+  for (const char* name : {"lm_head.weight", "decoder.embed.weight"})
+    CHECK_THAT(notes, Says(name + std::string(" is tied to model.embed_tokens.weight: the two are compared")));
+  for (const std::uint32_t rank : {0, 1}) {
+    const TempDir other;
+    write(other / "run", rank);
+    const Error error = refused(other);
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.tensor() == "decoder.embed.weight");
+  }
+}
+
+/// Two stages, each of which lists the parameters of both, those of the other as not split.
+void write_stages(const fs::path& checkpoint, const Custom& custom, std::uint32_t stages) {
+  for (std::uint32_t pp_rank = 0; pp_rank < stages; ++pp_rank)
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      TensorMap held;
+      Json metadata = custom.metadata();
+      for (const auto& [name, data] : custom.held_by(rank))
+        if ((name == "model.embed_tokens.weight" ? 0u : 1u) == pp_rank)
+          held[name] = data;
+        else
+          metadata[name] = kind_of(std::nullopt);
+      write_rank(checkpoint, rank, pp_rank, rank_tree(held, metadata));
+    }
+}
+
+TEST_CASE("A stage's metadata counts for its own parameters alone") {
+  const Custom custom;
+  const TempDir temp;
+  write_stages(temp / "run", custom, 2);
+  CHECK((consolidated(temp / "run", temp / "whole") == custom.whole));
+  CHECK(notes_of(temp).size() == 2);
+}
+
+TEST_CASE("A stage that is missing shows in what the others list") {
+  const TempDir temp;
+  write_stages(temp / "run", Custom(), 1);
+  const Error error = refused(temp);
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "model.layers.0.down.weight");
+  CHECK_THAT(error.what(), Says("no rank file contains it"));
+  CHECK_THAT(error.hint(), Says("the last pipeline ranks are missing"));
+}
+
+/// Ranks of a small llama whose key/value heads are replicated, linears apart.
+std::vector<TensorMap> grouped_ranks(const TempDir& temp, const TinyModel& model, const TensorMap& whole,
+                                     std::uint32_t tp) {
+  write_model(temp / "model", model, whole);
+  shard(shard_request(temp / "model", temp / "sharded", tp));
+  std::vector<TensorMap> ranks;
+  for (auto& [rank, held] : read_ranks(temp / "sharded")) {
+    std::erase_if(held, [](const auto& entry) { return entry.first.find("gate_up") != std::string::npos; });
+    for (const auto& [name, data] : whole)
+      if (name.find("gate_proj") != std::string::npos || name.find("up_proj") != std::string::npos)
+        held[name] = slice(data, 0, ranks.size(), tp);
+    ranks.push_back(held);
+  }
+  return ranks;
+}
+
+TEST_CASE("Grouped-query attention is read by gqa_qkv_metadata, without a config.json") {
+  constexpr std::uint32_t kTp = 4;
+  TinyModel model;
+  model.intermediate = 32;
+  Random random(7);
+  const TensorMap whole = random_tensors(model, random);
+  const TempDir temp;
+  const std::vector<TensorMap> ranks = grouped_ranks(temp, model, whole, kTp);
+  Json names = Json::object(), outputs = Json::array();
+  for (std::uint64_t layer = 0; layer < model.layers; ++layer) {
+    const std::string module = fmt::format("model.layers.{}.self_attn.", layer);
+    for (const char* letter : {"q", "k", "v"})
+      names[module + letter + "_proj.weight"] = module + "qkv_proj.weight_" + letter;
+    outputs.push_back(module + "o_proj.weight");
+  }
+  for (std::uint32_t rank = 0; rank < kTp; ++rank) {
+    Json metadata = Json::object();
+    for (const auto& [name, data] : ranks[rank]) {
+      const bool across = name.find("o_proj") != std::string::npos || name.find("down_proj") != std::string::npos;
+      const bool norm = name.find("norm") != std::string::npos;
+      metadata[name] = kind_of(norm ? std::nullopt : std::optional<std::size_t>(across ? 1 : 0));
+    }
+    SavedTree tree = rank_tree(ranks[rank], metadata);
+    tree.structure["gqa_qkv_metadata"] = {{"original_names_to_gqa_qkv_names", names},
+                                          {"output_projections_names", outputs},
+                                          {"num_attention_heads", model.heads},
+                                          {"num_key_value_heads", model.kv_heads},
+                                          {"kv_size_multiplier", 2}};
+    write_rank(temp / "run", rank, 0, tree);
+  }
+  CHECK((consolidated(temp / "run", temp / "whole") == whole));
+}
+
+}  // namespace
+}  // namespace reshard::test
