@@ -67,11 +67,12 @@ TEST_CASE("A checkpoint that is cast holds each tensor as it is cast by itself, 
   TensorMap expected;
   for (const auto& [name, tensor] : originals)
     expected[name] = is_float(tensor.dtype) || request.cast_all ? cast_whole(tensor, *request.dtype) : tensor;
-  const OracleOptions mesh = legal_options(random, model);
+  OracleOptions mesh = legal_options(random, model);
   if (random() % 3) {
     request.target.layout = random() % 2 ? layout("ranks") : layout("optimum");
     request.target.format = random() % 2 ? Format::kPytorch : Format::kXser;
     set_target(request.target, mesh);
+    mesh.fuse_mlp = request.target.layout != layout("ranks");
   } else if (random() % 2) {
     request.target.format = Format::kPytorch;
   }

@@ -72,7 +72,8 @@ ConvertRequest request_to(const Form& form, const OracleOptions& options, const 
 }
 
 /// What stands in `directory` is what the oracle says.
-void check_form(const Form& form, const Trial& trial, const OracleOptions& options, const fs::path& directory) {
+void check_form(const Form& form, const Trial& trial, OracleOptions options, const fs::path& directory) {
+  options.fuse_mlp = form.to != layout("ranks") || form.format == Format::kSafetensors;
   if (form.to)
     CHECK((read_shards(directory) == expected_ranks(trial.model, trial.originals, options)));
   else

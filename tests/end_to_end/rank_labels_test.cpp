@@ -66,7 +66,9 @@ struct Case {
   /// What stands beside a file of xser belongs to it.
   std::vector<fs::path> entries(const fs::path& rank) const {
     if (form.format != Format::kXser) return {rank};
-    return {rank, rank.string() + ".tensors", rank.string() + ".info.pt"};
+    std::vector<fs::path> entries{rank, rank.string() + ".tensors", rank.string() + ".info.pt"};
+    if (form.layout_name == std::string("ranks")) entries.pop_back();
+    return entries;
   }
   void swap(const fs::path& a, const fs::path& b) const {
     for (std::size_t i = 0; i < entries(a).size(); ++i) {

@@ -99,8 +99,12 @@ class Oracle {
     const std::string mlp = prefix + "mlp.";
     for (const char* suffix : {".weight", ".bias"}) {
       if (elems_.count(attention + "q_proj" + suffix)) put_attention(attention, suffix);
-      if (elems_.count(mlp + "gate_proj" + suffix))
-        put(mlp + "gate_up_proj" + suffix, join(column(mlp + "gate_proj" + suffix), column(mlp + "up_proj" + suffix)));
+      const std::string gate = mlp + "gate_proj" + suffix, up = mlp + "up_proj" + suffix;
+      if (!elems_.count(gate)) continue;
+      if (options_.fuse_mlp)
+        put(mlp + "gate_up_proj" + suffix, join(column(gate), column(up)));
+      else
+        for (const std::string& name : {gate, up}) put(name, column(name));
     }
     put(attention + "o_proj.weight", output_projection(attention + "o_proj.weight"));
     put(mlp + "down_proj.weight", row(mlp + "down_proj.weight"));

@@ -14,6 +14,7 @@ struct OracleOptions {
   std::uint64_t vpp = 1;
   std::vector<std::uint64_t> cuts;  // the last layer of every stage but the last; empty: dealt evenly
   bool fuse_qkv = false;
+  bool fuse_mlp = true;                  // gate_proj and up_proj
   std::uint64_t kv_size_multiplier = 0;  // 0: the smallest that works
   std::string qkv_linear;                // of layout nxd: "on", "off", or empty for its default
 };

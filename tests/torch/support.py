@@ -173,6 +173,33 @@ def cut(model, weights, tp, rank, fuse_qkv=False, fuse_mlp=True):
     return shard
 
 
+def joined_by_metadata(model, ranks):
+    """The whole tensors of rank files that describe themselves, by what optimum-neuron's metadata means."""
+    tp = len(ranks)
+    attention = ranks[0]["gqa_qkv_metadata"]
+    originals = {fused: name for name, fused in attention["original_names_to_gqa_qkv_names"].items()}
+    order = [head for rank in range(tp) for head in slots_of_rank(model, tp, rank)[1]] if originals else []
+
+    def in_order(tensor, dim):
+        heads = dict(zip(order, tensor.split(model.head_dim, dim)))
+        return torch.cat([heads[head] for head in sorted(heads)], dim)
+
+    whole = {}
+    for name, tensor in ranks[0]["model"].items():
+        about = ranks[0]["sharded_metadata"].get(name, {"kind": "tied"})
+        if about["kind"] != "tied":
+            tensor = torch.cat([rank["model"][name] for rank in ranks], about["partition_dim"])
+        letter = name[-1] if name in originals else ""
+        if letter in ("k", "v"):
+            tensor = tensor.chunk(attention["kv_size_multiplier"])[0]
+        elif letter == "q":
+            tensor = in_order(tensor, 0)
+        elif name in attention["output_projections_names"] and about["kind"] != "tied":
+            tensor = in_order(tensor, about["partition_dim"])
+        whole[originals.get(name, name)] = tensor
+    return whole
+
+
 class TestCase(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory()

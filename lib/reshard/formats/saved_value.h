@@ -14,7 +14,7 @@ namespace reshard {
 /// tensors of the file. Optimizers' states are saved like this.
 struct SavedValue {
   struct Tensor {
-    std::uint32_t number = 0;  // of the file's tensors, in the order in which they come in the value
+    std::uint32_t number = 0;  // of the file's tensors, in the order in which they first occur in the value
   };
   using Key = std::variant<std::int64_t, std::string>;
   struct Item;
@@ -28,7 +28,7 @@ struct SavedValue::Item {
   SavedValue value;
 };
 
-/// How many tensors are in it, which must be numbered in their order.
+/// How many tensors are in it, which must be numbered in their order. One with several names counts once.
 /// \throws Error kInternal if they are not.
 std::uint32_t count_tensors(const SavedValue& value);
 

@@ -114,8 +114,8 @@ PickleRef Finder::wrapped(const Pairs& top) {
             "holds tensors, and a mapping of more tensors under \"{}\": which is the state dict?", wrapper));
       if (!add_description(label(other.first))) aside_.add(label(other.first));
     }
-    // With a description beside it, this is where the state dict is expected.
-    if (result_.descriptions.empty())
+    // With a description next to it, or in a file that this program wrote, the state dict is expected here.
+    if (result_.descriptions.empty() && file_.metadata().empty())
       result_.warnings.push_back(fmt::format("took the state dict under \"{}\"", wrapper));
     return found->second;
   }

@@ -183,7 +183,8 @@ struct TargetPlan {
   std::vector<std::string> without_place;            // tensors of the model that checkpoints of this layout do not have
   std::vector<std::string> notes;                    // what the user should know, whole sentences
   std::vector<std::filesystem::path> whole_folders;  // that are replaced as a whole, beside that of the traits
-  std::vector<Copy> copies;                          // tensors of the source that it is to hold under another name, too
+  std::string loaded_by;     // the programs that load it, a sentence; empty for the layout of one program
+  std::vector<Copy> copies;  // tensors of the source that it is to hold under another name, too
 };
 
 /// A kind of checkpoint directory.

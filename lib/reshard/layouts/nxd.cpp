@@ -188,6 +188,10 @@ class NxdLayout final : public TrainingLayout {
     return fmt::format("qkv_linear=0, fuse_qkv={:d}", is_fused(attention.form));
   }
 
+  std::string loaded_by(const TargetRequest&, const TargetPlan&, const std::vector<StagePlan>&) const override {
+    return "NxD 0.6.0 and later loads these files: trainer.load_checkpoint, with the output directory as tag";
+  }
+
   const LayoutOption* padding_option() const override { return &kPadHeads; }
   PartitionOptions padded(PartitionOptions options) const override {
     options.pad_heads = true;

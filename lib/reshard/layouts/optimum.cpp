@@ -94,6 +94,9 @@ class OptimumLayout final : public TrainingLayout {
   bool owns(Files&, const fs::path&, const std::string& name) const override { return name == kTrainingConfigFile; }
 
  protected:
+  std::string loaded_by(const TargetRequest&, const TargetPlan&, const std::vector<StagePlan>&) const override {
+    return "optimum-neuron 0.2.0 and later reads these files";
+  }
   bool fits(const ShardedCheckpoint& shards) const override { return !shards.metadata.empty(); }
 };
 

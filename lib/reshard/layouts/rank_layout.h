@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,6 +45,17 @@ class RankLayout : public Layout {
   }
   /// The name of a shards folder that lies in the checkpoint's directory.
   virtual std::string usual_folder() const { return traits().folder; }
+
+  // What is written.
+  /// What a rank file of `stage` contains; nullptr for the state dict alone. `tensors` are its names in the order in
+  /// which they are stored, `aliases` further names of some of them.
+  virtual std::shared_ptr<const SavedValue> saved_form(Format /*format*/, const StageMetadata& /*stage*/,
+                                                       const std::vector<std::string>& /*tensors*/,
+                                                       const std::vector<TensorAlias>& /*aliases*/) const {
+    return nullptr;
+  }
+  /// Whether xser's rank files have PATH.info.pt next to them.
+  virtual bool has_xser_info() const { return true; }
 
   /// Whether tensors that are not fused have the checkpoint's own names.
   virtual bool keeps_names() const { return true; }

@@ -1,13 +1,21 @@
 // NeuronX Distributed's first form, as optimum-neuron wrote it: tensor_parallel_shards/tp_rank_XX_pp_rank_YY/… with
 // mp_metadata_pp_rank_Y.json beside the ranks. Trainers of that time have the optimizer beside the weights, in each rank's
 // file or in the same folder; this program reads it there and does not write it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
 
 #include "reshard/base/error.h"
 #include "reshard/formats/hf_index.h"
+#include "reshard/formats/tensor_names.h"
 #include "reshard/formats/xser.h"
 #include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/weights_option.h"
+#include "reshard/specs/torch_metadata.h"
 
 namespace reshard {
 namespace {
@@ -31,7 +39,7 @@ class RanksLayout final : public TrainingLayout {
   }
 
   std::vector<const LayoutOption*> options() const override {
-    return {&kFuseQkv, &kKvSizeMultiplier, &kWeights, &kSourceOptimizerGroups};
+    return {&kFuseQkv, &kKvSizeMultiplier, &kFuseLinears, &kWeights, &kSourceOptimizerGroups};
   }
 
   fs::path rank_path(Format format, RankId rank) const override {
@@ -71,11 +79,55 @@ class RanksLayout final : public TrainingLayout {
     return found;
   }
 
+  /// As parallel_layers.save has it: the state dict under "model", and next to it what optimum-neuron added.
+  std::shared_ptr<const SavedValue> saved_form(Format format, const StageMetadata& stage,
+                                               const std::vector<std::string>& tensors,
+                                               const std::vector<TensorAlias>& aliases) const override {
+    if (format == Format::kSafetensors) return nullptr;
+    SavedValue::Dict model;
+    std::unordered_map<std::string_view, std::uint32_t> numbers;
+    for (std::uint32_t number = 0; number < tensors.size(); ++number) {
+      numbers.emplace(tensors[number], number);
+      model.push_back({tensors[number], {SavedValue::Tensor{number}}});
+    }
+    for (const TensorAlias& alias : aliases)
+      model.push_back({alias.name, {SavedValue::Tensor{numbers.at(alias.source)}}});
+    for (const SavedValue::Item& item : model) validate_name_length(std::get<std::string>(item.key));
+    SavedValue::Dict root{{"model", {std::move(model)}}};
+    if (auto metadata = torch_metadata(stage))
+      for (auto& [key, value] : *metadata) root.push_back({key, {std::move(value)}});
+    return std::make_shared<const SavedValue>(SavedValue{std::move(root)});
+  }
+  /// optimum-neuron takes every file called tp_rank_… for a rank.
+  bool has_xser_info() const override { return false; }
+
   std::vector<TextFile> stage_files(const std::vector<StagePlan>& plans) const override {
     return metadata_files(traits().folder, plans);
   }
 
   bool owns_folder_name(std::string_view name) const override { return name == traits().folder; }
+
+ protected:
+  bool fuses_linears(const TargetRequest& request) const override {
+    return format_of(request) == Format::kSafetensors || request.options.flag(kFuseLinears.name);
+  }
+
+  std::string loaded_by(const TargetRequest& request, const TargetPlan& plan,
+                        const std::vector<StagePlan>& stages) const override {
+    const Format format = format_of(request);
+    if (format == Format::kSafetensors)
+      return "rank files in safetensors are reshard's own form, which no trainer loads: `format` pytorch and xser are "
+             "those of trainers";
+    const bool xser = format == Format::kXser;
+    std::string text =
+        fmt::format("NxD's parallel_layers.load loads these files{}", xser ? " with load_xser=True" : "");
+    if (!std::all_of(stages.begin(), stages.end(),
+                     [](const StagePlan& stage) { return torch_metadata(stage.metadata).has_value(); }))
+      return text + ", into a model with the same fused linears";
+    const bool grouped = plan.attention && !plan.attention->ranks.empty();
+    if (xser) return text + (grouped ? ", and optimum-neuron 0.0.21" : ", and optimum-neuron 0.0.18 to 0.0.21");
+    return grouped || plan.mesh.pp > 1 ? text : text + ", and optimum-neuron 0.0.15 to 0.0.17";
+  }
 };
 
 }  // namespace

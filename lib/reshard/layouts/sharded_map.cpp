@@ -164,8 +164,8 @@ RankId rank_of(const TargetContainer& container) {
 }
 
 /// The file of one rank, or its first.
-TargetContainer container_of(RankId rank, const RankTarget& target) {
-  TargetContainer container;
+TargetContainer container_of(RankId rank, const TargetContainer& like, const RankTarget& target) {
+  TargetContainer container = like;
   container.format = target.format;
   container.path = target.layout->part_path(target.format, rank, 0);
   container.tp_rank = rank.tp_rank;
@@ -208,16 +208,15 @@ void add_rank_pieces(TensorMap& map, const std::vector<NamedRule>& rules, const 
 }
 
 /// Adds the files of one stage's tensor-parallel ranks, on the expert-parallel rank of `record`, which is what the
-/// files say of themselves.
-void add_tensor_parallel_ranks(TensorMap& map, const std::vector<NamedRule>& rules,
-                               const std::vector<TensorAlias>& aliases, RankRecord record, const RankTarget& target) {
+/// files say of themselves. `like` has what all of them have in common.
+void add_tensor_parallel_ranks(TensorMap& map, const std::vector<NamedRule>& rules, const TargetContainer& like,
+                               RankRecord record, const RankTarget& target) {
   std::optional<RankInMap> rank;  // the one before, which others are as, if one file has all of it
   const std::uint32_t tp = record.tp_degree;
   for (std::uint32_t tp_rank = target.first_rank; tp_rank < tp && tp_rank <= target.last_rank; ++tp_rank) {
     record.tp_rank = tp_rank;
     TargetContainer container =
-        container_of({tp_rank, record.pp_rank, 0, record.ep_rank, record.ep_degree > 1}, target);
-    container.aliases = aliases;
+        container_of({tp_rank, record.pp_rank, 0, record.ep_rank, record.ep_degree > 1}, like, target);
     container.record = record;
     const std::uint32_t number = record.ep_rank * tp + tp_rank;
     if (rank && copy_rank(map, *rank, container)) {
@@ -245,15 +244,21 @@ void add_stage(TensorMap& map, const std::vector<PartitionRule>& rules, const st
   for (std::uint32_t ep_rank = 0; ep_rank < mesh.ep; ++ep_rank) {
     record.ep_rank = ep_rank;
     std::vector<NamedRule> stored_rules;
-    std::vector<TensorAlias> aliases;
+    TargetContainer like;
     for (NamedRule& rule : named_rules(rules, tied)) {
       if (!rule.rule->is_on(ep_rank)) continue;
       if (rule.tied_to.empty() || (target.stores_tied && target.format == Format::kSafetensors))
         stored_rules.push_back(std::move(rule));
       else if (target.stores_tied)
-        aliases.push_back({rule.stored_name, rule.tied_to});
+        like.aliases.push_back({rule.stored_name, rule.tied_to});
     }
-    add_tensor_parallel_ranks(map, stored_rules, aliases, record, target);
+    like.has_info = target.layout->has_xser_info();
+    if (target.metadata != nullptr) {
+      std::vector<std::string> names;
+      for (const NamedRule& rule : stored_rules) names.push_back(rule.stored_name);
+      like.structure = target.layout->saved_form(target.format, *target.metadata, names, like.aliases);
+    }
+    add_tensor_parallel_ranks(map, stored_rules, like, record, target);
   }
 }
 
@@ -270,7 +275,9 @@ TensorMap sharded_target_map(const std::vector<StagePlan>& plans, std::uint32_t 
     // What several originals share is made of them by arithmetic, and is a tensor by itself.
     for (PartitionRule& rule : rules)
       if (rule.one_of_parts) rule.parts = {{rule.stored_name}};
-    add_stage(map, rules, plans[pp_rank].tied, mesh, pp_rank, target);
+    RankTarget of_stage = target;
+    of_stage.metadata = &plans[pp_rank].metadata;
+    add_stage(map, rules, plans[pp_rank].tied, mesh, pp_rank, of_stage);
   }
   return map;
 }

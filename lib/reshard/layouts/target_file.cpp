@@ -81,7 +81,7 @@ std::vector<std::uint32_t> add_xser(TensorMap& map, const TargetContainer& conta
   }
   for (const TensorAlias& alias : container.aliases) names.emplace_back(alias.name, numbers.at(alias.source));
   const std::filesystem::path info_path = xser_info_path(container.path);
-  map.text_files.push_back({info_path, xser_info_file(archive_name(info_path), entries)});
+  if (container.has_info) map.text_files.push_back({info_path, xser_info_file(archive_name(info_path), entries)});
   const FileMetadata metadata = file.record ? record_metadata(*file.record) : FileMetadata();
   const std::string archive = archive_name(container.path);
   map.text_files.push_back({container.path, container.structure

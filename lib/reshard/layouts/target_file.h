@@ -27,6 +27,7 @@ struct TargetContainer {
   /// ours. Files share it.
   std::shared_ptr<const SavedValue> structure;
   std::vector<std::string> objects;  // with as_items: what comes after the tensors, as torch.save made it
+  bool has_info = true;              // with kXser: PATH.info.pt is written
   bool as_items = false;  // with kPytorch: each tensor saved by itself, as torch.distributed.checkpoint has it
 };
 

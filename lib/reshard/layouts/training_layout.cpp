@@ -106,6 +106,9 @@ bool chooses_attention(const Model& model) {
 
 /// Options that were given and change nothing.
 void note_idle_options(const TargetRequest& request, const Model& model, TargetPlan& plan) {
+  if (request.options.has(kFuseLinears.name) && model.family->fused.empty())
+    plan.notes.push_back(fmt::format("`{}` has no effect: no linears of {} are fused by NxD's model classes",
+                                     kFuseLinears.name, model.family->model_type));
   const bool fuse = request.options.has(kFuseQkv.name), multiplier = request.options.has(kKvSizeMultiplier.name);
   if (!chooses_attention(model)) {
     for (const auto& [option, given] : {std::pair(&kFuseQkv, fuse), {&kKvSizeMultiplier, multiplier}})
@@ -235,12 +238,14 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
       !multiplier_problem(model.heads, model.kv_heads, plan.mesh.tp, *options.kv_size_multiplier, options.pad_heads)
            .empty())
     options.kv_size_multiplier.reset();  // the source's, which only its padding heads allow
+  options.fuse_linears = fuses_linears(request);
   validate_split(model, plan.mesh.tp, options, padded(options), padding_option());
   validate_whole_bytes(model, plan.mesh.tp, options, context.logical);
   const auto stages =
       plan_stages(model, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
   plan.map = sharded_target_map(stages, plan.mesh.tp, context.logical, {this, format_of(request)}, plan.mesh.ep);
   if (model.family->attention) plan.attention = attention_report(model, plan.mesh.tp, options);
+  plan.loaded_by = loaded_by(request, plan, stages);
   plan.text_files = stage_files(stages);
   for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
   if (context.states != nullptr) add_optimizer(plan, request, context, stages);

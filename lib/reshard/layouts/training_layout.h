@@ -15,6 +15,10 @@ inline constexpr LayoutOption kFuseQkv{"fuse-qkv", LayoutOption::Type::kFlag,
 inline constexpr LayoutOption kKvSizeMultiplier{"kv-size-multiplier", LayoutOption::Type::kCount,
                                                 "Replicas of each key/value head (default: TP / key-value heads)"};
 
+inline constexpr LayoutOption kFuseLinears{
+    "fuse-linears", LayoutOption::Type::kFlag,
+    "Fuse the linears that NxD's model classes fuse, such as gate_proj and up_proj (safetensors: always)"};
+
 inline constexpr LayoutOption kPadHeads{"pad-attn-heads", LayoutOption::Type::kFlag,
                                         "Pad attention heads with zeros to a multiple of the ranks"};
 
@@ -40,6 +44,12 @@ class TrainingLayout : public RankLayout {
   virtual PartitionOptions options_of(const OptionValues& values, const PartitionOptions& source) const;
 
  protected:
+  /// Whether the linears that the family fuses (Family::fused) are stored fused.
+  virtual bool fuses_linears(const TargetRequest&) const { return true; }
+  /// The programs that load what `plan` writes; a sentence.
+  virtual std::string loaded_by(const TargetRequest& request, const TargetPlan& plan,
+                                const std::vector<StagePlan>& stages) const = 0;
+
   /// The option that pads, where the layout has one, and `options` with it.
   virtual const LayoutOption* padding_option() const { return nullptr; }
   virtual PartitionOptions padded(PartitionOptions options) const { return options; }

@@ -49,7 +49,7 @@ class StageBuilder {
   StageBuilder(const Model& model, std::uint32_t tp, std::uint32_t ep, const PartitionOptions& options)
       : model_(model), tp_(tp), ep_(ep), form_(attention_form(model, tp, options)) {
     const Family& family = *model.family;
-    if (!model.quantized && !options.separate) fused_ = family.fused;
+    if (!model.quantized && !options.separate && options.fuse_linears) fused_ = family.fused;
     if (form_ == AttentionForm::kFused && family.attention) {
       const auto& a = *family.attention;
       fused_.push_back({a.module, a.fused, {a.query, a.key, a.value}});

@@ -37,6 +37,7 @@ constexpr AttentionForm attention_form_of(bool grouped_query, bool fused) {
 struct PartitionOptions {
   AttentionForm attention = AttentionForm::kSeparate;  // asked for; attention_form() says which one it becomes
   std::optional<std::uint64_t> kv_size_multiplier;     // default: the smallest that places whole heads
+  bool fuse_linears = true;                            // those of Family::fused
   bool separate = false;  // nothing is fused, no heads are replicated or kept whole: for inference
   bool pad = false;       // with `separate`: sizes that the ranks do not divide are padded where that can be
   KvReplication replication = KvReplication::kTiled;

@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/state_dict.h"
 #include "reshard/formats/tensor_names.h"
 #include "reshard/formats/torch_file.h"
 #include "reshard/specs/mesh.h"
@@ -29,12 +30,12 @@ class Reader {
       : file_(file), pickle_(file.pickle()), tp_(tp), stored_shape_(stored_shape) {}
 
   StageMetadata read() {
-    const PickleRef parameters = member(pickle_.root(), "sharded_metadata");
+    const PickleRef parameters = member(pickle_.root(), kShardedMetadataKey);
     if (parameters == kNoNode || pickle_.kind(parameters) != PickleKind::kDict)
       throw bad("holds no \"sharded_metadata\"").hint("is this a metadata file of optimum-neuron?");
     if (pickle_.pairs(parameters).size() > kMaxParameters) throw bad("lists more than a million parameters");
     for (const auto& [key, value] : pickle_.pairs(parameters)) add_parameter(key, value);
-    const PickleRef attention = member(pickle_.root(), "gqa_qkv_metadata");
+    const PickleRef attention = member(pickle_.root(), kGqaQkvMetadataKey);
     if (attention != kNoNode) add_attention(attention);
     return std::move(metadata_);
   }
@@ -185,7 +186,63 @@ class Reader {
   StageMetadata metadata_;
 };
 
+std::int64_t signed_of(std::uint32_t number) {
+  return static_cast<std::int64_t>(number);
+}
+
+/// The "gqa_qkv_metadata" of attention modules; nullopt if it cannot express them.
+std::optional<PlainValue::Dict> attention_metadata(const StageMetadata& stage) {
+  std::set<std::string> held;
+  for (const ParallelParameter& parameter : stage.parameters) held.insert(parameter.name);
+  PlainValue::Dict names;
+  PlainValue::List outputs;
+  PlainValue heads, kv_heads, multiplier;
+  for (const ModuleSpecs& module : stage.modules)
+    for (const TransformationSpec& any : module.specs) {
+      const auto* spec = std::get_if<GQAQKVColumnParallelLinearSpec>(&any);
+      if (spec == nullptr || spec->fuse_qkv || spec->pad_heads || spec->replication != KvReplication::kTiled)
+        return std::nullopt;
+      const std::string prefix = module.module_fully_qualified_name + ".";
+      const std::pair<const std::string&, char> projections[] = {
+          {spec->query_projection_name, 'q'}, {spec->key_projection_name, 'k'}, {spec->value_projection_name, 'v'}};
+      for (const char* leaf : {".weight", ".bias"}) {
+        if (leaf == std::string_view(".bias") && !spec->bias) continue;
+        for (const auto& [projection, letter] : projections)
+          names.emplace_back(prefix + projection + leaf,
+                             PlainValue{prefix + spec->gqa_qkv_projection_name + leaf + "_" + letter});
+      }
+      for (const char* leaf : {".weight", ".bias"})
+        if (std::string name = prefix + spec->output_projection_name + leaf; held.count(name))
+          outputs.push_back({std::move(name)});
+      heads = {signed_of(spec->num_attention_heads)};
+      kv_heads = {signed_of(spec->num_key_value_heads)};
+      multiplier = {signed_of(spec->kv_size_multiplier)};
+    }
+  return PlainValue::Dict{{"original_names_to_gqa_qkv_names", {std::move(names)}},
+                          {"output_projections_names", {std::move(outputs)}},
+                          {"num_attention_heads", heads},
+                          {"num_key_value_heads", kv_heads},
+                          {"kv_size_multiplier", multiplier}};
+}
+
 }  // namespace
+
+std::optional<PlainValue::Dict> torch_metadata(const StageMetadata& stage) {
+  PlainValue::Dict parameters;
+  for (const ParallelParameter& parameter : stage.parameters) {
+    const bool split = parameter.tensor_model_parallel;
+    if (parameter.partition_stride != 1 || !parameter.packed.empty() || parameter.expert_model_parallel() ||
+        parameter.partition_dim > 1)
+      return std::nullopt;
+    PlainValue::Dict entry{{"kind", {std::string(split ? "sharded" : "tied")}},
+                           {"partition_dim", split ? PlainValue{signed_of(parameter.partition_dim)} : PlainValue{}}};
+    parameters.emplace_back(parameter.name, PlainValue{std::move(entry)});
+  }
+  auto attention = attention_metadata(stage);
+  if (!attention) return std::nullopt;
+  return PlainValue::Dict{{std::string(kShardedMetadataKey), {std::move(parameters)}},
+                          {std::string(kGqaQkvMetadataKey), {std::move(*attention)}}};
+}
 
 StageMetadata read_torch_metadata(Files& files, const fs::path& path, std::uint32_t tp,
                                   const std::function<std::optional<Dims>(const std::string& name)>& stored_shape) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "reshard/formats/plain_value.h"
 #include "reshard/io/files.h"
 #include "reshard/specs/transformation_specs.h"
 #include "reshard/tensor/shape.h"
@@ -20,6 +21,11 @@ namespace reshard {
 /// \throws Error kBadInput if it is not such a file or contradicts the shards; as read_torch_file does.
 StageMetadata read_torch_metadata(Files& files, const std::filesystem::path& path, std::uint32_t tp,
                                   const std::function<std::optional<Dims>(const std::string& name)>& stored_shape);
+
+/// The same metadata to be written: "sharded_metadata" and "gqa_qkv_metadata" of a stage. std::nullopt if they cannot
+/// express its partition: fused linears, strides, packed matrices, spread experts, padded heads. The names of output
+/// projections are a list, where optimum-neuron has a set: it only asks whether a name is in it.
+std::optional<PlainValue::Dict> torch_metadata(const StageMetadata& stage);
 
 /// Whether `path`, a metadata file of a pipeline rank, is one that torch saved.
 inline bool is_torch_metadata(const std::filesystem::path& path) {
