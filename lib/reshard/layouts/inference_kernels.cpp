@@ -24,7 +24,7 @@ constexpr std::string_view kMlp = "mlp";
 constexpr std::string_view kAll[] = {kQkv, kOutProj, kMlp};
 constexpr const char* kNone = "none";
 
-/// Flags of neuron_config.json, older names of them included, any of which asks for a kernel.
+/// A flag of neuron_config.json that enables a kernel. The older names count, too.
 struct KernelFlag {
   std::string_view kernel;
   std::string_view flag;
@@ -58,6 +58,18 @@ void validate_plain_values(const Json& settings, const fs::path& path) {
               "be undone")
       .in(path)
       .hint("compile the model without fused_rmsnorm_skip_gamma, or take the model that it was compiled from");
+}
+
+/// With these above 1 NxD Inference stores two sets of matrices, for prompts and for tokens.
+void validate_degrees(const Json& settings, const fs::path& path) {
+  for (const char* name : {"cp_degree", "mlp_cp_degree", "attention_dp_degree"})
+    if (settings.contains(name) && settings.at(name).is_number_unsigned() && settings.at(name) > 1u)
+      throw Error(ErrorKind::kUnsupported, fmt::format("has {} {}: such a model has two sets of matrices", name,
+                                                       settings.at(name).get<std::uint64_t>()))
+          .in(path)
+          .hint(
+              "two sets are not supported yet: compile the model without it, or take the model that it was "
+              "compiled from");
 }
 
 Dims swapped(Dims dims) {
@@ -149,10 +161,14 @@ std::optional<CompiledForm> read_compiled_form(Files& files, const fs::path& dir
   const Json json = read_json_file(files, path, kMaxConfigBytes, JsonDialect::kPython);
   const Json& settings = neuron_settings(json);
   validate_plain_values(settings, path);
-  CompiledForm form{path, neuron_flag(settings, "fused_qkv", path), neuron_flag(settings, "vocab_parallel", path), {}};
+  validate_degrees(settings, path);
+  CompiledForm form{
+      path, {}, neuron_flag(settings, "fused_qkv", path), neuron_flag(settings, "vocab_parallel", path), {}};
   for (const KernelFlag& row : kFlags)
     if (neuron_flag(settings, row.flag, path)) form.kernels.insert(row.kernel);
   if (!form.fuse_qkv) form.kernels.erase(kQkv);
+  if (settings.contains("tp_degree") && settings.at("tp_degree").is_number_unsigned())
+    form.tp = settings.at("tp_degree").get<std::uint64_t>();
   return form;
 }
 
@@ -191,7 +207,7 @@ Kernels kernels_in_files(const ShardedCheckpoint& shards, const std::vector<Part
                               is_declared ? "" : " not"))
           .in(file.path)
           .tensor(by_shape.decides->name)
-          .hint("neuron_config.json is of another compiled model; `from-kernels` takes precedence over it");
+          .hint("neuron_config.json belongs to another compiled model; `from-kernels` takes precedence over it");
     if (!by_shape.transposed && !declared && by_shape.square != nullptr)
       throw Error(ErrorKind::kBadInput,
                   fmt::format("is square, and nothing says whether it is transposed for NxD Inference's kernels ({})",

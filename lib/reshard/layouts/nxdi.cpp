@@ -218,6 +218,7 @@ class NxdiLayout final : public InferenceLayout {
     Form form;
     for (const StoredTensor& stored : plan.map.stored) form.add(stored.name.text());
     std::vector<std::string> needed;
+    if (compiled->tp && *compiled->tp != plan.mesh.tp) needed.push_back(fmt::format("with `tp` {}", *compiled->tp));
     if (compiled->fuse_qkv != form.fuse_qkv) needed.push_back(with_or_without(compiled->fuse_qkv, kFuseQkv));
     if (compiled->vocab_parallel != form.vocab_parallel)
       needed.push_back(with_or_without(compiled->vocab_parallel, kVocabParallel));
@@ -266,7 +267,7 @@ class NxdiLayout final : public InferenceLayout {
   OptionValues declared_options(Files& files, const Checkpoint& checkpoint, OptionValues given) const override {
     if (given.has(kKernels.name)) return given;
     const fs::path above = directory_above(files, checkpoint.path);
-    for (const fs::path& directory : {above, checkpoint.directory, directory_above(files, above)})
+    for (const fs::path& directory : {checkpoint.path, above, checkpoint.directory})
       if (const auto form = read_compiled_form(files, directory)) {
         given.set(kKernels.name, form->kernels.empty() ? "none" : fmt::format("{}", fmt::join(form->kernels, ",")));
         break;
