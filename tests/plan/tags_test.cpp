@@ -1,5 +1,7 @@
 #include "reshard/plan/tags.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "reshard/io/memory_files.h"
@@ -135,12 +137,9 @@ TEST_CASE("Names that do not tell which tag is the newest are an error that list
   }
 }
 
-TEST_CASE("A checkpoint whose name is not that of a tag is taken only if the file latest names it") {
+TEST_CASE("Of several checkpoints one whose name is not that of a tag is taken only if the file latest names it") {
   const std::vector<Tag> sizes{done("llama-8b"), done("llama-70b")};  // comparable, but not steps of one run
-  for (const auto& tags : {std::vector<Tag>{done("llama-optimum")},
-                           std::vector<Tag>{trained("final")},
-                           {cut_off("step_3"), done("llama-optimum")},
-                           sizes}) {
+  for (const auto& tags : {std::vector<Tag>{cut_off("step_3"), done("llama-optimum")}, sizes}) {
     const Error error = error_of([&] { choose_tag(tags, "step_3"); });
     CHECK(error.kind() == ErrorKind::kUsage);
     CHECK_THAT(error.what(), Says("none named like a training run's (step_3, checkpoint-10): "));
@@ -150,6 +149,43 @@ TEST_CASE("A checkpoint whose name is not that of a tag is taken only if the fil
   CHECK_THAT(error_of([&] { choose_tag(sizes, {}); }).what(), Says("llama-8b, llama-70b"));
   CHECK(chosen({done("llama-optimum")}, "llama-optimum") == "llama-optimum");
   CHECK(chosen(sizes, "llama-8b") == "llama-8b");
+}
+
+TEST_CASE("The only checkpoint in a run is taken, whatever its name, unless there are other models beside it") {
+  CHECK(choose_tag({done("foo")}, {}).note == "foo is taken, the only finished checkpoint in it");
+  CHECK(chosen({trained("last")}) == "last");
+  MemoryFiles files;
+  const fs::path temp = "m";
+  write_nxd(files, temp / "run/foo");
+  files.write(temp / "run/logs/events", "");
+  CHECK(find_checkpoint(files, temp / "run", {}).path == temp / "run/foo");
+  files.write(temp / "trained/last/model.safetensors", "");
+  files.write(temp / "trained/last/trainer_state.json", "");
+  CHECK(find_checkpoint(files, temp / "trained", {}).path == temp / "trained/last");
+  files.write(temp / "run/mistral/model.safetensors", "");
+  CHECK(error_of([&] { find_checkpoint(files, temp / "run", {}); }).kind() == ErrorKind::kUsage);
+}
+
+TEST_CASE("Names of NxD Training are those of tags, and its folder of checkpoints is looked into") {
+  for (const char* name : {"llama--step=10-consumed_samples=320.0.ckpt", "epoch=0-step=500.ckpt", "00100", "step_3"})
+    CHECK(is_tag_name(name));
+  for (const char* name : {"2026-01-31_10-00-00", "llama--step=last.ckpt", "llama-8b", "step="})
+    CHECK_FALSE(is_tag_name(name));
+  const auto name_of = [](int step) {
+    return fmt::format("llama--step={}-consumed_samples={}.0.ckpt", step, 32 * step);
+  };
+  MemoryFiles files;
+  const fs::path run = "m/llama/2026-01-31_10-00-00";
+  for (const int step : {5, 10}) write_nxd(files, run / "checkpoints" / name_of(step));
+  write_nxd(files, run / "checkpoints" / name_of(15), false);
+  for (const fs::path& path : {run, run / "checkpoints"}) {
+    const FoundCheckpoint found = find_checkpoint(files, path, {});
+    CHECK(found.path == run / "checkpoints" / name_of(10));
+    REQUIRE(found.notes.size() == 1);
+    CHECK_THAT(found.notes.front(), Says(name_of(15) + " is newer, but not finished"));
+    CHECK(find_checkpoint(files, path, name_of(5)).path == run / "checkpoints" / name_of(5));
+  }
+  CHECK(list_tags(files, "m/llama").empty());
 }
 
 TEST_CASE("Of a directory of unrelated models none is taken without being asked for") {

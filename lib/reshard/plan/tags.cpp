@@ -17,12 +17,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kMaxLatestBytes = 4096;  // it holds one name of a folder
+constexpr const char* kCheckpointsFolder = "checkpoints";  // in a run of NxD Training, next to its logs
+constexpr std::uint64_t kMaxLatestBytes = 4096;            // it holds one name of a folder
 constexpr const char* kChoose = "choose one with `tag`, or give its own directory";
 
 /// The words that training code makes names of checkpoints from, with numbers between and after them.
 constexpr std::array<std::string_view, 9> kTagWords = {"checkpoint", "ckpt", "epoch", "global", "iter",
                                                        "iteration",  "step", "steps", "update"};
+/// In names that Lightning makes, with any text before: NAME--step=10-consumed_samples=320.0.ckpt of NxD Training.
+constexpr std::string_view kLightningStep = "step=";
 /// Of a checkpoint that a trainer has not renamed yet, as it does when it is complete (transformers 4.37 and 4.38).
 constexpr std::string_view kStagingPrefix = "tmp-";
 
@@ -177,7 +180,28 @@ std::string unfinished_text(const std::vector<Tag>& tags, const std::string& cho
   return text;
 }
 
-/// The tag with the largest number. A directory of unrelated models has markers, too, but not the names of tags.
+/// A directory of unrelated models has markers, too, but not the names of tags.
+Error unrelated(const std::vector<Tag>& finished) {
+  return Error(ErrorKind::kUsage, "holds checkpoints, but none named like a training run's (step_3, checkpoint-10): " +
+                                      names_text(finished))
+      .hint(kChoose);
+}
+
+/// Whether no other folder of `directory` holds weights of any kind.
+bool is_only_model(Files& files, const fs::path& directory, const std::string& name) {
+  for (const DirectoryEntry& entry : files.list(directory)) {
+    if (entry.name == name || entry.name.starts_with('.') || entry.kind != FileKind::kDirectory) continue;
+    if (entry.is_link && other_name(files, directory, entry.name) == name) continue;
+    try {
+      if (look_at(files, directory / entry.name).has_weights) return false;
+    } catch (const Error& error) {
+      if (!error.code()) throw;  // else it may not be read, and could not be chosen either
+    }
+  }
+  return true;
+}
+
+/// The tag with the largest number.
 const Tag& newest(const std::vector<Tag>& finished) {
   const Tag& found = *std::max_element(finished.begin(), finished.end(),
                                        [](const Tag& a, const Tag& b) { return is_older(a.name, b.name); });
@@ -188,26 +212,26 @@ const Tag& newest(const std::vector<Tag>& finished) {
     throw Error(ErrorKind::kUsage,
                 "holds several checkpoints, and their names do not tell which is the newest: " + names_text(finished))
         .hint(kChoose);
-  if (!is_tag_name(found.name))
-    throw Error(ErrorKind::kUsage, "holds checkpoints, but none named like a training run's (step_3, checkpoint-10): " +
-                                       names_text(finished))
-        .hint(kChoose);
   return found;
 }
 
 }  // namespace
 
 bool is_tag_name(std::string_view name) {
+  if (const auto key = name.find(kLightningStep); key != name.npos)
+    return key + kLightningStep.size() < name.size() && is_digit(name[key + kLightningStep.size()]);
   if (name.empty() || !is_digit(name.back())) return false;
+  bool any_word = false;
   for (std::size_t i = 0; i < name.size();) {
     std::size_t end = i;
     while (end < name.size() && name[end] >= 'a' && name[end] <= 'z') ++end;
     const bool word = end > i;
     if (word && std::find(kTagWords.begin(), kTagWords.end(), name.substr(i, end - i)) == kTagWords.end()) return false;
     if (!word && !is_digit(name[i]) && std::string_view("-_=.").find(name[i]) == std::string_view::npos) return false;
+    any_word = any_word || word;
     i = word ? end : i + 1;
   }
-  return true;
+  return any_word || std::all_of(name.begin(), name.end(), is_digit);  // else a date
 }
 
 std::vector<Tag> list_tags(Files& files, const fs::path& directory) {
@@ -259,6 +283,7 @@ TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::stri
         .hint(any_weights ? "`tag` takes one all the same" : "give the directory of a checkpoint");
   const auto named = std::find_if(finished.begin(), finished.end(), [&](const Tag& tag) { return tag.name == latest; });
   const Tag& chosen = named != finished.end() ? *named : newest(finished);
+  if (named == finished.end() && tags.size() > 1 && !is_tag_name(chosen.name)) throw unrelated(finished);
   std::string why = finished.size() == 1 ? "the only finished checkpoint in it"
                                          : fmt::format("the newest of {} finished checkpoints in it", finished.size());
   if (named != finished.end()) why = "which the file \"latest\" names";
@@ -272,18 +297,35 @@ bool is_checkpoint(Files& files, const fs::path& directory, TagContent content) 
   return find_shards(files, directory) || !find_adapter_folders(files, directory).empty();
 }
 
+namespace {
+
+/// The checkpoint in the folder for those of a run, if `directory` has such a folder; else `directory` itself.
+FoundCheckpoint find_in_checkpoints(Files& files, const fs::path& directory, TagContent content) {
+  const fs::path folder = directory / kCheckpointsFolder;
+  if (!files.is_directory(folder) || list_tags(files, folder).empty()) return {directory, {}};
+  return find_checkpoint(files, folder, {}, content);
+}
+
+}  // namespace
+
 FoundCheckpoint find_checkpoint(Files& files, const fs::path& path, const std::optional<std::string>& tag,
                                 TagContent content) {
-  if (tag) return take_tag(files, path, *tag);
+  if (tag) {
+    const fs::path folder = path / kCheckpointsFolder;
+    const bool is_inside = is_plain_name(*tag) && !files.is_directory(path / *tag) && files.is_directory(folder / *tag);
+    return take_tag(files, is_inside ? folder : path, *tag);
+  }
   if (!files.is_directory(path) || is_checkpoint(files, path, content)) return {path, {}};
   std::vector<Tag> tags = list_tags(files, path);
   std::erase_if(tags, [&](const Tag& t) { return content == TagContent::kShards && t.has_weights && !t.has_shards; });
-  if (tags.empty()) return {path, {}};
+  if (tags.empty()) return find_in_checkpoints(files, path, content);
   try {
     const auto latest = read_latest(files, path);
     const bool listed = std::any_of(tags.begin(), tags.end(), [&](const Tag& t) { return t.name == latest; });
     if (latest && !listed) tags.push_back(look_at(files, path / *latest));
     const TagChoice choice = choose_tag(tags, latest);
+    if (choice.name != latest && !is_tag_name(choice.name) && !is_only_model(files, path, choice.name))
+      throw unrelated(tags);
     return {path / choice.name, {path.string() + ": " + choice.note}};
   } catch (Error& error) {
     if (error.path().empty()) error.in(path);

@@ -32,7 +32,8 @@ inline constexpr const char* kLatestFile = "latest";
 /// Links to folders beside them are left out.
 std::vector<Tag> list_tags(Files& files, const std::filesystem::path& directory);
 
-/// Whether a name is made of words of training and numbers, and ends in a number: step_3, epoch=1-step=20, 00100.
+/// Whether a name is made of words of training and numbers, and ends in a number, or has a step as Lightning writes it:
+/// step_3, epoch=1-step=20, 00100, llama--step=10-consumed_samples=320.0.ckpt.
 bool is_tag_name(std::string_view name);
 
 /// Whether `directory` is one of those, with weights or cut off.
@@ -51,8 +52,8 @@ struct TagChoice {
 
 /// The newest finished one of `tags`: the one that `latest` names, else the one with the largest number.
 /// \param tags  not empty.
-/// \throws Error kBadInput if none is finished; kUsage if names do not tell which is the newest, or if the newest has
-/// no name like step_3 or checkpoint-10 and `latest` does not name it.
+/// \throws Error kBadInput if none is finished; kUsage if names do not tell which is the newest, or if the newest of
+/// several has no name like step_3 or checkpoint-10 and `latest` does not name it.
 TagChoice choose_tag(const std::vector<Tag>& tags, const std::optional<std::string>& latest);
 
 /// What a command reads.
