@@ -26,6 +26,8 @@ struct NumberedNames {
 };
 constexpr NumberedNames kSafetensorsNames{"model", ".safetensors"};
 constexpr NumberedNames kPytorchNames{"pytorch_model", ".bin"};
+constexpr NumberedNames kDiffusersNames[] = {{"diffusion_pytorch_model", ".safetensors"},
+                                             {"diffusion_pytorch_model", ".bin"}};
 
 bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find_first_of(std::string_view("/\\\0", 3)) == name.npos;
@@ -105,6 +107,10 @@ std::string hf_file_name(Format format, std::size_t number, std::size_t count) {
 bool is_hf_weights_name(std::string_view name) {
   for (const char* whole : {kSafetensorsFile, kSafetensorsIndexFile, kPytorchFile, kPytorchIndexFile})
     if (name == whole) return true;
+  for (const std::string whole : {kDiffusersSafetensorsFile, kDiffusersPytorchFile})
+    if (name == whole || name == whole + kIndexEnding) return true;
+  for (const NumberedNames& names : kDiffusersNames)
+    if (names.match(name)) return true;
   return kSafetensorsNames.match(name) || kPytorchNames.match(name);
 }
 

@@ -16,6 +16,11 @@ inline constexpr const char* kSafetensorsFile = "model.safetensors";
 inline constexpr const char* kSafetensorsIndexFile = "model.safetensors.index.json";
 inline constexpr const char* kPytorchFile = "pytorch_model.bin";
 inline constexpr const char* kPytorchIndexFile = "pytorch_model.bin.index.json";
+/// The same of diffusers, which is only read.
+inline constexpr const char* kDiffusersSafetensorsFile = "diffusion_pytorch_model.safetensors";
+inline constexpr const char* kDiffusersPytorchFile = "diffusion_pytorch_model.bin";
+/// What follows the name of the whole model's file in the name of its index.
+inline constexpr const char* kIndexEnding = ".index.json";
 /// Ours, beside shards: what the index of the model that they were made of says beside total_size.
 inline constexpr const char* kKeptIndexMetadataFile = "reshard_index_metadata.json";
 

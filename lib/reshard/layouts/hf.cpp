@@ -25,6 +25,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// The names that one program gives the files of a model.
+struct WholeNames {
+  Format format;
+  std::string whole;  // of the only file
+  std::string index() const { return whole + kIndexEnding; }
+};
+
+/// The names of the files in `directory`, by Transformers or diffusers, safetensors first; std::nullopt if there are
+/// none.
+std::optional<WholeNames> names_in(Files& files, const fs::path& directory) {
+  const WholeNames all[] = {{Format::kSafetensors, kSafetensorsFile},
+                            {Format::kPytorch, kPytorchFile},
+                            {Format::kSafetensors, kDiffusersSafetensorsFile},
+                            {Format::kPytorch, kDiffusersPytorchFile}};
+  for (const WholeNames& names : all)
+    for (const std::string& name : {names.whole, names.index()})
+      if (files.kind_of(directory / name) != FileKind::kNone) return names;
+  return std::nullopt;
+}
+
 Error no_weights(Files& files, const fs::path& directory) {
   std::vector<std::string> numbered;
   for (const DirectoryEntry& entry : files.list(directory))
@@ -33,7 +53,7 @@ Error no_weights(Files& files, const fs::path& directory) {
       numbered.push_back(entry.name);
   Error error(ErrorKind::kBadInput, "holds neither model.safetensors nor pytorch_model.bin, nor an index of either");
   error.in(directory);
-  if (!numbered.empty())
+  if (numbered.size() > 1 || (numbered.size() == 1 && numbered.front().find("-of-") != std::string::npos))
     error.hint("there are other weight files (" + list_names(numbered) + "); is the index missing?");
   return error;
 }
@@ -108,9 +128,9 @@ constexpr Format kHfFormats[] = {Format::kSafetensors, Format::kPytorch};
 constexpr LayoutTraits kTraits{"hf", "huggingface", "Hugging Face's directory of whole tensors", "", kHfFormats};
 
 /// Whether there is any file of weights, and not an index alone, as other systems copy it beside files of their own.
-bool holds_weights(Files& files, const fs::path& directory, Format format) {
-  const std::string whole = hf_file_name(format, 1, 1);
-  const fs::path index = directory / hf_index_name(format);
+bool holds_weights(Files& files, const fs::path& directory, const WholeNames& names_of) {
+  const std::string& whole = names_of.whole;
+  const fs::path index = directory / names_of.index();
   if (!files.exists(index) || files.exists(directory / whole)) return true;
   try {
     // Reading the index of a large model takes longer than all else that recognises a directory.
@@ -146,11 +166,12 @@ std::optional<fs::path> lone_weights(Files& files, const fs::path& directory) {
 }
 
 /// That somebody knows the model of config.json.
-void validate_known(Files& files, const fs::path& directory, const ReadContext& context) {
+void validate_known(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
   if (describes_model(context.family)) return;
-  const ModelConfig config = read_model_config(files, directory);
+  const ModelConfig config = checkpoint.config.empty() ? read_model_config(files, checkpoint.directory)
+                                                       : read_model_config_file(files, checkpoint.config);
   if (has_config_plan(config) || find_language_model(config, context.family).family) return;
-  throw unknown_model_type(config, fitting_families(files, directory, config));
+  throw unknown_model_type(config, fitting_families(files, checkpoint.path, config));
 }
 
 /// Reads a checkpoint whose model has to be known. Where its tensors are not those of the model_type in config.json,
@@ -180,9 +201,9 @@ class HfLayout final : public Layout {
   std::vector<const LayoutOption*> options() const override { return {&kMaxShardSize}; }
 
   std::vector<FoundLayout> recognise(Files& files, const fs::path& path) const override {
-    const auto format = hf_format(files, path);
-    if (!format) return {};
-    return {{this, path, path, !holds_weights(files, path, *format)}};
+    const auto names = names_in(files, path);
+    if (!names) return {};
+    return {{this, path, path, !holds_weights(files, path, *names)}};
   }
 
   Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) const override {
@@ -191,10 +212,10 @@ class HfLayout final : public Layout {
     checkpoint.path = checkpoint.directory = found.path;
     find_config(files, checkpoint, context.config);
     if (context.use == ConfigUse::kNeeded)
-      validate_known(files, found.path, context);  // the first thing that is missed
-    const auto format = hf_format(files, found.path);
-    const auto lone = format || !describes_model(context.family) ? std::nullopt : lone_weights(files, found.path);
-    checkpoint.format = lone ? format_of_file(files, *lone) : format.value_or(Format::kSafetensors);
+      validate_known(files, checkpoint, context);  // the first thing that is missed
+    const auto names = names_in(files, found.path);
+    const auto lone = names || !describes_model(context.family) ? std::nullopt : lone_weights(files, found.path);
+    checkpoint.format = lone ? format_of_file(files, *lone) : names ? names->format : Format::kSafetensors;
     HfIndexReport report;
     const std::vector<Container> containers = lone ? std::vector{read_container(files, *lone, checkpoint.format)}
                                                    : read_hf_checkpoint(files, found.path, &report);
@@ -202,10 +223,9 @@ class HfLayout final : public Layout {
     std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
     // Where other files are copied, the note on those that are not names these, too.
     if (context.use == ConfigUse::kLenient && !report.unlisted.empty())
-      checkpoint.notes.push_back(fmt::format("left out, as {} does not name them: {}", hf_index_name(checkpoint.format),
-                                             list_names(report.unlisted)));
-    if (!checkpoint.index_metadata.empty())
-      checkpoint.index_metadata_file = found.path / hf_index_name(checkpoint.format);
+      checkpoint.notes.push_back(
+          fmt::format("left out, as {} does not name them: {}", names->index(), list_names(report.unlisted)));
+    if (!checkpoint.index_metadata.empty()) checkpoint.index_metadata_file = found.path / names->index();
     return read_of_family(files, std::move(checkpoint), containers, context);
   }
 
@@ -231,17 +251,16 @@ class HfLayout final : public Layout {
 }  // namespace
 
 std::optional<Format> hf_format(Files& files, const fs::path& directory) {
-  for (const Format format : {Format::kSafetensors, Format::kPytorch})
-    for (const std::string& name : {hf_file_name(format, 1, 1), hf_index_name(format)})
-      if (files.kind_of(directory / name) != FileKind::kNone) return format;
-  return std::nullopt;
+  const auto names = names_in(files, directory);
+  return names ? std::optional(names->format) : std::nullopt;
 }
 
 std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& directory, HfIndexReport* report) {
-  const auto format = hf_format(files, directory);
-  if (!format) throw no_weights(files, directory);
-  const fs::path index_path = directory / hf_index_name(*format);
-  const fs::path single_path = directory / hf_file_name(*format, 1, 1);
+  const auto names = names_in(files, directory);
+  if (!names) throw no_weights(files, directory);
+  const Format format = names->format;
+  const fs::path index_path = directory / names->index();
+  const fs::path single_path = directory / names->whole;
   for (const fs::path& path : {index_path, single_path})
     if (files.kind_of(path) == FileKind::kBrokenLink)
       throw Error(ErrorKind::kBadInput, "is a link to nowhere")
@@ -251,7 +270,7 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
   std::vector<Container> containers;
   if (files.exists(index_path)) {
     HfIndexReport unread;
-    containers = read_indexed(files, directory, index_path, *format, report ? *report : unread);
+    containers = read_indexed(files, directory, index_path, format, report ? *report : unread);
     const bool listed =
         std::any_of(containers.begin(), containers.end(), [&](const Container& c) { return c.path == single_path; });
     if (single && !listed)
@@ -260,9 +279,9 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
           .in(directory)
           .hint("these are two checkpoints in one place; loaders disagree which counts, so move one away");
   } else {
-    containers.push_back(read_container(files, single_path, *format));
+    containers.push_back(read_container(files, single_path, format));
   }
-  const bool both = *format == Format::kSafetensors &&
+  const bool both = format == Format::kSafetensors &&
                     (files.exists(directory / kPytorchFile) || files.exists(directory / kPytorchIndexFile));
   if (both)
     containers.front().warnings.push_back("there are PyTorch weights beside it, which are ignored, as in transformers");
