@@ -82,13 +82,15 @@ void validate_no_rank(Files& files, const Checkpoint& checkpoint, ConfigUse use)
 }  // namespace
 
 void find_config(Files& files, Checkpoint& checkpoint, const ConfigChoice& choice) {
-  const fs::path own = checkpoint.directory / kConfigFile;
-  const bool has_own = files.exists(own);
-  checkpoint.config_given = !choice.path.empty() && !(choice.where_missing && has_own);
-  if (checkpoint.config_given)
-    checkpoint.config = files.is_directory(choice.path) ? choice.path / kConfigFile : choice.path;
-  else if (has_own)
-    checkpoint.config = own;
+  const bool looks_at_own = choice.path.empty() || choice.where_missing;
+  const auto own = looks_at_own ? find_model_config(files, checkpoint.directory) : std::nullopt;
+  checkpoint.config_given = !choice.path.empty() && !own;
+  if (checkpoint.config_given && files.is_directory(choice.path))
+    checkpoint.config = find_model_config(files, choice.path).value_or(choice.path / kConfigFile);
+  else if (checkpoint.config_given)
+    checkpoint.config = choice.path;
+  else if (own)
+    checkpoint.config = *own;
   if (checkpoint.config_given && !files.exists(checkpoint.config))
     throw Error(ErrorKind::kBadInput,
                 files.is_directory(choice.path) ? "holds no config.json" : "no such file or directory")

@@ -13,12 +13,15 @@
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/specs/mesh.h"
+#include "reshard/specs/model_config.h"
+#include "reshard/specs/neuron_config.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kExportFolder = "checkpoint";  // of optimum-neuron
 constexpr LayoutOption kStartRank{"start-rank", LayoutOption::Type::kRank, "First rank to write (default: 0)"};
 constexpr LayoutOption kEndRank{"end-rank", LayoutOption::Type::kRank, "Last rank to write (default: TP - 1)"};
 
@@ -63,6 +66,24 @@ void note_padding(TargetPlan& plan) {
 
 std::vector<const LayoutOption*> InferenceLayout::options() const {
   return {&kStartRank, &kEndRank};
+}
+
+std::vector<fs::path> InferenceLayout::shards_folders(const fs::path& directory) const {
+  return {directory / traits().folder, directory / kExportFolder / traits().folder};
+}
+
+std::vector<FoundLayout> InferenceLayout::recognise(Files& files, const fs::path& path) const {
+  std::vector<FoundLayout> found = RankLayout::recognise(files, path);
+  for (FoundLayout& one : found) {  // config.json and neuron_config.json are above the folder of an export
+    if (own_name(files, one.directory) != kExportFolder || find_model_config(files, one.directory)) continue;
+    const fs::path above = directory_above(files, one.directory);
+    if (find_model_config(files, above) || files.exists(above / kNeuronConfigFile)) one.directory = above;
+  }
+  return found;
+}
+
+bool InferenceLayout::owns(Files&, const fs::path&, const std::string& name) const {
+  return name == kNeuronConfigFile;
 }
 
 fs::path InferenceLayout::rank_path(Format, RankId rank) const {

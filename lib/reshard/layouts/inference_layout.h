@@ -19,6 +19,11 @@ inline constexpr LayoutOption kPad{"pad", LayoutOption::Type::kFlag, "Pad sizes 
 class InferenceLayout : public RankLayout {
  public:
   std::vector<const LayoutOption*> options() const override;
+  std::vector<FoundLayout> recognise(Files& files, const std::filesystem::path& path) const override;
+  /// optimum-neuron exports the weights to checkpoint/weights/.
+  std::vector<std::filesystem::path> shards_folders(const std::filesystem::path& directory) const override;
+  /// neuron_config.json is about the compiled model.
+  bool owns(Files& files, const std::filesystem::path& directory, const std::string& name) const override;
   std::filesystem::path rank_path(Format format, RankId rank) const override;
   std::string name_of(RankId rank) const override;
   bool is_rank_name(const std::filesystem::path& name) const override;

@@ -37,8 +37,8 @@ namespace fs = std::filesystem;
 /// folder of the usual name lies in it, and one of another name is it, as NxD saves it.
 fs::path directory_of(Files& files, const fs::path& shards, const std::string& usual_name) {
   const fs::path above = directory_above(files, shards);
-  if (files.exists(shards / kConfigFile)) return shards;
-  if (files.exists(above / kConfigFile)) return above;
+  if (find_model_config(files, shards)) return shards;
+  if (find_model_config(files, above)) return above;
   return own_name(files, shards) == usual_name ? above : shards;
 }
 

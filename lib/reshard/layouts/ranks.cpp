@@ -52,6 +52,10 @@ class RanksLayout final : public TrainingLayout {
     return {};
   }
 
+  /// NxD's documentation has them in shards/, too.
+  std::vector<fs::path> shards_folders(const fs::path& directory) const override {
+    return {directory / traits().folder, directory / "shards"};
+  }
   std::optional<fs::path> optimizer_folder(const fs::path& shards) const override { return shards; }
 
   bool is_rank_name(const fs::path& name) const override { return rank_of_name(name.string()).has_value(); }

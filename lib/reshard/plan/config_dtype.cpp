@@ -8,6 +8,7 @@
 #include "reshard/base/json.h"
 #include "reshard/io/text_file.h"
 #include "reshard/specs/model_config.h"
+#include "reshard/specs/neuron_config.h"
 
 namespace reshard {
 namespace {
@@ -47,8 +48,16 @@ bool set_part_dtype(OrderedJson& part, DType dtype) {
 
 }  // namespace
 
+OrderedJson read_compiled_config(Files& files, const std::filesystem::path& file) {
+  if (file.empty() || file.filename() != kNeuronConfigFile) return {};
+  const Json json = read_json_file(files, file, kMaxConfigBytes, JsonDialect::kPython);
+  if (!has_model_config(json)) return {};
+  return parse_ordered_json(json_text(model_config_of(json)), file, JsonDialect::kPython);
+}
+
 OrderedJson read_ordered_config(Files& files, const std::filesystem::path& file) {
   if (file.empty()) return {};
+  if (OrderedJson compiled = read_compiled_config(files, file); !compiled.is_null()) return compiled;
   try {
     return parse_ordered_json(read_text_file(files, file, kMaxConfigBytes), file, JsonDialect::kPython);
   } catch (const Error& error) {  // beside a single file, it is taken along as it is

@@ -8,7 +8,11 @@
 
 namespace reshard {
 
-/// The config.json at `file`, keys in its order; null if `file` is empty or none that can be read.
+/// The config.json that the neuron_config.json at `file` amounts to; null for any other file, and if `file` is empty.
+OrderedJson read_compiled_config(Files& files, const std::filesystem::path& file);
+
+/// The config.json at `file`, keys in its order, or read_compiled_config; null if `file` is empty or none that can be
+/// read.
 OrderedJson read_ordered_config(Files& files, const std::filesystem::path& file);
 
 /// Sets the dtype that a configuration names (`dtype`, `torch_dtype`), and those of its parts (`text_config`,

@@ -16,6 +16,7 @@
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/rank_layout.h"
 #include "reshard/plan/companions.h"
+#include "reshard/plan/config_dtype.h"
 #include "reshard/plan/trainer_files.h"
 #include "reshard/specs/model_config.h"
 
@@ -412,11 +413,25 @@ void validate_no_trainer_files(Files& files, const Job& job) {
       .hint("move what it holds away, or choose another output directory");
 }
 
+/// Adds config.json if it is not among the companions: it was given, or has another name in the source.
+void carry_config(Files& files, Job& job, const Checkpoint& source) {
+  const auto is_config = [](const auto& file) { return file.path == kConfigFile; };
+  const OrderedJson compiled = read_compiled_config(files, source.config);
+  if (!source.config_given && compiled.is_null()) return;
+  std::erase_if(job.copied_files, is_config);
+  if (!compiled.is_null()) {
+    if (std::none_of(job.text_files.begin(), job.text_files.end(), is_config))
+      job.text_files.push_back({kConfigFile, json_text(compiled, 2) + "\n", source.config});
+  } else if (!is_in_place(files, source.config, job.output_directory)) {
+    job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
+  }
+}
+
 }  // namespace
 
 void carry_companions(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& left_out) {
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
-  const bool is_models = files.exists(source.directory / kConfigFile);
+  const bool is_models = find_model_config(files, source.directory).has_value();
   const bool in_place = files.resolve(job.output_directory) == files.resolve(source.directory);
   if (is_models && !in_place) {
     std::set<fs::path> sources(left_out.begin(), left_out.end());  // the checkpoint itself needs no note
@@ -428,11 +443,7 @@ void carry_companions(Files& files, Job& job, const Checkpoint& source, const st
   } else if (!in_place && source.layout != nullptr) {
     note_weights_left(files, job, source, weights_in(files, source.directory));
   }
-  if (source.config_given) {
-    std::erase_if(job.copied_files, [](const CopiedFile& copied) { return copied.path == kConfigFile; });
-    if (!is_in_place(files, source.config, job.output_directory))
-      job.copied_files.push_back({source.config, kConfigFile, files.size_bytes(source.config)});
-  }
+  carry_config(files, job, source);
   carry_tokenizer(files, job, source);
   if (!source.states.empty() && job.layout->traits().writes_states)
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(job.copied_files, std::move(file));

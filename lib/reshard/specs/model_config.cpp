@@ -3,6 +3,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/json.h"
 #include "reshard/io/text_file.h"
+#include "reshard/specs/neuron_config.h"
 
 namespace reshard {
 namespace {
@@ -40,12 +41,22 @@ Json separate_quantization(Files& files, const fs::path& directory) {
 
 }  // namespace
 
+std::optional<fs::path> find_model_config(Files& files, const fs::path& directory) {
+  if (files.exists(directory / kConfigFile)) return directory / kConfigFile;
+  const fs::path compiled = directory / kNeuronConfigFile;
+  if (files.exists(compiled) &&
+      has_model_config(read_json_file(files, compiled, kMaxConfigBytes, JsonDialect::kPython)))
+    return compiled;
+  return std::nullopt;
+}
+
 ModelConfig read_model_config(Files& files, const std::filesystem::path& directory) {
-  if (!files.exists(directory / kConfigFile))
+  const auto file = find_model_config(files, directory);
+  if (!file)
     throw Error(ErrorKind::kBadInput, "holds no config.json, which says what the tensors are")
         .in(directory)
-        .hint("give the model's own directory, with config.json beside the weights");
-  return read_model_config_file(files, directory / kConfigFile);
+        .hint("give the model's own directory, with config.json beside the weights, or say with `config` where it is");
+  return read_model_config_file(files, *file);
 }
 
 ModelConfig empty_model_config(std::string model_type) {
@@ -55,7 +66,8 @@ ModelConfig empty_model_config(std::string model_type) {
 ModelConfig read_model_config_file(Files& files, const std::filesystem::path& file) {
   ModelConfig config;
   config.path = file;
-  config.json = std::make_shared<const Json>(read_json_file(files, config.path, kMaxConfigBytes, JsonDialect::kPython));
+  Json content = read_json_file(files, config.path, kMaxConfigBytes, JsonDialect::kPython);
+  config.json = std::make_shared<const Json>(has_model_config(content) ? model_config_of(content) : std::move(content));
   const JsonObject object(*config.json, config.path);
   if (object.has("model_type") && !object.at("model_type").is_null())
     config.model_type = object.string_at("model_type");

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "reshard/base/json_fwd.h"
@@ -21,13 +22,17 @@ struct ModelConfig {
   std::string model_type;            // empty where config.json has none
 };
 
+/// The file in `directory` that has the model's config: config.json, else a neuron_config.json that NxD Inference wrote.
+/// Returns std::nullopt if there is none.
+std::optional<std::filesystem::path> find_model_config(Files& files, const std::filesystem::path& directory);
+
 /// \throws Error kBadInput if the file is missing, is no JSON object, or has a model_type that is no text.
 ModelConfig read_model_config(Files& files, const std::filesystem::path& directory);
 
 /// That of a model without config.json: no keys, no path.
 ModelConfig empty_model_config(std::string model_type);
 
-/// The same of a file of any name.
+/// The same of a file of any name. A neuron_config.json is read as the config.json that it amounts to.
 ModelConfig read_model_config_file(Files& files, const std::filesystem::path& file);
 
 }  // namespace reshard

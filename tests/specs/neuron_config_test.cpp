@@ -1,0 +1,50 @@
+#include "reshard/specs/neuron_config.h"
+
+#include "reshard/base/json.h"
+#include "reshard/specs/model_config.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/local_files.h"
+#include "support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using test::error_of;
+using test::Says;
+
+TEST_CASE("A compiled model's configuration loses NxD Inference's keys and gets its own sizes back") {
+  const test::TempDir dir;
+  test::write_file(dir / kNeuronConfigFile,
+                   R"({"model_type": "gpt_oss", "hidden_size": 3072, "original_hidden_size": 2880,
+    "moe_intermediate_size": 128, "moe_intermediate_pad_size": 28, "original_max_position_embeddings": 7,
+    "text_config": {"hidden_size": 5, "neuron_config": {"tp_degree": 2}}, "fused_spec_config": null, "metadata": null,
+    "attribute_map": {}, "neuron_config": {"torch_dtype": "bfloat16", "quantize_clamp_bound": Infinity}})");
+  const ModelConfig config = read_model_config(local_storage(), dir.path());
+  CHECK(config.path == dir / kNeuronConfigFile);
+  CHECK(config.model_type == "gpt_oss");
+  CHECK(*config.json == parse_json(R"({"model_type": "gpt_oss", "hidden_size": 2880, "moe_intermediate_size": 100,
+    "original_max_position_embeddings": 7, "text_config": {"hidden_size": 5}, "torch_dtype": "bfloat16"})",
+                                   {}));
+  test::write_file(dir / kConfigFile, R"({"model_type": "llama"})");
+  CHECK(read_model_config(local_storage(), dir.path()).model_type == "llama");
+}
+
+TEST_CASE("The settings alone, as optimum-neuron writes them, are no model's configuration") {
+  const test::TempDir dir;
+  test::write_file(dir / kNeuronConfigFile, R"({"tp_degree": 2, "fused_qkv": true})");
+  CHECK_FALSE(find_model_config(local_storage(), dir.path()));
+  const Json settings = parse_json(R"({"tp_degree": 2, "fused_qkv": true, "mlp_kernel_enabled": null})", {});
+  CHECK(neuron_settings(settings) == settings);
+  CHECK(neuron_flag(settings, "fused_qkv", "n.json"));
+  CHECK_FALSE(neuron_flag(settings, "mlp_kernel_enabled", "n.json"));
+  CHECK_FALSE(neuron_flag(settings, "qkv_kernel_enabled", "n.json"));
+  const Error error = error_of([&] { neuron_flag(settings, "tp_degree", "n.json"); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == "n.json");
+  CHECK_THAT(error.what(), Says("tp_degree"));
+}
+
+}  // namespace
+}  // namespace reshard
