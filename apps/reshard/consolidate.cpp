@@ -51,7 +51,7 @@ void add_consolidate(CLI::App& app, Together& together) {
       ->add_option(
           "CHECKPOINT_DIR", arguments->checkpoint_directory,
           "Directory that holds a shards folder or adapter_NAME/ folders, or that folder itself; or a training "
-          "run's directory, see --tag")
+          "run's directory, see --tag; or a file that contains all weights")
       ->required();
   CLI::Option* output =
       command->add_option("OUT_DIR", arguments->output_directory,

@@ -66,7 +66,8 @@ void add_shard(CLI::App& app, Together& together) {
   command
       ->add_option(
           "MODEL_DIR", arguments->model_directory,
-          "Directory with config.json and the weights, or of a training checkpoint that is read as whole tensors")
+          "Directory with config.json and the weights, or of a training checkpoint that is read as whole tensors; or a "
+          "file that contains all weights")
       ->required();
   command->add_option("OUT_DIR", arguments->output_directory, "Directory to write the shards folder into")->required();
   add_mesh(*command, arguments->target)

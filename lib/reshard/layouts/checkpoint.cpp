@@ -13,7 +13,9 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/misfits.h"
+#include "reshard/layouts/nearby_checkpoints.h"
 #include "reshard/layouts/planned_model.h"
+#include "reshard/layouts/rank_layout.h"
 #include "reshard/layouts/record_validation.h"
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/layouts/strangers.h"
@@ -270,20 +272,6 @@ void note_idle_options(Checkpoint& checkpoint, const OptionValues& values) {
   }
 }
 
-/// A file that has to contain a whole model, as somebody saved its state dict.
-Checkpoint read_model_file(Files& files, const fs::path& path, const ReadContext& context) {
-  if (is_hf_weights_name(path.filename().string()) && path.filename().string().find("-of-") != std::string::npos)
-    throw Error(ErrorKind::kBadInput, "is one of several weight files of a model")
-        .in(path)
-        .hint("give the directory that contains all of them");
-  Checkpoint checkpoint = read_file(files, path, context);
-  validate_no_rank(files, checkpoint, context.use);
-  if (context.use == ConfigUse::kNeeded && !checkpoint.model)
-    throw unknown_model_type(read_model_config_file(files, checkpoint.config));
-  note_idle_options(checkpoint, context.options);
-  return checkpoint;
-}
-
 /// Of the two in one directory the Hugging Face weights were read.
 void note_shards_beside(Checkpoint& checkpoint, const FoundLayout& shards) {
   fs::path other = shards.path;
@@ -358,6 +346,32 @@ std::string shards_folders() {
   return join(folders, " nor ");
 }
 
+/// Whether a file's name says that it holds a part of a model, or an adapter.
+bool is_part_name(const fs::path& name) {
+  if (name == kAdapterSafetensorsFile || name == kAdapterPytorchFile) return true;
+  return std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {
+    const auto* const ranks = dynamic_cast<const RankLayout*>(layout);
+    return ranks != nullptr && ranks->is_rank_name(name);
+  });
+}
+
+/// The model in a single file, such as the state dict that somebody saved, if it is all of the one that config.json
+/// describes.
+Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext& context) {
+  const std::string name = path.filename().string();
+  if (is_hf_weights_name(name) && name.find("-of-") != std::string::npos)
+    throw Error(ErrorKind::kBadInput, "is one of several weight files of a model")
+        .in(path)
+        .hint("give the directory that contains all of them");
+  Checkpoint checkpoint = read_file(files, path, context);
+  validate_no_rank(files, checkpoint, context.use);
+  if (context.use == ConfigUse::kNeeded && !checkpoint.model)
+    throw unknown_model_type(checkpoint.language_model.config, {});
+  if (checkpoint.model) validate_against_model(checkpoint.map, *checkpoint.model, path);
+  note_idle_options(checkpoint, context.options);
+  return checkpoint;
+}
+
 Error no_directory(Files& files, const fs::path& path) {
   if (!files.exists(path)) return Error(ErrorKind::kBadInput, "no such directory").in(path);
   return Error(ErrorKind::kBadInput, "is not a directory")
@@ -368,6 +382,7 @@ Error no_directory(Files& files, const fs::path& path) {
 }  // namespace
 
 Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& context) {
+  if (files.is_file(path) && !is_part_name(path.filename())) return read_lone_model(files, path, context);
   if (!files.is_directory(path)) throw no_directory(files, path);
   if (const auto shards = find_shards(files, path)) return read(files, *shards, context);
   if (find_whole(files, path)) {
@@ -378,17 +393,18 @@ Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& c
         .hint("it is a Hugging Face checkpoint already");
   }
   refuse_part(files, path);
+  const std::string nearby = hint_for_contents(files, path);
   throw Error(ErrorKind::kBadInput, fmt::format("holds neither {} nor files of ranks", shards_folders()))
       .in(path)
-      .hint("give the directory that holds the shards folder, or that folder itself");
+      .hint(nearby.empty() ? "give the directory that holds the shards folder, or that folder itself" : nearby);
 }
 
 Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext& context) {
-  if (!files.exists(directory))
-    throw Error(ErrorKind::kBadInput, "no such file or directory")
+  if (files.is_file(directory)) return read_lone_model(files, directory, context);
+  if (!files.is_directory(directory))
+    throw Error(ErrorKind::kBadInput, files.exists(directory) ? "is not a directory" : "no such file or directory")
         .in(directory)
         .hint("give the directory that contains config.json and the weights, or a file with a state dict");
-  if (!files.is_directory(directory)) return read_model_file(files, directory, context);
   const bool is_whole = find_whole(files, directory).has_value();
   const auto shards = is_whole ? std::nullopt : find_shards(files, directory);
   if (shards && shards->layout->traits().needs_no_mesh) return read(files, *shards, context);
@@ -399,7 +415,13 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
         .hint("convert reads it, or consolidate it first");
   }
   if (!is_whole) refuse_part(files, directory);
-  return read(files, {&whole_layout(), directory, directory}, context);
+  try {
+    return read(files, {&whole_layout(), directory, directory}, context);
+  } catch (Error& error) {
+    if (!is_whole && error.path() == directory.string())
+      if (const std::string nearby = hint_for_contents(files, directory); !nearby.empty()) error.hint(nearby);
+    throw;
+  }
 }
 
 Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {

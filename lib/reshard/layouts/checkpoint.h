@@ -81,10 +81,10 @@ struct Checkpoint {
 /// what the plan in config.json says (ConfigPlan).
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
-/// The same for a path that must be a sharded checkpoint.
+/// The same for a path that must be a sharded checkpoint, or a single file that holds all of a model.
 Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const ReadContext& context);
-/// The same for a path that must be a directory of whole tensors, or of shards that are read as such, or a file with the
-/// state dict of a whole model.
+/// The same for a path that must be a directory of whole tensors, or of shards that are read as such, or a single file
+/// that holds all of a model.
 Checkpoint read_whole(Files& files, const std::filesystem::path& directory, const ReadContext& context);
 
 // What layouts read a checkpoint with.

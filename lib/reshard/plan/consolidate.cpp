@@ -27,6 +27,10 @@ std::unique_ptr<Job> plan_adapters(Files& files, const ConsolidateRequest& reque
 
 std::filesystem::path output_of(Files& files, const ConsolidateRequest& request, const Checkpoint& checkpoint) {
   if (request.output_directory) return *request.output_directory;
+  if (checkpoint.layout == nullptr)
+    throw Error(ErrorKind::kUsage, "no output directory was given for the model in this file")
+        .in(checkpoint.path)
+        .hint("name an output directory after the file");
   if (const auto directory = checkpoint.layout->default_output(files, checkpoint.found())) return *directory;
   throw Error(ErrorKind::kUsage,
               fmt::format("no output directory was given, and layout {} has no folder beside which "
@@ -41,8 +45,9 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   validate_request(request.target);
   validate_takes_states(request.source, *request.target.layout);
   const FoundCheckpoint found = find_checkpoint(files, request.source.path, request.source.tag, TagContent::kShards);
-  if (const auto adapters = adapters_meant(files, found.path); !adapters.empty())
-    return plan_adapters(files, request, found, adapters);
+  if (files.is_directory(found.path))
+    if (const auto adapters = adapters_meant(files, found.path); !adapters.empty())
+      return plan_adapters(files, request, found, adapters);
   Checkpoint checkpoint = read_sharded(files, found.path, context_of(request.source, ConfigUse::kStrict));
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   validate_names(checkpoint, *request.target.layout);
