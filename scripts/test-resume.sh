@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Kills the program of BUILD (a folder such as build/release) at random moments, with SIGKILL, and has it go on with
-# --resume until it is done: the outputs have to be those of a run that nobody disturbed.
+# --resume until it is done: the outputs have to be those of a run that nobody disturbed. Then with SIGTERM, which leaves
+# a journal, and without --resume nothing.
 #
 #   scripts/test-resume.sh BUILD           10 runs that are killed
 #   scripts/test-resume.sh BUILD 300       300 of them
@@ -76,6 +77,32 @@ for ((i = 0; killed < kills; ++i)); do
 done
 ((went_on > 0 || kills == 0)) || fail "none of $killed killed runs left a journal"
 echo "$killed runs were killed, $late of them when all was written; $went_on went on from a journal, with $((resumed / 1000000)) MB that were not written again"
+
+# A signal leaves a journal, though its interval is far from over.
+"$reshard" shard "$work/model" "$work/whole" --tp 4 --quiet
+sums "$work/whole" >"$work/whole.sums"
+stopped=0 kept=0
+for ((i = 0; stopped < 5; ++i)); do
+  ((i < 50)) || fail "the run is over before a signal comes"
+  RESHARD_JOURNAL_INTERVAL=3600 "$reshard" shard "$work/model" "$work/out-dir" --tp 4 --resume --quiet 2>"$work/err" &
+  pid=$!
+  sleep "0.$(printf '%03d' $((50 + RANDOM % 400)))"
+  kill -TERM "$pid" 2>/dev/null || true
+  code=0
+  wait "$pid" || code=$?
+  if ((code == 130)); then
+    stopped=$((stopped + 1))
+    if grep -q "goes on from there" "$work/err"; then kept=$((kept + 1)); fi
+  else
+    ((code == 0)) || fail "exit code $code after SIGTERM"
+  fi
+  "$reshard" shard "$work/model" "$work/out-dir" --tp 4 --resume --json >"$work/json" 2>"$work/err" || true
+  [[ -e $work/out-dir ]] || fail "the run does not go on after SIGTERM"
+  sums "$work/out-dir" | cmp -s - "$work/whole.sums" || fail "other bytes after SIGTERM"
+  rm -rf "$work/out-dir"
+done
+((kept > 0)) || fail "none of $stopped runs that got SIGTERM left a journal"
+echo "$stopped runs got SIGTERM, $kept of them left what they had written"
 
 # --clean takes what a killed run has left, though the output is complete by now, and nothing else.
 "$reshard" shard "$work/model" "$work/out-dir" --tp 4 >/dev/null 2>&1 &

@@ -96,8 +96,8 @@ void ProgressBar::draw_until_done() {
     const double seconds = std::chrono::duration<double>(elapsed).count();
     const int columns = terminal_columns();
     const std::uint64_t left_bytes = total_bytes_ - std::min<std::uint64_t>(total_bytes_, progress_.resumed_bytes);
-    const std::string line =
-        progress_line(progress_.done_bytes + progress_.others_bytes, left_bytes, seconds, progress_.flushing, columns);
+    const std::string line = progress_line(progress_.done_bytes + progress_.others_bytes, left_bytes, seconds,
+                                           progress_.phase != RunPhase::kMoving, columns);
     print_error("\r" + line + "\x1b[K");
     drawn = true;
   }

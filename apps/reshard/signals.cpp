@@ -6,6 +6,8 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,6 +31,27 @@ std::atomic<Progress*> running{nullptr};
 std::atomic<int> done{-1};  // the exit code, once it is known
 std::atomic<bool> came{false};
 std::atomic<const StopSignal*> first{nullptr};  // that came
+std::atomic<std::int64_t> first_ms{0};          // when a run was asked to stop; 0 before
+
+constexpr std::int64_t kSameSignalMs = 1000;
+constexpr std::string_view kEndedAtOnce =
+    "reshard: ended at once by a second signal; what was written stays in the staging directory next to the output: "
+    "--clean deletes it, --resume continues from its last journal\n";
+
+/// Of a clock that runs on. For a signal handler.
+std::int64_t now_ms() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000 + 1;
+}
+
+/// For a signal handler.
+[[noreturn]] void end_interrupted(std::string_view line) {
+  if (!is_muted()) {
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
+  ::_exit(describe(ErrorKind::kInterrupted).exit_code);
+}
 
 std::string named(std::string message, const StopSignal* signal) {
   constexpr std::string_view kAny = "a signal";
@@ -43,7 +66,6 @@ std::array<std::string, kStopSignals.size()>& stopped_lines() {
   return lines;
 }
 
-/// However often it is asked: a run ends at its next block, and cleans up after itself.
 void stop(int number) {
   came = true;
   std::size_t row = 0;
@@ -52,14 +74,13 @@ void stop(int number) {
   first.compare_exchange_strong(none, &kStopSignals[row]);
   if (const int exit_code = done; exit_code >= 0) ::_exit(exit_code);
   if (Progress* progress = running.load()) {
+    std::int64_t before_ms = 0;
     progress->stop = true;
-    return;
+    if (first_ms.compare_exchange_strong(before_ms, now_ms())) return;
+    if (now_ms() - before_ms < kSameSignalMs || progress->phase == RunPhase::kPublishing) return;
+    end_interrupted(kEndedAtOnce);
   }
-  const std::string& line = stopped_lines()[row];
-  if (!is_muted()) {
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-  }
-  ::_exit(describe(ErrorKind::kInterrupted).exit_code);
+  end_interrupted(stopped_lines()[row]);
 }
 
 }  // namespace

@@ -15,7 +15,10 @@ void mind_stop_signals();
 /// The message of kInterrupted with the name of the signal that came to this process, if one did.
 std::string with_signal_name(std::string message);
 
-/// While one exists, the signals ask a run to stop instead, which then cleans up after itself. At most one at a time.
+/// While one exists, the first signal asks a run to stop, which then cleans up after itself or, with `resume`, journals
+/// what is complete. A later signal ends the program at once, unless outputs are being published; signals within a
+/// second of the first are taken for the same one, since launchers and `timeout` send it to a process and to its group.
+/// At most one at a time.
 class StoppableRun {
  public:
   /// `progress` is borrowed.

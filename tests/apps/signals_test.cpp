@@ -1,5 +1,7 @@
 // Signals that ask the program to stop, whatever it is doing.
 
+#include "signals.h"
+
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +13,7 @@
 #include <fstream>
 #include <thread>
 
+#include "print.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/temp_dir.h"
@@ -129,6 +132,30 @@ TEST_CASE("A signal that was ignored when the program started stays ignored, as 
   program.send(SIGTERM);
   program.wait_for_end();
   CHECK(program.exit_code() == 130);
+}
+
+TEST_CASE("A second signal ends a run at once, unless it is the first again or outputs are being published") {
+  using reshard::RunPhase;
+  for (const RunPhase phase : {RunPhase::kMoving, RunPhase::kFlushing, RunPhase::kPublishing}) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      reshard::cli::mind_stop_signals();
+      reshard::cli::set_muted(true);
+      reshard::Progress progress;
+      const reshard::cli::StoppableRun run(progress);
+      progress.phase = phase;
+      for (int i = 0; i < 3; ++i) ::raise(i == 1 ? SIGINT : SIGTERM);
+      if (!progress.stop) ::_exit(1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+      ::raise(SIGTERM);
+      ::_exit(2);  // it goes on
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == (phase == RunPhase::kPublishing ? 2 : 130));
+  }
 }
 
 TEST_CASE("A signal that comes once the outputs stand does not make a failure of the run") {

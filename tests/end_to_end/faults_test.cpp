@@ -130,7 +130,7 @@ TEST_CASE("A stop during the last flush ends the run before anything is publishe
   Progress progress;
   FaultStorage storage;
   storage.before = [&](FaultStorage::Operation, std::uint64_t) {
-    if (progress.flushing) progress.stop = true;
+    if (progress.phase == RunPhase::kFlushing) progress.stop = true;
   };
   RunOptions options;
   options.storage = &storage;

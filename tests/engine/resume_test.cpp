@@ -504,25 +504,6 @@ TEST_CASE("Of two runs that go on at once, one does, with all of its ranks") {
   rank.attach(run.prepared());
 }
 
-TEST_CASE("A signal leaves nothing, but for the next run if that was asked for") {
-  for (const bool resume : {false, true}) {
-    const Jobs jobs;
-    const auto before = snapshot(jobs.temp.path());
-    const auto job = jobs.planners.front().second(jobs.temp / "out");
-    FaultStorage storage;
-    Progress progress;
-    RunOptions options = journalled(storage, &progress);
-    options.resume = resume;
-    storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-      if (operation == FaultStorage::Operation::kWrite && progress.done_bytes > job->program.write_bytes / 2)
-        progress.stop = true;
-    };
-    CHECK(error_of([&] { execute(*job, options); }).kind() == ErrorKind::kInterrupted);
-    CHECK(staging_in(jobs.temp.path()).has_value() == resume);
-    if (!resume) CHECK((snapshot(jobs.temp.path()) == before));
-  }
-}
-
 TEST_CASE("A run that ends before its first journal leaves nothing when it fails") {
   const Jobs jobs;
   const auto before = snapshot(jobs.temp.path());

@@ -146,7 +146,7 @@ TEST_CASE("Progress ends at the bytes that the program writes") {
       const auto job = plan_shard(sharded.request);
       execute(*job, options);
       CHECK(progress.done_bytes == job->program.write_bytes);
-      CHECK(progress.flushing);
+      CHECK(progress.phase == RunPhase::kPublishing);
     }
   }
 }

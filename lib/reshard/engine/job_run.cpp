@@ -269,6 +269,14 @@ void JobRun::begin_journal(std::uint32_t share) {
       journal_header(job_, options_, unit_count()), options_.journal_interval, flush_files);
 }
 
+/// A signal leaves time to journal what is complete, so that a later run does not write it again.
+/// \throws Error what went wrong with the journal, which may be the reason for the failure of the run.
+void JobRun::end_journal(bool is_interrupted) {
+  if (!journal_) return;
+  journal_->finish();
+  if (is_interrupted && options_.resume) journal_->write_rest();
+}
+
 ShareReport JobRun::run(const Share& share, Lots* lots) {
   if (prepared_.root.empty()) throw Error(ErrorKind::kInternal, "a share is run before the run is prepared");
   if (share.index >= share.count)
@@ -296,10 +304,10 @@ ShareReport JobRun::run(const Share& share, Lots* lots) {
   try {
     report = run_parts(job_.maps(), job_.program, parts, prepared_.root, std::move(options));
   } catch (...) {
-    if (journal_) journal_->finish();  // its own failure is the reason
+    end_journal(as_error(std::current_exception()).kind() == ErrorKind::kInterrupted);
     throw;
   }
-  if (journal_) journal_->finish();
+  end_journal(false);
   if (fragments_) {
     fragments_->spill();
     report.fragment_files = fragments_->files();
@@ -316,7 +324,7 @@ ShareReport JobRun::run(const Share& share, Lots* lots) {
 /// Writes to files what is known of them with the CRCs, unless these are null, and has the disk confirm them: several
 /// at a time, since each waits.
 void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs) try {
-  if (options_.progress) options_.progress->flushing = true;
+  if (options_.progress) options_.progress->phase = RunPhase::kFlushing;
   for_each_number(files.size(), options_.sync ? kFlushingThreads : thread_count(options_), [&](std::size_t i) {
     throw_if_stopped(options_);
     const TensorFile& file = job_.target.files[files[i]];
@@ -327,7 +335,10 @@ void JobRun::flush(const std::vector<std::uint32_t>& files, const std::vector<st
   for (const std::uint32_t file : files) unflushed_[file] = false;
 } catch (const Error& error) {
   // The disk says only once what it could not write.
-  if (journal_ && error.kind() != ErrorKind::kInterrupted) journal_->close();
+  if (error.kind() == ErrorKind::kInterrupted)
+    end_journal(true);
+  else if (journal_)
+    journal_->close();
   throw;
 }
 
@@ -385,6 +396,7 @@ RunResult JobRun::publish(ShareReport report) {
   if (journal_ && journal_->is_full())
     result.notes.push_back("there was no space for the journal: had this run been killed, `resume` could not go on");
   if (job_.manifest) write_manifest(report, result);
+  if (options_.progress) options_.progress->phase = RunPhase::kPublishing;
   const std::vector<std::string> notes = staging_->publish(options_.sync);
   journal_.reset();
   result.notes.insert(result.notes.end(), notes.begin(), notes.end());

@@ -108,6 +108,7 @@ class JobRun {
   bool journals() const { return options_.journal && options_.sync && prepared_.has_lock; }
   std::uint32_t unit_count() const;
   void begin_journal(std::uint32_t share);
+  void end_journal(bool is_interrupted);
   void flush_entries();
   void write_manifest(const ShareReport& report, RunResult& result);
   void flush(const std::vector<std::uint32_t>& files, const std::vector<std::uint32_t>* crcs);

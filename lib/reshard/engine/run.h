@@ -26,13 +26,20 @@ namespace reshard {
 class Lots;
 class PageFragments;
 
-/// What a run tells others while it goes on, and how others stop it. Thread-safe.
+/// How far a run is.
+enum class RunPhase : std::uint8_t {
+  kMoving,
+  kFlushing,    // all bytes are written, but not yet confirmed by the disk
+  kPublishing,  // outputs get their final names: a signal comes too late
+};
+
+/// Progress of a run for other threads, and their way to stop it. Thread-safe.
 struct Progress {
   std::atomic<std::uint64_t> done_bytes{0};     // of Program::write_bytes, or read_bytes where nothing is written
   std::atomic<std::uint64_t> others_bytes{0};   // likewise, of the other ranks of the run
   std::atomic<std::uint64_t> resumed_bytes{0};  // of Program::write_bytes, what an earlier run has written
-  std::atomic<bool> flushing{false};            // all bytes are written, the disk has not confirmed them yet
-  std::atomic<bool> stop{false};                // set it to end the run with kInterrupted
+  std::atomic<RunPhase> phase{RunPhase::kMoving};
+  std::atomic<bool> stop{false};  // set it to end the run with kInterrupted
 };
 
 /// What pays, as measured (tests/bench). Outputs do not depend on it; tests let small tensors go every way.
@@ -79,7 +86,7 @@ struct RunOptions {
   /// Called with each unit of the program when all of its bytes are written, which says nothing of the disk; from
   /// several threads at once.
   std::function<void(UnitReport)> on_unit;
-  /// Called when something goes wrong in a thread of the run, before the others are stopped.
+  /// Called when a thread of the run fails, before the others are stopped; not for kInterrupted.
   std::function<void()> on_failure;
   Lots* lots = nullptr;                // borrowed: where more to do comes from; may be null
   PageFragments* fragments = nullptr;  // borrowed: where to put what goes to pages that others write to; may be null

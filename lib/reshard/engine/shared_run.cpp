@@ -32,7 +32,7 @@ SharedRun::SharedRun(const ProgramMaps& the_maps, const Program& the_program, co
       others(open_files()),
       sinks(open_files(),
             [this](Sink& sink) {
-              if (failed) return;  // all of it will be removed
+              if (spoiled || (failed && !options.resume)) return;  // all of it will be removed
               try {
                 sink.finish();
               } catch (...) {
@@ -79,7 +79,10 @@ void validate_unchanged(Files& files, const TensorFile& file) {
 }
 
 void SharedRun::fail(std::exception_ptr why) {
-  if (options.on_failure) options.on_failure();
+  if (as_error(why).kind() != ErrorKind::kInterrupted) {
+    spoiled = true;
+    if (options.on_failure) options.on_failure();
+  }
   const std::lock_guard lock(failure_mutex);
   if (!failure) failure = std::move(why);
   failed = true;

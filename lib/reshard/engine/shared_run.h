@@ -58,7 +58,8 @@ struct SharedRun {
   const BlockVisitor& visitor;
   unsigned threads;
   BlockQueue queue;
-  std::atomic<bool> failed{false};
+  std::atomic<bool> failed{false};   // or interrupted: all threads stop
+  std::atomic<bool> spoiled{false};  // failed for another reason than a signal
   std::mutex failure_mutex;
   std::exception_ptr failure;
   /// Replicas that differ and may: index of the stored tensor, and of the logical one, of a map.
