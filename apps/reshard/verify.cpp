@@ -344,9 +344,12 @@ int run_verify_tensors(const VerifyArguments& arguments, const std::string& text
   {
     std::uint64_t bytes = 0;
     for (const LogicalTensor& tensor : a.map.logical) bytes += num_bytes(tensor.dtype, tensor.shape).value_or(0);
+    const bool compares_files = is_own_output(arguments);
+    if (compares_files)
+      for (const Manifest::File& listed : manifest.files) bytes += listed.size_bytes;
     const ProgressBar bar(*options.progress, bytes, !arguments.quiet);
     result = verify_manifest(a.map, manifest, file, options, together);
-    if (is_own_output(arguments)) result.files = verify_manifest_files(a.map, manifest, arguments.a, options, together);
+    if (compares_files) result.files = verify_manifest_files(manifest, arguments.a, options, together);
   }
   std::vector<std::string> notes = a.notes;
   if (result.states_left > 0) notes.push_back(states_left_note(result.states_left, a));

@@ -389,3 +389,28 @@ TEST_CASE("A manifest in the directory that it is of is held against the files, 
   CHECK_THAT(changed.out, Says("file differs: config.json") && !Says("missing"));
   CHECK_THAT(changed.err, Says("does not list a file of tensors: more.safetensors"));
 }
+
+TEST_CASE("A byte of a rank file's header that changed is a file that differs from its manifest") {
+  const TempDir dir;
+  const std::string out = (dir / "out").string(), manifest = (dir / "out/reshard.manifest.json").string();
+  REQUIRE(run_reshard({"shard", kModel, out, "--tp", "2", "--manifest", "--quiet"}).exit_code == 0);
+  const std::string rank = "tensor_parallel_shards/tp_rank_00_pp_rank_00/model.safetensors";
+  std::string bytes = read_file(dir / "out" / rank);
+  const auto at = bytes.find("\"format\":\"pt\"");
+  REQUIRE(at != std::string::npos);
+  bytes[at + 11] = 'x';
+  write_file(dir / "out" / rank, bytes);
+  const ProgramResult changed = run_reshard({"verify", out, "--manifest", manifest});
+  CHECK(changed.exit_code == 1);
+  CHECK(changed.out == "file differs: " + rank + "\ndifferent: 0 tensors, 1 file\n");
+}
+
+TEST_CASE("The manifest of a single file's conversion names the file") {
+  const TempDir dir;
+  const std::string out = (dir / "out").string();
+  REQUIRE(run_reshard({"convert", kModel + "/model.safetensors", out, "--manifest", "--quiet"}).exit_code == 0);
+  std::vector<std::string> names;
+  const json manifest = json::parse(read_file(dir / "out/reshard.manifest.json"));
+  for (const json& source : manifest.at("sources")) names.push_back(source.at("path"));
+  CHECK(names == std::vector<std::string>{"config.json", "model.safetensors"});
+}

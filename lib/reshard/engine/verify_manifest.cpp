@@ -128,11 +128,8 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
   return result;
 }
 
-FilesVerification verify_manifest_files(const TensorMap& map, const Manifest& manifest,
-                                        const std::filesystem::path& directory, const RunOptions& options,
-                                        Together& together) {
-  std::set<std::filesystem::path> with_tensors;
-  for (const TensorFile& file : map.files) with_tensors.insert(options.storage->absolute(file.path).lexically_normal());
+FilesVerification verify_manifest_files(const Manifest& manifest, const std::filesystem::path& directory,
+                                        const RunOptions& options, Together& together) {
   FilesVerification result;
   std::set<std::string> listed = {kManifestFile, kSha256SumsFile};
   std::vector<const Manifest::File*> hashed;
@@ -148,12 +145,15 @@ FilesVerification verify_manifest_files(const TensorMap& map, const Manifest& ma
     result.compared_bytes += options.storage->size_bytes(path);
     if (options.storage->size_bytes(path) != file.size_bytes) {
       result.different.push_back(file.path);
-    } else if (file.digest && !with_tensors.contains(options.storage->absolute(path).lexically_normal())) {
+    } else if (file.digest) {
       hashed.push_back(&file);
       paths.push_back(path);
     }
   }
-  const std::vector<Sha256Digest> digests = digest_files(paths, options, {}, together);
+  const auto read = [&](std::uint64_t bytes) {
+    if (options.progress) options.progress->done_bytes += bytes;
+  };
+  const std::vector<Sha256Digest> digests = digest_files(paths, options, read, together);
   for (std::size_t i = 0; i < hashed.size(); ++i)
     if (digests[i] != *hashed[i]->digest) result.different.push_back(hashed[i]->path);
   std::sort(result.different.begin(), result.different.end());

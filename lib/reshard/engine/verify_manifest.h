@@ -61,12 +61,11 @@ ManifestVerification verify_manifest(const TensorMap& map, const Manifest& manif
                                      const std::filesystem::path& manifest_path, const RunOptions& options,
                                      Together& together);
 
-/// Compares the files in the directory of a manifest with those that it lists: sizes of all, and the digests of those
-/// that hold no tensors of `map`, of which verify_manifest hashes the tensors.
+/// Compares the files in the directory of a manifest with those that it lists, sizes and digests. Files of tensors, too:
+/// verify_manifest sees nothing of their headers and padding.
 /// \throws Error kIo; kInterrupted.
-FilesVerification verify_manifest_files(const TensorMap& map, const Manifest& manifest,
-                                        const std::filesystem::path& directory, const RunOptions& options,
-                                        Together& together);
+FilesVerification verify_manifest_files(const Manifest& manifest, const std::filesystem::path& directory,
+                                        const RunOptions& options, Together& together);
 
 /// Hashes the files that are listed, under `directory`.
 /// \throws Error kIo; kInterrupted.

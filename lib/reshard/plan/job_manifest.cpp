@@ -18,11 +18,11 @@ void sort_by_path(std::vector<Manifest::File>& files) {
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
 }
 
-/// Relative to the source's directory, so that it does not matter where that lies.
+/// Relative to the source's directory, so that it does not matter where that lies. The name of a file that is the source.
 std::string source_path(const Job& job, const fs::path& file) {
   const fs::path relative = file.lexically_relative(job.source_directory);
-  const bool outside = relative.empty() || *relative.begin() == "..";
-  return (outside ? file.filename() : relative).generic_string();
+  const bool is_below = !relative.empty() && relative != "." && *relative.begin() != "..";
+  return (is_below ? relative : file.filename()).generic_string();
 }
 
 std::optional<Sha256Digest> digest_of(const Job& job, const fs::path& file) {
