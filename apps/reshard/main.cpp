@@ -40,7 +40,7 @@ std::string footer() {
       fmt::format("Exit codes:\n    0 done\n  {:>3} verify: the two differ", reshard::cli::kExitDifferent);
   for (const reshard::ErrorKindRow& row : reshard::kErrorKinds)
     text += fmt::format("\n  {:>3} {}", row.exit_code, row.meaning);
-  return text + "\n  141 standard output was closed";
+  return text + "\n  141 the reader of standard output (a pipe) has gone";
 }
 
 int report(const Error& error) {
@@ -52,10 +52,11 @@ int report(const Error& error) {
   return reshard::describe(error.kind()).exit_code;
 }
 
-/// Standard input, output and error exist, so that no file of a run takes their numbers and gets their text.
+/// Standard input, output and error exist, so that no file of a run takes their numbers and gets their text. One that
+/// was closed cannot be written to: a report that is lost is an error.
 void fill_standard_descriptors() {
-  int fd = ::open("/dev/null", O_RDWR);
-  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
+  int fd = ::open("/dev/null", O_RDONLY);
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDONLY);
   if (fd > STDERR_FILENO) ::close(fd);
 }
 
