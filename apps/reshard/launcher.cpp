@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <exception>
 #include <string_view>
 
 #include "reshard/base/error.h"
@@ -96,6 +97,25 @@ MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment
   if (use) return *use;
   const std::string_view value = value_of(environment, "RESHARD_MPI");
   return value.empty() ? MpiUse::kAuto : parse_mpi_use("RESHARD_MPI", value);
+}
+
+bool only_prints(int argc, const char* const* argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--help" || argument == "-h" || argument == "--version" ||
+        argument.substr(0, argument.find('=')) == "--print-family")
+      return true;
+  }
+  return false;
+}
+
+std::uint32_t rank_or_0(const Environment& environment) noexcept {
+  try {
+    const auto launcher = find_launcher(environment);
+    return launcher ? launcher->rank : 0;
+  } catch (const std::exception&) {
+    return 0;
+  }
 }
 
 std::optional<Launcher> launcher_to_join(MpiUse use, const Environment& environment) {

@@ -32,6 +32,13 @@ enum class MpiUse { kAuto, kYes, kNo };
 /// \throws Error kUsage for any other value.
 MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment);
 
+/// Whether the command line asks for a text that depends on no checkpoint: --help, --version, inspect --print-family.
+/// No ranks have to start for it.
+bool only_prints(int argc, const char* const* argv);
+
+/// The rank of this process under the launcher of its environment; 0 if there is none, or if its variables are wrong.
+std::uint32_t rank_or_0(const Environment& environment) noexcept;
+
 /// The launcher whose processes share the work; nothing if this process works alone.
 /// \throws Error kUsage for kYes without a launcher; as find_launcher, but not for kNo.
 std::optional<Launcher> launcher_to_join(MpiUse use, const Environment& environment);

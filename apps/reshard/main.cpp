@@ -217,6 +217,11 @@ int main(int argc, char** argv) {
   fill_standard_descriptors();
   allow_many_open_files();
   try {
+    if (reshard::cli::only_prints(argc, argv)) {
+      reshard::cli::set_muted(reshard::cli::rank_or_0(::getenv) != 0);
+      Together alone;
+      return run(argc, argv, nullptr, alone);
+    }
     std::exception_ptr wrong;
     reshard::cli::MpiUse use = reshard::cli::MpiUse::kAuto;
     try {

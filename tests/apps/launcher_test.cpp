@@ -56,6 +56,24 @@ Variables with(Variables variables, const Variables& more) {
 
 }  // namespace
 
+TEST_CASE("Help, the version and a built-in description need no ranks, whatever the environment says") {
+  const auto prints = [](std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "reshard");
+    return only_prints(static_cast<int>(arguments.size()), arguments.data());
+  };
+  CHECK(prints({"--help"}));
+  CHECK(prints({"-h"}));
+  CHECK(prints({"--version"}));
+  CHECK(prints({"shard", "a", "b", "--help"}));
+  CHECK(prints({"inspect", "--print-family", "llama"}));
+  CHECK(prints({"inspect", "--print-family=llama"}));
+  CHECK_FALSE(prints({"inspect", "a"}));
+  CHECK_FALSE(prints({"inspect", "--", "--help"}));
+  CHECK(rank_or_0(environment_of(kOpenMpi)) == 3);
+  CHECK(rank_or_0(environment_of({{"SLURM_STEP_NUM_TASKS", "4"}})) == 0);
+  CHECK(rank_or_0(environment_of({})) == 0);
+}
+
 TEST_CASE("Each launcher is known by its own variables") {
   CHECK(found(kOpenMpi) == "Open MPI's mpirun: 3 of 4, openmpi");
   CHECK(found(kHydra) == "MPICH's mpirun: 2 of 3, mpich");
