@@ -25,12 +25,15 @@
 namespace reshard::cli {
 namespace {
 
-void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage) {
+/// Prints the plan, and then reports why it cannot run.
+/// \param refused  why the output cannot be written, or null.
+void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage, const std::exception_ptr& refused) {
   const OutputSpace space = output_space(storage, job);
   if (arguments.json)
     print_output(to_text(job_document(job, space, nullptr)));
   else
     print_output(dry_run_text(job, space));
+  if (refused) std::rethrow_exception(refused);
   validate_space(space);
 }
 
@@ -218,8 +221,14 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
       print_notes({note});
   };
   // Before the notes, which tell what becomes of the tensors.
+  std::exception_ptr refused;  // of a dry run
   together.step("look at the output", progress, [&] {
-    if (together.leads()) look_at_output(job, arguments, *options.storage, tell);
+    try {
+      if (together.leads()) look_at_output(job, arguments, *options.storage, tell);
+    } catch (const Error&) {
+      if (!arguments.dry_run) throw;
+      refused = std::current_exception();
+    }
   });
   if (!arguments.quiet && !arguments.json) print_notes(job.notes);
   together.step("look for earlier runs", progress, [&] {
@@ -229,7 +238,7 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
   options.on_note = tell;
   if (arguments.dry_run) {
     if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, nullptr));
-    if (together.leads()) dry_run(job, arguments, *options.storage);
+    if (together.leads()) dry_run(job, arguments, *options.storage, refused);
     return;
   }
   const OutputSpace space = together.leads() ? output_space(*options.storage, job) : OutputSpace();

@@ -23,6 +23,9 @@ struct ShardArguments : CommonArguments {
 void add_adapters(const ShardArguments& arguments, ShardRequest& request) {
   if (arguments.lora_fuse_given && arguments.adapters.empty())
     throw Error(ErrorKind::kUsage, "--lora-fuse needs --adapter: without it no adapter is sharded");
+  if (arguments.source.with_optimizer && !arguments.adapters.empty())
+    throw Error(ErrorKind::kUsage, "--with-optimizer has no effect with --adapter: only adapters are written")
+        .hint("leave out one of the two");
   request.lora_fuse = parse_lora_fuse(arguments.lora_fuse);
   for (const std::string& directory : arguments.adapters) {
     if (directory.empty()) throw Error(ErrorKind::kUsage, "--adapter is empty");

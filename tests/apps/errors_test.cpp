@@ -365,7 +365,7 @@ TEST_CASE("outputs that are complete are no failure because the report on them c
     std::string setup, redirection;
     bool says;
   };
-  for (const Case& one : {Case{"", " >/dev/full", true}, Case{gone, " >&4", false}, Case{"", " >&-", false}})
+  for (const Case& one : {Case{"", " >/dev/full", true}, Case{gone, " >&4", false}, Case{"", " >&-", true}})
     for (const std::string more : {"", " --json", " --quiet", " --json --quiet"}) {
       INFO(one.redirection << more);
       const bool says = one.says && more != " --quiet";  // which asks for no report
@@ -391,6 +391,39 @@ TEST_CASE("a reader that has gone ends the program without a word") {
     CHECK(WEXITSTATUS(std::system(command.c_str())) == 141);
     CHECK(read_file(err).empty());
   }
+}
+
+TEST_CASE("a report to a standard output that is closed is an error") {
+  const TempDir dir;
+  const std::string err = (dir / "err").string();
+  for (const std::string& arguments :
+       {"inspect " + kModel, "inspect " + kModel + " --json", std::string("--version")}) {
+    INFO(arguments);
+    const std::string command = std::string(RESHARD_PROGRAM) + " " + arguments + " >&- 2>" + err;
+    CHECK(WEXITSTATUS(std::system(command.c_str())) == 6);
+    CHECK_THAT(read_file(err), Says("cannot write to standard output"));
+  }
+}
+
+TEST_CASE("a dry run prints its plan, and then why it cannot run") {
+  const TempDir dir;
+  const std::string out = (dir / "o").string();
+  REQUIRE(run_reshard({"shard", kModel, out, "--tp", "2", "--quiet"}).exit_code == 0);
+  const auto before = snapshot(dir.path());
+  const ProgramResult taken = run_reshard({"shard", kModel, out, "--tp", "4", "--dry-run"});
+  CHECK(taken.exit_code == 3);
+  CHECK_THAT(taken.out, Says("writes    "));
+  CHECK_THAT(taken.err, Says("--force"));
+  const ProgramResult document = run_reshard({"shard", kModel, out, "--tp", "4", "--dry-run", "--json"});
+  CHECK(document.exit_code == 3);
+  CHECK(nlohmann::json::parse(document.out).at("command") == "shard");
+  CHECK(run_reshard({"shard", kModel, (dir / "new").string(), "--tp", "4", "--dry-run"}).exit_code == 0);
+  CHECK((snapshot(dir.path()) == before));
+}
+
+TEST_CASE("--with-optimizer is an error with --adapter, which writes no model") {
+  check_error(run_reshard({"shard", kModel, "/nowhere", "--tp", "2", "--adapter", "/nowhere", "--with-optimizer"}), 2,
+              {"--with-optimizer has no effect with --adapter"});
 }
 
 TEST_CASE("an empty OUT_DIR is a mistake of a script, not the default") {
