@@ -218,9 +218,7 @@ void add_source_options(CLI::App& command, OptionValues& values, const std::stri
 void add_with_optimizer(CLI::App& command, bool& with_optimizer) {
   const auto has_states = [](const Layout& layout) { return layout.traits().writes_states; };
   command.add_flag("--with-optimizer", with_optimizer,
-                   "Take along what a training run has saved beside the model: the optimizer's states, schedulers, "
-                   "counters (layout " +
-                       layout_names(has_states) + ")");
+                   "Include the optimizer and other training state (layout " + layout_names(has_states) + ")");
 }
 
 void add_tag(CLI::App& command, SourceArguments& arguments) {
@@ -234,7 +232,7 @@ void add_tag(CLI::App& command, SourceArguments& arguments) {
 void add_config(CLI::App& command, SourceArguments& arguments) {
   command
       .add_option("--config", arguments.config,
-                  "The model's config.json, or the directory that holds it, where it is not beside the weights")
+                  "The model's config.json, or its directory, if it is not next to the weights")
       ->type_name("FILE");
 }
 
@@ -246,23 +244,21 @@ std::string config_of(const SourceArguments& arguments) {
 void add_common(CLI::App& command, CommonArguments& arguments) {
   add_moving(command, arguments);
   command.add_flag("--no-sync", arguments.no_sync,
-                   "Do not wait until the disk has confirmed the outputs; a crash of the machine may lose them");
+                   "Skip the flush to disk: faster, but a crash of the machine may lose the outputs");
   command.add_flag("--dry-run", arguments.dry_run,
                    "Print what would be written, from headers alone, and write nothing");
   command.add_flag("--json", arguments.json, "Print one JSON document on standard output, and nothing else there");
   command.add_flag("--manifest", arguments.manifest,
-                   "Also write SHA256SUMS, of all files, and reshard.manifest.json, with a digest of each tensor");
+                   "Also write SHA256SUMS and reshard.manifest.json, with a digest of each file and tensor");
   command.add_flag("--resume", arguments.resume,
-                   "Go on where an earlier run of the same command line was killed or failed, or begin anew if none "
-                   "was; what fails leaves its outputs for the next --resume");
+                   "Continue an interrupted run of the same command, or start from scratch if there is none");
   command.add_flag("--clean", arguments.clean,
-                   "First remove what earlier runs into the same output have left that were killed");
+                   "First delete staging directories that killed runs left for this output");
   command.add_flag("--check-inputs", arguments.check_inputs,
-                   "First hold the source's files against their SHA-256, which a SHA256SUMS beside them says, or the "
-                   "cache of a download from Hugging Face");
+                   "First verify the source's files against SHA256SUMS or the Hugging Face cache");
   command
       .add_option("--check-against", arguments.check_against,
-                  "--check-inputs with the SHA-256 that git-lfs pointers or a SHA256SUMS in this directory say")
+                  "First verify the source's files against the git-lfs pointers or SHA256SUMS in this directory")
       ->type_name("DIR");
   command.add_flag("--force", arguments.force, "Replace outputs that exist; a shards folder is replaced as a whole");
   command.add_flag("--quiet", arguments.quiet, "No progress bar, notes or last line; errors only");
@@ -300,10 +296,12 @@ std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
 void add_replicas(CLI::App& command, ReplicaArguments& arguments, bool may_skip) {
   command
       .add_option("--replicas", arguments.replicas,
-                  "Where ranks differ in a replicated parameter: drift takes the first rank's values if they drifted "
-                  "apart in training (the default), exact is an error, first takes the first rank's values")
+                  "If ranks differ in a replicated parameter: drift (the default) uses the first rank's values if they "
+                  "drifted apart in training, exact reports an error, first uses the first rank's values")
       ->type_name("drift|exact|first");
-  if (may_skip) command.add_flag("--no-check-replicas", arguments.no_check, "Neither read nor compare replicas");
+  if (may_skip)
+    command.add_flag("--no-check-replicas", arguments.no_check,
+                     "Compare only tied parameters and replicas that are the only evidence for the partition");
   command.add_flag("--allow-divergent-replicas", arguments.allow_divergent, "The same as --replicas first");
 }
 

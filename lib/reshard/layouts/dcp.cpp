@@ -53,11 +53,11 @@ constexpr const char* kShardsFolder = "sharded";
 
 constexpr LayoutOption kFsdp{.name = "fsdp",
                              .type = LayoutOption::Type::kCount,
-                             .help = "Ranks over which rows are spread, each with a file; torch loads it into any mesh",
+                             .help = "Number of ranks to shard rows over (FSDP), one file per rank that has rows",
                              .default_value = "1"};
 constexpr LayoutOption kPrefix{.name = "prefix",
                                .type = LayoutOption::Type::kText,
-                               .help = "What stands before all names, such as model. for accelerate"};
+                               .help = "Prefix of every tensor name, such as model. for accelerate"};
 
 constexpr LayoutOption kNames{
     .name = "names",

@@ -12,7 +12,8 @@
 namespace reshard {
 
 /// Options that several of these layouts have.
-inline constexpr LayoutOption kPad{"pad", LayoutOption::Type::kFlag, "Pad sizes that the ranks do not divide"};
+inline constexpr LayoutOption kPad{"pad", LayoutOption::Type::kFlag,
+                                   "Pad sizes that the ranks do not divide; NxD Inference's layout always does"};
 
 /// Weights that an inference server loads: one safetensors file per rank, tpR_sharded_checkpoint.safetensors, without
 /// metadata files. Several runs may each write some of the ranks.

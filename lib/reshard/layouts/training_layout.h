@@ -19,8 +19,10 @@ inline constexpr LayoutOption kFuseLinears{
     "fuse-linears", LayoutOption::Type::kFlag,
     "Fuse the linears that NxD's model classes fuse, such as gate_proj and up_proj (safetensors: always)"};
 
-inline constexpr LayoutOption kPadHeads{"pad-attn-heads", LayoutOption::Type::kFlag,
-                                        "Pad attention heads with zeros to a multiple of the ranks"};
+inline constexpr LayoutOption kPadHeads{
+    "pad-attn-heads", LayoutOption::Type::kFlag,
+    "Pad attention heads with zeros to a multiple of the ranks; NxD Inference's layout "
+    "always does"};
 
 inline constexpr LayoutOption kDataParallel{
     .name = "dp",
