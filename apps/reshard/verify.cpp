@@ -460,15 +460,17 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
 
 void add_verify(CLI::App& app, int& exit_code, Together& together) {
   auto arguments = std::make_shared<VerifyArguments>();
-  CLI::App* command = app.add_subcommand(
-      "verify", "Compare two checkpoints, whatever their layouts and file formats: exit code 0 or 1");
+  CLI::App* command = app.add_subcommand("verify",
+                                         "Compare two checkpoints, whatever their layouts and file formats. Exit code "
+                                         "0: same, 1: different, else an error");
   command
       ->add_option("A", arguments->a, "A file of tensors, a Hugging Face directory, a sharded checkpoint or an adapter")
       ->required();
   command->add_option("B", arguments->b, "The other checkpoint");
   command
-      ->add_option("--manifest", arguments->manifest,
-                   "In place of B: a reshard.manifest.json, whose tensors A has to hold, or a SHA256SUMS of A's files")
+      ->add_option(
+          "--manifest", arguments->manifest,
+          "In place of B: a reshard.manifest.json with the tensors that A must contain, or a SHA256SUMS of A's files")
       ->type_name("FILE");
   command
       ->add_option(
