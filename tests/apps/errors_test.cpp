@@ -421,7 +421,7 @@ TEST_CASE("a dry run prints its plan, and then why it cannot run") {
   CHECK((snapshot(dir.path()) == before));
 }
 
-TEST_CASE("--with-optimizer is an error with --adapter, which writes no model") {
+TEST_CASE("the training state has no place where only adapters are written") {
   check_error(run_reshard({"shard", kModel, "/nowhere", "--tp", "2", "--adapter", "/nowhere", "--with-optimizer"}), 2,
               {"--with-optimizer has no effect with --adapter"});
 }
