@@ -24,6 +24,7 @@ class Derivation {
   Derivation(const Model& model, std::uint32_t tp, const PartitionOptions& heads, const Container& file)
       : model_(model), tp_(tp), heads_(heads), file_(file) {
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
+    add_fused_names({});
     for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_fused_names(layer);
     for (const TensorEntry& tensor : file.tensors) held_.emplace(tensor.name, &tensor);
   }
@@ -58,24 +59,27 @@ class Derivation {
     std::vector<std::string> parts;  // fused linears; empty for grouped-query attention
     std::string letter;              // "q", "k", "v", "qkv"
     bool bias = false;
+    std::uint32_t axis = 0;  // as of FusedLinearsSpec
   };
 
-  void add_fused_names(std::uint64_t layer) {
+  /// Of one layer, or outside the layers.
+  void add_fused_names(std::optional<std::uint64_t> layer) {
     const Family& family = *model_.family;
     for (const bool bias : {false, true}) {
       const std::string suffix = bias ? ".bias" : ".weight";
-      const auto add_fused = [&](const std::string& pattern, const std::string& name,
-                                 const std::vector<std::string>& parts) {
-        const std::string module = expand_layer(pattern, layer);
-        fused_.emplace(module + "." + name + suffix, Fused{module, name, parts, {}, bias});
+      const auto add_fused = [&](const Family::Fused& fused) {
+        if (const auto module = module_in(fused.module, layer))
+          fused_.emplace(*module + "." + fused.name + suffix,
+                         Fused{*module, fused.name, fused.linears, {}, bias, fused.axis});
       };
-      for (const Family::Fused& fused : family.fused) add_fused(fused.module, fused.name, fused.linears);
+      for (const Family::Fused& fused : family.fused) add_fused(fused);
       if (!family.attention) continue;
       const Family::Attention& a = *family.attention;
-      add_fused(a.module, a.fused, {a.query, a.key, a.value});
-      const std::string module = expand_layer(a.module, layer);
+      add_fused({a.module, a.fused, {a.query, a.key, a.value}, 0});
+      const auto module = module_in(a.module, layer);
+      if (!module) continue;
       for (const char* letter : {"q", "k", "v", "qkv"})
-        fused_.emplace(module + "." + a.fused + suffix + "_" + letter, Fused{module, a.fused, {}, letter, bias});
+        fused_.emplace(*module + "." + a.fused + suffix + "_" + letter, Fused{*module, a.fused, {}, letter, bias});
     }
   }
 
@@ -111,11 +115,12 @@ class Derivation {
 
   /// Whether it is the output projection's weight beside query projections of grouped-query attention.
   bool is_grouped_output(const ModelParameter& parameter) const {
-    if (!model_.family->attention || !parameter.layer || parameter.is_bias) return false;
+    if (!model_.family->attention || parameter.is_bias) return false;
     const Family::Attention& a = *model_.family->attention;
-    const std::string module = expand_layer(a.module, *parameter.layer);
-    const std::string fused = module + "." + a.fused + ".weight_q";
-    return parameter.module == module + "." + a.output && (held_.count(fused) > 0 || held_.count(fused + "kv") > 0);
+    const auto module = module_in(a.module, parameter.layer);
+    if (!module) return false;
+    const std::string fused = *module + "." + a.fused + ".weight_q";
+    return parameter.module == *module + "." + a.output && (held_.count(fused) > 0 || held_.count(fused + "kv") > 0);
   }
 
   void add_own(const TensorEntry& tensor, const ModelParameter& parameter) {
@@ -138,19 +143,19 @@ class Derivation {
     metadata_.parameters.push_back({tensor.name, dim.has_value(), dim.value_or(0), 1, dim ? tp_ : 1, {}});
   }
 
-  std::uint64_t rows_of(const std::string& module, const std::string& linear) const {
+  std::uint64_t size_of(const std::string& module, const std::string& linear, std::uint32_t axis) const {
     const auto found = by_name_.find(module + "." + linear + ".weight");
     if (found == by_name_.end())
       throw Error(ErrorKind::kInternal, "a family fuses a linear that it does not have").tensor(module + "." + linear);
-    return found->second->shape.front();
+    return found->second->shape.at(axis);
   }
 
   void add_fused(const TensorEntry& tensor, const Fused& fused) {
     if (fused.letter.empty()) {
-      FusedLinearsSpec spec{fused.name, fused.parts, fused.bias, 0, {}, tp_};
-      for (const std::string& part : fused.parts) spec.original_dims.push_back(rows_of(fused.module, part));
+      FusedLinearsSpec spec{fused.name, fused.parts, fused.bias, fused.axis, {}, tp_};
+      for (const std::string& part : fused.parts) spec.original_dims.push_back(size_of(fused.module, part, fused.axis));
       const auto stride = static_cast<std::uint32_t>(fused.parts.size());
-      metadata_.parameters.push_back({tensor.name, true, 0, stride, tp_, {}});
+      metadata_.parameters.push_back({tensor.name, true, fused.axis, stride, tp_, {}});
       if (!fused.bias) modules_[fused.module].emplace_back(std::move(spec));
       return;
     }

@@ -227,6 +227,19 @@ void TrainingLayout::add_optimizer(TargetPlan& plan, const TargetRequest& reques
   }
 }
 
+namespace {
+
+/// What the model's description says of attention counts where the request does not say otherwise.
+PartitionOptions described_options(const Model& model, PartitionOptions options) {
+  if (!model.family->attention) return options;
+  if (model.family->attention->fuse_qkv)
+    options.attention = attention_form_of(is_grouped_query(options.attention), true);
+  if (!options.kv_size_multiplier) options.kv_size_multiplier = model.family->attention->kv_size_multiplier;
+  return options;
+}
+
+}  // namespace
+
 TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContext& context) const {
   validate_request(request);
   const Model& model = *context.model;
@@ -239,6 +252,7 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
            .empty())
     options.kv_size_multiplier.reset();  // the source's, which only its padding heads allow
   options.fuse_linears = fuses_linears(request);
+  options = described_options(model, options);
   validate_split(model, plan.mesh.tp, options, padded(options), padding_option());
   validate_whole_bytes(model, plan.mesh.tp, options, context.logical);
   const auto stages =

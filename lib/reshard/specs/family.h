@@ -100,6 +100,7 @@ struct Family {
     Expression bias;                   // whether there is a bias too
     Expression when;                   // whether there is such a module, in a layer
     std::vector<Packed> packed;        // of packed plans; empty: two halves
+    Expression stride;                 // partition_stride of a plan that is not packed; none: 1
     Expression heads;                  // parts that stay whole along the dim that is split
     Expression experts;                // how many: of the name's second "*", or one under the other in dim 0
     bool stacked = false;              // the latter
@@ -115,12 +116,15 @@ struct Family {
   struct Attention {
     std::string module;  // "model.layers.*.self_attn"
     std::string query, key, value, output;
-    std::string fused;  // the name of the fused projection
+    std::string fused;                                // the name of the fused projection
+    bool fuse_qkv = false;                            // one weight for all three, unless a request says otherwise
+    std::optional<std::uint64_t> kv_size_multiplier;  // unless a request says another; none: the smallest
   };
   struct Fused {
     std::string module;
     std::string name;
     std::vector<std::string> linears;
+    std::uint32_t axis = 0;  // fuse_axis: 1 if the linears are split along their inputs
   };
   /// What another program calls a parameter.
   struct OtherName {

@@ -11,6 +11,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/io/text_file.h"
+#include "reshard/specs/family_validation.h"
 #include "reshard/specs/resolve_family.h"
 
 namespace reshard {
@@ -140,7 +141,7 @@ std::vector<Family::Packed> packed_at(const SpecObject& module) {
 }
 
 Family::Module parse_module(const SpecObject& object) {
-  object.validate_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "heads", "experts",
+  object.validate_keys({"name", "parameter", "plan", "shape", "bias", "when", "packed", "stride", "heads", "experts",
                         "stacked_experts", "first_expert", "items", "variant", "optional", "stage", "tied_to", "dim"});
   Family::Module module;
   module.name = object.string_at("name");
@@ -197,6 +198,11 @@ Family::Module parse_module(const SpecObject& object) {
   }
   if (!module.packed.empty() && !is_packed(module.plan))
     object.fail("packed", "a plan of packed_colwise or packed_rowwise");
+  if (object.has("stride")) {
+    if (module.plan == TensorParallelPlan::kReplicate || is_packed(module.plan))
+      object.fail("stride", "a plan of colwise, rowwise or embedding_rowwise");
+    module.stride = object.expression_at("stride");
+  }
   const auto stars = std::count(module.name.begin(), module.name.end(), '*');
   if (stars > 2 || (stars == 2) != (module.items || (module.experts && !module.stacked)))
     throw object.file().error(
@@ -356,95 +362,12 @@ std::vector<Family::OtherNames> other_names_at(const SpecObject& object, const F
   return all;
 }
 
-/// Every module that is spoken of is there.
-void validate_names(const Family& family, const DescriptionFile& file) {
-  const auto validate_module = [&](const std::string& name, const std::string& pointer, const std::string& wanted_by) {
-    for (const Family::Module& module : family.modules)
-      if (module.name == name) return;
-    throw file.error(pointer, wanted_by + " names the module " + printable(name) + ", which is not there");
-  };
-  bool after_layers = false;
-  for (std::size_t i = 0; i < family.modules.size(); ++i) {
-    const Family::Module& module = family.modules[i];
-    const std::string pointer = "/modules/" + std::to_string(i);
-    if (!module.tied_to.empty() && module.tied_to == module.name)
-      throw file.error(pointer + "/tied_to", "\"tied_to\" of " + printable(module.name) + " names itself");
-    if (!module.tied_to.empty()) {
-      const std::string what = "\"tied_to\" of " + printable(module.name);
-      validate_module(module.tied_to, pointer + "/tied_to", what);
-      for (const Family::Module& source : family.modules)
-        if (source.name == module.tied_to && (source.parameter != "weight" || source.when || source.optional ||
-                                              source.name.find('*') != std::string::npos))
-          throw file.error(pointer + "/tied_to", what + " names " + printable(source.name) +
-                                                     ", which is in the layers, or not in every checkpoint");
-    }
-    const bool layered = module.name.find('*') != std::string::npos;
-    if (layered && family.layers.empty())
-      throw file
-          .error(pointer + "/name", fmt::format("\"name\" {} has a star for a layer's number, but \"layers\" is "
-                                                "missing",
-                                                printable(module.name)))
-          .hint("\"layers\" is the prefix of a layer's names: \"model.layers\"");
-    if (layered && !module.name.starts_with(family.layers + ".*."))
-      throw file.error(pointer + "/name", fmt::format("\"name\" {} does not begin with \"layers\", {}.*.",
-                                                      printable(module.name), printable(family.layers)));
-    if (layered && after_layers)
-      throw file.error(pointer + "/name", fmt::format("the modules of the layers do not stand together: {} comes late",
-                                                      printable(module.name)));
-    after_layers = after_layers || (!layered && i > 0 && family.modules[i - 1].name.find('*') != std::string::npos);
-  }
-  for (std::size_t i = 0; i < family.fused.size(); ++i)
-    for (const std::string& linear : family.fused[i].linears)
-      validate_module(family.fused[i].module + "." + linear, fmt::format("/fused/{}/linears", i),
-                      "\"linears\" of " + printable(family.fused[i].name));
-  if (!family.attention) return;
-  const Family::Attention& attention = *family.attention;
-  for (const std::string& linear : {attention.query, attention.key, attention.value, attention.output})
-    validate_module(attention.module + "." + linear, "/attention", "\"attention\"");
-}
-
-/// Whether no module is there twice. Modules of which `when` chooses, and parts of one, may share a name.
-void validate_unique(const Family& family, const DescriptionFile& file) {
-  std::set<std::pair<std::string, std::string>> always;
-  for (std::size_t i = 0; i < family.modules.size(); ++i) {
-    const Family::Module& module = family.modules[i];
-    if (!module.when && !always.emplace(module.name, module.parameter).second)
-      throw file.error(fmt::format("/modules/{}/name", i), "\"name\" " + printable(module.name) + " is there twice");
-  }
-}
-
-/// What training layouts fuse are linears that are split along their outputs, under a name that nothing else has.
-void validate_fused(const Family& family, const DescriptionFile& file) {
-  const auto validate_plan = [&](const std::string& name, TensorParallelPlan plan, const std::string& pointer,
-                                 const std::string& what) {
-    for (const Family::Module& module : family.modules)
-      if (module.name == name && module.parameter == "weight" && module.plan != plan)
-        throw file.error(pointer, fmt::format("{} {} needs the plan {}", what, printable(name),
-                                              plan == TensorParallelPlan::kColwise ? "colwise" : "rowwise"));
-  };
-  const auto validate_new = [&](const std::string& name, const std::string& pointer) {
-    for (const Family::Module& module : family.modules)
-      if (module.name == name)
-        throw file.error(pointer, "the fused linear cannot be called " + printable(name) + ", as a module is");
-  };
-  for (std::size_t i = 0; i < family.fused.size(); ++i) {
-    const Family::Fused& fused = family.fused[i];
-    const std::string pointer = fmt::format("/fused/{}", i);
-    if (fused.linears.size() < 2 || std::set(fused.linears.begin(), fused.linears.end()).size() != fused.linears.size())
-      throw file.error(pointer + "/linears",
-                       fmt::format("\"linears\" of {} are not several different ones", printable(fused.name)));
-    for (const std::string& linear : fused.linears)
-      validate_plan(fused.module + "." + linear, TensorParallelPlan::kColwise, pointer + "/linears",
-                    "of \"linears\" to fuse,");
-    validate_new(fused.module + "." + fused.name, pointer + "/name");
-  }
-  if (!family.attention) return;
-  const Family::Attention& attention = *family.attention;
-  for (const std::string& linear : {attention.query, attention.key, attention.value})
-    validate_plan(attention.module + "." + linear, TensorParallelPlan::kColwise, "/attention", "of \"attention\",");
-  validate_plan(attention.module + "." + attention.output, TensorParallelPlan::kRowwise, "/attention",
-                "the output of \"attention\",");
-  validate_new(attention.module + "." + attention.fused, "/attention/fused");
+/// The axis of fused linears: that along which the first is split.
+std::uint32_t fuse_axis_of(const Family& family, const Family::Fused& fused) {
+  for (const Family::Module& module : family.modules)
+    if (module.name == fused.module + "." + fused.linears.front() && module.parameter == "weight")
+      return module.plan == TensorParallelPlan::kRowwise ? 1 : 0;
+  return 0;
 }
 
 /// A module for people: its name, or which one it is.
@@ -530,9 +453,21 @@ Family parse(const Json& json, const DescriptionFile& file) {
   }
   if (object.has("attention")) {
     const SpecObject attention(object.at("attention"), file, "/attention", "attention");
-    attention.validate_keys({"module", "query", "key", "value", "output", "fused"});
-    family.attention = {attention.string_at("module"), attention.string_at("query"),  attention.string_at("key"),
-                        attention.string_at("value"),  attention.string_at("output"), attention.string_at("fused")};
+    attention.validate_keys({"module", "query", "key", "value", "output", "fused", "fuse_qkv", "kv_size_multiplier"});
+    family.attention = {attention.string_at("module"),
+                        attention.string_at("query"),
+                        attention.string_at("key"),
+                        attention.string_at("value"),
+                        attention.string_at("output"),
+                        attention.string_at("fused"),
+                        attention.has("fuse_qkv") && attention.bool_at("fuse_qkv"),
+                        {}};
+    if (attention.has("kv_size_multiplier")) {
+      const Json& multiplier = attention.at("kv_size_multiplier");
+      if (!multiplier.is_number_unsigned() || multiplier == 0)
+        attention.fail("kv_size_multiplier", "a whole number from 1");
+      family.attention->kv_size_multiplier = multiplier.get<std::uint64_t>();
+    }
   }
   if (object.has("fused")) {
     i = 0;
@@ -540,14 +475,14 @@ Family parse(const Json& json, const DescriptionFile& file) {
       const SpecObject fused(item, file, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
       fused.validate_keys({"module", "name", "linears"});
       family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
+      if (family.fused.back().linears.empty()) fused.fail("linears", "at least two linears");
+      family.fused.back().axis = fuse_axis_of(family, family.fused.back());
       ++i;
     }
   }
   if (object.has("whole")) family.whole = object.strings_at("whole");
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
-  validate_names(family, file);
-  validate_unique(family, file);
-  validate_fused(family, file);
+  validate_family(family, file);
   if (object.has("other_names")) family.other_names = other_names_at(object, family);
   return family;
 }

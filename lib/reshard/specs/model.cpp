@@ -179,6 +179,16 @@ std::vector<PackedPart> packed_parts(const Family::Module& module, std::uint64_t
   return parts;
 }
 
+/// The parts of a weight whose ranks have several chunks each; none for one.
+std::vector<PackedPart> strided_parts(const Family::Module& module, const ModelParameter& weight,
+                                      const ConfigValues& values) {
+  const std::uint64_t stride = values.size(module.stride), size = weight.shape[*weight.split_dim];
+  if (stride > kMaxPacked) values.fail(fmt::format("{} is more than any model has", stride));
+  if (size % stride != 0)
+    values.fail(fmt::format("dim {} has {} elements, which are no {} equal parts", *weight.split_dim, size, stride));
+  return stride == 1 ? std::vector<PackedPart>() : std::vector<PackedPart>(stride, {size / stride, false});
+}
+
 /// The bias that belongs to a weight: of the outputs, so that what splits the inputs leaves it whole.
 ModelParameter bias_of(const ModelParameter& weight) {
   ModelParameter bias = weight;
@@ -258,6 +268,7 @@ class ModelBuilder {
     weight.split_dim = module.dim ? module.dim : split_dim_of(module.plan, weight.shape.size());
     if (is_packed(module.plan))
       weight.packed = at("packed", [&] { return packed_parts(module, weight.shape[*weight.split_dim], values_); });
+    if (module.stride) weight.packed = at("stride", [&] { return strided_parts(module, weight, values_); });
     if (module.heads) weight.heads = size_of("heads", module.heads);
     weight.optional = module.optional;
     weight.layer = layer_;
@@ -373,8 +384,9 @@ bool has_plain_heads(const Model& model) {
   const Family::Attention& attention = *model.family->attention;
   const std::string query = "." + attention.query;
   return std::none_of(model.parameters.begin(), model.parameters.end(), [&](const ModelParameter& parameter) {
-    return parameter.layer && parameter.name.ends_with(query + ".weight") &&
-           parameter.module == expand_layer(attention.module, *parameter.layer) + query &&
+    if (!parameter.name.ends_with(query + ".weight")) return false;
+    const auto module = module_in(attention.module, parameter.layer);
+    return module && parameter.module == *module + query &&
            (parameter.optional || (!model.quantized && parameter.shape.front() != model.heads * model.head_dim));
   });
 }
@@ -428,6 +440,11 @@ void add_defaults(const Family& family, const Json& config, const Expression& ex
 }
 
 }  // namespace
+
+std::optional<std::string> module_in(std::string_view pattern, const std::optional<std::uint64_t>& layer) {
+  if ((pattern.find('*') != std::string_view::npos) != layer.has_value()) return std::nullopt;
+  return layer ? expand_layer(pattern, *layer) : std::string(pattern);
+}
 
 std::vector<std::pair<std::string, std::uint64_t>> defaults_in_shape(const Model& model,
                                                                      const ModelParameter& parameter) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -87,6 +88,9 @@ struct Model {
   std::function<std::vector<std::string>()> find_other_families;
   std::vector<ModelParameter> parameters;
 };
+
+/// A module's name, `pattern`, with the number of a layer for its star. Nothing if only one of the two is in a layer.
+std::optional<std::string> module_in(std::string_view pattern, const std::optional<std::uint64_t>& layer);
 
 /// The keys on which the shape of `parameter` depends and which config.json lacks, or has as null, with the numbers that
 /// the family has for them: "num_local_experts", 8.

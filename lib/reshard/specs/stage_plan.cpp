@@ -52,7 +52,7 @@ class StageBuilder {
     if (!model.quantized && !options.separate && options.fuse_linears) fused_ = family.fused;
     if (form_ == AttentionForm::kFused && family.attention) {
       const auto& a = *family.attention;
-      fused_.push_back({a.module, a.fused, {a.query, a.key, a.value}});
+      fused_.push_back({a.module, a.fused, {a.query, a.key, a.value}, 0});
     }
     if (is_grouped_query(form_)) gqa_ = gqa_spec(model, tp, options);
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
@@ -100,9 +100,10 @@ class StageBuilder {
   std::vector<ParallelParameter> stored_parameters(const ModelParameter& parameter) const {
     if (!parameter.is_bias && !parameter.name.ends_with(".weight")) return {own_parameter(parameter, tp_, ep_)};
     const std::string suffix = parameter.is_bias ? "bias" : "weight";
-    if (gqa_ && parameter.layer) {
+    const auto attention = gqa_ ? module_in(model_.family->attention->module, parameter.layer) : std::nullopt;
+    if (attention) {
       const auto& a = *model_.family->attention;
-      const std::string module = expand_layer(a.module, *parameter.layer);
+      const std::string& module = *attention;
       const std::string fused = module + "." + a.fused + "." + suffix;
       const std::pair<const std::string&, const char*> projections[] = {
           {a.query, "_q"}, {a.key, "_k"}, {a.value, "_v"}};
@@ -113,13 +114,13 @@ class StageBuilder {
       }
     }
     for (const Family::Fused& fused : fused_) {
-      if (!parameter.layer) continue;
-      const std::string module = expand_layer(fused.module, *parameter.layer);
+      const auto module = module_in(fused.module, parameter.layer);
+      if (!module) continue;
       for (const std::string& linear : fused.linears)
-        if (parameter.module == module + "." + linear)
-          return {{module + "." + fused.name + "." + suffix,
+        if (parameter.module == *module + "." + linear)
+          return {{*module + "." + fused.name + "." + suffix,
                    true,
-                   0,
+                   fused.axis,
                    static_cast<std::uint32_t>(fused.linears.size()),
                    tp_,
                    {}}};
@@ -129,39 +130,48 @@ class StageBuilder {
 
   /// Every rank's metadata lists the modules of all layers; specs stand only with those that the rank holds.
   void add_modules(StageMetadata& metadata, std::uint32_t pp_rank, const PipelinePartition& partition) const {
-    for (std::uint64_t layer = 0; layer < model_.layers; ++layer) {
-      const bool held = partition.rank_of_layer(layer) == pp_rank;
-      std::vector<ModuleSpecs> modules;
-      const auto module_specs = [&](const std::string& pattern) -> ModuleSpecs& {
-        const std::string name = expand_layer(pattern, layer);
-        for (ModuleSpecs& module : modules)
-          if (module.module_fully_qualified_name == name) return module;
-        return modules.emplace_back(ModuleSpecs{name, {}});
-      };
-      // A layer may have other modules than most: experts, or another mixer.
-      const std::string query = model_.family->attention ? expand_layer(model_.family->attention->module, layer) + "." +
-                                                               model_.family->attention->query
-                                                         : std::string();
-      if (!query.empty() && by_name_.count(query + ".weight") > 0) {
-        ModuleSpecs& attention = module_specs(model_.family->attention->module);
-        if (held && gqa_) {
+    add_modules_in({}, metadata, pp_rank, partition);
+    for (std::uint64_t layer = 0; layer < model_.layers; ++layer) add_modules_in(layer, metadata, pp_rank, partition);
+  }
+
+  /// Those of one layer, or of none.
+  void add_modules_in(std::optional<std::uint64_t> layer, StageMetadata& metadata, std::uint32_t pp_rank,
+                      const PipelinePartition& partition) const {
+    std::vector<ModuleSpecs> modules;
+    const auto module_specs = [&](const std::string& name) -> ModuleSpecs& {
+      for (ModuleSpecs& module : modules)
+        if (module.module_fully_qualified_name == name) return module;
+      return modules.emplace_back(ModuleSpecs{name, {}});
+    };
+    // A layer may have other modules than most: experts, or another mixer.
+    const auto weight_of = [&](const std::optional<std::string>& module,
+                               const std::string& linear) -> const ModelParameter* {
+      const auto found = module ? by_name_.find(*module + "." + linear + ".weight") : by_name_.end();
+      return found == by_name_.end() ? nullptr : found->second;
+    };
+    if (const auto& a = model_.family->attention) {
+      const auto module = module_in(a->module, layer);
+      if (const ModelParameter* query = weight_of(module, a->query)) {
+        ModuleSpecs& attention = module_specs(*module);
+        if (gqa_ && on_rank(*query, pp_rank, partition)) {
           GQAQKVColumnParallelLinearSpec spec = *gqa_;
-          spec.bias = by_name_.count(query + ".bias") > 0;
+          spec.bias = by_name_.count(query->module + ".bias") > 0;
           attention.specs.emplace_back(std::move(spec));
         }
       }
-      for (const Family::Fused& fused : fused_) {
-        const std::string first = expand_layer(fused.module, layer) + "." + fused.linears.front() + ".weight";
-        if (by_name_.count(first) == 0) continue;
-        ModuleSpecs& module = module_specs(fused.module);
-        if (held) module.specs.emplace_back(fused_spec(fused, module.module_fully_qualified_name));
-      }
-      for (ModuleSpecs& module : modules) metadata.modules.push_back(std::move(module));
     }
+    for (const Family::Fused& fused : fused_) {
+      const auto name = module_in(fused.module, layer);
+      const ModelParameter* first = weight_of(name, fused.linears.front());
+      if (first == nullptr) continue;
+      ModuleSpecs& module = module_specs(*name);
+      if (on_rank(*first, pp_rank, partition)) module.specs.emplace_back(fused_spec(fused, *name));
+    }
+    for (ModuleSpecs& module : modules) metadata.modules.push_back(std::move(module));
   }
 
   FusedLinearsSpec fused_spec(const Family::Fused& fused, const std::string& module) const {
-    FusedLinearsSpec spec{fused.name, fused.linears, false, 0, {}, tp_};
+    FusedLinearsSpec spec{fused.name, fused.linears, false, fused.axis, {}, tp_};
     const Dims& first = by_name_.at(module + "." + fused.linears.front() + ".weight")->shape;
     for (const std::string& linear : fused.linears) {
       const std::string name = module + "." + linear + ".weight";
@@ -171,12 +181,14 @@ class StageBuilder {
             .tensor(name)
             .hint("\"fused\" in the description of the model fuses linears of which a layer has all or none");
       const ModelParameter& weight = *by_name_.at(name);
-      if (weight.shape.size() != first.size() || !std::equal(first.begin() + 1, first.end(), weight.shape.begin() + 1))
+      Dims alike = weight.shape;
+      if (alike.size() == first.size()) alike[fused.axis] = first[fused.axis];
+      if (alike != first)
         throw Error(ErrorKind::kBadInput, fmt::format("has the shape {}, and cannot be fused with {} of {}",
                                                       to_string(weight.shape), fused.linears.front(), to_string(first)))
             .tensor(weight.name)
-            .hint("\"fused\" in the description of the model fuses linears of the same inputs");
-      spec.original_dims.push_back(weight.shape.front());
+            .hint("\"fused\" in the description of the model fuses linears that differ in the dim that is split alone");
+      spec.original_dims.push_back(weight.shape[fused.axis]);
     }
     spec.bias = by_name_.count(module + "." + fused.linears.front() + ".bias") > 0;
     return spec;
@@ -269,8 +281,8 @@ std::optional<std::string> packing_problem(const Model& model, const ModelParame
 bool is_attention(const Model& model, const ModelParameter& parameter) {
   if (!model.family->attention) return false;
   const Family::Attention& attention = *model.family->attention;
-  const std::string module = expand_layer(attention.module, *parameter.layer) + ".";
-  const auto is_it = [&](const std::string& linear) { return parameter.module == module + linear; };
+  const auto module = module_in(attention.module, parameter.layer);
+  const auto is_it = [&](const std::string& linear) { return module && parameter.module == *module + "." + linear; };
   return is_it(attention.query) || is_it(attention.key) || is_it(attention.value) || is_it(attention.output);
 }
 
@@ -369,9 +381,10 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
     }
     if (!problem && options.pad) problem = packing_problem(model, parameter, tp);
     if (!problem) continue;
-    if (gqa && parameter.layer) {  // repeated, not cut
+    const auto attention = gqa ? module_in(model.family->attention->module, parameter.layer) : std::nullopt;
+    if (attention) {  // repeated, not cut
       const auto& a = *model.family->attention;
-      const std::string module = expand_layer(a.module, *parameter.layer);
+      const std::string& module = *attention;
       if (parameter.module == module + "." + a.key || parameter.module == module + "." + a.value) continue;
       if (options.pad_heads &&
           (parameter.module == module + "." + a.query || parameter.module == module + "." + a.output))
