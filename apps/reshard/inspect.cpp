@@ -15,6 +15,7 @@
 #include "reshard/engine/stats.h"
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/local_files.h"
+#include "reshard/plan/metadata_model.h"
 #include "reshard/plan/name_rules.h"
 #include "reshard/plan/tags.h"
 #include "run_job.h"
@@ -25,6 +26,7 @@ namespace {
 struct InspectArguments : MovingArguments {
   std::string path;
   std::string print_family;
+  bool print_spec = false;
   std::string filter;
   OptionValues source_options;
   SourceArguments source;
@@ -88,6 +90,18 @@ void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>&
   print_output(adapters_text(path, adapters));
 }
 
+/// The description of a checkpoint: what its metadata amounts to, else that of its family.
+std::string description_of(const Checkpoint& checkpoint) {
+  if (checkpoint.adapter) throw Error(ErrorKind::kUnsupported, "an adapter has no description").in(checkpoint.path);
+  if (!checkpoint.metadata.empty()) return description_of_metadata(checkpoint);
+  if (checkpoint.model && !checkpoint.model->family->json_text.empty()) return checkpoint.model->family->json_text;
+  throw Error(ErrorKind::kUnsupported,
+              "has neither metadata of ranks nor the config.json of a known family, of which a "
+              "description could be made")
+      .in(checkpoint.path)
+      .hint("--print-family llama prints a built-in description to start from");
+}
+
 void inspect(const InspectArguments& arguments, Together& together) {
   if (!arguments.print_family.empty() && !arguments.path.empty())
     throw Error(ErrorKind::kUsage, "--print-family prints a built-in description and looks at no PATH, such as " +
@@ -95,14 +109,16 @@ void inspect(const InspectArguments& arguments, Together& together) {
         .hint("leave out one of the two");
   if (!arguments.print_family.empty())
     return print_output(named_family("--print-family", arguments.print_family)->json_text);
+  if (arguments.print_spec && builtin_family(arguments.path) && !local_storage().exists(arguments.path))
+    return print_output(builtin_family(arguments.path)->json_text);
   if (arguments.path.empty()) throw Error(ErrorKind::kUsage, "PATH is missing").hint("give a file or a directory");
   if (!arguments.filter.empty()) NamePattern("filter", arguments.filter);  // a wrong one is told before reading
   validate_source_options(arguments.source_options);
   const RunOptions options = run_options(arguments);
   const FoundCheckpoint found = find_checkpoint(arguments.path, arguments.source.tag);
   const std::string path = arguments.path == found.path ? arguments.path : found.path.string();
-  const bool one_wanted =
-      arguments.tensors || arguments.stats || arguments.digest || !arguments.filter.empty() || arguments.source.config;
+  const bool one_wanted = arguments.print_spec || arguments.tensors || arguments.stats || arguments.digest ||
+                          !arguments.filter.empty() || arguments.source.config;
   if (const auto adapters = one_wanted ? std::vector<AdapterFolder>() : adapters_to_read(local_storage(), found.path);
       adapters.size() > 1)
     return inspect_adapters(path, adapters, found, arguments);
@@ -112,6 +128,10 @@ void inspect(const InspectArguments& arguments, Together& together) {
                                                        .config = {config_of(arguments.source)},
                                                        .looks_at_optimizer = true});
   inspection.notes.insert(inspection.notes.begin(), found.notes.begin(), found.notes.end());
+  if (arguments.print_spec) {
+    if (!arguments.quiet) print_notes(inspection.notes);
+    return print_output(description_of(inspection));
+  }
   std::vector<TensorRow> rows = tensor_rows(inspection, matching_tensors(inspection.map, arguments.filter));
   if (arguments.stats || arguments.digest) read_values(inspection, arguments, options, rows, together);
   if (arguments.json) {
@@ -130,9 +150,11 @@ void add_inspect(CLI::App& app, Together& together) {
       "inspect", "Show what a file, a Hugging Face directory, a sharded checkpoint or an adapter holds");
   command->add_option("PATH", arguments->path, "File or directory");
   command
-      ->add_option("--print-family,--print-spec", arguments->print_family,
+      ->add_option("--print-family", arguments->print_family,
                    "Print the description of a built-in family, the form of --spec")
       ->type_name("FAMILY");
+  command->add_flag("--print-spec", arguments->print_spec,
+                    "Print the model's description for --spec, made of the ranks' metadata if they have some");
   command->add_flag("--tensors", arguments->tensors, "One line per tensor, instead of one for all layers");
   command->add_option("--filter", arguments->filter, "Only tensors whose name matches")->type_name("REGEX");
   command->add_flag("--stats", arguments->stats, "Read the values: minimum, maximum, mean, NaN and infinity counts");

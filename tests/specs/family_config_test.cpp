@@ -194,7 +194,8 @@ TEST_CASE("Head counts that specs cannot hold are refused and not cut to 32 bits
   json["vocab_size"] = 96;
   const Error error = error_of([&] {
     const Model model = model_of("llama", json);
-    plan_stages(model, 3, partition_evenly(2, {3, 1, 1}), {AttentionForm::kSeparate, 3}, [](const std::string&) { return false; });
+    plan_stages(model, 3, partition_evenly(2, {3, 1, 1}), {AttentionForm::kSeparate, 3},
+                [](const std::string&) { return false; });
   });
   CHECK(error.kind() == ErrorKind::kBadInput);
 }

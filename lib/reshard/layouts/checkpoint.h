@@ -18,6 +18,7 @@
 #include "reshard/specs/language_model.h"
 #include "reshard/specs/mesh.h"
 #include "reshard/specs/model_config.h"
+#include "reshard/specs/transformation_specs.h"
 
 namespace reshard {
 
@@ -59,7 +60,8 @@ struct Checkpoint {
   /// where they have these.
   std::string names_of;
   Mesh mesh;
-  PartitionOptions partition;  // of ranks, as far as it shows and was a choice
+  PartitionOptions partition;           // of ranks, as far as it shows and was a choice
+  std::vector<StageMetadata> metadata;  // of the ranks' own, by pipeline rank; empty if they have none
   std::filesystem::path
       model_elsewhere;  // of an optimizer that was given alone: the folder of its model, if it is known
   std::optional<BesideModel> beside_model;                         // of layouts that training programs write

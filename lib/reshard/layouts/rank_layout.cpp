@@ -379,6 +379,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
   if (planned) validate_pieces_differ(files, checkpoint.map);
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);
+  if (!inferred) checkpoint.metadata = std::move(shards.metadata);
   return checkpoint;
 }
 

@@ -17,6 +17,7 @@
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/cast_dtypes.h"
 #include "reshard/plan/config_dtype.h"
+#include "reshard/plan/metadata_model.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
 #include "reshard/specs/language_model.h"
@@ -298,6 +299,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   checkpoint.notes.insert(checkpoint.notes.begin(), found.notes.begin(), found.notes.end());
   if (request.lora_fuse && !checkpoint.adapter)
     throw Error(ErrorKind::kUsage, "`lora-fuse` has no effect: this is no adapter").in(checkpoint.path);
+  if (!checkpoint.adapter) take_metadata_model(checkpoint, request.target);
   validate_has_states(request.source, checkpoint);
   validate_names(checkpoint, *request.target.layout);
   auto job = start_job("convert", checkpoint, request.output_directory, request.force);
