@@ -16,8 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 
 /// A small model in memory, in /m, of as many files of weights.
-struct Model {
-  explicit Model(std::size_t count = 1, const std::string& lacks = {}) {
+struct LackingModel {
+  explicit LackingModel(std::size_t count = 1, const std::string& lacks = {}) {
     Random random(8);
     TensorMap tensors = random_tensors({}, random);
     std::erase_if(tensors, [&](const auto& one) { return !lacks.empty() && one.first.find(lacks) != one.first.npos; });
@@ -48,7 +48,7 @@ bool copies(const Job& job, const fs::path& source, const fs::path& path) {
 TEST_CASE("A tensor that config.json asks for and that is missing is an error in layouts of whole tensors") {
   for (const char* to : {"hf", "dcp"}) {
     CAPTURE(to);
-    Model model(1, "mlp.up_proj");
+    LackingModel model(1, "mlp.up_proj");
     ConvertRequest request = model.request(to);
     const Error error = error_of([&] { plan_convert(model.files, request); });
     CHECK(error.kind() == ErrorKind::kBadInput);
@@ -63,7 +63,7 @@ TEST_CASE("A tensor that config.json asks for and that is missing is an error in
 }
 
 TEST_CASE("A layout that needs every tensor does not take the option that allows missing ones") {
-  Model model(1, "layers.1.mlp.up_proj");
+  LackingModel model(1, "layers.1.mlp.up_proj");
   ConvertRequest request = model.request("ranks");
   request.allow_missing = true;
   const Error error = error_of([&] { plan_convert(model.files, request); });
@@ -73,7 +73,7 @@ TEST_CASE("A layout that needs every tensor does not take the option that allows
 }
 
 TEST_CASE("Tensors that rules drop are counted, where config.json asks for them") {
-  Model model;
+  LackingModel model;
   ConvertRequest request = model.request("hf");
   request.names.drop.emplace_back("drop", "norm");
   CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for") ==
@@ -88,7 +88,7 @@ TEST_CASE("Tensors that rules drop are counted, where config.json asks for them"
 
 TEST_CASE(
     "Renaming tensors away from the model's names takes nothing from it, and renaming them to these completes it") {
-  Model model;
+  LackingModel model;
   ConvertRequest request = model.request("hf");
   request.names.renames.push_back(parse_rename("rename", "self_attn=attention"));
   CHECK(notes_with(*plan_convert(model.files, request), "missing").empty());
@@ -124,7 +124,7 @@ TEST_CASE("Every file of weights that is not read is named in one note, with an 
   for (const std::size_t count : {1, 3})
     for (const char* to : {"hf", "dcp", "ranks", "nxd"}) {
       CAPTURE(count, to);
-      Model model(count);
+      LackingModel model(count);
       for (const std::string& name : strangers) model.files.write(fs::path("/m") / name, "x");
       const auto job = plan_convert(model.files, model.request(to));
       CHECK(notes_with(*job, "extra.safetensors") ==
@@ -133,7 +133,7 @@ TEST_CASE("Every file of weights that is not read is named in one note, with an 
 }
 
 TEST_CASE("Weights that are read, their index and hidden files are no strangers") {
-  Model model(3);
+  LackingModel model(3);
   model.files.write("/m/.cache/x.safetensors", "x");
   model.files.write("/m/training_args.bin", "x");
   const auto job = plan_convert(model.files, model.request("hf"));
@@ -142,7 +142,7 @@ TEST_CASE("Weights that are read, their index and hidden files are no strangers"
 }
 
 TEST_CASE("Strangers are named where no config.json makes the directory a model's") {
-  Model model;
+  LackingModel model;
   model.files.remove("/m/config.json");
   model.files.write("/m/extra.safetensors", "x");
   CHECK(notes_with(*plan_convert(model.files, model.request("hf")), "left out") ==
@@ -150,7 +150,7 @@ TEST_CASE("Strangers are named where no config.json makes the directory a model'
 }
 
 TEST_CASE("With config.json from elsewhere, the tokenizer beside it comes along, else the checkpoint's own") {
-  Model model;
+  LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.remove("/m/config.json");
   ConvertRequest request = model.request("hf");
@@ -170,7 +170,7 @@ TEST_CASE("With config.json from elsewhere, the tokenizer beside it comes along,
 }
 
 TEST_CASE("The tokenizer of a model's own directory goes before that beside another config.json") {
-  Model model;
+  LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.write("/cfg/tokenizer.json", "theirs");
   ConvertRequest request = model.request("hf");

@@ -147,7 +147,7 @@ class Derivation {
     const auto found = by_name_.find(module + "." + linear + ".weight");
     if (found == by_name_.end())
       throw Error(ErrorKind::kInternal, "a family fuses a linear that it does not have").tensor(module + "." + linear);
-    return found->second->shape.at(axis);
+    return found->second->shape[axis];
   }
 
   void add_fused(const TensorEntry& tensor, const Fused& fused) {

@@ -24,7 +24,7 @@ namespace {
 
 using Layers = std::set<std::uint64_t>;
 
-constexpr const char* kEmbedding = "model.embed_tokens";  // of the only tied head known without a family
+constexpr const char* kEmbedding = "model.embed_tokens";  // tied to the head if no family says otherwise
 
 /// How a logical tensor is split.
 struct Split {
@@ -52,7 +52,7 @@ struct Group {
   Dims shape;
   Split split;
   Layers layers;       // none outside the stack
-  Layers bias_layers;  // of those, the layers whose bias is split as the outputs are
+  Layers bias_layers;  // subset of `layers` with a bias that is split as the outputs are
   bool has_bias = false;
   std::set<std::uint32_t> stages;
 };
@@ -137,13 +137,19 @@ class Describer {
     }
   }
 
-  /// In the order of the files.
+  /// In the order of the files, and of the linears in a fused one.
   void read_tensors(const TensorMap& map) {
-    std::vector<std::pair<std::uint32_t, std::size_t>> order;
+    std::vector<std::size_t> order;
     for (std::size_t i = 0; i < map.logical.size(); ++i)
-      if (!map.logical[i].filler && !map.pieces[i].empty()) order.emplace_back(map.pieces[i].front().stored, i);
-    std::sort(order.begin(), order.end());
-    for (const auto& [stored, i] : order) {
+      if (!map.logical[i].filler && !map.pieces[i].empty()) order.push_back(i);
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      const Piece& first = map.pieces[a].front();
+      const Piece& second = map.pieces[b].front();
+      if (first.stored != second.stored) return first.stored < second.stored;
+      return std::lexicographical_compare(first.stored_begin.begin(), first.stored_begin.end(),
+                                          second.stored_begin.begin(), second.stored_begin.end());
+    });
+    for (const std::size_t i : order) {
       const LogicalTensor& tensor = map.logical[i];
       const auto split = splits_.find(tensor.name);
       if (split == splits_.end()) throw cannot_describe(tensor.name, "the metadata does not list it");
@@ -153,6 +159,11 @@ class Describer {
     }
     for (const StoredTensor& stored : map.stored)
       if (stored.tied) tied_ = true;
+    // A file sorted by name does not show the order of the model.
+    const auto by_name = [&](const StoredTensor& a, const StoredTensor& b) {
+      return a.file == b.file && std::string(a.name.text()) < std::string(b.name.text());
+    };
+    is_sorted_ = std::is_sorted(map.stored.begin(), map.stored.end(), by_name);
   }
 
   /// The prefix under which most tensors have a number: "model.layers".
@@ -186,7 +197,7 @@ class Describer {
     return Place{*layer, stack_ + ".*" + name.substr(end)};
   }
 
-  /// Whether the bias of a weight is there, and split as a description says of one beside its weight.
+  /// Whether the weight has a bias that is split as `"bias": true` in a description means it.
   bool has_plain_bias(const Tensor& weight) const {
     const auto found = by_name_.find(weight.module() + ".bias");
     if (weight.leaf() != "weight" || weight.shape.empty() || found == by_name_.end()) return false;
@@ -261,7 +272,7 @@ class Describer {
     return module;
   }
 
-  /// The modules before the layers, those of the layers, and those behind, which lie on the last stage.
+  /// The modules before the layers, in the layers, and after them.
   OrderedJson modules_json() {
     OrderedJson before = OrderedJson::array(), inside = before, behind = before;
     const auto last = static_cast<std::uint32_t>(stages_.size() - 1);
@@ -279,7 +290,8 @@ class Describer {
         throw cannot_describe(group.module,
                               fmt::format("it lies outside the layers on pipeline rank {}", *group.stages.begin()));
       if (last > 0) module["stage"] = on_first ? "first" : "last";
-      (last > 0 ? !on_first : seen_layers) ? behind.push_back(std::move(module)) : before.push_back(std::move(module));
+      (last > 0 ? !on_first : seen_layers || is_sorted_) ? behind.push_back(std::move(module))
+                                                         : before.push_back(std::move(module));
     }
     if (last > 0 && inside.empty())
       throw Error(ErrorKind::kUnsupported, "the metadata has several pipeline stages, but no stack of layers");
@@ -399,7 +411,8 @@ class Describer {
   std::vector<Tensor> tensors_;
   std::map<std::string, std::size_t> by_name_;
   bool tied_ = false;
-  std::string stack_;  // empty: none
+  bool is_sorted_ = false;  // by name
+  std::string stack_;       // empty: none
   std::uint64_t layer_count_ = 0;
   std::vector<Group> groups_;
   std::optional<GQAQKVColumnParallelLinearSpec> attention_;

@@ -364,6 +364,7 @@ std::vector<Family::OtherNames> other_names_at(const SpecObject& object, const F
 
 /// The axis of fused linears: that along which the first is split.
 std::uint32_t fuse_axis_of(const Family& family, const Family::Fused& fused) {
+  if (fused.linears.empty()) return 0;
   for (const Family::Module& module : family.modules)
     if (module.name == fused.module + "." + fused.linears.front() && module.parameter == "weight")
       return module.plan == TensorParallelPlan::kRowwise ? 1 : 0;
@@ -475,7 +476,6 @@ Family parse(const Json& json, const DescriptionFile& file) {
       const SpecObject fused(item, file, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
       fused.validate_keys({"module", "name", "linears"});
       family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
-      if (family.fused.back().linears.empty()) fused.fail("linears", "at least two linears");
       family.fused.back().axis = fuse_axis_of(family, family.fused.back());
       ++i;
     }
