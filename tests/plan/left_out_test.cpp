@@ -77,11 +77,11 @@ TEST_CASE("Tensors that rules drop are counted, where config.json asks for them"
   ConvertRequest request = model.request("hf");
   request.names.drop.emplace_back("drop", "norm");
   CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for") ==
-        std::vector<std::string>{"5 of the tensors that config.json asks for are left out by `drop` or `keep`"});
+        std::vector<std::string>{"`drop` or `keep` leaves out 5 tensors that config.json asks for"});
   request.names.drop.clear();
   request.names.keep.emplace_back("keep", "lm_head|layers|embed_tokens");
   CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for") ==
-        std::vector<std::string>{"1 of the tensors that config.json asks for is left out by `drop` or `keep`"});
+        std::vector<std::string>{"`drop` or `keep` leaves out 1 tensor that config.json asks for"});
   request.names.keep.clear();
   CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for").empty());
 }
@@ -149,7 +149,7 @@ TEST_CASE("Strangers are named where no config.json makes the directory a model'
         std::vector<std::string>{"left out, as it is not among the model's weights: extra.safetensors"});
 }
 
-TEST_CASE("With config.json from elsewhere, the tokenizer beside it comes along, else the checkpoint's own") {
+TEST_CASE("With config.json from elsewhere, the tokenizer next to it comes along, else the checkpoint's own") {
   LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.remove("/m/config.json");
@@ -169,7 +169,7 @@ TEST_CASE("With config.json from elsewhere, the tokenizer beside it comes along,
         std::vector<std::string>{"the tokenizer is that of /cfg, and the one in /m is left out"});
 }
 
-TEST_CASE("The tokenizer of a model's own directory goes before that beside another config.json") {
+TEST_CASE("The tokenizer of a model's own directory takes precedence over one next to another config.json") {
   LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());
   model.files.write("/cfg/tokenizer.json", "theirs");

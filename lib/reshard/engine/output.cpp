@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;  // of a file that is read from end to end
+constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;  // read at once
 
 fs::path nearest_existing(Files& files, fs::path path) {
   while (!files.exists(path) && path != path.parent_path()) path = path.parent_path();

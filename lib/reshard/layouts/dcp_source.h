@@ -31,8 +31,9 @@ struct DcpSource {
 /// What is read of a training run's checkpoint.
 enum class DcpContent : std::uint8_t { kModel, kRun };
 
-/// Reads a directory of these; `model` is the one whose tensors they are (find_state_names). With kModel nothing is read of what is no tensor of the model. All in `optimizer_directory`, if it is not empty,
-/// belongs to the model: it is read for kRun, and counted for kModel, by its metadata alone.
+/// Reads a directory of these; `model` is the one whose tensors they are (find_state_names). With kModel, only tensors
+/// of the model are read. All in `optimizer_directory`, if it is not empty, belongs to the model: it is read for kRun,
+/// and counted for kModel, by its metadata alone.
 /// \throws Error kBadInput if there is no metadata, or a file is missing, damaged, or newer than the `.metadata` of its
 /// save; kUnsupported; kIo.
 DcpSource read_dcp_source(Files& files, const std::filesystem::path& directory, const KnownModel& model,

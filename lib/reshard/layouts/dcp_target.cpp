@@ -91,7 +91,7 @@ class Cutter {
     return std::move(map_);
   }
 
-  /// Whether the model's names will be read with the prefix, as nobody knows them.
+  /// Whether the model's names will be read with the prefix, since its family is not known.
   bool keeps_prefix() const { return keeps_prefix_; }
 
  private:
@@ -278,8 +278,8 @@ class Cutter {
 
   /// Maps the entries' names by the rule of the reader, who knows the model by its config.json.
   /// \param of_model  how many of the entries are the model's: the first ones.
-  /// \throws Error kUsage if one of these would not get its name back. Only names that nobody knows keep the prefix, as
-  /// it may be a part of them.
+  /// \throws Error kUsage if one of these would not get its name back. Names of an unknown family may keep the prefix,
+  /// which may be a part of them.
   void validate_read_back(std::size_t of_model) {
     std::vector<std::string> tensors, objects;
     for (const DcpEntry& entry : entries_) (entry.is_object ? objects : tensors).push_back(entry.name);

@@ -47,7 +47,7 @@ std::optional<RankId> rank_by_name(const fs::path& path) {
   return std::nullopt;
 }
 
-/// Whether the file still has the name that it was written under: a copy under another name is somebody else's.
+/// Whether the file still has the name that it was written under. A copy under another name is the user's.
 bool is_of_rank(const RankRecord& record, const RankId& rank) {
   return rank.dp_rank == 0 && rank.tp_rank == record.tp_rank && rank.pp_rank == record.pp_rank &&
          rank.ep_rank == record.ep_rank;
@@ -127,7 +127,7 @@ class Walk {
   const std::set<fs::path>& replaced_;
   const std::function<bool(const fs::path&)>& is_listed_;
   std::map<fs::path, bool> recorded_;  // whether a file has a record
-  std::uint32_t stages_ = 0;           // of the pipelines that records name
+  std::uint32_t stages_ = 0;           // the most that a record names
   std::vector<std::pair<fs::path, std::uint32_t>> metadata_;
   std::vector<std::string> unproven_;
 };

@@ -28,7 +28,7 @@ struct StateNames {
 
 /// What is known of the model whose tensors the entries are. Borrows the family.
 struct KnownModel {
-  const Family* family = nullptr;  // of the language model; null: not known
+  const Family* family = nullptr;  // the language model's; null if it is not known
   bool is_part = false;            // the model has other tensors next to those of the family
 
   KnownModel(const Family* family, bool is_part = false) : family(family), is_part(is_part) {}

@@ -84,14 +84,14 @@ void rename(TensorMap& source, const NameRules& rules, Job& job) {
   source.rename_logical(new_names);
 }
 
-/// Whether the target has whole tensors, or chunks of them: for a mesh, validated_model holds the model against
-/// config.json.
+/// Whether the target contains whole tensors, or chunks of them. For the ranks of a mesh, validated_model compares the
+/// tensors with config.json.
 bool is_whole(const LayoutTraits& traits) {
   return !traits.has_ranks || traits.needs_no_mesh;
 }
 
-/// Returns the tensors that config.json asks for and that neither the source nor, with name rules, what they make of it
-/// has. Notes how many the rules drop. Empty if nobody knows the model's tensors.
+/// Returns the tensors that config.json asks for and that the source lacks, also under the names that the rules give
+/// its tensors. Notes how many tensors the rules drop. Empty if the model's tensors are not known.
 /// \throws Error kUsage if the request allows missing tensors in a layout that needs them.
 std::vector<std::string> missing_tensors(const Checkpoint& checkpoint, const ConvertRequest& request, Job& job) {
   if (!is_whole(request.target.layout->traits())) {
@@ -111,8 +111,8 @@ std::vector<std::string> missing_tensors(const Checkpoint& checkpoint, const Con
     return !parameter.optional && job.source.find_logical(parameter.name) && is_dropped(request.names, parameter.name);
   });
   if (dropped > 0)
-    job.notes.push_back(fmt::format("{} of the tensors that config.json asks for {} left out by `drop` or `keep`",
-                                    dropped, dropped == 1 ? "is" : "are"));
+    job.notes.push_back(fmt::format("`drop` or `keep` leaves out {} that config.json asks for",
+                                    dropped == 1 ? std::string("1 tensor") : fmt::format("{} tensors", dropped)));
   if (missing.empty() || request.names.renames.empty() || !checkpoint.language_model.family) return missing;
   TensorMap renamed = job.source;
   Job unused;

@@ -368,7 +368,7 @@ void note_weights_left(Files& files, Job& job, const Checkpoint& source, const s
                                     left.size() == 1 ? "it is" : "they are", list_names(left, SIZE_MAX)));
 }
 
-/// Where no tokenizer comes along, takes that beside the config.json that somebody names, else the checkpoint's own.
+/// If no tokenizer comes along, copies the one next to the config.json that the user names, or else the checkpoint's own.
 void carry_tokenizer(Files& files, Job& job, const Checkpoint& source) {
   std::vector<fs::path> directories;
   if (source.config_given)
