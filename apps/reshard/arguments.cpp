@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "other_words.h"
 #include "print.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -18,21 +19,27 @@ namespace {
 
 constexpr std::uint32_t kMaxThreads = 1024;
 
-std::vector<std::string> option_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-  }
-  return names;
-}
-
 /// Names that a person might mean; those of help are not worth a guess.
 std::vector<std::string> subcommand_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     names.push_back(command->get_name());
   return names;
+}
+
+/// Which command does what `name` asks for, where it is an option of another; std::nullopt if none has it. convert
+/// comes first: it takes whatever the other commands read and write.
+std::optional<std::string> command_with(const CLI::App& command, const std::string& name) {
+  if (command.get_parent() == nullptr) return std::nullopt;
+  std::vector<const CLI::App*> others = command.get_parent()->get_subcommands([](const CLI::App*) { return true; });
+  std::stable_partition(others.begin(), others.end(),
+                        [](const CLI::App* other) { return other->get_name() == "convert"; });
+  for (const std::string& option : {name, own_option(name)})
+    for (const CLI::App* other : others)
+      if (other != &command && other->get_option_no_throw(option) != nullptr)
+        return fmt::format("reshard {} has {}; see reshard {} --help", other->get_name(),
+                           option == name ? "it" : option, other->get_name());
+  return std::nullopt;
 }
 
 /// What to try in place of an option that `command` does not know; it knows `known`.
@@ -43,12 +50,8 @@ std::string hint_for_option(const CLI::App& command, const std::string& name, co
   const std::string alone = name.starts_with(kFrom) ? "--" + name.substr(kFrom.size()) : name;
   for (const std::string& other : {of_source, alone})
     if (std::find(known.begin(), known.end(), other) != known.end()) return "did you mean " + other + "?";
-  if (const CLI::App* app = command.get_parent())
-    for (const CLI::App* other : app->get_subcommands([](const CLI::App*) { return true; })) {
-      const std::vector<std::string> names = option_names(*other);
-      if (std::find(names.begin(), names.end(), name) != names.end())
-        return fmt::format("reshard {} has it; see reshard {} --help", other->get_name(), command.get_name());
-    }
+  if (const auto advice = advice_on(name)) return *advice;
+  if (const auto other = command_with(command, name)) return *other;
   const std::string guess = nearest(name, known);
   if (!guess.empty()) return "did you mean " + guess + "?";
   return command.get_name() == "reshard" ? "see reshard --help"
@@ -215,6 +218,22 @@ void add_source_options(CLI::App& command, OptionValues& values, const std::stri
   }
 }
 
+void add_extra_tensors(CLI::App& command, SourceArguments& arguments) {
+  command
+      .add_option("--extra-tensors", arguments.extra_tensors,
+                  "Tensors that config.json does not explain, such as buffers: keep, whole on every rank, or drop "
+                  "(default: an error)")
+      ->type_name("keep|drop");
+}
+
+ExtraTensors extra_tensors_of(const SourceArguments& arguments) {
+  if (arguments.extra_tensors.empty()) return ExtraTensors::kRefuse;
+  if (arguments.extra_tensors == "keep") return ExtraTensors::kKeep;
+  if (arguments.extra_tensors == "drop") return ExtraTensors::kDrop;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("--extra-tensors: \"{}\" is neither keep nor drop", printable(arguments.extra_tensors)));
+}
+
 void add_with_optimizer(CLI::App& command, bool& with_optimizer) {
   const auto has_states = [](const Layout& layout) { return layout.traits().writes_states; };
   command.add_flag("--with-optimizer", with_optimizer,
@@ -285,6 +304,18 @@ void validate_is_directory_name(const std::string& argument, const std::string& 
       .hint("give a directory; the files in it get the names that loaders look for, such as model.safetensors");
 }
 
+std::vector<std::string> parse_names(const std::string& text) {
+  constexpr std::string_view kAround = " \t\n[]()'\"";
+  std::vector<std::string> names;
+  for (const std::string& part : split(text, ',')) {
+    const std::size_t begin = std::min(part.find_first_not_of(kAround), part.size());
+    const std::size_t end = part.find_last_not_of(kAround);
+    names.push_back(end == part.npos ? std::string() : part.substr(begin, end + 1 - begin));
+  }
+  if (names.size() == 1 && names.front().empty()) names.clear();  // an empty list
+  return names;
+}
+
 std::uint64_t parse_bytes(const std::string& option, const std::string& text) {
   const auto bytes = parse_size(text);
   if (!bytes)
@@ -326,13 +357,48 @@ Replicas replicas_of(const ReplicaArguments& arguments) {
 
 namespace {
 
+/// Other names of file formats: endings of files, and what Transformers calls them.
+constexpr std::pair<std::string_view, std::string_view> kOtherFormats[] = {
+    {"pt", "pytorch"}, {"pth", "pytorch"}, {"bin", "pytorch"}, {"torch", "pytorch"}, {"st", "safetensors"}};
+
+std::string own_format(const std::string& text) {
+  for (const auto& [other, own] : kOtherFormats)
+    if (text == other) return std::string(own);
+  return text;
+}
+
+std::string lower(std::string text) {
+  for (char& letter : text)
+    if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter | 0x20);
+  return text;
+}
+
+/// What to try in place of `text`, which is none of the layouts `names`: a format, a folder or a program was meant.
+std::string hint_for_layout(const std::string& option, const std::string& text, const std::vector<std::string>& names,
+                            const LayoutFilter& wanted) {
+  if (format_from_name(own_format(text)))
+    return fmt::format("this is a file format: --format {}; {} says which program reads the files", own_format(text),
+                       option);
+  if (const std::string guess = nearest(text, names); !guess.empty()) return "did you mean " + guess + "?";
+  std::vector<std::string> meant, all;
+  for (const Layout* layout : layouts()) {
+    if (!wanted(*layout)) continue;
+    const LayoutTraits& traits = layout->traits();
+    all.push_back(fmt::format("{} ({})", traits.name, traits.meaning));
+    if (text.size() > 1 && (text == traits.folder || lower(traits.meaning).find(lower(text)) != std::string::npos))
+      meant.push_back(all.back());
+  }
+  if (meant.size() == 1) return "did you mean " + meant.front() + "?";
+  return (meant.empty() ? "they are " : "did you mean one of ") + join(meant.empty() ? all : meant, "; ");
+}
+
 Error unknown_layout(const std::string& option, const std::string& text, const LayoutFilter& wanted) {
   std::vector<std::string> names;
   for (const Layout* layout : layouts())
     if (wanted(*layout)) names.emplace_back(layout->traits().name);
   Error error(ErrorKind::kUsage,
               fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
-  if (const std::string guess = nearest(text, names); !guess.empty()) error.hint("did you mean " + guess + "?");
+  error.hint(hint_for_layout(option, text, names, wanted));
   return error;
 }
 
@@ -373,7 +439,8 @@ CLI::Option* add_mesh(CLI::App& command, TargetArguments& arguments) {
   command
       .add_option("--pipeline-cuts", arguments.pipeline_cuts,
                   "Last layer of each stage but the last, such as model.layers.3,model.layers.7")
-      ->type_name("NAMES");
+      ->type_name("NAMES")
+      ->allow_extra_args(false);
   return tp;
 }
 
@@ -381,12 +448,13 @@ TargetRequest target_request(const TargetArguments& arguments, const std::string
   TargetRequest request;
   request.layout = layout_named(arguments.layout);
   if (request.layout == nullptr || !wanted(*request.layout)) throw unknown_layout(option, arguments.layout, wanted);
-  if (!arguments.format.empty()) request.format = parse_format("--format", arguments.format);
+  if (!arguments.format.empty()) request.format = parse_format("--format", arguments.format, wanted);
   if (!arguments.tp.empty()) request.tp = parse_degree("--tp", arguments.tp, kMaxParallelDegree);
   if (!arguments.pp.empty()) request.pp = parse_degree("--pp", arguments.pp, kMaxParallelDegree);
   request.vpp = parse_degree("--vpp", arguments.vpp, kMaxParallelDegree);
   if (!arguments.ep.empty()) request.ep = parse_degree("--ep", arguments.ep, kMaxParallelDegree);
-  if (!arguments.pipeline_cuts.empty()) request.pipeline_cuts = split(arguments.pipeline_cuts, ',');
+  for (const std::string& list : arguments.pipeline_cuts)
+    for (std::string& name : parse_names(list)) request.pipeline_cuts.push_back(std::move(name));
   request.options = arguments.options;
   return request;
 }
@@ -441,12 +509,21 @@ LoraFuse parse_lora_fuse(const std::string& text) {
   throw Error(ErrorKind::kUsage, "--lora-fuse: \"" + printable(text) + "\" is not one of mean, exact");
 }
 
-Format parse_format(const std::string& option, const std::string& text) {
+Format parse_format(const std::string& option, const std::string& text, const LayoutFilter& wanted) {
   if (const auto format = format_from_name(text)) return *format;
   std::vector<std::string> names;
-  for (const FormatRow& row : kFormats) names.emplace_back(row.name);
-  throw Error(ErrorKind::kUsage,
+  for (const FormatRow& row : kFormats)
+    if (std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {
+          const auto formats = layout->traits().formats;
+          return wanted(*layout) && std::find(formats.begin(), formats.end(), row.format) != formats.end();
+        }))
+      names.emplace_back(row.name);
+  Error error(ErrorKind::kUsage,
               fmt::format("{}: \"{}\" is not one of {}", option, printable(text), join(names, ", ")));
+  const std::string own = own_format(text);
+  const std::string guess = own != text ? own : nearest(text, names);
+  if (!guess.empty()) error.hint("did you mean " + guess + "?");
+  throw error;
 }
 
 IoMode parse_io_mode(const std::string& text) {
@@ -471,9 +548,10 @@ RunOptions run_options(const MovingArguments& arguments, const ReplicaArguments&
 }
 
 bool parse_and_run(CLI::App& app, int argc, const char* const* argv) {
-  const std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  const std::vector<std::string> arguments =
+      in_own_words(app, std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // which takes them from the back
     return true;
   } catch (const CLI::Success& success) {  // help and version
     std::ostringstream text;

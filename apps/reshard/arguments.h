@@ -57,7 +57,12 @@ struct SourceArguments {
   std::optional<std::string> tag;
   std::optional<std::string> config;
   bool with_optimizer = false;
+  std::string extra_tensors;
 };
+/// Adds --extra-tensors.
+void add_extra_tensors(CLI::App& command, SourceArguments& arguments);
+/// \throws Error kUsage.
+ExtraTensors extra_tensors_of(const SourceArguments& arguments);
 void add_with_optimizer(CLI::App& command, bool& with_optimizer);
 void add_tag(CLI::App& command, SourceArguments& arguments);
 void add_config(CLI::App& command, SourceArguments& arguments);
@@ -97,8 +102,8 @@ struct TargetArguments {
   std::string pp;
   std::string vpp = "1";
   std::string ep;
-  std::string pipeline_cuts;
-  OptionValues options;  // of the layout
+  std::vector<std::string> pipeline_cuts;  // a list each, as parse_names takes it
+  OptionValues options;                    // of the layout
 };
 /// Adds -f,--format.
 void add_format(CLI::App& command, TargetArguments& arguments, const LayoutFilter& wanted);
@@ -130,8 +135,9 @@ void add_lora_fuse(CLI::App& command, std::string& how);
 /// \throws Error kUsage.
 LoraFuse parse_lora_fuse(const std::string& text);
 
+/// A format that one of the `wanted` layouts has; the error lists these.
 /// \throws Error kUsage.
-Format parse_format(const std::string& option, const std::string& text);
+Format parse_format(const std::string& option, const std::string& text, const LayoutFilter& wanted);
 
 /// \throws Error kUsage, naming the option, for anything that is not a whole number from 1 to `max`.
 std::uint32_t parse_degree(const std::string& option, const std::string& text, std::uint32_t max);
@@ -143,6 +149,9 @@ std::uint32_t parse_threads(const std::string& text);
 /// \throws Error kUsage for a directory to write to that has the name of a file of weights, such as
 /// "model.safetensors", and is not there already. `argument` is what the help calls it.
 void validate_is_directory_name(const std::string& argument, const std::string& directory);
+
+/// The names in a list: "a,b", "a, b", and as Python prints it: "['a', 'b']".
+std::vector<std::string> parse_names(const std::string& text);
 
 /// \throws Error kUsage, naming the option, for anything that parse_size does not take.
 std::uint64_t parse_bytes(const std::string& option, const std::string& text);

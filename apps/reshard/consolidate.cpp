@@ -32,6 +32,7 @@ ConsolidateRequest request_of(const ConsolidateArguments& arguments) {
   validate_source_options(arguments.source_options);
   request.source = {arguments.checkpoint_directory, arguments.source.tag, config_of(arguments.source),
                     family_spec(arguments), arguments.source_options};
+  request.source.extra = extra_tensors_of(arguments.source);
   request.target = target_request(arguments.target, "--to", is_whole);
   if (!arguments.output_directory.empty()) request.output_directory = arguments.output_directory;
   validate_cast(arguments.cast, false);
@@ -61,6 +62,7 @@ void add_consolidate(CLI::App& app, Together& together) {
   add_layout_options(*command, arguments->target.options, is_whole);
   add_tag(*command, arguments->source);
   add_config(*command, arguments->source);
+  add_extra_tensors(*command, arguments->source);
   add_source_options(*command, arguments->source_options);
   add_cast(*command, arguments->cast);
   add_replicas(*command, arguments->replicas);

@@ -81,6 +81,7 @@ ConvertRequest request_of(const ConvertArguments& arguments) {
   validate_source_options(arguments.source_options, "from-");
   request.source = {arguments.source,       arguments.from.tag,       config_of(arguments.from),
                     family_spec(arguments), arguments.source_options, arguments.from.with_optimizer};
+  request.source.extra = extra_tensors_of(arguments.from);
   request.output_directory = arguments.output_directory;
   request.dtype = dtype_of(arguments.cast);
   request.cast_all = arguments.cast_all;
@@ -110,6 +111,7 @@ void add_options(CLI::App& command, ConvertArguments& arguments) {
   add_format(command, arguments.target, is_written);
   add_tag(command, arguments.from);
   add_config(command, arguments.from);
+  add_extra_tensors(command, arguments.from);
   add_with_optimizer(command, arguments.from.with_optimizer);
   add_source_options(command, arguments.source_options, "--from-");
   add_mesh(command, arguments.target)->description("Tensor-parallel ranks (default: those of a sharded SRC)");

@@ -106,7 +106,7 @@ int parse_and_run(int argc, char** argv, Together& together) {
   int exit_code = 0;
   CLI::App app("Moves the weights of large models between whole checkpoints and per-rank shards.", "reshard");
   app.require_subcommand(1);
-  app.set_version_flag("--version", std::string("reshard ") + reshard::cli::kVersion);
+  app.set_version_flag("-V,--version", std::string("reshard ") + reshard::cli::kVersion);
   app.formatter(std::make_shared<HelpFormatter>());
   app.footer(footer());
   reshard::cli::add_shard(app, together);

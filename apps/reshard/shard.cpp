@@ -18,6 +18,7 @@ struct ShardArguments : CommonArguments {
   std::vector<std::string> adapters;
   std::string lora_fuse = "mean";
   bool lora_fuse_given = false;
+  CastArguments cast;
 };
 
 void add_adapters(const ShardArguments& arguments, ShardRequest& request) {
@@ -42,6 +43,7 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   request.source.family = family_spec(arguments);
   request.source.config = config_of(arguments.source);
   request.source.with_optimizer = arguments.source.with_optimizer;
+  request.source.extra = extra_tensors_of(arguments.source);
   request.output_directory = arguments.output_directory;
   add_adapters(arguments, request);
   TargetArguments target = arguments.target;
@@ -55,6 +57,8 @@ ShardRequest request_of(const ShardArguments& arguments, bool layout_given) {
   request.target = target_request(target, "--layout", is_of_ranks);
   if (!request.target.tp && !request.target.layout->traits().needs_no_mesh)
     throw Error(ErrorKind::kUsage, "--tp is required: the number of tensor-parallel ranks");
+  validate_cast(arguments.cast, request.target.layout->traits().casts_to_config_dtype);
+  request.dtype = dtype_of(arguments.cast);
   request.force = arguments.force;
   return request;
 }
@@ -82,7 +86,9 @@ void add_shard(CLI::App& app, Together& together) {
       ->capture_default_str();
   add_format(*command, arguments->target, is_of_ranks);
   add_layout_options(*command, arguments->target.options, is_of_ranks);
+  add_cast(*command, arguments->cast);
   add_config(*command, arguments->source);
+  add_extra_tensors(*command, arguments->source);
   add_with_optimizer(*command, arguments->source.with_optimizer);
   command
       ->add_option(
@@ -96,7 +102,9 @@ void add_shard(CLI::App& app, Together& together) {
   add_common(*command, *arguments);
   command->callback([arguments, command, &together] {
     arguments->lora_fuse_given = command->count("--lora-fuse") > 0;
-    const RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
+    arguments->cast.overflow_given = command->count("--overflow") > 0;
+    RunOptions options = run_options(*arguments);  // a wrong option is told before anything is read
+    options.overflow = overflow_of(arguments->cast);
     run_job([&] { return plan_shard(request_of(*arguments, command->count("--layout") > 0)); }, *arguments, options,
             together);
   });

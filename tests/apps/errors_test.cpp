@@ -68,7 +68,7 @@ TEST_CASE("convert names its own option where it is given one of a source, or th
   check_error(run_reshard({"convert", kModel, "o", "--weights=x"}), 2, {"did you mean --from-weights?"});
   check_error(run_reshard({"inspect", kModel, "--from-weights", "x"}), 2, {"did you mean --weights?"});
   check_error(run_reshard({"consolidate", "x", "--with-optimizer"}), 2,
-              {"--with-optimizer", "reshard shard has it; see reshard consolidate --help"});
+              {"--with-optimizer", "reshard convert has it; see reshard convert --help"});
   const std::string run = testdata("golden/zero1/nxd-llama-dp2-tp2/checkpoint/step_3").string();
   const std::string config = testdata("golden/zero1/nxd-llama-dp2-tp2/original").string();
   const TempDir temp;

@@ -153,7 +153,7 @@ TEST_CASE("What the layout presharded does not have is refused") {
   refused([](TargetRequest& s) { s.options.set_number("end-rank", 4); }, "the ranks are 0 to 3");
   refused([](TargetRequest& s) { s.options.set_number("start-rank", 4); }, "the ranks are 0 to 3");
   refused([](TargetRequest& s) { s.options.set_number("start-rank", 2), s.options.set_number("end-rank", 1); },
-          "`start-rank` 2 `end-rank` 1");
+          "`start-rank` 2 is after `end-rank` 1");
   refused([](TargetRequest& s) { s.layout = layout("ranks"), s.options.set_number("end-rank", 1); },
           "layout ranks has no option `end-rank`");
 }

@@ -43,6 +43,9 @@ RankTarget ranks_to_write(const RankLayout& layout, const TargetRequest& request
   target.stores_tied = false;
   target.first_rank = static_cast<std::uint32_t>(request.options.number(kStartRank).value_or(0));
   target.last_rank = static_cast<std::uint32_t>(request.options.number(kEndRank).value_or(tp - 1));
+  if (target.first_rank > target.last_rank && target.last_rank < tp && target.first_rank < tp)
+    throw Error(ErrorKind::kUsage, fmt::format("`start-rank` {} is after `end-rank` {}, the last rank to write",
+                                               target.first_rank, target.last_rank));
   if (target.last_rank >= tp || target.first_rank > target.last_rank)
     throw Error(ErrorKind::kUsage, fmt::format("`start-rank` {} `end-rank` {}: with `tp` {} the ranks are 0 to {}",
                                                target.first_rank, target.last_rank, tp, tp - 1));
@@ -163,7 +166,7 @@ void validate_padded_split(const ShardedCheckpoint& shards, const Checkpoint& ch
     throw Error(ErrorKind::kBadInput, fmt::format("{} ranks cannot have the model that config.json describes: {}",
                                                   shards.tp, problem->what()))
         .in(checkpoint.path)
-        .hint("config.json belongs to another model, or the last ranks are missing");
+        .hint("the last ranks are missing, or config.json belongs to another model");
 }
 
 }  // namespace reshard

@@ -21,8 +21,8 @@ namespace {
 /// One stage's state dict, explained name by name.
 class Derivation {
  public:
-  Derivation(const Model& model, std::uint32_t tp, const PartitionOptions& heads, const Container& file)
-      : model_(model), tp_(tp), heads_(heads), file_(file) {
+  Derivation(const Model& model, const ShardedCheckpoint& shards, const PartitionOptions& heads, const Container& file)
+      : model_(model), tp_(shards.tp), allows_extra_(shards.allows_extra), heads_(heads), file_(file) {
     for (const ModelParameter& parameter : model.parameters) by_name_.emplace(parameter.name, &parameter);
     add_fused_names({});
     for (std::uint64_t layer = 0; layer < model.layers; ++layer) add_fused_names(layer);
@@ -36,6 +36,8 @@ class Derivation {
         add_own(tensor, *whole->second);
       else if (const auto fused = fused_.find(tensor.name); fused != fused_.end())
         add_fused(tensor, fused->second);
+      else if (allows_extra_)
+        metadata_.parameters.push_back({tensor.name, false, 0, 1, 1, {}});
       else
         throw Error(ErrorKind::kBadInput, fmt::format("is no parameter of {}, separate or fused, and there is no "
                                                       "metadata that would explain it",
@@ -45,7 +47,9 @@ class Derivation {
             .hint(is_quantized_tensor(tensor.name) && model_.quant_method.empty()
                       ? "the model is quantised, but config.json has no quantization_config: take the config.json that "
                         "came with the weights"
-                      : std::string("config.json belongs to another model; ") + kSameFamily);
+                      : fmt::format("config.json belongs to another model; {}; if it is no weight, such as a buffer, "
+                                    "`extra-tensors` keeps it or leaves it out",
+                                    kSameFamily));
     }
     for (auto& [name, specs] : modules_) metadata_.modules.push_back({name, std::move(specs)});
     return std::move(metadata_);
@@ -83,13 +87,28 @@ class Derivation {
     }
   }
 
+  /// The first guess where a part is one of more ranks than there are: that the last ones are missing.
+  std::string hint_for_shape(const Dims& part, const Dims& whole) const {
+    for (std::size_t dim = 0; dim < std::min(part.size(), whole.size()); ++dim) {
+      Dims others = whole;
+      others[dim] = part[dim];
+      if (part.size() != whole.size() || others != part || part[dim] == 0 || whole[dim] % part[dim] != 0) continue;
+      const std::uint64_t ranks = whole[dim] / part[dim];
+      if (ranks > tp_)
+        return fmt::format("the last ranks are missing: it is one of {} parts, and there are {} ranks; or ", ranks,
+                           tp_);
+    }
+    return {};
+  }
+
   [[noreturn]] void fail_shape(const TensorEntry& tensor, const Dims& whole) const {
     throw Error(ErrorKind::kBadInput,
                 fmt::format("has the shape {}, which is neither all of {} nor one of {} parts of it",
                             to_string(tensor.shape), to_string(whole), tp_))
         .in(file_.path)
         .tensor(tensor.name)
-        .hint("config.json belongs to another model, or the parameter was split in a way that needs metadata");
+        .hint(hint_for_shape(tensor.shape, whole) +
+              "config.json belongs to another model, or the parameter was split in a way that needs metadata");
   }
 
   /// The dim along which the tensor is one of tp_ parts, nothing if it is whole.
@@ -216,12 +235,14 @@ class Derivation {
         .in(file_.path)
         .tensor(tensor.name)
         .hint(heads_.kv_size_multiplier || heads_.pad_heads
-                  ? "config.json belongs to another model, or the shards were made with another multiplier or padding"
-                  : "config.json belongs to another model");
+                  ? "the last ranks are missing, config.json belongs to another model, or the shards were made with "
+                    "another multiplier or padding"
+                  : "the last ranks are missing, or config.json belongs to another model");
   }
 
   const Model& model_;
   std::uint32_t tp_;
+  bool allows_extra_;
   PartitionOptions heads_;
   const Container& file_;
   std::unordered_map<std::string, const ModelParameter*> by_name_;
@@ -236,7 +257,7 @@ class Derivation {
 void infer_metadata(ShardedCheckpoint& checkpoint, const Model& model, const PartitionOptions& heads) {
   checkpoint.metadata.clear();
   for (const auto& files : checkpoint.files)
-    checkpoint.metadata.push_back(Derivation(model, checkpoint.tp, heads, files.front()).run());
+    checkpoint.metadata.push_back(Derivation(model, checkpoint, heads, files.front()).run());
 }
 
 }  // namespace reshard

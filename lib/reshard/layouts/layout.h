@@ -128,6 +128,13 @@ struct ConfigChoice {
   bool where_missing = false;  // a config.json beside the weights goes before it
 };
 
+/// What happens to tensors of a checkpoint that its model does not have, such as a module's buffers.
+enum class ExtraTensors : std::uint8_t {
+  kRefuse,
+  kKeep,  // whole on every rank
+  kDrop,
+};
+
 /// How a checkpoint is read.
 struct ReadContext {
   ConfigUse use = ConfigUse::kLenient;
@@ -138,6 +145,7 @@ struct ReadContext {
   bool looks_at_optimizer = false;  // headers of the optimizer's files are read, for BesideModel
   bool with_groups = false;         // and the optimizer's groups as values, which may cost a read each
   bool groups_may_stay = false;     // with_groups: those that are no plain values stay the objects that they are
+  ExtraTensors extra = ExtraTensors::kRefuse;
 };
 
 /// What a checkpoint is to become.

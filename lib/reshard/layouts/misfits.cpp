@@ -115,7 +115,9 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
     const std::string guess = nearest_name(misfits.unlisted.front()->name, pointers_to(model.parameters));
     return (guess.empty() ? std::string() : "the nearest name that it explains is " + guess + "; ") +
            "config.json belongs to another model, or the checkpoint is of a variant (quantised, adapters, more heads) "
-           "that this family does not describe";
+           "that this family does not describe" +
+           (misfits.missing.empty() ? "; `extra-tensors` keeps what is no weight, such as a buffer, or leaves it out"
+                                    : "");
   }
   if (misfits.missing.size() == 1 && misfits.missing.front() == "lm_head.weight")
     return "if the output matrix is the embedding's, config.json must say \"tie_word_embeddings\": true";
@@ -286,6 +288,11 @@ void validate(TensorMap& map, const Model& model, const Misfits& misfits, bool t
 void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
                             const std::string& hint) {
   validate(map, model, find_misfits(map, model), false, where, hint);
+}
+
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
+                            ExtraTensors extra) {
+  validate(map, model, find_misfits(map, model), extra != ExtraTensors::kRefuse, where, {});
 }
 
 std::vector<std::string> validate_trained_against_model(TensorMap& map, const Model& model,

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "reshard/layouts/layout.h"
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/specs/model.h"
 
@@ -31,6 +32,9 @@ Misfits find_misfits(const TensorMap& map, const Model& model);
 /// config.json.
 void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
                             const std::string& hint = {});
+
+/// The same, or the next, by whether tensors that the model does not have are refused.
+void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where, ExtraTensors extra);
 
 /// The same for what a trainer has written, which may have tensors besides: buffers, or a head of its own. Where others
 /// are missing, the error names these, each with the nearest name that the model has.

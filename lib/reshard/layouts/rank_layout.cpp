@@ -183,7 +183,10 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
   checkpoint.map = sharded_source_map(shards, tied);
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);
-    validate_against_model(checkpoint.map, *checkpoint.model, shards.folder.path, kSameFamily);
+    if (shards.allows_extra)
+      validate_trained_against_model(checkpoint.map, *checkpoint.model, shards.folder.path);
+    else
+      validate_against_model(checkpoint.map, *checkpoint.model, shards.folder.path, kSameFamily);
   }
   validate_all_ranks_are_there(shards, checkpoint);
 }
@@ -355,7 +358,8 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
   });
   const bool inferred = shards.metadata.empty();
   const bool planned = inferred && checkpoint.model && checkpoint.model->by_config_plan;
-  if (inferred && (!checkpoint.model || checkpoint.model->by_config_plan))
+  shards.allows_extra = context.extra != ExtraTensors::kRefuse;
+  if (inferred && (!checkpoint.model || checkpoint.model->by_config_plan || shards.allows_extra))
     refuse_strangers_in(shards, checkpoint.model);
   if (inferred && !checkpoint.model)
     throw Error(

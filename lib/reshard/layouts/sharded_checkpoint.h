@@ -36,6 +36,7 @@ struct ShardedCheckpoint {
   std::vector<Copy> copies;                   // the same weights as other data-parallel ranks have saved them
   bool has_old_metadata = false;              // of torch_metadata.h: it does not say how many ranks there were
   std::vector<std::string> not_saved;         // parameters that the metadata lists and no file holds
+  bool allows_extra = false;                  // tensors that the model does not have are whole on every rank
   bool lacks_weights = false;                 // they are in the optimizer's files alone; `files` have no bytes
   std::uint64_t other_stages = 0;             // tensors that were ignored (remove_other_stages), over all files
   std::vector<std::string> warnings;          // whole sentences

@@ -221,7 +221,7 @@ void TensorMap::add_pieces(std::uint32_t stored_index, const PartitionRule& rule
                                                   to_string(tensor.shape), rule.dim, expected_size(rule, rank)))
         .in(path)
         .tensor(tensor.name)
-        .hint("the metadata or config.json belongs to other shards, or the last ranks are missing");
+        .hint("the last ranks are missing, or the metadata or config.json belongs to other shards");
   std::vector<std::uint32_t> indices;
   indices.reserve(rule.parts.size());
   for (std::size_t i = 0; i < rule.parts.size(); ++i) {

@@ -489,7 +489,7 @@ class VllmLayout final : public RankLayout {
       form.expert_parallel = holds_whole_experts(sizes, shards);
       if (const std::string problem = sizes.problem(shards.tp, form.expert_parallel); !problem.empty())
         throw Error(ErrorKind::kBadInput, "by config.json, " + problem)
-            .hint("config.json belongs to another model, or the last ranks are missing");
+            .hint("the last ranks are missing, or config.json belongs to another model");
       shards.rules = rules_by_names(model, sizes, shards, form);
     } catch (Error& error) {
       throw error.path().empty() ? error.in(checkpoint.path) : error;

@@ -5,6 +5,7 @@
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/cast_dtypes.h"
 #include "reshard/plan/config_dtype.h"
+#include "reshard/plan/extra_tensors.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
@@ -57,15 +58,19 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   note_adapters_left(files, *job, checkpoint.directory);
   ProgramOptions options;
   std::vector<LogicalTensor> logical = job->source.state_dict();
+  options.dropped =
+      take_extra_tensors(*job, request.source.extra, checkpoint.model ? &*checkpoint.model : nullptr, logical);
   job->dtype = request.dtype;
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   if (request.dtype) {
     cast_tensors(*job, logical, {*request.dtype}, config);
   } else {
     take_model_dtypes(*job, logical);
-    note_config_dtype(files, *job, checkpoint, logical);
+    if (checkpoint.beside_model) note_config_dtype(files, *job, checkpoint, logical);
   }
-  options.dropped = plan_target(files, *job, request.target, checkpoint.model ? &*checkpoint.model : nullptr, logical);
+  for (std::string& name :
+       plan_target(files, *job, request.target, checkpoint.model ? &*checkpoint.model : nullptr, logical))
+    options.dropped.push_back(std::move(name));
   options.check_replicas = request.check_replicas;
   job->program = make_program(job->source, job->target, options);
   if (request.dtype) write_config_dtype(files, *job, checkpoint.config, std::move(config), *request.dtype);

@@ -17,6 +17,7 @@
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/cast_dtypes.h"
 #include "reshard/plan/config_dtype.h"
+#include "reshard/plan/extra_tensors.h"
 #include "reshard/plan/metadata_model.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
@@ -205,7 +206,7 @@ Model validated_model(const Checkpoint& checkpoint, Selection& selection, const 
   const bool renamed = !request.names.renames.empty() && checkpoint.language_model.family;
   Model model = renamed ? instantiate(checkpoint.language_model, names) : *checkpoint.model;
   try {
-    validate_against_model(wanted, model, request.source.path);
+    validate_against_model(wanted, model, request.source.path, request.source.extra);
   } catch (Error& error) {
     if (request.names.renames.empty() && selection.dropped.empty()) {
       // All that config.json asks for was there when it was read, so that this is more.
@@ -245,6 +246,10 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
                                         const ConvertRequest& request, Job& job) {
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
+  if (!traits.has_ranks || traits.needs_no_mesh)
+    for (std::string& name : take_extra_tensors(job, request.source.extra,
+                                                checkpoint.model ? &*checkpoint.model : nullptr, selection.wanted))
+      selection.dropped.push_back(std::move(name));
   if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted, checkpoint.states_or_null());
   if (traits.needs_no_mesh) {
     const Model* model = checkpoint.model ? &*checkpoint.model : nullptr;
@@ -256,7 +261,9 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
   if (!target.tp) target.tp = checkpoint.mesh.tp;
   if (!target.pp && target.pipeline_cuts.empty() && from_ranks && traits.has_stages) target.pp = checkpoint.mesh.pp;
   if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;
-  const Model model = validated_model(checkpoint, selection, request);
+  Model model = validated_model(checkpoint, selection, request);
+  for (std::string& name : take_extra_tensors(job, request.source.extra, &model, selection.wanted))
+    selection.dropped.push_back(std::move(name));
   if (!request.dtype) take_config_dtype(files, job, *target.layout, checkpoint.config, selection.wanted);
   keep_form(checkpoint, job.source, model, target);
   return plan_target(files, job, target, &model, selection.wanted, checkpoint.states_or_null());
@@ -315,7 +322,7 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   if (request.dtype) cast_tensors(*job, selection.wanted, {*request.dtype, request.cast_all}, config);
   std::vector<std::string> states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
-  if (!request.dtype && !request.target.layout->traits().has_ranks)
+  if (!request.dtype && !request.target.layout->traits().has_ranks && checkpoint.beside_model)
     note_config_dtype(files, *job, checkpoint, selection.wanted);
   ProgramOptions options;
   if (checkpoint.adapter)

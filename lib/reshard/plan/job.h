@@ -76,6 +76,7 @@ struct SourceRequest {
   FamilySpec family;               // of a model that somebody describes; else its model_type says it
   OptionValues options;            // that say how it was made, as of ReadContext
   bool with_optimizer = false;     // as of ReadContext; the target must have a place for it
+  ExtraTensors extra = ExtraTensors::kRefuse;
 };
 
 /// A Hugging Face checkpoint, or adapters, to be sharded.
@@ -87,6 +88,7 @@ struct ShardRequest {
   /// config.json) only says for which model.
   std::vector<std::filesystem::path> adapters;
   LoraFuse lora_fuse = LoraFuse::kMean;
+  std::optional<DType> dtype;  // cast tensors of floating dtypes to it
   bool force = false;
 };
 

@@ -1,8 +1,12 @@
 #include "reshard/base/error.h"
+#include "reshard/base/json.h"
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"
+#include "reshard/plan/cast_dtypes.h"
+#include "reshard/plan/config_dtype.h"
+#include "reshard/plan/extra_tensors.h"
 #include "reshard/plan/job.h"
 #include "reshard/plan/target.h"
 
@@ -16,6 +20,8 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   if (!request.adapters.empty() && !request.source.config.empty())
     throw Error(ErrorKind::kUsage, "`config` has no effect: adapters are sharded by the config.json beside the model")
         .in(request.source.path);
+  if (!request.adapters.empty() && request.dtype)
+    throw Error(ErrorKind::kUsage, "`dtype` is about models: convert casts an adapter").in(request.source.path);
   if (!request.adapters.empty()) return plan_shard_adapters(files, request);
   mesh_of(request.target);  // what is wrong with the request is told before anything is read
   validate_request(request.target);
@@ -28,15 +34,26 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   validate_has_states(request.source, checkpoint);
   auto job = start_job("shard", checkpoint, request.output_directory, request.force);
   note_states_left(*job, checkpoint, *request.target.layout);
-  validate_against_model(job->source, *checkpoint.model, request.source.path);
+  validate_against_model(job->source, *checkpoint.model, request.source.path, request.source.extra);
   std::vector<LogicalTensor> logical = job->source.state_dict();
-  take_model_dtypes(*job, logical);
-  take_config_dtype(files, *job, *request.target.layout, checkpoint.config, logical);
   ProgramOptions options;
-  options.dropped = plan_target(files, *job, request.target, &*checkpoint.model, logical, checkpoint.states_or_null());
+  options.dropped = take_extra_tensors(*job, request.source.extra, &*checkpoint.model, logical);
+  job->dtype = request.dtype;
+  OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
+  if (request.dtype) {
+    cast_tensors(*job, logical, {*request.dtype}, config);
+  } else {
+    take_model_dtypes(*job, logical);
+    take_config_dtype(files, *job, *request.target.layout, checkpoint.config, logical);
+    if (!request.target.layout->traits().casts_to_config_dtype) note_config_dtype(files, *job, checkpoint, logical);
+  }
+  for (std::string& name :
+       plan_target(files, *job, request.target, &*checkpoint.model, logical, checkpoint.states_or_null()))
+    options.dropped.push_back(std::move(name));
   add_states(job->source, std::move(checkpoint.states.map), job->target.same);
   options.partial_target = job->shares_directory;
   job->program = make_program(job->source, job->target, options);
+  if (request.dtype) write_config_dtype(files, *job, checkpoint.config, std::move(config), *request.dtype);
   carry_companions(files, *job, checkpoint, {request.output_directory});
   return job;
 }

@@ -113,6 +113,7 @@ PartitionOptions kept_partition(const Job& job, const TargetRequest& request) {
 
 ReadContext context_of(const SourceRequest& request, ConfigUse use, const Layout* target) {
   ReadContext context{use, request.family, request.options, {request.config}, request.with_optimizer};
+  context.extra = request.extra;
   context.with_groups = request.with_optimizer && target != nullptr && target->traits().writes_groups;
   return context;
 }
@@ -299,7 +300,7 @@ void take_config_dtype(Files& files, Job& job, const Layout& layout, const fs::p
 }
 
 void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& logical) {
-  if (!source.beside_model || source.config.empty()) return;
+  if (source.config.empty()) return;
   std::optional<DType> wanted;
   try {
     wanted = config_dtype(read_model_config_file(files, source.config));
@@ -310,10 +311,14 @@ void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const s
     return tensor.dtype == DType::kF32 && tensor.dtype != wanted;
   });
   if (!wanted || describe(*wanted).kind != DTypeClass::kFloat || count == 0) return;
-  job.notes.push_back(
-      fmt::format("{} tensor{} float32, as in training, though config.json says {}: `dtype` {} casts {}", count,
-                  count == 1 ? " is" : "s are", describe(*wanted).torch_name, describe(*wanted).torch_name,
-                  count == 1 ? "it" : "them"));
+  const bool is_all = std::all_of(logical.begin(), logical.end(), [](const LogicalTensor& tensor) {
+    return tensor.dtype == DType::kF32 || describe(tensor.dtype).kind != DTypeClass::kFloat;
+  });
+  if (!source.beside_model && !is_all) return;  // a model may have a few parameters in float32
+  job.notes.push_back(fmt::format("{} tensor{} float32{}, though config.json says {}: `dtype` {} casts {}", count,
+                                  count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",
+                                  describe(*wanted).torch_name, describe(*wanted).torch_name,
+                                  count == 1 ? "it" : "them"));
 }
 
 void validate_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {

@@ -51,8 +51,8 @@ void take_model_dtypes(Job& job, std::vector<LogicalTensor>& logical);
 void take_config_dtype(Files& files, Job& job, const Layout& layout, const std::filesystem::path& config,
                        std::vector<LogicalTensor>& logical);
 
-/// Notes that a training program has saved floats in another dtype than config.json says, and which would make them
-/// that.
+/// Notes that tensors are float32 though config.json says another dtype, and how to cast them. Of a checkpoint that no
+/// training program saved, only if all its floats are.
 void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const std::vector<LogicalTensor>& logical);
 
 /// The outputs do not go into the shards folder that is read.

@@ -1,0 +1,149 @@
+// Options of NxD's checkpoint converter, optimum-cli, inference_demo and vLLM: taken if they mean the same as one of
+// ours, else a hint names ours.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/program.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Arguments = std::vector<std::string>;
+
+const std::string kModel = testdata("golden/optimum/llama-tp8-gqa/original").string();
+
+Arguments joined(Arguments first, const Arguments& more) {
+  first.insert(first.end(), more.begin(), more.end());
+  return first;
+}
+
+/// What `reshard shard --dry-run --json` prints with these options.
+std::string planned(const Arguments& options) {
+  const ProgramResult result =
+      run_reshard(joined({"shard", kModel, "no-such-directory", "--dry-run", "--json"}, options));
+  INFO(result.err);
+  CHECK(result.exit_code == 0);
+  return result.out;
+}
+
+std::string refused(const Arguments& arguments) {
+  const ProgramResult result = run_reshard(arguments);
+  CHECK(result.exit_code == 2);
+  CHECK(result.out.empty());
+  return result.err;
+}
+
+TEST_CASE("options of other programs that mean the same are taken") {
+  const std::string two = planned({"--layout", "nxd", "--tp", "2", "--pp", "2"});
+  for (const Arguments& words : std::vector<Arguments>{{"--tensor_parallel_size", "2", "--pipeline_parallel_size", "2"},
+                                                       {"--tensor-parallel-size=2", "--pipeline-parallel-size=2"},
+                                                       {"--tp_size", "2", "--pp_size", "2"},
+                                                       {"--tp-degree", "2", "--pp-degree", "2"}})
+    CHECK(planned(joined({"--layout", "nxd"}, words)) == two);
+  CHECK(planned({"--to", "nxd", "--tp", "2", "--pp", "2"}) == two);
+  CHECK(planned({"--tp", "8", "--kv-replicator", "2"}) == planned({"--tp", "8", "--kv-size-multiplier", "2"}));
+  CHECK(planned({"--tp", "8", "--kv_size_multiplier", "2"}) == planned({"--tp", "8", "--kv-size-multiplier", "2"}));
+  CHECK(planned({"--tp", "2", "--torch-dtype", "float32"}) == planned({"--tp", "2", "--dtype", "float32"}));
+  CHECK(planned({"--tp", "8", "--fuse_qkv", "True"}) == planned({"--tp", "8", "--fuse-qkv"}));
+  CHECK(planned({"--tp", "8", "--fuse_qkv", "False"}) == planned({"--tp", "8"}));
+  CHECK(planned({"--tp", "1", "--pp", "2", "--virtual_pipeline_size", "1"}) == planned({"--tp", "1", "--pp", "2"}));
+}
+
+TEST_CASE("for options of other programs that mean something else a hint names ours") {
+  struct Case {
+    Arguments options;
+    const char* hint;
+  };
+  for (const Case& each : std::vector<Case>{
+           {{"--hw_backend", "trn2"}, "try: --kv-replication adjacent for trn2"},
+           {{"--save_xser", "True"}, "try: --format xser"},
+           {{"--qkv_linear", "True"}, "--kv-size-multiplier 1"},
+           {{"--input_dir", "x"}, "as the first argument"},
+           {{"--output_dir", "x"}, "as the second argument"},
+           {{"--convert_from_full_state"}, "reshard shard reads whole models"},
+           {{"--bf16"}, "try: --dtype bfloat16"},
+           {{"--num_cores", "2"}, "try: --tp"},
+           {{"--local_ranks_size", "2"}, "try: --end-rank"},
+       }) {
+    INFO(each.options.front());
+    CHECK_THAT(refused(joined({"shard", kModel, "o", "--tp", "2"}, each.options)), Says(each.hint));
+  }
+}
+
+TEST_CASE("a hint names a command only if it can do what is asked for") {
+  // consolidate reads ranks, which shard cannot.
+  CHECK_THAT(refused({"consolidate", "x", "--with-optimizer"}), Says("reshard convert has it"));
+  CHECK_THAT(refused({"consolidate", "x", "--tensor_parallel_size", "2"}), Says("reshard convert has --tp"));
+  CHECK_THAT(refused({"shard", kModel, "o", "--tp", "2", "--rename", "a=b"}), Says("reshard convert has it"));
+}
+
+TEST_CASE("layouts and formats in the words of other programs get a hint") {
+  const auto hint = [](const Arguments& options) {
+    return refused(joined({"convert", kModel, "o", "--tp", "2"}, options));
+  };
+  CHECK_THAT(hint({"--to", "safetensors"}), Says("this is a file format: --format safetensors"));
+  CHECK_THAT(hint({"--to", "pt"}), Says("this is a file format: --format pytorch"));
+  CHECK_THAT(hint({"--to", "fsdp"}), Says("did you mean dcp (torch.distributed.checkpoint: FSDP"));
+  CHECK_THAT(hint({"--to", "neuron"}), Says("did you mean one of") && Says("optimum (optimum-neuron's"));
+  CHECK_THAT(hint({"--to", "tensor_parallel_shards"}), Says("did you mean ranks ("));
+  CHECK_THAT(hint({"--to", "shards"}), Says("optimum (optimum-neuron's"));
+  CHECK_THAT(hint({"--to", "zzz"}), Says("they are hf (Hugging Face's directory of whole tensors); "));
+  CHECK_THAT(hint({"--format", "pt"}), Says("did you mean pytorch?"));
+  // What another layout would have is not offered.
+  CHECK_THAT(refused({"consolidate", kModel, "o", "-f", "npz"}), Says("is not one of safetensors, pytorch\n"));
+}
+
+TEST_CASE("help and version come under their usual names") {
+  const std::string help = run_reshard({"--help"}).out;
+  CHECK(run_reshard({"help"}).out == help);
+  CHECK(run_reshard({"help", "shard"}).out == run_reshard({"shard", "--help"}).out);
+  CHECK(run_reshard({"help", "shrad"}).out == help);
+  CHECK(run_reshard({"-V"}).out == run_reshard({"--version"}).out);
+}
+
+TEST_CASE("pipeline cuts are taken as Python prints them, and one by one") {
+  const std::string cuts = planned({"--tp", "1", "--pipeline-cuts", "model.layers.0,model.layers.1"});
+  CHECK_THAT(cuts, Says("model.layers.1"));
+  for (const Arguments& words : std::vector<Arguments>{
+           {"--pipeline-cuts", "model.layers.0, model.layers.1"},
+           {"--pipeline_cuts", "['model.layers.0', 'model.layers.1']"},
+           {"--pipeline-cuts=[\"model.layers.0\", \"model.layers.1\"]"},
+           {"--pipeline-cuts", "model.layers.0", "--pipeline-cuts", "model.layers.1"},
+       })
+    CHECK(planned(joined({"--tp", "1"}, words)) == cuts);
+  CHECK(planned({"--tp", "1", "--pipeline-cuts", "[]"}) == planned({"--tp", "1"}));
+}
+
+TEST_CASE("--start-rank after --end-rank is called that") {
+  CHECK_THAT(
+      refused({"shard", kModel, "o", "--layout", "presharded", "--tp", "2", "--start-rank", "1", "--end-rank", "0"}),
+      Says("--start-rank 1 is after --end-rank 0"));
+}
+
+TEST_CASE("shard casts as convert does, and notes a float32 model whose config.json says another dtype") {
+  const TempDir temp;
+  const std::string wide = (temp / "wide").string(), ranks = (temp / "ranks").string(), same = (temp / "same").string();
+  REQUIRE(run_reshard({"convert", kModel, wide, "--dtype", "float32"}).exit_code == 0);
+  REQUIRE(run_reshard({"shard", wide, ranks, "--tp", "2", "--dtype", "bfloat16"}).exit_code == 0);
+  REQUIRE(run_reshard({"convert", wide, same, "--to", "ranks", "--tp", "2", "--dtype", "bfloat16"}).exit_code == 0);
+  CHECK(snapshot(ranks) == snapshot(same));
+  CHECK_THAT(read_file(ranks + "/config.json"), Says("bfloat16"));
+
+  fs::copy(kModel + "/config.json", wide + "/config.json", fs::copy_options::overwrite_existing);
+  const ProgramResult kept = run_reshard({"shard", wide, (temp / "kept").string(), "--tp", "2"});
+  CHECK(kept.exit_code == 0);
+  CHECK_THAT(kept.err, Says("are float32, though config.json says bfloat16: --dtype bfloat16 casts them"));
+  CHECK_THAT(run_reshard({"shard", kModel, (temp / "plain").string(), "--tp", "2"}).err, !Says("float32"));
+  CHECK_THAT(refused({"shard", kModel, "o", "--tp", "2", "--overflow", "error"}), Says("--overflow needs --dtype"));
+}
+
+}  // namespace
+}  // namespace reshard::test
