@@ -27,8 +27,10 @@ constexpr Form kForms[] = {{"ranks", Format::kSafetensors}, {"ranks", Format::kP
                            {"optimum", Format::kPytorch},   {"optimum", Format::kXser},  {"nxd", Format::kPytorch},
                            {"nxd", Format::kXser}};
 
+/// What a file records of itself, without the keys that only say that it is described (state_dict.h).
 Metadata metadata_of(const fs::path& file, Format format) {
-  const auto metadata = read_container(file, format).metadata;
+  auto metadata = read_container(file, format).metadata;
+  std::erase_if(metadata, [](const auto& entry) { return entry.second.empty(); });
   return {metadata.begin(), metadata.end()};
 }
 
