@@ -74,6 +74,9 @@ class Walk {
     for (const auto& [path, pp_rank] : metadata_)
       if (pp_rank >= stages_) unproven_.push_back(path.string());
     std::sort(unproven_.begin(), unproven_.end());
+    std::stable_partition(unproven_.begin(), unproven_.end(), [](const std::string& name) {
+      return fs::path(name).parent_path().filename() == kOptimizerFolder;  // what is worst to lose comes first
+    });
     return std::move(unproven_);
   }
 
