@@ -363,8 +363,10 @@ Companions companions_of(Files& files, const Checkpoint& source, std::vector<fs:
 void note_weights_left(Files& files, Job& job, const Checkpoint& source, const std::vector<fs::path>& weights) {
   const auto plain = [&](const fs::path& path) { return files.absolute(path).lexically_normal(); };
   std::set<fs::path> read;
-  if (!weights.empty())
+  if (!weights.empty()) {
     for (const TensorFile& file : job.source.files) read.insert(plain(file.path));
+    for (const CopiedFile& file : job.copied_files) read.insert(plain(file.source));  // of a trainer
+  }
   std::vector<std::string> left;
   for (const fs::path& path : weights)
     if (read.count(plain(path)) == 0) left.push_back(path.lexically_relative(source.directory).string());
@@ -438,21 +440,23 @@ void carry_companions(Files& files, Job& job, const Checkpoint& source, const st
   // Without config.json the directory is not known to be a model's: it may be anything, even a home.
   const bool is_models = find_model_config(files, source.directory).has_value();
   const bool in_place = files.resolve(job.output_directory) == files.resolve(source.directory);
+  std::vector<fs::path> weights;  // that may stay behind
   if (is_models && !in_place) {
     std::set<fs::path> sources(left_out.begin(), left_out.end());  // the checkpoint itself needs no note
     for (const TensorFile& file : job.source.files) sources.insert(file.path.parent_path());
     Companions companions = companions_of(files, source, {sources.begin(), sources.end()});
     job.copied_files = std::move(companions.files);
     job.notes.insert(job.notes.end(), companions.notes.begin(), companions.notes.end());
-    note_weights_left(files, job, source, companions.weights);
+    weights = std::move(companions.weights);
   } else if (!in_place && source.layout != nullptr) {
-    note_weights_left(files, job, source, weights_in(files, source.directory));
+    weights = weights_in(files, source.directory);
   }
   carry_config(files, job, source);
   carry_tokenizer(files, job, source);
   if (!source.states.empty() && job.layout->traits().writes_states)
     for (CopiedFile& file : trainer_files(files, source)) replace_copy(job.copied_files, std::move(file));
   if (!source.states.empty() && job.layout->traits().writes_groups) validate_no_trainer_files(files, job);
+  note_weights_left(files, job, source, weights);
   // What this job writes anew is not carried over from an older one.
   std::erase_if(job.copied_files, [&](const CopiedFile& copied) {
     return copied.path == kKeptIndexMetadataFile ||
