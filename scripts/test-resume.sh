@@ -82,11 +82,11 @@ echo "$killed runs were killed, $late of them when all was written; $went_on wen
 "$reshard" shard "$work/model" "$work/whole" --tp 4 --quiet
 sums "$work/whole" >"$work/whole.sums"
 stopped=0 kept=0
-for ((i = 0; stopped < 5; ++i)); do
-  ((i < 50)) || fail "the run is over before a signal comes"
+for ((i = 0; kept < 3; ++i)); do
+  ((i < 60)) || fail "only $kept of $stopped runs that got SIGTERM left a journal"
   RESHARD_JOURNAL_INTERVAL=3600 "$reshard" shard "$work/model" "$work/out-dir" --tp 4 --resume --quiet 2>"$work/err" &
   pid=$!
-  sleep "0.$(printf '%03d' $((50 + RANDOM % 400)))"
+  sleep "$((i % 20 / 10)).$((i % 10))5" # from before its first unit to after its last
   kill -TERM "$pid" 2>/dev/null || true
   code=0
   wait "$pid" || code=$?
@@ -94,14 +94,13 @@ for ((i = 0; stopped < 5; ++i)); do
     stopped=$((stopped + 1))
     if grep -q "goes on from there" "$work/err"; then kept=$((kept + 1)); fi
   else
-    ((code == 0)) || fail "exit code $code after SIGTERM"
+    ((code == 0 || code == 143)) || fail "exit code $code after SIGTERM" # 143: before it handles signals
   fi
   "$reshard" shard "$work/model" "$work/out-dir" --tp 4 --resume --json >"$work/json" 2>"$work/err" || true
   [[ -e $work/out-dir ]] || fail "the run does not go on after SIGTERM"
   sums "$work/out-dir" | cmp -s - "$work/whole.sums" || fail "other bytes after SIGTERM"
   rm -rf "$work/out-dir"
 done
-((kept > 0)) || fail "none of $stopped runs that got SIGTERM left a journal"
 echo "$stopped runs got SIGTERM, $kept of them left what they had written"
 
 # --clean takes what a killed run has left, though the output is complete by now, and nothing else.
