@@ -161,7 +161,9 @@ class Describer {
       if (stored.tied) tied_ = true;
     // A file sorted by name does not show the order of the model.
     const auto by_name = [&](const StoredTensor& a, const StoredTensor& b) {
-      return a.file == b.file && std::string(a.name.text()) < std::string(b.name.text());
+      return map.files[a.file].tp_rank == map.files[b.file].tp_rank &&
+             map.files[a.file].pp_rank == map.files[b.file].pp_rank &&
+             std::string(a.name.text()) < std::string(b.name.text());
     };
     is_sorted_ = std::is_sorted(map.stored.begin(), map.stored.end(), by_name);
   }
