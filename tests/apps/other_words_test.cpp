@@ -122,7 +122,7 @@ TEST_CASE("pipeline cuts are taken as Python prints them, and one by one") {
   CHECK(planned({"--tp", "1", "--pipeline-cuts", "[]"}) == planned({"--tp", "1"}));
 }
 
-TEST_CASE("--start-rank after --end-rank is called that") {
+TEST_CASE("A --start-rank after --end-rank is called that") {
   CHECK_THAT(
       refused({"shard", kModel, "o", "--layout", "presharded", "--tp", "2", "--start-rank", "1", "--end-rank", "0"}),
       Says("--start-rank 1 is after --end-rank 0"));
