@@ -208,6 +208,26 @@ TEST_CASE("Ranks whose metadata differs are refused") {
   CHECK_THAT(lost.what(), Says("contradicts that of"));
 }
 
+TEST_CASE("Different matrices that the metadata calls tied are not replicas, whatever the request says of replicas") {
+  Custom custom;  // as before 0.0.21, when each rank's key/value heads counted as all of them
+  const TempDir temp;
+  custom.dims["model.layers.0.up.weight"] = std::nullopt;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    TensorMap held = custom.held_by(rank);
+    held["model.layers.0.up.weight"] = slice(custom.whole["model.layers.0.up.weight"], 0, rank, 2);
+    write_rank(temp / "run", rank, 0, rank_tree(held, custom.metadata()));
+  }
+  for (const Replicas replicas : {Replicas::kDrift, Replicas::kFirst}) {
+    RunOptions options = unsynced();
+    options.replicas = replicas;
+    const Error error = error_of([&] { execute(*plan_consolidate(local_storage(), request_for(temp)), options); });
+    CHECK(error.kind() == ErrorKind::kBadInput);
+    CHECK(error.tensor() == "model.layers.0.up.weight");
+    CHECK_THAT(error.hint(), Says("optimum-neuron before 0.0.21"));
+    CHECK(!local_storage().exists(temp / "whole/model.safetensors"));
+  }
+}
+
 TEST_CASE("Second names of parameters and buffers need not be listed") {
   Custom custom;
   Random random(6);

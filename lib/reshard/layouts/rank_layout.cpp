@@ -174,6 +174,21 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
                                            others == 1 ? "" : "s", others == 1 ? "is" : "are"));
 }
 
+constexpr std::string_view kTiedHint =
+    "the metadata says that every rank has the same, as optimum-neuron before 0.0.21 says of key/value heads that the "
+    "ranks do not divide: such ranks hold different heads and cannot be consolidated; else the ranks come from "
+    "different "
+    "checkpoints (`replicas` first has no effect)";
+
+/// Metadata that torch saved may call matrices the same on every rank that are not. Norms may drift; matrices must agree.
+void distrust_replicated_matrices(TensorMap& map) {
+  for (std::size_t i = 0; i < map.logical.size(); ++i) {
+    if (map.logical[i].shape.size() < 2 || map.pieces[i].empty()) continue;
+    if (map.stored[map.pieces[i].front().stored].label == PartitionLabel::kReplicated)
+      map.logical[i].unconfirmed_hint = kTiedHint;
+  }
+}
+
 /// Makes the model's map of the shards, whose partition is known.
 void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& context, Checkpoint& checkpoint) {
   std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
@@ -181,6 +196,7 @@ void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& contex
   for (TiedParameter& second : list_omitted_tensors(files, shards, tied)) tied.push_back(std::move(second));
   if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
   checkpoint.map = sharded_source_map(shards, tied);
+  if (shards.has_old_metadata) distrust_replicated_matrices(checkpoint.map);
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);
     if (shards.allows_extra)
