@@ -46,8 +46,8 @@ constexpr NamedMatrix kInLayers[] = {
 constexpr std::pair<SizeOf, std::string_view> kOtherKeys[] = {
     {SizeOf::kVocabulary, "vocab"}, {SizeOf::kHidden, "hidden"}, {SizeOf::kHidden, "embed"}, {SizeOf::kHidden, "dim"},
     {SizeOf::kInner, "inter"},      {SizeOf::kInner, "ffn"},     {SizeOf::kInner, "mlp"},    {SizeOf::kInner, "inner"}};
-/// Keys with a head's size that differs from hidden_size / num_attention_heads.
-constexpr std::string_view kOtherHeadSizes[] = {"head_dim", "head_size", "kv_channels", "d_kv"};
+/// Words in keys with the size of a head, which may differ between layers and between keys and values.
+constexpr std::string_view kHeadSizes[] = {"head_dim", "head_size", "kv_channels", "d_kv"};
 
 struct KnownSize {
   std::uint64_t size = 0;
@@ -75,6 +75,18 @@ class Sizes {
   /// Whether another key gives a size of that kind.
   bool is_other(SizeOf kind, std::uint64_t size) const { return others_.count({kind, size}) > 0; }
 
+  /// The numbers by which more ranks than `tp`, of `part` elements each, have a size of that kind.
+  std::set<std::uint64_t> more_ranks(SizeOf kind, std::uint64_t part, std::uint32_t tp) const {
+    std::set<std::uint64_t> counts;
+    const auto add_count = [&](std::uint64_t size) {
+      if (size % part == 0 && size / part > tp) counts.insert(size / part);
+    };
+    if (const KnownSize* known = find(kind)) add_count(known->size);
+    for (auto other = others_.lower_bound({kind, 0}); other != others_.end() && other->first == kind; ++other)
+      add_count(other->second);
+    return counts;
+  }
+
   /// Whether any key, or a product of heads, is that number.
   bool is_any(std::uint64_t size) const { return numbers_.count(size) > 0; }
 
@@ -89,8 +101,8 @@ class Sizes {
         numbers_.insert(size);
         for (const auto& [kind, word] : kOtherKeys)
           if (key.find(word) != key.npos) others_.emplace(kind, size);
-        for (const std::string_view word : kOtherHeadSizes)
-          has_other_head_size_ = has_other_head_size_ || key.find(word) != key.npos;
+        for (const std::string_view word : kHeadSizes)
+          if (key.find(word) != key.npos && size <= kMaxSize) head_sizes_.insert(size);
       }
   }
 
@@ -116,7 +128,7 @@ class Sizes {
   std::optional<std::uint64_t> head_dim(std::uint64_t heads) const {
     if (const auto said = number("head_dim")) return said;
     const KnownSize* hidden = find(SizeOf::kHidden);
-    if (has_other_head_size_ || hidden == nullptr || hidden->size % heads != 0) return std::nullopt;
+    if (!head_sizes_.empty() || hidden == nullptr || hidden->size % heads != 0) return std::nullopt;
     return hidden->size / heads;
   }
 
@@ -126,8 +138,10 @@ class Sizes {
     const auto rows = size ? checked_mul(*heads, *size) : std::nullopt;
     if (!rows || *rows > kMaxSize) return;
     add(SizeOf::kQueries, *rows, fmt::format("num_attention_heads {} of {} elements each", *heads, *size));
+    for (const std::uint64_t other : head_sizes_) others_.emplace(SizeOf::kQueries, *heads * other);
     const auto kv_heads = number("num_key_value_heads");
     if (!kv_heads || *kv_heads > *heads) return;
+    for (const std::uint64_t other : head_sizes_) others_.emplace(SizeOf::kKeys, *kv_heads * other);
     add(SizeOf::kKeys, *kv_heads * *size, fmt::format("num_key_value_heads {} of {} elements each", *kv_heads, *size));
     add(SizeOf::kQkv, *rows + 2 * *kv_heads * *size,
         fmt::format("num_attention_heads {} and twice num_key_value_heads {} of {} elements each", *heads, *kv_heads,
@@ -137,8 +151,8 @@ class Sizes {
   std::array<const Json*, 2> json_;
   std::map<SizeOf, KnownSize> sizes_;
   std::set<std::uint64_t> numbers_;
-  std::set<std::pair<SizeOf, std::uint64_t>> others_;  // of kOtherKeys
-  bool has_other_head_size_ = false;                   // a key of kOtherHeadSizes
+  std::set<std::pair<SizeOf, std::uint64_t>> others_;  // of kOtherKeys, and heads of other sizes
+  std::set<std::uint64_t> head_sizes_;                 // of kHeadSizes
 };
 
 /// A weight matrix of the model, as the ranks have it and as the plan assembles it.
@@ -284,68 +298,68 @@ class Validator {
   /// layers may have MLPs of other sizes.
   enum class Evidence : std::uint8_t { kHeads, kQueries, kInner, kAnyName };
 
-  /// Numbers of ranks, more than there are, with which the dim that is split would have a size of config.json.
-  struct MoreRanks {
+  /// With how many ranks the dim that is split has a size of config.json.
+  struct Fit {
     Evidence evidence;
-    std::set<std::uint64_t> counts;
+    bool as_it_is;                  // with the ranks that there are
+    std::set<std::uint64_t> ranks;  // with more of them
   };
 
   /// \returns std::nullopt if config.json does not give the size of that dim.
-  std::optional<MoreRanks> more_ranks(const Matrix& matrix) const {
+  std::optional<Fit> fit(const Matrix& matrix) const {
     if (!matrix.parameter->split_dim) return std::nullopt;
     const std::uint32_t dim = *matrix.parameter->split_dim;
     const std::uint64_t part = matrix.part[dim], whole = matrix.whole()[dim];
     if (part == 0) return std::nullopt;
-    if (!matrix.usual) return more_ranks_of_any_name(matrix);
-    const SizeOf kind = matrix.usual->dims[dim];
-    const KnownSize* size = sizes_.find(kind);
-    if (!size || kind == SizeOf::kVocabulary) return std::nullopt;
-    MoreRanks more{dim == 0 && kind == SizeOf::kQueries                ? Evidence::kQueries
-                   : kind == SizeOf::kInner || kind == SizeOf::kGateUp ? Evidence::kInner
-                                                                       : Evidence::kHeads,
-                   {}};
-    if (whole < size->size && !sizes_.is_other(kind, whole)) more.counts.insert((size->size + part - 1) / part);
-    return more;
-  }
-
-  std::optional<MoreRanks> more_ranks_of_any_name(const Matrix& matrix) const {
-    const std::uint32_t dim = *matrix.parameter->split_dim;
-    const KnownSize* hidden = sizes_.find(SizeOf::kHidden);
-    if (!matrix.parameter->layer || !hidden || matrix.whole()[1 - dim] != hidden->size) return std::nullopt;
-    MoreRanks more{Evidence::kAnyName, {}};
-    for (const auto& [kind, size] : sizes_.all()) {
-      if (kind == SizeOf::kVocabulary || kind == SizeOf::kHidden) continue;
-      if (size.size == matrix.whole()[dim]) return MoreRanks{Evidence::kAnyName, {}};
-      if (size.size % matrix.part[dim] == 0 && size.size / matrix.part[dim] > tp_)
-        more.counts.insert(size.size / matrix.part[dim]);
-    }
-    if (more.counts.empty()) return std::nullopt;
-    return more;
-  }
-
-  /// All that the plan splits, as far as the best evidence goes, is too small by the same number of ranks.
-  void validate_no_rank_missing() const {
-    std::optional<MoreRanks> common;
-    const Matrix* first = nullptr;
-    for (const Matrix& matrix : matrices_) {
-      auto more = more_ranks(matrix);
-      if (!more || (common && more->evidence > common->evidence)) continue;
-      if (!common || more->evidence < common->evidence) {
-        common = std::move(more);
-        first = &matrix;
-        continue;
+    Fit fit{Evidence::kAnyName, false, {}};
+    if (matrix.usual) {
+      const SizeOf kind = matrix.usual->dims[dim];
+      const KnownSize* size = sizes_.find(kind);
+      if (!size || kind == SizeOf::kVocabulary) return std::nullopt;
+      const bool is_inner = kind == SizeOf::kInner || kind == SizeOf::kGateUp;
+      fit = {dim == 0 && kind == SizeOf::kQueries ? Evidence::kQueries
+             : is_inner                           ? Evidence::kInner
+                                                  : Evidence::kHeads,
+             whole == size->size || sizes_.is_other(kind, whole), sizes_.more_ranks(kind, part, tp_)};
+    } else {
+      const KnownSize* hidden = sizes_.find(SizeOf::kHidden);
+      if (!matrix.parameter->layer || !hidden || matrix.whole()[1 - dim] != hidden->size) return std::nullopt;
+      for (const auto& [kind, size] : sizes_.all()) {
+        if (kind == SizeOf::kVocabulary || kind == SizeOf::kHidden) continue;
+        fit.as_it_is = fit.as_it_is || size.size == whole || sizes_.is_other(kind, whole);
+        fit.ranks.merge(sizes_.more_ranks(kind, part, tp_));
       }
-      std::erase_if(common->counts, [&](std::uint64_t count) { return more->counts.count(count) == 0; });
     }
-    if (!common || common->counts.empty()) return;
-    const std::uint64_t ranks = *common->counts.begin();
-    const std::uint32_t dim = *first->parameter->split_dim;
-    const std::string expected =
-        first->usual ? sizes_.find(first->usual->dims[dim])->text : fmt::format("{}", first->part[dim] * ranks);
-    throw bad(*first,
-              fmt::format("{} {} of it, but config.json says {} for dim {}", ranks_have(), to_string(first->whole()),
-                          expected, dim),
-              hint_for_missing(ranks));
+    if (!fit.as_it_is && fit.ranks.empty()) return std::nullopt;
+    return fit;
+  }
+
+  /// Ranks are missing if a matrix does not fit as it is, and one larger number of ranks fits all matrices of the same
+  /// and of better evidence.
+  void validate_no_rank_missing() const {
+    std::optional<std::set<std::uint64_t>> common;
+    for (const Evidence evidence : {Evidence::kHeads, Evidence::kQueries, Evidence::kInner, Evidence::kAnyName}) {
+      const Matrix* too_small = nullptr;
+      for (const Matrix& matrix : matrices_) {
+        const auto fit = this->fit(matrix);
+        if (!fit || fit->evidence != evidence) continue;
+        if (!fit->as_it_is && !too_small) too_small = &matrix;
+        if (!common) common = fit->ranks;
+        std::erase_if(*common, [&](std::uint64_t ranks) { return fit->ranks.count(ranks) == 0; });
+      }
+      if (common && common->empty()) return;
+      if (too_small) throw missing_ranks(*too_small, *common->begin());
+    }
+  }
+
+  Error missing_ranks(const Matrix& matrix, std::uint64_t ranks) const {
+    const std::uint32_t dim = *matrix.parameter->split_dim;
+    const std::uint64_t size = matrix.part[dim] * ranks;
+    const KnownSize* usual = known(matrix, dim);
+    return bad(matrix,
+               fmt::format("{} {} of it, but config.json says {} for dim {}", ranks_have(), to_string(matrix.whole()),
+                           usual && usual->size == size ? usual->text : fmt::format("{}", size), dim),
+               hint_for_missing(ranks));
   }
 
   const Sizes& sizes_;
