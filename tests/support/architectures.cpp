@@ -31,6 +31,13 @@ std::uint32_t largest_tp(const Architecture& of) {
   return of.facts.contains("largest_tp") ? of.facts.at("largest_tp").get<std::uint32_t>() : 4;
 }
 
+bool has_experts(const Architecture& of) {
+  const auto names = of.facts.at("tensors").items();
+  return std::any_of(names.begin(), names.end(), [](const auto& tensor) {
+    return tensor.key().find("expert") != std::string::npos || tensor.key().find("moe.") != std::string::npos;
+  });
+}
+
 TensorMap write_architecture(const Architecture& of, const fs::path& directory) {
   Random random(11);
   TensorMap tensors;

@@ -24,6 +24,8 @@ std::vector<std::string> architecture_names();
 Architecture architecture(const std::string& name);
 /// 4 where the facts do not say otherwise.
 std::uint32_t largest_tp(const Architecture& of);
+/// Whether a name is that of an expert or of a module of experts.
+bool has_experts(const Architecture& of);
 
 /// Writes config.json and one file of weights, of random numbers.
 TensorMap write_architecture(const Architecture& of, const std::filesystem::path& directory);
