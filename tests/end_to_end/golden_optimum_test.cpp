@@ -6,6 +6,7 @@
 #include "reshard/formats/zip.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
+#include "support/errors.h"
 #include "support/golden.h"
 #include "support/layouts.h"
 #include "support/local_files.h"
@@ -166,7 +167,8 @@ TEST_CASE(
   CHECK(shared == 4);  // the tied matrices of the two granites
 }
 
-TEST_CASE("The layout optimum with the reference's shards in its place is a whole folder that may be replaced") {
+TEST_CASE(
+    "The reference's shards are replaced by files of the same names, and by others only after they were moved away") {
   const fs::path golden_case = testdata("golden/optimum/llama-tp8-gqa-fused-xser");
   const json golden = golden_of(golden_case);
   const TempDir temp;
@@ -174,6 +176,18 @@ TEST_CASE("The layout optimum with the reference's shards in its place is a whol
   ShardRequest request = request_of(golden_case, golden, temp / "out");
   request.force = true;
   request.target.format = Format::kPytorch;
+  const Error error = error_of([&] { shard(request); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "out/shards").string());
+  CHECK_THAT(error.what(), Says("model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors/"));
+  CHECK((snapshot(temp / "out") == snapshot(golden_case / "sharded")));
+
+  request.target.format = Format::kXser;
+  shard(request);
+  consolidate(consolidate_request(temp / "out", golden, temp / "whole"));
+  check_original(golden_case, golden, temp / "whole");
+  fs::remove_all(temp / "whole");
+  request.target.format = Format::kPytorch;  // over files that record that they are reshard's
   shard(request);
   CHECK_FALSE(fs::exists(temp / "out/shards/model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors"));
   consolidate(consolidate_request(temp / "out", golden, temp / "whole"));
