@@ -118,9 +118,13 @@ TEST_CASE("one rank's folder or file is no model, and inspect says which rank it
   CHECK_THAT(run_reshard({"inspect", file.string()}).out, Says("tensor-parallel rank 0 of 2 of a sharded checkpoint"));
   CHECK_THAT(run_reshard({"inspect", folder.string(), "--json"}).out,
              Says("this is one rank's part of a sharded checkpoint, and no whole model: " + rank));
-  shard_to("one", {"--tp", "1", "--layout", "ranks", "--format", "safetensors"});
-  const std::string only = (temp / "one/tensor_parallel_shards/tp_rank_00_pp_rank_00").string();
+  shard_to("one", {"--tp", "1", "--layout", "presharded"});
+  const std::string only = (temp / "one/weights/tp0_sharded_checkpoint.safetensors").string();
   CHECK(run_reshard({"convert", only, out, "--config", model}).exit_code == 0);
+  shard_to("fused", {"--tp", "1", "--layout", "ranks", "--format", "safetensors"});
+  check_refused({"convert", (temp / "fused/tensor_parallel_shards/tp_rank_00_pp_rank_00").string(),
+                 (temp / "other").string(), "--config", model},
+                {"8 tensors that config.json asks for are missing", "mlp.gate_proj.weight"});
 }
 
 }  // namespace
