@@ -1,5 +1,7 @@
 // Tensors that config.json does not explain, such as a custom module's buffers: refused, kept or dropped.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "reshard/plan/convert.h"
@@ -10,6 +12,7 @@
 #include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
+#include "support/saved_trees.h"
 #include "support/temp_dir.h"
 
 namespace reshard::test {
@@ -128,8 +131,12 @@ TEST_CASE("Files of too few ranks without metadata give missing last ranks as th
   ShardRequest request = shard_request(temp / "model", temp / "ranks", 4);
   request.target.layout = layout("nxd");
   shard(request);
-  for (const char* rank : {"02", "03"})
-    REQUIRE(fs::remove(temp / "ranks/model" / ("dp_rank_00_tp_rank_" + std::string(rank) + "_pp_rank_00.pt")));
+  const auto rank_path = [&](int rank) {
+    return temp / "ranks/model" / fmt::format("dp_rank_00_tp_rank_{:02}_pp_rank_00.pt", rank);
+  };
+  for (const int rank : {2, 3}) REQUIRE(fs::remove(rank_path(rank)));
+  for (const int rank : {0, 1})
+    write_saved_tree(rank_path(rank), read_saved_tree(rank_path(rank)));  // without a record
   ConsolidateRequest consolidation;
   consolidation.source.path = temp / "ranks";
   consolidation.source.config = temp / "model";
