@@ -34,8 +34,8 @@ std::optional<std::string> command_with(const CLI::App& command, const std::stri
   std::vector<const CLI::App*> others = command.get_parent()->get_subcommands([](const CLI::App*) { return true; });
   std::stable_partition(others.begin(), others.end(),
                         [](const CLI::App* other) { return other->get_name() == "convert"; });
-  for (const std::string& option : {name, own_option(name)})
-    for (const CLI::App* other : others)
+  for (const CLI::App* other : others)
+    for (const std::string& option : {name, own_option(name)})
       if (other != &command && other->get_option_no_throw(option) != nullptr)
         return fmt::format("reshard {} has {}; see reshard {} --help", other->get_name(),
                            option == name ? "it" : option, other->get_name());
@@ -50,7 +50,7 @@ std::string hint_for_option(const CLI::App& command, const std::string& name, co
   const std::string alone = name.starts_with(kFrom) ? "--" + name.substr(kFrom.size()) : name;
   for (const std::string& other : {of_source, alone})
     if (std::find(known.begin(), known.end(), other) != known.end()) return "did you mean " + other + "?";
-  if (const auto advice = advice_on(name)) return *advice;
+  if (const auto advice = advice_on(command, name)) return *advice;
   if (const auto other = command_with(command, name)) return *other;
   const std::string guess = nearest(name, known);
   if (!guess.empty()) return "did you mean " + guess + "?";
@@ -478,6 +478,23 @@ void validate_cast(const CastArguments& arguments, bool casts_anyway) {
     throw Error(ErrorKind::kUsage, "--overflow needs --dtype: without it nothing is cast");
 }
 
+namespace {
+
+/// Other names of dtypes.
+constexpr std::pair<std::string_view, std::string_view> kOtherDtypes[] = {
+    {"bf16", "bfloat16"}, {"fp16", "float16"},  {"f16", "float16"},  {"half", "float16"},   {"fp32", "float32"},
+    {"f32", "float32"},   {"float", "float32"}, {"fp64", "float64"}, {"double", "float64"}, {"fp8", "float8_e4m3fn"}};
+
+std::string own_dtype(const std::string& text) {
+  constexpr std::string_view kTorch = "torch.";
+  const std::string_view alone = std::string_view(text).substr(text.starts_with(kTorch) ? kTorch.size() : 0);
+  for (const auto& [other, own] : kOtherDtypes)
+    if (alone == other) return std::string(own);
+  return std::string(alone);
+}
+
+}  // namespace
+
 std::optional<DType> dtype_of(const CastArguments& arguments) {
   if (arguments.dtype.empty()) return std::nullopt;
   std::vector<std::string> names;
@@ -486,8 +503,12 @@ std::optional<DType> dtype_of(const CastArguments& arguments) {
     if (arguments.dtype == row.torch_name) return row.dtype;
     names.emplace_back(row.torch_name);
   }
-  throw Error(ErrorKind::kUsage,
+  Error error(ErrorKind::kUsage,
               fmt::format("--dtype: \"{}\" is not one of {}", printable(arguments.dtype), join(names, ", ")));
+  const std::string own = own_dtype(arguments.dtype);
+  const std::string guess = std::find(names.begin(), names.end(), own) != names.end() ? own : nearest(own, names);
+  if (!guess.empty()) error.hint("did you mean " + guess + "?");
+  throw error;
 }
 
 Overflow overflow_of(const CastArguments& arguments) {

@@ -2,6 +2,8 @@
 
 #include "other_words.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 #include <string_view>
@@ -42,39 +44,44 @@ constexpr OtherWord kSameOptions[] = {
 };
 
 struct Advice {
-  std::string_view word;  // with hyphens
-  std::string_view text;  // after "try: "
+  std::string_view word;    // with hyphens
+  std::string_view needed;  // option of the commands that the text is for; empty: all of them
+  std::string_view text;    // after "try: "; options if it begins with one
 };
 
-/// Options that mean something else here, or are not needed.
+constexpr std::string_view kFirstArgument = "give the path without an option, as the first argument";
+constexpr std::string_view kSecondArgument = "give the path without an option, as the second argument";
+
+/// Options that mean something else here, or are not needed. Commands with --tp write ranks, commands with --force write.
 constexpr Advice kAdvice[] = {
-    {"--save-xser", "--format xser"},
-    {"--convert-to-xser", "--format xser"},
-    {"--load-xser", "leave it out: the files show whether they are xser"},
-    {"--convert-from-xser", "leave it out: the files show whether they are xser; --format says how to write"},
-    {"--qkv-linear", "leave it out, or give --kv-size-multiplier 1 for q, k and v as one module where heads divide"},
-    {"--coalesce-qkv", "--fuse-qkv"},
-    {"--hw-backend", "--kv-replication adjacent for trn2, --kv-replication tiled for trn1"},
-    {"--input-dir", "give the path without an option, as the first argument"},
-    {"--checkpoint-dir", "give the path without an option, as the first argument"},
-    {"--model-path", "give the path without an option, as the first argument"},
-    {"--model", "give the path without an option, as the first argument"},
-    {"--hf-model-name", "give the path of the model without an option, as the first argument"},
-    {"--output-dir", "give the path without an option, as the second argument"},
-    {"--output", "give the path without an option, as the second argument"},
-    {"--compiled-model-path", "give the path without an option, as the second argument"},
-    {"--convert-from-full-state",
-     "leave it out: reshard shard reads whole models, and --layout says for which program"},
-    {"--convert-to-full-state", "leave it out: reshard consolidate writes whole models"},
-    {"--model-style", "leave it out: whole models have Hugging Face's names"},
-    {"--model-key", "leave it out: the state dict in a file is found without it"},
-    {"--n-layers", "leave it out: config.json says how many layers there are"},
-    {"--num-cores", "--tp"},
-    {"--auto-cast-type", "--dtype"},
-    {"--bf16", "--dtype bfloat16"},
-    {"--fp16", "--dtype float16"},
-    {"--local-ranks-size", "--end-rank, which is the last rank and not a count"},
-    {"--save-sharded-checkpoint", "leave it out: shards are what is written"},
+    {"--save-xser", "--tp", "--format xser"},
+    {"--convert-to-xser", "--tp", "--format xser"},
+    {"--load-xser", "", "leave it out: the files show whether they are xser"},
+    {"--convert-from-xser", "--force",
+     "leave it out: the files show whether they are xser; --format says how to write"},
+    {"--convert-from-xser", "", "leave it out: the files show whether they are xser"},
+    {"--qkv-linear", "", "leave it out: the form of attention is found without it"},
+    {"--coalesce-qkv", "--fuse-qkv", "--fuse-qkv"},
+    {"--hw-backend", "--kv-replication", "--kv-replication adjacent for trn2, --kv-replication tiled for trn1"},
+    {"--input-dir", "", kFirstArgument},
+    {"--checkpoint-dir", "", kFirstArgument},
+    {"--model-path", "", kFirstArgument},
+    {"--model", "", kFirstArgument},
+    {"--hf-model-name", "", "give the path of the model without an option, as the first argument"},
+    {"--output-dir", "--force", kSecondArgument},
+    {"--output", "--force", kSecondArgument},
+    {"--compiled-model-path", "--force", kSecondArgument},
+    {"--convert-from-full-state", "", "reshard shard reads whole models; its --layout says for which program"},
+    {"--convert-to-full-state", "", "reshard consolidate writes whole models"},
+    {"--model-style", "", "leave it out: whole models have Hugging Face's names"},
+    {"--model-key", "", "leave it out: the state dict in a file is found without it"},
+    {"--n-layers", "", "leave it out: config.json says how many layers there are"},
+    {"--num-cores", "--tp", "--tp"},
+    {"--auto-cast-type", "--dtype", "--dtype"},
+    {"--bf16", "--dtype", "--dtype bfloat16"},
+    {"--fp16", "--dtype", "--dtype float16"},
+    {"--local-ranks-size", "--end-rank", "--end-rank, which is the last rank and not a count"},
+    {"--save-sharded-checkpoint", "", "leave it out: reshard shard and reshard convert write shards"},
 };
 
 std::string with_hyphens(std::string name) {
@@ -92,6 +99,22 @@ const CLI::App* command_named(const CLI::App& app, const std::string& name) {
   const auto found = std::find_if(commands.begin(), commands.end(),
                                   [&](const CLI::App* command) { return command->get_name() == name; });
   return found == commands.end() ? nullptr : *found;
+}
+
+/// The trainer's setting qkv_linear is True or False; --qkv-linear has three values.
+void name_qkv_linear(std::vector<std::string>& arguments) {
+  constexpr std::string_view kOption = "--qkv-linear";
+  const auto own_value = [](const std::string& value) -> std::string {
+    return is_word(value, "true") ? "on" : is_word(value, "false") ? "off" : value;
+  };
+  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
+    const std::size_t end = std::min(arguments[i].find('='), arguments[i].size());
+    if (std::string_view(arguments[i]).substr(0, end) != kOption) continue;
+    if (end < arguments[i].size())
+      arguments[i] = fmt::format("{}={}", kOption, own_value(arguments[i].substr(end + 1)));
+    else if (i + 1 < arguments.size())
+      arguments[i + 1] = own_value(arguments[i + 1]);
+  }
 }
 
 /// The option of `command` that an unknown option `name` means; null if there is none.
@@ -119,11 +142,20 @@ std::string own_option(const std::string& name) {
   return name;
 }
 
-std::optional<std::string> advice_on(const std::string& name) {
+std::optional<std::string> advice_on(const CLI::App& command, const std::string& name) {
   const std::string word = with_hyphens(name);
-  for (const Advice& row : kAdvice)
-    if (row.word == word) return std::string(row.text);
-  return std::nullopt;
+  const auto has = [](const CLI::App& app, const Advice& row) {
+    return row.needed.empty() || app.get_option_no_throw(std::string(row.needed)) != nullptr;
+  };
+  const Advice* of_others = nullptr;
+  for (const Advice& row : kAdvice) {
+    if (row.word != word) continue;
+    if (has(command, row)) return std::string(row.text);
+    if (row.text.starts_with("--")) of_others = &row;
+  }
+  const CLI::App* convert = command.get_parent() == nullptr ? nullptr : command_named(*command.get_parent(), "convert");
+  if (of_others == nullptr || convert == nullptr || !has(*convert, *of_others)) return std::nullopt;
+  return fmt::format("reshard convert has {}", of_others->text);
 }
 
 std::vector<std::string> in_own_words(const CLI::App& app, std::vector<std::string> arguments) {
@@ -160,6 +192,7 @@ std::vector<std::string> in_own_words(const CLI::App& app, std::vector<std::stri
       own.push_back(meant);
     }
   }
+  name_qkv_linear(own);
   return own;
 }
 

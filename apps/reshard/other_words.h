@@ -16,8 +16,9 @@ std::vector<std::string> in_own_words(const CLI::App& app, std::vector<std::stri
 /// The option of this program that means the same as `name`, an option of another; `name` itself if there is none.
 std::string own_option(const std::string& name);
 
-/// What to do instead of giving the option `name` of another program; std::nullopt if it is unknown.
-std::optional<std::string> advice_on(const std::string& name);
+/// What to do instead of giving `command` the option `name` of another program; std::nullopt if it is unknown, or if
+/// neither `command` nor convert does what it asks for.
+std::optional<std::string> advice_on(const CLI::App& command, const std::string& name);
 
 /// Names of the command's options, with their hyphens.
 std::vector<std::string> option_names(const CLI::App& command);

@@ -2,6 +2,7 @@
 // ours, else a hint names ours.
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -25,13 +26,15 @@ Arguments joined(Arguments first, const Arguments& more) {
   return first;
 }
 
-/// What `reshard shard --dry-run --json` prints with these options.
+/// What `reshard shard --dry-run --json` prints with these options, but for the free space on the disk.
 std::string planned(const Arguments& options) {
   const ProgramResult result =
       run_reshard(joined({"shard", kModel, "no-such-directory", "--dry-run", "--json"}, options));
   INFO(result.err);
   CHECK(result.exit_code == 0);
-  return result.out;
+  nlohmann::ordered_json plan = nlohmann::ordered_json::parse(result.out, nullptr, false);
+  CHECK(plan["bytes"].erase("free") == 1);
+  return plan.dump(1);
 }
 
 std::string refused(const Arguments& arguments) {
@@ -54,6 +57,11 @@ TEST_CASE("options of other programs that mean the same are taken") {
   CHECK(planned({"--tp", "2", "--torch-dtype", "float32"}) == planned({"--tp", "2", "--dtype", "float32"}));
   CHECK(planned({"--tp", "8", "--fuse_qkv", "True"}) == planned({"--tp", "8", "--fuse-qkv"}));
   CHECK(planned({"--tp", "8", "--fuse_qkv", "False"}) == planned({"--tp", "8"}));
+  const Arguments nxd{"--layout", "nxd", "--tp", "2"};
+  CHECK(planned(joined(nxd, {"--qkv_linear", "True"})) == planned(joined(nxd, {"--qkv-linear", "on"})));
+  CHECK(planned(joined(nxd, {"--qkv-linear=True"})) == planned(joined(nxd, {"--qkv-linear", "on"})));
+  CHECK(planned(joined(nxd, {"--qkv_linear=False"})) == planned(joined(nxd, {"--qkv-linear", "off"})));
+  CHECK(planned(joined(nxd, {"--qkv_linear", "on"})) == planned(joined(nxd, {"--qkv-linear", "on"})));
   CHECK(planned({"--tp", "1", "--pp", "2", "--virtual_pipeline_size", "1"}) == planned({"--tp", "1", "--pp", "2"}));
 }
 
@@ -65,7 +73,7 @@ TEST_CASE("for options of other programs that mean something else a hint names o
   for (const Case& each : std::vector<Case>{
            {{"--hw_backend", "trn2"}, "try: --kv-replication adjacent for trn2"},
            {{"--save_xser", "True"}, "try: --format xser"},
-           {{"--qkv_linear", "True"}, "--kv-size-multiplier 1"},
+           {{"--qkv_linear", "True"}, "try: layouts with --qkv-linear: nxd"},
            {{"--input_dir", "x"}, "as the first argument"},
            {{"--output_dir", "x"}, "as the second argument"},
            {{"--convert_from_full_state"}, "reshard shard reads whole models"},
@@ -83,6 +91,14 @@ TEST_CASE("a hint names a command only if it can do what is asked for") {
   CHECK_THAT(refused({"consolidate", "x", "--with-optimizer"}), Says("reshard convert has it"));
   CHECK_THAT(refused({"consolidate", "x", "--tensor_parallel_size", "2"}), Says("reshard convert has --tp"));
   CHECK_THAT(refused({"shard", kModel, "o", "--tp", "2", "--rename", "a=b"}), Says("reshard convert has it"));
+  CHECK_THAT(refused({"consolidate", "x", "--layout", "nxd"}), Says("reshard convert has --to"));
+  CHECK_THAT(refused({"consolidate", "x", "--save_xser", "True"}), Says("try: reshard convert has --format xser\n"));
+  CHECK_THAT(refused({"inspect", "x", "--num_cores", "2"}), Says("try: reshard convert has --tp\n"));
+  CHECK_THAT(refused({"verify", "x", "y", "--coalesce_qkv"}), Says("try: reshard convert has --fuse-qkv\n"));
+  CHECK_THAT(refused({"verify", "x", "y", "--bf16"}), Says("try: reshard convert has --dtype bfloat16\n"));
+  CHECK_THAT(refused({"inspect", "x", "--output_dir", "o"}), !Says("second argument"));
+  CHECK_THAT(refused({"consolidate", "x", "--qkv_linear", "True"}), Says("try: leave it out"));
+  CHECK_THAT(refused({"consolidate", "x", "--save_sharded_checkpoint"}), Says("reshard shard"));
 }
 
 TEST_CASE("layouts and formats in the words of other programs get a hint") {
@@ -99,6 +115,14 @@ TEST_CASE("layouts and formats in the words of other programs get a hint") {
   CHECK_THAT(hint({"--format", "pt"}), Says("did you mean pytorch?"));
   // What another layout would have is not offered.
   CHECK_THAT(refused({"consolidate", kModel, "o", "-f", "npz"}), Says("is not one of safetensors, pytorch\n"));
+}
+
+TEST_CASE("dtypes in the words of other programs get a hint") {
+  const auto hint = [](const char* dtype) { return refused({"shard", kModel, "o", "--tp", "2", "--dtype", dtype}); };
+  CHECK_THAT(hint("bf16"), Says("did you mean bfloat16?"));
+  CHECK_THAT(hint("torch.float16"), Says("did you mean float16?"));
+  CHECK_THAT(hint("fp32"), Says("did you mean float32?"));
+  CHECK_THAT(hint("zzz"), !Says("did you mean"));
 }
 
 TEST_CASE("help and version come under their usual names") {
@@ -122,7 +146,7 @@ TEST_CASE("pipeline cuts are taken as Python prints them, and one by one") {
   CHECK(planned({"--tp", "1", "--pipeline-cuts", "[]"}) == planned({"--tp", "1"}));
 }
 
-TEST_CASE("A --start-rank after --end-rank is called that") {
+TEST_CASE("a first rank after the last one is called that") {
   CHECK_THAT(
       refused({"shard", kModel, "o", "--layout", "presharded", "--tp", "2", "--start-rank", "1", "--end-rank", "0"}),
       Says("--start-rank 1 is after --end-rank 0"));
