@@ -139,7 +139,7 @@ std::string own_option(const std::string& name) {
   const std::string word = with_hyphens(name);
   for (const OtherWord& row : kSameOptions)
     if (row.word == word) return std::string(row.option);
-  return name;
+  return word;
 }
 
 std::optional<std::string> advice_on(const CLI::App& command, const std::string& name) {

@@ -13,7 +13,7 @@ namespace reshard::cli {
 /// "help" becomes --help.
 std::vector<std::string> in_own_words(const CLI::App& app, std::vector<std::string> arguments);
 
-/// The option of this program that means the same as `name`, an option of another; `name` itself if there is none.
+/// The option of this program that means the same as `name`, an option of another; `name` with hyphens if there is none.
 std::string own_option(const std::string& name);
 
 /// What to do instead of giving `command` the option `name` of another program; std::nullopt if it is unknown, or if
