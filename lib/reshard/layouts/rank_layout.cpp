@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <unordered_set>
+#include <utility>
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
@@ -193,9 +194,12 @@ void distrust_replicated_matrices(TensorMap& map) {
 void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& context, Checkpoint& checkpoint) {
   std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
   shards.other_stages += remove_other_stages(shards, tied);
-  for (TiedParameter& second : list_omitted_tensors(files, shards, tied)) tied.push_back(std::move(second));
+  // Without a model, ties are a guess: metadata that lists the tensor and bytes that differ both refute it.
+  const std::vector<TiedParameter> guessed = checkpoint.model ? std::vector<TiedParameter>{} : std::exchange(tied, {});
+  std::vector<TiedParameter> unlisted = list_omitted_tensors(files, shards, tied);
+  unlisted.insert(unlisted.end(), guessed.begin(), guessed.end());
   if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
-  checkpoint.map = sharded_source_map(shards, tied);
+  checkpoint.map = sharded_source_map(shards, tied, unlisted);
   if (shards.has_old_metadata) distrust_replicated_matrices(checkpoint.map);
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);

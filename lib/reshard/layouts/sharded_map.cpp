@@ -414,17 +414,20 @@ void tie_to_other_stages(std::vector<std::vector<PartitionRule>>& rules, const s
 
 }  // namespace
 
-TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied) {
+TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
+                             const std::vector<TiedParameter>& unlisted) {
   TensorMap map;
+  std::vector<TiedParameter> second_names = tied;
+  second_names.insert(second_names.end(), unlisted.begin(), unlisted.end());
   std::vector<std::vector<PartitionRule>> rules;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
     rules.push_back(rules_of_stage(checkpoint, pp_rank));
   tie_to_other_stages(rules, tied);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     std::unordered_map<std::string, NamedRule> by_name;
-    for (const NamedRule& rule : named_rules(rules[pp_rank], tied)) by_name.emplace(rule.stored_name, rule);
+    for (const NamedRule& rule : named_rules(rules[pp_rank], second_names)) by_name.emplace(rule.stored_name, rule);
     // With several stages, a tied parameter may be listed for the stage of its source alone.
-    for (const TiedParameter& parameter : tied)
+    for (const TiedParameter& parameter : second_names)
       for (const std::vector<PartitionRule>& stage : rules)
         if (const PartitionRule* source = find_rule(stage, parameter.source))
           by_name.try_emplace(parameter.name, NamedRule{parameter.name, source, parameter.source});

@@ -38,9 +38,11 @@ TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
 /// \throws Error kBadInput, naming the metadata file, if it splits tensors into more chunks than any model has.
 std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank);
 
-/// Its tensor map. `tied` says which parameters may be replicas of others; one that the metadata does not list and
-/// that is not tied either is an error, and so is one that the files say was larger or smaller. `checkpoint` is
-/// borrowed for the call.
-TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied);
+/// Its tensor map. One that the files say was larger or smaller is an error. `checkpoint` is borrowed for the call.
+/// \param tied      parameters that are replicas of others, also if the metadata lists them.
+/// \param unlisted  tensors that are replicas of others if the metadata does not list them; any other that it does not
+///                  list is an error.
+TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
+                             const std::vector<TiedParameter>& unlisted = {});
 
 }  // namespace reshard
