@@ -44,9 +44,12 @@ Json separate_quantization(Files& files, const fs::path& directory) {
 std::optional<fs::path> find_model_config(Files& files, const fs::path& directory) {
   if (files.exists(directory / kConfigFile)) return directory / kConfigFile;
   const fs::path compiled = directory / kNeuronConfigFile;
-  if (files.exists(compiled) &&
-      has_model_config(read_json_file(files, compiled, kMaxConfigBytes, JsonDialect::kPython)))
-    return compiled;
+  if (!files.exists(compiled)) return std::nullopt;
+  try {
+    if (has_model_config(read_json_file(files, compiled, kMaxConfigBytes, JsonDialect::kPython))) return compiled;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kBadInput) throw;  // who needs the file reports it
+  }
   return std::nullopt;
 }
 

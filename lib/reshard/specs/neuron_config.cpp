@@ -13,18 +13,17 @@ constexpr const char* kSettings = "neuron_config";
 /// Keys of NxD Inference's InferenceConfig and of its families that no config of transformers has.
 constexpr const char* kOwnKeys[] = {kSettings,       "fused_spec_config",   "metadata",
                                     "attribute_map", "num_cores_per_group", "moe_fused_nki_kernel_enabled"};
-constexpr std::string_view kOriginal = "original_";  // "original_hidden_size": hidden_size before padding
+constexpr const char* kPaddedSizes[] = {"hidden_size", "intermediate_size"};  // "original_…" is the size before padding
 constexpr const char* kExpertsSize = "moe_intermediate_size";
 constexpr const char* kExpertsPadding = "moe_intermediate_pad_size";
 
 /// Some families keep the model's own sizes under another key.
 void restore_sizes(Json& config) {
-  Json::object_t originals;
-  for (const auto& [key, value] : config.items())
-    if (key.starts_with(kOriginal) && config.contains(key.substr(kOriginal.size()))) originals.emplace(key, value);
-  for (const auto& [key, value] : originals) {
-    config[key.substr(kOriginal.size())] = value;
-    config.erase(key);
+  for (const char* key : kPaddedSizes) {
+    const auto original = config.find(std::string("original_") + key);
+    if (original == config.end()) continue;
+    config[key] = *original;
+    config.erase(std::string("original_") + key);
   }
   const auto size = config.find(kExpertsSize), padding = config.find(kExpertsPadding);
   if (padding == config.end()) return;
