@@ -169,6 +169,19 @@ TEST_CASE("With config.json from elsewhere, the tokenizer next to it comes along
         std::vector<std::string>{"the tokenizer is that of /cfg, and the one in /m is left out"});
 }
 
+TEST_CASE("Defaults of generation next to a config.json from elsewhere are no tokenizer") {
+  LackingModel model;
+  model.files.remove("/m/config.json");
+  model.files.write("/cfg/config.json", TinyModel().config().dump());
+  model.files.write("/cfg/generation_config.json", "theirs");
+  model.files.write("/m/vocab.json", "own");
+  ConvertRequest request = model.request("hf");
+  request.source.config = "/cfg";
+  const auto job = plan_convert(model.files, request);
+  CHECK(copies(*job, "/m/vocab.json", "vocab.json"));
+  CHECK(notes_with(*job, "tokenizer").empty());
+}
+
 TEST_CASE("The tokenizer of a model's own directory takes precedence over one next to another config.json") {
   LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());

@@ -39,15 +39,14 @@ bool holds_tensors(const std::string& file_name) {
                      [&](const char* extension) { return file_name.ends_with(extension); });
 }
 
-/// Those of a tokenizer and of what goes with it: its vocabulary, its chat template, the defaults of generation.
-constexpr std::array kTokenizerStarts = {"tokenizer",      "vocab.",        "merges.",           "special_tokens_map.",
-                                         "added_tokens.",  "spiece.",       "sentencepiece.",    "chat_template",
-                                         "processor_conf", "preprocessor_", "generation_config."};
+constexpr std::array kTokenizerStarts = {"tokenizer", "vocab.", "merges.", "spiece.", "sentencepiece."};
+/// Files that are copied along with a tokenizer: its special tokens, its chat template, the defaults of generation.
+constexpr std::array kTokenizerSiblings = {"special_tokens_map.", "added_tokens.", "chat_template",
+                                           "processor_conf",      "preprocessor_", "generation_config."};
 
-bool is_tokenizer(const std::string& file_name) {
-  return file_name.ends_with(".tiktoken") ||
-         std::any_of(kTokenizerStarts.begin(), kTokenizerStarts.end(),
-                     [&](const char* start) { return file_name.starts_with(start); });
+template <std::size_t kCount>
+bool starts_with_any(const std::string& file_name, const std::array<const char*, kCount>& starts) {
+  return std::any_of(starts.begin(), starts.end(), [&](const char* start) { return file_name.starts_with(start); });
 }
 
 bool is_tensor_index(const std::string& file_name) {
@@ -257,12 +256,19 @@ std::vector<fs::path> weights_in(Files& files, const fs::path& directory) {
   return found;
 }
 
+bool is_tokenizer(const std::string& file_name) {
+  return file_name.ends_with(".tiktoken") || (starts_with_any(file_name, kTokenizerStarts) && !is_weights(file_name));
+}
+
 std::vector<CopiedFile> tokenizer_files(Files& files, const fs::path& directory) {
   std::vector<CopiedFile> found;
-  for (const auto& [name, kind, is_link] : list_if_allowed(files, directory))
-    if (kind == FileKind::kFile && is_tokenizer(name) && !is_weights(name))
-      found.push_back({directory / name, name, files.size_bytes(directory / name)});
-  return found;
+  bool has_tokenizer = false;
+  for (const auto& [name, kind, is_link] : list_if_allowed(files, directory)) {
+    if (kind != FileKind::kFile || (!is_tokenizer(name) && !starts_with_any(name, kTokenizerSiblings))) continue;
+    has_tokenizer = has_tokenizer || is_tokenizer(name);
+    found.push_back({directory / name, name, files.size_bytes(directory / name)});
+  }
+  return has_tokenizer ? found : std::vector<CopiedFile>{};
 }
 
 }  // namespace reshard

@@ -31,6 +31,9 @@ Companions companion_files(Files& files, const std::filesystem::path& directory,
 /// The files directly in `directory` whose names are those of weights, sorted; empty if it may not be read.
 std::vector<std::filesystem::path> weights_in(Files& files, const std::filesystem::path& directory);
 
+/// Whether a file of this name is a tokenizer, or its vocabulary.
+bool is_tokenizer(const std::string& file_name);
+
 /// The files directly in `directory` whose names are those of a tokenizer or its settings, sorted; empty if it may not
 /// be read.
 std::vector<CopiedFile> tokenizer_files(Files& files, const std::filesystem::path& directory);

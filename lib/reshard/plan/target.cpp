@@ -384,7 +384,7 @@ void carry_tokenizer(Files& files, Job& job, const Checkpoint& source) {
   const fs::path output = files.resolve(job.output_directory);
   fs::path taken;  // the directory whose tokenizer the output has
   if (std::any_of(job.copied_files.begin(), job.copied_files.end(),
-                  [](const CopiedFile& file) { return file.path.string().starts_with("tokenizer"); }))
+                  [](const CopiedFile& file) { return is_tokenizer(file.path.string()); }))
     taken = source.directory;
   for (const fs::path& directory : directories) {
     std::vector<CopiedFile> found = tokenizer_files(files, directory);
