@@ -109,6 +109,7 @@ TEST_CASE("Names that a model has are no stranger's") {
                                                 {"language_model.model.layers.0.mlp.up_proj.weight"}})
     CHECK_FALSE(stranger_among(others, nullptr));
   CHECK_FALSE(stranger_among({"fc.weight", "layers.0.up.weight"}, &model));
+  CHECK_FALSE(stranger_among({"conv1.weight", "fc.weight"}, nullptr));  // a classifier
 }
 
 TEST_CASE("Files that only one system writes name the system") {

@@ -20,8 +20,9 @@ struct Stranger {
   const char* hint;
   const char* sibling = nullptr;  // condition: there is a tensor with this in place of the name's last part
   const char* never = nullptr;    // condition: no name has a match of this pattern
+  const char* needs = nullptr;    // condition: some name has a match of this pattern
 
-  bool is_guess() const { return sibling != nullptr || never != nullptr; }
+  bool is_guess() const { return sibling != nullptr || never != nullptr || needs != nullptr; }
 };
 
 /// Special ones come before general ones: the first row that matches any name counts.
@@ -46,7 +47,7 @@ constexpr Stranger kStrangers[] = {
      "export the model from Megatron-LM under Hugging Face's names, for instance with Megatron Bridge"},
     {R"((^|\.)(fc|hidden_norm)\.weight$|(^|\.)midlayer\.)", "a draft model of EAGLE",
      "it is no model by itself: NxD Inference takes the draft's Hugging Face folder as it is", nullptr,
-     R"((^|\.)layers\.[1-9])"},
+     R"((^|\.)layers\.[1-9])", R"((^|\.)(layers\.0|midlayer)\.)"},
     {R"(\.scale$)", "NxD's own quantisation, whose scales stand next to the weights as .scale",
      "take the model that was quantised, or quantise it with a program that writes quantization_config", ".weight"},
 };
@@ -66,9 +67,11 @@ constexpr Stranger kStrangeFiles[] = {
 bool holds(const Stranger& row, std::string_view name, const std::unordered_set<std::string_view>& all) {
   if (row.sibling != nullptr && all.count(std::string(name.substr(0, name.rfind('.'))) + row.sibling) == 0)
     return false;
-  if (row.never == nullptr) return true;
-  const Pattern never(row.never);
-  return std::none_of(all.begin(), all.end(), [&](std::string_view other) { return never.found_in(other); });
+  const auto found = [&](const char* text) {
+    const Pattern pattern(text);
+    return std::any_of(all.begin(), all.end(), [&](std::string_view other) { return pattern.found_in(other); });
+  };
+  return (row.never == nullptr || !found(row.never)) && (row.needs == nullptr || found(row.needs));
 }
 
 Error error_for(const Stranger& row, const char* verb) {
