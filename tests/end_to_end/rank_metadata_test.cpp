@@ -182,6 +182,24 @@ TEST_CASE("A last rank that is missing shows in the sizes that config.json state
   }
 }
 
+TEST_CASE("Half of an inner size is not taken for it because the vocabulary is a multiple of it") {
+  Custom custom;
+  custom.dims["model.embed_tokens.weight"] = std::nullopt;  // not parallel, so that its size is whole
+  const TempDir temp;
+  custom.write(temp / "run");
+  fs::remove_all(temp / "run/tensor_parallel_shards/tp_rank_01_pp_rank_00");
+  write_file(temp / "run/config.json", R"({"model_type": "your_model", "vocab_size": 64, "hidden_size": 32,
+                                           "intermediate_size": 48, "num_hidden_layers": 1})");
+  CHECK_THAT(refused(temp).what(), Says("\"intermediate_size\": 48"));
+  write_file(temp / "run/config.json", R"({"model_type": "your_model", "vocab_size": 64, "hidden_size": 32,
+                                           "intermediate_size": 32, "num_hidden_layers": 1})");
+  CHECK_FALSE(plan_consolidate(local_storage(), request_for(temp))->notes.empty());  // nothing contradicts it
+  custom.write(temp / "run");
+  write_file(temp / "run/config.json", R"({"model_type": "your_model", "vocab_size": 64, "hidden_size": 32,
+                                           "intermediate_size": 48, "num_hidden_layers": 1})");
+  CHECK((consolidated(temp / "run", temp / "whole") == custom.whole));
+}
+
 TEST_CASE("Ranks whose metadata differs are refused") {
   const Custom custom;
   const auto refused_with = [&](const std::function<void(SavedTree&)>& change) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -212,21 +213,34 @@ std::vector<TiedParameter> list_omitted_tensors(Files& files, ShardedCheckpoint&
 }
 
 void validate_stated_sizes(const TensorMap& map, const ModelConfig& config, const fs::path& folder) {
-  for (const char* key : {"vocab_size", "hidden_size", "d_model", "n_embd", "intermediate_size", "d_ff", "ffn_dim"}) {
-    const auto stated = config.json->find(key);
-    if (stated == config.json->end() || !stated->is_number_unsigned() || *stated == 0u) continue;
-    const auto size = stated->get<std::uint64_t>();
-    const auto has_size = [&](const LogicalTensor& tensor) {  // fused matrices have a multiple of it
-      return std::any_of(tensor.shape.begin(), tensor.shape.end(),
-                         [&](std::uint64_t dim) { return dim != 0 && dim % size == 0; });
+  constexpr const char* kOuterKeys[] = {"vocab_size", "hidden_size", "d_model", "n_embd"};
+  constexpr const char* kInnerKeys[] = {"intermediate_size", "d_ff", "ffn_dim"};
+  const auto stated = [&](const char* key) -> std::uint64_t {
+    const auto found = config.json->find(key);
+    return found != config.json->end() && found->is_number_unsigned() ? found->get<std::uint64_t>() : 0;
+  };
+  std::set<std::uint64_t> outer;
+  for (const char* key : kOuterKeys) outer.insert(stated(key));
+  const auto validate = [&](const char* key, const auto& is_it) {
+    if (stated(key) == 0) return;
+    const auto has_size = [&](const LogicalTensor& tensor) {
+      return std::any_of(tensor.shape.begin(), tensor.shape.end(), is_it);
     };
-    if (std::any_of(map.logical.begin(), map.logical.end(), has_size)) continue;
+    if (std::any_of(map.logical.begin(), map.logical.end(), has_size)) return;
     throw Error(ErrorKind::kBadInput,
                 fmt::format("{} says \"{}\": {}, but no tensor of these ranks together has a dimension of that size",
-                            config.path.string(), key, size))
+                            config.path.string(), key, stated(key)))
         .in(folder)
         .hint("the last ranks are missing: copy all of them here; or config.json belongs to another model");
-  }
+  };
+  for (const char* key : kOuterKeys)  // fused matrices have a multiple of it, and vocabularies may be padded
+    validate(key, [size = stated(key)](std::uint64_t dim) {
+      return dim != 0 && (dim % size == 0 || (dim > size && dim - size < 1024));
+    });
+  for (const char* key : kInnerKeys)  // gate and up may be one matrix
+    validate(key, [&outer, size = stated(key)](std::uint64_t dim) {
+      return dim == size || (dim == 2 * size && outer.count(dim) == 0);
+    });
 }
 
 }  // namespace reshard
