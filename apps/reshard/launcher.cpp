@@ -102,8 +102,8 @@ MpiUse mpi_use(int argc, const char* const* argv, const Environment& environment
 bool only_prints(int argc, const char* const* argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     const std::string_view argument = argv[i];
-    if (argument == "--help" || argument == "-h" || argument == "--version" ||
-        argument.substr(0, argument.find('=')) == "--print-family")
+    if (argument == "--help" || argument == "-h" || argument == "--version" || argument == "-V" ||
+        (argument == "help" && i == 1) || argument.substr(0, argument.find('=')) == "--print-family")
       return true;
   }
   return false;

@@ -67,7 +67,10 @@ TEST_CASE("Help, the version and a built-in description need no ranks, whatever 
   CHECK(prints({"shard", "a", "b", "--help"}));
   CHECK(prints({"inspect", "--print-family", "llama"}));
   CHECK(prints({"inspect", "--print-family=llama"}));
+  CHECK(prints({"-V"}));
+  CHECK(prints({"help", "shard"}));
   CHECK_FALSE(prints({"inspect", "a"}));
+  CHECK_FALSE(prints({"inspect", "help"}));
   CHECK_FALSE(prints({"inspect", "--", "--help"}));
   CHECK(rank_or_0(environment_of(kOpenMpi)) == 3);
   CHECK(rank_or_0(environment_of({{"SLURM_STEP_NUM_TASKS", "4"}})) == 0);
