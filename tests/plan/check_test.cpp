@@ -91,11 +91,11 @@ TEST_CASE("A replica that its rule keeps whole may differ without metadata, and 
   CHECK(failure_of(map).hint() == "try another number of heads");
 }
 
-TEST_CASE("A replica that nothing declares whole may not differ, and says why") {
+TEST_CASE("A replica that nothing declares whole may neither differ nor drift, and says why") {
   TensorMap map = replicated(DType::kBF16);
   map.logical[0].unconfirmed_hint = "nothing names it";
   CHECK_FALSE(check_of(map).may_differ);
-  CHECK(check_of(map).may_drift);
+  CHECK_FALSE(check_of(map).may_drift);  // parts of one vector may be as close to each other as drifted norms
   CHECK(failure_of(map).hint() == "nothing names it");
 }
 

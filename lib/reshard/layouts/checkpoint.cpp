@@ -367,7 +367,7 @@ Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext
   validate_no_rank(files, checkpoint, context.use);
   if (context.use == ConfigUse::kNeeded && !checkpoint.model)
     throw unknown_model_type(checkpoint.language_model.config, {});
-  if (checkpoint.model) validate_against_model(checkpoint.map, *checkpoint.model, path);
+  if (checkpoint.model) validate_against_model(checkpoint.map, *checkpoint.model, path, context.extra);
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -229,10 +230,27 @@ constexpr std::string_view kUnplannedHint =
 
 /// Holds what a plan alone makes of the ranks' tensors against config.json's sizes.
 void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
-  validate_planned_sizes(*checkpoint.model, checkpoint.language_model.config,
-                         read_model_config_file(files, checkpoint.config), shards.tp, shards.folder.path);
+  const ModelConfig& text = checkpoint.language_model.config;
+  const ModelConfig outer = read_model_config_file(files, checkpoint.config);
+  validate_planned_sizes(*checkpoint.model, text, outer, shards.tp, shards.folder.path);
+  const std::set<std::uint64_t> norms = stated_vector_sizes(text, outer);
+  for (LogicalTensor& tensor : checkpoint.map.logical) {
+    const bool is_norm = tensor.shape.size() == 1 && norms.count(tensor.shape[0]) > 0;
+    if (!is_norm && checkpoint.model->assumed_whole.count(tensor.name)) tensor.unconfirmed_hint = kUnplannedHint;
+  }
+}
+
+constexpr std::string_view kExtraHint =
+    "config.json does not explain it, so each rank's tensor was taken for all of it; it is a part, or the ranks come "
+    "from "
+    "different checkpoints (`replicas` first has no effect)";
+
+/// Marks the tensors that a request keeps although nothing says that every rank has all of them.
+void distrust_extra_tensors(Checkpoint& checkpoint) {
+  std::unordered_set<std::string_view> known;
+  for (const ModelParameter& parameter : checkpoint.model->parameters) known.insert(parameter.name);
   for (LogicalTensor& tensor : checkpoint.map.logical)
-    if (checkpoint.model->assumed_whole.count(tensor.name)) tensor.unconfirmed_hint = kUnplannedHint;
+    if (known.count(tensor.name) == 0) tensor.unconfirmed_hint = kExtraHint;
 }
 
 /// How the ranks are partitioned, as far as that was a choice. Optimum-neuron, which saves metadata, has grouped query
@@ -392,6 +410,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     if (inferred) layout.explain(shards, checkpoint, layout.declared_options(files, checkpoint, context.options));
     read_map(files, shards, context, checkpoint);
     if (planned) validate_plan(files, shards, checkpoint);
+    if (inferred && shards.allows_extra) distrust_extra_tensors(checkpoint);
   } catch (Error& error) {
     if (error.kind() == ErrorKind::kBadInput) refuse_strangers_in(shards, checkpoint.model);
     if (inferred && error.kind() == ErrorKind::kBadInput) hint_at_lost_ranks(files, layout, shards, error);

@@ -100,7 +100,8 @@ Check make_check(const TensorMap& map, std::uint32_t logical, const std::vector<
   const LogicalTensor& tensor = map.logical[logical];
   Check check(piece, reason_of(stored, tensor));
   if (check.reason != CheckReason::kReplica) return check;
-  check.may_drift = !is_count(tensor) && is_trained_replica(map, stored, tensor, reads);
+  check.may_drift =
+      !is_count(tensor) && tensor.unconfirmed_hint.empty() && is_trained_replica(map, stored, tensor, reads);
   check.may_differ = may_differ(map, stored, tensor);
   return check;
 }

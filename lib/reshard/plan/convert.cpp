@@ -290,6 +290,9 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
   const bool is_model_alone = rank_option(request.target).empty() && !request.source.with_optimizer;
   const bool has_layout = request.target.layout != nullptr || is_model_alone;
   if (request.target.layout == nullptr && has_layout) request.target.layout = &whole_layout();
+  if (request.source.with_optimizer && request.source.extra == ExtraTensors::kDrop)
+    throw Error(ErrorKind::kUsage, "`extra-tensors` drop would leave out tensors whose optimizer states stay")
+        .hint("name the tensors with `drop`, which leaves out their states, too");
   const auto validate = [&] {
     validate_request(request.target);
     validate_takes_states(request.source, *request.target.layout);

@@ -92,6 +92,14 @@ class Sizes {
 
   const std::map<SizeOf, KnownSize>& all() const { return sizes_; }
 
+  std::set<std::uint64_t> of_vectors() const {
+    std::set<std::uint64_t> found;
+    if (const KnownSize* hidden = find(SizeOf::kHidden)) found.insert(hidden->size);
+    const auto heads = number("num_attention_heads");
+    if (const auto size = heads ? head_dim(*heads) : number("head_dim")) found.insert(*size);
+    return found;
+  }
+
  private:
   void read_numbers() {
     for (const Json* json : json_)
@@ -376,6 +384,10 @@ void validate_planned_sizes(const Model& model, const ModelConfig& text, const M
                             const std::filesystem::path& where) {
   const Sizes sizes(*text.json, *outer.json);
   Validator(model, sizes, tp, where).run();
+}
+
+std::set<std::uint64_t> stated_vector_sizes(const ModelConfig& text, const ModelConfig& outer) {
+  return Sizes(*text.json, *outer.json).of_vectors();
 }
 
 }  // namespace reshard

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <set>
 
 #include "reshard/specs/model.h"
 #include "reshard/specs/model_config.h"
@@ -17,5 +18,8 @@ namespace reshard {
 /// \throws Error kBadInput, naming the tensor.
 void validate_planned_sizes(const Model& model, const ModelConfig& text, const ModelConfig& outer, std::uint32_t tp,
                             const std::filesystem::path& where);
+
+/// Sizes of the vectors that each rank has whole, norms, as far as config.json has them: the hidden state, a head.
+std::set<std::uint64_t> stated_vector_sizes(const ModelConfig& text, const ModelConfig& outer);
 
 }  // namespace reshard
