@@ -27,7 +27,7 @@ VALID = {
     "modules": [
         {"name": "model.layers.*.qkv", "plan": "packed_colwise", "shape": ["3 * dim", "dim"],
          "packed": ["dim", {"size": "dim", "count": "2", "plan": "replicate"}]},
-        {"name": "head", "plan": "colwise", "shape": ["vocab", "dim"], "stage": "last"},
+        {"name": "head", "plan": "colwise", "shape": ["vocab", 64], "stage": "last"},
     ],
 }
 
@@ -53,7 +53,9 @@ MISTAKES = {
     "a plan that is no word of plans": (set_at("modules", 1, "plan", to="columnwise"), ["modules", 1, "plan"]),
     "a module without a plan": (set_at("modules", 1, "plan", to=...), ["modules", 1]),
     "an unknown key of a module": (set_at("modules", 1, "biass", to="always"), ["modules", 1]),
-    "a size that is no expression": (set_at("modules", 1, "shape", to=[64, "dim"]), ["modules", 1, "shape", 0]),
+    "a negative size": (set_at("modules", 1, "shape", to=[-64, "dim"]), ["modules", 1, "shape", 0]),
+    "a size that is no whole number": (set_at("modules", 1, "shape", to=[6.5, "dim"]), ["modules", 1, "shape", 0]),
+    "a size that is no expression": (set_at("modules", 1, "shape", to=[["dim"], "dim"]), ["modules", 1, "shape", 0]),
     "a shape that is no list": (set_at("modules", 1, "shape", to="dim"), ["modules", 1, "shape"]),
     "a stage in the middle": (set_at("modules", 1, "stage", to="middle"), ["modules", 1, "stage"]),
     "a negative dim": (set_at("modules", 1, "dim", to=-1), ["modules", 1, "dim"]),

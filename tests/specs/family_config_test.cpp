@@ -250,8 +250,8 @@ TEST_CASE("A family description with a key missing or of another type is refused
   refused_family("/modules/1/colour", "7");
   refused_family("/color", "7");
   refused_family("/modules/1/plan", "\"diagonal\"");
-  refused_family("/modules/1/shape", "[7]");
-  refused_family("/modules/1/bias", "true");
+  for (const char* shape : {"[-7]", "[6.5]", "[null]", "[[7]]"}) refused_family("/modules/1/shape", shape);
+  refused_family("/modules/1/bias", "[true]");
   refused_family("/modules/1/optional", "\"yes\"");
   refused_family("/modules/3/tied_to", "0");
 }

@@ -135,9 +135,17 @@ class OldMetadata(Saved):
     def test_xser(self):
         self.check(Model(), fuse_qkv=True, xser=True)
 
-    def test_without_a_config_a_missing_rank_could_not_be_told(self):
-        said = self.check(Model(), fuse_qkv=True, config=False, exit_code=3)
-        self.assertIn("how many ranks there were", said)
+    def test_without_a_config_the_metadata_is_enough_and_a_note_says_what_it_leaves_open(self):
+        said = self.check(Model(), fuse_qkv=True, config=False)
+        self.assertIn("missing last ranks would go unnoticed", said)
+        self.assertNotIn("tied", said)
+
+    def test_tied_embeddings_without_a_config(self):
+        self.assertIn("lm_head.weight is tied", self.check(Model(tied=True), fuse_qkv=True, config=False))
+
+    def test_a_missing_last_rank_that_heads_show_without_a_config(self):
+        said = self.check(Model(), fuse_qkv=True, config=False, missing=1, exit_code=3)
+        self.assertIn("the TP degree 7 is not a multiple of 2", said)
 
     def test_a_missing_last_rank(self):
         said = self.check(Model(kv_heads=8), missing=1, exit_code=3)
