@@ -101,6 +101,23 @@ TEST_CASE("The optimizer of NxD's older folders is read as that of its newer one
   CHECK(cases == 5);
 }
 
+TEST_CASE("Metadata alone says that a head of its own is the optimizer's, too") {
+  for (const char* name : {"optimum-llama-dp1-tp4-m2-fused", "optimum-qwen3-dp2-tp2-replicated"}) {
+    CAPTURE(name);
+    const fs::path golden_case = testdata("golden/zero1") / name;
+    const auto expected = content(read_checkpoint(saved(golden_case), context_of(golden_case, true)));
+    const TempDir temp;
+    fs::copy(golden_case / "checkpoint", temp / "run", fs::copy_options::recursive);
+    fs::remove(temp / "run/config.json");
+    ReadContext context;
+    context.with_optimizer = true;
+    const Checkpoint checkpoint = read_checkpoint(temp / "run", context);
+    CHECK_FALSE(checkpoint.model.has_value());
+    CHECK(expected.count("lm_head.weight") == 1);
+    CHECK(content(checkpoint) == expected);
+  }
+}
+
 /// A golden case in an older form.
 struct Older {
   explicit Older(OlderForm form, const std::string& name = kSmall) : golden_case(testdata("golden/zero1") / name) {

@@ -418,9 +418,12 @@ std::vector<std::vector<std::string>> name_entries(const OptimizerFiles& files, 
     // A second name of a parameter in the same file is no parameter of the optimizer; one alone in its stage is, and so
     // is one that stands beside a copy of an earlier stage's parameter.
     std::vector<TiedParameter> ties = tied_parameters(checkpoint.model);
-    for (const TiedParameter& one : ties)
-      if (own.count(one.source))
+    for (const TiedParameter& one : ties) {
+      const auto second = own.find(one.name);
+      const bool is_guess_refuted = second != own.end() && !second->second->tied;
+      if (own.count(one.source) && !is_guess_refuted)
         tied.insert(is_of_earlier_stage(checkpoint.map, one.source, pp_rank) ? one.source : one.name);
+    }
     for (std::uint32_t ep_rank = 0; ep_rank < shards.ep; ++ep_rank) {
       std::vector<LocalParameter>& of_rank = parameters.emplace_back();
       for (const TensorEntry& tensor : shards.files[pp_rank][std::size_t{ep_rank} * shards.tp].tensors) {
