@@ -81,6 +81,24 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("Without config.json, a head that the ranks' metadata lists is a tensor of its own") {
+  for (const char* name : {"ranks", "optimum"})
+    for (const std::uint32_t pp : {1, 2}) {
+      CAPTURE(name, pp);
+      const TempDir temp;
+      TinyModel tiny = tied_layers();
+      tiny.tied = false;
+      Random random(6);
+      const TensorMap tensors = random_tensors(tiny, random);
+      write_model(temp / "model", tiny, tensors);
+      ShardRequest request = shard_request(temp / "model", temp / "out", 2, pp);
+      request.target.layout = layout(name);
+      shard(request);
+      fs::remove(temp / "out/config.json");
+      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    }
+}
+
 ConvertRequest run_to_nxd(const fs::path& source, const fs::path& output, const OracleOptions& mesh, std::uint64_t dp) {
   ConvertRequest request = convert_request(source, output);
   request.source.with_optimizer = true;
