@@ -116,6 +116,21 @@ TEST_CASE("Extra tensors are no excuse for tensors that are missing") {
   }
 }
 
+TEST_CASE("Layouts of inference engines and padded ranks have no place for extra tensors that are kept") {
+  const Extended model;
+  for (const char* name : {"nxdi", "vllm", "presharded"}) {
+    CAPTURE(name);
+    ShardRequest request = model.request("out", name, ExtraTensors::kKeep);
+    request.target.pp.reset();
+    request.target.options.set_flag("pad", name == std::string("presharded"));
+    const Error error = error_of([&] { plan_shard(request); });
+    CHECK(error.kind() == ErrorKind::kUnsupported);
+    CHECK_THAT(error.what(), Says(kBuffer) && Says(kCounter));
+    request.source.extra = ExtraTensors::kDrop;
+    CHECK(says(plan_shard(request)->notes, "left out, as config.json does not explain them"));
+  }
+}
+
 TEST_CASE("That there is no extra tensor is noted") {
   Extended model;
   write_model(model.temp / "model", TinyModel{}, model.plain);

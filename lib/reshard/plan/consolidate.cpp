@@ -58,8 +58,8 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
   note_adapters_left(files, *job, checkpoint.directory);
   ProgramOptions options;
   std::vector<LogicalTensor> logical = job->source.state_dict();
-  options.dropped =
-      take_extra_tensors(*job, request.source.extra, checkpoint.model ? &*checkpoint.model : nullptr, logical);
+  options.dropped = take_extra_tensors(*job, request.source.extra, request.target,
+                                       checkpoint.model ? &*checkpoint.model : nullptr, logical);
   job->dtype = request.dtype;
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   if (request.dtype) {

@@ -247,7 +247,7 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
   TargetRequest target = request.target;
   const LayoutTraits& traits = target.layout->traits();
   if (!traits.has_ranks || traits.needs_no_mesh)
-    for (std::string& name : take_extra_tensors(job, request.source.extra,
+    for (std::string& name : take_extra_tensors(job, request.source.extra, target,
                                                 checkpoint.model ? &*checkpoint.model : nullptr, selection.wanted))
       selection.dropped.push_back(std::move(name));
   if (!traits.has_ranks) return plan_target(files, job, target, nullptr, selection.wanted, checkpoint.states_or_null());
@@ -262,7 +262,7 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
   if (!target.pp && target.pipeline_cuts.empty() && from_ranks && traits.has_stages) target.pp = checkpoint.mesh.pp;
   if (!target.ep && from_ranks && traits.has_experts) target.ep = checkpoint.mesh.ep;
   Model model = validated_model(checkpoint, selection, request);
-  for (std::string& name : take_extra_tensors(job, request.source.extra, &model, selection.wanted))
+  for (std::string& name : take_extra_tensors(job, request.source.extra, target, &model, selection.wanted))
     selection.dropped.push_back(std::move(name));
   if (!request.dtype) take_config_dtype(files, job, *target.layout, checkpoint.config, selection.wanted);
   keep_form(checkpoint, job.source, model, target);

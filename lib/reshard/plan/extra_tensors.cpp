@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/layouts/inference_layout.h"
+#include "reshard/layouts/layout.h"
 
 namespace reshard {
 namespace {
@@ -25,9 +28,15 @@ ModelParameter whole_parameter(const LogicalTensor& tensor, const Model& model) 
   return parameter;
 }
 
+/// Inference engines, whose layouts cast, load the tensors of their own model alone; padded ranks are read by the model's
+/// sizes.
+bool has_place(const TargetRequest& target) {
+  return !target.layout->traits().casts_to_config_dtype && !target.options.flag(kPad.name);
+}
+
 }  // namespace
 
-std::vector<std::string> take_extra_tensors(Job& job, ExtraTensors extra, Model* model,
+std::vector<std::string> take_extra_tensors(Job& job, ExtraTensors extra, const TargetRequest& target, Model* model,
                                             std::vector<LogicalTensor>& logical) {
   if (extra == ExtraTensors::kRefuse) return {};
   if (model == nullptr) {
@@ -47,6 +56,13 @@ std::vector<std::string> take_extra_tensors(Job& job, ExtraTensors extra, Model*
     return {};
   }
   if (extra == ExtraTensors::kKeep) {
+    if (!has_place(target))
+      throw Error(ErrorKind::kUnsupported,
+                  fmt::format("layout {}{} has no place for tensors that config.json does not explain: {}",
+                              target.layout->traits().name, target.options.flag(kPad.name) ? ", padded," : "",
+                              list_names(names)))
+          .in(job.source_directory)
+          .hint("`extra-tensors` drop leaves them out");
     job.notes.push_back("kept, though config.json does not explain them: " + list_names(names));
     return {};
   }

@@ -37,7 +37,7 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   validate_against_model(job->source, *checkpoint.model, request.source.path, request.source.extra);
   std::vector<LogicalTensor> logical = job->source.state_dict();
   ProgramOptions options;
-  options.dropped = take_extra_tensors(*job, request.source.extra, &*checkpoint.model, logical);
+  options.dropped = take_extra_tensors(*job, request.source.extra, request.target, &*checkpoint.model, logical);
   job->dtype = request.dtype;
   OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
   if (request.dtype) {
