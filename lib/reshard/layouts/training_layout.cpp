@@ -80,7 +80,7 @@ void validate_whole_bytes(const Model& model, std::uint32_t tp, const PartitionO
   throw Error(ErrorKind::kUsage, fmt::format("{} ranks would share a packed byte: elements of {} have {} bits", tp,
                                              name(tensor->dtype), bits(tensor->dtype)))
       .tensor(tensor->name)
-      .hint("TP degrees that work for this model: " + list_numbers(degrees, 24));
+      .hint(describe_degrees(degrees));
 }
 
 HoldsName names_in(std::span<const LogicalTensor> logical) {

@@ -516,7 +516,7 @@ class VllmLayout final : public RankLayout {
     std::vector<std::uint64_t> degrees;
     for (std::uint64_t degree = 1; degree <= kMost; ++degree)
       if (sizes.problem(degree, form.expert_parallel).empty()) degrees.push_back(degree);
-    throw Error(ErrorKind::kUsage, problem).hint("TP degrees that work for this model: " + list_numbers(degrees, 24));
+    throw Error(ErrorKind::kUsage, problem).hint(describe_degrees(degrees));
   }
 
   static void validate_dtypes(const Model& model, std::span<const LogicalTensor> logical) {

@@ -449,11 +449,15 @@ void validate_experts(const Model& model, std::uint64_t ep) {
 
 }  // namespace
 
+std::string describe_degrees(const std::vector<std::uint64_t>& degrees) {
+  if (degrees.empty()) return "no TP degree works for this model with these options";
+  return "TP degrees that work for this model: " + list_numbers(degrees, 24);
+}
+
 void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options) {
   auto problem = tensor_parallel_problem(model, tp, options);
   if (!problem) return;
-  const std::string degrees =
-      "TP degrees that work for this model: " + list_numbers(legal_tp_degrees(model, options), 24);
+  const std::string degrees = describe_degrees(legal_tp_degrees(model, options));
   throw problem->hint(problem->hint().empty() ? degrees : problem->hint() + "; " + degrees);
 }
 

@@ -88,6 +88,9 @@ std::optional<Error> tensor_parallel_problem(const Model& model, std::uint64_t t
 /// The TP degrees up to 512 for which there is no problem, ascending.
 std::vector<std::uint64_t> legal_tp_degrees(const Model& model, const PartitionOptions& options);
 
+/// A hint that lists the tensor-parallel degrees that work.
+std::string describe_degrees(const std::vector<std::uint64_t>& degrees);
+
 /// That the model can be split over `tp` ranks.
 /// \throws Error kUsage or kUnsupported, with the degrees that work, if it cannot.
 void validate_split(const Model& model, std::uint64_t tp, const PartitionOptions& options);
