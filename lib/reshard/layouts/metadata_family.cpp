@@ -218,11 +218,13 @@ class Describer {
     const std::string leaf = lone ? "" : tensor.leaf();
     std::string module = place ? place->pattern : tensor.name;
     if (!lone) module.resize(module.size() - leaf.size() - 1);
-    auto group = std::find_if(groups_.begin(), groups_.end(), [&](const Group& one) {
-      return one.module == module && one.leaf == leaf && one.shape == tensor.shape && one.split == tensor.split;
+    std::vector<std::size_t>& same_name = groups_by_name_[{module, leaf}];
+    const auto known = std::find_if(same_name.begin(), same_name.end(), [&](std::size_t i) {
+      return groups_[i].shape == tensor.shape && groups_[i].split == tensor.split;
     });
-    if (group == groups_.end())
-      group = groups_.insert(group, {module, leaf, tensor.shape, tensor.split, {}, {}, false, {}});
+    if (known == same_name.end()) groups_.push_back({module, leaf, tensor.shape, tensor.split, {}, {}, false, {}});
+    Group* const group = &groups_[known == same_name.end() ? groups_.size() - 1 : *known];
+    if (known == same_name.end()) same_name.push_back(groups_.size() - 1);
     group->stages.insert(tensor.stages.begin(), tensor.stages.end());
     const bool has_bias = has_plain_bias(tensor);
     group->has_bias = group->has_bias || has_bias;
@@ -417,6 +419,7 @@ class Describer {
   std::string stack_;       // empty: none
   std::uint64_t layer_count_ = 0;
   std::vector<Group> groups_;
+  std::map<std::pair<std::string, std::string>, std::vector<std::size_t>> groups_by_name_;  // by module and leaf
   std::optional<GQAQKVColumnParallelLinearSpec> attention_;
   OrderedJson define_ = OrderedJson::object();
 };

@@ -129,9 +129,9 @@ class SplitParameters {
 
   Stored on_rank(const InStage& tensor, std::uint32_t tp_rank) const {
     const Container& file = checkpoint_.files[tensor.first][tp_rank];
-    const auto found = std::find_if(file.tensors.begin(), file.tensors.end(),
-                                    [&](const TensorEntry& other) { return other.name == tensor.second->name; });
-    return {&file, &*found};  // the ranks of a stage contain the same names
+    Held& held = held_[{tensor.first, tp_rank}];
+    if (held.empty()) held = held_by(file);
+    return {&file, held.at(tensor.second->name)};  // the ranks of a stage contain the same names
   }
 
   bool is_same(Files& files, const InStage& a, const InStage& b) const {
@@ -145,6 +145,7 @@ class SplitParameters {
 
   const ShardedCheckpoint& checkpoint_;
   std::multimap<Dims, InStage> split_;
+  mutable std::map<std::pair<std::uint32_t, std::uint32_t>, Held> held_;  // by pipeline and tensor-parallel rank
 };
 
 }  // namespace

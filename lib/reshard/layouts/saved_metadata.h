@@ -23,7 +23,7 @@ void read_metadata_of_ranks(Files& files, ShardedCheckpoint& checkpoint);
 void read_old_metadata(Files& files, ShardedCheckpoint& checkpoint);
 
 /// Lists the tensors that old metadata omits, as its writer takes them: buffers, which every rank has, and second names
-/// of parameters, which have the shape and the first bytes of one. Names in `tied` are skipped. The engine compares all
+/// of parameters, which have the shape of one and the same bytes in the middle. Names in `tied` are skipped. The engine compares all
 /// bytes of both kinds. Reads a few kilobytes per omitted tensor and rank. \returns the second names.
 std::vector<TiedParameter> list_omitted_tensors(Files& files, ShardedCheckpoint& checkpoint,
                                                 const std::vector<TiedParameter>& tied);

@@ -399,6 +399,46 @@ std::string pointer_in_derived(const std::string& pointer, const Json& resolved,
   return "/like";
 }
 
+void read_modules(const SpecObject& object, const DescriptionFile& file, Family& family) {
+  if (object.array_at("modules").empty()) object.fail("modules", "at least one module");
+  std::size_t i = 0;
+  bool behind_layers = false;
+  for (const Json& json_of_module : object.array_at("modules")) {
+    const SpecObject of_module(json_of_module, file, fmt::format("/modules/{}", i), module_text(json_of_module, i));
+    Family::Module module = parse_module(of_module);
+    const bool layered = module.name.find('*') != std::string::npos;
+    behind_layers = behind_layers || layered;
+    module.line = file.line(of_module.pointer());
+    module.stage_assumed = behind_layers && !layered && !of_module.has("stage");
+    family.modules.push_back(std::move(module));
+    ++i;
+  }
+}
+
+Family::Attention attention_at(const SpecObject& object, const DescriptionFile& file) {
+  const SpecObject json(object.at("attention"), file, "/attention", "attention");
+  json.validate_keys({"module", "query", "key", "value", "output", "fused", "fuse_qkv", "kv_size_multiplier"});
+  Family::Attention attention{json.string_at("module"), json.string_at("query"),  json.string_at("key"),
+                              json.string_at("value"),  json.string_at("output"), json.string_at("fused")};
+  attention.fuse_qkv = json.has("fuse_qkv") && json.bool_at("fuse_qkv");
+  if (!json.has("kv_size_multiplier")) return attention;
+  const Json& multiplier = json.at("kv_size_multiplier");
+  if (!multiplier.is_number_unsigned() || multiplier == 0) json.fail("kv_size_multiplier", "a whole number from 1");
+  attention.kv_size_multiplier = multiplier.get<std::uint64_t>();
+  return attention;
+}
+
+void read_fused(const SpecObject& object, const DescriptionFile& file, Family& family) {
+  std::size_t i = 0;
+  for (const Json& item : object.array_at("fused")) {
+    const SpecObject fused(item, file, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
+    fused.validate_keys({"module", "name", "linears"});
+    family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
+    family.fused.back().axis = fuse_axis_of(family, family.fused.back());
+    ++i;
+  }
+}
+
 Family parse(const Json& json, const DescriptionFile& file) {
   const SpecObject object(json, file, "", "");
   Family family;
@@ -439,47 +479,9 @@ Family parse(const Json& json, const DescriptionFile& file) {
     const SpecObject class_defaults(object.at("class_defaults"), file, "/class_defaults", "class_defaults");
     family.class_defaults = std::make_shared<const Json>(object.at("class_defaults"));
   }
-  if (object.array_at("modules").empty()) object.fail("modules", "at least one module");
-  std::size_t i = 0;
-  bool behind_layers = false;
-  for (const Json& json_of_module : object.array_at("modules")) {
-    const SpecObject of_module(json_of_module, file, fmt::format("/modules/{}", i), module_text(json_of_module, i));
-    Family::Module module = parse_module(of_module);
-    const bool layered = module.name.find('*') != std::string::npos;
-    behind_layers = behind_layers || layered;
-    module.line = file.line(of_module.pointer());
-    module.stage_assumed = behind_layers && !layered && !of_module.has("stage");
-    family.modules.push_back(std::move(module));
-    ++i;
-  }
-  if (object.has("attention")) {
-    const SpecObject attention(object.at("attention"), file, "/attention", "attention");
-    attention.validate_keys({"module", "query", "key", "value", "output", "fused", "fuse_qkv", "kv_size_multiplier"});
-    family.attention = {attention.string_at("module"),
-                        attention.string_at("query"),
-                        attention.string_at("key"),
-                        attention.string_at("value"),
-                        attention.string_at("output"),
-                        attention.string_at("fused"),
-                        attention.has("fuse_qkv") && attention.bool_at("fuse_qkv"),
-                        {}};
-    if (attention.has("kv_size_multiplier")) {
-      const Json& multiplier = attention.at("kv_size_multiplier");
-      if (!multiplier.is_number_unsigned() || multiplier == 0)
-        attention.fail("kv_size_multiplier", "a whole number from 1");
-      family.attention->kv_size_multiplier = multiplier.get<std::uint64_t>();
-    }
-  }
-  if (object.has("fused")) {
-    i = 0;
-    for (const Json& item : object.array_at("fused")) {
-      const SpecObject fused(item, file, fmt::format("/fused/{}", i), fmt::format("fused[{}]", i));
-      fused.validate_keys({"module", "name", "linears"});
-      family.fused.push_back({fused.string_at("module"), fused.string_at("name"), fused.strings_at("linears")});
-      family.fused.back().axis = fuse_axis_of(family, family.fused.back());
-      ++i;
-    }
-  }
+  read_modules(object, file, family);
+  if (object.has("attention")) family.attention = attention_at(object, file);
+  if (object.has("fused")) read_fused(object, file, family);
   if (object.has("whole")) family.whole = object.strings_at("whole");
   if (object.has("nxd_inference")) family.inference_names = inference_names_at(object, family);
   validate_family(family, file);
