@@ -125,7 +125,6 @@ Document job_document(const Job& job, const OutputSpace& space, const RunResult*
   json["files"] = files_document(job);
   if (job.manifest) json["manifest"] = {kManifestFile, kSha256SumsFile};
   json["notes"] = with_options(job.notes);
-  if (!job.loaded_by.empty()) json["notes"].push_back(with_options(job.loaded_by));
   for (const std::string& note : mean_notes(job, result)) json["notes"].push_back(with_options(note));
   if (result != nullptr) {
     for (const std::string& note : divergent_notes(result->divergent)) json["notes"].push_back(with_options(note));

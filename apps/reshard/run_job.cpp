@@ -61,7 +61,6 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
     if (!arguments.quiet && !arguments.json) print_notes(divergent_notes(result.divergent));
     if (!arguments.quiet && !arguments.json) print_notes(mean_notes(job, &result));
     if (!arguments.quiet && !arguments.json) print_notes(result.notes);
-    if (!arguments.quiet && !arguments.json && !job.loaded_by.empty()) print_notes({job.loaded_by});
     if (arguments.json)
       print_output(to_text(job_document(job, space, &result)));
     else if (!arguments.quiet)

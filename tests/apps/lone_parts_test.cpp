@@ -99,7 +99,7 @@ TEST_CASE("one rank's folder or file is no model, and inspect says which rank it
   const fs::path file = temp / "served/weights/tp0_sharded_checkpoint.safetensors";
   const std::string rank = "tensor-parallel rank 1 of 2, pipeline rank 0 of 2", out = (temp / "out").string();
   const std::vector<std::string> says{"records that it is " + rank + " of a sharded checkpoint, and so no whole model",
-                                      "try: give the directory that holds all ranks: " + all.string() + "\n"};
+                                      "try: give the directory of all ranks: " + all.string() + "\n"};
   check_refused({"convert", folder.string(), out}, says);
   check_refused({"convert", folder.string(), out, "--config", model}, says);
   check_refused({"convert", folder.string(), out, "--to", "dcp"}, says);

@@ -249,7 +249,7 @@ TEST_CASE("A description of another model is noted, and a mistake may be in eith
       run_reshard({"shard", mine.path("model"), mine.path("b"), "--tp", "2", "--spec", mine.path("mine.json")});
   CHECK(missing.exit_code == 3);
   CHECK_THAT(missing.err, Says("\"dim\" is missing"));
-  CHECK_THAT(missing.err, Says("--spec and config.json have to fit"));
+  CHECK_THAT(missing.err, Says("--spec and config.json do not fit: correct one of the two"));
 }
 
 TEST_CASE("A description that says nothing of heads gives a note where the ranks may split them") {

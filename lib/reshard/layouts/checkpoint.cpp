@@ -15,7 +15,7 @@
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/nearby_checkpoints.h"
 #include "reshard/layouts/planned_model.h"
-#include "reshard/layouts/rank_layout.h"
+#include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/record_validation.h"
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/layouts/strangers.h"
@@ -56,20 +56,20 @@ void take_records(const std::vector<Container>& containers, Checkpoint& checkpoi
     checkpoint.notes.push_back("this is one rank's part of a sharded checkpoint, and no whole model: " + rank);
 }
 
-/// What to give instead of one rank's folder, or its file in that.
+/// A hint that names the directory of all ranks, for a path of one of them.
 std::string hint_for_one_rank(Files& files, const fs::path& path) {
   fs::path above = path;
   for (int level = 0; level < 2; ++level) {
     above = directory_above(files, above);
     try {
-      if (find_shards(files, above)) return "give the directory that holds all ranks: " + above.string();
+      if (find_shards(files, above)) return "give the directory of all ranks: " + above.string();
     } catch (const Error&) {  // it cannot be listed, or holds several checkpoints
     }
   }
-  return "give the directory that holds all ranks";
+  return "give the directory of all ranks";
 }
 
-/// A file of tensors that records itself as one rank of several is no model. Who reads leniently is told by a note.
+/// Refuses a file of tensors that records that it is one rank of several. No-op for a lenient reader, which gets a note.
 void validate_no_rank(Files& files, const Checkpoint& checkpoint, ConfigUse use) {
   if (use == ConfigUse::kLenient) return;
   for (const TensorFile& file : checkpoint.map.files)
@@ -148,7 +148,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
       error.hint(spec == builtin_family(spec->model_type)
                      ? "config.json lacks what this family needs: take another `family`, or mend config.json"
                  : is_described ? "correct the description, or say with `config` where the model's config.json is"
-                                : "`spec` and config.json have to fit: mend one of the two");
+                                : "`spec` and config.json do not fit: correct one of the two");
     if (use != ConfigUse::kLenient || checkpoint.config_given || is_described) throw;
     checkpoint.notes.push_back(error.what());
   }
@@ -297,7 +297,7 @@ void note_misfits(Checkpoint& checkpoint) {
   }
 }
 
-/// Tensors that were read as they are called, without a model that would explain them.
+/// Notes which other system the names belong to, if no model explains them.
 void note_strangers(Checkpoint& checkpoint) {
   if (checkpoint.model || checkpoint.has_mesh()) return;
   std::vector<std::string_view> names;
@@ -308,7 +308,7 @@ void note_strangers(Checkpoint& checkpoint) {
         fmt::format("{}, so names and shapes stay as they are; {}", stranger->what(), stranger->hint()));
 }
 
-/// \throws Error kUnsupported, in place of one that only says what is missing, if files in it show what else it is.
+/// \throws Error kUnsupported instead of the layout's own error if the files show that another system wrote them.
 Checkpoint read_found(Files& files, const FoundLayout& found, const ReadContext& context) {
   try {
     return found.layout->read(files, found, context);
@@ -346,17 +346,15 @@ std::string shards_folders() {
   return join(folders, " nor ");
 }
 
-/// Whether a file's name says that it holds a part of a model, or an adapter.
+/// Whether a file has the name of a part of a model, or of an adapter.
 bool is_part_name(const fs::path& name) {
   if (name == kAdapterSafetensorsFile || name == kAdapterPytorchFile) return true;
-  return std::any_of(layouts().begin(), layouts().end(), [&](const Layout* layout) {
-    const auto* const ranks = dynamic_cast<const RankLayout*>(layout);
-    return ranks != nullptr && ranks->is_rank_name(name);
-  });
+  return std::any_of(layouts().begin(), layouts().end(),
+                     [&](const Layout* layout) { return layout->is_rank_name(name); });
 }
 
-/// The model in a single file, such as the state dict that somebody saved, if it is all of the one that config.json
-/// describes.
+/// Reads the model in a single file, such as a saved state dict.
+/// \throws Error kBadInput if config.json describes more than the file contains.
 Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext& context) {
   const std::string name = path.filename().string();
   if (is_hf_weights_name(name) && name.find("-of-") != std::string::npos)
@@ -396,7 +394,7 @@ Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& c
   const std::string nearby = hint_for_contents(files, path);
   throw Error(ErrorKind::kBadInput, fmt::format("holds neither {} nor files of ranks", shards_folders()))
       .in(path)
-      .hint(nearby.empty() ? "give the directory that holds the shards folder, or that folder itself" : nearby);
+      .hint(nearby.empty() ? "give the directory of the shards folder, or that folder itself" : nearby);
 }
 
 Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext& context) {

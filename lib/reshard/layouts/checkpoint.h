@@ -60,8 +60,8 @@ struct Checkpoint {
   /// where they have these.
   std::string names_of;
   Mesh mesh;
-  PartitionOptions partition;           // of ranks, as far as it shows and was a choice
-  std::vector<StageMetadata> metadata;  // of the ranks' own, by pipeline rank; empty if they have none
+  PartitionOptions partition;           // how ranks are partitioned, as far as that was a choice
+  std::vector<StageMetadata> metadata;  // [pp_rank], the ranks' own; empty if they have none
   std::filesystem::path
       model_elsewhere;  // of an optimizer that was given alone: the folder of its model, if it is known
   std::optional<BesideModel> beside_model;                         // of layouts that training programs write
@@ -83,10 +83,10 @@ struct Checkpoint {
 /// what the plan in config.json says (ConfigPlan).
 /// \throws Error kBadInput, kUnsupported or kIo.
 Checkpoint read_checkpoint(Files& files, const std::filesystem::path& path, const ReadContext& context);
-/// The same for a path that must be a sharded checkpoint, or a single file that holds all of a model.
+/// The same for a path that must be a sharded checkpoint, or a single file with a whole model.
 Checkpoint read_sharded(Files& files, const std::filesystem::path& path, const ReadContext& context);
 /// The same for a path that must be a directory of whole tensors, or of shards that are read as such, or a single file
-/// that holds all of a model.
+/// with a whole model.
 Checkpoint read_whole(Files& files, const std::filesystem::path& directory, const ReadContext& context);
 
 // What layouts read a checkpoint with.

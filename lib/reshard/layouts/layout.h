@@ -191,8 +191,7 @@ struct TargetPlan {
   std::vector<std::string> without_place;            // tensors of the model that checkpoints of this layout do not have
   std::vector<std::string> notes;                    // what the user should know, whole sentences
   std::vector<std::filesystem::path> whole_folders;  // that are replaced as a whole, beside that of the traits
-  std::string loaded_by;     // the programs that load it, a sentence; empty for the layout of one program
-  std::vector<Copy> copies;  // tensors of the source that it is to hold under another name, too
+  std::vector<Copy> copies;                          // tensors of the source that it is to hold under another name, too
 };
 
 /// A kind of checkpoint directory.
@@ -222,6 +221,8 @@ class Layout {
   /// Where what is made of a checkpoint goes by default; nothing if the layout has no place beside the checkpoint.
   virtual std::optional<std::filesystem::path> default_output(Files& files, const FoundLayout& found) const;
 
+  /// Whether a file or folder of this name contains one rank.
+  virtual bool is_rank_name(const std::filesystem::path& /*name*/) const { return false; }
   /// Whether a folder of this name can only be one of this layout.
   virtual bool owns_folder_name(std::string_view) const { return false; }
   /// Whether an entry of a checkpoint's directory is about this layout, and not the model's own.

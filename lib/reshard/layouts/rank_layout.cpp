@@ -177,10 +177,9 @@ void read_optimizer(Files& files, const RankLayout& layout, const ShardedCheckpo
 }
 
 constexpr std::string_view kTiedHint =
-    "the metadata says that every rank has the same, as optimum-neuron before 0.0.21 says of key/value heads that the "
-    "ranks do not divide: such ranks hold different heads and cannot be consolidated; else the ranks come from "
-    "different "
-    "checkpoints (`replicas` first has no effect)";
+    "the metadata does not split it, as that of optimum-neuron before 0.0.21 does not split key/value heads that the "
+    "ranks do not divide: such ranks contain different heads and cannot be consolidated; else the ranks come from "
+    "different checkpoints (`replicas` first has no effect)";
 
 /// Metadata that torch saved may call matrices the same on every rank that are not. Norms may drift; matrices must agree.
 void distrust_replicated_matrices(TensorMap& map) {
@@ -228,7 +227,7 @@ constexpr std::string_view kUnplannedHint =
     "different checkpoints (`replicas` first has no effect: \"replicate\" in the plan confirms that every rank has "
     "all)";
 
-/// Holds what a plan alone makes of the ranks' tensors against config.json's sizes.
+/// Compares the shapes that a plan alone gives with the sizes in config.json.
 void validate_plan(Files& files, const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
   const ModelConfig& text = checkpoint.language_model.config;
   const ModelConfig outer = read_model_config_file(files, checkpoint.config);
@@ -251,15 +250,6 @@ void distrust_extra_tensors(Checkpoint& checkpoint) {
   for (const ModelParameter& parameter : checkpoint.model->parameters) known.insert(parameter.name);
   for (LogicalTensor& tensor : checkpoint.map.logical)
     if (known.count(tensor.name) == 0) tensor.unconfirmed_hint = kExtraHint;
-}
-
-/// How the ranks are partitioned, as far as that was a choice. Optimum-neuron, which saves metadata, has grouped query
-/// only for heads that the ranks do not divide; NxD, which saves none, has a setting for it.
-PartitionOptions chosen_partition(const ShardedCheckpoint& shards, const Model& model, bool inferred) {
-  PartitionOptions options = recorded_options(shards.metadata, model);
-  if (!inferred && is_grouped_query(options.attention) && needs_gqa_qkv(model.kv_heads, shards.tp))
-    options.attention = attention_form_of(false, is_fused(options.attention));
-  return options;
 }
 
 /// Where the model's files do not fit its config.json: says so in `error` if the optimizer's files are of more ranks.
@@ -285,6 +275,16 @@ void hint_at_lost_ranks(Files& files, const RankLayout& layout, const ShardedChe
 
 const RankLayout& ranks_of(const FoundLayout& found) {
   return static_cast<const RankLayout&>(*found.layout);
+}
+
+PartitionOptions chosen_partition(const Checkpoint& checkpoint, const std::vector<StageMetadata>& stages,
+                                  bool inferred) {
+  const Model& model = *checkpoint.model;
+  PartitionOptions options = recorded_options(stages, model);
+  if (!ranks_of(checkpoint.found()).chooses_fused_linears(checkpoint.format)) options.fuse_linears.reset();
+  if (!inferred && is_grouped_query(options.attention) && needs_gqa_qkv(model.kv_heads, checkpoint.mesh.tp))
+    options.attention = attention_form_of(false, is_fused(options.attention));
+  return options;
 }
 
 bool RankLayout::looks_like(Files& files, const fs::path& directory) const {
@@ -416,7 +416,7 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
     if (inferred && error.kind() == ErrorKind::kBadInput) hint_at_lost_ranks(files, layout, shards, error);
     throw;
   }
-  if (checkpoint.model) checkpoint.partition = chosen_partition(shards, *checkpoint.model, inferred);
+  if (checkpoint.model) checkpoint.partition = chosen_partition(checkpoint, shards.metadata, inferred);
   if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
   read_optimizer(files, layout, shards, context, checkpoint);
   if (planned) validate_pieces_differ(files, checkpoint.map);

@@ -32,8 +32,7 @@ class RankLayout : public Layout {
   virtual std::optional<std::filesystem::path> optimizer_folder(const std::filesystem::path& /*shards*/) const {
     return std::nullopt;
   }
-  /// Whether a name is a rank's.
-  virtual bool is_rank_name(const std::filesystem::path& name) const = 0;
+  bool is_rank_name(const std::filesystem::path& name) const override = 0;
   /// The weights that `entry` of the weights folder `folder` is or holds; nothing if it is no rank's.
   /// \throws Error kBadInput.
   virtual std::optional<RankFile> rank_file(Files& files, const std::filesystem::path& folder,
@@ -54,6 +53,8 @@ class RankLayout : public Layout {
                                                        const std::vector<TensorAlias>& /*aliases*/) const {
     return nullptr;
   }
+  /// Whether it is a choice to fuse linears in files of `format`, which a conversion keeps.
+  virtual bool chooses_fused_linears(Format /*format*/) const { return false; }
   /// Whether xser's rank files have PATH.info.pt next to them.
   virtual bool has_xser_info() const { return true; }
 
@@ -94,6 +95,13 @@ void note_unrecorded_ranks(const ShardedCheckpoint& shards, Checkpoint& checkpoi
 
 /// The shards folder of a rank layout, which `found.layout` is.
 const RankLayout& ranks_of(const FoundLayout& found);
+
+/// How the ranks of `checkpoint`, whose model is known, are partitioned, as far as that was a choice. optimum-neuron,
+/// which saves metadata, has grouped query only for heads that the ranks do not divide; NxD, which saves none, has a
+/// setting for it.
+/// \param inferred  the metadata of `stages` is not the files' own.
+PartitionOptions chosen_partition(const Checkpoint& checkpoint, const std::vector<StageMetadata>& stages,
+                                  bool inferred);
 
 /// The weights in it, by rank.
 /// \throws Error kBadInput for a rank that is there twice, or has no weights.

@@ -102,6 +102,8 @@ class RanksLayout final : public TrainingLayout {
       for (auto& [key, value] : *metadata) root.push_back({key, {std::move(value)}});
     return std::make_shared<const SavedValue>(SavedValue{std::move(root)});
   }
+  /// Those in safetensors were not fused for a trainer.
+  bool chooses_fused_linears(Format format) const override { return format != Format::kSafetensors; }
   /// optimum-neuron takes every file called tp_rank_… for a rank.
   bool has_xser_info() const override { return false; }
 
@@ -112,16 +114,16 @@ class RanksLayout final : public TrainingLayout {
   bool owns_folder_name(std::string_view name) const override { return name == traits().folder; }
 
  protected:
-  bool fuses_linears(const TargetRequest& request) const override {
-    return format_of(request) == Format::kSafetensors || request.options.flag(kFuseLinears.name);
+  bool fuses_linears(const TargetRequest& request, const PartitionOptions& source) const override {
+    return format_of(request) == Format::kSafetensors || request.options.flag(kFuseLinears.name) ||
+           source.fuse_linears.value_or(false);
   }
 
   std::string loaded_by(const TargetRequest& request, const TargetPlan& plan,
                         const std::vector<StagePlan>& stages) const override {
     const Format format = format_of(request);
     if (format == Format::kSafetensors)
-      return "rank files in safetensors are reshard's own form, which no trainer loads: `format` pytorch and xser are "
-             "those of trainers";
+      return "only reshard reads rank files in safetensors; trainers load those of `format` pytorch and xser";
     const bool xser = format == Format::kXser;
     std::string text =
         fmt::format("NxD's parallel_layers.load loads these files{}", xser ? " with load_xser=True" : "");

@@ -251,7 +251,7 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
       !multiplier_problem(model.heads, model.kv_heads, plan.mesh.tp, *options.kv_size_multiplier, options.pad_heads)
            .empty())
     options.kv_size_multiplier.reset();  // the source's, which only its padding heads allow
-  options.fuse_linears = fuses_linears(request);
+  options.fuse_linears = fuses_linears(request, context.source_partition);
   options = described_options(model, options);
   validate_split(model, plan.mesh.tp, options, padded(options), padding_option());
   validate_whole_bytes(model, plan.mesh.tp, options, context.logical);
@@ -259,7 +259,6 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
       plan_stages(model, plan.mesh.tp, *plan.partition, options, names_in(context.logical), plan.mesh.ep);
   plan.map = sharded_target_map(stages, plan.mesh.tp, context.logical, {this, format_of(request)}, plan.mesh.ep);
   if (model.family->attention) plan.attention = attention_report(model, plan.mesh.tp, options);
-  plan.loaded_by = loaded_by(request, plan, stages);
   plan.text_files = stage_files(stages);
   for (TextFile& file : description_files(request, plan)) plan.text_files.push_back(std::move(file));
   if (context.states != nullptr) add_optimizer(plan, request, context, stages);
@@ -267,6 +266,7 @@ TargetPlan TrainingLayout::plan(const TargetRequest& request, const TargetContex
   note_idle_options(request, model, plan);
   for (std::string& note : partition_notes(model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
   for (std::string& note : assumed_stage_notes(model, plan.mesh.pp)) plan.notes.push_back(std::move(note));
+  plan.notes.push_back(loaded_by(request, plan, stages));
   return plan;
 }
 

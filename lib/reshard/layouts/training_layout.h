@@ -47,8 +47,9 @@ class TrainingLayout : public RankLayout {
   virtual PartitionOptions options_of(const OptionValues& values, const PartitionOptions& source) const;
 
  protected:
-  /// Whether the linears that the family fuses (Family::fused) are stored fused.
-  virtual bool fuses_linears(const TargetRequest&) const { return true; }
+  /// Whether the linears that the family fuses (Family::fused) are stored fused; `source` says whether the ranks that
+  /// they come from chose that.
+  virtual bool fuses_linears(const TargetRequest&, const PartitionOptions& /*source*/) const { return true; }
   /// The programs that load what `plan` writes; a sentence.
   virtual std::string loaded_by(const TargetRequest& request, const TargetPlan& plan,
                                 const std::vector<StagePlan>& stages) const = 0;

@@ -12,7 +12,6 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/misfits.h"
-#include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/cast_dtypes.h"
@@ -220,26 +219,6 @@ Model validated_model(const Checkpoint& checkpoint, Selection& selection, const 
   return model;
 }
 
-/// Whether a stored tensor is one of the linears that `model` fuses.
-bool has_fused_linears(const TensorMap& source, const Model& model) {
-  return std::any_of(source.stored.begin(), source.stored.end(), [&](const StoredTensor& tensor) {
-    return std::any_of(model.family->fused.begin(), model.family->fused.end(), [&](const Family::Fused& fused) {
-      return tensor.name.text().ends_with("." + fused.name + ".weight");
-    });
-  });
-}
-
-/// Between ranks of one layout, the file format stays, and so do fused linears. Those in safetensors were not fused for
-/// a trainer.
-void keep_form(const Checkpoint& checkpoint, const TensorMap& source, const Model& model, TargetRequest& target) {
-  if (checkpoint.layout != target.layout) return;
-  if (!target.format) target.format = checkpoint.format;
-  const auto options = target.layout->options();
-  const bool may_fuse = std::find(options.begin(), options.end(), &kFuseLinears) != options.end();
-  if (may_fuse && checkpoint.format != Format::kSafetensors && has_fused_linears(source, model))
-    target.options.set(kFuseLinears.name);
-}
-
 /// Makes the target; ranks that the request leaves open are the source's.
 /// \returns the tensors that its layout has no place for.
 std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Selection& selection,
@@ -265,7 +244,7 @@ std::vector<std::string> plan_converted(Files& files, Checkpoint& checkpoint, Se
   for (std::string& name : take_extra_tensors(job, request.source.extra, target, &model, selection.wanted))
     selection.dropped.push_back(std::move(name));
   if (!request.dtype) take_config_dtype(files, job, *target.layout, checkpoint.config, selection.wanted);
-  keep_form(checkpoint, job.source, model, target);
+  if (checkpoint.layout == target.layout && !target.format) target.format = checkpoint.format;
   return plan_target(files, job, target, &model, selection.wanted, checkpoint.states_or_null());
 }
 

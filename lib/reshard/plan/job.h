@@ -36,7 +36,7 @@ struct Job {
   bool force = false;
   std::string family;  // model_type; empty if unknown
   Mesh mesh;
-  PartitionOptions source_partition;  // as of Checkpoint::partition
+  PartitionOptions source_partition;  // see Checkpoint::partition
   std::optional<PipelinePartition> partition;
   std::vector<std::string> cut_names;  // "model.layers.3"
   std::optional<AttentionReport> attention;
@@ -53,7 +53,6 @@ struct Job {
   bool manifest = false;  // SHA256SUMS and reshard.manifest.json are written, too
   std::map<std::filesystem::path, Sha256Digest> source_digests;  // of input files, where they are known
   std::vector<std::string> notes;                                // what the user should know, whole sentences
-  std::string loaded_by;                                         // as of TargetPlan
   std::string index_metadata;                                    // as of HfIndex, of the source
   std::filesystem::path index_metadata_file;                     // where index_metadata stands; empty if that is empty
   const Layout* layout = nullptr;                                // of the target

@@ -7,6 +7,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/layouts/metadata_family.h"
+#include "reshard/layouts/rank_layout.h"
 #include "reshard/specs/family_parser.h"
 #include "reshard/specs/model.h"
 
@@ -52,8 +53,9 @@ void take_metadata_model(Checkpoint& checkpoint, TargetRequest& target) {
   if (family.attention && target.tp && *target.tp != checkpoint.mesh.tp) family.attention->kv_size_multiplier.reset();
   if (traits.has_stages && !target.pp && target.vpp == 1 && target.pipeline_cuts.empty() && checkpoint.mesh.pp > 1) {
     if (described.cuts.size() + 1 != checkpoint.mesh.pp)
-      throw Error(ErrorKind::kUsage, "has virtual pipeline stages, and `pp` and `vpp` have to say which its ranks get")
-          .in(checkpoint.path);
+      throw Error(ErrorKind::kUsage, "the source has virtual pipeline stages")
+          .in(checkpoint.path)
+          .hint("give `pp` and `vpp`");
     target.pipeline_cuts = described.cuts;
   }
   const std::string family_type = family.model_type;
@@ -61,6 +63,7 @@ void take_metadata_model(Checkpoint& checkpoint, TargetRequest& target) {
   checkpoint.language_model.config = empty_model_config(family_type);
   checkpoint.model = instantiate(checkpoint.language_model.family, checkpoint.language_model.config);
   checkpoint.model->family_from = FamilyFrom::kSpec;
+  checkpoint.partition = chosen_partition(checkpoint, checkpoint.metadata, false);
   validate_stages_known(checkpoint, target);
 }
 

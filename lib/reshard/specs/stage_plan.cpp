@@ -49,7 +49,7 @@ class StageBuilder {
   StageBuilder(const Model& model, std::uint32_t tp, std::uint32_t ep, const PartitionOptions& options)
       : model_(model), tp_(tp), ep_(ep), form_(attention_form(model, tp, options)) {
     const Family& family = *model.family;
-    if (!model.quantized && !options.separate && options.fuse_linears) fused_ = family.fused;
+    if (!model.quantized && !options.separate && options.fuse_linears.value_or(true)) fused_ = family.fused;
     if (form_ == AttentionForm::kFused && family.attention) {
       const auto& a = *family.attention;
       fused_.push_back({a.module, a.fused, {a.query, a.key, a.value}, 0});
@@ -338,20 +338,22 @@ GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, co
 
 PartitionOptions recorded_options(const std::vector<StageMetadata>& stages, const Model& model) {
   PartitionOptions options;
-  if (!model.family->attention) return options;
-  const Family::Attention& names = *model.family->attention;
+  options.fuse_linears = false;
+  const auto& names = model.family->attention;
   for (const StageMetadata& stage : stages)
     for (const ModuleSpecs& module : stage.modules)
       for (const TransformationSpec& spec : module.specs) {
-        if (const auto* gqa = std::get_if<GQAQKVColumnParallelLinearSpec>(&spec)) {
-          options.attention = attention_form_of(true, gqa->fuse_qkv);
-          options.kv_size_multiplier = gqa->kv_size_multiplier;
-          options.replication = gqa->replication;
-          options.pad_heads = gqa->pad_heads;
-          return options;
+        if (const auto* linears = std::get_if<FusedLinearsSpec>(&spec)) {
+          if (names && linears->linear_names == std::vector{names->query, names->key, names->value})
+            options.attention = AttentionForm::kFused;
+          else
+            options.fuse_linears = true;
+        } else if (const auto& gqa = std::get<GQAQKVColumnParallelLinearSpec>(spec); names) {
+          options.attention = attention_form_of(true, gqa.fuse_qkv);
+          options.kv_size_multiplier = gqa.kv_size_multiplier;
+          options.replication = gqa.replication;
+          options.pad_heads = gqa.pad_heads;
         }
-        if (std::get<FusedLinearsSpec>(spec).linear_names == std::vector{names.query, names.key, names.value})
-          options.attention = AttentionForm::kFused;
       }
   return options;
 }

@@ -37,7 +37,7 @@ constexpr AttentionForm attention_form_of(bool grouped_query, bool fused) {
 struct PartitionOptions {
   AttentionForm attention = AttentionForm::kSeparate;  // asked for; attention_form() says which one it becomes
   std::optional<std::uint64_t> kv_size_multiplier;     // default: the smallest that places whole heads
-  bool fuse_linears = true;                            // those of Family::fused
+  std::optional<bool> fuse_linears;                    // those of Family::fused; default: they are fused
   bool separate = false;  // nothing is fused, no heads are replicated or kept whole: for inference
   bool pad = false;       // with `separate`: sizes that the ranks do not divide are padded where that can be
   KvReplication replication = KvReplication::kTiled;
@@ -66,7 +66,7 @@ AttentionForm attention_form(const Model& model, std::uint64_t tp, const Partiti
 GQAQKVColumnParallelLinearSpec gqa_spec(const Model& model, std::uint64_t tp, const PartitionOptions& options);
 
 /// The options with which the stages of a sharded checkpoint of `model` were partitioned, as far as the transformation
-/// specs in their metadata record them. The defaults if the family has no attention.
+/// specs in their metadata record them.
 PartitionOptions recorded_options(const std::vector<StageMetadata>& stages, const Model& model);
 
 /// What metadata says of a parameter that is split over `tp` ranks, and experts over `ep`, stored under its own name.
