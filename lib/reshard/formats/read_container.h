@@ -1,12 +1,16 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 
 #include "reshard/formats/container.h"
 #include "reshard/formats/format.h"
 #include "reshard/io/files.h"
 
 namespace reshard {
+
+/// Endings of the names of files that contain tensors in one of our formats.
+inline constexpr std::string_view kContainerEndings[] = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"};
 
 /// Reads the container at `path` in the format it is known to have. Its files have stamps from before they were read.
 /// \throws Error kBadInput, kUnsupported or kIo, as the reader of the format does.

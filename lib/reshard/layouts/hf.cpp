@@ -15,6 +15,7 @@
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/fitting.h"
 #include "reshard/layouts/layout.h"
+#include "reshard/layouts/nearby_checkpoints.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/specs/config_plan.h"
 #include "reshard/specs/language_model.h"
@@ -28,7 +29,7 @@ namespace fs = std::filesystem;
 /// The names that one program gives the files of a model.
 struct WholeNames {
   Format format;
-  std::string whole;  // of the only file
+  std::string whole;  // name of a model in one file
   std::string index() const { return whole + kIndexEnding; }
 };
 
@@ -155,16 +156,6 @@ std::vector<std::string> fitting_families(Files& files, const fs::path& director
   }
 }
 
-/// The only file of tensors in a directory without Hugging Face's names: a state dict under a name of its own.
-std::optional<fs::path> lone_weights(Files& files, const fs::path& directory) {
-  std::vector<fs::path> found;
-  for (const DirectoryEntry& entry : files.list(directory))
-    if (entry.kind == FileKind::kFile)
-      for (const char* extension : {".safetensors", ".pt", ".pth", ".bin"})
-        if (entry.name.ends_with(extension)) found.push_back(directory / entry.name);
-  return found.size() == 1 ? std::optional(found.front()) : std::nullopt;
-}
-
 /// That somebody knows the model of config.json.
 void validate_known(Files& files, const Checkpoint& checkpoint, const ReadContext& context) {
   if (describes_model(context.family)) return;
@@ -214,11 +205,12 @@ class HfLayout final : public Layout {
     if (context.use == ConfigUse::kNeeded)
       validate_known(files, checkpoint, context);  // the first thing that is missed
     const auto names = names_in(files, found.path);
-    const auto lone = names || !describes_model(context.family) ? std::nullopt : lone_weights(files, found.path);
-    checkpoint.format = lone ? format_of_file(files, *lone) : names ? names->format : Format::kSafetensors;
+    const auto lone = names || !describes_model(context.family) ? std::nullopt : only_weights_file(files, found.path);
+    checkpoint.format = lone ? format_of_file(files, found.path / *lone) : names ? names->format : Format::kSafetensors;
     HfIndexReport report;
-    const std::vector<Container> containers = lone ? std::vector{read_container(files, *lone, checkpoint.format)}
-                                                   : read_hf_checkpoint(files, found.path, &report);
+    const std::vector<Container> containers =
+        lone ? std::vector{read_container(files, found.path / *lone, checkpoint.format)}
+             : read_hf_checkpoint(files, found.path, &report);
     checkpoint.index_metadata = std::move(report.metadata);
     std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
     // Where other files are copied, the note on those that are not names these, too.

@@ -8,6 +8,7 @@
 
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/read_container.h"
 #include "reshard/layouts/layout.h"
 
 namespace reshard {
@@ -16,14 +17,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMostFolders = 64;  // that are looked into: it may be a home directory
-constexpr std::string_view kWeightsEndings[] = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"};
 constexpr std::string_view kNotWeights[] = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt"};
 
 /// Whether a file of this name may contain all of a model.
 bool is_weights_name(std::string_view name) {
   return name.find("-of-") == name.npos &&
          std::find(std::begin(kNotWeights), std::end(kNotWeights), name) == std::end(kNotWeights) &&
-         std::any_of(std::begin(kWeightsEndings), std::end(kWeightsEndings),
+         std::any_of(std::begin(kContainerEndings), std::end(kContainerEndings),
                      [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
@@ -37,23 +37,29 @@ bool holds_checkpoint(Files& files, const fs::path& folder) {
 
 }  // namespace
 
-std::string hint_for_contents(Files& files, const fs::path& directory) {
-  std::vector<std::string> folders, weights;
-  std::size_t seen = 0;
+std::optional<std::string> only_weights_file(Files& files, const fs::path& directory) {
+  std::optional<std::string> found;
   for (const DirectoryEntry& entry : files.list(directory)) {
-    if (entry.name.starts_with('.')) continue;
-    if (entry.kind == FileKind::kDirectory) {
-      if (++seen <= kMostFolders && holds_checkpoint(files, directory / entry.name))
-        folders.push_back(printable(entry.name) + "/");
-    } else if (entry.kind == FileKind::kFile && is_weights_name(entry.name)) {
-      weights.push_back(printable(entry.name));
-    }
+    if (entry.kind != FileKind::kFile || entry.name.starts_with('.') || !is_weights_name(entry.name)) continue;
+    if (found) return std::nullopt;
+    found = entry.name;
   }
+  return found;
+}
+
+std::string hint_for_contents(Files& files, const fs::path& directory) {
+  std::vector<std::string> folders;
+  std::size_t seen = 0;
+  for (const DirectoryEntry& entry : files.list(directory))
+    if (entry.kind == FileKind::kDirectory && !entry.name.starts_with('.') && ++seen <= kMostFolders &&
+        holds_checkpoint(files, directory / entry.name))
+      folders.push_back(printable(entry.name) + "/");
   std::sort(folders.begin(), folders.end(), natural_less);
   if (folders.size() == 1) return fmt::format("{} in it contains a checkpoint: give that folder", folders.front());
   if (!folders.empty())
     return fmt::format("folders in it contain checkpoints, give one of them: {}", list_names(folders));
-  if (weights.size() == 1) return fmt::format("{} in it is a file of weights: give that file", weights.front());
+  if (const auto weights = only_weights_file(files, directory))
+    return fmt::format("{} in it is a file of weights: give that file", printable(*weights));
   return {};
 }
 

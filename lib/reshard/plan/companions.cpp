@@ -13,7 +13,9 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
+#include "reshard/formats/hf_index.h"
 #include "reshard/formats/manifest.h"
+#include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/rank_folder.h"
@@ -26,17 +28,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Those of tensors; a config.json beside some makes a checkpoint.
-constexpr std::array kTensorExtensions = {".safetensors", ".bin",     ".pt",   ".pth", ".ckpt",
-                                          ".h5",          ".msgpack", ".gguf", ".npz", ".ot"};
+// Endings of weights in formats that are not read.
+constexpr std::string_view kOtherEndings[] = {".h5", ".msgpack", ".gguf", ".npz", ".ot"};
 constexpr std::string_view kGraphExtension = ".onnx";
-constexpr std::string_view kIndexEnding = ".index.json";
 
-/// `training_args.bin` is a .bin that holds none: it is small and belongs to the run.
-bool holds_tensors(const std::string& file_name) {
-  return file_name != "training_args.bin" &&
-         std::any_of(kTensorExtensions.begin(), kTensorExtensions.end(),
-                     [&](const char* extension) { return file_name.ends_with(extension); });
+bool has_tensors_ending(std::string_view file_name) {
+  const auto is_ending = [&](std::string_view ending) { return file_name.ends_with(ending); };
+  return std::any_of(std::begin(kContainerEndings), std::end(kContainerEndings), is_ending) ||
+         std::any_of(std::begin(kOtherEndings), std::end(kOtherEndings), is_ending);
+}
+
+/// A config.json next to such a file makes a checkpoint. `training_args.bin` is a .bin without tensors: it is small and
+/// belongs to the run.
+bool holds_tensors(std::string_view file_name) {
+  return file_name != "training_args.bin" && has_tensors_ending(file_name);
 }
 
 constexpr std::array kTokenizerStarts = {"tokenizer", "vocab.", "merges.", "spiece.", "sentencepiece."};
@@ -49,9 +54,9 @@ bool starts_with_any(const std::string& file_name, const std::array<const char*,
   return std::any_of(starts.begin(), starts.end(), [&](const char* start) { return file_name.starts_with(start); });
 }
 
-bool is_tensor_index(const std::string& file_name) {
-  return file_name.ends_with(kIndexEnding) &&
-         holds_tensors(file_name.substr(0, file_name.size() - kIndexEnding.size()));
+bool is_tensor_index(std::string_view file_name) {
+  constexpr std::string_view kEnding = kIndexEnding;
+  return file_name.ends_with(kEnding) && holds_tensors(file_name.substr(0, file_name.size() - kEnding.size()));
 }
 
 /// Weights by their name, or an index of them.
@@ -224,9 +229,7 @@ class Collector {
 }  // namespace
 
 bool has_weights_ending(std::string_view file_name) {
-  return file_name.ends_with(kGraphExtension) ||
-         std::any_of(kTensorExtensions.begin(), kTensorExtensions.end(),
-                     [&](const char* extension) { return file_name.ends_with(extension); });
+  return file_name.ends_with(kGraphExtension) || has_tensors_ending(file_name);
 }
 
 Companions companion_files(Files& files, const fs::path& directory, const std::vector<fs::path>& left_out) {
