@@ -182,6 +182,15 @@ TEST_CASE("Defaults of generation next to a config.json from elsewhere are no to
   CHECK(notes_with(*job, "tokenizer").empty());
 }
 
+TEST_CASE("A tokenizer that another model left in the output directory is named") {
+  LackingModel model;
+  model.files.write("/out/tokenizer.json", "another");
+  const auto left = notes_with(*plan_convert(model.files, model.request("hf")), "stays in the output directory");
+  CHECK(left == std::vector<std::string>{"tokenizer.json stays in the output directory, and may be of another model"});
+  model.files.write("/m/tokenizer.json", "own");
+  CHECK(notes_with(*plan_convert(model.files, model.request("hf")), "stays").empty());
+}
+
 TEST_CASE("The tokenizer of a model's own directory takes precedence over one next to another config.json") {
   LackingModel model;
   model.files.write("/cfg/config.json", TinyModel().config().dump());

@@ -38,15 +38,7 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
   std::vector<LogicalTensor> logical = job->source.state_dict();
   ProgramOptions options;
   options.dropped = take_extra_tensors(*job, request.source.extra, request.target, &*checkpoint.model, logical);
-  job->dtype = request.dtype;
-  OrderedJson config = request.dtype ? read_ordered_config(files, checkpoint.config) : OrderedJson();
-  if (request.dtype) {
-    cast_tensors(*job, logical, {*request.dtype}, config);
-  } else {
-    take_model_dtypes(*job, logical);
-    take_config_dtype(files, *job, *request.target.layout, checkpoint.config, logical);
-    if (!request.target.layout->traits().casts_to_config_dtype) note_config_dtype(files, *job, checkpoint, logical);
-  }
+  OrderedJson config = take_dtypes(files, *job, checkpoint, *request.target.layout, request.dtype, logical);
   for (std::string& name :
        plan_target(files, *job, request.target, &*checkpoint.model, logical, checkpoint.states_or_null()))
     options.dropped.push_back(std::move(name));

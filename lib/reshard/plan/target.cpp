@@ -15,6 +15,7 @@
 #include "reshard/layouts/optimizer_ids.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/rank_layout.h"
+#include "reshard/plan/cast_dtypes.h"
 #include "reshard/plan/companions.h"
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/trainer_files.h"
@@ -303,7 +304,8 @@ void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const s
   std::optional<DType> wanted;
   try {
     wanted = config_dtype(read_model_config_file(files, source.config));
-  } catch (const Error&) {  // no dtype that anybody knows: nothing to compare with
+  } catch (const Error& error) {  // an unknown dtype: nothing to compare with
+    if (error.kind() == ErrorKind::kIo) throw;
     return;
   }
   const auto count = std::count_if(logical.begin(), logical.end(), [&](const LogicalTensor& tensor) {
@@ -318,6 +320,20 @@ void note_config_dtype(Files& files, Job& job, const Checkpoint& source, const s
                                   count == 1 ? " is" : "s are", source.beside_model ? ", as in training" : "",
                                   describe(*wanted).torch_name, describe(*wanted).torch_name,
                                   count == 1 ? "it" : "them"));
+}
+
+OrderedJson take_dtypes(Files& files, Job& job, const Checkpoint& source, const Layout& target,
+                        std::optional<DType> dtype, std::vector<LogicalTensor>& logical) {
+  job.dtype = dtype;
+  if (dtype) {
+    OrderedJson config = read_ordered_config(files, source.config);
+    cast_tensors(job, logical, {*dtype}, config);
+    return config;
+  }
+  take_model_dtypes(job, logical);
+  take_config_dtype(files, job, target, source.config, logical);
+  if (!target.traits().casts_to_config_dtype) note_config_dtype(files, job, source, logical);
+  return {};
 }
 
 void validate_outside(Files& files, const fs::path& output_directory, const Checkpoint& source) {
@@ -364,7 +380,7 @@ void note_weights_left(Files& files, Job& job, const Checkpoint& source, const s
   std::set<fs::path> read;
   if (!weights.empty()) {
     for (const TensorFile& file : job.source.files) read.insert(plain(file.path));
-    for (const CopiedFile& file : job.copied_files) read.insert(plain(file.source));  // of a trainer
+    for (const CopiedFile& file : job.copied_files) read.insert(plain(file.source));  // a trainer's
   }
   std::vector<std::string> left;
   for (const fs::path& path : weights)
@@ -372,6 +388,22 @@ void note_weights_left(Files& files, Job& job, const Checkpoint& source, const s
   if (!left.empty())
     job.notes.push_back(fmt::format("left out, as {} not among the model's weights: {}",
                                     left.size() == 1 ? "it is" : "they are", list_names(left, SIZE_MAX)));
+}
+
+/// Names the tokenizer files in the output directory that the job does not replace: they may be another model's.
+void note_old_tokenizer(Files& files, Job& job, const std::vector<fs::path>& own) {
+  if (files.kind_of(job.output_directory) != FileKind::kDirectory ||
+      std::any_of(own.begin(), own.end(),
+                  [&](const fs::path& one) { return files.is_same(one, job.output_directory); }))
+    return;
+  std::vector<std::string> old;
+  for (const CopiedFile& file : tokenizer_files(files, job.output_directory))
+    if (std::none_of(job.copied_files.begin(), job.copied_files.end(),
+                     [&](const CopiedFile& copied) { return copied.path == file.path; }))
+      old.push_back(file.path.string());
+  if (!old.empty())
+    job.notes.push_back(fmt::format("{} stay{} in the output directory, and may be of another model", list_names(old),
+                                    old.size() == 1 ? "s" : ""));
 }
 
 /// If no tokenizer comes along, copies the one next to the config.json that the user names, or else the checkpoint's own.
@@ -397,6 +429,7 @@ void carry_tokenizer(Files& files, Job& job, const Checkpoint& source) {
                                       directory.string()));
     }
   }
+  note_old_tokenizer(files, job, directories);
 }
 
 }  // namespace
