@@ -270,7 +270,7 @@ void add_common(CLI::App& command, CommonArguments& arguments) {
   command.add_flag("--manifest", arguments.manifest,
                    "Also write SHA256SUMS and reshard.manifest.json, with a digest of each file and tensor");
   command.add_flag("--resume", arguments.resume,
-                   "Continue an interrupted run of the same command, or start from scratch if there is none");
+                   "Continue an interrupted run of the same command, or start from scratch");
   command.add_flag("--clean", arguments.clean,
                    "First delete staging directories that killed runs left for this output");
   command.add_flag("--check-inputs", arguments.check_inputs,

@@ -51,13 +51,13 @@ void add_consolidate(CLI::App& app, Together& together) {
   command
       ->add_option(
           "CHECKPOINT_DIR", arguments->checkpoint_directory,
-          "Directory that holds a shards folder or adapter_NAME/ folders, or that folder itself; or a training "
-          "run's directory, see --tag; or a file that contains all weights")
+          "Directory with a shards folder or adapter_NAME/ folders, or such a folder itself; or a training run's "
+          "directory, see --tag; or a file that contains all weights")
       ->required();
   CLI::Option* output =
       command->add_option("OUT_DIR", arguments->output_directory,
-                          "Directory to write to (default: the one that holds the shards folder, where the layout "
-                          "has one)");
+                          "Directory to write to (default: the one with the shards folder, if the layout has such a "
+                          "folder)");
   add_format(*command, arguments->target, is_whole);
   add_layout_options(*command, arguments->target.options, is_whole);
   add_tag(*command, arguments->source);
@@ -70,7 +70,7 @@ void add_consolidate(CLI::App& app, Together& together) {
   command->callback([arguments, command, output, &together] {
     // An unset variable of a script must not mean the default.
     if (output->count() > 0 && arguments->output_directory.empty())
-      throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write beside the shards folder");
+      throw Error(ErrorKind::kUsage, "OUT_DIR is empty").hint("leave it out to write next to the shards folder");
     arguments->cast.overflow_given = command->count("--overflow") > 0;
     RunOptions options =
         run_options(*arguments, arguments->replicas);  // a wrong option is told before anything is read

@@ -117,7 +117,7 @@ void name_qkv_linear(std::vector<std::string>& arguments) {
   }
 }
 
-/// The option of `command` that an unknown option `name` means; null if there is none.
+/// The option of `command` that an unknown option `name` means; nullptr if no option does.
 const CLI::Option* meant_option(const CLI::App& command, const std::string& name) {
   for (const std::string& candidate : {with_hyphens(name), own_option(name)})
     if (const CLI::Option* option = command.get_option_no_throw(candidate)) return option;

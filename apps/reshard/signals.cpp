@@ -38,7 +38,7 @@ constexpr std::string_view kEndedAtOnce =
     "reshard: ended at once by a second signal; what was written stays in the staging directory next to the output: "
     "--clean deletes it, --resume continues from its last journal\n";
 
-/// Of a clock that runs on. For a signal handler.
+/// Milliseconds of a monotonic clock. Safe in a signal handler.
 std::int64_t now_ms() {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);

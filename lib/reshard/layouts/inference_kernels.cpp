@@ -81,7 +81,7 @@ Dims swapped(Dims dims) {
 struct ByShape {
   std::optional<bool> transposed;
   const TensorEntry* decides = nullptr;  // the tensor that says it
-  const TensorEntry* square = nullptr;   // one that does not; null if there is none
+  const TensorEntry* square = nullptr;   // a square tensor, which does not; null if all do
 };
 
 class ShapeReader {

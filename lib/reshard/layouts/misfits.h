@@ -28,7 +28,7 @@ Misfits find_misfits(const TensorMap& map, const Model& model);
 /// order.
 /// \throws Error kBadInput for a tensor that is missing, that the config does not explain, or that has another shape;
 /// of a family that was chosen, with the first misfits of several kinds; kUnsupported for a quantised model whose
-/// tensors nobody knows, or for one with names of another system (strangers.h). `where` is the checkpoint's directory; `hint` is what else to try, where the family is that of
+/// tensors are unknown, or for one with names of another system (strangers.h). `where` is the checkpoint's directory; `hint` is what else to try, where the family is that of
 /// config.json.
 void validate_against_model(TensorMap& map, const Model& model, const std::filesystem::path& where,
                             const std::string& hint = {});

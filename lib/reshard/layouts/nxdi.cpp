@@ -227,7 +227,7 @@ class NxdiLayout final : public InferenceLayout {
                            ? with_or_without(false, kKernels)
                            : fmt::format("with `{}` {}", kKernels.name, fmt::join(compiled->kernels, ",")));
     if (needed.empty()) return;
-    throw Error(ErrorKind::kBadInput, "is of a model that was compiled for weights in another form")
+    throw Error(ErrorKind::kBadInput, "belongs to a model that was compiled for weights in another form")
         .in(compiled->file)
         .hint(fmt::format("write them {}, or choose another output directory", join(needed, " and ")));
   }

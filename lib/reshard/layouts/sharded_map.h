@@ -20,7 +20,7 @@ struct RankTarget {
   std::uint32_t first_rank = 0;  // of the tensor-parallel ranks
   std::uint32_t last_rank = UINT32_MAX;
   std::uint64_t max_part_bytes = UINT64_MAX;  // of tensors in one file, where the layout has several files a rank
-  const StageMetadata* metadata = nullptr;    // of the stage that is written; nullptr for rules without metadata
+  const StageMetadata* metadata = nullptr;    // the written stage's; nullptr for rules without metadata
   bool stores_tied = true;                    // else whoever loads the files ties parameters by itself
 };
 

@@ -40,7 +40,7 @@ std::vector<std::string> take_extra_tensors(Job& job, ExtraTensors extra, const 
                                             std::vector<LogicalTensor>& logical) {
   if (extra == ExtraTensors::kRefuse) return {};
   if (model == nullptr) {
-    job.notes.push_back("`extra-tensors` has no effect: no config.json of a known family says what the model has");
+    job.notes.push_back("`extra-tensors` has no effect: there is no config.json of a known family");
     return {};
   }
   std::unordered_set<std::string> own;

@@ -170,7 +170,7 @@ struct Family {
   std::uint64_t layers_line = 0;  // of num_layers in `file`; 0: not known
 };
 
-/// Whether somebody wrote down all modules of a model, so that config.json is needed only for the keys they name.
+/// Whether `spec` is a description of all modules, so that config.json is needed only for the keys that it names.
 bool describes_model(const std::shared_ptr<const Family>& spec);
 
 /// The built-in family of a name; null where there is none. It is the same at each call, and lives as long as the

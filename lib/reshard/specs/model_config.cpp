@@ -58,7 +58,7 @@ ModelConfig read_model_config(Files& files, const std::filesystem::path& directo
   if (!file)
     throw Error(ErrorKind::kBadInput, "holds no config.json, which says what the tensors are")
         .in(directory)
-        .hint("give the model's own directory, with config.json beside the weights, or say with `config` where it is");
+        .hint("give the model's own directory, with config.json next to the weights, or say with `config` where it is");
   return read_model_config_file(files, *file);
 }
 

@@ -23,7 +23,7 @@ struct ModelConfig {
 };
 
 /// The file in `directory` that has the model's config: config.json, else a neuron_config.json that NxD Inference wrote.
-/// Returns std::nullopt if there is none.
+/// Returns std::nullopt if the directory has neither.
 std::optional<std::filesystem::path> find_model_config(Files& files, const std::filesystem::path& directory);
 
 /// \throws Error kBadInput if the file is missing, is no JSON object, or has a model_type that is no text.
