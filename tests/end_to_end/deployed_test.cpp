@@ -285,7 +285,8 @@ TEST_CASE("That projections are fused is no option without effect") {
   const auto job = plan_shard(request);
   REQUIRE(job->attention);
   CHECK(job->attention->form == AttentionForm::kFused);
-  CHECK(job->notes.empty());
+  REQUIRE(job->notes.size() == 1);
+  CHECK_THAT(job->notes.front(), Says("NxD Inference loads these files"));
 }
 
 TEST_CASE("A described model takes NxD Inference's names where its description says that it has them") {

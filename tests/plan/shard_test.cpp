@@ -274,6 +274,23 @@ TEST_CASE("Options without effect are noted") {
   CHECK_THAT(job->notes[2], Says("only reshard reads rank files in safetensors"));
 }
 
+TEST_CASE("The last note names the programs that load the files") {
+  const Model model;
+  for (const auto& [name, says] :
+       {std::pair{"ranks", "only reshard reads rank files in safetensors"},
+        std::pair{"optimum", "optimum-neuron 0.2.0 and later reads"}, std::pair{"nxd", "NxD 0.6.0 and later loads"},
+        std::pair{"presharded", "NxD 0.9.0 and later loads"}, std::pair{"nxdi", "NxD Inference loads"},
+        std::pair{"vllm", "the files are for vLLM"}}) {
+    INFO(name);
+    ShardRequest request = model.request(2);
+    request.target.layout = layout_named(name);
+    REQUIRE(request.target.layout != nullptr);
+    const auto job = plan_shard(model.files, request);
+    REQUIRE_FALSE(job->notes.empty());
+    CHECK_THAT(job->notes.back(), Says(says));
+  }
+}
+
 // Degrees of zero, and those that no machine has. They come last: a division by zero would end the program.
 
 TEST_CASE("More ranks than can be read back are refused before anything is planned") {

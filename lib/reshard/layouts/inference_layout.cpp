@@ -127,6 +127,7 @@ TargetPlan InferenceLayout::plan(const TargetRequest& request, const TargetConte
   plan.cut_names.clear();
   note_padding(plan);
   for (std::string& note : partition_notes(*context.model, plan.mesh.tp)) plan.notes.push_back(std::move(note));
+  plan.notes.emplace_back(loaded_by());
   return plan;
 }
 

@@ -44,6 +44,8 @@ class InferenceLayout : public RankLayout {
   /// Fills plan.map with the ranks that `target` says.
   virtual void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
                           const TargetContext& context) const = 0;
+  /// The programs that load its files; a sentence.
+  virtual const char* loaded_by() const = 0;
   /// The option that pads sizes which the ranks do not divide; null where the layout always does, or never.
   virtual const LayoutOption* padding_option() const { return nullptr; }
   /// Whether sizes that the ranks do not divide are padded.

@@ -234,6 +234,9 @@ class NxdiLayout final : public InferenceLayout {
 
  protected:
   bool pads(const OptionValues&) const override { return true; }
+  const char* loaded_by() const override {
+    return "NxD Inference loads these files for a model that is compiled with save_sharded_checkpoint=True";
+  }
   void validate_model(const Model& model) const override { validate_named(model); }
 
   void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,

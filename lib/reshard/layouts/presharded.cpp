@@ -48,6 +48,9 @@ class PreshardedLayout final : public InferenceLayout {
  protected:
   const LayoutOption* padding_option() const override { return &kPad; }
   bool pads(const OptionValues& values) const override { return values.flag(kPad.name); }
+  const char* loaded_by() const override {
+    return "NxD 0.9.0 and later loads these files, as those of its shard_checkpoint";
+  }
 
   void plan_ranks(TargetPlan& plan, const RankTarget& target, const OptionValues& values,
                   const TargetContext& context) const override {
