@@ -39,6 +39,7 @@ constexpr OtherWord kSameOptions[] = {
     {"--fused-qkv", "--fuse-qkv"},
     {"--torch-dtype", "--dtype"},
     {"--start-rank-id", "--start-rank"},
+    {"--config-path", "--config"},
     {"--layout", "--to"},
     {"--to", "--layout"},
 };
@@ -54,8 +55,8 @@ constexpr std::string_view kSecondArgument = "give the path without an option, a
 
 /// Options that mean something else here, or are not needed. Commands with --tp write ranks, commands with --force write.
 constexpr Advice kAdvice[] = {
-    {"--save-xser", "--tp", "--format xser"},
-    {"--convert-to-xser", "--tp", "--format xser"},
+    {"--save-xser", "--tp", "--format xser; for False, leave it out"},
+    {"--convert-to-xser", "--tp", "--format xser; for False, leave it out"},
     {"--load-xser", "", "leave it out: the files show whether they are xser"},
     {"--convert-from-xser", "--force",
      "leave it out: the files show whether they are xser; --format says how to write"},
@@ -63,6 +64,16 @@ constexpr Advice kAdvice[] = {
     {"--qkv-linear", "", "leave it out: the form of attention is found without it"},
     {"--coalesce-qkv", "--fuse-qkv", "--fuse-qkv"},
     {"--hw-backend", "--kv-replication", "--kv-replication adjacent for trn2, --kv-replication tiled for trn1"},
+    {"--qkv-kernel-enabled", "--kernels", "--kernels qkv"},
+    {"--qkv-nki-kernel-enabled", "--kernels", "--kernels qkv"},
+    {"--mlp-kernel-enabled", "--kernels", "--kernels mlp"},
+    {"--mlp-tkg-nki-kernel-enabled", "--kernels", "--kernels mlp"},
+    {"--out-proj-kernel-enabled", "--kernels", "--kernels out-proj"},
+    {"--attn-block-tkg-nki-kernel-enabled", "--kernels", "--kernels out-proj"},
+    {"--attn-tkg-nki-kernel-enabled", "--kernels", "--kernels out-proj"},
+    {"--attn-tkg-builtin-kernel-enabled", "--kernels", "--kernels out-proj"},
+    {"--load-format", "--tp", "--layout vllm for sharded_state"},
+    {"--load-format", "", "leave it out: the files show their format"},
     {"--input-dir", "", kFirstArgument},
     {"--checkpoint-dir", "", kFirstArgument},
     {"--model-path", "", kFirstArgument},

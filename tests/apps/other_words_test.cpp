@@ -55,6 +55,7 @@ TEST_CASE("options of other programs that mean the same are taken") {
   CHECK(planned({"--tp", "8", "--kv-replicator", "2"}) == planned({"--tp", "8", "--kv-size-multiplier", "2"}));
   CHECK(planned({"--tp", "8", "--kv_size_multiplier", "2"}) == planned({"--tp", "8", "--kv-size-multiplier", "2"}));
   CHECK(planned({"--tp", "2", "--torch-dtype", "float32"}) == planned({"--tp", "2", "--dtype", "float32"}));
+  CHECK(planned({"--tp", "2", "--config_path", kModel}) == planned({"--tp", "2", "--config", kModel}));
   CHECK(planned({"--tp", "8", "--fuse_qkv", "True"}) == planned({"--tp", "8", "--fuse-qkv"}));
   CHECK(planned({"--tp", "8", "--fuse_qkv", "False"}) == planned({"--tp", "8"}));
   const Arguments nxd{"--layout", "nxd", "--tp", "2"};
@@ -72,7 +73,9 @@ TEST_CASE("for options of other programs that mean something else a hint names o
   };
   for (const Case& each : std::vector<Case>{
            {{"--hw_backend", "trn2"}, "try: --kv-replication adjacent for trn2"},
-           {{"--save_xser", "True"}, "try: --format xser"},
+           {{"--save_xser", "False"}, "try: --format xser; for False, leave it out"},
+           {{"--qkv-kernel-enabled"}, "try: --kernels qkv"},
+           {{"--load-format", "sharded_state"}, "try: --layout vllm for sharded_state"},
            {{"--qkv_linear", "True"}, "try: layouts with --qkv-linear: nxd"},
            {{"--input_dir", "x"}, "as the first argument"},
            {{"--output_dir", "x"}, "as the second argument"},
@@ -93,7 +96,8 @@ TEST_CASE("a hint names a command only if it can do what is asked for") {
   CHECK_THAT(refused({"shard", kModel, "o", "--tp", "2", "--rename", "a=b"}), Says("reshard convert has it"));
   CHECK_THAT(refused({"consolidate", "x", "--with_optimizer"}), Says("reshard convert has --with-optimizer"));
   CHECK_THAT(refused({"consolidate", "x", "--layout", "nxd"}), Says("reshard convert has --to"));
-  CHECK_THAT(refused({"consolidate", "x", "--save_xser", "True"}), Says("try: reshard convert has --format xser\n"));
+  CHECK_THAT(refused({"consolidate", "x", "--save_xser", "True"}),
+             Says("try: reshard convert has --format xser; for False, leave it out\n"));
   CHECK_THAT(refused({"inspect", "x", "--num_cores", "2"}), Says("try: reshard convert has --tp\n"));
   CHECK_THAT(refused({"verify", "x", "y", "--coalesce_qkv"}), Says("try: reshard convert has --fuse-qkv\n"));
   CHECK_THAT(refused({"verify", "x", "y", "--bf16"}), Says("try: reshard convert has --dtype bfloat16\n"));

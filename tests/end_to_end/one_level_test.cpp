@@ -86,6 +86,17 @@ TEST_CASE("A single file is a model that is sharded, converted and consolidated"
   }
 }
 
+TEST_CASE("Where a model is wanted, the directory of an adapter is named as one") {
+  const TempDir temp;
+  const SomeModel some(temp / "model");
+  fs::create_directories(temp / "adapter");
+  fs::copy_file(temp / "model/model.safetensors", temp / "adapter/adapter_model.safetensors");
+  const Error error =
+      error_of([&] { plan_shard(deployed_request(layout("ranks"), temp / "adapter", temp / "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK_THAT(error.hint(), Says("give the directory of its model, and this one as `adapter`"));
+}
+
 TEST_CASE("A single file that is not all of the model is refused when it is sharded or consolidated") {
   const TempDir temp;
   const SomeModel some(temp / "model");

@@ -48,6 +48,7 @@ TEST_CASE("What is no file of torch's is called what it is") {
       refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", ErrorKind::kBadInput, "git-lfs pointer");
   CHECK_THAT(pointer.hint(), Says("git lfs pull"));
   refused("\n <!DOCTYPE html><html>", ErrorKind::kBadInput, "is an HTML page");
+  refused("{\n  \"model_type\": \"llama\"}", ErrorKind::kBadInput, "is JSON");
   refused(test::safetensors_bytes("{}", ""), ErrorKind::kBadInput, "is a safetensors file");
   refused("PYTORCH1" + std::string(100, '\0'), ErrorKind::kUnsupported, "preview");
   refused("storages" + std::string(249, '\0') + "ustar" + std::string(100, '\0'), ErrorKind::kUnsupported,

@@ -44,6 +44,12 @@ void refuse_foreign(std::string_view start, const std::filesystem::path& path) {
     throw Error(ErrorKind::kBadInput, "is an HTML page, not a file of tensors")
         .in(path)
         .hint("the download brought an error or login page; fetch the file again");
+  const bool is_text =
+      std::none_of(start.begin(), start.end(), [](unsigned char c) { return std::iscntrl(c) && !std::isspace(c); });
+  if (tag.starts_with('{') && is_text)
+    throw Error(ErrorKind::kBadInput, "is JSON, not a file of tensors")
+        .in(path)
+        .hint("give the directory that it is in");
   for (const ForeignFormat& format : kForeignFormats)
     if (start.starts_with(format.magic))
       throw Error(ErrorKind::kUnsupported, std::string("is ") + format.what + ", which is not supported")

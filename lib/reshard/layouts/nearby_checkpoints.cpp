@@ -9,6 +9,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
+#include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/layout.h"
 
 namespace reshard {
@@ -58,8 +59,10 @@ std::string hint_for_contents(Files& files, const fs::path& directory) {
   if (folders.size() == 1) return fmt::format("{} in it contains a checkpoint: give that folder", folders.front());
   if (!folders.empty())
     return fmt::format("folders in it contain checkpoints, give one of them: {}", list_names(folders));
-  if (const auto weights = only_weights_file(files, directory))
-    return fmt::format("{} in it is a file of weights: give that file", printable(*weights));
+  const auto weights = only_weights_file(files, directory);
+  if (weights && (*weights == kAdapterSafetensorsFile || *weights == kAdapterPytorchFile))
+    return "it contains a LoRA adapter: to shard it, give the directory of its model, and this one as `adapter`";
+  if (weights) return fmt::format("{} in it is a file of weights: give that file", printable(*weights));
   return {};
 }
 
