@@ -7,6 +7,7 @@
 #include "support/files.h"
 #include "support/models.h"
 #include "support/program.h"
+#include "support/random.h"
 #include "support/temp_dir.h"
 
 using namespace reshard::test;
@@ -63,19 +64,27 @@ TEST_CASE("The memory that is taken stays in what --max-memory allows") {
   const std::string model = (dir / "model").string();
   const std::string shards = (dir / "shards").string();
   write_holes(model);
-  for (const auto& [threads, mebibytes] : {std::pair{1, 4}, {16, 64}})
-    for (const std::string io : {"read", "mmap", "direct"}) {
-      const std::vector<std::string> options{
-          "--threads", std::to_string(threads), "--max-memory", std::to_string(mebibytes) + "MiB", "--io", io};
-      // --io direct has 1.25 MiB a thread of its own.
-      const std::uint64_t allowed = (mebibytes + (io == "direct" ? threads * 5 / 4 : 0)) * kMiB + kProgramBytes;
-      const auto check = [&, thread_count = threads](std::vector<std::string> arguments) {
-        INFO(arguments.front() << ", " << thread_count << " threads, " << io << ", allowed " << allowed);
-        arguments.insert(arguments.end(), options.begin(), options.end());
-        CHECK(peak_bytes(arguments) <= allowed);
-      };
-      check({"shard", model, shards, "--tp", "32", "--format", "xser", "--force"});
-      check({"consolidate", shards, (dir / "whole").string(), "--force"});
-      check({"convert", model, (dir / "float").string(), "--dtype", "float32", "--force"});
-    }
+  struct Trial {
+    int threads;
+    int mebibytes;
+    std::string io;
+  };
+  const std::vector<Trial> trials{{1, 4, "read"},   {16, 64, "read"},   {1, 4, "mmap"},
+                                  {16, 64, "mmap"}, {16, 64, "direct"}, {1, 4, "direct"}};
+  for (const Trial& trial : sample_of(trials)) {
+    const std::vector<std::string> options{"--threads",    std::to_string(trial.threads),
+                                           "--max-memory", std::to_string(trial.mebibytes) + "MiB",
+                                           "--io",         trial.io};
+    // --io direct has 1.25 MiB a thread of its own.
+    const std::uint64_t allowed =
+        (trial.mebibytes + (trial.io == "direct" ? trial.threads * 5 / 4 : 0)) * kMiB + kProgramBytes;
+    const auto check = [&](std::vector<std::string> arguments) {
+      INFO(arguments.front() << ", " << trial.threads << " threads, " << trial.io << ", allowed " << allowed);
+      arguments.insert(arguments.end(), options.begin(), options.end());
+      CHECK(peak_bytes(arguments) <= allowed);
+    };
+    check({"shard", model, shards, "--tp", "32", "--format", "xser", "--force"});
+    check({"consolidate", shards, (dir / "whole").string(), "--force"});
+    check({"convert", model, (dir / "float").string(), "--dtype", "float32", "--force"});
+  }
 }

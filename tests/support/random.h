@@ -18,6 +18,15 @@ std::vector<std::uint64_t> seeds(std::uint64_t count);
 /// RESHARD_TEST_SHARE, or 1: of 3, a test takes each third of its trials where these have no seeds.
 std::uint64_t share_of_trials();
 
+/// All of `trials`, or every fourth where RESHARD_TEST_SHARE is more than 1.
+template <typename Trial>
+std::vector<Trial> sample_of(const std::vector<Trial>& trials) {
+  const std::size_t step = share_of_trials() > 1 ? 4 : 1;
+  std::vector<Trial> sample;
+  for (std::size_t i = 0; i < trials.size(); i += step) sample.push_back(trials[i]);
+  return sample;
+}
+
 /// Whether seeds() has them all, so that a test may count what they have met.
 bool has_all_seeds();
 
