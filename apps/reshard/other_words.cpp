@@ -72,7 +72,7 @@ constexpr Advice kAdvice[] = {
     {"--attn-block-tkg-nki-kernel-enabled", "--kernels", "--kernels out-proj"},
     {"--attn-tkg-nki-kernel-enabled", "--kernels", "--kernels out-proj"},
     {"--attn-tkg-builtin-kernel-enabled", "--kernels", "--kernels out-proj"},
-    {"--load-format", "--tp", "--layout vllm for sharded_state"},
+    {"--load-format", "--tp", "--layout, which says for which program the files are"},
     {"--load-format", "", "leave it out: the files show their format"},
     {"--input-dir", "", kFirstArgument},
     {"--checkpoint-dir", "", kFirstArgument},

@@ -75,7 +75,7 @@ TEST_CASE("for options of other programs that mean something else a hint names o
            {{"--hw_backend", "trn2"}, "try: --kv-replication adjacent for trn2"},
            {{"--save_xser", "False"}, "try: --format xser; for False, leave it out"},
            {{"--qkv-kernel-enabled"}, "try: --kernels qkv"},
-           {{"--load-format", "sharded_state"}, "try: --layout vllm for sharded_state"},
+           {{"--load-format", "sharded_state"}, "try: --layout, which says for which program"},
            {{"--qkv_linear", "True"}, "try: layouts with --qkv-linear: nxd"},
            {{"--input_dir", "x"}, "as the first argument"},
            {{"--output_dir", "x"}, "as the second argument"},
