@@ -375,6 +375,73 @@ TEST_CASE("Linears of one model may be quantised in different ways") {
   CHECK((consolidated(temp / "out", temp / "whole") == tensors));
 }
 
+TEST_CASE("ModelOpt's mixed precision has linears in FP8 and in NVFP4, whichever keys say so") {
+  const TempDir temp;
+  const std::vector<Method> all = methods();
+  const auto named = [&](const char* name) {
+    return *std::find_if(all.begin(), all.end(), [&](const Method& one) { return one.name == std::string(name); });
+  };
+  TensorMap tensors = write_quantized(named("ModelOpt FP8"), 128, temp / "model");
+  const TensorMap packed = write_quantized(named("ModelOpt NVFP4"), 128, temp / "other");
+  std::erase_if(tensors, [](const auto& item) { return item.first.find(".mlp.") != std::string::npos; });
+  for (const auto& [name, tensor] : packed)
+    if (name.find(".mlp.") != std::string::npos) tensors[name] = tensor;
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  json config = json::parse(read_file(temp / "model/config.json"));
+  json& quantization = config["quantization_config"];
+  quantization["quant_algo"] = "MIXED_PRECISION";
+  SECTION("the method by name, the linears by quantized_layers") {
+    quantization["quantized_layers"] = {{"model.layers.0.mlp.up_proj", {{"quant_algo", "NVFP4"}}}};
+  }
+  SECTION("the method by the producer, the linears by config_groups") {
+    quantization.erase("quant_method");
+    quantization["producer"] = {{"name", "modelopt"}, {"version", "0.31"}};
+    quantization["config_groups"] = {{"group_0", {{"weights", {{"num_bits", 8}, {"type", "float"}}}}},
+                                     {"group_1", {{"weights", {{"num_bits", 4}, {"group_size", 16}}}}}};
+  }
+  write_file(temp / "model/config.json", config.dump());
+  shard(shard_request(temp / "model", temp / "out", 2));
+  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+}
+
+TEST_CASE("AutoRound's packings are those of GPTQ and AWQ") {
+  const std::vector<Method> all = methods();
+  for (const char* name : {"GPTQ", "AWQ"}) {
+    CAPTURE(name);
+    const TempDir temp;
+    Method method =
+        *std::find_if(all.begin(), all.end(), [&](const Method& one) { return one.name == std::string(name); });
+    method.config = {{"quant_method", "auto-round"},
+                     {"bits", 4},
+                     {"group_size", 16},
+                     {"packing_format", name == std::string("AWQ") ? "auto_round:auto_awq" : "auto_round:auto_gptq"}};
+    const TensorMap tensors = write_quantized(method, 128, temp / "model");
+    shard(shard_request(temp / "model", temp / "out", 2));
+    CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+  }
+}
+
+TEST_CASE("What mlx-lm has quantised is refused by its name, wherever config.json says so") {
+  const TempDir temp;
+  Method method = methods().at(0);
+  method.config = {{"bits", 4}, {"group_size", 64}};
+  method.parts = {{"weight", DType::kU32, {{'o', 1}, {'i', 8}}},
+                  {"scales", DType::kBF16, {{'o', 1}, {'i', 64}}},
+                  {"biases", DType::kBF16, {{'o', 1}, {'i', 64}}}};
+  write_quantized(method, 128, temp / "model");
+  SECTION("as a quantization_config without a method") {}
+  SECTION("as \"quantization\"") {
+    json config = json::parse(read_file(temp / "model/config.json"));
+    config["quantization"] = config["quantization_config"];
+    config.erase("quantization_config");
+    write_file(temp / "model/config.json", config.dump());
+  }
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kUnsupported);
+  CHECK_THAT(error.what(), Says("quantised by mlx"));
+  CHECK_THAT(error.hint(), Says("before it was quantised"));
+}
+
 TEST_CASE("Groups that quantise in different ways under the same names are refused") {
   const TempDir temp;
   Method method = methods().at(4);

@@ -220,10 +220,41 @@ struct Reading {
   std::string refused;                                                                // why none applies
 };
 
+bool is_mlx(const Json& quantization) {
+  return quantization.is_object() && quantization.contains("bits") && quantization.contains("group_size") &&
+         !quantization.contains("quant_method");
+}
+
+/// The quantization_config, which older versions of mlx-lm call "quantization"; nullptr if there is none.
+const Json* quantization_in(const Json& config) {
+  if (const auto found = config.find("quantization_config"); found != config.end()) return &*found;
+  const auto found = config.find("quantization");
+  return found != config.end() && is_mlx(*found) ? &*found : nullptr;
+}
+
+/// The method whose tensors AutoRound has written, by its packing_format ("auto_round:auto_gptq"); else its own name.
+std::string packed_by(const Json& quantization, const std::string& method) {
+  const Json packing = quantization.value("packing_format", Json());
+  if (!method.ends_with("auto-round") || !packing.is_string()) return method;
+  for (const char* other : {"gptq", "awq"})
+    if (packing.get_ref<const std::string&>().ends_with(other)) return other;
+  return method;
+}
+
+/// The quant_method of a quantization_config. ModelOpt may have written its own name as the producer instead, mlx-lm
+/// writes none. Null if nothing says which.
+Json method_name(const Json& quantization) {
+  if (const auto name = quantization.find("quant_method"); name != quantization.end())
+    return name->is_string() ? Json(packed_by(quantization, *name)) : *name;
+  if (const auto producer = quantization.find("producer"); producer != quantization.end() && producer->is_object())
+    if (const auto name = producer->find("name"); name != producer->end()) return *name;
+  return is_mlx(quantization) ? Json("mlx") : Json();
+}
+
 Reading read_quantization(const ModelConfig& config) {
   Reading reading;
-  const auto found = config.json->find("quantization_config");
-  if (found == config.json->end() || found->is_null() || (found->is_object() && found->empty())) return reading;
+  const Json* const found = quantization_in(*config.json);
+  if (found == nullptr || found->is_null() || (found->is_object() && found->empty())) return reading;
   const auto damaged = [&](const std::string& what) {
     reading.damage = QuantizationProblem{fmt::format("in {}, {}", config.path.filename().string(), what),
                                          "take the config.json that came with the weights", ErrorKind::kBadInput};
@@ -231,15 +262,18 @@ Reading read_quantization(const ModelConfig& config) {
   };
   if (!found->is_object()) return damaged("\"quantization_config\" is " + brief(*found) + ", expected an object");
   reading.method = "unknown";
-  const auto name = found->find("quant_method");
-  if (name == found->end()) return damaged("\"quantization_config\" has no \"quant_method\"");
-  if (!name->is_string()) return damaged("\"quant_method\" is " + brief(*name) + ", expected a string");
-  reading.method = name->get<std::string>();
-  reading.config = std::shared_ptr<const Json>(config.json, &*found);
+  const Json name = method_name(*found);
+  if (name.is_null()) return damaged("\"quantization_config\" has no \"quant_method\"");
+  if (!name.is_string()) return damaged("\"quant_method\" is " + brief(name) + ", expected a string");
+  reading.method = name.get<std::string>();
+  reading.config = std::shared_ptr<const Json>(config.json, found);
   const auto method = methods().find(reading.method);
   if (method == methods().end()) return reading;
   reading.known = &method->second;
-  const std::vector<const Json*> groups = groups_of(*reading.config, config.path);
+  const bool has_groups = std::any_of(reading.known->keys.begin(), reading.known->keys.end(),
+                                      [](const auto& key) { return key.first.starts_with(kWeights); });
+  const std::vector<const Json*> groups =
+      has_groups ? groups_of(*reading.config, config.path) : std::vector<const Json*>{nullptr};
   for (const auto& scheme : reading.known->schemes) {
     for (const Json* group : groups) {
       const Values values{config.path, reading.config, group, reading.known->defaults.get()};
