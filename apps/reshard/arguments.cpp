@@ -76,8 +76,23 @@ std::optional<Error> unknown_option(const CLI::App& command, const std::vector<s
   return std::nullopt;
 }
 
+/// For an option of subcommands in front of them.
+std::optional<Error> early_option(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (arguments.empty() || !arguments.front().starts_with('-')) return std::nullopt;
+  const std::string name = arguments.front().substr(0, arguments.front().find('='));
+  std::vector<std::string> commands;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    const std::vector<std::string> known = option_names(*command);
+    if (std::find(known.begin(), known.end(), name) != known.end()) commands.push_back(command->get_name());
+  }
+  if (commands.empty()) return std::nullopt;
+  return Error(ErrorKind::kUsage, fmt::format("{} stands before the subcommand", printable(name)))
+      .hint(fmt::format("the subcommand comes first; {} is an option of {}", printable(name), join(commands, ", ")));
+}
+
 Error usage_error(const CLI::App& app, const std::vector<std::string>& arguments, const CLI::ParseError& parse_error) {
   const std::vector<std::string> commands = subcommand_names(app);
+  if (const auto early = early_option(app, arguments)) return *early;
   const auto first =
       std::find_if(arguments.begin(), arguments.end(), [](const auto& a) { return !a.empty() && a[0] != '-'; });
   if (first == arguments.end()) {
@@ -497,15 +512,16 @@ std::string own_dtype(const std::string& text) {
 
 std::optional<DType> dtype_of(const CastArguments& arguments) {
   if (arguments.dtype.empty()) return std::nullopt;
+  const std::string own = own_dtype(arguments.dtype);
   std::vector<std::string> names;
   for (const DTypeRow& row : kDTypes) {
     if (!can_cast(DType::kF32, row.dtype)) continue;
     if (arguments.dtype == row.torch_name) return row.dtype;
+    if (own == row.torch_name && describe(row.dtype).bits > 8) return row.dtype;
     names.emplace_back(row.torch_name);
   }
   Error error(ErrorKind::kUsage,
               fmt::format("--dtype: \"{}\" is not one of {}", printable(arguments.dtype), join(names, ", ")));
-  const std::string own = own_dtype(arguments.dtype);
   const std::string guess = std::find(names.begin(), names.end(), own) != names.end() ? own : nearest(own, names);
   if (!guess.empty()) error.hint("did you mean " + guess + "?");
   throw error;

@@ -174,6 +174,7 @@ std::vector<std::string> in_own_words(const CLI::App& app, std::vector<std::stri
     const bool of_command = arguments.size() > 1 && command_named(app, arguments[1]) != nullptr;
     return of_command ? std::vector<std::string>{arguments[1], "--help"} : std::vector<std::string>{"--help"};
   }
+  if (!arguments.empty() && arguments.front() == "version") return {"--version"};
   const CLI::App* command = arguments.empty() ? nullptr : command_named(app, arguments.front());
   if (command == nullptr) return arguments;
   const std::vector<std::string> known = option_names(*command);

@@ -122,12 +122,23 @@ TEST_CASE("layouts and formats in the words of other programs get a hint") {
   CHECK_THAT(refused({"consolidate", kModel, "o", "-f", "npz"}), Says("is not one of safetensors, pytorch\n"));
 }
 
-TEST_CASE("dtypes in the words of other programs get a hint") {
+TEST_CASE("dtypes in the words of other programs are taken, but for those that mean one of several") {
+  const Arguments tp{"--tp", "2"};
+  for (const auto& [word, own] :
+       {std::pair{"bf16", "bfloat16"}, std::pair{"fp16", "float16"}, std::pair{"half", "float16"},
+        std::pair{"torch.float16", "float16"}, std::pair{"fp32", "float32"}, std::pair{"float", "float32"}}) {
+    INFO(word);
+    CHECK(planned(joined(tp, {"--dtype", word})) == planned(joined(tp, {"--dtype", own})));
+  }
   const auto hint = [](const char* dtype) { return refused({"shard", kModel, "o", "--tp", "2", "--dtype", dtype}); };
-  CHECK_THAT(hint("bf16"), Says("did you mean bfloat16?"));
-  CHECK_THAT(hint("torch.float16"), Says("did you mean float16?"));
-  CHECK_THAT(hint("fp32"), Says("did you mean float32?"));
+  CHECK_THAT(hint("fp8"), Says("did you mean float8_e4m3fn?"));
   CHECK_THAT(hint("zzz"), !Says("did you mean"));
+}
+
+TEST_CASE("an option in front of the subcommand is told to come after it") {
+  CHECK_THAT(refused({"--tp", "2"}), Says("the subcommand comes first; --tp is an option of shard, convert"));
+  CHECK_THAT(refused({"--dtype=bf16", "shard"}), Says("--dtype is an option of shard, consolidate, convert"));
+  CHECK_THAT(refused({"--verbose"}), Says("does not know the option --verbose"));
 }
 
 TEST_CASE("help and version come under their usual names") {
@@ -136,6 +147,7 @@ TEST_CASE("help and version come under their usual names") {
   CHECK(run_reshard({"help", "shard"}).out == run_reshard({"shard", "--help"}).out);
   CHECK(run_reshard({"help", "shrad"}).out == help);
   CHECK(run_reshard({"-V"}).out == run_reshard({"--version"}).out);
+  CHECK(run_reshard({"version"}).out == run_reshard({"--version"}).out);
 }
 
 TEST_CASE("pipeline cuts are taken as Python prints them, and one by one") {

@@ -124,6 +124,15 @@ TEST_CASE("Files that only one system writes name the system") {
            {"tp_rank_00_pp_rank_000/model_optim_rng.ckpt", "neuronx-nemo-megatron"},
            {"pytorch_model.bin/key_to_filename.json", "transformers-neuronx"},
            {"key_to_filename.json", "transformers-neuronx"},
+           {"consolidated.00.pth", "Meta's own names"},
+           {"consolidated.safetensors", "Mistral's own names"},
+           {"consolidated-00001-of-00002.safetensors", "Mistral's own names"},
+           {"rank0.engine", "TensorRT-LLM"},
+           {"rank1.safetensors", "TensorRT-LLM"},
+           {"model-Q4_K_M.gguf", "llama.cpp"},
+           {"model.onnx", "ONNX"},
+           {"tf_model.h5", "TensorFlow"},
+           {"flax_model.msgpack", "Flax"},
        }) {
     INFO(each.file);
     MemoryFiles files;
@@ -167,6 +176,40 @@ TEST_CASE("Golden: checkpoints that are not read say what they are, with a confi
       CHECK_FALSE(error.hint().empty());
       CHECK_THAT(error.hint(), !Says("another model") && !Says("expert parallelism"));
     }
+  }
+}
+
+TEST_CASE("Files of other systems next to a model do not keep it from being read") {
+  MemoryFiles files;
+  files.write("model/model.safetensors", safetensors_bytes({{"a.weight", {DType::kU8, {2}, "ab"}}}));
+  for (const char* name : {"consolidated.safetensors", "model.gguf", "onnx/model.onnx", "tf_model.h5"})
+    files.write(fs::path("model") / name, "{}");
+  CHECK(read_checkpoint(files, "model", {}).map.logical.size() == 1);
+}
+
+TEST_CASE("A model in the cache of the Hugging Face Hub names its snapshot") {
+  MemoryFiles files;
+  const fs::path model = "hub/models--org--name";
+  const std::string weights = safetensors_bytes({{"a.weight", {DType::kU8, {2}, "ab"}}});
+  files.write(model / "snapshots/old/model.safetensors", weights);
+  const auto hint = [&] { return error_of([&] { read_checkpoint(files, model, {}); }).hint(); };
+  CHECK_THAT(hint(), Says((model / "snapshots/old").string()));
+  files.write(model / "snapshots/new/model.safetensors", weights);
+  CHECK_THAT(hint(),
+             Says("one of its snapshots, hub/models--org--name/snapshots/new, hub/models--org--name/snapshots/old"));
+  files.write(model / "refs/main", "new\n");
+  CHECK_THAT(hint(), Says((model / "snapshots/new").string()));
+  files.write(model / "refs/main", "../../other");
+  CHECK_THAT(hint(), Says("one of its snapshots") && !Says("other"));
+}
+
+TEST_CASE("A path that has the form of a model's name on the Hugging Face Hub gets the command that fetches it") {
+  MemoryFiles files;
+  files.write("here/model.safetensors", "");
+  for (const auto read : {read_checkpoint, read_sharded, read_whole}) {
+    CHECK_THAT(error_of([&] { read(files, "Qwen/Qwen3-8B", {}); }).hint(), Says("hf download Qwen/Qwen3-8B"));
+    for (const char* path : {"here/Qwen3-8B", "/Qwen/Qwen3-8B", "./Qwen3-8B", "Qwen3-8B", "a/b/c"})
+      CHECK_THAT(error_of([&] { read(files, path, {}); }).hint(), !Says("hf download"));
   }
 }
 

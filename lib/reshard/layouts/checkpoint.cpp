@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "reshard/base/error.h"
+#include "reshard/base/pattern.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
@@ -370,8 +371,17 @@ Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext
   return checkpoint;
 }
 
+/// For a path where nothing is. It may be the name of a model on the Hugging Face Hub.
+Error nothing_there(Files& files, const fs::path& path) {
+  Error error(ErrorKind::kBadInput, "no such file or directory");
+  const Pattern hub_name(R"(^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$)");
+  if (hub_name.found_in(path.string()) && !files.exists(path.parent_path()))
+    error.hint("fetch a model of the Hugging Face Hub first: hf download " + path.string());
+  return error.in(path);
+}
+
 Error no_directory(Files& files, const fs::path& path) {
-  if (!files.exists(path)) return Error(ErrorKind::kBadInput, "no such directory").in(path);
+  if (!files.exists(path)) return nothing_there(files, path);
   return Error(ErrorKind::kBadInput, "is not a directory")
       .in(path)
       .hint("give the directory of the checkpoint, not one of its files");
@@ -399,8 +409,9 @@ Checkpoint read_sharded(Files& files, const fs::path& path, const ReadContext& c
 
 Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext& context) {
   if (files.is_file(directory)) return read_lone_model(files, directory, context);
+  if (!files.exists(directory)) throw nothing_there(files, directory);
   if (!files.is_directory(directory))
-    throw Error(ErrorKind::kBadInput, files.exists(directory) ? "is not a directory" : "no such file or directory")
+    throw Error(ErrorKind::kBadInput, "is not a directory")
         .in(directory)
         .hint("give the directory that contains config.json and the weights, or a file with a state dict");
   const bool is_whole = find_whole(files, directory).has_value();
@@ -423,7 +434,7 @@ Checkpoint read_whole(Files& files, const fs::path& directory, const ReadContext
 }
 
 Checkpoint read_checkpoint(Files& files, const fs::path& path, const ReadContext& context) {
-  if (!files.exists(path)) throw Error(ErrorKind::kBadInput, "no such file or directory").in(path);
+  if (!files.exists(path)) throw nothing_there(files, path);
   if (!files.is_directory(path)) {
     Checkpoint checkpoint = read_any_file(files, path, context);
     note_idle_options(checkpoint, context.options);

@@ -9,6 +9,7 @@
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/formats/read_container.h"
+#include "reshard/io/text_file.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/layout.h"
 
@@ -48,7 +49,32 @@ std::optional<std::string> only_weights_file(Files& files, const fs::path& direc
   return found;
 }
 
+namespace {
+
+/// The snapshots of `directory` if it is a model in the cache of the Hugging Face Hub (models--ORG--NAME): that of
+/// refs/main, or else all of them.
+std::vector<std::string> hub_snapshots(Files& files, const fs::path& directory) {
+  constexpr std::uint64_t kMaxRefBytes = 256;
+  const fs::path snapshots = directory / "snapshots", ref = directory / "refs/main";
+  if (!files.is_directory(snapshots)) return {};
+  std::string main = files.is_file(ref) ? read_text_file(files, ref, kMaxRefBytes) : std::string();
+  main.erase(main.find_last_not_of("\r\n") + 1);
+  std::vector<std::string> all;
+  for (const DirectoryEntry& entry : files.list(snapshots)) {
+    if (!holds_checkpoint(files, snapshots / entry.name)) continue;
+    all.push_back((snapshots / entry.name).string());
+    if (entry.name == main) return {all.back()};
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+}  // namespace
+
 std::string hint_for_contents(Files& files, const fs::path& directory) {
+  if (const std::vector<std::string> snapshots = hub_snapshots(files, directory); !snapshots.empty())
+    return fmt::format("it is a model in the cache of the Hugging Face Hub: give {} {}",
+                       snapshots.size() == 1 ? "its snapshot" : "one of its snapshots,", list_names(snapshots));
   std::vector<std::string> folders;
   std::size_t seen = 0;
   for (const DirectoryEntry& entry : files.list(directory))

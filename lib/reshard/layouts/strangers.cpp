@@ -25,6 +25,8 @@ struct Stranger {
   bool is_guess() const { return sibling != nullptr || never != nullptr || needs != nullptr; }
 };
 
+constexpr const char* kTakeOriginal = "take the Hugging Face model that it was made from";
+
 /// Special ones come before general ones: the first row that matches any name counts.
 constexpr Stranger kStrangers[] = {
     {R"((^|\.)language_model\.(encoder|embedding|output_layer)\.)",
@@ -60,8 +62,16 @@ constexpr Stranger kStrangeFiles[] = {
     {R"(^(tp_rank_\d+_pp_rank_\d+/)?model_optim_rng\.ckpt$)", "a checkpoint of neuronx-nemo-megatron",
      "export the model with the converters of the program that trained it"},
     {R"(^(pytorch_model\.bin/)?key_to_filename\.json$)",
-     "a checkpoint that transformers-neuronx split (save_pretrained_split)",
-     "take the Hugging Face model that it was made from"},
+     "a checkpoint that transformers-neuronx split (save_pretrained_split)", kTakeOriginal},
+    {R"(^consolidated(\.\d+)?\.pth$)", "a checkpoint under Meta's own names",
+     "take the model in Hugging Face's form, or convert it with Transformers' script for this family"},
+    {R"(^consolidated.*\.safetensors(\.index\.json)?$)", "a checkpoint under Mistral's own names",
+     "take the model in Hugging Face's form, model.safetensors or model-00001-of-N.safetensors"},
+    {R"(^rank\d+\.(engine|safetensors)$)", "an engine of TensorRT-LLM", kTakeOriginal},
+    {R"(^[^/]+\.gguf$)", "llama.cpp (GGUF)", kTakeOriginal},
+    {R"(^[^/]+\.onnx$)", "an exported ONNX graph", kTakeOriginal},
+    {R"(^(tf_model\.h5|flax_model\.msgpack)$)", "a model of TensorFlow or Flax",
+     "load it in Transformers with from_tf or from_flax, and save it with save_pretrained"},
 };
 
 bool holds(const Stranger& row, std::string_view name, const std::unordered_set<std::string_view>& all) {
