@@ -19,6 +19,7 @@
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/record_validation.h"
 #include "reshard/layouts/sharded_adapter.h"
+#include "reshard/layouts/state_names.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/model_config.h"
@@ -231,7 +232,9 @@ Checkpoint read_file(Files& files, const fs::path& path, const ReadContext& cont
   checkpoint.directory = files.absolute(path).parent_path();
   find_config(files, checkpoint, context.config);
   checkpoint.format = format_of_file(files, path);
-  return read_whole_files(files, std::move(checkpoint), {read_lone_file(files, path, checkpoint.format)}, context);
+  std::vector<Container> containers{read_lone_file(files, path, checkpoint.format)};
+  if (!read_record(containers.front())) take_out_wrappers(containers, checkpoint.notes);
+  return read_whole_files(files, std::move(checkpoint), containers, context);
 }
 
 /// A file that need not be a model.

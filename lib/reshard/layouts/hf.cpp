@@ -16,6 +16,7 @@
 #include "reshard/layouts/fitting.h"
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/nearby_checkpoints.h"
+#include "reshard/layouts/state_names.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/specs/config_plan.h"
 #include "reshard/specs/language_model.h"
@@ -208,9 +209,13 @@ class HfLayout final : public Layout {
     const auto lone = names || !describes_model(context.family) ? std::nullopt : only_weights_file(files, found.path);
     checkpoint.format = lone ? format_of_file(files, found.path / *lone) : names ? names->format : Format::kSafetensors;
     HfIndexReport report;
-    const std::vector<Container> containers =
-        lone ? std::vector{read_container(files, found.path / *lone, checkpoint.format)}
-             : read_hf_checkpoint(files, found.path, &report);
+    std::vector<Container> containers;
+    if (lone) {
+      containers.push_back(read_container(files, found.path / *lone, checkpoint.format));
+      take_out_wrappers(containers, report.notes);
+    } else {
+      containers = read_hf_checkpoint(files, found.path, &report);
+    }
     checkpoint.index_metadata = std::move(report.metadata);
     std::move(report.notes.begin(), report.notes.end(), std::back_inserter(checkpoint.notes));
     // Where other files are copied, the note on those that are not names these, too.
@@ -277,6 +282,8 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
                     (files.exists(directory / kPytorchFile) || files.exists(directory / kPytorchIndexFile));
   if (both)
     containers.front().warnings.push_back("there are PyTorch weights beside it, which are ignored, as in transformers");
+  std::vector<std::string> unread;
+  take_out_wrappers(containers, report ? report->notes : unread);
   return containers;
 }
 

@@ -22,6 +22,7 @@
 #include "reshard/layouts/rank_record.h"
 #include "reshard/layouts/record_validation.h"
 #include "reshard/layouts/saved_metadata.h"
+#include "reshard/layouts/state_names.h"
 #include "reshard/layouts/strangers.h"
 #include "reshard/specs/adapter_metadata.h"
 #include "reshard/specs/metadata.h"
@@ -314,6 +315,14 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
   }
 }
 
+/// Where nothing but the model says what the tensors are, their names have to be the model's.
+void take_out_wrappers(ShardedCheckpoint& checkpoint) {
+  for (std::vector<Container>& stage : checkpoint.files)
+    for (Container& file : stage) reshard::take_out_wrappers({&file, 1}, checkpoint.warnings);
+  for (ShardedCheckpoint::Copy& copy : checkpoint.copies)
+    reshard::take_out_wrappers({&copy.file, 1}, checkpoint.warnings);
+}
+
 }  // namespace
 
 fs::path metadata_path(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank) {
@@ -343,6 +352,7 @@ ShardedCheckpoint read_sharded_checkpoint(Files& files, const FoundLayout& folde
   read_all_files(files, listing, std::move(first_file), checkpoint);
   read_old_metadata(files, checkpoint);
   if (checkpoint.metadata.empty()) read_metadata_of_ranks(files, checkpoint);
+  if (checkpoint.metadata.empty() && !checkpoint.record) take_out_wrappers(checkpoint);
   checkpoint.other_stages = remove_other_stages(checkpoint);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.metadata.size(); ++pp_rank) {
     const Container& of_stage = checkpoint.files[pp_rank].front();

@@ -26,6 +26,8 @@ constexpr std::string_view kModelPrefix = "model.";
 constexpr std::string_view kUsualPrefixes[] = {kModelPrefix, "module.", "state_dict.", "app."};
 /// Language models in larger ones, whose other parts have names of their own.
 constexpr std::string_view kPartsOfLarger[] = {"language", "language_model", "text_model", "thinker", "talker", "llm"};
+/// What names of many models begin with. A module of one's own may be called "module" as well.
+constexpr std::string_view kStartsOfModels[] = {"model.", "lm_head.", "transformer.", "gpt_neox.", "language_model."};
 /// What names of a whole model, or of a part of a larger one, begin with, and not those inside "model." of a model.
 constexpr std::string_view kStartsOfWhole[] = {"model.", "lm_head."};
 
@@ -155,6 +157,11 @@ bool is_usual_prefix(std::string_view prefix) {
 bool have_prefix(const std::vector<std::string>& names, std::string_view prefix) {
   return std::all_of(names.begin(), names.end(),
                      [&](const std::string& name) { return name.empty() || name.starts_with(prefix); });
+}
+
+bool begins_model(std::string_view name) {
+  return std::any_of(std::begin(kStartsOfModels), std::end(kStartsOfModels),
+                     [&](std::string_view start) { return name.starts_with(start); });
 }
 
 /// Whether only names of whole models begin like `name`: "model.layers", "language_model.lm_head".
@@ -317,6 +324,50 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
   if (family != nullptr && !found.program.empty()) rename(*family, found);
   validate_unique(entries, found.names);
   return found;
+}
+
+void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes) {
+  constexpr std::string_view kModule = "module.", kExtraState = "_extra_state";
+  std::set<std::string> wrappers;
+  std::size_t extra_states = 0;
+  std::vector<std::vector<std::string>> names(containers.size());
+  bool all_in_module = true, is_whole = false;
+  for (std::size_t i = 0; i < containers.size(); ++i) {
+    extra_states += std::erase_if(containers[i].tensors, [&](const TensorEntry& tensor) {
+      return std::string_view(tensor.name).substr(tensor.name.rfind('.') + 1) == kExtraState;
+    });
+    for (const TensorEntry& tensor : containers[i].tensors) {
+      const std::string& name = names[i].emplace_back(without_parts(tensor.name, [&](std::string_view part) {
+        const bool is_wrapper = is_one_of(part, kWrappers);
+        if (is_wrapper) wrappers.emplace(part);
+        return is_wrapper;
+      }));
+      if (name.empty()) names[i].back() = tensor.name;
+      all_in_module = all_in_module && name.starts_with(kModule);
+      is_whole = is_whole || (all_in_module && begins_model(std::string_view(name).substr(kModule.size())));
+    }
+  }
+  if (all_in_module && is_whole) {
+    wrappers.emplace(kModuleWrapper);
+    for (std::vector<std::string>& of_file : names)
+      for (std::string& name : of_file) name.erase(0, kModule.size());
+  }
+  for (std::size_t i = 0; i < containers.size() && !wrappers.empty(); ++i) {
+    std::vector<std::string> entries;
+    for (TensorEntry& tensor : containers[i].tensors) entries.push_back(tensor.name);
+    try {
+      validate_unique(entries, names[i]);
+    } catch (Error& error) {
+      throw error.in(containers[i].path);
+    }
+    for (std::size_t t = 0; t < entries.size(); ++t) containers[i].tensors[t].name = std::move(names[i][t]);
+  }
+  const auto add_note = [&](std::string note) {
+    if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
+  };
+  if (!wrappers.empty())
+    add_note("names of tensors are read without " + list_names(std::vector(wrappers.begin(), wrappers.end())));
+  if (extra_states > 0) add_note(fmt::format("{} is left out, as it is no weight", kExtraState));
 }
 
 std::string state_names_note(const StateNames& names) {

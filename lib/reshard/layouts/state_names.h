@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/formats/container.h"
 #include "reshard/layouts/optimizer_entries.h"
 #include "reshard/specs/family.h"
 
@@ -47,6 +48,12 @@ StateNames find_state_names(std::span<const std::string> entries, const KnownMod
 
 /// `name` without the parts that wrappers of modules leave in it, as the entries of `names` were read.
 std::string without_wrappers(std::string_view name, const StateNames& names);
+
+/// Takes out of the names in `containers`, the files of one state dict, what wrappers of modules leave in them:
+/// "_orig_mod." anywhere, "module." in front of all. Leaves out `_extra_state`, which modules of TransformerEngine save
+/// beside their weights. Adds notes on both to `notes`, unless it is there already.
+/// \throws Error kBadInput, naming the tensor, if two tensors of a file would have one name.
+void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes);
 
 /// That names are read without a prefix and without wrappers, for people; empty where there were none.
 std::string state_names_note(const StateNames& names);

@@ -1,0 +1,128 @@
+// Wrappers of modules leave parts in the names of a model's tensors: torch.compile, FSDP, activation checkpointing, DDP.
+
+#include <string>
+#include <utility>
+
+#include "reshard/layouts/checkpoint.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/layouts.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/random.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A tiny model in `directory`.
+TensorMap tiny_model(const fs::path& directory) {
+  const TinyModel model;
+  Random random(1);
+  const TensorMap tensors = random_tensors(model, random);
+  write_model(directory, model, tensors);
+  return tensors;
+}
+
+std::string replaced(std::string name, const std::string& part, const std::string& by) {
+  if (const std::size_t at = name.find(part); at != name.npos) name.replace(at, part.size(), by);
+  return name;
+}
+
+/// The tensors as they are called where `wrapper` is around all of the model, around each layer, or around attention.
+TensorMap wrapped(const TensorMap& tensors, const std::string& wrapper) {
+  TensorMap renamed;
+  for (const auto& [name, tensor] : tensors) {
+    if (wrapper == "module." || wrapper == "module._orig_mod.")
+      renamed[wrapper + name] = tensor;
+    else
+      renamed[wrapper + replaced(name, "self_attn.", "self_attn." + wrapper)] = tensor;
+  }
+  return renamed;
+}
+
+bool has_note(const std::vector<std::string>& notes, const std::string& says) {
+  return std::any_of(notes.begin(), notes.end(), [&](const std::string& note) { return note.find(says) != note.npos; });
+}
+
+const std::string kWrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.",
+                                 "module._orig_mod."};
+
+TEST_CASE("What wrappers leave in the names of whole tensors is taken out, with a note") {
+  for (const std::string& wrapper : kWrappers) {
+    DYNAMIC_SECTION(wrapper) {
+      const TempDir temp;
+      const TensorMap tensors = tiny_model(temp / "model");
+      write_safetensors(temp / "model/model.safetensors", wrapped(tensors, wrapper));
+      const auto job = plan_shard(shard_request(temp / "model", temp / "out", 2));
+      CHECK(has_note(job->notes, "names of tensors are read without "));
+      shard(shard_request(temp / "model", temp / "out", 2));
+      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+
+      ConvertRequest to_torch = convert_request(temp / "model", temp / "torch");
+      to_torch.target.format = Format::kPytorch;
+      convert(to_torch);
+      ConsolidateRequest lone;
+      lone.source.path = temp / "model/model.safetensors";
+      lone.output_directory = temp / "one";
+      consolidate(lone);
+      CHECK((read_tensors(temp / "one/model.safetensors") == tensors));
+      convert(convert_request(temp / "torch", temp / "back"));
+      for (const auto& [name, tensor] : read_whole(temp / "back")) CHECK((tensors.at(name) == tensor));
+    }
+  }
+}
+
+TEST_CASE("What wrappers leave in the names of ranks is taken out, with a note") {
+  for (const std::string& wrapper : kWrappers) {
+    DYNAMIC_SECTION(wrapper) {
+      const TempDir temp;
+      const TensorMap tensors = tiny_model(temp / "model");
+      ShardRequest request = shard_request(temp / "model", temp / "out", 2);
+      request.target.layout = layout("presharded");
+      shard(request);
+      for (const char* rank : {"tp0", "tp1"}) {
+        const fs::path file = temp / "out/weights" / (std::string(rank) + "_sharded_checkpoint.safetensors");
+        write_safetensors(file, wrapped(read_tensors(file), wrapper));
+      }
+      const Checkpoint checkpoint = read_checkpoint(temp / "out", {ConfigUse::kStrict});
+      CHECK(has_note(checkpoint.notes, "names of tensors are read without "));
+      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+    }
+  }
+}
+
+TEST_CASE("Two names that become one are an error, and a module of one's own may be called module") {
+  const TempDir temp;
+  TensorMap tensors = tiny_model(temp / "model");
+  tensors["_orig_mod.model.norm.weight"] = tensors["model.norm.weight"];
+  write_safetensors(temp / "model/model.safetensors", tensors);
+  const Error error = error_of([&] { plan_shard(shard_request(temp / "model", temp / "out", 2)); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (temp / "model/model.safetensors").string());
+  CHECK_THAT(error.what(), Says("gets the name model.norm.weight"));
+
+  fs::create_directories(temp / "own");
+  const TensorMap own{{"module.linear.weight", {DType::kU8, {2}, "ab"}}};
+  write_safetensors(temp / "own/model.safetensors", own);
+  convert(convert_request(temp / "own", temp / "copy"));
+  CHECK((read_tensors(temp / "copy/model.safetensors") == own));
+}
+
+TEST_CASE("What modules of TransformerEngine save beside weights is left out, with a note") {
+  const TempDir temp;
+  const TensorMap tensors = tiny_model(temp / "model");
+  TensorMap with_states = tensors;
+  with_states["model.layers.0.self_attn.q_proj._extra_state"] = {DType::kU8, {3}, "abc"};
+  write_safetensors(temp / "model/model.safetensors", with_states);
+  CHECK(has_note(plan_shard(shard_request(temp / "model", temp / "out", 2))->notes, "_extra_state is left out"));
+  shard(shard_request(temp / "model", temp / "out", 2));
+  CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+}
+
+}  // namespace
+}  // namespace reshard::test
