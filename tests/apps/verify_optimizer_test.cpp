@@ -188,7 +188,8 @@ TEST_CASE("Runs that went from dcp to NxD are the same as before, whatever form 
     CAPTURE(seed);
     Random random(seed);
     const TrainingRun run = random_training(random, random_model(random));
-    const OracleOptions mesh = legal_options(random, run.model);
+    OracleOptions mesh = legal_options(random, run.model);
+    choose_qkv_linear(random, run.model, mesh);
     CAPTURE(mesh.tp, mesh.pp, mesh.vpp, run.model.tied);
     const TempDir temp;
     for (const bool flat : {false, true}) {
