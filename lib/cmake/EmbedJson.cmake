@@ -5,12 +5,14 @@ set(entries "")
 foreach(file ${files})
   get_filename_component(name ${file} NAME)
   file(READ ${file} json)
-  string(APPEND entries "    {\"${name}\", R\"json(${json})json\"},\n")
+  string(APPEND entries "    {\"${name}\", R\"json(${json})json\"sv},\n")
 endforeach()
 file(WRITE ${OUTPUT} "#include \"reshard/specs/builtin_files.h\"
 
 namespace reshard {
 namespace {
+
+using namespace std::string_view_literals;  // the compiler would count the characters of a pointer one by one
 
 constexpr BuiltinFile kFiles[] = {
 ${entries}};

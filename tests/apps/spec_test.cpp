@@ -366,6 +366,7 @@ TEST_CASE("A mistake in a description is told with its line and key") {
       {"\"shape\": [\"dim\", \"4 * dim\"]", "\"shape\": [\"dim\"]", {"line 9", "too few"}},
       {"\"plan\": \"rowwise\"", "\"plan\": \"rowwise\", \"packed\": [\"dim\"]", {"line 9", "packed_colwise"}},
       {"blocks.*.down\"", "blocks.*.*.down\"", {"line 9", "2 stars"}},
+      {"\"when\": \"layer % 2", "\"items\": 2, \"when\": \"layer % 2", {"line 10", "one star", "need a second"}},
       {"\"modules\": [", "\"nxd_inference\": {}, \"modules\": [", {"line 6", "\"attention\" beside it"}},
       {"\"modules\": [",
        "\"other_names\": {\"t\": {\"parameters\": {\"x.weight\": \"y\"}}}, \"modules\": [",

@@ -15,8 +15,11 @@ using test::Says;
 
 const Json kNull = nullptr;
 const Json kList = Json::parse("[1, 3]");
+const Json kObjects = Json::parse(R"([{"a": {"on": true, "size": 6, "part": 5.25}}, {"a": null}])");
+const Json kDecimals = Json::parse("[0.73, 1.5, -2.5]");
 const Json kText = "mxfp4";
 const Json kNegative = Json::parse("-1");
+const Json kHalf = Json::parse("0.5");
 
 ConfigValue value_of(const std::string& key) {
   const std::map<std::string, ConfigValue> values = {{"two", std::uint64_t{2}},
@@ -26,6 +29,9 @@ ConfigValue value_of(const std::string& key) {
                                                      {"no", false},
                                                      {"nothing", {}},
                                                      {"list", &kList},
+                                                     {"objects", &kObjects},
+                                                     {"decimals", &kDecimals},
+                                                     {"half", &kHalf},
                                                      {"a.b", &kText},
                                                      {"negative", &kNegative},
                                                      {"layer", std::uint64_t{3}},
@@ -125,6 +131,46 @@ TEST_CASE("What cannot be read is refused with its place") {
   std::string nots;
   for (int i = 0; i < 1000; ++i) nots += "not ";
   CHECK_THAT(error_of([&] { Expression::parse(nots + "yes"); }).what(), Says("brackets"));
+}
+
+TEST_CASE("A key of an item is null where there is none") {
+  CHECK(size("two * objects[0].a.size") == 12);
+  CHECK(holds("objects[0].a.on"));
+  CHECK(holds("objects[0].a.off == null"));
+  CHECK(holds("objects[1].a.size == null"));
+  CHECK(holds("objects[2].a.size == null"));
+  CHECK(holds("nothing[0].a == null"));
+  CHECK(Expression::parse("objects[layer].a.size").keys() == std::vector<std::string>{"objects", "layer"});
+  CHECK_THAT(error_of([] { holds("list[0].a == 1"); }).what(), Says("expected an object"));
+  CHECK_THAT(error_of([] { Expression::parse("objects[0]."); }).what(), Says("a key of the item is expected"));
+  CHECK_THAT(error_of([] { Expression::parse("objects[0].7"); }).what(), Says("a key of the item is expected"));
+  CHECK_THAT(error_of([] { Expression::parse("(two).a"); }).what(), Says("\".\" is too much"));
+}
+
+TEST_CASE("Decimal numbers are rounded as Python rounds them") {
+  CHECK(size("floor(decimals[0] * 1280 / 1)") == 934);
+  CHECK(size("ceil(decimals[0] * 1280 / 1)") == 935);
+  CHECK(size("floor((decimals[1] * three + 1 - half) / two)") == 2);
+  CHECK(size("ceil(floor(2 * objects[0].a.part * 8192 / 3) / 256) * 256") == 28672);
+  CHECK(size("floor(half * 9 / half)") == 9);
+  CHECK(size("ceil(three / half)") == 6);
+  std::string nested = "half";
+  for (int i = 0; i < 40; ++i) nested = "floor(" + nested + " * three / two)";
+  CHECK(size(("1 + " + nested).c_str()) == 1);  // each part is evaluated once, not twice per bracket
+  const std::pair<const char*, const char*> texts[] = {
+      {"floor(half / zero)", "0.5 / 0 divides by 0"},
+      {"floor(decimals[2] / two)", "-1.25 is less than 0"},
+      {"floor(half * large * large / 1)", "is larger than any size"},
+      {"floor(half * yes / 1)", "\"yes\" is true, expected a positive whole number"},
+      {"floor(list[7] * half / 1)", "expected a number"},
+      {"half * two", "\"half\" is 0.5, expected a positive whole"}};
+  for (const auto& [text, says] : texts) {
+    DYNAMIC_SECTION("\"" << text << "\"") {
+      const Error error = error_of([&, expression = text] { size(expression); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK_THAT(error.what(), Says(says));
+    }
+  }
 }
 
 TEST_CASE("What does not come out is refused with its numbers") {

@@ -194,6 +194,40 @@ TEST_CASE("Experts of another kind have numbers after the first ones") {
   }
 }
 
+TEST_CASE("A list outside the layers has the numbers of its items, on the stage that it names") {
+  const char* const text = R"({
+    "model_type": "two", "layers": "decoder.layers", "num_layers": 1,
+    "modules": [
+      {"name": "encoder.layers.*.up", "plan": "colwise", "shape": [8, 4], "items": "encoder_layers", "stage": "first"},
+      {"name": "encoder.layers.*.norm", "plan": "replicate", "shape": [4], "items": "encoder_layers", "stage": "first"},
+      {"name": "decoder.layers.*.norms.*", "plan": "replicate", "shape": [4], "items": 2},
+      {"name": "heads.*", "plan": "replicate", "shape": [4], "items": 2, "stage": "last"}
+    ]})";
+  const ModelConfig config{"m/config.json", std::make_shared<const Json>(Json::parse(R"({"encoder_layers": 2})")),
+                           "two"};
+  const Model model = instantiate(std::make_shared<const Family>(parse_family_text(text, "two.json")), config);
+  std::vector<std::string> names;
+  for (const ModelParameter& parameter : model.parameters) {
+    names.push_back(parameter.name);
+    CHECK(parameter.layer.has_value() == parameter.name.starts_with("decoder"));
+    CHECK(parameter.on_last_stage == parameter.name.starts_with("heads"));
+    CHECK_FALSE(parameter.expert);
+  }
+  CHECK(names == std::vector<std::string>{"encoder.layers.0.up.weight", "encoder.layers.0.norm.weight",
+                                          "encoder.layers.1.up.weight", "encoder.layers.1.norm.weight",
+                                          "decoder.layers.0.norms.0.weight", "decoder.layers.0.norms.1.weight",
+                                          "heads.0.weight", "heads.1.weight"});
+  const Family derived = parse_family_text(
+      R"({"model_type": "x", "like": "t5gemma", "modules": [{"name": "model.encoder.layers.*.extra", "plan": "replicate", "shape": [4], "items": 2, "stage": "first"}]})",
+      "x.json");
+  const auto extra = std::find_if(derived.modules.begin(), derived.modules.end(),
+                                  [](const Family::Module& module) { return module.name.ends_with("extra"); });
+  REQUIRE(extra != derived.modules.end());
+  CHECK_FALSE(extra->is_layered());
+  CHECK(std::find_if(derived.modules.begin(), extra,
+                     [](const Family::Module& module) { return module.is_layered(); }) == extra);
+}
+
 TEST_CASE("The schema of descriptions has the keys that are read") {
   const auto schema = nlohmann::json::parse(test::read_file(test::testdata("../lib/reshard/specs/family.schema.json")));
   std::set<std::string> described, read = {"$schema", "like", "rename", "remove", "language_model"};

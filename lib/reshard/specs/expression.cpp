@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <variant>
 
 #include "reshard/base/checked.h"
 #include "reshard/base/error.h"
@@ -13,12 +15,12 @@
 namespace reshard {
 
 struct Expression::Node {
-  enum class Kind : std::uint8_t { kLiteral, kText, kKey, kItem, kNot, kCeil, kFloor, kLength, kBinary };
+  enum class Kind : std::uint8_t { kLiteral, kText, kKey, kItem, kField, kNot, kCeil, kFloor, kLength, kBinary };
 
   Kind kind = Kind::kLiteral;
   ConfigValue literal;
   std::shared_ptr<const Json> text;
-  std::string word;  // a key, or a binary operator
+  std::string word;  // a key, also of an item, or a binary operator
   std::vector<Node> operands;
 };
 
@@ -78,7 +80,7 @@ class Parser {
     } else if ((first == '=' || first == '!' || first == '<' || first == '>') && at_ < text_.size() &&
                text_[at_] == '=') {
       ++at_;
-    } else if (std::string_view("+-*/%()[]<>").find(first) == std::string_view::npos) {
+    } else if (std::string_view("+-*/%()[]<>.").find(first) == std::string_view::npos) {
       fail("this character has no meaning here");
     }
     word_ = text_.substr(begin_, at_ - begin_);
@@ -188,7 +190,14 @@ class Parser {
     item.operands.push_back(std::move(node));
     item.operands.push_back(binary(0));
     if (!take("]")) fail("a closing square bracket is expected");
-    return item;
+    if (!take(".")) return item;
+    if (word_.empty() || !begins_name(word_.front())) fail("a key of the item is expected");
+    Node field;
+    field.kind = Kind::kField;
+    field.word = word_;
+    field.operands.push_back(std::move(item));
+    advance();
+    return field;
   }
 
   /// Brackets in brackets are bounded, as the text may be a stranger's.
@@ -236,15 +245,10 @@ class Evaluator {
       case Kind::kKey: return key(node.word);
       case Kind::kNot: return !flag(node.operands.front());
       case Kind::kItem: return item(node);
+      case Kind::kField: return field(node);
       case Kind::kLength: return length(node.operands.front());
       case Kind::kCeil:
-      case Kind::kFloor: {
-        const Node& division = node.operands.front();
-        const std::uint64_t a = number(division.operands[0]);
-        const std::uint64_t b = number(division.operands[1]);
-        if (b == 0) fail(fmt::format("{} / {}", a, b), "divides by 0");
-        return a / b + (node.kind == Kind::kCeil && a % b != 0 ? 1 : 0);
-      }
+      case Kind::kFloor: return rounded_division(node);
       case Kind::kBinary: return binary(node);
     }
     return {};
@@ -289,12 +293,74 @@ class Evaluator {
     const Json* const* list = std::get_if<const Json*>(&of_list);
     if (list && (*list)->is_string()) return character((*list)->get_ref<const std::string&>(), index);
     if (!list || !(*list)->is_array()) fail_kind(node.operands[0], of_list, "a list");
-    if (index >= (*list)->size()) return {};
-    const Json& value = (**list)[index];
+    return index < (*list)->size() ? plain((**list)[index]) : ConfigValue();
+  }
+
+  /// Returns a key of an item that is an object; null if the item or the key is absent.
+  ConfigValue field(const Node& node) {
+    const ConfigValue of_item = item(node.operands.front());
+    if (std::holds_alternative<std::monostate>(of_item)) return {};
+    const Json* const* object = std::get_if<const Json*>(&of_item);
+    if (!object || !(*object)->is_object()) fail_kind(node.operands.front(), of_item, "an object");
+    const Json* found = find_key(**object, node.word);
+    return found ? plain(*found) : ConfigValue();
+  }
+
+  static ConfigValue plain(const Json& value) {
     if (value.is_null()) return {};
     if (value.is_boolean()) return value.get<bool>();
     if (value.is_number_unsigned()) return value.get<std::uint64_t>();
     return &value;
+  }
+
+  /// An operand of ceil and floor: a whole number or a decimal one.
+  using Decimal = std::variant<std::uint64_t, double>;
+
+  static double real(const Decimal& number) {
+    return std::visit([](auto value) { return static_cast<double>(value); }, number);
+  }
+
+  /// Evaluates each operand once; with decimal numbers in double precision, as Python does.
+  Decimal decimal(const Node& node) {
+    const bool of_list = node.kind == Kind::kItem || node.kind == Kind::kField;
+    if (node.kind == Kind::kKey || of_list) {
+      const ConfigValue of_node = of_list ? value(node) : lookup_(node.word);
+      const Json* const* json = std::get_if<const Json*>(&of_node);
+      if (json && (*json)->is_number_float()) return (*json)->get<double>();
+      if (!of_list) return number(node);
+      if (const std::uint64_t* whole = std::get_if<std::uint64_t>(&of_node)) return *whole;
+      fail_kind(node, of_node, "a number");
+    }
+    if (node.kind != Kind::kBinary || std::string_view("+-*/").find(node.word) == std::string_view::npos)
+      return number(node);
+    const Decimal left = decimal(node.operands[0]), right = decimal(node.operands[1]);
+    const auto* a = std::get_if<std::uint64_t>(&left);
+    const auto* b = std::get_if<std::uint64_t>(&right);
+    if (a && b) return arithmetic(node.word, *a, *b);
+    return real_arithmetic(node.word, real(left), real(right));
+  }
+
+  double real_arithmetic(const std::string& op, double a, double b) const {
+    if (op == "/" && b == 0) fail(fmt::format("{} / {}", a, b), "divides by 0");
+    return op == "+" ? a + b : op == "-" ? a - b : op == "*" ? a * b : a / b;
+  }
+
+  /// Evaluates ceil or floor.
+  std::uint64_t rounded_division(const Node& node) {
+    const Node& division = node.operands.front();
+    const Decimal left = decimal(division.operands[0]), right = decimal(division.operands[1]);
+    const auto* a = std::get_if<std::uint64_t>(&left);
+    const auto* b = std::get_if<std::uint64_t>(&right);
+    if (!a || !b) return rounded(node.kind, real_arithmetic(division.word, real(left), real(right)));
+    if (*b == 0) fail(fmt::format("{} / {}", *a, *b), "divides by 0");
+    return *a / *b + (node.kind == Kind::kCeil && *a % *b != 0 ? 1 : 0);
+  }
+
+  std::uint64_t rounded(Kind kind, double of) const {
+    const double whole = kind == Kind::kCeil ? std::ceil(of) : std::floor(of);
+    if (!(whole >= 0)) fail(fmt::format("{}", of), "is less than 0");
+    if (whole > static_cast<double>(kMaxSize)) fail(fmt::format("{}", of), "is larger than any size");
+    return static_cast<std::uint64_t>(whole);
   }
 
   ConfigValue length(const Node& node) {
@@ -369,6 +435,17 @@ void add_keys(const Node& node, std::vector<std::string>& keys) {
 }
 
 }  // namespace
+
+const Json* find_key(const Json& config, const std::string& key) {
+  const Json* given = &config;
+  for (const std::string& name : split(key, '.')) {
+    if (!given->is_object()) return nullptr;
+    const auto found = given->find(name);
+    if (found == given->end()) return nullptr;
+    given = &*found;
+  }
+  return given;
+}
 
 Expression Expression::parse(std::string_view text) {
   Expression expression;

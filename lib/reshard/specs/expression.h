@@ -15,6 +15,9 @@ namespace reshard {
 /// What an expression is worth: null, a switch, a whole number, or some other value of config.json (borrowed).
 using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json*>;
 
+/// The value of `key` in `config`, "a.b" for a key of an object in it. Returns nullptr if there is none.
+const Json* find_key(const Json& config, const std::string& key);
+
 /// A size or a condition over the keys of config.json, as families are written in: "num_attention_heads * head_dim",
 /// "layer % decoder_sparse_step == 0 and layer not in mlp_only_layers". Numbers are whole and not negative.
 ///
@@ -22,10 +25,11 @@ using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json
 ///   == != < <= > >=       of numbers; == and != of any two values
 ///   in, not in            a list of config.json
 ///   + - * / %             a division has to divide evenly, a difference is not negative
-///   ceil(a / b), floor(a / b)   the same division, rounded up or down
+///   ceil(a / b), floor(a / b)   the same division, rounded up or down; decimal numbers may be in it
 ///   name, a.b             a key of config.json, of an object in it; `layer` is the layer's number
 ///   name[i]               an item of a list, or a character of a text, counted from 0; null where there is none. Of a
 ///                         number, which all layers share, the number
+///   name[i].a.b           a key of an item that is an object; null if it is absent
 ///   length(name)          how many items a list has
 ///   "text" true false null
 class Expression {

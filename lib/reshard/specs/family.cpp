@@ -90,6 +90,10 @@ std::string expand_layer(std::string_view pattern, std::uint64_t layer) {
   return name;
 }
 
+bool Family::Module::is_layered() const {
+  return std::count(name.begin(), name.end(), '*') > (is_list() ? 1 : 0);
+}
+
 bool Family::OtherName::stacked() const {
   return std::count(parameter.begin(), parameter.end(), '*') == 2 &&
          std::count(names.front().begin(), names.front().end(), '*') == 1;

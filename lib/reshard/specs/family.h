@@ -82,7 +82,7 @@ std::vector<std::string> plan_words();
 
 /// A model architecture, as data: lib/reshard/specs/families/*.json are compiled in, others come from files. The form
 /// of such a file is lib/reshard/specs/family.schema.json. In a name the first "*" stands for the layer's number, the
-/// second for an expert's.
+/// second for an expert's. A list outside the layers has one "*", the item's number.
 struct Family {
   /// One of the matrices of a packed one, or several alike.
   struct Packed {
@@ -105,13 +105,18 @@ struct Family {
     Expression experts;                // how many: of the name's second "*", or one under the other in dim 0
     bool stacked = false;              // the latter
     Expression first_expert;           // the number of the first in names; nothing: 0
-    Expression items;                  // how many are in a list that is not of experts: of the name's second "*"
+    Expression items;                  // how many are in a list that is not of experts: of the name's last "*"
     std::string variant;               // which variant of a layer has it; empty: all
     bool optional = false;             // a checkpoint may lack it
     bool on_last_stage = false;        // for modules outside the layers
     bool stage_assumed = false;        // behind the layers, though nothing says that it is on the last stage
     std::string tied_to;               // the module whose weight this one shares where tie_word_embeddings is set
     std::uint64_t line = 0;            // of Family::file; 0: not known
+
+    /// Whether the name has a star for the number of each of `items` or `experts`, behind that of the layer.
+    bool is_list() const { return items || (experts && !stacked); }
+    /// Whether every layer has one. A list outside the layers has the star of its items alone.
+    bool is_layered() const;
   };
   struct Attention {
     std::string module;  // "model.layers.*.self_attn"

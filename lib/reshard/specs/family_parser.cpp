@@ -204,12 +204,12 @@ Family::Module parse_module(const SpecObject& object) {
     module.stride = object.expression_at("stride");
   }
   const auto stars = std::count(module.name.begin(), module.name.end(), '*');
-  if (stars > 2 || (stars == 2) != (module.items || (module.experts && !module.stacked)))
+  if (stars > 2 || (stars == 2 && !module.is_list()) || (stars == 0 && module.is_list()))
     throw object.file().error(
         object.pointer_to("name"),
         fmt::format(
             "\"name\" {} has {} stars: the first is the layer's number, and with \"experts\" or \"items\" there is "
-            "a second, theirs",
+            "a second, theirs, which outside the layers is the only one",
             printable(module.name), stars));
   return module;
 }
@@ -406,7 +406,7 @@ void read_modules(const SpecObject& object, const DescriptionFile& file, Family&
   for (const Json& json_of_module : object.array_at("modules")) {
     const SpecObject of_module(json_of_module, file, fmt::format("/modules/{}", i), module_text(json_of_module, i));
     Family::Module module = parse_module(of_module);
-    const bool layered = module.name.find('*') != std::string::npos;
+    const bool layered = module.is_layered();
     behind_layers = behind_layers || layered;
     module.line = file.line(of_module.pointer());
     module.stage_assumed = behind_layers && !layered && !of_module.has("stage");

@@ -34,7 +34,11 @@ void validate_names(const Family& family, const DescriptionFile& file) {
           throw file.error(pointer + "/tied_to", what + " names " + printable(source.name) +
                                                      ", which is in the layers, or not in every checkpoint");
     }
-    const bool layered = module.name.find('*') != std::string::npos;
+    const bool layered = module.is_layered();
+    if (!layered && module.is_list() && !family.layers.empty() && module.name.starts_with(family.layers + ".*"))
+      throw file.error(pointer + "/name", fmt::format("\"name\" {} has one star, which is the layer's number: "
+                                                      "\"experts\" or \"items\" need a second",
+                                                      printable(module.name)));
     if (layered && family.layers.empty())
       throw file
           .error(pointer + "/name", fmt::format("\"name\" {} has a star for a layer's number, but \"layers\" is "
@@ -47,7 +51,7 @@ void validate_names(const Family& family, const DescriptionFile& file) {
     if (layered && after_layers)
       throw file.error(pointer + "/name", fmt::format("the modules of the layers do not stand together: {} comes late",
                                                       printable(module.name)));
-    after_layers = after_layers || (!layered && i > 0 && family.modules[i - 1].name.find('*') != std::string::npos);
+    after_layers = after_layers || (!layered && i > 0 && family.modules[i - 1].is_layered());
   }
   for (std::size_t i = 0; i < family.fused.size(); ++i)
     for (const std::string& linear : family.fused[i].linears)

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <span>
@@ -18,18 +19,6 @@ namespace {
 constexpr std::uint64_t kMaxExperts = 1 << 14;  // of a layer
 constexpr std::uint64_t kMaxPacked = 4096;
 constexpr const char* kUsualLayers = "num_hidden_layers";  // without those of multi-token prediction
-
-/// The value of `key`, "a.b" for one of an object in `config`; null where there is none.
-const Json* find_key(const Json& config, const std::string& key) {
-  const Json* given = &config;
-  for (const std::string& name : split(key, '.')) {
-    if (!given->is_object()) return nullptr;
-    const auto found = given->find(name);
-    if (found == given->end()) return nullptr;
-    given = &*found;
-  }
-  return given;
-}
 
 /// The values of config.json, with the family's defaults behind them.
 class ConfigValues {
@@ -220,16 +209,13 @@ class ModelBuilder {
     while (!modules.empty()) {
       // The modules of experts come expert after expert.
       std::size_t count = 1;
-      const auto is_each = [](const Family::Module& module) {
-        return module.items || (module.experts && !module.stacked);
-      };
-      if (is_each(modules.front()))
-        while (count < modules.size() && is_each(modules[count])) ++count;
+      if (modules.front().is_list())
+        while (count < modules.size() && modules[count].is_list()) ++count;
       std::vector<Filled> filled;
       for (const Family::Module& module : modules.first(count))
         if (is_of_variant(module))
           if (auto one = fill(module)) filled.push_back(std::move(*one));
-      if (is_each(modules.front()))
+      if (modules.front().is_list())
         add_experts(filled);
       else
         for (const Filled& one : filled) add_one(one, layer_name(one), std::nullopt);
@@ -366,10 +352,6 @@ class ModelBuilder {
   std::string_view variant_;
 };
 
-bool is_layered(const Family::Module& module) {
-  return module.name.find('*') != std::string::npos;
-}
-
 /// Whether modules that may share a weight with another do.
 bool is_tied(const Family& family, const ConfigValues& values) {
   const auto tied = std::find_if(family.modules.begin(), family.modules.end(),
@@ -491,11 +473,11 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
           .in(config.path);
   }
   const std::span<const Family::Module> modules = family.modules;
-  const auto begin =
-      static_cast<std::size_t>(std::find_if(modules.begin(), modules.end(), is_layered) - modules.begin());
-  const auto end = static_cast<std::size_t>(
-      std::find_if_not(modules.begin() + static_cast<std::ptrdiff_t>(begin), modules.end(), is_layered) -
-      modules.begin());
+  const auto begin = static_cast<std::size_t>(
+      std::find_if(modules.begin(), modules.end(), std::mem_fn(&Family::Module::is_layered)) - modules.begin());
+  const auto end = static_cast<std::size_t>(std::find_if_not(modules.begin() + static_cast<std::ptrdiff_t>(begin),
+                                                             modules.end(), std::mem_fn(&Family::Module::is_layered)) -
+                                            modules.begin());
   std::optional<Quantization> quantization = Quantization::read(config);
   model.quantized = quantization.has_value();
   model.quant_method = quant_method(config);

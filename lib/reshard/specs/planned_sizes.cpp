@@ -48,6 +48,8 @@ constexpr std::pair<SizeOf, std::string_view> kOtherKeys[] = {
     {SizeOf::kInner, "inter"},      {SizeOf::kInner, "ffn"},     {SizeOf::kInner, "mlp"},    {SizeOf::kInner, "inner"}};
 /// Words in keys with the size of a head, which may differ between layers and between keys and values.
 constexpr std::string_view kHeadSizes[] = {"head_dim", "head_size", "kv_channels", "d_kv"};
+/// Prefix of keys with head sizes of an indexer for sparse attention, whose projections have other names.
+constexpr std::string_view kIndexer = "index";
 
 struct KnownSize {
   std::uint64_t size = 0;
@@ -110,7 +112,7 @@ class Sizes {
         for (const auto& [kind, word] : kOtherKeys)
           if (key.find(word) != key.npos) others_.emplace(kind, size);
         for (const std::string_view word : kHeadSizes)
-          if (key.find(word) != key.npos && size <= kMaxSize) head_sizes_.insert(size);
+          if (key.find(word) != key.npos && !key.starts_with(kIndexer) && size <= kMaxSize) head_sizes_.insert(size);
       }
   }
 

@@ -167,8 +167,11 @@ std::string parameter_of(const OrderedJson& module) {
   return module.contains("parameter") ? text_at(module, "parameter") : kDefaultParameter;
 }
 
+/// As Family::Module::is_layered.
 bool is_layered(const OrderedJson& module) {
-  return text_at(module, "name").find('*') != std::string::npos;
+  const std::string name = text_at(module, "name");
+  const bool is_list = module.contains("items") || module.contains("experts");
+  return std::count(name.begin(), name.end(), '*') > (is_list ? 1 : 0);
 }
 
 /// Puts a new module behind those of its kind: of the layers, of the first stage, of the last.
