@@ -14,7 +14,7 @@ if [[ ! "$seconds" =~ ^[0-9]+$ ]]; then
 fi
 preset=${BUILD:-fuzz}
 build=build/$preset
-targets=(safetensors_header zip_directory pickle torch_file rank_files xser optimizer_file dcp_metadata)
+targets=(safetensors_header zip_directory pickle torch_file rank_files xser optimizer_file dcp_metadata json_files)
 
 cmake --preset "$preset" >/dev/null
 cmake --build --preset "$preset" --target fuzzers

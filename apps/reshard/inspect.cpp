@@ -87,7 +87,7 @@ void inspect_adapters(const std::string& path, const std::vector<AdapterFolder>&
   if (arguments.json) return print_output(to_text(adapters_document(path, adapters)));
   for (const Checkpoint& adapter : adapters)
     if (!arguments.quiet) print_notes(adapter.notes);
-  print_output(adapters_text(path, adapters));
+  print_text(adapters_text(path, adapters));
 }
 
 /// The description of a checkpoint: what its metadata amounts to, else that of its family.
@@ -139,7 +139,7 @@ void inspect(const InspectArguments& arguments, Together& together) {
     return;
   }
   if (!arguments.quiet) print_notes(inspection.notes);
-  print_output(inspect_text(path, inspection, rows, arguments.tensors || arguments.digest));
+  print_text(inspect_text(path, inspection, rows, arguments.tensors || arguments.digest));
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace reshard::cli {
 
 /// A document for machines; keys keep the order they are given.
-using Document = nlohmann::ordered_json;
+using Document = OrderedJson;
 
 /// What a job will write, or has written: the --json output of shard and consolidate. `result` is null for a dry run.
 Document job_document(const Job& job, const OutputSpace& space, const RunResult* result);

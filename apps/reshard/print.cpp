@@ -6,8 +6,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <vector>
 
 #include "reshard/base/error.h"
+#include "reshard/base/strings.h"
 #include "table.h"
 
 namespace reshard::cli {
@@ -32,9 +34,15 @@ void print_output(const std::string& text) {
   throw Error(ErrorKind::kIo, std::string("cannot write to standard output: ") + std::strerror(errno));
 }
 
+void print_text(const std::string& text) {
+  std::vector<std::string> lines = split(text, '\n');
+  for (std::string& line : lines) line = escaped(line);
+  print_output(join(lines, "\n"));
+}
+
 void print_message(const std::string& line) {
   constexpr std::size_t kIndent = 2;
-  print_error((::isatty(STDERR_FILENO) ? wrap(line, kIndent, table_columns(STDERR_FILENO)) : line) + "\n");
+  print_error((::isatty(STDERR_FILENO) ? wrap(line, kIndent, table_columns(STDERR_FILENO)) : escaped(line)) + "\n");
 }
 
 void print_error(const std::string& text) {

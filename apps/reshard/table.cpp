@@ -69,6 +69,10 @@ std::string shorten(const std::string& text, std::size_t width) {
 std::string escaped(const std::string& raw) {
   std::string text;
   for (std::size_t at = 0; at < raw.size();) {
+    if (raw[at] >= ' ' && raw[at] <= '~') {
+      text += raw[at++];
+      continue;
+    }
     const std::size_t length = std::max<std::size_t>(1, utf8_length(std::string_view(raw).substr(at)));
     text += printable(std::string_view(raw).substr(at, length));
     at += length;

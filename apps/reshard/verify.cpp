@@ -286,7 +286,7 @@ int report(const VerifyArguments& arguments, const Result& result, const std::ve
     print_output(to_text(json));
   } else if (!arguments.quiet) {
     print_notes(divergent_notes(divergent));
-    print_output(report_text(result));
+    print_text(report_text(result));
   }
   return result.same() ? 0 : kExitDifferent;
 }
@@ -452,7 +452,7 @@ int run_verify(const VerifyArguments& arguments, Together& together) {
     print_output(to_text(document_of(result, arguments, divergent, notes)));
   else if (!arguments.quiet)
     print_notes(divergent_notes(divergent));
-  if (!arguments.json && !arguments.quiet) print_output(report_text(result, arguments));
+  if (!arguments.json && !arguments.quiet) print_text(report_text(result, arguments));
   return result.same() ? 0 : kExitDifferent;
 }
 

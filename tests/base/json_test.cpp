@@ -8,12 +8,15 @@
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/growth.h"
 #include "support/temp_dir.h"
 
 namespace reshard {
 namespace {
 
 using test::error_of;
+using test::growth;
+using test::kMostGrowth;
 using test::Says;
 
 const std::filesystem::path kPath = "some/config.json";
@@ -148,6 +151,72 @@ TEST_CASE("Numbers beside NaN stay the numbers that they are") {
   const Json json = parse_json(text + "]", kPath, JsonDialect::kPython);
   CHECK(json == expected);
   CHECK(json_text(json) == json_text(expected));
+}
+
+TEST_CASE("Reading, looking up, copying and writing an object takes time in proportion to its keys") {
+  const auto text_of = [](std::size_t keys) {
+    std::string text = "{";
+    for (std::size_t i = 0; i < keys; ++i)
+      text += (i ? ",\"key." : "\"key.") + std::to_string(i) + "\":" + std::to_string(i);
+    return text + "}";
+  };
+  const auto use = [](const auto& json) {
+    for (const auto& [key, value] : json.items())
+      if (json.at(key) != value || !json.contains(key)) FAIL(key);
+    auto copy = json;
+    for (const auto& [key, value] : json.items()) copy[key] = copy[key + "."] = value;
+    CHECK(copy.size() == 2 * json.size());
+    CHECK(json_text(json).size() > json.size());
+  };
+  CHECK(growth(2000, text_of, [&](const std::string& text) { use(parse_ordered_json(text, kPath)); }) < kMostGrowth);
+  CHECK(growth(2000, text_of, [&](const std::string& text) { use(parse_json(text, kPath)); }) < kMostGrowth);
+}
+
+TEST_CASE("Places of values take memory in proportion to the text, however long the keys around them are") {
+  const auto text_of = [](std::size_t items) {
+    std::string text = "{\"" + std::string(items, 'k') + "\":[0";
+    for (std::size_t i = 1; i < items; ++i) text += ",0";
+    return text + "\n]}";
+  };
+  CHECK(growth(2000, text_of, [&](const std::string& text) {
+          CHECK(parse_located_json(text, kPath).places.line_of("/nothing") == 1);
+        }) < kMostGrowth);
+}
+
+TEST_CASE("An ordered object keeps the order of its keys and finds each, be they few or many") {
+  for (const int count : {0, 1, 15, 16, 17, 18, 400}) {
+    INFO(count);
+    OrderedJson json = OrderedJson::object();
+    std::vector<std::string> keys;
+    for (int i = 0; i < count; ++i) keys.push_back(std::to_string(i * 7919 % 1000));
+    for (const std::string& key : keys) json[key] = "value of " + key;
+    const auto check = [&](const OrderedJson& found) {
+      CHECK(found.size() == keys.size());
+      std::vector<std::string> in_order;
+      for (const auto& [key, value] : found.items()) in_order.push_back(key);
+      CHECK(in_order == keys);
+      for (const std::string& key : keys) CHECK(found.at(key) == "value of " + key);
+      CHECK_FALSE(found.contains("none"));
+      CHECK(parse_ordered_json(json_text(found), kPath) == found);
+    };
+    check(json);
+    OrderedJson copy = json;
+    check(copy);
+    check(OrderedJson(std::move(copy)));
+    CHECK(json.erase("none") == 0);
+    if (count < 3) continue;
+    for (const std::size_t index : {keys.size() - 1, std::size_t{1}, std::size_t{0}}) {
+      CHECK(json.erase(keys[index]) == 1);
+      CHECK_FALSE(json.contains(keys[index]));
+      keys.erase(keys.begin() + static_cast<std::ptrdiff_t>(index));
+      check(json);
+    }
+    json["again"] = "value of again";
+    json["again"] = "value of again";
+    keys.push_back("again");
+    check(json);
+    CHECK_THAT(error_of([&] { parse_ordered_json(R"({"a":1,"b":2,"a":3})", kPath); }).what(), Says("\"a\" twice"));
+  }
 }
 
 TEST_CASE("What is finite is written as the JSON library writes it") {

@@ -22,6 +22,34 @@ TEST_CASE("Control characters are shown as their code and other text as it is") 
                   "b\xc3") == "a\\xffb\\xc3");
 }
 
+TEST_CASE("Characters that hide or reorder others are shown as their code") {
+  CHECK(printable("a\u202Eb") == "a\\xe2\\x80\\xaeb");  // right-to-left override
+  const char* const hidden[] = {"\u00AD", "\u034F", "\u061C",     "\u115F",     "\u180E",    "\u200B",
+                                "\u200D", "\u200F", "\u2028",     "\u2029",     "\u202A",    "\u2060",
+                                "\u2066", "\u2069", "\u206F",     "\u3164",     "\uFE0F",    "\uFEFF",
+                                "\uFFA0", "\uFFF9", "\U0001D173", "\U000E0001", "\U000E007F"};
+  for (const std::string character : hidden) {
+    const std::string shown = printable("model." + character + "weight");
+    INFO(shown);
+    CHECK(shown.find(character) == std::string::npos);
+    CHECK(shown.size() == 12 + 4 * character.size());
+    CHECK_FALSE(has_control(character));
+  }
+  for (const std::string plain : {"é", "\u00A0", "…", "\u2010", "\u200A", "\u202F", "\u3000", "\uFFFC", "😀"})
+    CHECK(printable(plain) == plain);
+}
+
+TEST_CASE("Surrogates and code points past the last are no UTF-8") {
+  for (const char* text : {"\xed\xa0\x80", "\xed\xaf\xbf", "\xed\xb0\x80", "\xed\xbf\xbf", "\xf4\x90\x80\x80",
+                           "\xf5\x80\x80\x80", "\xe0\x9f\xbf", "\xf0\x8f\xbf\xbf", "\xc1\xbf"}) {
+    INFO(printable(text));
+    CHECK(utf8_length(text) == 0);
+  }
+  CHECK(utf8_length("\xed\x9f\xbf") == 3);
+  CHECK(utf8_length("\xee\x80\x80") == 3);
+  CHECK(utf8_length("\xf4\x8f\xbf\xbf") == 4);
+}
+
 TEST_CASE("A control character is found wherever it stands") {
   for (const char* control : {"\x01", "\n", "\x1f", "\x7f", "\xc2\x80", "\xc2\x9f"}) {
     INFO(printable(control));

@@ -4,14 +4,17 @@
 
 #include "reshard/engine/execute.h"
 #include "reshard/formats/manifest.h"
+#include "reshard/layouts/recorded_checksums.h"
 #include "support/catch.h"
 #include "support/checkpoints.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/layouts.h"
 #include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 #include "support/thread_ranks.h"
+#include "support/zips.h"
 
 namespace reshard::test {
 namespace {
@@ -244,6 +247,80 @@ TEST_CASE("Where no digest is known there is nothing to check, and that is an er
   const Error error = error_of([&] { model.check(); });
   CHECK(error.kind() == ErrorKind::kBadInput);
   CHECK_THAT(error.hint(), Says("SHA256SUMS"));
+}
+
+/// What is checked of the tensors that lie in a directory.
+void check_tensors(const fs::path& directory) {
+  Job job;
+  Checkpoint checkpoint = read_checkpoint(directory, {.use = ConfigUse::kLenient});
+  job.source_directory = directory;
+  job.source = std::move(checkpoint.map);
+  Together alone;
+  CHECK(check_inputs(job, unsynced(), alone).empty());
+}
+
+TEST_CASE("Files of torch.save without a known SHA-256 are held against the CRC-32 of what is in them") {
+  const Model model;
+  const auto [kind, format] = GENERATE(table<std::string, Format>({{"ranks", Format::kPytorch},
+                                                                   {"optimum", Format::kPytorch},
+                                                                   {"optimum", Format::kXser},
+                                                                   {"dcp", Format::kPytorch}}));
+  CAPTURE(kind, format);
+  ConvertRequest request = convert_request(model.temp / "model", model.temp / "ckpt");
+  request.target.layout = layout(kind);
+  request.target.tp = 2;
+  if (kind != "dcp") request.target.format = format;
+  convert(request);
+  const auto job = plan_convert(convert_request(model.temp / "ckpt", model.temp / "out"));
+  Together alone;
+  CHECK(check_inputs(*job, unsynced(), alone).empty());
+  const std::size_t count = job->source.stored.size();
+  for (const std::size_t index : {std::size_t{0}, count / 2, count - 1}) {
+    const StoredTensor& stored = job->source.stored[index];
+    const fs::path file = job->source.files[stored.file].path;
+    const std::string good = read_file(file);
+    std::string bad = good;
+    bad[stored.offset_bytes + stored.size_bytes - 1] ^= 4;
+    write_file(file, bad);
+    for (const std::uint32_t ranks : {1u, 3u}) {
+      const auto thrown = run_ranks(ranks, [&](Together& together) { check_inputs(*job, unsynced(), together); });
+      for (const auto& error : thrown) {
+        REQUIRE(error);
+        CHECK(error->kind() == ErrorKind::kBadInput);
+        CHECK(error->path() == file.string());
+        REQUIRE(error->offset_bytes());
+        CHECK(*error->offset_bytes() <= stored.offset_bytes);
+        CHECK_THAT(error->what(), Says("of a zip entry that begin here have CRC-32"));
+      }
+    }
+    write_file(file, good);
+  }
+  CHECK(check_inputs(*job, unsynced(), alone).empty());
+}
+
+TEST_CASE("The CRC-32s that torch itself wrote are right") {
+  for (const char* name :
+       {"dcp/qwen3-fsdp1-accelerate/sharded", "dcp/llama-torch2.9-fsdp2-r2/sharded", "dcp/llama-plain/sharded",
+        "deepspeed/qwen3-zero3-r3/sharded", "fsdp_ranks/llama-hsdp2x2/sharded", "optimum/llama-tp2-pp2/sharded"}) {
+    INFO(name);
+    check_tensors(testdata(fs::path("golden") / name));
+  }
+}
+
+TEST_CASE("A torch file without CRC-32s, or compressed by another program, is not known to be whole") {
+  const TempDir temp;
+  const std::vector<ZipPart> parts{{"a/data.pkl", "x"}, {"a/data/0", "yy"}};
+  for (const bool recorded : {true, false}) {
+    std::string bytes = zip_bytes(parts, {});
+    for (std::size_t at = bytes.find("PK\1\2"); at != bytes.npos; at = bytes.find("PK\1\2", at + 1))
+      put<std::uint32_t>(bytes, at + 16, recorded ? 1 : 0);
+    write_file(temp / "f.pt", bytes);
+    const auto ranges = recorded_checksums(local_storage(), {temp / "f.pt", bytes.size()});
+    CHECK(ranges.has_value() == recorded);
+    if (ranges) CHECK(ranges->size() == 2);
+  }
+  write_file(temp / "f.pt", "PK");
+  CHECK_FALSE(recorded_checksums(local_storage(), {temp / "f.pt", 2}));
 }
 
 }  // namespace

@@ -89,12 +89,11 @@ TEST_CASE("Sizes and offsets may be any number of 64 bits") {
   CHECK(header.tensors.at(0).shape == Dims{0, UINT64_MAX});
 }
 
-TEST_CASE("Metadata may be absent, null, empty or anywhere in the header") {
+TEST_CASE("Metadata may be absent, empty or anywhere in the header") {
   const std::string with = R"("__metadata__":{"format":"pt"},)";
   CHECK(parse_header_json(patched(with, ""), kPath).metadata.empty());
-  CHECK(parse_header_json(patched(R"({"format":"pt"})", "null"), kPath).metadata.empty());
   CHECK(parse_header_json(patched(R"({"format":"pt"})", "{}"), kPath).metadata.empty());
-  CHECK(parse_header_json(R"({"__metadata__":null})", kPath).tensors.empty());
+  CHECK(parse_header_json(R"({"__metadata__":{}})", kPath).tensors.empty());
   const auto late = parse_header_json(
       R"({"a":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"__metadata__":{"k":"v","":"w\n"}})", kPath);
   CHECK(late.tensors.size() == 1);
@@ -107,13 +106,14 @@ TEST_CASE("Metadata that is not an object of strings is refused") {
       {"metadata is an array", good, "[]", "", "__metadata__ is an array"},
       {"metadata is a string", good, "\"pt\"", "", "__metadata__ is \"pt\""},
       {"metadata is a number", good, "1", "", "__metadata__ is 1"},
+      {"metadata is null", good, "null", "", "__metadata__ is null, expected an object of strings"},
       {"metadata is true", good, "true", "", "__metadata__ is a boolean"},
       {"metadata holds a number", good, R"({"format":7})", "", "__metadata__ has 7 under \"format\""},
       {"metadata holds null", good, R"({"format":null})", "", "__metadata__ has null under \"format\""},
       {"metadata holds an object", good, R"({"format":{}})", "", "__metadata__ has an object under \"format\""},
       {"metadata holds an array", good, R"({"format":["pt"]})", "", "__metadata__ has an array under \"format\""},
       {"metadata has a key twice", good, R"({"k":"v","k":"v"})", "", "__metadata__ has the key \"k\" twice"},
-      {"metadata is there twice", "\"a\":{", R"("__metadata__":null,"a":{)", "", "__metadata__ twice"},
+      {"metadata is there twice", "\"a\":{", R"("__metadata__":{},"a":{)", "", "__metadata__ twice"},
   });
 }
 

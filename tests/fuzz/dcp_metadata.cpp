@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "fuzz/time_limit.h"
 #include "reshard/formats/dcp_item.h"
 #include "reshard/io/memory_files.h"
 
@@ -53,6 +54,7 @@ void find_items(const DcpMetadata& metadata, const std::string& content) {
 }  // namespace reshard
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
+  const reshard::test::TimeLimit limit(size);
   const std::string input(reinterpret_cast<const char*>(bytes), size);
   const std::size_t split = input.find("@@");
   try {

@@ -147,6 +147,27 @@ void seed_by_hand(const fs::path& out) {
                                             le_bytes<std::uint64_t>(12) + std::string(48, 's'));
 }
 
+/// The first character says which file the rest is.
+void seed_json(const fs::path& out) {
+  std::size_t seeds = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(testdata("golden"))) {
+    const std::string name = entry.path().filename();
+    const char* kind = name == "config.json"           ? "c"
+                       : name == "adapter_config.json" ? "a"
+                       : name.ends_with(".index.json") ? "i"
+                                                       : nullptr;
+    if (kind != nullptr && entry.is_regular_file() && entry.file_size() < kMostSeedBytes && seeds++ < 4 * kMostOfAKind)
+      write_file(out / "json_files" / (name + std::to_string(seeds)), kind + read_file(entry.path()));
+  }
+  write_file(out / "json_files/adapter",
+             R"(a{"peft_type": "LORA", "r": 8, "rank_pattern": {"q": 4}, "alpha_pattern": {"q": 1.5}})");
+  write_file(out / "json_files/like",
+             R"(d{"model_type": "x", "like": "llama", "rename": {"mlp": "ffn"}, "define": {"n": "hidden_size"},)"
+             R"( "modules": [{"name": "model.layers.*.a", "plan": "colwise", "shape": ["n", 4]}]})");
+  write_file(out / "json_files/description",
+             R"(d{"model_type": "x", "modules": [{"name": "a", "plan": "replicate", "shape": [1]}]})");
+}
+
 }  // namespace
 }  // namespace reshard::test
 
@@ -159,5 +180,6 @@ int main(int argc, char** argv) {
   reshard::test::seed_ranks(argv[1]);
   reshard::test::seed_ranks_by_hand(argv[1]);
   reshard::test::seed_by_hand(argv[1]);
+  reshard::test::seed_json(argv[1]);
   return 0;
 }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "fuzz/time_limit.h"
 #include "reshard/base/error.h"
 #include "reshard/io/memory_files.h"
 #include "support/zips.h"
@@ -34,6 +35,7 @@ void check(const OptimizerFile& file) {
 }  // namespace reshard
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
+  const reshard::test::TimeLimit limit(size);
   const std::string input(reinterpret_cast<const char*>(bytes), size);
   reshard::MemoryFiles files;
   std::size_t begin = 0;

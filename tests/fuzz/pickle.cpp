@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "fuzz/time_limit.h"
+
 namespace reshard {
 namespace {
 
@@ -32,6 +34,7 @@ void check_nodes(const Pickle& pickle, std::size_t size) {
 }  // namespace reshard
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
+  const reshard::test::TimeLimit limit(size);
   try {
     reshard::check_nodes(reshard::read_pickle({reinterpret_cast<const char*>(bytes), size}, "f"), size);
   } catch (const reshard::Error& error) {

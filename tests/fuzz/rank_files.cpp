@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "fuzz/time_limit.h"
 #include "reshard/formats/distributed_tensor.h"
 #include "reshard/formats/zero_files.h"
 #include "reshard/io/memory_files.h"
@@ -66,6 +67,7 @@ void read_all(Files& files) {
 }  // namespace reshard
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
+  const reshard::test::TimeLimit limit(size);
   reshard::MemoryFiles files;
   files.write(reshard::kPath, reshard::test::torch_zip(std::string(reinterpret_cast<const char*>(bytes), size),
                                                        {{"0", std::string(48, 's')}, {"1", std::string(64, 't')}}));

@@ -4,11 +4,13 @@
 #include <cstring>
 #include <string_view>
 
+#include "fuzz/time_limit.h"
 #include "reshard/base/error.h"
 #include "reshard/formats/safetensors.h"
 
 /// The first 8 bytes are the length of the data, the rest is the header.
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
+  const reshard::test::TimeLimit limit(size);
   if (size < 8) return 0;
   std::uint64_t data_bytes = 0;
   std::memcpy(&data_bytes, bytes, 8);

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "fuzz/time_limit.h"
 #include "reshard/io/memory_files.h"
 #include "support/zips.h"
 
@@ -27,6 +28,7 @@ void check_bounds(const Container& container) {
 }  // namespace reshard
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
+  const reshard::test::TimeLimit limit(size);
   std::string content(reinterpret_cast<const char*>(bytes), size);
   if (!content.empty() && content[0] == '@')
     content = reshard::test::torch_zip(content.substr(1), {{"0", std::string(48, 's')}, {"1", std::string(64, 't')}});

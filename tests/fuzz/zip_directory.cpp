@@ -2,10 +2,12 @@
 
 #include <cstdlib>
 
+#include "fuzz/time_limit.h"
 #include "reshard/formats/zip.h"
 #include "reshard/io/memory_files.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* bytes, std::size_t size) {
+  const reshard::test::TimeLimit limit(size);
   const reshard::MemorySource source(std::string(reinterpret_cast<const char*>(bytes), size));
   try {
     const reshard::ZipDirectory directory = reshard::read_zip(source, "f");

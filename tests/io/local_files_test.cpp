@@ -93,6 +93,20 @@ TEST_CASE("A directory is its owner's, which a link to it, a file, and what is n
   CHECK(local_storage().list(dir / "d").size() == 1);
 }
 
+TEST_CASE("A local file that was written anew has another stamp, though it got its size and its time again") {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "abc");
+  const auto time = fs::last_write_time(dir / "f");
+  const FileStamp stamp = local_storage().stamp(dir / "f");
+  CHECK(local_storage().stamp(dir / "f") == stamp);
+  for (int tries = 0; tries < 1000 && local_storage().stamp(dir / "f") == stamp; ++tries) {  // clocks are coarse
+    test::write_file(dir / "f", "abd");
+    fs::last_write_time(dir / "f", time);
+  }
+  CHECK(fs::last_write_time(dir / "f") == time);
+  CHECK(local_storage().stamp(dir / "f") != stamp);
+}
+
 TEST_CASE("The size of a local file is known without opening it") {
   const test::TempDir dir;
   test::write_file(dir / "f", "abc");

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "reshard/io/memory_files.h"
 #include "support/catch.h"
 #include "support/errors.h"
+#include "support/fault_storage.h"
 #include "support/files.h"
 #include "support/local_files.h"
 #include "support/temp_dir.h"
@@ -355,6 +357,54 @@ TEST_CASE("A tag that is not there is an error that says which are, so is one of
   CHECK(error_of([&] { find_checkpoint(files, temp / "step_3/done", "x"); }).kind() == ErrorKind::kUsage);
   CHECK(error_of([&] { find_checkpoint(files, temp / "nowhere", "x"); }).kind() == ErrorKind::kBadInput);
   CHECK(find_checkpoint(files, temp, "step_6").path == temp / "step_6");  // as it is asked for, finished or not
+}
+
+TEST_CASE("A file latest that cannot be looked at or read is an error, not absent") {
+  const TempDir temp;
+  for (const char* step : {"step_3", "step_6"}) write_nxd(temp / "nxd" / step);
+  write_file(temp / "nxd/latest", "step_3");
+  const fs::path zero = testdata("golden/deepspeed/qwen3-zero2-r2/sharded");
+  for (const fs::path& run : {temp / "nxd", zero}) {
+    INFO(run.string());
+    FaultStorage whole;
+    const FoundCheckpoint found = find_checkpoint(whole, run, {});
+    const auto steps = whole.steps();
+    std::size_t faults = 0;
+    for (std::uint64_t number = 0; number < steps.size(); ++number) {
+      if (steps[number].path != run / "latest") continue;
+      ++faults;
+      for (const int fault : {EIO, EACCES}) {
+        FaultStorage storage;
+        storage.before = [&](FaultStorage::Operation, std::uint64_t now) {
+          if (now == number) throw system_error(fault, "made to fail", run / "latest");
+        };
+        const Error error = error_of([&] {
+          find_checkpoint(storage, run, {});
+          read_checkpoint(storage, run, {.use = ConfigUse::kLenient});
+        });
+        CHECK(error.kind() == ErrorKind::kIo);
+        CHECK(error.path() == (run / "latest").string());
+      }
+    }
+    CHECK(faults > 0);
+  }
+}
+
+TEST_CASE("A folder that a faulty disk hides is an error, not left out of the choice") {
+  const TempDir temp;
+  for (const char* step : {"step_3", "step_6"}) write_nxd(temp / step);
+  FaultStorage whole;
+  CHECK(find_checkpoint(whole, temp.path(), {}).path == temp / "step_6");
+  const auto steps = whole.steps();
+  for (std::uint64_t number = 0; number < steps.size(); ++number) {
+    if (steps[number].path.string().find("step_6") == std::string::npos) continue;
+    FaultStorage storage;
+    storage.before = [&](FaultStorage::Operation, std::uint64_t now) {
+      if (now == number) throw system_error(EIO, "made to fail", steps[number].path);
+    };
+    INFO(steps[number].path.string());
+    CHECK(error_of([&] { find_checkpoint(storage, temp.path(), {}); }).kind() == ErrorKind::kIo);
+  }
 }
 
 TEST_CASE("Errors of the choice name the directory") {

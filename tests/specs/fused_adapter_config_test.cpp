@@ -1,8 +1,8 @@
 #include "reshard/specs/fused_adapter_config.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "reshard/base/json.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -11,8 +11,6 @@
 
 namespace reshard {
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 AdapterConfig read(const std::string& text) {
   const test::TempDir dir;

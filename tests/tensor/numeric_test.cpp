@@ -151,6 +151,22 @@ TEST_CASE("Packed values are taken apart: two of four bits, four of six bits in 
   CHECK(f6.finite_sum == 1.0);
 }
 
+TEST_CASE("The mean of finite values is finite, though their sum is not") {
+  constexpr double kMost = std::numeric_limits<double>::max();
+  const std::vector<double> most(1000, kMost);
+  ValueSummary v = summary_of<double>(DType::kF64, most);
+  CHECK(v.mean() == kMost);
+  CHECK(v.inf_count == 0);
+  v.append(summary_of<double>(DType::kF64, std::vector<double>(1000, -kMost)));
+  CHECK(v.mean() == 0);
+  v.append(summary_of<double>(DType::kF64, {2000.0, 1.0}));
+  CHECK(v.mean() == 2001.0 / 2002);
+  CHECK(summary_of<double>(DType::kF64, {0x1p1023, 0x1p1023, 0x1p1023, 0x1p1000}).mean() == 0x1p1021 * 3 + 0x1p998);
+  CHECK(summary_of<double>(DType::kF64, {1e300, 1.0}).mean() == 5e299);
+  const std::vector<float> most_of_single(100, std::numeric_limits<float>::max());
+  CHECK(summary_of<float>(DType::kF32, most_of_single).mean() == std::numeric_limits<float>::max());
+}
+
 TEST_CASE("Nothing summarises to nothing, and appending it changes nothing") {
   const ValueSummary none = summarize(DType::kBF16, {});
   CHECK(none.count == 0);

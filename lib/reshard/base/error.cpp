@@ -78,6 +78,11 @@ Error system_error(int errno_value, std::string_view doing, const std::filesyste
   return error;
 }
 
+bool is_denied(const Error& error) {
+  return error.code() == std::errc::permission_denied || error.code() == std::errc::operation_not_permitted ||
+         error.code() == std::errc::no_such_file_or_directory;
+}
+
 Error as_error(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);

@@ -93,6 +93,9 @@ class Error : public std::runtime_error {
   std::string what_;
 };
 
+/// Whether the operating system says that a file or directory may not be accessed, or has just gone: no fault of a disk.
+bool is_denied(const Error& error);
+
 /// An Error for a failed system call: `errno_value` decides between kNoSpace (ENOSPC, EDQUOT) and kIo.
 Error system_error(int errno_value, std::string_view doing, const std::filesystem::path& path);
 

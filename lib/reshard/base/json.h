@@ -6,8 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "reshard/base/json_fwd.h"
+#include "reshard/base/ordered_map.h"
 
 namespace reshard {
 
@@ -24,7 +27,7 @@ enum class JsonDialect : std::uint8_t {
 /// in one object, and for nesting deeper than kMaxJsonDepth.
 Json parse_json(std::string_view text, const std::filesystem::path& path, JsonDialect dialect = JsonDialect::kStrict);
 
-/// The same, with keys in the order of the text; each is found by looking through its object.
+/// The same, with keys in the order of the text.
 OrderedJson parse_ordered_json(std::string_view text, const std::filesystem::path& path,
                                JsonDialect dialect = JsonDialect::kStrict);
 
@@ -38,18 +41,27 @@ std::string json_text(const OrderedJson& value, int indent = -1, bool ascii = fa
 /// \throws Json::exception if it is not UTF-8.
 std::string json_string(const std::string& text);
 
-/// Where the values of a JSON text stand in it.
+/// Where the values of a JSON text stand in it. Its size is in proportion to the text, however deep that is nested.
 class JsonPlaces {
  public:
+  using Node = std::size_t;  // a value, in the order of the text
+
+  /// Adds the next value of the text, the root first.
+  /// \param around  the object or array that it is directly in; not used for the root.
+  /// \param key     its key, or its index.
+  /// \param byte    where it begins, about.
+  Node add(Node around, const std::string& key, std::uint64_t byte);
+
   /// The line, from 1, of the value that a JSON pointer such as "/modules/3/plan" names; where it has none, of the
   /// nearest around it.
-  std::uint64_t line_of(std::string pointer) const;
+  std::uint64_t line_of(const std::string& pointer) const;
 
  private:
-  friend struct LocatedJson parse_located_json(std::string text, const std::filesystem::path& path);
+  friend struct LocatedJson parse_located_json(std::string_view text, const std::filesystem::path& path);
 
-  std::string text_;
-  std::map<std::string, std::uint64_t> bytes_;  // where each value begins, about
+  std::vector<std::uint64_t> newlines_;  // bytes of the text
+  std::vector<std::uint64_t> bytes_;     // of each value
+  std::map<std::pair<Node, std::string>, Node> members_;
 };
 
 struct LocatedJson {
@@ -59,7 +71,7 @@ struct LocatedJson {
 
 /// parse_json for a text that people write, and have to find their mistakes in.
 /// \throws as parse_json, with the line.
-LocatedJson parse_located_json(std::string text, const std::filesystem::path& path);
+LocatedJson parse_located_json(std::string_view text, const std::filesystem::path& path);
 
 /// `key` as a part of a JSON pointer (RFC 6901).
 std::string pointer_part(const std::string& key);

@@ -75,7 +75,7 @@ class Builder final : public nlohmann::json_sax<Value> {
   /// `read_bytes` counts what the parser has taken of the text.
   /// `places`, if there are any, is told where each value stands.
   Builder(const std::filesystem::path& path, const NonFinite& non_finite, const std::uint64_t& read_bytes,
-          std::map<std::string, std::uint64_t>* places)
+          JsonPlaces* places)
       : path_(path),
         next_non_finite_(non_finite.values.begin()),
         end_non_finite_(non_finite.values.end()),
@@ -101,7 +101,7 @@ class Builder final : public nlohmann::json_sax<Value> {
     const auto [member, is_new] = open_.back()->template get_ref<typename Value::object_t&>().emplace(name, nullptr);
     if (!is_new)
       throw Error(ErrorKind::kBadInput, "has the key \"" + printable(name) + "\" twice").in(path_).at_byte(last_byte());
-    if (places_) key_pointer_ = pointers_.back() + "/" + pointer_part(name);
+    if (places_) key_ = name;
     return member_ = &member->second, true;
   }
 
@@ -134,24 +134,22 @@ class Builder final : public nlohmann::json_sax<Value> {
           .in(path_)
           .at_byte(last_byte());
     open_.push_back(&put(std::move(value)));
-    if (places_) pointers_.push_back(last_pointer_);
+    if (places_) open_places_.push_back(last_place_);
     return true;
   }
 
   void close() {
     open_.pop_back();
-    if (places_) pointers_.pop_back();
+    if (places_) open_places_.pop_back();
   }
 
   void note_place() {
     if (!places_) return;
     if (open_.empty())
-      last_pointer_.clear();
-    else if (open_.back()->is_array())
-      last_pointer_ = pointers_.back() + "/" + std::to_string(open_.back()->size());
+      last_place_ = places_->add(0, {}, last_byte());
     else
-      last_pointer_ = key_pointer_;
-    places_->emplace(last_pointer_, last_byte());
+      last_place_ = places_->add(open_places_.back(),
+                                 open_.back()->is_array() ? std::to_string(open_.back()->size()) : key_, last_byte());
   }
 
   std::uint64_t last_byte() const { return read_bytes_ > 0 ? read_bytes_ - 1 : 0; }
@@ -163,10 +161,10 @@ class Builder final : public nlohmann::json_sax<Value> {
   Value root_;
   std::vector<Value*> open_;  // objects and arrays that have begun, each inside the one before
   Value* member_ = nullptr;   // of the innermost object: the one whose key was last
-  std::map<std::string, std::uint64_t>* places_;
-  std::vector<std::string> pointers_;  // of what is in open_
-  std::string key_pointer_;            // of member_
-  std::string last_pointer_;           // of the value that came last
+  JsonPlaces* places_;
+  std::vector<JsonPlaces::Node> open_places_;  // of what is in open_
+  std::string key_;                            // of member_
+  JsonPlaces::Node last_place_ = 0;            // of the value that came last
 };
 
 /// Goes through a text, and counts.
@@ -195,7 +193,7 @@ std::uint64_t line_at(std::string_view text, std::uint64_t byte) {
 
 template <typename Value>
 Value parse(std::string_view text, const std::filesystem::path& path, JsonDialect dialect,
-            std::map<std::string, std::uint64_t>* places = nullptr) {
+            JsonPlaces* places = nullptr) {
   // The parser takes a NUL for the end of the text.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos)
     throw Error(ErrorKind::kBadInput, "holds a NUL byte and so is not valid JSON").in(path).at_byte(nul);
@@ -218,24 +216,35 @@ OrderedJson parse_ordered_json(std::string_view text, const std::filesystem::pat
   return parse<OrderedJson>(text, path, dialect);
 }
 
-std::uint64_t JsonPlaces::line_of(std::string pointer) const {
-  auto found = bytes_.find(pointer);
-  while (found == bytes_.end() && !pointer.empty()) {
-    pointer.resize(pointer.rfind('/'));
-    found = bytes_.find(pointer);
-  }
-  return line_at(text_, found == bytes_.end() ? 0 : found->second);
+JsonPlaces::Node JsonPlaces::add(Node around, const std::string& key, std::uint64_t byte) {
+  if (!bytes_.empty()) members_.emplace(std::pair(around, pointer_part(key)), bytes_.size());
+  bytes_.push_back(byte);
+  return bytes_.size() - 1;
 }
 
-LocatedJson parse_located_json(std::string text, const std::filesystem::path& path) {
+std::uint64_t JsonPlaces::line_of(const std::string& pointer) const {
+  Node node = 0;
+  std::vector<std::string> parts = split(pointer, '/');  // the first is empty
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    const auto member = members_.find(std::pair(node, parts[i]));
+    if (member == members_.end()) break;
+    node = member->second;
+  }
+  if (bytes_.empty()) return 1;
+  return 1 + static_cast<std::uint64_t>(std::lower_bound(newlines_.begin(), newlines_.end(), bytes_[node]) -
+                                        newlines_.begin());
+}
+
+LocatedJson parse_located_json(std::string_view text, const std::filesystem::path& path) {
   LocatedJson located;
   try {
-    located.json = parse<Json>(text, path, JsonDialect::kStrict, &located.places.bytes_);
+    located.json = parse<Json>(text, path, JsonDialect::kStrict, &located.places);
   } catch (Error& error) {
     if (error.offset_bytes()) error.at_line(line_at(text, *error.offset_bytes()));
     throw;
   }
-  located.places.text_ = std::move(text);
+  for (std::size_t at = text.find('\n'); at != text.npos; at = text.find('\n', at + 1))
+    located.places.newlines_.push_back(at);
   return located;
 }
 

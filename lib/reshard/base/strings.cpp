@@ -38,6 +38,28 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return rows[a.size()][b.size()];
 }
 
+/// Code points that a terminal shows by nothing, or by moving others: Unicode's general categories Cf, Zl and Zp, and
+/// what has the property Default_Ignorable_Code_Point (version 15).
+struct CodePoints {
+  std::uint32_t first, last;
+};
+constexpr CodePoints kHidden[] = {
+    {0x00AD, 0x00AD},   {0x034F, 0x034F},   {0x0600, 0x0605},   {0x061C, 0x061C},   {0x06DD, 0x06DD},
+    {0x070F, 0x070F},   {0x0890, 0x0891},   {0x08E2, 0x08E2},   {0x115F, 0x1160},   {0x17B4, 0x17B5},
+    {0x180B, 0x180F},   {0x200B, 0x200F},   {0x2028, 0x202E},   {0x2060, 0x206F},   {0x3164, 0x3164},
+    {0xFE00, 0xFE0F},   {0xFEFF, 0xFEFF},   {0xFFA0, 0xFFA0},   {0xFFF0, 0xFFFB},   {0x110BD, 0x110BD},
+    {0x110CD, 0x110CD}, {0x13430, 0x1343F}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0xE0000, 0xE0FFF}};
+
+/// \param character  one code point in UTF-8.
+bool is_hidden(std::string_view character) {
+  if (character.size() < 2) return false;
+  constexpr std::uint32_t kFirstBits[] = {0x1F, 0x0F, 0x07};  // of 2, 3, 4 bytes
+  std::uint32_t code = static_cast<unsigned char>(character[0]) & kFirstBits[character.size() - 2];
+  for (const char c : character.substr(1)) code = code << 6 | (static_cast<unsigned char>(c) & 0x3F);
+  return std::any_of(std::begin(kHidden), std::end(kHidden),
+                     [&](CodePoints range) { return range.first <= code && code <= range.last; });
+}
+
 bool equal_ignoring_case(std::string_view a, std::string_view b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
@@ -51,9 +73,14 @@ std::size_t utf8_length(std::string_view text) {
   const unsigned first = byte(0);
   if (first < 0x80) return text.empty() ? 0 : 1;
   if (first >= 0xC2 && first < 0xE0) return continues(1) ? 2 : 0;
-  if (first >= 0xE0 && first < 0xF0) return continues(1) && continues(2) && (first > 0xE0 || byte(1) >= 0xA0) ? 3 : 0;
-  if (first >= 0xF0 && first < 0xF5)
-    return continues(1) && continues(2) && continues(3) && (first > 0xF0 || byte(1) >= 0x90) ? 4 : 0;
+  if (first >= 0xE0 && first < 0xF0) {
+    const bool allowed = first == 0xE0 ? byte(1) >= 0xA0 : first != 0xED || byte(1) < 0xA0;  // no surrogates
+    return continues(1) && continues(2) && allowed ? 3 : 0;
+  }
+  if (first >= 0xF0 && first < 0xF5) {
+    const bool allowed = first == 0xF0 ? byte(1) >= 0x90 : first != 0xF4 || byte(1) < 0x90;
+    return continues(1) && continues(2) && continues(3) && allowed ? 4 : 0;
+  }
   return 0;
 }
 
@@ -77,7 +104,7 @@ std::string printable(std::string_view text) {
   while (at < text.size() && at < kPrintableBytes) {
     const std::string_view rest = text.substr(at);
     const std::size_t length = std::max<std::size_t>(1, utf8_length(rest));
-    if (utf8_length(rest) == 0 || begins_with_control(rest)) {
+    if (utf8_length(rest) == 0 || begins_with_control(rest) || is_hidden(rest.substr(0, length))) {
       for (std::size_t i = 0; i < length; ++i) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(rest[i]));
     } else {
       out += rest.substr(0, length);

@@ -9,7 +9,8 @@
 
 namespace reshard {
 
-/// Bytes of the code point that `text` begins with; 0 if it does not begin with a whole one in UTF-8.
+/// Bytes of the code point that `text` begins with; 0 if it does not begin with a whole one in UTF-8 (RFC 3629: no
+/// surrogates, nothing above U+10FFFF).
 std::size_t utf8_length(std::string_view text);
 
 /// Whether `text` begins with a control character: C0, DEL, or C1 in UTF-8.
@@ -18,8 +19,8 @@ bool begins_with_control(std::string_view text);
 /// Whether there is such a character in `text`.
 bool has_control(std::string_view text);
 
-/// `text` fit for a terminal: control characters and what is not UTF-8 as \xNN, everything else as it is, cut after 300
-/// bytes.
+/// `text` fit for a terminal: control characters, characters that hide or reorder others, and what is not UTF-8 as
+/// \xNN, everything else as it is, cut after 300 bytes.
 std::string printable(std::string_view text);
 
 /// "1.23 GB", decimal (10^9): sizes of files and checkpoints.

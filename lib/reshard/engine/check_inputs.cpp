@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <string_view>
 
+#include "reshard/base/crc32.h"
 #include "reshard/base/error.h"
 #include "reshard/base/strings.h"
 #include "reshard/engine/digests.h"
+#include "reshard/engine/parallel.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/io/text_file.h"
+#include "reshard/layouts/recorded_checksums.h"
 
 namespace reshard {
 namespace {
@@ -18,6 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxSumsBytes = std::uint64_t{256} << 20;
 constexpr std::uint64_t kMaxMetadataBytes = 4096;
+constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;  // read at once
 
 using Found = std::optional<ExpectedDigest>;
 
@@ -124,15 +128,16 @@ Found expected_digest(Files& files, Sums& sums, const fs::path& file, const fs::
   return digest;
 }
 
+using Recorded = std::optional<std::vector<ChecksummedRange>>;
+
 /// Of all files of tensors: one that nobody checks would pass as checked.
-/// \param digests  of the job's files, those of tensors first.
-/// \param doubts   of Sums.
-void validate_all_known(const Job& job, const std::vector<Found>& digests, const std::string& doubts) {
+/// \param is_known  of the files of tensors.
+/// \param doubts    of Sums.
+void validate_all_known(const Job& job, const std::vector<bool>& is_known, const std::string& doubts) {
   const std::size_t all = job.source.files.size();
-  const auto end = digests.begin() + static_cast<std::ptrdiff_t>(all);
-  const auto unknown = std::find(digests.begin(), end, std::nullopt);
-  if (unknown == end) return;
-  const auto count = static_cast<std::size_t>(std::count(unknown, end, std::nullopt));
+  const auto unknown = std::find(is_known.begin(), is_known.end(), false);
+  if (unknown == is_known.end()) return;
+  const auto count = static_cast<std::size_t>(std::count(unknown, is_known.end(), false));
   const std::string hint =
       "a SHA256SUMS beside them or above says it, the cache of a download from Hugging Face, or what `check-against` "
       "names" +
@@ -146,8 +151,34 @@ void validate_all_known(const Job& job, const std::vector<Found>& digests, const
   throw Error(ErrorKind::kBadInput,
               count == 1 ? fmt::format("no SHA-256 is known of it, the only such file of {}", all)
                          : fmt::format("no SHA-256 is known of it, the first of {} such files of {}", count, all))
-      .in(job.source.files[static_cast<std::size_t>(unknown - digests.begin())].path)
+      .in(job.source.files[static_cast<std::size_t>(unknown - is_known.begin())].path)
       .hint(hint);
+}
+
+/// Reads the ranges of a file.
+/// \throws Error kBadInput that names the first damaged one; kIo; kInterrupted.
+void validate_checksums(const fs::path& file, const std::vector<ChecksummedRange>& ranges, const RunOptions& options,
+                        Progress& progress) {
+  const auto source = options.storage->open(file);
+  std::vector<std::byte> block(kBlockBytes);
+  for (const ChecksummedRange& range : ranges) {
+    std::uint32_t crc = 0;
+    for (std::uint64_t done = 0; done < range.size_bytes;) {
+      throw_if_stopped(options);
+      const auto bytes = std::span(block).first(std::min(kBlockBytes, range.size_bytes - done));
+      source->read_at(range.offset_bytes + done, bytes);
+      crc = crc32(bytes, crc);
+      done += bytes.size();
+      progress.done_bytes += bytes.size();
+    }
+    if (crc != range.crc32)
+      throw Error(ErrorKind::kBadInput,
+                  fmt::format("the {} bytes of a zip entry that begin here have CRC-32 {:08x}, but should have {:08x}",
+                              range.size_bytes, crc, range.crc32))
+          .in(file)
+          .at_byte(range.offset_bytes)
+          .hint("the file is damaged: get it anew");
+  }
 }
 
 }  // namespace
@@ -167,6 +198,7 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
   Progress& progress = options.progress ? *options.progress : own;
   std::vector<fs::path> paths;
   std::vector<ExpectedDigest> expected;
+  std::vector<Recorded> recorded;  // of files of tensors without a known digest
   together.step("look for digests", progress, [&] {
     std::vector<fs::path> files;
     for (const TensorFile& file : job.source.files) files.push_back(file.path);
@@ -181,12 +213,26 @@ std::map<fs::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& 
       digests.push_back(
           expected_digest(storage, sums, file, is_inside && !against.empty() ? against / relative : fs::path()));
     }
-    validate_all_known(job, digests, sums.doubts());
+    std::vector<bool> is_known(job.source.files.size());
+    recorded.resize(is_known.size());
+    for (std::size_t i = 0; i < is_known.size(); ++i) {
+      if (!digests[i]) recorded[i] = recorded_checksums(storage, job.source.files[i]);
+      is_known[i] = digests[i] || recorded[i];
+    }
+    validate_all_known(job, is_known, sums.doubts());
     for (std::size_t i = 0; i < files.size(); ++i) {
       if (!digests[i]) continue;
       paths.push_back(std::move(files[i]));
       expected.push_back(std::move(*digests[i]));
     }
+  });
+  together.step("check files", progress, [&] {
+    std::vector<std::size_t> mine;  // the files of this rank, of those that have no digest
+    for (std::size_t i = 0, n = 0; i < recorded.size(); ++i)
+      if (recorded[i] && n++ % together.size() == together.rank()) mine.push_back(i);
+    for_each_number(mine.size(), thread_count(options), [&](std::size_t i) {
+      validate_checksums(job.source.files[mine[i]].path, *recorded[mine[i]], options, progress);
+    });
   });
   const auto read = [&](std::uint64_t bytes) { progress.done_bytes += bytes; };
   const std::vector<Sha256Digest> digests = digest_files(paths, options, read, together);

@@ -16,6 +16,7 @@ void write_summary(WireWriter& wire, const ValueSummary& summary) {
   wire.add(summary.min);
   wire.add(summary.max);
   wire.add(summary.finite_sum);
+  wire.add(summary.huge_sum);
   wire.add(summary.finite_count);
 }
 
@@ -27,6 +28,7 @@ ValueSummary read_summary(WireReader& wire) {
   summary.min = wire.real();
   summary.max = wire.real();
   summary.finite_sum = wire.real();
+  summary.huge_sum = wire.real();
   summary.finite_count = wire.number();
   return summary;
 }

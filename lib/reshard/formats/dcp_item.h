@@ -36,6 +36,8 @@ class DcpFile {
   const std::filesystem::path& path() const { return path_; }
   std::uint64_t size_bytes() const { return source_->size_bytes(); }
   const FileStamp& stamp() const { return stamp_; }
+  /// Whether its items are zip archives, unless they are compressed.
+  bool has_archives() const { return !bucket_; }
 
   /// Where the elements of a chunk lie. Reads the ends of its item and no tensor's bytes. A compressed item is decoded
   /// whole, once for calls in a row that name the same one. `tensor` has a known dtype; `transforms` are the item's, as

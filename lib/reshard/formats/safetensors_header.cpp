@@ -29,10 +29,7 @@ class HeaderReader {
 
   SafetensorsHeader take() { return std::move(header_); }
 
-  bool null() {
-    if (state_ == State::kMetadataValue && depth_ == 1) return state_ = State::kTop, true;
-    return scalar("null");
-  }
+  bool null() { return scalar("null"); }
   bool boolean(bool) { return scalar("a boolean"); }
   bool number_integer(number_integer_t) { return scalar("a negative number"); }
   bool number_float(number_float_t, const string_t& text) { return scalar(printable(text)); }

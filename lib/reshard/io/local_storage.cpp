@@ -285,9 +285,14 @@ class LocalStorage final : public Storage {
   FileStamp stamp(const std::filesystem::path& path) override {
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return {};
-    const std::uint64_t parts[] = {status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size),
+    // The time of the last change, which no program can set, tells a file that was given its old time again.
+    const std::uint64_t parts[] = {status.st_dev,
+                                   status.st_ino,
+                                   static_cast<std::uint64_t>(status.st_size),
                                    static_cast<std::uint64_t>(status.st_mtim.tv_sec),
-                                   static_cast<std::uint64_t>(status.st_mtim.tv_nsec)};
+                                   static_cast<std::uint64_t>(status.st_mtim.tv_nsec),
+                                   static_cast<std::uint64_t>(status.st_ctim.tv_sec),
+                                   static_cast<std::uint64_t>(status.st_ctim.tv_nsec)};
     return FileStamp(std::string(reinterpret_cast<const char*>(parts), sizeof parts));
   }
 

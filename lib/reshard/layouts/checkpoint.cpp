@@ -14,6 +14,7 @@
 #include "reshard/formats/read_container.h"
 #include "reshard/layouts/adapter_folders.h"
 #include "reshard/layouts/misfits.h"
+#include "reshard/layouts/model_bounds.h"
 #include "reshard/layouts/nearby_checkpoints.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/rank_folder.h"
@@ -324,6 +325,9 @@ Checkpoint read_found(Files& files, const FoundLayout& found, const ReadContext&
 
 Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& context) {
   Checkpoint checkpoint = read_found(files, found, context);
+  // A rank file may be read at any place and as any bytes, while weights of a Hugging Face directory have to be a
+  // container of tensors, wherever they are linked from.
+  if (checkpoint.has_ranks()) validate_no_outside_links(files, checkpoint);
   validate_no_rank(files, checkpoint, context.use);
   note_strangers(checkpoint);
   if (context.use == ConfigUse::kLenient) note_misfits(checkpoint);
@@ -333,6 +337,7 @@ Checkpoint read(Files& files, const FoundLayout& found, const ReadContext& conte
 
 Checkpoint read_adapter(Files& files, const AdapterFolder& adapter, const ReadContext& context) {
   Checkpoint checkpoint = read_sharded_adapter(files, adapter, context);
+  validate_no_outside_links(files, checkpoint);
   note_idle_options(checkpoint, context.options);
   return checkpoint;
 }

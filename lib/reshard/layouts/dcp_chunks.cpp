@@ -40,6 +40,16 @@ ChunkedTensor& DcpChunkFinder::add(const std::vector<const DcpBytes*>& objects, 
   return tensors_.back();
 }
 
+namespace {
+
+/// \param archives  of the places before, in ascending order: tied tensors have one in common.
+void add_archive(std::vector<TensorFile::Archive>& archives, const DcpPlace& place) {
+  if (archives.empty() || archives.back().offset_bytes != place.offset_bytes)
+    archives.push_back({place.offset_bytes, place.length_bytes});
+}
+
+}  // namespace
+
 std::vector<ChunkedTensor> DcpChunkFinder::find() {
   validate_chunks(tensors_, where_);
   std::sort(wanted_.begin(), wanted_.end(), [](const Wanted& a, const Wanted& b) { return a.key() < b.key(); });
@@ -63,6 +73,7 @@ std::vector<ChunkedTensor> DcpChunkFinder::find() {
     DcpItem item =
         one.tensor != nullptr ? file->find(*one.tensor, *one.chunk, transforms) : file->find(*one.object, transforms);
     if (item.frame && found_.back().frame != item.frame) add_file(*file, item.decoded_bytes, item.frame);
+    if (!item.frame && file->has_archives()) add_archive(found_[whole].archives, place);
     ChunkedTensor::Chunk& chunk = tensors_[one.index].chunks[one.number];
     chunk.file = static_cast<std::uint32_t>(item.frame ? found_.size() - 1 : whole);
     chunk.offset_bytes = item.tensor.offset_bytes;

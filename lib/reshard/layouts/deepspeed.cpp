@@ -48,7 +48,8 @@ std::optional<fs::path> named_folder(Files& files, const fs::path& directory, co
     if (text.empty() || text == "." || text == ".." || text.find('/') != text.npos || has_control(text))
       return std::nullopt;
     return directory / text;
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo) throw;
     return std::nullopt;  // whoever reads the file says why
   }
 }

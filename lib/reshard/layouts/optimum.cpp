@@ -1,7 +1,6 @@
 // What optimum-neuron writes today: shards/model/dp_rank_00_tp_rank_XX_pp_rank_YY.pt, with metadata and marker files in
 // shards/ and trn_config.json in the checkpoint's directory.
-#include <nlohmann/json.hpp>
-
+#include "reshard/base/json.h"
 #include "reshard/layouts/master_weights.h"
 #include "reshard/layouts/optimizer_groups.h"
 #include "reshard/layouts/training_layout.h"
@@ -28,7 +27,7 @@ LayoutTraits optimum_traits() {
 std::string training_config_text(const TargetPlan& plan, const TargetRequest& request) {
   const Mesh& mesh = plan.mesh;
   const auto& attention = plan.attention;
-  nlohmann::ordered_json json;
+  OrderedJson json;
   json["tensor_parallel_size"] = mesh.tp;
   json["pipeline_parallel_size"] = mesh.pp;
   json["virtual_pipeline_parallel_size"] = mesh.vpp;

@@ -133,12 +133,6 @@ bool is_one_of(Files& files, const fs::path& folder, const std::vector<fs::path>
   return std::any_of(paths.begin(), paths.end(), [&](const fs::path& path) { return files.is_same(folder, path); });
 }
 
-/// Whether what a folder holds is not to be had, and no fault of the disk: it may not be read, or has just gone.
-bool is_denied(const Error& error) {
-  return error.code() == std::errc::permission_denied || error.code() == std::errc::operation_not_permitted ||
-         error.code() == std::errc::no_such_file_or_directory;
-}
-
 /// What `check` says of a folder; false if it looks at something below that may not be read, which is then left out by
 /// itself.
 template <typename Check>
@@ -158,15 +152,19 @@ class Collector {
   void collect(const fs::path& directory, const fs::path& relative, const Entries& entries) {
     for (const auto& [name, kind, is_link] : entries) {
       if (name.starts_with(".") || is_of_shards(files_, directory, name)) continue;
-      if (kind == FileKind::kDirectory) {
-        // A linked folder may lead anywhere, even back here.
-        if (!is_link) try_folder(directory / name, relative / name);
+      if (kind == FileKind::kDirectory && is_link) {
+        // It may lead anywhere, even back here.
+        if (!is_one_of(files_, directory / name, left_out_)) linked_folders_.push_back((relative / name).string());
+      } else if (kind == FileKind::kDirectory) {
+        try_folder(directory / name, relative / name);
       } else if (kind == FileKind::kFile && has_weights_ending(name) && is_weights(name)) {
         found_.weights.push_back(directory / name);
       } else if (kind == FileKind::kFile && !is_weights(name) && !is_proof(name)) {
         add(directory / name, relative / name);
-      } else if (kind == FileKind::kBrokenLink && !is_weights(name)) {
+      } else if (kind == FileKind::kBrokenLink) {
         broken_links_.push_back((relative / name).string());
+      } else if (kind == FileKind::kOther) {
+        others_.push_back((relative / name).string());
       }
     }
   }
@@ -178,7 +176,9 @@ class Collector {
             fmt::format("{} left out: {}", folders.size() == 1 ? one : several, list_names(folders, SIZE_MAX)));
     };
     note(checkpoints_, "a folder that is a checkpoint of its own is", "folders that are checkpoints of their own are");
+    note(linked_folders_, "a folder that is a link is", "folders that are links are");
     note(broken_links_, "a link that leads nowhere is", "links that lead nowhere are");
+    note(others_, "an entry that is no regular file is", "entries that are no regular files are");
     note(denied_, "a folder that may not be read is", "folders that may not be read are");
     return std::move(found_);
   }
@@ -194,16 +194,17 @@ class Collector {
 
   /// A folder that is denied half-way is left out as a whole.
   void try_folder(const fs::path& folder, const fs::path& relative) {
-    const auto files = found_.files.size(), checkpoints = checkpoints_.size(), denied = denied_.size();
-    const auto weights = found_.weights.size();
+    const auto files = found_.files.size(), weights = found_.weights.size();
+    std::vector<std::size_t> sizes;
+    for (const auto* names : kinds_of_left_out()) sizes.push_back(names->size());
     try {
       look_into(folder, relative);
     } catch (const Error& error) {
       if (!is_denied(error)) throw;
       found_.files.resize(files);
       found_.weights.resize(weights);
-      checkpoints_.resize(checkpoints);
-      denied_.resize(denied);
+      auto size = sizes.begin();
+      for (auto* names : kinds_of_left_out()) names->resize(*size++);
       denied_.push_back(relative.string());
     }
   }
@@ -220,10 +221,14 @@ class Collector {
     if (!leads_to(files_, folder, left_out_)) checkpoints_.push_back(relative.string());
   }
 
+  std::array<std::vector<std::string>*, 5> kinds_of_left_out() {
+    return {&checkpoints_, &denied_, &linked_folders_, &broken_links_, &others_};
+  }
+
   Files& files_;
   const std::vector<fs::path>& left_out_;
   Companions found_;
-  std::vector<std::string> checkpoints_, denied_, broken_links_;
+  std::vector<std::string> checkpoints_, denied_, linked_folders_, broken_links_, others_;  // what is left out, by kind
 };
 
 }  // namespace

@@ -21,9 +21,9 @@ struct Companions {
 };
 
 /// Everything under `directory` that is neither weights, nor an index of weights, nor hidden, nor about its shards, nor
-/// a manifest of its files or a signature of these or of weights, nor what marks the checkpoints of a training run. Folders that are checkpoints of their own
-/// stay behind, with a note, and so do folders below `directory` that may not be read; the folders `left_out` stay
-/// behind without one.
+/// a manifest of its files or a signature of these or of weights, nor what marks the checkpoints of a training run. Left
+/// out with a note: folders that are checkpoints of their own, linked folders, folders below `directory` that may not be
+/// read, links to nowhere, and pipes, sockets and devices. The folders `left_out` stay behind without one.
 /// \throws Error kIo if `directory` itself cannot be read.
 Companions companion_files(Files& files, const std::filesystem::path& directory,
                            const std::vector<std::filesystem::path>& left_out = {});

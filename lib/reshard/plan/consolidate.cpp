@@ -7,6 +7,7 @@
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/extra_tensors.h"
 #include "reshard/plan/job.h"
+#include "reshard/plan/outside_links.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
 
@@ -74,7 +75,9 @@ std::unique_ptr<Job> plan(Files& files, ConsolidateRequest request) {
 }  // namespace
 
 std::unique_ptr<Job> plan_consolidate(Files& files, const ConsolidateRequest& request) {
-  return plan(files, request);
+  std::unique_ptr<Job> job = plan(files, request);
+  leave_out_outside_links(files, *job, request.source);
+  return job;
 }
 
 }  // namespace reshard

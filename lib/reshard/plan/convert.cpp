@@ -18,6 +18,7 @@
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/extra_tensors.h"
 #include "reshard/plan/metadata_model.h"
+#include "reshard/plan/outside_links.h"
 #include "reshard/plan/tags.h"
 #include "reshard/plan/target.h"
 #include "reshard/specs/language_model.h"
@@ -326,7 +327,9 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
 }  // namespace
 
 std::unique_ptr<Job> plan_convert(Files& files, const ConvertRequest& request) {
-  return plan(files, request);
+  std::unique_ptr<Job> job = plan(files, request);
+  leave_out_outside_links(files, *job, request.source);
+  return job;
 }
 
 }  // namespace reshard

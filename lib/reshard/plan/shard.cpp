@@ -8,6 +8,7 @@
 #include "reshard/plan/config_dtype.h"
 #include "reshard/plan/extra_tensors.h"
 #include "reshard/plan/job.h"
+#include "reshard/plan/outside_links.h"
 #include "reshard/plan/target.h"
 
 namespace reshard {
@@ -53,7 +54,9 @@ std::unique_ptr<Job> plan(Files& files, ShardRequest request) {
 }  // namespace
 
 std::unique_ptr<Job> plan_shard(Files& files, const ShardRequest& request) {
-  return plan(files, request);
+  std::unique_ptr<Job> job = plan(files, request);
+  leave_out_outside_links(files, *job, request.source, request.adapters);
+  return job;
 }
 
 }  // namespace reshard

@@ -195,7 +195,7 @@ bool is_only_model(Files& files, const fs::path& directory, const std::string& n
     try {
       if (look_at(files, directory / entry.name).has_weights) return false;
     } catch (const Error& error) {
-      if (!error.code()) throw;  // else it may not be read, and could not be chosen either
+      if (!is_denied(error)) throw;  // else it could not be chosen either
     }
   }
   return true;
@@ -243,7 +243,7 @@ std::vector<Tag> list_tags(Files& files, const fs::path& directory) {
       Tag tag = look_at(files, directory / entry.name);
       if (is_marked(tag) || is_tag_name(entry.name)) tags.push_back(std::move(tag));
     } catch (const Error& error) {
-      if (!error.code()) throw;  // else it may not be read, and cannot be chosen
+      if (!is_denied(error)) throw;  // else it cannot be chosen
     }
   }
   std::sort(tags.begin(), tags.end(), [](const Tag& a, const Tag& b) { return natural_less(a.name, b.name); });

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
 
 #include "reshard/base/error.h"
@@ -378,26 +380,42 @@ std::string module_text(const Json& module, std::size_t index) {
   return printable(name->get_ref<const std::string&>());
 }
 
-/// Where in a family that says "like" stands what a pointer into the resolved one names; "/like" for what is the other
-/// family's.
-std::string pointer_in_derived(const std::string& pointer, const Json& resolved, const Json& derived) {
-  const std::vector<std::string> parts = split(pointer, '/');
-  if (parts.size() < 2 || !derived.contains(parts[1])) return "/like";
-  if (parts[1] != "modules" || parts.size() < 3) return pointer;
-  const auto name_of = [](const Json& module) {
-    return std::pair(module.value("name", Json()), module.value("parameter", Json("weight")));
-  };
-  const auto index = parse_unsigned(parts[2]);
-  if (!index) return "/like";
-  const Json& all = resolved.at("modules");
-  std::size_t before = 0;  // modules of that name that come earlier
-  for (std::size_t i = 0; i < *index; ++i) before += name_of(all.at(i)) == name_of(all.at(*index));
-  const Json& modules = derived.at("modules");
-  for (std::size_t i = 0; i < modules.size(); ++i)
-    if (name_of(modules[i]) == name_of(all.at(*index)) && before-- == 0)
-      return fmt::format("/modules/{}{}", i, pointer.substr(("/modules/" + parts[2]).size()));
-  return "/like";
-}
+/// Where in a family that says "like" stands what pointers into the resolved one name.
+class DerivedPointers {
+ public:
+  DerivedPointers(const Json& resolved, const Json& derived) : derived_(derived) {
+    if (!derived.contains("modules")) return;
+    std::map<std::string, std::vector<std::size_t>> given;  // modules of one name, in their order
+    std::map<std::string, std::size_t> seen;                // how many of that name came before
+    const Json& modules = derived.at("modules");
+    for (std::size_t i = 0; i < modules.size(); ++i) given[name_of(modules[i])].push_back(i);
+    for (const Json& module : resolved.at("modules")) {
+      const std::string name = name_of(module);
+      const std::size_t before = seen[name]++;
+      const auto found = given.find(name);
+      const bool is_given = found != given.end() && before < found->second.size();
+      modules_.push_back(is_given ? std::optional(found->second[before]) : std::nullopt);
+    }
+  }
+
+  /// "/like" for what is the other family's.
+  std::string operator()(const std::string& pointer) const {
+    const std::vector<std::string> parts = split(pointer, '/');
+    if (parts.size() < 2 || !derived_.contains(parts[1])) return "/like";
+    if (parts[1] != "modules" || parts.size() < 3) return pointer;
+    const auto index = parse_unsigned(parts[2]);
+    if (!index || *index >= modules_.size() || !modules_[*index]) return "/like";
+    return fmt::format("/modules/{}{}", *modules_[*index], pointer.substr(("/modules/" + parts[2]).size()));
+  }
+
+ private:
+  static std::string name_of(const Json& module) {
+    return json_text(Json{module.value("name", Json()), module.value("parameter", Json("weight"))});
+  }
+
+  const Json& derived_;
+  std::vector<std::optional<std::size_t>> modules_;  // of the resolved family, where the derived one has them
+};
 
 void read_modules(const SpecObject& object, const DescriptionFile& file, Family& family) {
   if (object.array_at("modules").empty()) object.fail("modules", "at least one module");
@@ -505,9 +523,9 @@ Family parse_family_text(std::string text, const fs::path& path) {
   }
   std::string whole = family_text(resolve_family(parse_ordered_json(text, path), builtin_description, file));
   const Json resolved = Json::parse(whole);
-  Family family = parse(resolved, {path, [&](const std::string& pointer) {
-                                     return located.places.line_of(pointer_in_derived(pointer, resolved, located.json));
-                                   }});
+  const DerivedPointers pointers(resolved, located.json);
+  Family family =
+      parse(resolved, {path, [&](const std::string& pointer) { return located.places.line_of(pointers(pointer)); }});
   family.json_text = std::move(whole);
   return family;
 }

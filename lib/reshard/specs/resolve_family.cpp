@@ -174,19 +174,25 @@ bool is_layered(const OrderedJson& module) {
   return std::count(name.begin(), name.end(), '*') > (is_list ? 1 : 0);
 }
 
-/// Puts a new module behind those of its kind: of the layers, of the first stage, of the last.
-void insert_module(OrderedJson& modules, const OrderedJson& module) {
-  const bool layered = is_layered(module);
-  const bool last = text_at(module, "stage") == "last";
-  std::size_t at = modules.size();
-  for (std::size_t i = 0; i < modules.size() && !last; ++i) {
-    const bool behind = layered ? !is_layered(modules[i]) && text_at(modules[i], "stage") == "last"
-                                : is_layered(modules[i]) || text_at(modules[i], "stage") == "last";
-    if (!behind) continue;
-    at = i;
-    break;
+/// Puts new modules behind those of their kind: of the first stage, of the layers, of the last.
+void insert_modules(OrderedJson& modules, const std::vector<const OrderedJson*>& added) {
+  constexpr std::size_t kFirst = 0, kLayer = 1, kLast = 2, kKinds = 3;
+  const auto is_last = [](const OrderedJson& module) { return text_at(module, "stage") == "last"; };
+  std::vector<const OrderedJson*> of_kind[kKinds];
+  for (const OrderedJson* module : added)
+    of_kind[is_last(*module) ? kLast : is_layered(*module) ? kLayer : kFirst].push_back(module);
+  OrderedJson all = OrderedJson::array();
+  std::size_t next = kFirst;  // kinds before it have been added
+  const auto add_before = [&](std::size_t kind) {
+    for (; next < kind; ++next)
+      for (const OrderedJson* module : of_kind[next]) all.push_back(*module);
+  };
+  for (OrderedJson& module : modules) {
+    add_before(is_layered(module) ? kLayer : is_last(module) ? kLast : kFirst);
+    all.push_back(std::move(module));
   }
-  modules.insert(modules.begin() + static_cast<std::ptrdiff_t>(at), module);
+  add_before(kKinds);
+  modules = std::move(all);
 }
 
 /// Whether `module` says all that a new one must; else it was meant to change one that is there.
@@ -214,6 +220,7 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const Descr
   if (!changes->is_array())
     throw file.error("/modules", "\"modules\" is " + brief(Json(*changes)) + ", expected an array");
   OrderedJson& modules = family["modules"];
+  std::vector<const OrderedJson*> added;
   std::set<std::string> before;
   for (const OrderedJson& module : modules) before.insert(joined(text_at(module, "name"), parameter_of(module)));
   for (std::size_t i = 0; i < changes->size(); ++i) {
@@ -224,7 +231,7 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const Descr
     const std::string name = joined(text_at(change, "name"), parameter_of(change));
     if (before.count(name) == 0) {
       if (!is_whole(change)) throw no_such_module(change, modules, text_at(derived, kLike), file, pointer);
-      insert_module(modules, change);
+      added.push_back(&change);
       continue;
     }
     std::vector<OrderedJson*> same;
@@ -241,6 +248,7 @@ void change_modules(OrderedJson& family, const OrderedJson& derived, const Descr
         (*same.front())[key] = value;
     }
   }
+  insert_modules(modules, added);
 }
 
 void merge_keys(OrderedJson& family, const OrderedJson& derived, const std::string& key, const DescriptionFile& file) {

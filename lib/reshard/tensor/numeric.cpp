@@ -64,7 +64,10 @@ struct Accumulator {
       ++summary.inf_count;
       return;
     }
-    summary.finite_sum += value;
+    if (std::abs(value) < ValueSummary::kHugeValue)
+      summary.finite_sum += value;
+    else
+      summary.huge_sum += value * ValueSummary::kHugeScale;
     ++summary.finite_count;
   }
 };
@@ -111,7 +114,15 @@ void ValueSummary::append(const ValueSummary& next) {
   min = std::min(min, next.min);
   max = std::max(max, next.max);
   finite_sum += next.finite_sum;
+  huge_sum += next.huge_sum;
   finite_count += next.finite_count;
+}
+
+double ValueSummary::mean() const {
+  const auto values = static_cast<double>(finite_count);
+  if (huge_sum == 0) return finite_sum / values;
+  constexpr double kMost = std::numeric_limits<double>::max();
+  return std::clamp((finite_sum * kHugeScale + huge_sum) / values / kHugeScale, -kMost, kMost);
 }
 
 double small_float_value(DType dtype, std::uint8_t value) {

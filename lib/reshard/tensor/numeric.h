@@ -17,12 +17,17 @@ struct ValueSummary {
   std::uint64_t inf_count = 0;
   double min = std::numeric_limits<double>::infinity();  // of the values that are numbers; infinities count
   double max = -std::numeric_limits<double>::infinity();
-  double finite_sum = 0;
+  double finite_sum = 0;  // of the finite values that are below kHugeValue in magnitude
+  double huge_sum = 0;    // of those that are not, times kHugeScale: no count of them overflows it
   std::uint64_t finite_count = 0;
+
+  static constexpr double kHugeValue = 0x1p900;
+  static constexpr double kHugeScale = 0x1p-64;
 
   /// Adds the summary of the values that come after these.
   void append(const ValueSummary& next);
-  double mean() const { return finite_sum / static_cast<double>(finite_count); }
+  /// Mean of the finite values: finite, too. NaN if there are none.
+  double mean() const;
 };
 
 /// Summarises C-ordered little-endian values. Complex values count as two numbers each. Sub-byte values are taken from
