@@ -32,7 +32,7 @@ void dry_run(const Job& job, const CommonArguments& arguments, Storage& storage,
   if (arguments.json)
     print_output(to_text(job_document(job, space, nullptr)));
   else
-    print_output(dry_run_text(job, space));
+    print_text(dry_run_text(job, space));
   if (refused) std::rethrow_exception(refused);
   validate_space(space);
 }
@@ -64,7 +64,7 @@ void print_report(const Job& job, const CommonArguments& arguments, const Output
     if (arguments.json)
       print_output(to_text(job_document(job, space, &result)));
     else if (!arguments.quiet)
-      print_output(last_line(job, result, together) + "\n");
+      print_text(last_line(job, result, together) + "\n");
   } catch (const ReaderGone&) {
     // Nobody is left to be told.
   } catch (const std::exception& error) {
@@ -118,12 +118,12 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
     const std::string what = fmt::format("{}: {}", run.root.string(), format_bytes(run.size_bytes));
     if (run.state == EarlierRun::State::kLives)
       notes.push_back(what + ", of a run that goes on");
+    else if (arguments.clean || (arguments.resume && run.journal == JournalFound::kNone))
+      continue;  // another note will say what became of it
     else if (run.state == EarlierRun::State::kUnknown)
       notes.push_back(what +
                       ", left by a run that was killed, or of one that goes on, which cannot be known here; if none "
-                      "does, delete it");
-    else if (arguments.clean)
-      continue;  // another note will say what became of it
+                      "does, delete it, or try --clean");
     else if (run.state == EarlierRun::State::kForeign)
       notes.push_back(what + ", has a name as runs give it that are killed, but is left alone: " + run.why_foreign);
     else if (run.journal == JournalFound::kUnreadable)
@@ -143,7 +143,7 @@ std::vector<std::string> look_for_earlier_runs(const Job& job, const CommonArgum
 
 void print_notes(const std::vector<std::string>& notes) {
   // Whole: the advice stands at the end. Names from files are cut where they are put into a note.
-  for (const std::string& note : notes) print_message("reshard: note: " + with_options(escaped(note)));
+  for (const std::string& note : notes) print_message("reshard: note: " + with_options(note));
 }
 
 std::vector<std::string> divergent_notes(const std::vector<Divergence>& divergent) {
@@ -250,8 +250,16 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
       job.source_digests = check_inputs(job, read_options, together, arguments.check_against.value_or(""));
     }
     const std::size_t count = job.source_digests.size();
-    tell(count == 1 ? std::string("1 file of the source has the SHA-256 that it should have")
-                    : fmt::format("{} files of the source have the SHA-256 that they should have", count));
+    const auto others = std::count_if(job.source.files.begin(), job.source.files.end(),
+                                      [&](const TensorFile& file) { return job.source_digests.count(file.path) == 0; });
+    if (others > 0)
+      tell(
+          fmt::format("{} of the source, of which no SHA-256 is known, ha{} the CRC-32 that torch.save wrote: that "
+                      "finds damage, not forgery",
+                      others == 1 ? std::string("1 file") : fmt::format("{} files", others), others == 1 ? "s" : "ve"));
+    if (count > 0)
+      tell(count == 1 ? std::string("1 file of the source has the SHA-256 that it should have")
+                      : fmt::format("{} files of the source have the SHA-256 that they should have", count));
   }
   RunResult result;
   {

@@ -64,7 +64,7 @@ TEST_CASE("A directory that no run has made is left alone, whatever its name and
   CHECK(fs::exists(foreign / kLockFile));
   REQUIRE(notes.size() == 2);
   CHECK_THAT(notes[0], Says(stopped.root.string() + ": removed"));
-  CHECK(notes[1] == foreign.string() + ": left alone, since its .lock is not of this program");
+  CHECK(notes[1] == foreign.string() + ": left alone, since it holds thesis.txt, which no run has made");
 }
 
 TEST_CASE("What a killed run has left stays where it is if somebody has put something into it") {
@@ -76,6 +76,82 @@ TEST_CASE("What a killed run has left stays where it is if somebody has put some
   CHECK((snapshot(stopped.root) == before));
   CHECK(notes == std::vector<std::string>{stopped.root.string() +
                                           ": left alone, since it holds thesis.txt, which no run has made"});
+}
+
+TEST_CASE("What somebody has put into a folder of what a killed run has left is not deleted, at any depth") {
+  Stopped stopped;
+  const auto folder = GENERATE(as<std::string>(), "tensor_parallel_shards",
+                               "tensor_parallel_shards/tp_rank_00_pp_rank_00", "tensor_parallel_shards/mine");
+  const fs::path mine = fs::path(folder) / "thesis.txt";
+  write_file(stopped.root / mine, "mine");
+  const bool is_folder = folder.ends_with("mine");
+  const auto before = snapshot(stopped.root);
+  std::vector<std::string> notes;
+  execute(*stopped.job, cleaning(notes));
+  CHECK((snapshot(stopped.root) == before));
+  CHECK(notes == std::vector<std::string>{stopped.root.string() + ": left alone, since it holds " +
+                                          (is_folder ? folder : mine.string()) + ", which no run has made"});
+}
+
+TEST_CASE(
+    "What runs have left that were killed before they had a lock or a mark is removed, and so is one that lost its "
+    "lock") {
+  Stopped stopped;
+  const fs::path empty = stopped.jobs.temp / ".out.reshard-aaaaaa", locked = stopped.jobs.temp / ".out.reshard-bbbbbb";
+  fs::create_directories(empty);
+  write_file(locked / kLockFile, "");
+  fs::rename(stopped.root / kLockFile, stopped.jobs.temp / "moved");
+  std::vector<std::string> notes;
+  execute(*stopped.job, cleaning(notes));
+  CHECK(notes.size() == 3);
+  for (const fs::path& root : {empty, locked, stopped.root}) {
+    INFO(root.string());
+    CHECK_FALSE(fs::exists(root));
+  }
+}
+
+TEST_CASE("A lock file that holds something is somebody's") {
+  Stopped stopped;
+  write_file(stopped.root / kLockFile, "mine");
+  std::vector<std::string> notes;
+  execute(*stopped.job, cleaning(notes));
+  CHECK(read_file(stopped.root / kLockFile) == "mine");
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0], Says("left alone, since it holds .lock"));
+}
+
+TEST_CASE("A staging directory that holds what it has replaced is not removed") {
+  Stopped stopped;
+  fs::create_directories(stopped.root / kUnusedFolder);
+  fs::rename(stopped.root / kLockFile, stopped.root / kUnusedFolder / kLockFile);
+  const auto before = snapshot(stopped.root);
+  std::vector<std::string> notes;
+  execute(*stopped.job, cleaning(notes));
+  CHECK((snapshot(stopped.root) == before));
+  REQUIRE(notes.size() == 1);
+  CHECK_THAT(notes[0], Says("left alone"));
+}
+
+TEST_CASE("A run with resume removes what it could not use, once it has published, and nothing before") {
+  Stopped stopped;
+  const fs::path early = stopped.jobs.temp / ".out.reshard-aaaaaa", foreign = stopped.jobs.temp / ".out.reshard-bbbbbb";
+  fs::copy(stopped.root, early, fs::copy_options::recursive);
+  for (const std::string& name : journal_files(local_storage(), early)) fs::remove(early / name);
+  write_file(foreign / "thesis.txt", "mine");
+  {
+    FaultStorage storage;
+    storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
+      if (operation == FaultStorage::Operation::kSync) throw Error(ErrorKind::kIo, "made to fail");
+    };
+    CHECK(error_of([&] { execute(*stopped.job, resuming(storage)); }).kind() == ErrorKind::kIo);
+    CHECK(fs::exists(early));
+  }
+  const RunResult result = execute(*stopped.job, resuming());
+  CHECK(result.resumed_bytes > 0);
+  CHECK_FALSE(fs::exists(early));
+  CHECK(read_file(foreign / "thesis.txt") == "mine");
+  REQUIRE(result.notes.size() == 1);
+  CHECK_THAT(result.notes[0], Says(early.string() + ": removed"));
 }
 
 TEST_CASE("What is another user's is neither gone on with nor removed") {

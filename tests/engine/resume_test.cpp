@@ -13,7 +13,6 @@
 #include "reshard/engine/journal.h"
 #include "reshard/engine/output.h"
 #include "reshard/engine/sealed_text.h"
-#include "reshard/engine/staging_mark.h"
 #include "support/catch.h"
 #include "support/errors.h"
 #include "support/fault_storage.h"
@@ -382,8 +381,10 @@ TEST_CASE("A journal that is torn is as good as none, and one of another version
   options.resume = true;
   const RunResult result = execute(*stopped.job, options);
   CHECK(result.resumed_bytes == 0);
-  CHECK(fs::exists(stopped.root));  // nothing can go on from it; it is left for `clean`
-  CHECK(result.notes == std::vector<std::string>{"no run was there to go on with: all of it is written anew"});
+  CHECK_FALSE(fs::exists(stopped.root));  // nothing can go on from it
+  REQUIRE(result.notes.size() == 2);
+  CHECK(result.notes[0] == "no run was there to go on with: all of it is written anew");
+  CHECK_THAT(result.notes[1], Says(stopped.root.string() + ": removed"));
 
   std::string body = last.substr(0, last.size() - 64);
   body.replace(body.find("journal 1"), 9, "journal 2");
@@ -482,8 +483,6 @@ TEST_CASE("A run that lives is told apart from a dead one, and is neither taken 
   CHECK(runs[0].size_bytes > stopped.job->program.write_bytes);
   fs::remove(stopped.root / kLockFile);
   CHECK(earlier_runs(local_storage(), *stopped.job).at(0).state == EarlierRun::State::kUnknown);
-  CHECK(remove_dead_runs(local_storage(), *stopped.job).empty());
-  write_file(stopped.root / kLockFile, staging_mark(*stopped.job));
   const auto removed = remove_dead_runs(local_storage(), *stopped.job);
   REQUIRE(removed.size() == 1);
   CHECK(removed[0].root == stopped.root);
@@ -524,7 +523,7 @@ TEST_CASE("A journal for which there is no space is done without, and a note say
   FaultStorage storage;
   std::uint64_t creates = 0;
   storage.before = [&](FaultStorage::Operation operation, std::uint64_t) {
-    if (operation == FaultStorage::Operation::kCreate && ++creates > output_files(*job).size())
+    if (operation == FaultStorage::Operation::kCreate && ++creates > output_files(*job).size() + 1)  // and the mark
       throw Error(ErrorKind::kNoSpace, "no journal");
   };
   const RunResult result = execute(*job, journalled(storage));
@@ -545,7 +544,9 @@ TEST_CASE("What is left without a journal is told apart, and so is what is left 
   options.resume = true;
   std::vector<std::string> notes;
   options.on_note = [&](const std::string& note) { notes.push_back(note); };
-  CHECK(execute(*stopped.job, options).notes.empty());
+  const RunResult result = execute(*stopped.job, options);
+  REQUIRE(result.notes.size() == 1);
+  CHECK_THAT(result.notes[0], Says(stopped.root.string() + ": removed"));
   CHECK(notes == std::vector<std::string>{"no run was there to go on with: all of it is written anew"});
 }
 

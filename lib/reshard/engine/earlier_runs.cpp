@@ -11,6 +11,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/engine/output.h"
 #include "reshard/engine/page_fragments.h"
+#include "reshard/engine/publish.h"
 #include "reshard/engine/staging_mark.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/tensor/dtype.h"
@@ -55,6 +56,34 @@ std::unique_ptr<FileLock> lock_removable(Storage& storage, EarlierRun& run) {
   if (run.why_foreign.empty()) return lock;
   run.state = EarlierRun::State::kForeign;
   return nullptr;
+}
+
+/// Makes the lock file of a run that was killed before it had one, or whose lock somebody has moved away. A run that
+/// lives has one wherever the file system has locks, but not while it swaps outputs: then it is in kUnusedFolder.
+void make_missing_lock(Storage& storage, const fs::path& root) {
+  try {
+    if (storage.kind_of(root / kLockFile) != FileKind::kNone || storage.exists(root / kUnusedFolder / kLockFile) ||
+        !why_not_only_ours(storage, root).empty())
+      return;
+    storage.directories().lock(root / kLockFile, true);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kUnsupported) storage.directories().remove_tree(root / kLockFile);
+  }
+}
+
+/// Removes what a dead run has left. \returns it; std::nullopt if it may not be removed.
+std::optional<EarlierRun> remove_run(Storage& storage, const fs::path& root) {
+  EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), JournalFound::kNone, {}};
+  make_missing_lock(storage, root);
+  auto lock = lock_removable(storage, run);
+  if (!lock) return std::nullopt;
+  remove_staging(storage, root, std::move(lock));
+  return run;
+}
+
+std::string removed_text(const EarlierRun& run) {
+  return fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
+                     format_bytes(run.size_bytes));
 }
 
 /// Why a run cannot go on from another's journal.
@@ -127,7 +156,7 @@ bool run_lives(Storage& storage, const fs::path& root) {
 }
 
 void validate_no_foreign_files(Files& files, const Job& job, const fs::path& root) {
-  std::set<fs::path> ours{kLockFile, kManifestFile, kSha256SumsFile};
+  std::set<fs::path> ours{kLockFile, kMarkFile, kManifestFile, kSha256SumsFile};
   std::set<fs::path> folders;
   for (const fs::path& file : output_files(job)) {
     ours.insert(file);
@@ -152,10 +181,11 @@ void remove_staging(Storage& storage, const fs::path& root, std::unique_ptr<File
   Directories& directories = storage.directories();
   try {
     for (const DirectoryEntry& entry : storage.list(root))
-      if (entry.name != kLockFile) directories.remove_tree(root / entry.name);
+      if (entry.name != kLockFile && entry.name != kMarkFile) directories.remove_tree(root / entry.name);
   } catch (const std::exception&) {
     // Below it is tried once more.
   }
+  directories.remove_tree(root / kMarkFile);  // without it only an empty directory is removed
   directories.remove_tree(root / kLockFile);  // a network file system keeps what is open in its directory
   lock.reset();
   directories.remove_tree(root);
@@ -174,24 +204,30 @@ std::vector<EarlierRun> earlier_runs(Storage& storage, const Job& job) {
 
 std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job) {
   std::vector<EarlierRun> removed;
-  for (const fs::path& root : stale_stagings(storage, job)) {
-    EarlierRun run{root, EarlierRun::State::kUnknown, size_of_tree(storage, root), JournalFound::kNone, {}};
-    auto lock = lock_removable(storage, run);
-    if (!lock) continue;
-    remove_staging(storage, root, std::move(lock));
-    removed.push_back(std::move(run));
-  }
+  for (const fs::path& root : stale_stagings(storage, job))
+    if (auto run = remove_run(storage, root)) removed.push_back(std::move(*run));
   return removed;
 }
 
 std::vector<std::string> clean(Storage& storage, const Job& job) {
   std::vector<std::string> notes;
-  for (const EarlierRun& run : remove_dead_runs(storage, job))
-    notes.push_back(fmt::format("{}: removed, which a run that was killed had left ({})", run.root.string(),
-                                format_bytes(run.size_bytes)));
+  for (const EarlierRun& run : remove_dead_runs(storage, job)) notes.push_back(removed_text(run));
   for (const EarlierRun& run : earlier_runs(storage, job))
     if (run.state == EarlierRun::State::kForeign)
       notes.push_back(fmt::format("{}: left alone, since {}", run.root.string(), run.why_foreign));
+    else if (run.state == EarlierRun::State::kUnknown)
+      notes.push_back(fmt::format(
+          "{}: left alone, since a run may go on with it, which cannot be known here; if none does, delete it",
+          run.root.string()));
+  return notes;
+}
+
+std::vector<std::string> clean_after_resume(Storage& storage, const Job& job) {
+  std::vector<std::string> notes;
+  for (const fs::path& root : stale_stagings(storage, job)) {
+    if (job.shares_directory && !has_mark_of(storage, root, job)) continue;
+    if (const auto run = remove_run(storage, root)) notes.push_back(removed_text(*run));
+  }
   return notes;
 }
 

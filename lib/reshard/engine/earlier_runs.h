@@ -18,7 +18,7 @@ struct EarlierRun {
   enum class State {
     kDead,     // its process is gone
     kLives,    // its process holds its lock
-    kUnknown,  // it has no lock, or the file system has none
+    kUnknown,  // it has no lock file, or the file system has no locks
     kForeign,  // no run of this user made it, or not all that it holds
   };
   std::filesystem::path root;
@@ -49,6 +49,9 @@ std::vector<EarlierRun> remove_dead_runs(Storage& storage, const Job& job);
 
 /// Does so. \returns notes, whole sentences: what became of each.
 std::vector<std::string> clean(Storage& storage, const Job& job);
+/// The same, once a run with `resume` has published: no run of the job can use them any more. Those of runs that write
+/// other files of the same checkpoint stay.
+std::vector<std::string> clean_after_resume(Storage& storage, const Job& job);
 
 /// Adds to an error's hint what dead runs have left: it may be in the way of a new one.
 void hint_at_dead_runs(Error& error, Storage& storage, const Job& job);

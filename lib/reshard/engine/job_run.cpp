@@ -145,10 +145,6 @@ void JobRun::take_over(Resumable earlier) {
   for (const std::uint32_t unit : prepared_.done_units) cost += units.cost(unit);
   resumed_read_bytes_ = cost - std::min(cost, resumed_bytes_);
   if (options_.progress) options_.progress->resumed_bytes = resumed_bytes_;
-  for (const EarlierRun& run : earlier_runs(storage, job_))
-    if (run.state == EarlierRun::State::kDead && run.root != prepared_.root)
-      note(fmt::format("{}: {}, also left by a run that was killed: `clean` removes it, once this run is done",
-                       run.root.string(), format_bytes(run.size_bytes)));
 }
 
 /// The number of units: the same whatever the ranks, threads and memory.
@@ -251,7 +247,7 @@ JobRun::Dealt JobRun::deal(std::uint32_t count, bool with_lots) const {
 void JobRun::flush_entries() {
   for_each_number(job_.target.files.size(), kFlushingThreads,
                   [&](std::size_t i) { options_.storage->reopen(prepared_.root / job_.target.files[i].path)->sync(); });
-  options_.storage->reopen(prepared_.root / kLockFile)->sync();
+  options_.storage->reopen(prepared_.root / kMarkFile)->sync();
   flush_tree(*options_.storage, prepared_.root);
 }
 
@@ -411,6 +407,9 @@ RunResult JobRun::publish(ShareReport report) {
   result.written_bytes += job_.output_bytes();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   staging_.reset();  // what was replaced goes away with it
+  // Else a job that is killed and begun anew in a loop fills the disk with what none of its runs can use.
+  if (options_.resume)
+    for (std::string& text : clean_after_resume(*options_.storage, job_)) result.notes.push_back(std::move(text));
   return result;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -100,13 +101,13 @@ void Staging::mark_and_lock(const fs::path& root) {
       if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       lock_ = directories().lock(root / kLockFile, true);
     }
+    if (!lock_) throw Error(ErrorKind::kIo, "another run goes on with it").in(root).hint("wait until it is done");
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kUnsupported) throw;
     directories().remove_tree(root / kLockFile);
-    return;
   }
-  if (!lock_) throw Error(ErrorKind::kIo, "another run goes on with it").in(root).hint("wait until it is done");
-  lock_->write(staging_mark(job_));
+  const std::string mark = staging_mark(job_);
+  storage_.create(root / kMarkFile, mark.size())->write_at(0, std::as_bytes(std::span(mark)));
 }
 
 /// Finds out whether the output directory exists, and keeps others from it.

@@ -2,21 +2,28 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "reshard/io/storage.h"
 #include "reshard/plan/job.h"
 
 namespace reshard {
 
-// What tells a staging directory (publish.h) from one that somebody else gave such a name: the text of its lock file.
+/// A file of a staging directory (publish.h) that tells it from one that somebody else gave such a name. The lock file is
+/// another and empty, so that nothing is lost with it.
+inline constexpr std::string_view kMarkFile = ".mark";
 
-/// The text: that this program has made the directory, and what runs of the job put directly into it.
+/// The text of kMarkFile: that this program made the directory, and the paths of all outputs of the job.
 std::string staging_mark(const Job& job);
+
+/// Whether a directory has the mark of exactly this job.
+bool has_mark_of(Storage& storage, const std::filesystem::path& root, const Job& job);
 
 /// Why a directory is none that a run of this user has made, as the end of a sentence; empty if it is.
 std::string why_not_ours(Storage& storage, const std::filesystem::path& root);
 
-/// The same, and why there is more in it than runs have put there. What lies in folders of runs is not looked at.
+/// The same, and why there is more in it, at any depth, than runs have put there. A directory without a mark may contain
+/// an empty lock file and nothing else: its run was killed before it had one.
 std::string why_not_only_ours(Storage& storage, const std::filesystem::path& root);
 
 }  // namespace reshard

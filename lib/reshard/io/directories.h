@@ -36,9 +36,6 @@ class DirectoryClaim {
 class FileLock {
  public:
   virtual ~FileLock() = default;
-  /// Writes what the file holds, in place of what it held. Shared locks write, too.
-  /// \throws Error kIo or kNoSpace.
-  virtual void write(std::string_view text) = 0;
   /// Makes an exclusive lock a shared one, with no moment in between when another process could take it.
   /// \throws Error kIo.
   virtual void share() = 0;

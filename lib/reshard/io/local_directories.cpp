@@ -69,14 +69,6 @@ bool set_lock(int descriptor, bool shared) {
 class LocalFileLock final : public FileLock {
  public:
   LocalFileLock(Descriptor file, fs::path path) : file_(std::move(file)), path_(std::move(path)) {}
-  void write(std::string_view text) override {
-    if (::ftruncate(file_.get(), 0) != 0) throw system_error(errno, "cannot write", path_);
-    for (std::size_t at = 0; at < text.size();) {
-      const ::ssize_t count = ::pwrite(file_.get(), text.data() + at, text.size() - at, static_cast<::off_t>(at));
-      if (count < 0 && errno != EINTR) throw system_error(errno, "cannot write", path_);
-      if (count > 0) at += static_cast<std::size_t>(count);
-    }
-  }
   void share() override {
     if (!set_lock(file_.get(), true)) throw system_error(errno, "cannot lock", path_);
   }
