@@ -44,6 +44,44 @@ void check_error(const ProgramResult& result, int exit_code, const std::string& 
 
 }  // namespace
 
+TEST_CASE("A header with very many keys of metadata is shown within seconds") {
+  const TempDir dir;
+  std::string metadata;
+  for (int i = 0; i < 100'000; ++i) metadata += (i ? ",\"k" : "\"k") + std::to_string(i) + "\":\"v\"";
+  write_file(dir / "m.safetensors", safetensors_bytes("{\"__metadata__\":{" + metadata +
+                                                          R"(},"a":{"dtype":"I32","shape":[4],"data_offsets":[0,16]}})",
+                                                      std::string(16, '\0')));
+  const ProgramResult result = run_reshard({"inspect", "--json", (dir / "m.safetensors").string()}, "ulimit -t 30;");
+  CHECK(result.exit_code == 0);
+  CHECK(nlohmann::json::parse(result.out).at("metadata").size() == 100'000);
+}
+
+TEST_CASE("Names and paths that hide or reorder text are escaped on a terminal, and data in JSON") {
+  const TempDir dir;
+  const std::string reorder = "\xe2\x80\xae", zero_width = "\xe2\x80\x8b";
+  const fs::path file = dir / ("m" + reorder + ".safetensors");
+  const std::string name = "model." + zero_width + "weight";
+  write_safetensors(file, {{name, {reshard::DType::kI32, {4}, std::string(16, '\0')}}});
+  const std::vector<std::vector<std::string>> commands{
+      {"inspect", file.string(), "--tensors"},
+      {"inspect", file.string() + "x"},
+      {"convert", file.string(), (dir / "out").string(), "--drop", "none"},
+      {"convert", file.string(), (dir / "dry").string(), "--dry-run"},
+      {"verify", file.string(), file.string()}};
+  for (const auto& command : commands) {
+    const ProgramResult result = run_reshard(command);
+    INFO(command.front() << ": " << result.out << result.err);
+    for (const std::string& hidden : {reorder, zero_width}) {
+      CHECK(result.out.find(hidden) == std::string::npos);
+      CHECK(result.err.find(hidden) == std::string::npos);
+    }
+  }
+  CHECK_THAT(run_reshard(commands[0]).out, Says("m\\xe2\\x80\\xae.safetensors"));
+  CHECK_THAT(run_reshard(commands[0]).out, Says("model.\\xe2\\x80\\x8bweight"));
+  const auto json = nlohmann::json::parse(run_reshard({"inspect", "--json", file.string()}).out);
+  CHECK(json.at("tensors").at(0).at("name") == name);
+}
+
 TEST_CASE("a model is sharded, inspected and consolidated into the same bytes") {
   const TempDir dir;
   const std::string model = golden("qwen3-tp4-pp3-gqa");
