@@ -236,5 +236,29 @@ TEST_CASE("For an index that confuses the files the hint says that it is outdate
              Says("contain all 3 tensors that the index lists, which is outdated; correct its \"weight_map\""));
 }
 
+TEST_CASE("Hints on an index look into the files of either container, whatever program named them") {
+  for (const NumberedCase& names : kNumberedCases) {
+    CAPTURE(names.file("N", "M"));
+    const test::TempDir dir;
+    const std::string first = names.file("00001", "00002");
+    const std::string second = names.file("00002", "00002");
+    names.write(dir / first, {{"a", {DType::kU8, {4}, "aaaa"}}});
+    names.write(dir / second, {{"b", {DType::kU8, {4}, "bbbb"}}});
+    const auto hint_for = [&](const nlohmann::json& weight_map) {
+      test::write_file(dir / (names.stem + names.ending + ".index.json"),
+                       nlohmann::json{{"weight_map", weight_map}}.dump());
+      return refused(dir).hint();
+    };
+    const std::string other = names.file("00001", "00004");
+    const std::string both = first + ", " + second;
+    CHECK_THAT(hint_for({{"a", other}, {"b", other}}),
+               Says(both + " contain all 2 tensors") && Says("move the index away"));
+    CHECK_THAT(hint_for({{"x", other}}), Says(both + " contain none of the 1 tensors") && Says("move the index away"));
+    CHECK_THAT(hint_for({{"x.a", first}, {"x.b", second}}), Says(both + " contain none of the 2 tensors"));
+    CHECK_THAT(hint_for({{"a", first}, {"b", second}, {"mtp.fc.weight", second}}),
+               Says("no weight file contains mtp.fc.weight") && Says("move the index away"));
+  }
+}
+
 }  // namespace
 }  // namespace reshard

@@ -212,17 +212,20 @@ std::string IndexedFiles::hint() const {
   for (const auto& [name, file] : index.weight_map)
     if (contained.count(name) == 0) absent.push_back(name);
   const std::size_t found = index.weight_map.size() - absent.size();
-  if (found == 0 || (!has_all && !has_unlisted)) return "the download did not finish; fetch the model again";
+  if (present.empty() || (!has_all && !has_unlisted)) return "the download did not finish; fetch the model again";
   std::sort(present.begin(), present.end(), natural_less);
   const std::string contain = list_names(present) + (present.size() == 1 ? " contains" : " contain");
-  if (!has_all && !absent.empty())
-    return fmt::format("{} {} of the {} tensors that the index lists, and not {}: fetch the model again", contain,
-                       found, index.weight_map.size(), list_names(absent));
   const bool is_needed = contained_alone.size() < contained.size();
   constexpr const char* kMove = "move the index away: the files are read without it, and convert writes a new one";
+  const char* const repair = is_needed ? "correct its \"weight_map\"" : kMove;
+  if (found == 0)
+    return fmt::format("{} none of the {} tensors that the index lists, which is of another model; {}", contain,
+                       index.weight_map.size(), repair);
   if (absent.empty())
-    return fmt::format("{} all {} tensors that the index lists, which is outdated; {}", contain, found,
-                       is_needed ? "correct its \"weight_map\"" : kMove);
+    return fmt::format("{} all {} tensors that the index lists, which is outdated; {}", contain, found, repair);
+  if (!has_all)
+    return fmt::format("{} {} of the {} tensors that the index lists, and not {}: fetch the model again", contain,
+                       found, index.weight_map.size(), list_names(absent));
   return fmt::format(
       "no weight file contains {}; fetch the model again or, if the model does not need {}, delete {} from "
       "\"weight_map\"{}",
