@@ -1,5 +1,6 @@
 // Casts on the way from one checkpoint into another.
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -26,6 +27,12 @@ TensorData cast_whole(const TensorData& tensor, DType to) {
   cast_elements(tensor.dtype, std::as_bytes(std::span(tensor.bytes)), to,
                 std::as_writable_bytes(std::span(result.bytes)), Overflow::kSaturate);
   return result;
+}
+
+/// Asks for a dtype, also for one that whole models are not cast to.
+void ask_for(ConvertRequest& request, DType dtype) {
+  request.dtype = dtype;
+  if (bits(dtype) == 8) request.names.keep.emplace_back("keep", ".");
 }
 
 bool is_float(DType dtype) {
@@ -61,7 +68,7 @@ TEST_CASE("A checkpoint that is cast holds each tensor as it is cast by itself, 
   const TensorMap originals = mixed_tensors(model, random);
   write_model(temp / "model", model, originals);
   ConvertRequest request = convert_request(temp / "model", temp / "out");
-  request.dtype = kTargets[seed % std::size(kTargets)];
+  ask_for(request, kTargets[seed % std::size(kTargets)]);
   request.cast_all = random() % 2;
   INFO("to " << name(*request.dtype) << (request.cast_all ? ", integers too" : ""));
   TensorMap expected;
@@ -103,7 +110,7 @@ TEST_CASE("Shards that are cast while they are consolidated are what their origi
   for (const DType dtype : kTargets) {
     DYNAMIC_SECTION(name(dtype)) {
       ConvertRequest back = convert_request(temp / "shards", temp / std::string(name(dtype)));
-      back.dtype = dtype;
+      ask_for(back, dtype);
       convert(back);
       const TensorMap whole = read_model(back.output_directory);
       REQUIRE(whole.size() == originals.size());
@@ -195,7 +202,7 @@ TEST_CASE("A quantised weight is not cast without its scales, whatever says that
       ConvertRequest request = convert_request(temp / "in", temp / "out");
       CHECK_NOTHROW(plan_convert(request));
       request.cast_all = one.cast_all;
-      for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
+      for (const DType dtype : {DType::kF8E4M3, DType::kBF16}) {
         request.dtype = dtype;
         const Error error = error_of([&] { plan_convert(request); });
         CHECK(error.kind() == ErrorKind::kUnsupported);
@@ -207,6 +214,44 @@ TEST_CASE("A quantised weight is not cast without its scales, whatever says that
       CHECK_NOTHROW(plan_convert(request));
       CHECK_FALSE(fs::exists(temp / "out"));
     }
+  }
+}
+
+TEST_CASE("A model is not cast to float8, which needs scales, but tensors without a model are, with a note") {
+  const TempDir temp;
+  const TinyModel model;
+  Random random(12);
+  write_model(temp / "model", model, random_tensors(model, random));
+  write_safetensors(temp / "tensors/model.safetensors", {{"a", random_tensor(random, DType::kF32, {4})},
+                                                         {"b", random_tensor(random, DType::kF8E5M2, {4})},
+                                                         {"i", random_tensor(random, DType::kI64, {4})}});
+  for (const DType dtype : {DType::kF8E4M3, DType::kF8E5M2}) {
+    const std::string name = describe(dtype).torch_name;
+    INFO(name);
+    for (const Layout* const kind : {layout("hf"), layout("ranks"), layout("dcp")}) {
+      ConvertRequest request = convert_request(temp / "model", temp / "out");
+      request.dtype = dtype;
+      request.target.layout = kind;
+      if (kind == layout("ranks")) request.target.tp = 2;
+      const Error error = error_of([&] { plan_convert(request); });
+      CHECK(error.kind() == ErrorKind::kUnsupported);
+      CHECK_THAT(error.what(), Says("`dtype` " + name + " would cast all of the model") && Says("no scales"));
+      CHECK_THAT(error.hint(), Says("a tool that writes scales") && Says("`keep`"));
+      request.names.keep.emplace_back("keep", ".");
+      const auto notes = plan_convert(request)->notes;
+      CHECK(std::count_if(notes.begin(), notes.end(), [&](const std::string& note) {
+              return note.find("cast to " + name + " as plain numbers, without scales") != note.npos;
+            }) == 1);
+    }
+    ShardRequest shards = deployed_request(layout("ranks"), temp / "model", temp / "out", 2);
+    shards.dtype = dtype;
+    CHECK(error_of([&] { plan_shard(shards); }).kind() == ErrorKind::kUnsupported);
+    ConvertRequest request = convert_request(temp / "tensors", temp / "out");
+    request.dtype = dtype;
+    const auto notes = plan_convert(request)->notes;
+    REQUIRE(notes.size() == 1);
+    CHECK_THAT(notes[0], Says((dtype == DType::kF8E5M2 ? "1 tensor is" : "2 tensors are") + std::string(" cast to ") +
+                              name + " as plain numbers"));
   }
 }
 

@@ -275,16 +275,6 @@ TEST_CASE("PyTorch weights beside safetensors do not matter") {
   CHECK(read_hf_checkpoint(dir.files, dir.path()).size() == 2);
 }
 
-TEST_CASE("Numbered files without their index are named in the hint") {
-  const Directory dir;
-  write_checkpoint(dir);
-  dir.files.remove(dir / kSafetensorsIndexFile);
-  const Error error = refused(dir);
-  CHECK(error.path() == dir.path().string());
-  CHECK_THAT(error.hint(), Says(kFirst + ", " + kSecond));
-  CHECK_THAT(error.hint(), Says("is the index missing?"));
-}
-
 TEST_CASE("A directory without weights, and one that is not there, are bad input") {
   const Directory dir;
   const Error empty = refused(dir);

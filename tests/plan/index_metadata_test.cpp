@@ -1,5 +1,6 @@
 // What the index of a model's files says beside their names and sizes.
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
@@ -171,6 +172,36 @@ TEST_CASE("A file of the index's metadata that is none is refused by name") {
     CHECK(error.kind() == ErrorKind::kBadInput);
     CHECK(error.path() == (model.temp / "shards" / kKept).string());
     CHECK_FALSE(fs::exists(model.temp / "whole"));
+  }
+}
+
+TEST_CASE("Numbered files without an index are converted like those with one, which is written again") {
+  const IndexedModel model("");
+  for (const Format format : {Format::kSafetensors, Format::kPytorch}) {
+    INFO(name(format));
+    const TempDir temp;
+    ConvertRequest request = convert_request(model.temp / "model", temp / "indexed");
+    request.target.options.set_number("max-shard-size", kFileBytes);
+    request.target.format = format;
+    convert(request);
+    fs::copy(temp / "indexed", temp / "lost");
+    const std::string index = format == Format::kPytorch ? "pytorch_model.bin.index.json" : kIndex;
+    REQUIRE(fs::remove(temp / "lost" / index));
+    request.source.path = temp / "lost";
+    request.output_directory = temp / "again";
+    const auto job = plan_convert(request);
+    CHECK(std::count_if(job->notes.begin(), job->notes.end(), [&](const std::string& note) {
+            return note.starts_with(index + " is missing; read the complete set of ");
+          }) == 1);
+    execute(*job, unsynced());
+    CHECK((snapshot(temp / "again") == snapshot(temp / "indexed")));
+    // Ranks are cut from such a model, too.
+    request.output_directory = temp / "ranks";
+    request.target = {};
+    request.target.layout = layout("ranks");
+    request.target.tp = 2;
+    convert(request);
+    CHECK((consolidated(temp / "ranks", temp / "whole") == model.originals));
   }
 }
 

@@ -1,6 +1,8 @@
 // What of a model's directory does not come along is named: tensors that config.json asks for, files of weights, a
 // tokenizer.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "reshard/io/memory_files.h"
@@ -84,6 +86,23 @@ TEST_CASE("Tensors that rules drop are counted, where config.json asks for them"
         std::vector<std::string>{"`drop` or `keep` leaves out 1 tensor that config.json asks for"});
   request.names.keep.clear();
   CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for").empty());
+}
+
+TEST_CASE(
+    "A model without its attention is counted as such in layouts of whole tensors, and no shards are made of it") {
+  LackingModel model;
+  for (const char* to : {"hf", "dcp"}) {
+    ConvertRequest request = model.request(to);
+    request.names.drop.emplace_back("drop", "self_attn");
+    const std::size_t count = plan_convert(model.files, model.request(to))->source.logical.size() -
+                              plan_convert(model.files, request)->target.logical.size();
+    CHECK(notes_with(*plan_convert(model.files, request), "config.json asks for") ==
+          std::vector<std::string>{
+              fmt::format("`drop` or `keep` leaves out {} tensors that config.json asks for", count)});
+  }
+  ConvertRequest request = model.request("ranks");
+  request.names.drop.emplace_back("drop", "self_attn");
+  CHECK(error_of([&] { plan_convert(model.files, request); }).kind() == ErrorKind::kBadInput);
 }
 
 TEST_CASE(

@@ -15,6 +15,8 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{64}
                                          << 20;  // half a million tensors; parsed it takes 20 times that
 
+constexpr std::uint64_t kMaxFiles = 1'000'000;  // of one model; names with larger numbers are not numbered weight files
+
 /// Of names such as "model-00001-of-00003.safetensors".
 struct NumberedNames {
   std::string_view stem;
@@ -102,6 +104,21 @@ std::string hf_file_name(Format format, std::size_t number, std::size_t count) {
   if (count == 1) return pytorch ? kPytorchFile : kSafetensorsFile;
   const NumberedNames& names = pytorch ? kPytorchNames : kSafetensorsNames;
   return fmt::format("{}-{:05}-of-{:05}{}", names.stem, number, count, names.ending);
+}
+
+std::optional<HfFileNumber> hf_file_number(std::string_view name) {
+  constexpr std::string_view kOf = "-of-";
+  for (const NumberedNames* names : {&kSafetensorsNames, &kPytorchNames, &kDiffusersNames[0], &kDiffusersNames[1]}) {
+    const std::size_t least = names->stem.size() + kOf.size() + names->ending.size();
+    if (!names->match(name) || name.size() <= least) continue;
+    const std::string_view numbers = name.substr(names->stem.size() + 1, name.size() - least + kOf.size() - 1);
+    const std::size_t of = numbers.find(kOf);
+    if (of == numbers.npos) continue;
+    const auto number = parse_unsigned(numbers.substr(0, of), kMaxFiles);
+    const auto count = parse_unsigned(numbers.substr(of + kOf.size()), kMaxFiles);
+    if (number && count) return HfFileNumber{std::string(names->stem) + std::string(names->ending), *number, *count};
+  }
+  return std::nullopt;
 }
 
 bool is_hf_weights_name(std::string_view name) {

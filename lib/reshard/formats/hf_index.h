@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -52,6 +53,14 @@ std::string kept_index_metadata_text(const std::string& metadata);
 /// The name of file `number` (from 1) of `count`: "model-00001-of-00003.safetensors", or "model.safetensors" for one
 /// alone; "pytorch_model-00001-of-00003.bin". `format` is not xser, which Hugging Face does not have.
 std::string hf_file_name(Format format, std::size_t number, std::size_t count);
+/// Number of a weight file among those of its model, as its name states it.
+struct HfFileNumber {
+  std::string whole;  // name of a model in one file by the same program: "model.safetensors"
+  std::uint64_t number = 0;
+  std::uint64_t count = 0;
+};
+/// Parses names such as "model-00001-of-00003.safetensors", with numbers of any width; std::nullopt for other names.
+std::optional<HfFileNumber> hf_file_number(std::string_view name);
 /// Whether files of a Hugging Face checkpoint, or its index, have such names, whatever their numbers:
 /// "pytorch_model-….bin".
 bool is_hf_weights_name(std::string_view name);

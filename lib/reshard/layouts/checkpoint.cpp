@@ -365,8 +365,8 @@ bool is_part_name(const fs::path& name) {
 /// Reads the model in a single file, such as a saved state dict.
 /// \throws Error kBadInput if config.json describes more than the file contains.
 Checkpoint read_lone_model(Files& files, const fs::path& path, const ReadContext& context) {
-  const std::string name = path.filename().string();
-  if (is_hf_weights_name(name) && name.find("-of-") != std::string::npos)
+  const auto number = hf_file_number(path.filename().string());
+  if (number && number->count > 1)
     throw Error(ErrorKind::kBadInput, "is one of several weight files of a model")
         .in(path)
         .hint("give the directory that contains all of them");

@@ -56,16 +56,42 @@ void validate_not_quantized(const TensorMap& source, const std::string& weight, 
       .hint("do without `dtype`, or dequantise the model first with the tool that quantised it");
 }
 
+bool is_float8(DType dtype) {
+  return describe(dtype).kind == DTypeClass::kFloat && bits(dtype) == 8;
+}
+
+/// Refuses to make a model float8 by a plain cast: loaders expect scales, and wider norms and embeddings. Notes the cast
+/// of other tensors.
+/// \param cast  names of the tensors that become float8.
+void validate_float8(Job& job, const std::vector<std::string>& cast, CastRequest request, const OrderedJson& config) {
+  if (cast.empty()) return;
+  const char* const dtype = describe(request.dtype).torch_name;
+  if (!config.is_null() && !request.selected)
+    throw Error(ErrorKind::kUnsupported,
+                fmt::format("`dtype` {} would cast all of the model, norms and embeddings too, and write no scales: no "
+                            "program loads such a model",
+                            dtype))
+        .tensor(cast.front())
+        .hint("quantise the model with a tool that writes scales; convert with `keep` casts selected tensors");
+  job.notes.push_back(
+      fmt::format("{} tensor{} cast to {} as plain numbers, without scales; no program loads them as a "
+                  "quantised model",
+                  cast.size(), cast.size() == 1 ? " is" : "s are", dtype));
+}
+
 }  // namespace
 
 void cast_tensors(Job& job, std::vector<LogicalTensor>& wanted, CastRequest request, const OrderedJson& config) {
   bool scaled = false;
+  std::vector<std::string> to_float8;
   for (LogicalTensor& tensor : wanted) {
     const DType dtype = dtype_after(tensor, request);
     validate_not_quantized(job.source, tensor.name, tensor.dtype, dtype, config);
     scaled = scaled || (dtype != tensor.dtype && is_scale(tensor.name));
+    if (dtype != tensor.dtype && is_float8(dtype)) to_float8.push_back(tensor.name);
     tensor.dtype = dtype;
   }
+  validate_float8(job, to_float8, request, config);
   if (scaled)
     job.notes.push_back(
         "the model is quantised: `dtype` casts its scales and what is not quantised; quantised weights stay as they "

@@ -302,7 +302,8 @@ std::unique_ptr<Job> plan(Files& files, ConvertRequest request) {
       checkpoint.states.empty() ? std::vector<std::string>{} : names_of(job->source);
   validate_complete(checkpoint, request, *job);
   Selection selection = select(job->source, request, *job);
-  if (request.dtype) cast_tensors(*job, selection.wanted, {*request.dtype, request.cast_all}, config);
+  if (request.dtype)
+    cast_tensors(*job, selection.wanted, {*request.dtype, request.cast_all, !request.names.keep.empty()}, config);
   std::vector<std::string> states_dropped = follow_model(checkpoint.states, old_names, *job, selection.dropped);
   if (!request.dtype) take_model_dtypes(*job, selection.wanted);
   if (!request.dtype && !request.target.layout->traits().has_ranks && checkpoint.beside_model)

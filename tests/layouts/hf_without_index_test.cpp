@@ -1,0 +1,264 @@
+// Numbered weight files whose index is missing, or belongs to other files.
+
+#include <nlohmann/json.hpp>
+
+#include "reshard/formats/hf_index.h"
+#include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/hf.h"
+#include "reshard/layouts/layout.h"
+#include "support/catch.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/local_files.h"
+#include "support/temp_dir.h"
+#include "support/torch_files.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using test::Says;
+
+const std::string kFileOne = "model-00001-of-00002.safetensors";
+const std::string kFileTwo = "model-00002-of-00002.safetensors";
+
+void write_index(const test::TempDir& dir, const nlohmann::json& index) {
+  test::write_file(dir / kSafetensorsIndexFile, index.dump());
+}
+
+/// An index that puts the tensors of write_three into files of the given names.
+nlohmann::json index_of_files(const std::string& a, const std::string& b, const std::string& c) {
+  return {{"metadata", {{"total_size", 15}}}, {"weight_map", {{"a", a}, {"b", b}, {"c", c}}}};
+}
+
+nlohmann::json index_of_three() {
+  return index_of_files(kFileOne, kFileOne, kFileTwo);
+}
+
+void write_three(const test::TempDir& dir, const nlohmann::json& index = index_of_three()) {
+  test::write_safetensors(dir / kFileOne, {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}});
+  test::write_safetensors(dir / kFileTwo, {{"c", {DType::kU8, {3}, "ccc"}}});
+  write_index(dir, index);
+}
+
+Error refused(const test::TempDir& dir) {
+  const Error error = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  return error;
+}
+
+/// The names of one program's files, without an index.
+struct NumberedCase {
+  std::string stem;
+  std::string ending;
+  Format format;
+
+  std::string file(const std::string& number, const std::string& count) const {
+    return stem + "-" + number + "-of-" + count + ending;
+  }
+  void write(const fs::path& path, const test::TensorMap& tensors) const {
+    format == Format::kPytorch ? test::write_torch(path, tensors) : test::write_safetensors(path, tensors);
+  }
+};
+const NumberedCase kNumberedCases[] = {{"model", ".safetensors", Format::kSafetensors},
+                                       {"pytorch_model", ".bin", Format::kPytorch},
+                                       {"diffusion_pytorch_model", ".safetensors", Format::kSafetensors},
+                                       {"diffusion_pytorch_model", ".bin", Format::kPytorch}};
+
+TEST_CASE("The number of a weight file is in its name, of any width, after the stem that a program uses") {
+  for (const NumberedCase& names : kNumberedCases) {
+    const auto number = hf_file_number(names.file("7", "000163"));
+    REQUIRE(number);
+    CHECK(number->whole == names.stem + names.ending);
+    CHECK(number->number == 7);
+    CHECK(number->count == 163);
+  }
+  for (const char* name :
+       {"", "model", "model.safetensors", "model-.safetensors", "model-of-.safetensors", "model-1-of-.safetensors",
+        "model--of-2.safetensors", "model-1-of-2-of-3.safetensors", "model-x1-of-2.safetensors", "model-1-of-2.bin",
+        "model-1of-2.safetensors", "other-1-of-2.safetensors", "model-1-of-2.safetensors.index.json",
+        "model-1-of-18446744073709551616.safetensors", "model-1-of-1000001.safetensors"}) {
+    CAPTURE(name);
+    CHECK_FALSE(hf_file_number(name));
+  }
+}
+
+TEST_CASE("A complete set of numbered files is read without its index, in their order, with a note") {
+  for (const NumberedCase& names : kNumberedCases) {
+    CAPTURE(names.file("N", "M"));
+    const test::TempDir dir;
+    // The width of the numbers is the writer's choice: "model-00001-of-000163.safetensors".
+    names.write(dir / names.file("00002", "000002"), {{"b", {DType::kU8, {4}, "bbbb"}}});
+    names.write(dir / names.file("00001", "000002"), {{"z", {DType::kU8, {4}, "zzzz"}}});
+    CHECK(hf_format(local_storage(), dir.path()) == names.format);
+    HfIndexReport report;
+    const auto files = read_hf_checkpoint(local_storage(), dir.path(), &report);
+    REQUIRE(files.size() == 2);
+    CHECK(files[0].tensors.at(0).name == "z");
+    CHECK(files[1].tensors.at(0).name == "b");
+    REQUIRE(report.notes.size() == 1);
+    CHECK(report.notes[0] == names.stem + names.ending +
+                                 ".index.json is missing; read the complete set of 2 numbered " +
+                                 "files: " + names.file("00001", "000002") + ", " + names.file("00002", "000002"));
+    const auto found = find_whole(local_storage(), dir.path());
+    REQUIRE(found);
+    CHECK_FALSE(found->is_empty);
+  }
+}
+
+TEST_CASE("A set of one numbered file, and one that is numbered from zero, are complete") {
+  const NumberedCase& names = kNumberedCases[0];
+  const test::TempDir one;
+  names.write(one / names.file("00001", "00001"), {{"a", {DType::kU8, {4}, "aaaa"}}});
+  CHECK(read_hf_checkpoint(local_storage(), one.path()).size() == 1);
+  const test::TempDir two;
+  names.write(two / names.file("00000", "00002"), {{"a", {DType::kU8, {4}, "aaaa"}}});
+  names.write(two / names.file("00001", "00002"), {{"b", {DType::kU8, {4}, "bbbb"}}});
+  CHECK(read_hf_checkpoint(local_storage(), two.path()).size() == 2);
+}
+
+TEST_CASE("An incomplete set of numbered files without an index is refused, and so are two sets") {
+  struct Refusal {
+    std::vector<std::pair<std::string, std::string>> numbers;
+    std::string says;
+  };
+  const Refusal refusals[] = {
+      {{{"00001", "00004"}, {"00003", "00004"}}, "numbers 2, 4 are missing"},
+      {{{"00002", "00002"}}, "number 1 is missing"},
+      {{{"00000", "00003"}, {"00002", "00003"}}, "number 1 is missing"},
+      {{{"00001", "00002"}, {"00002", "00002"}, {"00003", "00002"}}, "state a set of 2, but there are 3"},
+      {{{"00001", "00002"}, {"1", "00002"}, {"00002", "00002"}}, "state a set of 2, but there are 3"},
+      {{{"00000", "00001"}, {"00001", "00001"}}, "state a set of 1, but there are 2"},
+      {{{"00001", "00000"}}, "state a set of 0, but there are 1"},
+      {{{"00001", "00002"}, {"00002", "00002"}, {"00001", "00003"}},
+       "weight files of several numbered sets, of 2, 3 files"}};
+  for (const NumberedCase& names : kNumberedCases)
+    for (const Refusal& refusal : refusals) {
+      CAPTURE(names.file("N", "M"), refusal.says);
+      const test::TempDir dir;
+      for (const auto& [number, count] : refusal.numbers)
+        names.write(dir / names.file(number, count), {{"t" + number + "." + count, {DType::kU8, {4}, "aaaa"}}});
+      const Error error = refused(dir);
+      CHECK(error.path() == dir.path().string());
+      CHECK_THAT(error.what(), Says(refusal.says));
+      CHECK_FALSE(error.hint().empty());
+      const auto found = find_whole(local_storage(), dir.path());
+      REQUIRE(found);
+      CHECK(found->is_empty);
+    }
+}
+
+TEST_CASE("A numbered file that is a link to nowhere is missing from its set") {
+  const test::TempDir dir;
+  test::write_safetensors(dir / kFileOne, {{"a", {DType::kU8, {4}, "aaaa"}}});
+  fs::create_symlink(dir / "blobs" / "123", dir / kFileTwo);
+  const Error error = error_of([&] { read_hf_checkpoint(local_storage(), dir.path()); });
+  CHECK_THAT(error.what(), Says("number 2 is missing"));
+}
+
+TEST_CASE("A tensor in two numbered files without an index is refused") {
+  const test::TempDir dir;
+  for (const std::string& name : {kFileOne, kFileTwo})
+    test::write_safetensors(dir / name, {{"a", {DType::kU8, {4}, "aaaa"}}});
+  const Error error = error_of([&] { read_checkpoint(local_storage(), dir.path(), {}); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.path() == (dir / kFileTwo).string());
+  CHECK(error.tensor() == "a");
+}
+
+TEST_CASE("For an index of other files the hint says which tensors the present files contain") {
+  const test::TempDir dir;
+  const std::string other = "model-00001-of-00004.safetensors";
+  write_three(dir, index_of_files(other, other, other));
+  CHECK_THAT(refused(dir).what(), Says(other + " (3 tensors), which is missing"));
+  const std::string repair = "move the index away: the files are read without it, and convert writes a new one";
+  CHECK(refused(dir).hint() ==
+        kFileOne + ", " + kFileTwo + " contain all 3 tensors that the index lists, which is outdated; " + repair);
+  fs::remove(dir / kFileTwo);
+  CHECK(refused(dir).hint() == kFileOne +
+                                   " contains 2 of the 3 tensors that the index lists, and not c: fetch the model "
+                                   "again");
+}
+
+TEST_CASE("Of an outdated index of a model in one file the hint says that the file is read without it") {
+  const test::TempDir dir;
+  write_index(dir, index_of_files(kFileOne, kFileOne, kFileTwo));
+  test::write_safetensors(
+      dir / kSafetensorsFile,
+      {{"a", {DType::kU8, {4}, "aaaa"}}, {"b", {DType::kF32, {2}, "bbbbbbbb"}}, {"c", {DType::kU8, {3}, "ccc"}}});
+  CHECK_THAT(refused(dir).hint(), Says("model.safetensors contains all 3 tensors that the index lists"));
+  CHECK_THAT(refused(dir).hint(), Says("move the index away"));
+}
+
+TEST_CASE("A download that did not finish has no hint on an outdated index") {
+  const test::TempDir dir;
+  write_three(dir);
+  fs::remove(dir / kFileTwo);
+  CHECK(refused(dir).hint() == "the download did not finish; fetch the model again");
+}
+
+TEST_CASE("For an entry of the index that no file has the hint says how to repair the index") {
+  auto index = index_of_three();
+  index["weight_map"]["mtp.fc.weight"] = kFileTwo;
+  const test::TempDir dir;
+  write_three(dir, index);
+  const Error error = refused(dir);
+  CHECK(error.tensor() == "mtp.fc.weight");
+  CHECK(error.hint() ==
+        "no weight file contains mtp.fc.weight; fetch the model again or, if the model does not need it, delete its "
+        "entry "
+        "from \"weight_map\", or move the index away: the files are read without it, and convert writes a new one");
+  // Nothing to read without the index, as the names of files have no numbers.
+  index = index_of_files("first.safetensors", "first.safetensors", "first.safetensors");
+  write_index(dir, index);
+  fs::remove(dir / kFileOne);
+  fs::remove(dir / kFileTwo);
+  test::write_safetensors(dir / "first.safetensors", {{"a", {DType::kU8, {4}, "aaaa"}}});
+  CHECK(refused(dir).hint() ==
+        "no weight file contains b, c; fetch the model again or, if the model does not need them, delete their entries "
+        "from \"weight_map\"");
+}
+
+TEST_CASE("For an index that confuses the files the hint says that it is outdated") {
+  const test::TempDir dir;
+  write_three(dir, index_of_files(kFileOne, kFileTwo, kFileTwo));
+  const Error error = refused(dir);
+  CHECK(error.tensor() == "b");
+  CHECK_THAT(error.hint(), Says("contain all 3 tensors that the index lists, which is outdated; move the index away"));
+  test::write_safetensors(dir / "extra.safetensors", {{"d", {DType::kU8, {1}, "d"}}});
+  auto index = index_of_three();
+  index["weight_map"].erase("b");
+  index["weight_map"]["d"] = "extra.safetensors";
+  write_index(dir, index);
+  CHECK(refused(dir).tensor() == "b");
+  CHECK_THAT(refused(dir).hint(),
+             Says("contain all 3 tensors that the index lists, which is outdated; correct its \"weight_map\""));
+}
+
+TEST_CASE("Hints on an index look into the files of either container, whatever program named them") {
+  for (const NumberedCase& names : kNumberedCases) {
+    CAPTURE(names.file("N", "M"));
+    const test::TempDir dir;
+    const std::string first = names.file("00001", "00002");
+    const std::string second = names.file("00002", "00002");
+    names.write(dir / first, {{"a", {DType::kU8, {4}, "aaaa"}}});
+    names.write(dir / second, {{"b", {DType::kU8, {4}, "bbbb"}}});
+    const auto hint_for = [&](const nlohmann::json& weight_map) {
+      test::write_file(dir / (names.stem + names.ending + ".index.json"),
+                       nlohmann::json{{"weight_map", weight_map}}.dump());
+      return refused(dir).hint();
+    };
+    const std::string other = names.file("00001", "00004");
+    const std::string both = first + ", " + second;
+    CHECK_THAT(hint_for({{"a", other}, {"b", other}}),
+               Says(both + " contain all 2 tensors") && Says("move the index away"));
+    CHECK_THAT(hint_for({{"x", other}}), Says(both + " contain none of the 1 tensors") && Says("move the index away"));
+    CHECK_THAT(hint_for({{"x.a", first}, {"x.b", second}}), Says(both + " contain none of the 2 tensors"));
+    CHECK_THAT(hint_for({{"a", first}, {"b", second}, {"mtp.fc.weight", second}}),
+               Says("no weight file contains mtp.fc.weight") && Says("move the index away"));
+  }
+}
+
+}  // namespace
+}  // namespace reshard
