@@ -446,8 +446,7 @@ std::vector<Container> read_hf_checkpoint(Files& files, const fs::path& director
                     (files.exists(directory / kPytorchFile) || files.exists(directory / kPytorchIndexFile));
   if (both)
     containers.front().warnings.push_back("there are PyTorch weights beside it, which are ignored, as in transformers");
-  std::vector<std::string> unread;
-  take_out_wrappers(containers, report ? report->notes : unread);
+  take_out_wrappers(containers, (report ? *report : unread).notes);
   return containers;
 }
 
