@@ -458,6 +458,10 @@ std::vector<std::pair<std::string, std::uint64_t>> defaults_in_shape(const Model
   return {defaults.begin(), defaults.end()};
 }
 
+bool is_transposed(const ModelParameter& weight) {
+  return weight.shape.size() == 2 && weight.split_dim && weight.split_dim != split_dim_of(weight.plan, 2);
+}
+
 Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds,
                   std::uint64_t most, std::size_t usual) {
   const Family& family = *the_family;

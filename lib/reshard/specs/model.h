@@ -44,6 +44,9 @@ struct ModelParameter {
   std::string tied_to;                  // the parameter whose bytes this one shares; empty if it has its own
 };
 
+/// Whether a linear's weight is stored as (inputs, outputs), as a Conv1D's is.
+bool is_transposed(const ModelParameter& weight);
+
 /// A hostile config must not make the list of parameters endless.
 inline constexpr std::uint64_t kMaxLayers = 1 << 14;
 inline constexpr std::uint64_t kMaxParameters = 1 << 21;  // and matrices packed in them
