@@ -9,6 +9,7 @@
 
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
+#include "reshard/specs/ties.h"
 
 namespace reshard {
 namespace {
@@ -18,7 +19,7 @@ constexpr const char* kTextConfigs[] = {"text_config", "llm_config", "language_c
 /// Those of other parts; one beside the keys of a language model says that there are such parts.
 constexpr const char* kOtherConfigs[] = {"vision_config", "audio_config", "visual", "vit_config", "embd_layer"};
 /// What the whole configuration says of its language model, too.
-constexpr const char* kSharedKeys[] = {"tie_word_embeddings", "quantization_config", "dtype", "torch_dtype"};
+constexpr const char* kSharedKeys[] = {kTiedKey, "quantization_config", "dtype", "torch_dtype"};
 
 const Json* object_at(const Json& json, const char* key) {
   const auto found = json.find(key);
@@ -272,6 +273,7 @@ LanguageModel find_language_model(const ModelConfig& config, const std::shared_p
     model.unknown_type = part_type;
     model.config.model_type = outer->language_model;
   }
+  model.config.ties = ties_by_level(*config.json, {std::begin(kTextConfigs), std::end(kTextConfigs)});
   Json json = *part;
   for (const char* key : kSharedKeys) {
     const auto own = json.find(key);
