@@ -120,4 +120,63 @@ void validate_pieces_differ(Files& files, const TensorMap& map) {
     if (!map.logical[logical].filler && map.logical[logical].role == TensorRole::kParameter) comparison.run(logical);
 }
 
+namespace {
+
+/// Whether all elements of a box have one value.
+bool is_constant(OpenedFiles& files, const TensorMap& map, const StoredPlace& place, const Dims& size) {
+  StoredPlace next = place;
+  for (std::size_t d = 0; d < size.size(); ++d) {  // equal to itself, moved along each dim
+    if (size[d] == 1) continue;
+    Dims rest = size;
+    --rest[d];
+    next.begin = place.begin;
+    ++next.begin[d];
+    if (!have_equal_bytes(files, map, place, next, rest)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void validate_heads_differ(Files& files, const TensorMap& map, const Model& model) {
+  if (!model.family->attention || model.layers == 0) return;
+  const Family::Attention& attention = *model.family->attention;
+  OpenedFiles opened(files, map.files);
+  for (const std::string& projection : {attention.key, attention.value})
+    for (std::uint64_t layer = 0; layer < model.layers; ++layer) {
+      const auto module = module_in(attention.module, layer);
+      const auto logical = module ? map.find_logical(*module + "." + projection + ".weight") : std::nullopt;
+      if (!logical) continue;
+      std::map<std::uint32_t, const Piece*> by_rank;
+      for (const Piece& piece : map.pieces[*logical])
+        by_rank.emplace(map.files[map.stored[piece.stored].file].tp_rank, &piece);
+      if (by_rank.empty()) break;
+      const auto& [first_rank, first] = *by_rank.begin();
+      const auto is_same = [&, &first = first](const Piece* piece) {
+        return have_equal_bytes(opened, map, {first->stored, first->stored_begin}, {piece->stored, piece->stored_begin},
+                                first->box.size);
+      };
+      if (volume(first->box) == 0) break;
+      const bool is_placed_otherwise = std::any_of(
+          by_rank.begin(), by_rank.end(),
+          [&, &first = first](const auto& one) { return one.second->box == first->box && !is_same(one.second); });
+      if (is_placed_otherwise) break;  // replicas that the run finds to differ
+      for (const auto& [rank, piece] : by_rank) {
+        if (piece->box.begin == first->box.begin || piece->box.size != first->box.size || !is_same(piece) ||
+            is_constant(opened, map, {first->stored, first->stored_begin}, first->box.size))
+          continue;
+        throw Error(ErrorKind::kBadInput,
+                    fmt::format("tensor-parallel ranks {} and {} have the same heads, but config.json makes them parts "
+                                "of {} different key/value heads",
+                                first_rank, rank, model.kv_heads))
+            .in(map.files[map.stored[piece->stored].file].path)
+            .tensor(map.logical[*logical].name)
+            .hint(
+                "they are replicas: num_key_value_heads in config.json is a multiple of the model's; take the "
+                "config.json that came with the weights");
+      }
+      break;
+    }
+}
+
 }  // namespace reshard

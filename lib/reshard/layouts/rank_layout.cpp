@@ -441,7 +441,10 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
   if (checkpoint.model) checkpoint.partition = chosen_partition(checkpoint, shards.metadata, inferred);
   if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
   read_optimizer(files, layout, shards, context, checkpoint);
-  if (planned) validate_pieces_differ(files, checkpoint.map);
+  if (planned)
+    validate_pieces_differ(files, checkpoint.map);
+  else if (inferred)
+    validate_heads_differ(files, checkpoint.map, *checkpoint.model);
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);
   if (!inferred) checkpoint.metadata = std::move(shards.metadata);
