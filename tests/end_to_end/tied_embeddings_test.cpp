@@ -125,6 +125,18 @@ TEST_CASE("An embedding that is stored under the tied head's name only is the em
   }
 }
 
+TEST_CASE("An embedding of a layer of multi-token prediction is not taken for the model's") {
+  const TempDir temp;
+  Architecture of = architecture("glm4_moe_lite");
+  of.facts["config"]["tie_word_embeddings"] = true;
+  TensorMap tensors = write_architecture(of, temp / "model");
+  tensors.erase(kOutput);
+  TensorMap stored = tensors;
+  stored[kOutput] = stored.at(kEmbed);
+  stored.erase(kEmbed);
+  CHECK((back_from_shards(temp, stored) == tensors));
+}
+
 TEST_CASE("Levels of config.json that contradict each other about ties yield to the files, with a note") {
   const TempDir temp;
   Architecture of = architecture("qwen3_vl_own_head");

@@ -327,14 +327,15 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
   if (embedding == family->modules.end()) return family;
   std::vector<std::string> found =
       prefixes_before(embedding->name.substr(base.size()) + "." + embedding->parameter, names);
-  if (found.empty()) found = prefix_of_layers(*family, base, names);  // the embedding may be what is missing
-  if (found.empty() || std::find(found.begin(), found.end(), base) != found.end()) return family;
+  if (std::find(found.begin(), found.end(), base) != found.end()) return family;
   const std::string layers = family->layers.substr(base.size());
-  const auto has_layers = [&](const std::string& prefix) {
-    return std::any_of(names.begin(), names.end(),
-                       [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
-  };
-  if (found.size() > 1) std::erase_if(found, [&](const std::string& prefix) { return !has_layers(prefix); });
+  // Layers of multi-token prediction have embeddings of their own.
+  std::erase_if(found, [&](const std::string& prefix) {
+    return std::none_of(names.begin(), names.end(),
+                        [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
+  });
+  if (found.empty()) found = prefix_of_layers(*family, base, names);  // the embedding may be what is missing
+  if (std::find(found.begin(), found.end(), base) != found.end()) return family;
   if (found.size() != 1) return family;
   const std::string& own = found.front();
 
