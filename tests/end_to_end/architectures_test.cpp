@@ -213,7 +213,8 @@ TEST_CASE("Variants of architectures come back: other sizes, layers, experts, he
     for (const char* key : {"attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "mamba_proj_bias", "conv_bias",
                             "lm_head_bias", "attention_out_bias", "use_qk_norm", "use_parallel_residual"})
       maybe(key, random() % 2 == 0);
-    maybe("num_key_value_heads", one_of(random, {1, 2, 4}));
+    const std::uint64_t kv_heads = one_of(random, {1, 2, 4});
+    maybe("num_key_value_heads", text.value("num_attention_heads", 4) % kv_heads == 0 ? kv_heads : 2);
     maybe("first_k_dense_replace", pick(random, 0, 3));
     for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"})
       maybe(key, one_of(random, {2, 6, 8}));

@@ -184,6 +184,33 @@ TEST_CASE("Random models become NxD Inference's tensors, whatever divides, and c
   if (has_all_seeds()) CHECK(padded > 20);
 }
 
+TEST_CASE("Replicated key/value heads that config.json counts as heads of their own are noticed") {
+  for (const char* name : {"nxdi", "vllm"})
+    for (const bool fused : {false, true}) {
+      CAPTURE(name, fused);
+      const TempDir temp;
+      TinyModel model;
+      Random random(4);
+      const TensorMap tensors = random_tensors(model, random);
+      write_model(temp / "model", model, tensors);
+      ShardRequest request = deployed_request(layout(name), temp / "model", temp / "out", 4);
+      if (name == std::string("nxdi")) request.target.options.set_flag("fuse-qkv", fused);
+      shard(request);
+      CHECK((consolidated(temp / "out", temp / "whole") == tensors));
+      model.kv_heads = 4;
+      write_file(temp / "out/config.json", model.config().dump());
+      for (const auto& entry : fs::recursive_directory_iterator(temp / "out"))
+        if (entry.path().extension() == ".safetensors")  // without our record of what was replicated
+          write_safetensors(entry.path(), read_tensors(entry.path()));
+      const Error error = error_of([&] { consolidated(temp / "out", temp / "wrong"); });
+      CHECK(error.kind() == ErrorKind::kBadInput);
+      CHECK(error.tensor() == "model.layers.0.self_attn.k_proj.weight");
+      CHECK_THAT(error.what(), Says("ranks 0 and 1 have the same heads"));
+      CHECK_THAT(error.hint(), Says("num_key_value_heads"));
+      CHECK_FALSE(fs::exists(temp / "wrong"));
+    }
+}
+
 TEST_CASE("Any family is padded where the ranks do not divide, and comes back") {
   const std::uint64_t seed = GENERATE(from_range(seeds(40)));
   INFO("RESHARD_TEST_SEED=" << seed);

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 using namespace pickles;
 
 /// A file of torch.save with tensors in a dict.
-class SavedFile {
+class ExpertFile {
  public:
   std::string add(const TensorData& data) {
     View view;
@@ -98,7 +98,7 @@ void write_optimizer(const Experts& run, const fs::path& shards, std::uint32_t d
   const SavedTree model = read_saved_tree(shards / "model" / ("dp_rank_00_" + rank));
   for (const auto& [name, value] : model.structure.items())
     groups[(run.zero1 && is_expert(name) ? 2 : 0) + (decays(name) ? 0 : 1)].push_back(name);
-  SavedFile file;
+  ExpertFile file;
   Numbered states, shapes;
   std::string param_groups;
   std::int64_t id = 0, dense = 0;

@@ -10,6 +10,7 @@
 #include "support/errors.h"
 #include "support/golden.h"
 #include "support/layouts.h"
+#include "support/local_files.h"
 #include "support/models.h"
 #include "support/temp_dir.h"
 

@@ -5,6 +5,7 @@
 #include "reshard/layouts/misfits.h"
 #include "reshard/layouts/sharded_checkpoint.h"
 #include "reshard/layouts/sharded_map.h"
+#include "reshard/layouts/tied_tensors.h"
 #include "reshard/layouts/training_layout.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/language_model.h"
@@ -50,6 +51,7 @@ void relayout(const fs::path& from, const fs::path& to, const OracleOptions& opt
   Job job;
   const ShardedCheckpoint checkpoint = read_sharded_checkpoint(*find_shards(from));
   job.source = sharded_source_map(checkpoint, tied_parameters(model));
+  join_tied(local_storage(), job.source, tied_parameters(model));
   validate_against_model(job.source, model, from);
   const Mesh mesh{static_cast<std::uint32_t>(options.tp), static_cast<std::uint32_t>(options.pp),
                   static_cast<std::uint32_t>(options.vpp)};

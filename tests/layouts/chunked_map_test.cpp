@@ -37,30 +37,19 @@ TEST_CASE("Chunks that leave holes or overlap are refused with the tensor and wh
   CHECK_NOTHROW(validate_chunks({matrix(0, 4)}, "f"));
 }
 
-TEST_CASE("Chunks become pieces in the order of rows, and a replica is the tensor it is tied to") {
+TEST_CASE("Chunks become pieces in the order of rows") {
   ChunkedTensor tensor = matrix(4, 2);
   tensor.chunks = {{{{3, 0}, {1, 2}}, 1, 40}, {{{0, 0}, {3, 2}}, 0, 10, {1, 3}}};
-  ChunkedTensor head = matrix(4, 2);
-  head.entry = head.name = "head";
-  head.chunks = {{{{0, 0}, {4, 2}}, 0, 90}};
-  const TensorMap map = chunked_map({{"a"}, {"b"}}, {tensor, head}, {{"head", "w"}}, "d");
+  const TensorMap map = chunked_map({{"a"}, {"b"}}, {tensor}, "d");
   REQUIRE(map.logical.size() == 1);
-  REQUIRE(map.pieces[0].size() == 3);
+  REQUIRE(map.pieces[0].size() == 2);
   const Piece& first = map.pieces[0][0];
   CHECK(first.box == Box{{0, 0}, {3, 2}});
   CHECK(map.stored[first.stored].offset_bytes == 10);
   CHECK(map.stored[first.stored].size_bytes == 12);
   CHECK(map.strides.at(first.stored) == Dims{1, 3});
   CHECK(map.stored[map.pieces[0][1].stored].file == 1);
-  CHECK(map.stored[map.pieces[0][2].stored].tied);
   CHECK_NOTHROW(validate_tiling(map));
-  const TensorMap untied = chunked_map({{"a"}, {"b"}}, {head}, {{"head", "w"}}, "d");
-  CHECK(untied.logical[0].name == "head");
-  head.shape = {2, 4};
-  head.chunks = {{{{0, 0}, {2, 4}}, 0, 90}};
-  CHECK(error_of([&] {
-          chunked_map({{"a"}, {"b"}}, {tensor, head}, {{"head", "w"}}, "d");
-        }).kind() == ErrorKind::kBadInput);
 }
 
 /// The element numbers that the map puts at each place of `logical`, of files in which element i has the number i.
@@ -102,9 +91,9 @@ TEST_CASE("Interleaved rows are put into the halves of their heads, whatever the
       }
       std::vector<ChunkedTensor> tensors{tensor};
       tensor.interleaved = false;
-      const auto plain = elements(chunked_map({{"f"}}, {tensor}, {}, "d"), 0);
+      const auto plain = elements(chunked_map({{"f"}}, {tensor}, "d"), 0);
       deinterleave(tensors, kHeadDim, "d");
-      const TensorMap map = chunked_map({{"f"}}, tensors, {}, "d");
+      const TensorMap map = chunked_map({{"f"}}, tensors, "d");
       CHECK_NOTHROW(validate_tiling(map));
       const auto found = elements(map, 0);
       for (std::uint64_t head = 0; head < kHeads; ++head)
@@ -179,7 +168,7 @@ TEST_CASE("A stack of experts is as many tensors, of chunks that cut it anywhere
   const std::vector<ChunkedTensor> experts = unstacked({matrix(1, 1), stack}, "d");
   REQUIRE(experts.size() == 4);
   for (std::size_t e = 0; e < 3; ++e) CHECK(experts[1 + e].name == "experts." + std::to_string(e) + ".gate");
-  const TensorMap map = chunked_map({{"f"}}, {experts.begin() + 1, experts.end()}, {}, "d");
+  const TensorMap map = chunked_map({{"f"}}, {experts.begin() + 1, experts.end()}, "d");
   std::vector<std::uint64_t> expected(8);
   for (std::uint64_t e = 0; e < 2; ++e) {
     std::iota(expected.begin(), expected.end(), 8 * e);

@@ -102,46 +102,17 @@ TEST_CASE("A tensor of another shape is shown with both shapes") {
   CHECK_THAT(error.what(), Says("config.json"));
 }
 
-TEST_CASE("A missing output matrix of an untied model points at tie_word_embeddings") {
-  const TempDir temp;
-  const Error error = planning_error(temp, {}, [](TensorMap& tensors) { tensors.erase("lm_head.weight"); });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.tensor() == "lm_head.weight");
-  CHECK_THAT(error.hint(), Says("tie_word_embeddings"));
-}
-
-TEST_CASE("A tied copy of another shape than the embedding is refused") {
-  const TempDir temp;
-  TinyModel model;
-  model.tied = true;
-  const Error error = planning_error(temp, model, [](TensorMap& tensors) {
-    tensors["lm_head.weight"] = {DType::kBF16, {8, 8}, std::string(128, 'x')};
-  });
-  CHECK(error.kind() == ErrorKind::kBadInput);
-  CHECK(error.path() == (temp / "model/model.safetensors").string());
-  CHECK_THAT(error.what(), Says("[8, 8]"));
-  CHECK_THAT(error.what(), Says("[32, 16]"));
-}
-
 TEST_CASE("A tensor that stands in two files is refused, naming both") {
   const auto file = [](const std::string& path, std::vector<std::string> names) {
     Container container{path, 1, {}, {}, {}, {{path, 1}}};
     for (std::string& name : names) container.tensors.push_back({std::move(name), DType::kU8, {1}, 0, 1});
     return container;
   };
-  const std::vector<TiedParameter> tied{{"copy", "w"}};
-  for (const char* twice : {"w", "copy"}) {  // of tied parameters, too
-    const Error error = error_of([&] {
-      whole_map({file("a.safetensors", {"w", "copy"}), file("b.safetensors", {twice})}, tied);
-    });
-    CHECK(error.kind() == ErrorKind::kBadInput);
-    CHECK(error.tensor() == twice);
-    CHECK(error.path() == "b.safetensors");
-    CHECK_THAT(error.what(), Says("a.safetensors"));
-  }
-  const reshard::TensorMap map = whole_map({file("a.safetensors", {"w", "copy"})}, tied);
-  CHECK(map.logical.size() == 1);
-  CHECK(map.stored[1].tied);
+  const Error error = error_of([&] { whole_map({file("a.safetensors", {"w", "x"}), file("b.safetensors", {"w"})}); });
+  CHECK(error.kind() == ErrorKind::kBadInput);
+  CHECK(error.tensor() == "w");
+  CHECK(error.path() == "b.safetensors");
+  CHECK_THAT(error.what(), Says("a.safetensors"));
 }
 
 }  // namespace

@@ -126,7 +126,17 @@ TEST_CASE("A job planned with all inputs in memory is the one planned from the s
     }
 }
 
-TEST_CASE("Planning reads no tensor data") {
+/// Whether planning compares the tensor: a head that config.json ties to the embedding; heads of the first layer that
+/// are replicas if config.json is wrong.
+bool is_evidence(const Job& job, const std::string& name) {
+  const bool has_tied = std::any_of(job.source.stored.begin(), job.source.stored.end(),
+                                    [](const StoredTensor& tensor) { return tensor.tied; });
+  if (name.ends_with("lm_head.weight") || name.ends_with("embed_tokens.weight")) return has_tied;
+  return name.find("layers.0.self_attn.") != name.npos &&
+         (name.ends_with(".k_proj.weight") || name.ends_with(".v_proj.weight"));
+}
+
+TEST_CASE("Planning reads no tensor data, but what shows ties and replicated heads") {
   MemoryFiles& files = inputs().files;
   const fs::path& root = inputs().root;
   for (const PlanCase& one : plan_cases()) DYNAMIC_SECTION(one.name) {
@@ -134,6 +144,7 @@ TEST_CASE("Planning reads no tensor data") {
       const auto job = one.plan(watched, root);
       for (const StoredTensor& tensor : job->source.stored) {
         const fs::path path = job->source.files[tensor.file].path;
+        if (is_evidence(*job, tensor.name)) continue;
         if (path.extension() != ".safetensors") continue;  // archives are read in windows that hold small ones whole
         for (const FaultStorage::Range range : watched.reads(path)) {
           INFO(path << " tensor " << tensor.name.text() << " bytes " << range.begin_bytes << " to " << range.end_bytes);

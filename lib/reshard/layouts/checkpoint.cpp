@@ -22,6 +22,7 @@
 #include "reshard/layouts/sharded_adapter.h"
 #include "reshard/layouts/state_names.h"
 #include "reshard/layouts/strangers.h"
+#include "reshard/layouts/tied_tensors.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/model_config.h"
 
@@ -144,6 +145,7 @@ void read_model(Files& files, Checkpoint& checkpoint, const ReadContext& context
                                              printable(spec->model_type), config.path.string(),
                                              printable(config.model_type)));
     checkpoint.model = instantiate(found, names);
+    for (const std::string& note : checkpoint.model->tie_notes) checkpoint.notes.push_back(note);
     if (spec && !is_builtin) checkpoint.model->family_from = FamilyFrom::kSpec;
     if (other && is_builtin) checkpoint.model->family_from = FamilyFrom::kOption;
   } catch (Error& error) {
@@ -189,8 +191,8 @@ Checkpoint read_whole_files(Files& files, Checkpoint checkpoint, const std::vect
   read_model(files, checkpoint, context, names, [&](const ModelConfig& config, std::vector<std::string>& notes) {
     return planned_model(config, containers, notes);
   });
-  const std::optional<Model>& model = checkpoint.model;
-  checkpoint.map = whole_map(containers, model ? tied_parameters(model) : std::vector<TiedParameter>{});
+  checkpoint.map = whole_map(containers);
+  settle_ties(files, checkpoint);
   take_records(containers, checkpoint);
   if (containers.size() == 1) checkpoint.file_metadata = containers.front().metadata;
   for (const Container& file : containers) note_warnings(file, checkpoint.notes);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <tuple>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -193,21 +192,13 @@ void validate_chunks(const std::vector<ChunkedTensor>& tensors, const std::files
 }
 
 TensorMap chunked_map(std::vector<TensorFile> files, std::vector<ChunkedTensor> tensors,
-                      const std::vector<TiedParameter>& tied, const std::filesystem::path& where) {
-  std::unordered_set<std::string_view> held;
-  for (const ChunkedTensor& tensor : tensors) held.insert(tensor.name);
-  std::unordered_map<std::string, std::string> replicas;  // by name, of what they are replicas
-  for (const TiedParameter& one : tied)
-    if (held.count(one.name) && held.count(one.source)) replicas.emplace(one.name, one.source);
-
+                      const std::filesystem::path& where) {
   TensorMap map;
   map.files = std::move(files);
   map.reserve_logical(tensors.size());
   for (ChunkedTensor& tensor : tensors) {
-    const auto replica = replicas.find(tensor.name);
-    const bool is_tied = replica != replicas.end();
-    const std::uint32_t logical = map.add_logical(
-        {is_tied ? replica->second : tensor.name, tensor.dtype, tensor.shape, {}, std::nullopt, tensor.role}, where);
+    const std::uint32_t logical =
+        map.add_logical({tensor.name, tensor.dtype, tensor.shape, {}, std::nullopt, tensor.role}, where);
     const SharedName entry(tensor.entry);
     // In rows, so that what is open of the tensor while it is put together stays one box or a few.
     std::sort(tensor.chunks.begin(), tensor.chunks.end(),
@@ -215,8 +206,6 @@ TensorMap chunked_map(std::vector<TensorFile> files, std::vector<ChunkedTensor> 
     for (ChunkedTensor::Chunk& chunk : tensor.chunks) {
       StoredTensor stored{entry, tensor.dtype, chunk.box.size, chunk.file, chunk.offset_bytes};
       stored.size_bytes = num_bytes(tensor.dtype, stored.shape).value_or(0);
-      stored.tied = is_tied;
-      if (is_tied) stored.label = PartitionLabel::kTied;
       const std::uint32_t index = map.add_stored(std::move(stored));
       if (!chunk.strides.empty()) map.strides.emplace(index, std::move(chunk.strides));
       const Dims zeros(chunk.box.size.size());

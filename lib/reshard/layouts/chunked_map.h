@@ -8,7 +8,6 @@
 #include "reshard/layouts/tensor_map.h"
 #include "reshard/layouts/training_states.h"
 #include "reshard/specs/model.h"
-#include "reshard/specs/stage_plan.h"
 
 namespace reshard {
 
@@ -54,10 +53,9 @@ void validate_interleaved(const std::vector<ChunkedTensor>& tensors, const Model
 /// \throws Error kBadInput, naming `where`, if the rows are no whole heads; kUnsupported if head_dim is 0, or odd.
 void deinterleave(std::vector<ChunkedTensor>& tensors, std::uint64_t head_dim, const std::filesystem::path& where);
 
-/// The map of tensors whose chunks are validated. A tensor named in `tied` is a replica of another where both are
-/// there. `where` is for errors.
-/// \throws Error kBadInput if a replica has another dtype or shape.
+/// The map of tensors whose chunks are validated. `where` is for errors.
+/// \throws Error kBadInput if two tensors of one name differ in dtype or shape.
 TensorMap chunked_map(std::vector<TensorFile> files, std::vector<ChunkedTensor> tensors,
-                      const std::vector<TiedParameter>& tied, const std::filesystem::path& where);
+                      const std::filesystem::path& where);
 
 }  // namespace reshard

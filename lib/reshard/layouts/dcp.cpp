@@ -23,7 +23,6 @@
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/rank_folder.h"
 #include "reshard/layouts/trained_model.h"
-#include "reshard/layouts/whole_map.h"
 #include "reshard/layouts/written_names.h"
 
 namespace reshard {
@@ -167,8 +166,7 @@ class DcpLayout final : public Layout {
         checkpoint.notes.push_back(
             "nothing says how large whole tensors are: without a config.json, missing files of the last ranks are not "
             "noticed");
-      return chunked_map(std::move(source.files), std::move(source.tensors),
-                         model ? tied_parameters(model) : std::vector<TiedParameter>{}, source.where);
+      return chunked_map(std::move(source.files), std::move(source.tensors), source.where);
     });
     if (context.looks_at_optimizer && checkpoint.leaves_states && has_items)
       look_at_optimizer(files, found.path, known, optimizer, *checkpoint.beside_model);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "reshard/base/error.h"
@@ -65,12 +64,9 @@ fs::path directory_of(Files& files, const fs::path& folder) {
 /// Makes the tensor map.
 class ZeroMapper {
  public:
-  ZeroMapper(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& tied) : zero_(zero) {
-    std::unordered_set<std::string_view> held;
-    for (const ZeroTensor& tensor : zero.tensors) held.insert(tensor.name);
-    for (const TiedParameter& one : tied)
-      if (held.count(one.name) && held.count(one.source)) tied_.emplace(one.name, one.source);
-    for (const ZeroTensor& tensor : zero.tensors) shared_with_.emplace(tensor.name, tensor.shared_with);
+  /// \param shared  parameters that are others under a second name: left out.
+  ZeroMapper(const ZeroCheckpoint& zero, const std::vector<TiedParameter>& shared) : zero_(zero) {
+    for (const TiedParameter& one : shared) shared_.emplace(one.name, one.source);
   }
 
   TensorMap map(std::vector<std::string>& notes) && {
@@ -80,45 +76,35 @@ class ZeroMapper {
     }
     map_.reserve_logical(zero_.tensors.size());
     for (const ZeroTensor& tensor : zero_.tensors) {
-      const auto tied = tied_.find(tensor.name);
-      if (tied == tied_.end())
-        add(tensor, tensor.name);
-      else if (is_shared(tied->first, tied->second))
-        notes.push_back(fmt::format("{} is {} under a second name, and left out, as Hugging Face's files have it once",
-                                    printable(tied->first), printable(tied->second)));
+      const auto shared = shared_.find(tensor.name);
+      if (shared == shared_.end())
+        add(tensor);
       else
-        add(tensor, tied->second);
+        notes.push_back(fmt::format("{} is {} under a second name, and left out, as Hugging Face's files have it once",
+                                    printable(shared->first), printable(shared->second)));
     }
     return std::move(map_);
   }
 
  private:
-  /// Whether the two are one tensor to the trainer, too: there is nothing to compare.
-  bool is_shared(const std::string& name, const std::string& source) const {
-    return shared_with_.at(name) == source || shared_with_.at(source) == name;
-  }
-
-  void add(const ZeroTensor& tensor, const std::string& logical_name) {
-    const bool tied = logical_name != tensor.name;
-    LogicalTensor logical{logical_name, tensor.dtype, tensor.shape, {}, tensor.model_dtype};
+  void add(const ZeroTensor& tensor) {
+    LogicalTensor logical{tensor.name, tensor.dtype, tensor.shape, {}, tensor.model_dtype};
     const std::uint32_t index = map_.add_logical(logical, zero_.files.front().path);
-    if (num_elems(tensor.shape) == 0u) return add_box(index, tensor, {}, whole(tensor.shape), tied);
+    if (num_elems(tensor.shape) == 0u) return add_box(index, tensor, {}, whole(tensor.shape));
     for (const FlatRun& run : tensor.runs) {
       std::uint64_t offset_bytes = run.offset_bytes;
       for (const Box& box : boxes_of_range(tensor.shape, run.begin, run.count)) {
-        add_box(index, tensor, {run.file, offset_bytes}, box, tied);
+        add_box(index, tensor, {run.file, offset_bytes}, box);
         offset_bytes += map_.stored.back().size_bytes;
       }
     }
   }
 
-  void add_box(std::uint32_t index, const ZeroTensor& tensor, const FlatRun& place, const Box& box, bool tied) {
+  void add_box(std::uint32_t index, const ZeroTensor& tensor, const FlatRun& place, const Box& box) {
     StoredTensor stored{tensor.entry, tensor.dtype, box.size};
     stored.file = place.file;
     stored.offset_bytes = place.offset_bytes;
     stored.size_bytes = num_bytes(tensor.dtype, box.size).value_or(0);
-    stored.tied = tied;
-    if (tied) stored.label = PartitionLabel::kTied;
     const std::uint32_t number = map_.add_stored(std::move(stored));
     if (!tensor.strides.empty()) map_.strides.emplace(number, tensor.strides);
     map_.pieces[index].push_back({number, box, Dims(box.size.size(), 0)});
@@ -126,21 +112,19 @@ class ZeroMapper {
 
   const ZeroCheckpoint& zero_;
   TensorMap map_;
-  std::unordered_map<std::string, std::string> tied_;         // both of which the checkpoint has
-  std::unordered_map<std::string, std::string> shared_with_;  // of each tensor
+  std::unordered_map<std::string, std::string> shared_;  // by name, with the other one
 };
 
-/// The parameters that share another's values. Where no model says it, the trainer does.
-std::vector<TiedParameter> tied_in(const ZeroCheckpoint& zero, const std::optional<Model>& model) {
-  std::vector<TiedParameter> tied = tied_parameters(model);
-  if (!model)
-    std::erase_if(tied, [&](const TiedParameter& one) {
-      return std::none_of(zero.tensors.begin(), zero.tensors.end(), [&](const ZeroTensor& tensor) {
-        return (tensor.name == one.name && tensor.shared_with == one.source) ||
-               (tensor.name == one.source && tensor.shared_with == one.name);
-      });
+/// The parameters that may be tied and that the trainer, too, has as one tensor: there is nothing to compare.
+std::vector<TiedParameter> shared_in(const ZeroCheckpoint& zero, const std::optional<Model>& model) {
+  std::vector<TiedParameter> shared = tied_parameters(model);
+  std::erase_if(shared, [&](const TiedParameter& one) {
+    return std::none_of(zero.tensors.begin(), zero.tensors.end(), [&](const ZeroTensor& tensor) {
+      return (tensor.name == one.name && tensor.shared_with == one.source) ||
+             (tensor.name == one.source && tensor.shared_with == one.name);
     });
-  return tied;
+  });
+  return shared;
 }
 
 /// The tensors as one container, in the dtypes that the model has them in.
@@ -238,7 +222,7 @@ Checkpoint DeepSpeedLayout::read(Files& files, const FoundLayout& found, const R
   rename(zero, own_names_in_model(entries, {model.family.get(), model.is_part}, found.path, beside, checkpoint.notes));
   read_trained_model(files, checkpoint, context, container_of(zero), [&](const std::optional<Model>& model) {
     note_choice(files, found, checkpoint.notes);
-    return ZeroMapper(zero, tied_in(zero, model)).map(checkpoint.notes);
+    return ZeroMapper(zero, shared_in(zero, model)).map(checkpoint.notes);
   });
   note_left_out(zero, checkpoint.notes);
   for (const TensorCount& count : {zero.unread_masters, zero.state}) {

@@ -2,6 +2,7 @@
 
 #include "reshard/io/files.h"
 #include "reshard/layouts/tensor_map.h"
+#include "reshard/specs/model.h"
 
 namespace reshard {
 
@@ -12,5 +13,10 @@ namespace reshard {
 /// neighbor and with the rank half-way, where replicated heads are in either order.
 /// \throws Error kBadInput, naming the file and the tensor; kIo.
 void validate_pieces_differ(Files& files, const TensorMap& map);
+
+/// Validates that key/value heads on several tensor-parallel ranks, of the first layer that has some, are not replicas:
+/// equal ones are, if config.json counts more heads than the model has. Heads of one value, such as zeros, show nothing.
+/// \throws Error kBadInput, naming the file and the tensor; kIo.
+void validate_heads_differ(Files& files, const TensorMap& map, const Model& model);
 
 }  // namespace reshard

@@ -17,7 +17,6 @@
 #include "reshard/layouts/layout.h"
 #include "reshard/layouts/mesh_boxes.h"
 #include "reshard/layouts/trained_model.h"
-#include "reshard/layouts/whole_map.h"
 #include "reshard/specs/model_config.h"
 #include "reshard/specs/planned_sizes.h"
 
@@ -132,13 +131,7 @@ class RankMapper {
  public:
   RankMapper(const std::vector<RankTensors>& ranks, const std::unordered_map<std::string, std::string>& names,
              const std::optional<Model>& model)
-      : ranks_(ranks), names_(names), knows_shapes_(model && !model->by_config_plan) {
-    std::unordered_set<std::string_view> held;
-    for (const auto& [entry, name] : names) held.insert(name);
-    if (!model) return;
-    for (const TiedParameter& one : tied_parameters(model))
-      if (held.count(one.name) && held.count(one.source)) tied_.emplace(one.name, one.source);
-  }
+      : ranks_(ranks), names_(names), knows_shapes_(model && !model->by_config_plan) {}
 
   TensorMap map() && {
     for (const RankTensors& rank : ranks_) {
@@ -154,23 +147,19 @@ class RankMapper {
 
  private:
   void add(const DistributedTensor& tensor, const std::string& name, std::uint32_t rank) {
-    const auto tied = tied_.find(name);
-    const std::string& logical_name = tied == tied_.end() ? name : tied->second;
     const fs::path& path = ranks_[rank].file.path;
-    const std::uint32_t logical = map_.add_logical({logical_name, tensor.dtype, tensor.shape, {}}, path);
+    const std::uint32_t logical = map_.add_logical({name, tensor.dtype, tensor.shape, {}}, path);
     if (tensor.kind == DistributedTensor::Kind::kWhole && !knows_shapes_)
       map_.logical[logical].unconfirmed_hint = kPlainHint;
-    const bool is_tied = tied != tied_.end();
     switch (tensor.kind) {
       case DistributedTensor::Kind::kWhole:
-        add_part(logical, tensor, 0, {{whole(tensor.shape), Dims(tensor.shape.size())}}, rank, is_tied);
+        add_part(logical, tensor, 0, {{whole(tensor.shape), Dims(tensor.shape.size())}}, rank);
         break;
       case DistributedTensor::Kind::kSharded:
         for (std::size_t i = 0; i < tensor.local.size(); ++i)
-          add_part(logical, tensor, i, {{{tensor.begins[i], tensor.local[i].shape}, Dims(tensor.shape.size())}}, rank,
-                   is_tied);
+          add_part(logical, tensor, i, {{{tensor.begins[i], tensor.local[i].shape}, Dims(tensor.shape.size())}}, rank);
         break;
-      case DistributedTensor::Kind::kDTensor: add_part(logical, tensor, 0, boxes_in(tensor, path), rank, is_tied);
+      case DistributedTensor::Kind::kDTensor: add_part(logical, tensor, 0, boxes_in(tensor, path), rank);
     }
   }
 
@@ -196,18 +185,16 @@ class RankMapper {
   }
 
   void add_part(std::uint32_t logical, const DistributedTensor& tensor, std::size_t number, std::vector<LocalBox> boxes,
-                std::uint32_t rank, bool is_tied) {
+                std::uint32_t rank) {
     const TensorEntry& entry = tensor.local[number];
     if (entry.size_bytes == 0 && num_elems(tensor.shape) != 0u) return;  // a share without elements
-    const std::uint32_t stored = map_.add_stored(entry, rank, is_tied ? PartitionLabel::kTied : PartitionLabel::kWhole);
-    map_.stored[stored].tied = is_tied;
+    const std::uint32_t stored = map_.add_stored(entry, rank);
     for (LocalBox& box : boxes) map_.pieces[logical].push_back({stored, std::move(box.box), std::move(box.begin)});
   }
 
   const std::vector<RankTensors>& ranks_;
   const std::unordered_map<std::string, std::string>& names_;  // of entries that are the model's
   bool knows_shapes_;                                          // of the whole tensors, as the model's family has them
-  std::unordered_map<std::string, std::string> tied_;          // both of which the checkpoint has
   TensorMap map_;
 };
 

@@ -148,7 +148,8 @@ class Derivation {
       return;
     }
     // A second name of a tensor of this file goes by the rule of its first.
-    if (!parameter.tied_to.empty() && held_.count(parameter.tied_to)) return;
+    const auto source = held_.find(parameter.tied_to);
+    if (source != held_.end() && source->second->shape == tensor.shape) return;
     if (is_grouped_output(parameter)) {  // whose heads go by those of the projections
       metadata_.parameters.push_back({tensor.name, true, 1, 1, tp_, {}});
       return;

@@ -119,8 +119,6 @@ std::string hint_for(const Misfits& misfits, const Model& model) {
            (misfits.missing.empty() ? "; `extra-tensors` keeps what is no weight, such as a buffer, or leaves it out"
                                     : "");
   }
-  if (misfits.missing.size() == 1 && misfits.missing.front() == "lm_head.weight")
-    return "if the output matrix is the embedding's, config.json must say \"tie_word_embeddings\": true";
   return "the checkpoint is incomplete, or config.json belongs to another model";
 }
 
@@ -217,8 +215,7 @@ bool has_shape(const LogicalTensor& tensor, const ModelParameter& expected) {
 Misfits find_misfits(const TensorMap& map, const Model& model) {
   std::unordered_map<std::string_view, const ModelParameter*> expected;
   expected.reserve(model.parameters.size());
-  for (const ModelParameter& parameter : model.parameters)
-    if (parameter.tied_to.empty()) expected.emplace(parameter.name, &parameter);
+  for (const ModelParameter& parameter : model.parameters) expected.emplace(parameter.name, &parameter);
   Misfits misfits;
   for (const LogicalTensor& tensor : map.logical) {
     if (tensor.filler) continue;
@@ -233,6 +230,9 @@ Misfits find_misfits(const TensorMap& map, const Model& model) {
       misfits.missing.push_back(missing_scale(*found->second, model));
     expected.erase(found);
   }
+  // Of tied parameters, one is enough.
+  for (const ModelParameter& parameter : model.parameters)
+    if (!parameter.tied_to.empty() && expected.erase(parameter.name) == 0) expected.erase(parameter.tied_to);
   for (const ModelParameter& parameter : model.parameters)
     if (!parameter.optional && expected.count(parameter.name) > 0) misfits.missing.push_back(parameter.name);
   return misfits;

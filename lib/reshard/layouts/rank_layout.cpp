@@ -24,6 +24,7 @@
 #include "reshard/layouts/saved_metadata.h"
 #include "reshard/layouts/sharded_map.h"
 #include "reshard/layouts/strangers.h"
+#include "reshard/layouts/tied_tensors.h"
 #include "reshard/layouts/weights_option.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/specs/metadata.h"
@@ -190,16 +191,37 @@ void distrust_replicated_matrices(TensorMap& map) {
   }
 }
 
+bool is_listed(const ShardedCheckpoint& shards, const std::string& name) {
+  return std::any_of(shards.metadata.begin(), shards.metadata.end(), [&](const StageMetadata& stage) {
+    return std::any_of(stage.parameters.begin(), stage.parameters.end(),
+                       [&](const ParallelParameter& parameter) { return parameter.name == name; });
+  });
+}
+
+/// Ties what the files contain and the metadata does not list, as nothing else is a parameter's second name, whatever
+/// config.json says. Bytes that differ refute it.
+void tie_unlisted(const ShardedCheckpoint& shards, Checkpoint& checkpoint) {
+  for (const TiedParameter& one : possible_ties(checkpoint.model))
+    if (!is_listed(shards, one.name) && checkpoint.map.find_logical(one.name))
+      for (ModelParameter& parameter : checkpoint.model->parameters)
+        if (parameter.name == one.name) parameter.tied_to = one.source;
+}
+
 /// Makes the model's map of the shards, whose partition is known.
 void read_map(Files& files, ShardedCheckpoint& shards, const ReadContext& context, Checkpoint& checkpoint) {
-  std::vector<TiedParameter> tied = tied_parameters(checkpoint.model);
-  shards.other_stages += remove_other_stages(shards, tied);
+  shards.other_stages += remove_other_stages(shards, tied_parameters(checkpoint.model));
+  std::vector<TiedParameter> tied = possible_ties(checkpoint.model);
+  const std::vector<TiedParameter> unlisted =
+      list_omitted_tensors(files, shards, checkpoint.model ? tied : std::vector<TiedParameter>{});
   // Without a model, ties are a guess: metadata that lists the tensor and bytes that differ both refute it.
-  const std::vector<TiedParameter> guessed = checkpoint.model ? std::vector<TiedParameter>{} : std::exchange(tied, {});
-  std::vector<TiedParameter> unlisted = list_omitted_tensors(files, shards, tied);
-  unlisted.insert(unlisted.end(), guessed.begin(), guessed.end());
+  if (!checkpoint.model) std::erase_if(tied, [&](const TiedParameter& one) { return is_listed(shards, one.name); });
   if (const auto note = other_stages_note(shards)) checkpoint.notes.push_back(*note);
   checkpoint.map = sharded_source_map(shards, tied, unlisted);
+  if (checkpoint.model && !shards.metadata.empty()) tie_unlisted(shards, checkpoint);
+  if (checkpoint.model)
+    settle_ties(files, checkpoint);
+  else
+    join_tied(files, checkpoint.map, tied);
   if (shards.has_old_metadata) distrust_replicated_matrices(checkpoint.map);
   if (checkpoint.model && (context.use != ConfigUse::kLenient || shards.has_old_metadata)) {
     validate_heads(shards, *checkpoint.model);
@@ -419,7 +441,10 @@ Checkpoint RankLayout::read(Files& files, const FoundLayout& found, const ReadCo
   if (checkpoint.model) checkpoint.partition = chosen_partition(checkpoint, shards.metadata, inferred);
   if (inferred) checkpoint.map.inferred_partition_hint = layout.hint_for_replicas();
   read_optimizer(files, layout, shards, context, checkpoint);
-  if (planned) validate_pieces_differ(files, checkpoint.map);
+  if (planned)
+    validate_pieces_differ(files, checkpoint.map);
+  else if (inferred)
+    validate_heads_differ(files, checkpoint.map, *checkpoint.model);
   order_tensors(checkpoint);
   note_left_out(shards, checkpoint);
   if (!inferred) checkpoint.metadata = std::move(shards.metadata);

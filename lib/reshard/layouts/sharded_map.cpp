@@ -395,20 +395,26 @@ std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, s
 
 namespace {
 
-/// A stage may list a tied parameter in its own right, as NxD's last stage does, which has a copy of the first one's
-/// embedding. It is compared with its source, and not a tensor of its own.
-void tie_to_other_stages(std::vector<std::vector<PartitionRule>>& rules, const std::vector<TiedParameter>& tied) {
+/// Makes what the rules have as a replica of another parameter one of its own. Gives each parameter that may be tied, on
+/// stages that do not list it, the partition of its source.
+void add_tied_rules(std::vector<std::vector<PartitionRule>>& rules, const std::vector<TiedParameter>& tied) {
   for (const TiedParameter& parameter : tied) {
-    const bool has_source = std::any_of(rules.begin(), rules.end(), [&](const std::vector<PartitionRule>& stage) {
-      return find_rule(stage, parameter.source) != nullptr;
-    });
-    if (!has_source) continue;
+    const PartitionRule* source = nullptr;
     for (std::vector<PartitionRule>& stage : rules)
       for (PartitionRule& rule : stage) {
-        if (rule.stored_name != parameter.name || rule.parts.size() != 1) continue;
-        rule.parts.front().logical_name = parameter.source;
-        rule.tied = true;
+        if (rule.parts.size() != 1) continue;
+        if (!source && rule.stored_name == parameter.source) source = &rule;
+        if (!rule.tied || rule.parts.front().logical_name != parameter.source) continue;
+        rule.parts.front().logical_name = parameter.name;
+        rule.tied = false;
+        rule.label = rule.dim == 0 ? PartitionLabel::kColumn : PartitionLabel::kRow;
       }
+    if (!source) continue;
+    PartitionRule own = *source;
+    own.stored_name = parameter.name;
+    own.parts.front().logical_name = parameter.name;
+    for (std::vector<PartitionRule>& stage : rules)
+      if (!find_rule(stage, parameter.name)) stage.push_back(own);
   }
 }
 
@@ -417,17 +423,15 @@ void tie_to_other_stages(std::vector<std::vector<PartitionRule>>& rules, const s
 TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,
                              const std::vector<TiedParameter>& unlisted) {
   TensorMap map;
-  std::vector<TiedParameter> second_names = tied;
-  second_names.insert(second_names.end(), unlisted.begin(), unlisted.end());
   std::vector<std::vector<PartitionRule>> rules;
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank)
     rules.push_back(rules_of_stage(checkpoint, pp_rank));
-  tie_to_other_stages(rules, tied);
+  add_tied_rules(rules, tied);
   for (std::uint32_t pp_rank = 0; pp_rank < checkpoint.pp; ++pp_rank) {
     std::unordered_map<std::string, NamedRule> by_name;
-    for (const NamedRule& rule : named_rules(rules[pp_rank], second_names)) by_name.emplace(rule.stored_name, rule);
-    // With several stages, a tied parameter may be listed for the stage of its source alone.
-    for (const TiedParameter& parameter : second_names)
+    for (const NamedRule& rule : named_rules(rules[pp_rank], unlisted)) by_name.emplace(rule.stored_name, rule);
+    // With several stages, the source may be listed for its own stage alone.
+    for (const TiedParameter& parameter : unlisted)
       for (const std::vector<PartitionRule>& stage : rules)
         if (const PartitionRule* source = find_rule(stage, parameter.source))
           by_name.try_emplace(parameter.name, NamedRule{parameter.name, source, parameter.source});

@@ -39,7 +39,7 @@ TensorMap sharded_target_map(const std::vector<PartitionRule>& rules, std::uint3
 std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, std::uint32_t pp_rank);
 
 /// Its tensor map. One that the files say was larger or smaller is an error. `checkpoint` is borrowed for the call.
-/// \param tied      parameters that are replicas of others, also if the metadata lists them.
+/// \param tied      parameters that the files may have though no stage lists them: each is partitioned as its source.
 /// \param unlisted  tensors that are replicas of others if the metadata does not list them; any other that it does not
 ///                  list is an error.
 TensorMap sharded_source_map(const ShardedCheckpoint& checkpoint, const std::vector<TiedParameter>& tied,

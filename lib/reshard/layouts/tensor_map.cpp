@@ -309,6 +309,22 @@ void TensorMap::add_copy(std::uint32_t of, const std::string& name, TensorRole r
   }
 }
 
+void TensorMap::tie_logical(std::uint32_t tied, std::uint32_t source) {
+  for (Piece& piece : pieces[tied]) {
+    StoredTensor& replica = stored[piece.stored];
+    replica.tied = true;
+    replica.label = PartitionLabel::kTied;
+    replica.replicated = false;
+    pieces[source].push_back(std::move(piece));
+  }
+  logical.erase(logical.begin() + tied);
+  pieces.erase(pieces.begin() + tied);
+  logical_by_name_.clear();
+  filler_by_name_.clear();
+  for (std::uint32_t i = 0; i < logical.size(); ++i)
+    (logical[i].filler ? filler_by_name_ : logical_by_name_).emplace(logical[i].name, i);
+}
+
 void TensorMap::keep_stored(const std::vector<bool>& used) {
   std::vector<std::uint32_t> numbers(stored.size());
   std::vector<StoredTensor> kept;

@@ -191,6 +191,10 @@ class TensorMap {
   /// replicas it has one.
   void add_copy(std::uint32_t logical, const std::string& name, TensorRole role);
 
+  /// Makes all that is stored of a source's logical tensor `tied` replicas of `source`, whose shape it has, and removes
+  /// it. Later logical tensors get new indices.
+  void tie_logical(std::uint32_t tied, std::uint32_t source);
+
   /// Takes out the stored tensors `s` that are not wanted, `used[s]`, with all pieces of them. The others get new
   /// numbers; of a source only.
   void keep_stored(const std::vector<bool>& used);

@@ -71,7 +71,7 @@ TrainingStates training_states(std::vector<ChunkedTensor> tensors, std::vector<D
           .tensor(tensor.entry);
     states.of.push_back(tensor.state);
   }
-  states.map = chunked_map({}, std::move(tensors), {}, where);
+  states.map = chunked_map({}, std::move(tensors), where);
   return states;
 }
 

@@ -1,7 +1,5 @@
 #include "reshard/layouts/whole_map.h"
 
-#include <algorithm>
-#include <iterator>
 #include <numeric>
 #include <string>
 
@@ -10,25 +8,14 @@
 namespace reshard {
 namespace {
 
-bool holds(const std::vector<Container>& files, const std::string& name) {
-  return std::any_of(files.begin(), files.end(), [&](const Container& file) {
-    return std::any_of(file.tensors.begin(), file.tensors.end(),
-                       [&](const TensorEntry& tensor) { return tensor.name == name; });
-  });
-}
-
 /// \throws Error kBadInput if the map has a tensor of this name.
-void validate_new(const TensorMap& map, const std::string& logical_name, const TensorEntry& tensor,
-                  const Container& file) {
-  const auto logical = map.find_logical(logical_name);
+void validate_new(const TensorMap& map, const TensorEntry& tensor, const Container& file) {
+  const auto logical = map.find_logical(tensor.name);
   if (!logical) return;
-  for (const Piece& piece : map.pieces[*logical]) {
-    const StoredTensor& other = map.stored[piece.stored];
-    if (other.name.text() == tensor.name)
-      throw Error(ErrorKind::kBadInput, "is in this file and in " + map.files[other.file].path.string())
-          .in(file.path)
-          .tensor(tensor.name);
-  }
+  const StoredTensor& other = map.stored[map.pieces[*logical].front().stored];
+  throw Error(ErrorKind::kBadInput, "is in this file and in " + map.files[other.file].path.string())
+      .in(file.path)
+      .tensor(tensor.name);
 }
 
 }  // namespace
@@ -38,10 +25,7 @@ std::size_t number_of_tensors(const std::vector<Container>& files) {
                          [](std::size_t sum, const Container& file) { return sum + file.tensors.size(); });
 }
 
-TensorMap whole_map(const std::vector<Container>& files, const std::vector<TiedParameter>& tied) {
-  std::vector<TiedParameter> second_copies;
-  std::copy_if(tied.begin(), tied.end(), std::back_inserter(second_copies),
-               [&](const TiedParameter& one) { return holds(files, one.source); });
+TensorMap whole_map(const std::vector<Container>& files) {
   const std::size_t count = number_of_tensors(files);
   TensorMap map;
   map.reserve_logical(count);
@@ -49,15 +33,8 @@ TensorMap whole_map(const std::vector<Container>& files, const std::vector<TiedP
   for (const Container& file : files) {
     const std::uint32_t first_file = map.add_files(file, {});
     for (const TensorEntry& tensor : file.tensors) {
-      const auto copy = std::find_if(second_copies.begin(), second_copies.end(),
-                                     [&](const TiedParameter& one) { return one.name == tensor.name; });
-      const bool second_copy = copy != second_copies.end();
-      const std::string& name = second_copy ? copy->source : tensor.name;
-      validate_new(map, name, tensor, file);
-      const std::uint32_t stored =
-          map.add_stored(tensor, first_file, second_copy ? PartitionLabel::kTied : PartitionLabel::kWhole);
-      map.stored[stored].tied = second_copy;
-      map.add_whole(stored, name);
+      validate_new(map, tensor, file);
+      map.add_whole(map.add_stored(tensor, first_file), tensor.name);
     }
   }
   return map;
@@ -69,6 +46,14 @@ std::vector<TiedParameter> tied_parameters(const std::optional<Model>& model) {
   for (const ModelParameter& parameter : model->parameters)
     if (!parameter.tied_to.empty()) tied.push_back({parameter.name, parameter.tied_to});
   return tied;
+}
+
+std::vector<TiedParameter> possible_ties(const std::optional<Model>& model) {
+  if (!model || model->by_config_plan) return tied_parameters(model);
+  std::vector<TiedParameter> possible;
+  for (const Family::Module& module : model->family->modules)
+    if (!module.tied_to.empty()) possible.push_back({module.name + ".weight", module.tied_to + ".weight"});
+  return possible;
 }
 
 }  // namespace reshard

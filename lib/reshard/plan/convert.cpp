@@ -12,6 +12,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/misfits.h"
+#include "reshard/layouts/tied_tensors.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/cast_dtypes.h"
@@ -205,6 +206,7 @@ Model validated_model(const Checkpoint& checkpoint, Selection& selection, const 
   }
   const bool renamed = !request.names.renames.empty() && checkpoint.language_model.family;
   Model model = renamed ? instantiate(checkpoint.language_model, names) : *checkpoint.model;
+  untie_held(model, wanted);
   try {
     validate_against_model(wanted, model, request.source.path, request.source.extra);
   } catch (Error& error) {

@@ -87,8 +87,9 @@ class Sorter {
       throw error(tensor, ErrorKind::kBadInput, "adapts a module that the model does not have")
           .hint("config.json belongs to another model than the adapter");
     const std::string kind = name.component + (name.rest.empty() ? "" : "." + name.rest);
-    const std::uint64_t out = found->second->shape[0];
-    const std::uint64_t in = found->second->shape[1];
+    const bool transposed = is_transposed(*found->second);
+    const std::uint64_t out = found->second->shape[transposed ? 1 : 0];
+    const std::uint64_t in = found->second->shape[transposed ? 0 : 1];
     const std::uint64_t r = adapter_.config.rank_of(name.module);
     const bool embedding = found->second->plan == TensorParallelPlan::kEmbeddingRowwise;
     if (!embedding && kind == "lora_A.weight")
@@ -105,7 +106,9 @@ class Sorter {
       throw error(tensor, ErrorKind::kUnsupported, "is of a kind of adapter that is not known");
     own_[name.module].insert(kind);
     const auto layer = fused_.find(name.module);
-    content_.lora[layer == fused_.end() ? name.module : layer->second->module].insert(kind);
+    const std::string& module = layer == fused_.end() ? name.module : layer->second->module;
+    content_.lora[module].insert(kind);
+    if (transposed) content_.transposed.insert(module);
   }
 
   void validate_shape(const LogicalTensor& tensor, const Dims& expected) const {

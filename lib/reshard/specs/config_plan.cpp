@@ -295,6 +295,7 @@ ModelParameter ConfigPlan::parameter(WholeTensor tensor) const {
 void ConfigPlan::tie(std::vector<ModelParameter>& parameters) const {
   const auto tied = config_.json->find("tie_word_embeddings");
   if (tied == config_.json->end() || *tied != true) return;
+  if (std::any_of(config_.ties.begin(), config_.ties.end(), [](const auto& level) { return !level.second; })) return;
   const auto named = [&](const std::string& name) {
     return std::find_if(parameters.begin(), parameters.end(), [&](const ModelParameter& p) { return p.name == name; });
   };

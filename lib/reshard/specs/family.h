@@ -110,7 +110,7 @@ struct Family {
     bool optional = false;             // a checkpoint may lack it
     bool on_last_stage = false;        // for modules outside the layers
     bool stage_assumed = false;        // behind the layers, though nothing says that it is on the last stage
-    std::string tied_to;               // the module whose weight this one shares where tie_word_embeddings is set
+    std::string tied_to;               // the module whose weight this one shares if it is tied (are_tied)
     std::uint64_t line = 0;            // of Family::file; 0: not known
 
     /// Whether the name has a star for the number of each of `items` or `experts`, behind that of the layer.

@@ -9,6 +9,7 @@
 
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
+#include "reshard/specs/ties.h"
 
 namespace reshard {
 namespace {
@@ -18,7 +19,7 @@ constexpr const char* kTextConfigs[] = {"text_config", "llm_config", "language_c
 /// Those of other parts; one beside the keys of a language model says that there are such parts.
 constexpr const char* kOtherConfigs[] = {"vision_config", "audio_config", "visual", "vit_config", "embd_layer"};
 /// What the whole configuration says of its language model, too.
-constexpr const char* kSharedKeys[] = {"tie_word_embeddings", "quantization_config", "dtype", "torch_dtype"};
+constexpr const char* kSharedKeys[] = {kTiedKey, "quantization_config", "dtype", "torch_dtype"};
 
 const Json* object_at(const Json& json, const char* key) {
   const auto found = json.find(key);
@@ -272,6 +273,7 @@ LanguageModel find_language_model(const ModelConfig& config, const std::shared_p
     model.unknown_type = part_type;
     model.config.model_type = outer->language_model;
   }
+  model.config.ties = ties_by_level(*config.json, {std::begin(kTextConfigs), std::end(kTextConfigs)});
   Json json = *part;
   for (const char* key : kSharedKeys) {
     const auto own = json.find(key);
@@ -325,14 +327,15 @@ std::shared_ptr<const Family> with_prefixes_of(std::shared_ptr<const Family> fam
   if (embedding == family->modules.end()) return family;
   std::vector<std::string> found =
       prefixes_before(embedding->name.substr(base.size()) + "." + embedding->parameter, names);
-  if (found.empty()) found = prefix_of_layers(*family, base, names);  // the embedding may be what is missing
-  if (found.empty() || std::find(found.begin(), found.end(), base) != found.end()) return family;
+  if (std::find(found.begin(), found.end(), base) != found.end()) return family;
   const std::string layers = family->layers.substr(base.size());
-  const auto has_layers = [&](const std::string& prefix) {
-    return std::any_of(names.begin(), names.end(),
-                       [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
-  };
-  if (found.size() > 1) std::erase_if(found, [&](const std::string& prefix) { return !has_layers(prefix); });
+  // Layers of multi-token prediction have embeddings of their own.
+  std::erase_if(found, [&](const std::string& prefix) {
+    return std::none_of(names.begin(), names.end(),
+                        [&, start = prefix + layers + "."](std::string_view name) { return name.starts_with(start); });
+  });
+  if (found.empty()) found = prefix_of_layers(*family, base, names);  // the embedding may be what is missing
+  if (std::find(found.begin(), found.end(), base) != found.end()) return family;
   if (found.size() != 1) return family;
   const std::string& own = found.front();
 

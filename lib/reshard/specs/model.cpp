@@ -12,6 +12,7 @@
 #include "reshard/base/json.h"
 #include "reshard/base/strings.h"
 #include "reshard/specs/quantization.h"
+#include "reshard/specs/ties.h"
 
 namespace reshard {
 namespace {
@@ -182,6 +183,7 @@ std::vector<PackedPart> strided_parts(const Family::Module& module, const ModelP
 ModelParameter bias_of(const ModelParameter& weight) {
   ModelParameter bias = weight;
   bias.is_bias = true;
+  bias.tied_to.clear();
   if (bias.shape.size() > 1) bias.shape.resize(weight.experts != 0 ? bias.shape.size() - 1 : 1);  // else a norm's
   if (splits_outputs(weight.plan)) {
     bias.split_dim = static_cast<std::uint32_t>(bias.shape.size()) - 1;
@@ -197,9 +199,14 @@ ModelParameter bias_of(const ModelParameter& weight) {
 class ModelBuilder {
  public:
   /// `quantization` may be null.
-  ModelBuilder(Model& model, ConfigValues& values, bool tied, Quantization* quantization, const HoldsName& holds,
+  ModelBuilder(Model& model, ConfigValues& values, SaidTies said, Quantization* quantization, const HoldsName& holds,
                std::uint64_t most)
-      : model_(model), values_(values), tied_(tied), quantization_(quantization), holds_(holds), most_(most) {}
+      : model_(model),
+        values_(values),
+        said_(std::move(said)),
+        quantization_(quantization),
+        holds_(holds),
+        most_(most) {}
 
   /// \param layer Where they lie; nothing outside the layers.
   void add(std::span<const Family::Module> modules, std::optional<std::uint64_t> layer) {
@@ -233,7 +240,7 @@ class ModelBuilder {
   };
 
   /// Nothing where the model has no such module.
-  std::optional<Filled> fill(const Family::Module& module) const {
+  std::optional<Filled> fill(const Family::Module& module) {
     const auto at = [&](const char* key, auto&& action) {
       return values_.in_description(module.name, key, module.line, action);
     };
@@ -260,7 +267,7 @@ class ModelBuilder {
     weight.layer = layer_;
     weight.on_last_stage = module.on_last_stage;
     weight.stage_assumed = module.stage_assumed;
-    if (tied_ && !module.tied_to.empty()) weight.tied_to = module.tied_to + ".weight";
+    if (shares_weight(module)) weight.tied_to = module.tied_to + ".weight";
     filled.has_bias = module.bias && at("bias", [&] { return values_.holds(module.bias); });
     if (module.experts) weight.experts = size_of(module.stacked ? "stacked_experts" : "experts", module.experts);
     filled.experts = module.items ? size_of("items", module.items) : weight.experts;
@@ -298,6 +305,26 @@ class ModelBuilder {
     if (holds_leaf(module.parameter)) return true;
     const std::vector<std::string> markers = quantization_ ? quantization_->markers() : std::vector<std::string>();
     return std::any_of(markers.begin(), markers.end(), holds_leaf);
+  }
+
+  bool holds_module_named(const std::string& name) const {
+    const std::vector<Family::Module>& modules = model_.family->modules;
+    return std::any_of(modules.begin(), modules.end(), [&](const Family::Module& module) {
+      return module.name == name && module.parameter == "weight" && holds_module(module);
+    });
+  }
+
+  /// Whether the module has the weight of Family::Module::tied_to.
+  bool shares_weight(const Family::Module& module) {
+    if (module.tied_to.empty()) return false;
+    if (!holds_) return said_.tied;
+    const bool has_head = holds_module(module), has_embedding = holds_module_named(module.tied_to);
+    if (module.optional && !has_head) return said_.tied;  // a base model, or one with another head
+    const HeldWeights held = has_head && has_embedding ? HeldWeights::kBoth
+                             : has_head                ? HeldWeights::kHead
+                             : has_embedding           ? HeldWeights::kEmbedding
+                                                       : HeldWeights::kNeither;
+    return are_tied(said_, held, module.name + ".weight", module.tied_to + ".weight", model_.tie_notes);
   }
 
   std::string layer_name(const Filled& filled) const {
@@ -343,7 +370,7 @@ class ModelBuilder {
 
   Model& model_;
   ConfigValues& values_;
-  bool tied_;
+  const SaidTies said_;
   Quantization* quantization_;
   const HoldsName& holds_;
   std::uint64_t most_;
@@ -352,12 +379,17 @@ class ModelBuilder {
   std::string_view variant_;
 };
 
-/// Whether modules that may share a weight with another do.
-bool is_tied(const Family& family, const ConfigValues& values) {
+/// What config.json says of modules that may share a weight with another.
+SaidTies said_ties(const Family& family, const ConfigValues& values, const ModelConfig& config) {
   const auto tied = std::find_if(family.modules.begin(), family.modules.end(),
                                  [](const Family::Module& module) { return !module.tied_to.empty(); });
-  if (tied == family.modules.end()) return false;
-  return values.in_description(tied->name, "tied_to", tied->line, [&] { return values.flag("tie_word_embeddings"); });
+  if (tied == family.modules.end()) return {};
+  SaidTies said;
+  said.tied = values.in_description(tied->name, "tied_to", tied->line, [&] { return values.flag(kTiedKey); });
+  said.levels = config.ties;
+  const Json* own = find_key(*config.json, kTiedKey);
+  if (said.levels.empty() && own && own->is_boolean()) said.levels.emplace_back(kTiedKey, said.tied);
+  return said;
 }
 
 /// Whether heads can be repeated and put in another order by the numbers of heads and their size.
@@ -440,6 +472,10 @@ std::vector<std::pair<std::string, std::uint64_t>> defaults_in_shape(const Model
   return {defaults.begin(), defaults.end()};
 }
 
+bool is_transposed(const ModelParameter& weight) {
+  return weight.shape.size() == 2 && weight.split_dim && weight.split_dim != split_dim_of(weight.plan, 2);
+}
+
 Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& config, const HoldsName& holds,
                   std::uint64_t most, std::size_t usual) {
   const Family& family = *the_family;
@@ -455,7 +491,7 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
     throw Error(ErrorKind::kBadInput,
                 fmt::format("\"{}\" is {}, more than any model has", family.num_layers.text(), model.layers))
         .in(config.path);
-  const bool tied = is_tied(family, values);
+  SaidTies said = said_ties(family, values, config);
   if (family.attention) {
     values.in_description("", "attention", 0, [&] {
       model.heads = values.number("num_attention_heads");
@@ -482,7 +518,7 @@ Model instantiate(std::shared_ptr<const Family> the_family, const ModelConfig& c
   model.quantized = quantization.has_value();
   model.quant_method = quant_method(config);
   if (!knows_quantization(family)) model.quantization_problem = quantization_problem(config);
-  ModelBuilder builder(model, values, tied, quantization ? &*quantization : nullptr, holds, most);
+  ModelBuilder builder(model, values, std::move(said), quantization ? &*quantization : nullptr, holds, most);
   builder.add(modules.first(begin), std::nullopt);
   for (std::uint64_t layer = 0; layer < model.layers; ++layer) builder.add(modules.subspan(begin, end - begin), layer);
   builder.add(modules.subspan(end), std::nullopt);

@@ -41,8 +41,12 @@ struct ModelParameter {
   std::optional<std::uint64_t> layer;
   std::optional<std::uint64_t> expert;  // the expert that owns it
   std::uint64_t experts = 0;            // of its layer, if it is an expert's, or all of theirs stacked in dim 0
-  std::string tied_to;                  // the parameter whose bytes this one shares; empty if it has its own
+  /// The parameter whose values this one shares; empty if it has its own. If a checkpoint has both, their bytes decide.
+  std::string tied_to;
 };
+
+/// Whether a linear's weight is stored as (inputs, outputs), as a Conv1D's is.
+bool is_transposed(const ModelParameter& weight);
 
 /// A hostile config must not make the list of parameters endless.
 inline constexpr std::uint64_t kMaxLayers = 1 << 14;
@@ -77,8 +81,9 @@ struct Model {
   std::string quantization_marker;                          // what a quantised linear has beside its weight
   std::string stacked_suffix;                               // what stacked experts have behind its name
   std::vector<std::string> notes;                           // to print
-  bool renamed = false;  // its names have another prefix than the family's, or it has another head
-  bool is_part = false;  // of a larger one, whose other tensors are among the parameters
+  std::vector<std::string> tie_notes;  // what the files say of tied weights, and config.json does not
+  bool renamed = false;                // its names have another prefix than the family's, or it has another head
+  bool is_part = false;                // of a larger one, whose other tensors are among the parameters
   FamilyFrom family_from = FamilyFrom::kConfig;
   bool by_config_plan = false;          // of a ConfigPlan: it has the tensors that the files have
   std::set<std::string> assumed_whole;  // of a ConfigPlan: parameters that it does not name

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "reshard/base/json_fwd.h"
 #include "reshard/io/files.h"
@@ -20,6 +22,8 @@ struct ModelConfig {
   std::filesystem::path path;
   std::shared_ptr<const Json> json;  // an object
   std::string model_type;            // empty where config.json has none
+  /// Of a model inside a larger one: what each level of config.json says of tied embeddings, the outermost first.
+  std::vector<std::pair<std::string, bool>> ties{};
 };
 
 /// The file in `directory` that has the model's config: config.json, else a neuron_config.json that NxD Inference wrote.

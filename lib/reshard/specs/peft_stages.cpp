@@ -63,6 +63,11 @@ class PeftBuilder {
                        [&](const auto& a) { return a.saved_modules.count(module) > 0; });
   }
 
+  bool is_transposed(const std::string& module) const {
+    return std::any_of(adapters_.begin(), adapters_.end(),
+                       [&](const auto& a) { return a.transposed.count(module) > 0; });
+  }
+
   void add(ParallelParameter parameter, const std::string& adapter, const std::string& name_in_file) {
     stage_.metadata.parameters.push_back(std::move(parameter));
     stage_.files[adapter].insert(name_in_file);
@@ -85,6 +90,9 @@ class PeftBuilder {
     if (!first_time) return;
     std::vector<ParallelParameter> weights = parameters;
     std::erase_if(weights, [](const auto& parameter) { return leaf_of(parameter.name).starts_with("bias"); });
+    // lora_A is (r, inputs) and lora_B (outputs, r), whatever the weight's own orientation.
+    if (is_transposed(module))
+      for (ParallelParameter& weight : weights) weight.partition_dim = 1 - weight.partition_dim;
     for (const char* tensor : kTensors)
       for (const AdapterContent& adapter : adapters_) {
         const auto held = adapter.lora.find(module);

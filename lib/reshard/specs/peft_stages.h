@@ -15,6 +15,7 @@ struct AdapterContent {
   std::map<std::string, std::set<std::string>> lora;  // module → "lora_A.weight", "lora_B.bias", "lora_embedding_A", …
   std::set<std::string> saved_modules;                // of which it holds a trained copy (modules_to_save)
   std::set<std::string> plain;                        // tensors of the base model that it holds, as its file names them
+  std::set<std::string> transposed;                   // modules of `lora` whose weight is stored as (inputs, outputs)
 };
 
 /// A pipeline rank's share of a model that PEFT has wrapped.

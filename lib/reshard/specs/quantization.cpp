@@ -321,11 +321,6 @@ ModelParameter part_of(const ModelParameter& weight, const char* leaf, const Dim
   return part;
 }
 
-/// Whether the weight is stored as (inputs, outputs), as the Conv1D of GPT-2 is.
-bool is_transposed(const ModelParameter& weight) {
-  return weight.split_dim && weight.split_dim != split_dim_of(weight.plan, weight.shape.size());
-}
-
 }  // namespace
 
 std::optional<Quantization> Quantization::read(const ModelConfig& config) {

@@ -1,0 +1,194 @@
+// Variants of the architectures in testdata/architectures: each boolean of config.json turned, and heads that are tied,
+// stored, absent, equal to the embedding or different, whatever the levels of config.json say of them.
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <unordered_set>
+
+#include "reshard/layouts/whole_map.h"
+#include "reshard/specs/language_model.h"
+#include "support/architectures.h"
+#include "support/catch.h"
+#include "support/checkpoints.h"
+#include "support/errors.h"
+#include "support/layouts.h"
+#include "support/local_files.h"
+#include "support/models.h"
+#include "support/random.h"
+#include "support/temp_dir.h"
+
+namespace reshard::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+using json = nlohmann::json;
+
+constexpr const char* kTied = "tie_word_embeddings";
+
+/// Trials per one that is run. There are thousands: a run that takes a part of all trials takes a third of that here.
+std::size_t trials_per_run() {
+  return share_of_trials() == 1 ? 1 : 3 * share_of_trials();
+}
+
+/// Calls `action` with the number of each trial that is run.
+template <typename Action>
+void for_share(std::size_t trials, std::size_t first, Action&& action) {
+  for (std::size_t i = 0; i < trials; ++i)
+    if ((first + i) % trials_per_run() == 0) action(i);
+}
+
+/// The configurations of which the language model's is the innermost, from the outside.
+std::vector<json*> levels_of(json& config) {
+  std::vector<json*> levels{&config};
+  for (bool found = true; found;) {
+    found = false;
+    for (const char* key : {"text_config", "llm_config", "language_config", "thinker_config"})
+      if (!found && levels.back()->contains(key) && levels.back()->at(key).is_object()) {
+        levels.push_back(&levels.back()->at(key));
+        found = true;
+      }
+  }
+  return levels;
+}
+
+/// The level and the key of each boolean.
+std::vector<std::pair<std::size_t, std::string>> booleans_of(json config) {
+  std::vector<std::pair<std::size_t, std::string>> found;
+  const std::vector<json*> levels = levels_of(config);
+  for (std::size_t level = 0; level < levels.size(); ++level)
+    for (const auto& [key, value] : levels[level]->items())
+      if (value.is_boolean() && key != kTied) found.emplace_back(level, key);
+  return found;
+}
+
+std::string layout_of(std::size_t trial) {
+  return trial / trials_per_run() % 2 ? "ranks" : "presharded";
+}
+
+TEST_CASE("Every architecture with any boolean of its config.json turned comes back from shards") {
+  std::size_t trials = 0, checked = 0;
+  for (const std::string& name : architecture_names()) {
+    const json original = architecture(name).facts.at("config");
+    const auto booleans = booleans_of(original);
+    for_share(booleans.size(), trials, [&](std::size_t i) {
+      const auto& [level, key] = booleans[i];
+      json config = original;
+      json& value = levels_of(config)[level]->at(key);
+      value = !value.get<bool>();
+      CAPTURE(name, level, key, value);
+      const TempDir temp;
+      fs::create_directories(temp / "model");
+      write_file(temp / "model/config.json", config.dump());
+      Random random(trials + i);
+      TensorMap tensors;
+      try {
+        for (const ModelParameter& p : instantiate(read_model_config(temp / "model")).parameters)
+          if (p.tied_to.empty() && !p.optional) tensors[p.name] = random_tensor(random, DType::kBF16, p.shape);
+        write_safetensors(temp / "model/model.safetensors", tensors);
+        plan_shard(shard_request(temp / "model", temp / "none", 2));
+      } catch (const Error& error) {
+        INFO(error.what());
+        CHECK(!error.hint().empty());  // sizes that the switch needs, or heads that two ranks do not divide
+        return;
+      }
+      CHECK((back_from_shards(temp, tensors, layout_of(trials + i)) == tensors));
+      ++checked;
+    });
+    trials += booleans.size();
+  }
+  CHECK(trials > 500);
+  CHECK(checked * trials_per_run() > trials / 2);
+}
+
+enum class Head : std::uint8_t { kDifferent, kEqual, kAbsent, kAlone };
+
+/// What the levels of config.json say of tied embeddings, and how the files have the head.
+struct TieTrial {
+  std::optional<bool> outer, inner;
+  Head head;
+};
+
+std::vector<TieTrial> tie_trials(bool is_nested) {
+  std::vector<TieTrial> trials;
+  for (const std::optional<bool> inner : {std::optional<bool>(), std::optional(false), std::optional(true)})
+    for (const std::optional<bool> outer : {std::optional<bool>(), std::optional(false), std::optional(true)})
+      for (const Head head : {Head::kDifferent, Head::kEqual, Head::kAbsent, Head::kAlone})
+        if (is_nested || !outer) trials.push_back({outer, inner, head});
+  return trials;
+}
+
+void set_tied(json& level, const std::optional<bool>& value) {
+  if (value)
+    level[kTied] = *value;
+  else
+    level.erase(kTied);
+}
+
+/// The head and the embedding of an architecture; std::nullopt for one whose head is never tied, or may be missing.
+std::optional<TiedParameter> tie_of(const ModelConfig& config, const TensorMap& tensors) {
+  std::unordered_set<std::string_view> names;
+  for (const auto& [name, tensor] : tensors) names.insert(name);
+  const LanguageModel found = find_language_model(config);
+  if (!found.family) return std::nullopt;
+  const Model model = instantiate(found, names);
+  const auto ties = possible_ties(model);
+  const bool is_optional =
+      std::any_of(model.family->modules.begin(), model.family->modules.end(),
+                  [](const Family::Module& module) { return !module.tied_to.empty() && module.optional; });
+  if (ties.empty() || is_optional || tensors.count(ties.front().source) == 0) return std::nullopt;
+  const auto head = tensors.find(ties.front().name);
+  const bool fits = head == tensors.end() || head->second.shape == tensors.at(ties.front().source).shape;
+  return fits ? std::optional(ties.front()) : std::nullopt;
+}
+
+TEST_CASE("What the files have decides whether embeddings are tied, in every architecture and at each level") {
+  std::size_t trials = 0, checked = 0;
+  for (const std::string& name : architecture_names()) {
+    const Architecture of = architecture(name);
+    json original = of.facts.at("config");
+    const bool is_nested = levels_of(original).size() > 1;
+    const std::vector<TieTrial> all = tie_trials(is_nested);
+    for_share(all.size(), trials, [&](std::size_t i) {
+      const auto& [outer, inner, head] = all[i];
+      CAPTURE(name, outer.value_or(false), outer.has_value(), inner.value_or(false), inner.has_value(),
+              static_cast<int>(head));
+      Architecture changed = of;
+      const std::vector<json*> levels = levels_of(changed.facts["config"]);
+      if (is_nested) set_tied(*levels.front(), outer);
+      set_tied(*levels.back(), inner);
+      const TempDir temp;
+      TensorMap tensors = write_architecture(changed, temp / "model");
+      const auto tie = tie_of(read_model_config(temp / "model"), tensors);
+      if (!tie) return;
+      const TensorData embedding = tensors.at(tie->source);
+      TensorMap expected = tensors;
+      tensors.erase(tie->name);
+      expected.erase(tie->name);
+      if (head == Head::kDifferent) {
+        Random random(i);
+        tensors[tie->name] = expected[tie->name] = random_tensor(random, embedding.dtype, embedding.shape);
+      }
+      if (head == Head::kEqual) tensors[tie->name] = embedding;
+      if (head == Head::kAlone) {
+        tensors.erase(tie->source);
+        tensors[tie->name] = embedding;
+      }
+      TensorMap back = back_from_shards(temp, tensors, layout_of(trials + i));
+      if (head == Head::kEqual && back.count(tie->name)) {  // config.json says that it is a tensor of its own
+        CHECK((inner != true || outer == false));
+        CHECK((back.at(tie->name) == embedding));
+        back.erase(tie->name);
+      }
+      CHECK((back == expected));
+      ++checked;
+    });
+    trials += all.size();
+  }
+  CHECK(trials > 2000);
+  CHECK(checked * trials_per_run() > trials / 2);
+}
+
+}  // namespace
+}  // namespace reshard::test

@@ -1,0 +1,45 @@
+#include "reshard/specs/ties.h"
+
+#include "reshard/base/json.h"
+#include "support/catch.h"
+
+namespace reshard::test {
+namespace {
+
+TEST_CASE("Tied embeddings are found at each level of a nested configuration, the outermost first") {
+  const Json config = Json::parse(R"({"tie_word_embeddings": false, "a": 1,
+    "thinker_config": {"text_config": {"tie_word_embeddings": true}, "audio_config": {"tie_word_embeddings": false}}})");
+  const auto levels = ties_by_level(config, {"text_config", "thinker_config"});
+  REQUIRE(levels.size() == 2);
+  CHECK(levels[0] == std::pair<std::string, bool>("tie_word_embeddings", false));
+  CHECK(levels[1] == std::pair<std::string, bool>("thinker_config.text_config.tie_word_embeddings", true));
+  CHECK(ties_by_level(Json::object(), {"text_config"}).empty());
+}
+
+TEST_CASE("One stored weight of two that may be tied is both, and config.json is asked only about two or none") {
+  struct Row {
+    SaidTies said;
+    HeldWeights held;
+    bool tied;
+    std::size_t notes;
+  };
+  const SaidTies no{false, {}}, yes{true, {}}, outer{true, {{"k", false}, {"text_config.k", true}}},
+      inner{false, {{"k", true}, {"text_config.k", false}}};
+  const Row rows[] = {
+      {no, HeldWeights::kNeither, false, 0},     {yes, HeldWeights::kNeither, true, 0},
+      {no, HeldWeights::kHead, true, 1},         {yes, HeldWeights::kHead, true, 1},
+      {no, HeldWeights::kEmbedding, true, 1},    {yes, HeldWeights::kEmbedding, true, 0},
+      {no, HeldWeights::kBoth, false, 0},        {yes, HeldWeights::kBoth, true, 0},
+      {outer, HeldWeights::kBoth, false, 1},     {inner, HeldWeights::kBoth, false, 1},
+      {inner, HeldWeights::kEmbedding, true, 1},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.said.text(), static_cast<int>(row.held));
+    std::vector<std::string> notes;
+    CHECK(are_tied(row.said, row.held, "head", "embed", notes) == row.tied);
+    CHECK(notes.size() == row.notes);
+  }
+}
+
+}  // namespace
+}  // namespace reshard::test
