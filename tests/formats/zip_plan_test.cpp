@@ -189,7 +189,7 @@ TEST_CASE("Random plans are read back, their payloads aligned, with no byte betw
       continue;
     }
     const std::uint64_t begin = zip.add(name, content.size(), crc32(std::as_bytes(std::span(content))));
-    payloads.push_back({begin, content});
+    if (!content.empty()) payloads.push_back({begin, content});  // an empty one may lie inside a part
   }
   std::vector<FilePart> all = zip.finish();
   all.insert(all.end(), payloads.begin(), payloads.end());
