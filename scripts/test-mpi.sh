@@ -257,7 +257,7 @@ test_other_options() {
     exec "$0" shard "$1" "$2" --tp $tp' "$reshard" "$model" "$targets/out"
   check_code 2 "ranks with other options"
   check_empty "$targets" "ranks with other options"
-  check_said_once '^reshard: ' "ranks with other options"
+  check_said_once '^reshard: rank ' "ranks with other options"
   launch "$launcher" 3 "$reshard" shard "$model" "$targets/out" --tp 4 --nonsense
   check_code 2 "an option that does not exist"
   check_said_once '^reshard: ' "an option that does not exist"
