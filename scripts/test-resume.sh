@@ -40,7 +40,8 @@ commands=("shard $work/model OUT --tp 4" "shard $work/model OUT --tp 2 --pp 2 --
   "consolidate $work/shards OUT --manifest")
 "$reshard" shard "$work/model" "$work/shards" --tp 4 --quiet
 killed=0 late=0 went_on=0 resumed=0
-for ((i = 0; killed < kills; ++i)); do
+# A journal takes a moment to begin: of a few kills, all may come before.
+for ((i = 0; killed < kills || (kills > 0 && went_on == 0 && killed < kills + 30); ++i)); do
   command=${commands[i % ${#commands[@]}]}
   whole=$work/whole-$((i % ${#commands[@]}))
   if [[ ! -d $whole ]]; then
