@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 namespace reshard::test {
 
@@ -33,10 +32,7 @@ std::uint64_t one_of(Random& random, std::initializer_list<std::uint64_t> values
 
 TensorData random_tensor(Random& random, DType dtype, const Dims& shape) {
   TensorData tensor{dtype, shape, std::string(num_bytes(dtype, shape).value(), '\0')};
-  for (std::size_t at = 0; at < tensor.bytes.size(); at += sizeof(Random::result_type)) {
-    const Random::result_type value = random();
-    std::memcpy(&tensor.bytes[at], &value, std::min(sizeof value, tensor.bytes.size() - at));
-  }
+  for (char& byte : tensor.bytes) byte = static_cast<char>(random());
   return tensor;
 }
 
