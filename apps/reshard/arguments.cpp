@@ -86,7 +86,7 @@ std::optional<Error> early_option(const CLI::App& app, const std::vector<std::st
     if (std::find(known.begin(), known.end(), name) != known.end()) commands.push_back(command->get_name());
   }
   if (commands.empty()) return std::nullopt;
-  return Error(ErrorKind::kUsage, fmt::format("{} stands before the subcommand", printable(name)))
+  return Error(ErrorKind::kUsage, fmt::format("{} comes before the subcommand", printable(name)))
       .hint(fmt::format("the subcommand comes first; {} is an option of {}", printable(name), join(commands, ", ")));
 }
 

@@ -253,10 +253,10 @@ void run_job(const std::function<std::unique_ptr<Job>()>& plan, const CommonArgu
     const auto others = std::count_if(job.source.files.begin(), job.source.files.end(),
                                       [&](const TensorFile& file) { return job.source_digests.count(file.path) == 0; });
     if (others > 0)
-      tell(
-          fmt::format("{} of the source, of which no SHA-256 is known, ha{} the CRC-32 that torch.save wrote: that "
-                      "finds damage, not forgery",
-                      others == 1 ? std::string("1 file") : fmt::format("{} files", others), others == 1 ? "s" : "ve"));
+      tell(fmt::format(
+          "{} without a known SHA-256 ha{} the CRC-32 that torch.save wrote: that finds damage, not forgery",
+          others == 1 ? std::string("1 source file") : fmt::format("{} source files", others),
+          others == 1 ? "s" : "ve"));
     if (count > 0)
       tell(count == 1 ? std::string("1 file of the source has the SHA-256 that it should have")
                       : fmt::format("{} files of the source have the SHA-256 that they should have", count));

@@ -39,7 +39,7 @@ void for_share(std::size_t trials, std::size_t first, Action&& action) {
     if ((first + i) % trials_per_run() == 0) action(i);
 }
 
-/// The configurations of which the language model's is the innermost, from the outside.
+/// The nested configurations, from the outermost to the language model's.
 std::vector<json*> levels_of(json& config) {
   std::vector<json*> levels{&config};
   for (bool found = true; found;) {
@@ -143,7 +143,7 @@ std::optional<TiedParameter> tie_of(const ModelConfig& config, const TensorMap& 
   return fits ? std::optional(ties.front()) : std::nullopt;
 }
 
-TEST_CASE("What the files have decides whether embeddings are tied, in every architecture and at each level") {
+TEST_CASE("The files decide whether embeddings are tied, in every architecture and at each level") {
   std::size_t trials = 0, checked = 0;
   for (const std::string& name : architecture_names()) {
     const Architecture of = architecture(name);

@@ -66,6 +66,15 @@ void check_written(const fs::path& output, const TrainingRun& run, const OracleO
   check_saved_trees(output / "optim", expected_optimizer(run, mesh, dp, output / "model"));
 }
 
+/// Asks for what a conversion from `first` keeps unless something else is asked for.
+void ask_for_kept_form(const TinyModel& model, const OracleOptions& first, OracleOptions& second) {
+  second.fuse_qkv = second.fuse_qkv || first.fuse_qkv;
+  if (second.kv_size_multiplier != 0) return;
+  OracleOptions kept = second;
+  kept.kv_size_multiplier = first.kv_size_multiplier;
+  if (is_legal(model, kept)) second = kept;
+}
+
 TEST_CASE("An optimizer that NxD saved through torch.distributed.checkpoint goes to any mesh") {
   for (const std::uint64_t seed : seeds(40)) {
     CAPTURE(seed);
@@ -73,9 +82,12 @@ TEST_CASE("An optimizer that NxD saved through torch.distributed.checkpoint goes
     const TrainingRun run = one_group(random, random_model(random));
     OracleOptions first = legal_options(random, run.model), second = legal_options(random, run.model);
     for (OracleOptions* mesh : {&first, &second}) choose_qkv_linear(random, run.model, *mesh);
+    ask_for_kept_form(run.model, first, second);
     NxdDcpForm form{pick(random, 1, 4), random() % 2 == 0, random() % 2 == 0, false};
     const std::uint64_t dp = pick(random, 1, 5);
     CAPTURE(first.tp, first.pp, first.vpp, form.dp, form.dedup, form.flat, second.tp, second.pp, second.vpp, dp);
+    CAPTURE(run.model.heads, run.model.kv_heads, run.model.layers, first.kv_size_multiplier, first.qkv_linear,
+            first.fuse_qkv, second.kv_size_multiplier, second.qkv_linear, second.fuse_qkv);
     const TempDir temp;
     write_model(temp / "in", run, first, random);
     random_saved(run, first, form, temp / "in/model").write(temp / "in/optim");

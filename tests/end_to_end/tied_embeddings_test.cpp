@@ -1,4 +1,4 @@
-// Whether a head is the embedding under a second name: what the files have decides, in every layout, and not
+// Whether a head is the embedding under a second name: the files decide, in every layout, and not
 // config.json.
 
 #include <algorithm>

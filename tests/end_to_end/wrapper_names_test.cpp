@@ -113,7 +113,7 @@ TEST_CASE("Two names that become one are an error, and a module of one's own may
   CHECK((read_tensors(temp / "copy/model.safetensors") == own));
 }
 
-TEST_CASE("What modules of TransformerEngine save beside weights is left out, with a note") {
+TEST_CASE("The _extra_state of TransformerEngine's modules is left out, with a note") {
   const TempDir temp;
   const TensorMap tensors = tiny_model(temp / "model");
   TensorMap with_states = tensors;

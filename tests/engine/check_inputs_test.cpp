@@ -249,7 +249,7 @@ TEST_CASE("Where no digest is known there is nothing to check, and that is an er
   CHECK_THAT(error.hint(), Says("SHA256SUMS"));
 }
 
-/// What is checked of the tensors that lie in a directory.
+/// Checks the tensor files in a directory.
 void check_tensors(const fs::path& directory) {
   Job job;
   Checkpoint checkpoint = read_checkpoint(directory, {.use = ConfigUse::kLenient});

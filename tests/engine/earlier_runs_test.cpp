@@ -78,7 +78,7 @@ TEST_CASE("What a killed run has left stays where it is if somebody has put some
                                           ": left alone, since it holds thesis.txt, which no run has made"});
 }
 
-TEST_CASE("What somebody has put into a folder of what a killed run has left is not deleted, at any depth") {
+TEST_CASE("Files of others in what a killed run has left are not deleted, at any depth") {
   Stopped stopped;
   const auto folder = GENERATE(as<std::string>(), "tensor_parallel_shards",
                                "tensor_parallel_shards/tp_rank_00_pp_rank_00", "tensor_parallel_shards/mine");
@@ -110,7 +110,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("A lock file that holds something is somebody's") {
+TEST_CASE("A lock file that is not empty is of another program") {
   Stopped stopped;
   write_file(stopped.root / kLockFile, "mine");
   std::vector<std::string> notes;

@@ -93,7 +93,7 @@ TEST_CASE("A directory is its owner's, which a link to it, a file, and what is n
   CHECK(local_storage().list(dir / "d").size() == 1);
 }
 
-TEST_CASE("A local file that was written anew has another stamp, though it got its size and its time again") {
+TEST_CASE("A local file that was written again has another stamp, though its size and time are the same") {
   const test::TempDir dir;
   test::write_file(dir / "f", "abc");
   const auto time = fs::last_write_time(dir / "f");

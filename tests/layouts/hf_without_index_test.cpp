@@ -181,7 +181,7 @@ TEST_CASE("For an index of other files the hint says which tensors the present f
                                    "again");
 }
 
-TEST_CASE("Of an outdated index of a model in one file the hint says that the file is read without it") {
+TEST_CASE("For an outdated index of a model in one file the hint says that the file is read without it") {
   const test::TempDir dir;
   write_index(dir, index_of_files(kFileOne, kFileOne, kFileTwo));
   test::write_safetensors(

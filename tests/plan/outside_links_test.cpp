@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A model in model/, beside a file that nobody wants to give away.
+/// A model in model/, next to a secret file.
 struct LinkedModel {
   LinkedModel() {
     Random random(5);

@@ -133,7 +133,7 @@ TEST_CASE("What cannot be read is refused with its place") {
   CHECK_THAT(error_of([&] { Expression::parse(nots + "yes"); }).what(), Says("brackets"));
 }
 
-TEST_CASE("A key of an item is null where there is none") {
+TEST_CASE("A key of an item is null if the item lacks it") {
   CHECK(size("two * objects[0].a.size") == 12);
   CHECK(holds("objects[0].a.on"));
   CHECK(holds("objects[0].a.off == null"));

@@ -1,4 +1,4 @@
-// Files that somebody else wrote take time in proportion to their size.
+// Files from strangers take time in proportion to their size.
 
 #include "support/growth.h"
 

@@ -16,8 +16,8 @@ inline double thread_cpu_seconds() {
 
 /// CPU time of this thread for an input of 10 * `few` items, in units of that for `few`: about 10 if it is in
 /// proportion to the input, about 100 if it is to its square. Compare it with kMostGrowth.
-/// \param few   so many that `work` takes milliseconds.
-/// \param make  makes the input of so many items; not measured.
+/// \param few   items for which `work` takes milliseconds.
+/// \param make  makes an input of the given number of items; not measured.
 /// \param work  gets the input; the shortest of three runs counts.
 template <typename Make, typename Work>
 double growth(std::size_t few, Make&& make, Work&& work) {

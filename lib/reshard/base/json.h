@@ -41,7 +41,7 @@ std::string json_text(const OrderedJson& value, int indent = -1, bool ascii = fa
 /// \throws Json::exception if it is not UTF-8.
 std::string json_string(const std::string& text);
 
-/// Where the values of a JSON text stand in it. Its size is in proportion to the text, however deep that is nested.
+/// The places of the values of a JSON text. Their size is in proportion to the text, however deeply it is nested.
 class JsonPlaces {
  public:
   using Node = std::size_t;  // a value, in the order of the text

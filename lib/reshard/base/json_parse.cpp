@@ -162,9 +162,9 @@ class Builder final : public nlohmann::json_sax<Value> {
   std::vector<Value*> open_;  // objects and arrays that have begun, each inside the one before
   Value* member_ = nullptr;   // of the innermost object: the one whose key was last
   JsonPlaces* places_;
-  std::vector<JsonPlaces::Node> open_places_;  // of what is in open_
-  std::string key_;                            // of member_
-  JsonPlaces::Node last_place_ = 0;            // of the value that came last
+  std::vector<JsonPlaces::Node> open_places_;  // one for each of open_
+  std::string key_;                            // member_'s
+  JsonPlaces::Node last_place_ = 0;            // the last value's
 };
 
 /// Goes through a text, and counts.

@@ -118,7 +118,7 @@ class OrderedMap : private std::vector<std::pair<const Key, T>, Allocator> {
     for (size_type i = 0; i < size(); ++i) places_.emplace((begin() + static_cast<difference_type>(i))->first, i);
   }
 
-  /// size() if there is none.
+  /// The member's index; size() if the key is absent.
   template <class AnyKey>
   size_type place_of(const AnyKey& key) const {
     if (!places_.empty()) {

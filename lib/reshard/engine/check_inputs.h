@@ -28,13 +28,13 @@ std::vector<std::optional<ExpectedDigest>> expected_digests(Files& files,
                                                             const std::vector<std::filesystem::path>& paths);
 
 /// Reads all files of a job's source of which a digest is known, by all ranks together; RunOptions::progress counts
-/// these bytes. Of files of tensors without one, as torch.save writes them, reads what it wrote a CRC-32 of instead: that
-/// finds damage, and no file that somebody else has made.
+/// these bytes. Of tensor files without one, which torch.save wrote, reads what has a CRC-32 instead: that finds damage, but not a
+/// file that was replaced.
 /// \param against  a directory that says more, and before all others, of files of the same relative paths: as git-lfs
 /// pointers, such as a clone without the files has them, or in a SHA256SUMS.
 /// \returns the digests of these: of all files of tensors, and of some others.
 /// \throws AgreedError (alone Error) kBadInput naming the first file that has another digest or a zip entry with another
-/// CRC-32, or the first file of tensors of which neither is known; what Together::step throws.
+/// CRC-32, or the first tensor file with neither; what Together::step throws.
 std::map<std::filesystem::path, Sha256Digest> check_inputs(const Job& job, const RunOptions& options,
                                                            Together& together,
                                                            const std::filesystem::path& against = {});

@@ -58,7 +58,7 @@ std::unique_ptr<FileLock> lock_removable(Storage& storage, EarlierRun& run) {
   return nullptr;
 }
 
-/// Makes the lock file of a run that was killed before it had one, or whose lock somebody has moved away. A run that
+/// Makes the lock file of a run that was killed before it had one, or whose lock was moved away. A run that
 /// lives has one wherever the file system has locks, but not while it swaps outputs: then it is in kUnusedFolder.
 void make_missing_lock(Storage& storage, const fs::path& root) {
   try {

@@ -407,7 +407,7 @@ RunResult JobRun::publish(ShareReport report) {
   result.written_bytes += job_.output_bytes();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   staging_.reset();  // what was replaced goes away with it
-  // Else a job that is killed and begun anew in a loop fills the disk with what none of its runs can use.
+  // Else a job that is killed and started again in a loop fills the disk with what none of its runs can use.
   if (options_.resume)
     for (std::string& text : clean_after_resume(*options_.storage, job_)) result.notes.push_back(std::move(text));
   return result;

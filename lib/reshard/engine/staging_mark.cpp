@@ -65,7 +65,7 @@ class Walk {
   }
 
  private:
-  /// The lock file is empty: one that is not is somebody's.
+  /// This program's lock files are empty.
   bool is_own_file(const fs::path& path, const DirectoryEntry& entry) const {
     if (entry.kind != FileKind::kFile || entry.is_link) return false;
     if (entry.name == kLockFile) return storage_.size_bytes(root_ / path) == 0;

@@ -9,8 +9,8 @@
 
 namespace reshard {
 
-/// A file of a staging directory (publish.h) that tells it from one that somebody else gave such a name. The lock file is
-/// another and empty, so that nothing is lost with it.
+/// A file in a staging directory (publish.h), from which it is known as one of this program. The lock file is another and
+/// empty, so that nothing is lost with it.
 inline constexpr std::string_view kMarkFile = ".mark";
 
 /// The text of kMarkFile: that this program made the directory, and the paths of all outputs of the job.

@@ -220,7 +220,7 @@ std::string IndexedFiles::hint() const {
   constexpr const char* kMove = "move the index away: the files are read without it, and convert writes a new one";
   const char* const repair = is_needed ? "correct its \"weight_map\"" : kMove;
   if (found == 0)
-    return fmt::format("{} none of the {} tensors that the index lists, which is of another model; {}", contain,
+    return fmt::format("{} none of the {} tensors in the index, which belongs to another model; {}", contain,
                        index.weight_map.size(), repair);
   if (absent.empty())
     return fmt::format("{} all {} tensors that the index lists, which is outdated; {}", contain, found, repair);

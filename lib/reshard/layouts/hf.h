@@ -20,7 +20,7 @@ namespace reshard {
 /// nothing if neither is.
 std::optional<Format> hf_format(Files& files, const std::filesystem::path& directory);
 
-/// What an index says beside the places of tensors, or that it is missing.
+/// Contents of an index other than the places of tensors; notes if it is missing.
 struct HfIndexReport {
   std::string metadata;               // HfIndex::metadata
   std::vector<std::string> notes;     // what is odd but harmless, whole sentences
@@ -28,7 +28,7 @@ struct HfIndexReport {
 };
 
 /// The files of the Hugging Face checkpoint in `directory`, each read and validated, and together held against the
-/// index: every named file exists and holds the tensors said to be in it, and no others. Without an index, numbered
+/// index: every named file exists and contains the tensors listed for it, and no others. Without an index, numbered
 /// files must be a complete set. `warnings` get what is odd but harmless.
 /// \param report  If given, is filled from the index and with a note if numbered files have none.
 /// \throws Error kBadInput; kUnsupported.

@@ -65,7 +65,7 @@ void validate_no_outside_links(Files& files, const Checkpoint& checkpoint) {
       throw Error(ErrorKind::kBadInput,
                   "is a link to outside of the checkpoint, to " + printable(files.resolve(file.path).string()))
           .in(file.path)
-          .hint("put the file itself in the place of the link, or give the directory that it leads to");
+          .hint("replace the link by the file itself, or give the directory that it leads to");
     }
 }
 

@@ -8,15 +8,15 @@
 
 namespace reshard {
 
-/// Where the files of a model may be. A checkpoint that somebody else made may contain links to any file of whoever
-/// converts it, whose content would then be in the output.
+/// Where the files of a model may be. A checkpoint from a stranger may contain links to any file of the user, whose
+/// content would then be in the output.
 class ModelBounds {
  public:
   /// \param paths  directories of the model, or files that the user named; empty ones are skipped.
   /// \throws Error kIo.
   ModelBounds(Files& files, const std::vector<std::filesystem::path>& paths);
 
-  /// Whether what `path` stands for, links resolved, is one of the paths or lies inside, or is a blob of the hub's cache
+  /// Whether `path`, links resolved, is one of the paths or inside one, or is a blob of the hub's cache
   /// (models--ORG--NAME/snapshots/COMMIT/FILE is a link to models--ORG--NAME/blobs/DIGEST).
   /// \throws Error kIo.
   bool hold(const std::filesystem::path& path) const;

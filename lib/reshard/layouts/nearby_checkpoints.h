@@ -8,7 +8,7 @@
 
 namespace reshard {
 
-/// The only file in `directory` that may contain all of a model, by its name; std::nullopt if there are none or several.
+/// The only file in `directory` that may contain all of a model, by its name; std::nullopt unless it is exactly one.
 std::optional<std::string> only_weights_file(Files& files, const std::filesystem::path& directory);
 
 /// What to give instead of `directory`, which is no checkpoint itself: the folders in it that hold one, else its only

@@ -315,7 +315,7 @@ void read_all_files(Files& files, const Listing& listing, std::optional<Containe
   }
 }
 
-/// Where nothing but the model says what the tensors are, their names have to be the model's.
+/// Without metadata or a record, the model identifies the tensors by their names.
 void take_out_wrappers(ShardedCheckpoint& checkpoint) {
   for (std::vector<Container>& stage : checkpoint.files)
     for (Container& file : stage) reshard::take_out_wrappers({&file, 1}, checkpoint.warnings);

@@ -395,7 +395,7 @@ std::vector<PartitionRule> rules_of_stage(const ShardedCheckpoint& checkpoint, s
 
 namespace {
 
-/// Makes what the rules have as a replica of another parameter one of its own. Gives each parameter that may be tied, on
+/// Makes parameters that the rules list as replicas of others independent. Gives each parameter that may be tied, on
 /// stages that do not list it, the partition of its source.
 void add_tied_rules(std::vector<std::vector<PartitionRule>>& rules, const std::vector<TiedParameter>& tied) {
   for (const TiedParameter& parameter : tied) {

@@ -51,7 +51,7 @@ std::string without_wrappers(std::string_view name, const StateNames& names);
 
 /// Takes out of the names in `containers`, the files of one state dict, what wrappers of modules leave in them:
 /// "_orig_mod." anywhere, "module." in front of all. Leaves out `_extra_state`, which modules of TransformerEngine save
-/// beside their weights. Adds notes on both to `notes`, unless it is there already.
+/// with their weights. Adds a note on each to `notes`, unless `notes` has it already.
 /// \throws Error kBadInput, naming the tensor, if two tensors of a file would have one name.
 void take_out_wrappers(std::span<Container> containers, std::vector<std::string>& notes);
 

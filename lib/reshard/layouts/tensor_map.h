@@ -76,7 +76,7 @@ struct TensorFile {
   std::optional<FileStamp> stamp;               // of a source: the state of it that the map is about
   /// Of a source: this range of the file is compressed; all offsets and `size_bytes` are in what it decodes to.
   std::optional<ZstdFrame> frame;
-  /// Of a source: the ranges of the file that are zip archives by themselves; empty if only the whole file can be one.
+  /// A source's: ranges of the file that are zip archives; empty if only the whole file can be one.
   struct Archive {
     std::uint64_t offset_bytes = 0;
     std::uint64_t size_bytes = 0;

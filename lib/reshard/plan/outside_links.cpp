@@ -26,7 +26,7 @@ Error outside(Files& files, const fs::path& link) {
   return std::move(
       Error(ErrorKind::kBadInput, "is a link to outside of the model, to " + printable(files.resolve(link).string()))
           .in(link)
-          .hint("put the file itself in the place of the link, or name it with `config`"));
+          .hint("replace the link by the file itself, or name it with `config`"));
 }
 
 }  // namespace

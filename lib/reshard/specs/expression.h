@@ -15,7 +15,7 @@ namespace reshard {
 /// What an expression is worth: null, a switch, a whole number, or some other value of config.json (borrowed).
 using ConfigValue = std::variant<std::monostate, bool, std::uint64_t, const Json*>;
 
-/// The value of `key` in `config`, "a.b" for a key of an object in it. Returns nullptr if there is none.
+/// The value of `key` in `config`, "a.b" for a key of an object in it. Returns nullptr if the key is absent.
 const Json* find_key(const Json& config, const std::string& key);
 
 /// A size or a condition over the keys of config.json, as families are written in: "num_attention_heads * head_dim",

@@ -414,7 +414,7 @@ class DerivedPointers {
   }
 
   const Json& derived_;
-  std::vector<std::optional<std::size_t>> modules_;  // of the resolved family, where the derived one has them
+  std::vector<std::optional<std::size_t>> modules_;  // [i]: index in the derived family of the resolved one's module i
 };
 
 void read_modules(const SpecObject& object, const DescriptionFile& file, Family& family) {

@@ -22,7 +22,7 @@ struct ModelConfig {
   std::filesystem::path path;
   std::shared_ptr<const Json> json;  // an object
   std::string model_type;            // empty where config.json has none
-  /// Of a model inside a larger one: what each level of config.json says of tied embeddings, the outermost first.
+  /// The levels of a larger model's config.json that say whether embeddings are tied, the outermost first.
   std::vector<std::pair<std::string, bool>> ties{};
 };
 

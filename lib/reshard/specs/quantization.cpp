@@ -225,7 +225,7 @@ bool is_mlx(const Json& quantization) {
          !quantization.contains("quant_method");
 }
 
-/// The quantization_config, which older versions of mlx-lm call "quantization"; nullptr if there is none.
+/// The quantization_config, which older versions of mlx-lm call "quantization"; nullptr if it is absent.
 const Json* quantization_in(const Json& config) {
   if (const auto found = config.find("quantization_config"); found != config.end()) return &*found;
   const auto found = config.find("quantization");

@@ -17,8 +17,8 @@ struct ValueSummary {
   std::uint64_t inf_count = 0;
   double min = std::numeric_limits<double>::infinity();  // of the values that are numbers; infinities count
   double max = -std::numeric_limits<double>::infinity();
-  double finite_sum = 0;  // of the finite values that are below kHugeValue in magnitude
-  double huge_sum = 0;    // of those that are not, times kHugeScale: no count of them overflows it
+  double finite_sum = 0;  // the sum of finite values below kHugeValue in magnitude
+  double huge_sum = 0;    // the sum of the others times kHugeScale, so that it never overflows
   std::uint64_t finite_count = 0;
 
   static constexpr double kHugeValue = 0x1p900;
@@ -26,7 +26,7 @@ struct ValueSummary {
 
   /// Adds the summary of the values that come after these.
   void append(const ValueSummary& next);
-  /// Mean of the finite values: finite, too. NaN if there are none.
+  /// Mean of the finite values, which is finite; NaN without any.
   double mean() const;
 };
 
