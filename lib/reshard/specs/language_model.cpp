@@ -76,8 +76,9 @@ std::vector<std::string> prefixes_before(const std::string& suffix, const std::u
   return prefixes;
 }
 
-/// The prefix under which `names` have most of the modules of the family's first layer; empty list where there is none,
-/// or none that has more than all others. Vision towers have a few of them, too.
+/// The prefix under which `names` have modules of the family's first layer: `base`, or else that with most of them.
+/// Returns an empty list if several have as many, or none has any. Vision towers and layers of multi-token prediction
+/// have a few of them, too.
 std::vector<std::string> prefix_of_layers(const Family& family, const std::string& base,
                                           const std::unordered_set<std::string_view>& names) {
   std::unordered_set<std::string_view> first_layer;
@@ -92,6 +93,7 @@ std::vector<std::string> prefix_of_layers(const Family& family, const std::strin
          prefixes_before(module.parameter.empty() ? name : name + "." + module.parameter, first_layer))
       ++counts[prefix];
   }
+  if (counts.count(base) > 0) return {base};
   std::size_t most = 0;
   std::vector<std::string> found;
   for (const auto& [prefix, count] : counts) {
