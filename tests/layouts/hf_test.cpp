@@ -1,5 +1,3 @@
-#include "reshard/layouts/hf.h"
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -7,6 +5,7 @@
 #include "reshard/io/memory_files.h"
 #include "reshard/io/text_file.h"
 #include "reshard/layouts/checkpoint.h"
+#include "reshard/layouts/hf_files.h"
 #include "reshard/layouts/layout.h"
 #include "support/catch.h"
 #include "support/errors.h"

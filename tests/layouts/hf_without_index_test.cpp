@@ -5,6 +5,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/checkpoint.h"
 #include "reshard/layouts/hf.h"
+#include "reshard/layouts/hf_files.h"
 #include "reshard/layouts/layout.h"
 #include "support/catch.h"
 #include "support/errors.h"

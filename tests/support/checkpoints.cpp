@@ -6,7 +6,7 @@
 #include "reshard/formats/hf_index.h"
 #include "reshard/formats/read_container.h"
 #include "reshard/formats/zip.h"
-#include "reshard/layouts/hf.h"
+#include "reshard/layouts/hf_files.h"
 #include "reshard/layouts/rank_layout.h"
 #include "support/catch.h"
 #include "support/layouts.h"

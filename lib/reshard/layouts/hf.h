@@ -1,13 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "reshard/formats/container.h"
 #include "reshard/formats/format.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/io/files.h"
@@ -15,25 +12,6 @@
 #include "reshard/layouts/tensor_map.h"
 
 namespace reshard {
-
-/// The format of the weights in a Hugging Face directory: safetensors where both are there, as transformers has it;
-/// nothing if neither is.
-std::optional<Format> hf_format(Files& files, const std::filesystem::path& directory);
-
-/// Contents of an index other than the places of tensors; notes if it is missing.
-struct HfIndexReport {
-  std::string metadata;               // HfIndex::metadata
-  std::vector<std::string> notes;     // what is odd but harmless, whole sentences
-  std::vector<std::string> unlisted;  // files with names of weights that it does not list
-};
-
-/// The files of the Hugging Face checkpoint in `directory`, each read and validated, and together held against the
-/// index: every named file exists and contains the tensors listed for it, and no others. Without an index, numbered
-/// files must be a complete set. `warnings` get what is odd but harmless.
-/// \param report  If given, is filled from the index and with a note if numbered files have none.
-/// \throws Error kBadInput; kUnsupported.
-std::vector<Container> read_hf_checkpoint(Files& files, const std::filesystem::path& directory,
-                                          HfIndexReport* report = nullptr);
 
 /// Of layouts that spread tensors over files by size.
 inline constexpr LayoutOption kMaxShardSize{

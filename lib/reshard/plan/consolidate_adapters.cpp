@@ -4,7 +4,6 @@
 #include "reshard/base/error.h"
 #include "reshard/base/paths.h"
 #include "reshard/base/strings.h"
-#include "reshard/layouts/hf.h"
 #include "reshard/layouts/target_file.h"
 #include "reshard/plan/adapters.h"
 #include "reshard/plan/target.h"

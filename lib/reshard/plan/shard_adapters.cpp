@@ -11,7 +11,7 @@
 #include "reshard/base/strings.h"
 #include "reshard/formats/hf_index.h"
 #include "reshard/layouts/adapter_target.h"
-#include "reshard/layouts/hf.h"
+#include "reshard/layouts/hf_files.h"
 #include "reshard/layouts/planned_model.h"
 #include "reshard/layouts/whole_map.h"
 #include "reshard/plan/adapters.h"

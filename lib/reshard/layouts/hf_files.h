@@ -1,0 +1,49 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reshard/formats/container.h"
+#include "reshard/formats/format.h"
+#include "reshard/formats/hf_index.h"
+#include "reshard/io/files.h"
+
+/// Which files of a Hugging Face directory make up its model: one file, those of an index, or a numbered set.
+namespace reshard {
+
+/// The names that one program gives the files of a model.
+struct WholeNames {
+  Format format;
+  std::string whole;  // name of a model in one file
+  std::string index() const { return whole + kIndexEnding; }
+};
+
+/// The names of the files in `directory`, by Transformers or diffusers, safetensors first; std::nullopt if there are
+/// none. Numbered files count only if there is neither a whole file nor an index.
+std::optional<WholeNames> hf_names_in(Files& files, const std::filesystem::path& directory);
+
+/// Whether there is any file of weights, and not an index alone, as other systems copy it beside files of their own.
+bool holds_weights(Files& files, const std::filesystem::path& directory, const WholeNames& names_of);
+
+/// The format of the weights in a Hugging Face directory: safetensors where both are there, as transformers has it;
+/// nothing if neither is.
+std::optional<Format> hf_format(Files& files, const std::filesystem::path& directory);
+
+/// Contents of an index other than the places of tensors; notes if it is missing.
+struct HfIndexReport {
+  std::string metadata;               // HfIndex::metadata
+  std::vector<std::string> notes;     // what is odd but harmless, whole sentences
+  std::vector<std::string> unlisted;  // files with names of weights that it does not list
+};
+
+/// The files of the Hugging Face checkpoint in `directory`, each read and validated, and together held against the
+/// index: every named file exists and contains the tensors listed for it, and no others. Without an index, numbered
+/// files must be a complete set. `warnings` get what is odd but harmless.
+/// \param report  If given, is filled from the index and with a note if numbered files have none.
+/// \throws Error kBadInput; kUnsupported.
+std::vector<Container> read_hf_checkpoint(Files& files, const std::filesystem::path& directory,
+                                          HfIndexReport* report = nullptr);
+
+}  // namespace reshard
