@@ -12,6 +12,7 @@
 #include "reshard/engine/parallel.h"
 #include "reshard/engine/proof.h"
 #include "reshard/engine/run_fingerprint.h"
+#include "reshard/engine/staging_mark.h"
 #include "reshard/engine/together.h"
 #include "reshard/formats/manifest.h"
 #include "reshard/layouts/target_file.h"

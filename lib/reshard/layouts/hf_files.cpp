@@ -98,6 +98,7 @@ std::vector<Container> read_numbered(Files& files, const fs::path& directory, co
   if (sets.empty()) throw no_weights(files, directory);  // deleted since they were recognised
   if (sets.size() > 1) {
     std::vector<std::uint64_t> counts;
+    counts.reserve(sets.size());
     for (const NumberedFiles& set : sets) counts.push_back(set.count);
     throw Error(ErrorKind::kBadInput, fmt::format("contains weight files of several numbered sets, of {} files, and no "
                                                   "{}",
