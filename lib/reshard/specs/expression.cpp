@@ -299,7 +299,7 @@ class Evaluator {
   /// Returns a key of an item that is an object; null if the item or the key is absent.
   ConfigValue field(const Node& node) {
     const ConfigValue of_item = item(node.operands.front());
-    if (std::holds_alternative<std::monostate>(of_item)) return {};
+    if (std::holds_alternative<std::monostate>(of_item)) return of_item;
     const Json* const* object = std::get_if<const Json*>(&of_item);
     if (!object || !(*object)->is_object()) fail_kind(node.operands.front(), of_item, "an object");
     const Json* found = find_key(**object, node.word);

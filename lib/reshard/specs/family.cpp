@@ -62,21 +62,40 @@ std::vector<std::string> known_model_types() {
   return names;
 }
 
+namespace {
+
+/// What a built-in family's file says of another one.
+struct Likeness {
+  std::string like;             // the family it is made from; empty for none
+  bool is_second_name = false;  // and nothing else is said
+};
+
+/// By model_type.
+const std::map<std::string, Likeness, std::less<>>& likenesses() {
+  static const std::map<std::string, Likeness, std::less<>> kOfFamilies = [] {
+    std::map<std::string, Likeness, std::less<>> all;
+    for (const BuiltinFile& file : kBuiltinFamilies) {
+      const Json json = Json::parse(file.json);
+      Likeness& likeness = all[fs::path(file.name).stem()];
+      if (!json.contains("like")) continue;
+      likeness = {json.at("like").get<std::string>(), json.size() == 2};
+    }
+    return all;
+  }();
+  return kOfFamilies;
+}
+
+}  // namespace
+
 bool is_second_name(std::string_view model_type) {
-  for (const BuiltinFile& file : kBuiltinFamilies) {
-    if (fs::path(file.name).stem() != model_type) continue;
-    const Json json = Json::parse(file.json);
-    return json.size() == 2 && json.contains("like");
-  }
-  return false;
+  const auto known = likenesses().find(model_type);
+  return known != likenesses().end() && known->second.is_second_name;
 }
 
 std::map<std::string, std::size_t> families_like() {
   std::map<std::string, std::size_t> counts;
-  for (const BuiltinFile& file : kBuiltinFamilies) {
-    const Json json = Json::parse(file.json);
-    if (json.contains("like")) ++counts[json.at("like").get<std::string>()];
-  }
+  for (const auto& [model_type, likeness] : likenesses())
+    if (!likeness.like.empty()) ++counts[likeness.like];
   return counts;
 }
 
